@@ -1,0 +1,166 @@
+"""The resolved job: one frozen value that every service reads from its ConfigMap file `job.json`.
+
+`coxswain.api.resolve` makes it from the custom resources (defaults applied, references followed, decimal strings parsed);
+services never see the resources themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+
+class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """An S3 server. Empty url: the provider's own. `secret` names a mounted Secret with AWS_* keys; empty: boto3's chain."""
+
+    url: str = ""
+    region: str = ""
+    secret: str = ""
+
+
+class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`bytes`: ids 0-255 and EOS 256. `file`: a Hugging Face tokenizer.json at `uri`; `eos` is its end-of-text token."""
+
+    kind: Literal["bytes", "file"]
+    uri: str = ""
+    eos: str = ""
+
+
+class SourceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One source as the mix uses it."""
+
+    name: str  # in the mix; keys and digests use this one
+    source: str  # the DataSource's name
+    uri: str
+    format: Literal["Parquet", "Jsonl", "Text", "Tar", "TokenBin"]
+    include: str  # glob relative to uri
+    text_field: str
+    tokenizer: TokenizerConfig
+    endpoint: EndpointConfig = EndpointConfig()
+    weight: int
+    max_passes: int = 0  # 0 = no limit
+    max_rejected: int = 0  # samples that may fail to decode before the source is refused
+
+
+class PhaseConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """From this step (or token count) on, these weights (by source name in the mix; absent = 0)."""
+
+    from_step: int = -1  # -1: from_tokens counts
+    from_tokens: int = -1
+    weights: dict[str, int]
+
+
+class MixConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Sources sorted by name."""
+
+    name: str
+    seed: int
+    sources: tuple[SourceConfig, ...]
+    phases: tuple[PhaseConfig, ...] = ()
+    long_sequences: Literal["Split", "Truncate", "Drop"] = "Split"
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoder of the Llama family. `vocabulary` 0: the tokenizer's size, rounded up to 64."""
+
+    preset: str = ""
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    vocabulary: int = 0
+    rope_theta: float = 10000.0
+    norm_epsilon: float = 1e-5
+    tied_head: bool = False
+    init_from: str = ""  # uri of safetensors in Hugging Face's layout
+
+
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    mode: Literal["Fixed", "Auto"] = "Fixed"
+    tensor: int = 1
+    pipeline: int = 1
+    tokens_per_replica: int = 8192
+    max_degree: int = 64
+    balance: str = "Makespan"
+    attention: Literal["Ring", "Ulysses", "Auto"] = "Ring"
+    offload: Literal["Auto", "Off"] = "Off"
+    hardware: str = "cpu"  # constants file of the cost model
+
+
+class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
+    tokens_per_step: int
+    max_sequence_tokens: int
+
+
+class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    learning_rate: float
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    gradient_clip: float = 0.0  # 0 = off
+    schedule: Literal["Cosine", "Constant"] = "Cosine"
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    minimum_ratio: float = 0.1  # of the peak rate, at the end of the cosine
+
+
+class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
+    uri: str
+    endpoint: EndpointConfig = EndpointConfig()
+    every_steps: int = 100
+    keep_last: int = 3
+    keep_every: int = 0
+    resume: Literal["Auto", "Never"] = "Auto"
+
+
+class StragglerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    action: Literal["None", "Warn", "Rebalance", "Migrate", "ReplaceNode"] = "None"
+    threshold_percent: int = 10
+    window_steps: int = 3
+
+
+class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a service of the job has to know beforehand."""
+
+    name: str
+    namespace: str
+    uid: str
+    seed: int
+    model: ModelConfig
+    mix: MixConfig
+    parallelism: ParallelConfig
+    batch: BatchConfig
+    optimizer: OptimizerConfig
+    stop_steps: int = 0  # exactly one of the two is > 0
+    stop_tokens: int = 0
+    trainers: int
+    devices_per_trainer: int
+    min_trainers: int
+    loaders: int  # that the job starts with
+    prefetch_steps: int = 2
+    checkpoint: CheckpointConfig
+    stragglers: StragglerConfig = StragglerConfig()
+
+    @property
+    def total_steps(self) -> int:
+        """What the cosine runs over: stop.steps, or ceil(stop.tokens / tokensPerStep)."""
+        return self.stop_steps or -(-self.stop_tokens // self.batch.tokens_per_step)
+
+    def stream_hash(self) -> str:
+        """Names everything that membership depends on but the index contents and the phases; a checkpoint of another stream is foreign."""
+        mix = msgspec.structs.replace(self.mix, phases=())
+        sources = tuple(msgspec.structs.replace(s, weight=0, endpoint=EndpointConfig(), max_passes=0) for s in mix.sources)
+        what = (msgspec.structs.replace(mix, sources=sources, name=""), self.batch)
+        return hashlib.sha256(msgspec.json.encode(what)).hexdigest()
+
+    def model_hash(self) -> str:
+        what = msgspec.structs.replace(self.model, preset="", init_from="")
+        return hashlib.sha256(msgspec.json.encode(what)).hexdigest()
+
+
+def load_job(path: Path) -> JobConfig:
+    return msgspec.json.decode(path.read_bytes(), type=JobConfig)

@@ -1,0 +1,12 @@
+"""Exit codes of every service and what they mean to the operator (design 02)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    DONE = 0
+    RETRYABLE = 1
+    USER_FAULT = 2
+    STOPPED = 3  # asked to stop, and everything that had to be saved is saved

@@ -1,0 +1,56 @@
+"""The block index: per block, where every readable sample is and how many tokens it has. Loaders write it, membership reads it.
+
+Stored as one object per block, `index/<key>.npz`, content-keyed, so that every job over the same data reuses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+
+class BlockEntry(msgspec.Struct, frozen=True, order=True):
+    """One block of a source: a Parquet row group, or a byte range or whole object of a text file."""
+
+    path: str  # of the object, relative to the source's uri; sources sort by (path, ordinal)
+    ordinal: int  # row group, or range, within the object
+    offset: int  # first byte; 0 for row groups
+    size: int  # bytes of the range, or of the whole object for row groups
+    object_size: int
+    etag: str  # of the object: content identity; changed content is refused by name
+    samples: int = 0  # readable samples; known once indexed
+    rejected: int = 0  # samples that do not decode, hence are not in the index
+    tokens: int = 0
+    key: str = ""  # of its index object
+
+
+class BlockIndex(msgspec.Struct, frozen=True):
+    """Per readable sample of a block: `at` (int64: its row in the row group, or its byte offset in the block), `lengths` (uint32 tokens, EOS included)."""
+
+    at: NDArray[np.int64]
+    lengths: NDArray[np.uint32]
+
+
+def block_key(entry: BlockEntry, tokenizer: str, format_key: str) -> str:
+    """Names a block's content under a tokenizer (`tokenizer` is its hash) and the way it is read (format, text field)."""
+    what = (entry.path, entry.ordinal, entry.offset, entry.size, entry.object_size, entry.etag, tokenizer, format_key, 1)
+    return hashlib.sha256(msgspec.json.encode(what)).hexdigest()
+
+
+def object_key(key: str) -> str:
+    return f"index/{key[:2]}/{key}.npz"
+
+
+def encode(index: BlockIndex) -> bytes:
+    out = io.BytesIO()
+    np.savez_compressed(out, at=index.at.astype("<i8"), lengths=index.lengths.astype("<u4"))
+    return out.getvalue()
+
+
+def decode(data: bytes) -> BlockIndex:
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return BlockIndex(at=arrays["at"], lengths=arrays["lengths"])

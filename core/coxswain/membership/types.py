@@ -1,0 +1,70 @@
+"""The values of membership: which sequences a step contains. Never knows ranks, loaders, layouts or speeds."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Sequence(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [start, stop) of sample `index` of a source in pass `turn`. The unit of attention.
+
+    `length` is the whole sample's token count, EOS included; `stop < length` means that the next token exists and serves as
+    the last label.
+    """
+
+    source: str  # its name in the mix
+    turn: int  # the pass over the source, from 0
+    index: int  # of the sample, within the source's index
+    start: int
+    stop: int
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def labels(self) -> int:
+        """Valid labels: a split piece carries the next token as its last label, a sample's end has none."""
+        return self.tokens if self.stop < self.length else self.tokens - 1
+
+
+class SourceCursor(msgspec.Struct, frozen=True):
+    """How far one source of the mix has been drawn."""
+
+    name: str
+    turn: int = 0  # current pass
+    drawn: int = 0  # samples drawn in the current pass
+    tokens: int = 0  # tokens drawn since the current phase of the mix began
+    total_tokens: int = 0  # tokens drawn in all
+    total_samples: int = 0
+    piece: int = 0  # start of the next piece of the sample at hand; 0 = none is pending
+    piece_index: int = -1  # that sample's index; -1 = none
+    exhausted: bool = False  # reached maxPasses and left the mix
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """All that membership recurs on. `step` is the next step, `offset` the tokens of the mixed stream so far."""
+
+    step: int
+    offset: int
+    phase: int  # index of the mix phase in force
+    sources: tuple[SourceCursor, ...]
+
+
+class Membership(msgspec.Struct, frozen=True):
+    """One step's sequences in stream order."""
+
+    step: int
+    sequences: tuple[Sequence, ...]
+    cursor: Cursor  # before this step
+    exhausted: bool = False  # the data ended within this step: it is the last, and may be short
+
+    @property
+    def tokens(self) -> int:
+        return sum(s.tokens for s in self.sequences)
+
+    @property
+    def labels(self) -> int:
+        """Valid labels of the whole step: what the loss is divided by."""
+        return sum(s.labels for s in self.sequences)

@@ -1,0 +1,52 @@
+"""Every Prometheus metric of the project, in one table. `docs/metrics.md` is generated from it; services build theirs from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: `service` exports it; units are in the name."""
+
+    service: str
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
+
+METRICS: tuple[Metric, ...] = (
+    Metric("coordinator", "coxswain_step", "gauge", "Last completed step."),
+    Metric("coordinator", "coxswain_tokens_total", "counter", "Tokens trained on.", ("source",)),
+    Metric("coordinator", "coxswain_loss", "gauge", "Loss of the last completed step."),
+    Metric("coordinator", "coxswain_step_seconds", "histogram", "Wall time of a step.", (), _SECONDS),
+    Metric("coordinator", "coxswain_idle_fraction", "gauge", "Measured share of device time without compute in the last step."),
+    Metric("coordinator", "coxswain_makespan_over_bound", "gauge", "Planned makespan of the last step over its lower bound."),
+    Metric("coordinator", "coxswain_planner_seconds", "histogram", "Time to place one step.", (), _SECONDS),
+    Metric("coordinator", "coxswain_world_generation", "gauge", "Current world generation."),
+    Metric("coordinator", "coxswain_committed_step", "gauge", "Last step committed in the plan log."),
+    Metric("coordinator", "coxswain_checkpoint_step", "gauge", "Step of the last complete checkpoint."),
+    Metric("coordinator", "coxswain_checkpoint_seconds", "histogram", "From the step boundary to the manifest.", (), _SECONDS),
+    Metric("coordinator", "coxswain_worker_exits_total", "counter", "Workers that ended.", ("trainer", "exit_code")),
+    Metric("loader", "coxswain_loader_samples_total", "counter", "Samples tokenised.", ("source",)),
+    Metric("loader", "coxswain_loader_tokens_served_total", "counter", "Tokens served over Flight.", ("source",)),
+    Metric("loader", "coxswain_loader_open_objects", "gauge", "Objects held open."),
+    Metric("loader", "coxswain_loader_cache_bytes", "gauge", "Bytes of samples whose pieces are in flight."),
+    Metric("loader", "coxswain_loader_request_seconds", "histogram", "One slice request.", (), _SECONDS),
+    Metric("constructor", "coxswain_constructor_ready_steps", "gauge", "Steps assembled ahead of the workers."),
+    Metric("constructor", "coxswain_constructor_assembly_seconds", "histogram", "Fetching and assembling one step.", (), _SECONDS),
+    Metric("constructor", "coxswain_constructor_handover_seconds", "histogram", "A worker's request to its memfd.", (), _SECONDS),
+    Metric("constructor", "coxswain_constructor_bytes_total", "counter", "Bytes fetched from loaders.", ("loader",)),
+    Metric("agent", "coxswain_agent_workers", "gauge", "Workers alive."),
+    Metric("agent", "coxswain_agent_worker_restarts_total", "counter", "Workers started after the first time."),
+    Metric("operator", "coxswain_reconcile_total", "counter", "Reconcile passes.", ("result",)),
+    Metric("operator", "coxswain_reconcile_seconds", "histogram", "One reconcile pass.", (), _SECONDS),
+    Metric("operator", "coxswain_restarts_total", "counter", "Pods replaced.", ("role", "counted")),
+)

@@ -1,0 +1,49 @@
+"""Labels, environment variables, ports, condition types and event reasons: every string that two parts must spell alike."""
+
+from __future__ import annotations
+
+GROUP = "coxswain.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+# Labels on every child. Written by the operator's manifests, read by its selectors and by people.
+LABEL_JOB = "coxswain.dev/job"
+LABEL_JOB_UID = "coxswain.dev/job-uid"
+LABEL_ATTEMPT = "coxswain.dev/attempt"
+LABEL_ROLE = "coxswain.dev/role"  # coordinator | loader | trainer
+LABEL_INDEX = "coxswain.dev/index"
+LABEL_INCARNATION = "coxswain.dev/incarnation"
+
+# Environment of every service's container. Written by the operator's manifests, read by coxswain_link.environment.
+ENV_NAME = "COXSWAIN_NAME"  # `trainer-2`, `loader-0`, `coordinator`: stable over incarnations
+ENV_INDEX = "COXSWAIN_INDEX"
+ENV_COORDINATOR = "COXSWAIN_COORDINATOR_URL"
+ENV_JOB_DIR = "COXSWAIN_JOB_DIR"  # holds job.json (ConfigMap)
+ENV_TOKEN_DIR = "COXSWAIN_TOKEN_DIR"  # holds token (Secret)
+ENV_SECRETS_DIR = "COXSWAIN_SECRETS_DIR"  # one folder per endpoint Secret
+ENV_RUN_DIR = "COXSWAIN_RUN_DIR"  # coordinator only: steps.jsonl, events.jsonl, timings.jsonl
+ENV_TERMINATION_LOG = "COXSWAIN_TERMINATION_LOG"
+ENV_POD_NAME = "POD_NAME"
+ENV_POD_IP = "POD_IP"
+ENV_POD_UID = "POD_UID"
+
+# Ports inside a pod. Every pod has its own address, also on one machine.
+PORT_COORDINATOR = 7400  # control, /metrics, the page for people
+PORT_LOADER = 7410  # Arrow Flight
+PORT_LOADER_HTTP = 7411  # /healthz /readyz /metrics
+PORT_CONSTRUCTOR_HTTP = 7421
+PORT_AGENT_HTTP = 7431
+
+CONDITIONS = (
+    "Succeeded", "Validated", "DataReady", "PodsReady", "Progressing", "Degraded", "Suspended", "CheckpointFresh",
+)  # fmt: skip
+
+EVENT_REASONS = (
+    "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "StragglerDetected", "LayoutChanged", "NodeLost",
+    "WorkerRestarted", "CheckpointSaved", "Suspended", "Resumed", "Completed", "Failed",
+)  # fmt: skip
+
+
+def constructor_socket(pod_uid: str) -> str:
+    """Abstract Unix socket of a trainer pod's constructor: containers of a pod share it, and it leaves no file behind."""
+    return f"\0coxswain-constructor-{pod_uid}"

@@ -1,0 +1,64 @@
+"""The values of placement: sequences in, tasks out. Pure data; planners make it, the validator judges it, workers walk it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Slice(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [start, stop) of the sequence at position `sequence` in the step's membership, computed by `replica`."""
+
+    replica: int
+    sequence: int
+    start: int
+    stop: int
+
+
+class Task(msgspec.Struct, frozen=True):
+    """The unit of execution.
+
+    A *pack* has one replica and whole short sequences. A *ring* has D >= 2 replicas in ring order and one sequence in 2D
+    chunks: the i-th replica holds chunks i and 2D-1-i (head and tail), so that causal work is even. Chunks may be uneven by
+    one token and, for very short sequences, empty (then no slice is listed).
+    """
+
+    index: int  # place in the step's one global order
+    kind: Literal["pack", "ring"]
+    replicas: tuple[int, ...]
+    slices: tuple[Slice, ...]
+    seconds: float = 0.0  # planned duration on the cost model, slowest member's speed included
+
+
+class Operation(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of a stage's operation list: run forward ("F") or backward ("B") of a task."""
+
+    kind: Literal["F", "B"]
+    task: int
+
+
+class StageOperations(msgspec.Struct, frozen=True):
+    """What the devices of one stage of one replica run in a step, in this order."""
+
+    replica: int
+    stage: int
+    operations: tuple[Operation, ...]
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where and in which order one step's sequences are computed, and how good that is."""
+
+    balance: str
+    replicas: int
+    capacity: int
+    tasks: tuple[Task, ...]
+    operations: tuple[StageOperations, ...]
+    makespan_seconds: float
+    lower_bound_seconds: float
+    work_seconds: float  # sum over tasks and members of busy time at speed 1
+    idle_fraction: float  # 1 - busy / (replicas x makespan)
+
+    @property
+    def makespan_over_bound(self) -> float:
+        return self.makespan_seconds / self.lower_bound_seconds if self.lower_bound_seconds else 1.0

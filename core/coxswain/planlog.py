@@ -1,0 +1,64 @@
+"""Records and keys of the plan log: create-only, under the checkpoint location. The coordinator writes it, nobody edits it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from coxswain.layout import Layout
+from coxswain.membership.types import Cursor, Membership
+from coxswain.plan.types import Placement
+
+
+class LoaderShare(msgspec.Struct, frozen=True):
+    """Loader `loader` owns the blocks of `source` whose ordinal modulo `shares` is `share`."""
+
+    loader: str
+    source: str  # name in the mix
+    share: int
+    shares: int
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """One world: who computes what from `first_step` on, until the next generation's first step."""
+
+    generation: int
+    author: str  # pod of the coordinator that created it
+    first_step: int
+    layout: Layout
+    trainers: tuple[str, ...]  # pod name of each trainer index
+    loaders: tuple[LoaderShare, ...]
+    checkpoint: str = ""  # key of the manifest from which workers load; empty: initialise from the seed
+
+
+class MembershipSegment(msgspec.Struct, frozen=True):
+    """Consecutive steps' memberships. Never superseded."""
+
+    segment: int
+    phases: str  # JSON of the mix phases in force: the recorded mix history
+    memberships: tuple[Membership, ...]
+    after: Cursor  # behind the last of them
+
+
+class PlacementSegment(msgspec.Struct, frozen=True):
+    """Placements of consecutive steps, valid in one generation."""
+
+    generation: int
+    segment: int
+    first_step: int
+    placements: tuple[Placement, ...]
+
+
+def generation_key(generation: int) -> str:
+    return f"log/generations/{generation:08d}.json.zst"
+
+
+def membership_key(segment: int) -> str:
+    return f"log/membership/{segment:08d}.json.zst"
+
+
+def placement_key(generation: int, segment: int) -> str:
+    return f"log/placements/{generation:08d}/{segment:08d}.json.zst"
+
+
+def manifest_key(step: int) -> str:
+    return f"checkpoints/step-{step:010d}.json"

@@ -1,0 +1,321 @@
+"""Messages between the services of a job: JSON by msgspec over HTTP, under `/v1/`. One struct per body.
+
+Every request carries `Authorization: Bearer <job token>` and, once a world exists, `X-Coxswain-Generation`. An older
+generation is answered 409 (`Stale`), a wrong token 401; refusals are 422 with a `Fault` body.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from coxswain.boxes import Box
+from coxswain.index import BlockEntry
+from coxswain.layout import Layout, Seat
+from coxswain.membership.types import Cursor, Sequence
+from coxswain.plan.types import StageOperations, Task
+from coxswain.planlog import LoaderShare
+
+TOKEN_HEADER = "Authorization"  # noqa: S105
+GENERATION_HEADER = "X-Coxswain-Generation"
+
+Role = Literal["coordinator", "loader", "trainer", "constructor"]
+
+
+class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why something was refused or failed. `reason` is stable CamelCase (conditions, events), `message` is for people."""
+
+    reason: str
+    message: str
+    retryable: bool = False
+    object: str = ""
+
+
+# --- joining the job ------------------------------------------------------------------------------------------------
+
+
+class Register(msgspec.Struct, frozen=True):
+    """POST /v1/register: an agent, loader or constructor says that it is there. Repeated after reconnects; idempotent by `instance`."""
+
+    role: Role
+    name: str  # `loader-0`, `trainer-2`; a constructor carries its trainer's name
+    pod: str
+    instance: str  # random per process start: another one means that the process before is gone
+    host: str  # where others reach it
+    port: int  # Flight port of a loader; 0 where nobody calls
+    devices: int = 0  # an agent's
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """Reply to Register."""
+
+    generation: int  # current, 0 = none yet
+
+
+class World(msgspec.Struct, frozen=True):
+    """GET /v1/world?after=G&wait=SECONDS: the first world newer than G, by long poll (204 when the wait ends first)."""
+
+    generation: int
+    first_step: int
+    layout: Layout
+    seats: tuple[Seat, ...]  # layout.ranks()
+    trainers: tuple[str, ...]  # name per trainer index
+    loaders: tuple[LoaderShare, ...]
+    checkpoint: str = ""  # manifest key, relative to the checkpoint uri; empty: initialise from the seed
+    vocabulary: int = 0  # rows of the embedding: the tokenizer's size rounded up to 64, or the model's own
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """GET /v1/world answers 410 with this once the job has ended: services leave with `exit_code`."""
+
+    exit_code: int
+    reason: str
+    message: str
+
+
+class Rendezvous(msgspec.Struct, frozen=True):
+    """POST by rank 0, GET /v1/rendezvous?generation=G&wait=S by the others: where the workers' store listens."""
+
+    generation: int
+    host: str
+    port: int
+
+
+class LoaderAddress(msgspec.Struct, frozen=True):
+    name: str
+    host: str
+    port: int
+    instance: str
+
+
+class LoaderAddresses(msgspec.Struct, frozen=True):
+    """GET /v1/loaders: current addresses; a constructor asks again when a loader does not answer."""
+
+    loaders: tuple[LoaderAddress, ...]
+
+
+class WorkerExit(msgspec.Struct, frozen=True):
+    """POST /v1/exits by an agent: a worker of generation `generation` ended."""
+
+    generation: int
+    trainer: str
+    device: int
+    rank: int
+    exit_code: int  # negative: killed by that signal
+    fault: Fault | None = None  # what the worker said last
+
+
+# --- the block index ------------------------------------------------------------------------------------------------
+
+
+class Shares(msgspec.Struct, frozen=True):
+    """GET /v1/shares?loader=NAME&wait=S: what this loader owns (204 until every loader has registered)."""
+
+    shares: tuple[LoaderShare, ...]
+
+
+class Indexed(msgspec.Struct, frozen=True):
+    """POST /v1/indexed: this share of a source is indexed, or cannot be (`fault`)."""
+
+    share: LoaderShare
+    blocks: tuple[BlockEntry, ...]
+    tokenizer: str = ""  # hash of the tokenizer
+    vocabulary: int = 0  # its size, EOS included
+    fault: Fault | None = None
+
+
+class SourceBlocks(msgspec.Struct, frozen=True):
+    """GET /v1/blocks?source=NAME&wait=S: all blocks of a source in index order; a sample's index counts through them."""
+
+    source: str
+    blocks: tuple[BlockEntry, ...]
+
+
+# --- steps ----------------------------------------------------------------------------------------------------------
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """Membership and placement of one step: all that constructors and workers need."""
+
+    generation: int
+    step: int
+    sequences: tuple[Sequence, ...]
+    tasks: tuple[Task, ...]
+    operations: tuple[StageOperations, ...]
+    labels: int  # valid tokens of the whole step
+    digest: str  # of the four fields above: workers compare it
+    makespan_seconds: float
+    makespan_over_bound: float
+
+
+class StepPlans(msgspec.Struct, frozen=True):
+    """GET /v1/plans?from=K&wait=S (constructors, ahead of time): committed plans from step K on, at most 8."""
+
+    plans: tuple[StepPlan, ...]
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """GET /v1/steps?step=K&wait=S (workers, when they begin step K): what to do at the boundary before step K, and its plan.
+
+    The same for every rank: `checkpoint`: save the state as of now under step K; `end`: then leave; else run `plan`.
+    """
+
+    step: int
+    checkpoint: bool
+    end: Literal["", "Completed", "Suspended"]
+    plan: StepPlan | None
+
+
+class Served(msgspec.Struct, frozen=True):
+    """POST /v1/served by a constructor: digests of the sequences whose first token it delivered, as the loader served them."""
+
+    generation: int
+    step: int
+    digests: tuple[tuple[int, str], ...]  # (position in the membership, hex SHA-256 of the whole sequence's token ids)
+
+
+class TaskTiming(msgspec.Struct, frozen=True, array_like=True):
+    """One measured operation: seconds since the worker began the step."""
+
+    task: int
+    kind: Literal["F", "B"]
+    start: float
+    stop: float
+    waited: float = 0.0  # within it, for ring peers
+
+
+class StepReport(msgspec.Struct, frozen=True):
+    """POST /v1/reports by each worker after the step's update."""
+
+    generation: int
+    step: int
+    rank: int
+    loss_sum: float  # this rank's tokens
+    delivered: int  # this rank's part of the delivered digest, unsigned 64 bits
+    gradient_norm: float
+    learning_rate: float
+    seconds: float  # whole step
+    compute_seconds: float
+    data_wait_seconds: float
+    reduce_seconds: float
+    timings: tuple[TaskTiming, ...] = ()
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """One content-named safetensors object; tensor `i` of it is `boxes[i]` of kind `kinds[i]` (parameter, exp_avg, exp_avg_sq)."""
+
+    key: str  # shards/<sha256>.safetensors
+    bytes: int
+    boxes: tuple[Box, ...]
+    kinds: tuple[str, ...]
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """POST /v1/saved by a worker: its part of checkpoint `step` is in the store."""
+
+    generation: int
+    step: int
+    rank: int
+    ranks: int
+    shards: tuple[Shard, ...]
+    seconds: float
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """A checkpoint. Created by the coordinator once all ranks have saved; only this advances what counts as consumed."""
+
+    version: int
+    job: str
+    step: int  # steps done; the next one to run
+    attempt_generation: int
+    cursor: Cursor
+    stream_digest: str
+    tokens: int
+    model_hash: str
+    stream_hash: str
+    index_hash: str
+    vocabulary: int
+    shards: tuple[Shard, ...]
+    time: float
+
+
+# --- the operator and people ----------------------------------------------------------------------------------------
+
+
+class SourceReport(msgspec.Struct, frozen=True):
+    name: str
+    source: str
+    documents: int
+    tokens: int
+    p50: int
+    p90: int
+    p99: int
+    max: int
+    rejected: int
+    fingerprint: str
+    drawn_tokens: int = 0
+    weight: int = 0
+
+
+class JobReport(msgspec.Struct, frozen=True):
+    """GET /v1/report: what JobControl tells the operator. Also the coordinator's termination message (without sources)."""
+
+    phase: Literal["Waiting", "Indexing", "Starting", "Running", "Completed", "Suspended", "Failed"]
+    generation: int
+    step: int
+    steps: int
+    tokens: int
+    loss: float | None
+    tokens_per_second: float
+    idle_fraction: float
+    eta_seconds: int
+    layout_hash: str
+    layout_summary: str
+    checkpoint_step: int  # -1: none yet
+    checkpoint_uri: str
+    checkpoint_time: float
+    waiting_for: str  # for people: who waits for whom
+    sources: tuple[SourceReport, ...] = ()
+    events: tuple[JobEvent, ...] = ()  # since the job began, newest last, at most 64
+    fault: Fault | None = None
+    reason: str = ""  # of the end: Completed's reason (StopReached, DataExhausted)
+
+
+class JobEvent(msgspec.Struct, frozen=True):
+    """Something worth an Event: `sequence` grows by one, so that the operator publishes each once."""
+
+    sequence: int
+    time: float
+    reason: str
+    message: str
+    warning: bool = False
+
+
+class StopRequest(msgspec.Struct, frozen=True):
+    """POST /v1/stop: checkpoint at the next step boundary that all workers can still reach, then leave with exit code 3."""
+
+    reason: str
+
+
+class StepLine(msgspec.Struct, frozen=True):
+    """One line of `steps.jsonl` (design 02)."""
+
+    step: int
+    worldGeneration: int  # noqa: N815
+    tokens: int
+    sequences: int
+    loss: float
+    stream_digest: str
+    delivered_digest: str
+    seconds: float
+    idle_fraction: float
+    makespan_over_bound: float
+    gradient_norm: float
+    learning_rate: float
+    tokens_by_source: dict[str, int]
+    data_wait_seconds: float
+    time: float

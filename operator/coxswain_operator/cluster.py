@@ -1,0 +1,85 @@
+"""The two seams of reconcile: `Cluster` (an API server, or this machine) and `JobControl` (a job's coordinator).
+
+Objects are Kubernetes manifests as plain dictionaries on both clusters, so that reconcile cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from coxswain.wire import JobReport
+
+Manifest = dict[str, Any]
+
+
+class AlreadyExists(Exception):  # noqa: N818  the API's own word
+    """Create met an object of that name."""
+
+
+class Conflict(Exception):  # noqa: N818
+    """The status write was based on an older resourceVersion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One watch event."""
+
+    kind: Literal["ADDED", "MODIFIED", "DELETED"]
+    object: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """An Event to publish about a TrainingJob, after the status write. `reason` is stable (coxswain.names.EVENT_REASONS)."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@runtime_checkable
+class Cluster(Protocol):
+    """What reconcile's shell needs of a cluster."""
+
+    async def list(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
+        """All objects of a kind, as of now."""
+        ...
+
+    def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[Change]:
+        """Current objects as ADDED, then changes, for ever."""
+        ...
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """The object as stored. Raises AlreadyExists."""
+        ...
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
+        """Begins deletion (of this uid only, if given). An absent object is no error."""
+        ...
+
+    async def patch_status(self, kind: str, namespace: str, name: str, status: Manifest, resource_version: str) -> Manifest:
+        """Replaces our part of the status; raises Conflict when the object moved on."""
+        ...
+
+    async def publish(self, involved: Manifest, happening: Happening) -> None:
+        """Publishes an event."""
+        ...
+
+
+@runtime_checkable
+class JobControl(Protocol):
+    """What the operator asks of a job's coordinator."""
+
+    async def report(self, job: Manifest) -> JobReport | None:
+        """The coordinator's latest report; None when it cannot be reached."""
+        ...
+
+    async def checkpoint_and_stop(self, job: Manifest, reason: str) -> bool:
+        """Asks for a checkpoint at the next boundary and exit code 3; False when the coordinator cannot be reached."""
+        ...
+
+    async def scale(self, job: Manifest, trainers: int) -> bool:
+        """Tells the coordinator how many trainers to expect."""
+        ...

@@ -299,6 +299,7 @@ class StopRequest(msgspec.Struct, frozen=True):
     """POST /v1/stop: checkpoint at the next step boundary that all workers can still reach, then leave with exit code 3."""
 
     reason: str
+    at_step: int = -1  # not before this step
 
 
 class StepLine(msgspec.Struct, frozen=True):

@@ -151,7 +151,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.stop_steps or -(-self.stop_tokens // self.batch.tokens_per_step)
 
     def stream_hash(self) -> str:
-        """Names everything that membership depends on but the index contents and the phases; a checkpoint of another stream is foreign."""
+        """Names all that membership depends on but index contents and phases: a checkpoint of another stream is foreign."""
         mix = msgspec.structs.replace(self.mix, phases=())
         sources = tuple(msgspec.structs.replace(s, weight=0, endpoint=EndpointConfig(), max_passes=0) for s in mix.sources)
         what = (msgspec.structs.replace(mix, sources=sources, name=""), self.batch)

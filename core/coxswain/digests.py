@@ -1,4 +1,6 @@
-"""The two digests that prove the stream (design 02): `stream_digest` of what was loaded, `delivered_digest` of what was trained on."""
+"""The two digests that prove the stream (design 02): `stream_digest` of what was loaded, `delivered_digest` of what was
+trained on.
+"""
 
 from __future__ import annotations
 

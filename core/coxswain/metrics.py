@@ -41,7 +41,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("loader", "coxswain_loader_cache_bytes", "gauge", "Bytes of samples whose pieces are in flight."),
     Metric("loader", "coxswain_loader_request_seconds", "histogram", "One slice request.", (), _SECONDS),
     Metric("constructor", "coxswain_constructor_ready_steps", "gauge", "Steps assembled ahead of the workers."),
-    Metric("constructor", "coxswain_constructor_assembly_seconds", "histogram", "Fetching and assembling one step.", (), _SECONDS),
+    Metric("constructor", "coxswain_constructor_assembly_seconds", "histogram", "Fetching and assembling a step.", (), _SECONDS),
     Metric("constructor", "coxswain_constructor_handover_seconds", "histogram", "A worker's request to its memfd.", (), _SECONDS),
     Metric("constructor", "coxswain_constructor_bytes_total", "counter", "Bytes fetched from loaders.", ("loader",)),
     Metric("agent", "coxswain_agent_workers", "gauge", "Workers alive."),

@@ -17,7 +17,7 @@ from coxswain.membership.types import Cursor, Sequence
 from coxswain.plan.types import StageOperations, Task
 from coxswain.planlog import LoaderShare
 
-TOKEN_HEADER = "Authorization"  # noqa: S105
+TOKEN_HEADER = "Authorization"
 GENERATION_HEADER = "X-Coxswain-Generation"
 
 Role = Literal["coordinator", "loader", "trainer", "constructor"]
@@ -36,7 +36,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Register(msgspec.Struct, frozen=True):
-    """POST /v1/register: an agent, loader or constructor says that it is there. Repeated after reconnects; idempotent by `instance`."""
+    """POST /v1/register: an agent, loader or constructor is there. Repeated after reconnects; idempotent by `instance`."""
 
     role: Role
     name: str  # `loader-0`, `trainer-2`; a constructor carries its trainer's name
@@ -206,7 +206,7 @@ class StepReport(msgspec.Struct, frozen=True):
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """One content-named safetensors object; tensor `i` of it is `boxes[i]` of kind `kinds[i]` (parameter, exp_avg, exp_avg_sq)."""
+    """A content-named safetensors object; its tensor `i` is `boxes[i]` of kind `kinds[i]` (parameter, exp_avg, exp_avg_sq)."""
 
     key: str  # shards/<sha256>.safetensors
     bytes: int
@@ -306,7 +306,7 @@ class StepLine(msgspec.Struct, frozen=True):
     """One line of `steps.jsonl` (design 02)."""
 
     step: int
-    worldGeneration: int  # noqa: N815
+    worldGeneration: int
     tokens: int
     sequences: int
     loss: float

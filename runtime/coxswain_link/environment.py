@@ -1,0 +1,117 @@
+"""A service's surroundings, read once from the environment (coxswain.names), and the frame in which its main runs."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from coxswain import names
+from coxswain.config import JobConfig, load_job
+from coxswain.errors import Refused, Retryable, Stale
+from coxswain.exits import Exit
+from coxswain.wire import Fault
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Who this process is and where it finds the rest of its job."""
+
+    name: str
+    index: int
+    coordinator_url: str
+    job: JobConfig
+    token: str
+    pod_name: str
+    pod_ip: str
+    pod_uid: str
+    secrets_dir: Path | None = None
+    run_dir: Path | None = None
+    termination_log: Path | None = None
+
+    @staticmethod
+    def detect() -> Environment:
+        """Reads the process environment. Raises Refused, naming every variable that is missing."""
+        required = (names.ENV_NAME, names.ENV_COORDINATOR, names.ENV_JOB_DIR, names.ENV_TOKEN_DIR, names.ENV_POD_IP)
+        missing = [v for v in required if not os.environ.get(v)]
+        if missing:
+            raise Refused(
+                "EnvironmentIncomplete",
+                f"not set: {', '.join(missing)}; services are started by the operator or `cox run`",
+            )
+        env = os.environ
+        return Environment(
+            name=env[names.ENV_NAME],
+            index=int(env.get(names.ENV_INDEX, "0")),
+            coordinator_url=env[names.ENV_COORDINATOR],
+            job=load_job(Path(env[names.ENV_JOB_DIR]) / "job.json"),
+            token=(Path(env[names.ENV_TOKEN_DIR]) / "token").read_text().strip(),
+            pod_name=env.get(names.ENV_POD_NAME, env[names.ENV_NAME]),
+            pod_ip=env[names.ENV_POD_IP],
+            pod_uid=env.get(names.ENV_POD_UID, ""),
+            secrets_dir=_path(names.ENV_SECRETS_DIR),
+            run_dir=_path(names.ENV_RUN_DIR),
+            termination_log=_path(names.ENV_TERMINATION_LOG),
+        )
+
+
+def _path(variable: str) -> Path | None:
+    value = os.environ.get(variable)
+    return Path(value) if value else None
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to kill this process when its parent dies, so that nothing outlives a killed run.
+
+    The signal follows the thread that spawned us: parents spawn from their main thread only.
+    """
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died in between
+        os._exit(Exit.RETRYABLE)
+
+
+def write_fault(path: Path | None, fault: Fault) -> None:
+    """Leaves the last words where the kubelet (or the agent) looks for them."""
+    if path is not None:
+        path.write_bytes(msgspec.json.encode(fault))
+
+
+def run_service(main: Callable[[Environment], int]) -> int:
+    """Runs a service's main and turns its errors into exit codes and a termination message."""
+    _set_up_logging()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks on demand, for stalls
+    die_with_parent()
+    termination_log = _path(names.ENV_TERMINATION_LOG)
+    try:
+        return int(main(Environment.detect()))
+    except Refused as error:
+        log.error("refused (%s): %s", error.reason, error.message)
+        write_fault(termination_log, Fault(error.reason, error.message))
+        return Exit.USER_FAULT
+    except (Retryable, Stale) as error:
+        log.error("%s: %s", type(error).__name__, error)
+        write_fault(termination_log, Fault(type(error).__name__, str(error), retryable=True))
+        return Exit.RETRYABLE
+
+
+def _set_up_logging() -> None:
+    logging.basicConfig(
+        level=os.environ.get("COXSWAIN_LOG_LEVEL", "INFO"),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

@@ -1,0 +1,177 @@
+"""Control calls between services: JSON bodies by msgspec, bearer token, world generation, a deadline on every call.
+
+Client side here, for threads (`Client`) and for event loops (`AsyncClient`); the server side is `coxswain_link.serve`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+import tenacity
+
+from coxswain.errors import CoxswainError, Refused, Retryable, Stale
+from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER, Fault, Finished
+
+T = TypeVar("T")
+
+
+class Ended(CoxswainError):
+    """The job has ended; whoever asked should leave with `finished.exit_code`."""
+
+    def __init__(self, finished: Finished) -> None:
+        super().__init__(f"{finished.reason}: {finished.message}")
+        self.finished = finished
+
+
+class _Again(Exception):
+    """This attempt failed in a way that may pass."""
+
+
+class Client:
+    """Calls one service until the deadline; thread-safe. 204 is None; see `_read` for the errors."""
+
+    def __init__(self, base_url: str, token: str, deadline: float = 30.0) -> None:
+        # trust_env=False: traffic within a job never goes through a proxy.
+        self._http = httpx.Client(base_url=base_url, headers=_headers(token), trust_env=False)
+        self._base_url, self._deadline = base_url, deadline
+
+    def get(
+        self, path: str, type_: type[T], *, generation: int | None = None, deadline: float | None = None, **params: Any
+    ) -> T | None:
+        """GET; keyword arguments are query parameters. A `wait` parameter extends the read time-out."""
+        return self._call("GET", path, None, type_, generation, deadline, params)
+
+    def post(
+        self,
+        path: str,
+        body: Any,
+        type_: type[T] | None = None,
+        *,
+        generation: int | None = None,
+        deadline: float | None = None,
+    ) -> T | None:
+        """POST of a struct. Repeated until the deadline, so receivers are idempotent."""
+        return self._call("POST", path, msgspec.json.encode(body), type_, generation, deadline, {})
+
+    def _call(
+        self, method: str, path: str, content: bytes | None, type_: type[T] | None, generation: int | None,
+        deadline: float | None, params: dict[str, Any],
+    ) -> T | None:  # fmt: skip
+        limit = self._deadline if deadline is None else deadline
+
+        def attempt() -> T | None:
+            try:
+                response = self._http.request(method, path, **_request(content, generation, params, limit))
+            except httpx.TransportError as error:
+                raise _Again(f"{type(error).__name__}: {error}") from error
+            return _read(response, type_)
+
+        try:
+            return tenacity.Retrying(**_policy(limit))(attempt)
+        except _Again as error:
+            raise Retryable(f"{method} {self._base_url}{path} did not succeed within {limit:g} s: {error}") from error
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClient:
+    """The same verbs for an event loop."""
+
+    def __init__(self, base_url: str, token: str, deadline: float = 30.0) -> None:
+        self._http = httpx.AsyncClient(base_url=base_url, headers=_headers(token), trust_env=False)
+        self._base_url, self._deadline = base_url, deadline
+
+    async def get(
+        self, path: str, type_: type[T], *, generation: int | None = None, deadline: float | None = None, **params: Any
+    ) -> T | None:
+        return await self._call("GET", path, None, type_, generation, deadline, params)
+
+    async def post(
+        self,
+        path: str,
+        body: Any,
+        type_: type[T] | None = None,
+        *,
+        generation: int | None = None,
+        deadline: float | None = None,
+    ) -> T | None:
+        return await self._call("POST", path, msgspec.json.encode(body), type_, generation, deadline, {})
+
+    async def _call(
+        self, method: str, path: str, content: bytes | None, type_: type[T] | None, generation: int | None,
+        deadline: float | None, params: dict[str, Any],
+    ) -> T | None:  # fmt: skip
+        limit = self._deadline if deadline is None else deadline
+
+        async def attempt() -> T | None:
+            try:
+                response = await self._http.request(method, path, **_request(content, generation, params, limit))
+            except httpx.TransportError as error:
+                raise _Again(f"{type(error).__name__}: {error}") from error
+            return _read(response, type_)
+
+        try:
+            return await tenacity.AsyncRetrying(**_policy(limit))(attempt)
+        except _Again as error:
+            raise Retryable(f"{method} {self._base_url}{path} did not succeed within {limit:g} s: {error}") from error
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+def _headers(token: str) -> dict[str, str]:
+    return {TOKEN_HEADER: f"Bearer {token}", "Content-Type": "application/json"}
+
+
+def _request(content: bytes | None, generation: int | None, params: dict[str, Any], limit: float) -> dict[str, Any]:
+    """Arguments of one attempt. A long poll may stay silent for its `wait`, hence the longer read time-out."""
+    headers = {} if generation is None else {GENERATION_HEADER: str(generation)}
+    read = min(limit, 10.0) + float(params.get("wait", 0.0))
+    return {
+        "content": content,
+        "headers": headers,
+        "params": params,
+        "timeout": httpx.Timeout(min(limit, 5.0), read=read),
+    }
+
+
+def _policy(limit: float) -> dict[str, Any]:
+    return {
+        "retry": tenacity.retry_if_exception_type(_Again),
+        "stop": tenacity.stop_after_delay(limit),
+        "wait": tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+        "reraise": True,
+    }
+
+
+def _read(response: httpx.Response, type_: type[T] | None) -> T | None:
+    """The reply's body, or the error that its status stands for."""
+    status = response.status_code
+    if status == 204 or (status == 200 and type_ is None):
+        return None
+    if status == 200:
+        return msgspec.json.decode(response.content, type=type_)
+    if status == 401:
+        raise Refused(
+            "TokenRejected",
+            f"{response.url} refused the job's token; restart the pod so that it mounts the current Secret",
+        )
+    if status == 409:
+        raise Stale(response.text)
+    if status == 410:
+        raise Ended(msgspec.json.decode(response.content, type=Finished))
+    if status == 422:
+        fault = msgspec.json.decode(response.content, type=Fault)
+        raise Refused(fault.reason, fault.message)
+    if status >= 500 or status == 429:
+        raise _Again(f"HTTP {status}: {response.text[:200]}")
+    raise Refused("BadRequest", f"{response.url} answered {status}: {response.text[:500]}")

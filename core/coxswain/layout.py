@@ -17,7 +17,7 @@ class Device(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Layers [start, stop) on one tensor-parallel group of devices; the first stage also holds the embedding, the last the head."""
+    """Layers [start, stop) on one tensor-parallel group of devices; the first also holds the embedding, the last the head."""
 
     devices: tuple[Device, ...]
     start: int

@@ -6,15 +6,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
-from obstore.store import LocalStore, S3Config, S3Store
+from obstore.store import LocalStore, S3Store
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused, Retryable
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config
 
 _TIMEOUT = "30s"
 

@@ -1,0 +1,55 @@
+# Everything a person types. State lives in .venv/ and .cache/ of this checkout and nowhere else; interrupted set-up repeats cleanly.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+BIN := .venv/bin
+RUN_DIR ?= runs/stdlib
+CORPUS := runs/corpus
+# One thread a process: workers, not BLAS, share the cores.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help setup run test lint generate test-slow bench binaries clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/.ready  ## make .venv with everything in it (so .venv/bin/cox)
+
+.venv/.ready: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+run: .venv/.ready  ## train the demo job on this machine: real text, rings, a checkpoint, a report (about two minutes)
+	@$(BIN)/python examples/make_corpus.py --output $(CORPUS)
+	@$(BIN)/cox run examples/stdlib.yaml --workdir $(RUN_DIR)
+	@$(BIN)/cox report $(RUN_DIR)
+
+test: lint binaries  ## lint, types, contracts, generated files, and all tests
+	$(BIN)/python -m pytest
+
+lint: .venv/.ready  ## ruff, mypy --strict, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+generate: .venv/.ready  ## write the files that come from the models: crds/, docs/reference/, docs/metrics.md
+	$(BIN)/python -m coxswain.api.generate
+
+binaries: .venv/.ready  ## build etcd, kube-apiserver and an S3 server from Go modules into .cache/ (once, some minutes)
+	$(BIN)/python e2e/tools/build.py etcd kube-apiserver versitygw
+
+test-slow: .venv/.ready binaries  ## the long matrix
+	$(BIN)/python -m pytest -m slow --timeout 1800
+
+bench: .venv/.ready  ## benchmarks: one JSON object and a line of text each
+	$(BIN)/python bench/plan_step.py
+
+clean:  ## remove what make built and what runs left
+	rm -rf .venv .cache runs

@@ -1,0 +1,103 @@
+"""Layouts, boxes and digests: the values everything else stands on."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coxswain import digests
+from coxswain.boxes import Box, intersect, match, whole, window, zero_shard
+from coxswain.layout import Device, uniform_layout
+from coxswain.membership.types import Sequence
+
+DEVICES = [Device(t, d) for t in range(3) for d in range(2)]
+
+
+def test_ranks_count_through_replicas_then_stages_then_tensor_positions():
+    seats = uniform_layout(DEVICES, layers=5, tensor=1, pipeline=2).ranks()
+    assert [(s.rank, s.replica, s.stage) for s in seats] == [
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 1, 0),
+        (3, 1, 1),
+        (4, 2, 0),
+        (5, 2, 1),
+    ]
+    assert [s.device for s in seats] == DEVICES
+
+
+def test_stages_share_the_layers_without_gap_or_overlap():
+    stages = uniform_layout(DEVICES, layers=5, pipeline=3).replicas[0].stages
+    assert [(s.start, s.stop) for s in stages] == [(0, 1), (1, 3), (3, 5)]
+
+
+def test_devices_that_fill_no_replica_stand_by():
+    layout = uniform_layout(DEVICES, layers=4, tensor=4)
+    assert len(layout.replicas) == 1
+    assert layout.standby == tuple(DEVICES[4:])
+
+
+def test_a_layout_names_itself_by_content():
+    assert uniform_layout(DEVICES, 4).digest() == uniform_layout(list(DEVICES), 4).digest()
+    assert uniform_layout(DEVICES, 4).digest() != uniform_layout(DEVICES, 4, pipeline=2).digest()
+
+
+@given(rows=st.integers(1, 40), columns=st.integers(1, 3), owners=st.integers(1, 9))
+def test_zero_shards_cover_a_box_exactly_once(rows, columns, owners):
+    box = Box("w", (7, 0), (rows, columns))
+    shards = [s for o in range(owners) if (s := zero_shard(box, owners, o))]
+    assert sum(s.elements for s in shards) == box.elements
+    assert all(intersect(a, b) is None for a in shards for b in shards if a != b)
+    assert all(intersect(s, box) == s for s in shards)
+
+
+@given(rows=st.integers(1, 30), old=st.integers(1, 7), new=st.integers(1, 7))
+def test_any_sharding_is_filled_from_any_other(rows, old, new):
+    full = np.arange(rows * 2).reshape(rows, 2)
+    box = whole("w", (rows, 2))
+    have = {s: full[window(box, s)] for o in range(old) if (s := zero_shard(box, old, o))}
+    need = [s for o in range(new) if (s := zero_shard(box, new, o))]
+    pieces, missing = match(have, need)
+    assert not missing
+    for target in need:
+        out = np.full(target.shape, -1)
+        for p in (p for p in pieces if p.need == target):
+            out[window(target, p.part)] = have[p.have][window(p.have, p.part)]
+        assert (out == full[window(box, target)]).all()
+
+
+def test_a_box_that_is_not_covered_whole_is_reported():
+    _, missing = match([Box("w", (0,), (3,))], [Box("w", (1,), (3,)), Box("v", (0,), (1,))])
+    assert missing == [Box("w", (1,), (3,)), Box("v", (0,), (1,))]
+
+
+@given(st.lists(st.integers(0, 50_000), min_size=1, max_size=60), st.data())
+def test_the_delivered_digest_is_the_same_for_any_slicing(tokens, data):
+    ids, positions = np.array(tokens), np.arange(len(tokens))
+    cut = data.draw(st.integers(0, len(tokens)))
+    parts = digests.add(
+        digests.delivered(3, positions[cut:], ids[cut:]), digests.delivered(3, positions[:cut], ids[:cut])
+    )
+    assert parts == digests.delivered(3, positions, ids)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "positions", "tokens"), [(1, [0, 1], [5, 6]), (0, [1, 0], [5, 6]), (0, [0, 1], [5, 7])]
+)
+def test_the_delivered_digest_tells_sequence_position_and_token(sequence, positions, tokens):
+    assert digests.delivered(sequence, np.array(positions), np.array(tokens)) != digests.delivered(
+        0, np.array([0, 1]), np.array([5, 6])
+    )
+
+
+def test_the_stream_digest_has_a_golden_value():
+    sequence = Sequence("code", 0, 12, 0, 3, 9)
+    token_digest = digests.tokens_digest(np.array([1, 2, 70_000]))
+    assert digests.chain(digests.STREAM_SEED, 0, [sequence], [token_digest]) == (
+        "26d0bc873f226f6038fc7a0092d0e90e3590787ac75032f0ea74c5984c62e7b4"
+    )
+
+
+def test_a_pieces_last_label_is_the_next_token_and_a_samples_end_has_none():
+    assert Sequence("code", 0, 0, 0, 4, 9).labels == 4
+    assert Sequence("code", 0, 0, 4, 9, 9).labels == 4

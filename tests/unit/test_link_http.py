@@ -1,0 +1,119 @@
+"""The link's control calls, client against server, in one process."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from coxswain.errors import Refused, Retryable, Stale
+from coxswain.wire import Finished, Registered, Rendezvous
+from coxswain_link.http import AsyncClient, Ended
+from coxswain_link.metrics import build
+from coxswain_link.serve import Service
+
+
+@pytest.fixture
+async def service():
+    """A service of generation 3 with one route per behaviour."""
+    attempts = []
+
+    async def echo(_request, body):
+        return body
+
+    async def nothing(_request, _body):
+        return None
+
+    async def refuse(_request, _body):
+        raise Refused("SourceEmpty", "source 'code' has no objects")
+
+    async def end(_request, _body):
+        raise Ended(Finished(0, "StopReached", "done"))
+
+    async def flaky(_request, _body):
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise Retryable("busy")
+        return Registered(generation=3)
+
+    service = Service("secret", lambda: 3, build("coordinator"))
+    service.route("POST", "/v1/echo", echo, Rendezvous)
+    for path, handler in {"nothing": nothing, "refuse": refuse, "end": end, "flaky": flaky}.items():
+        service.route("GET", f"/v1/{path}", handler)
+    port = await service.start("127.0.0.1", 0)
+    yield f"http://127.0.0.1:{port}"
+    await service.stop()
+
+
+@pytest.fixture
+async def client(service):
+    client = AsyncClient(service, "secret", deadline=5)
+    yield client
+    await client.close()
+
+
+async def test_a_struct_comes_back_as_it_was_sent(client):
+    sent = Rendezvous(generation=3, host="127.0.0.1", port=1)
+    assert await client.post("/v1/echo", sent, Rendezvous) == sent
+
+
+async def test_no_content_is_none(client):
+    assert await client.get("/v1/nothing", Registered) is None
+
+
+async def test_an_older_generation_is_stale(client):
+    with pytest.raises(Stale, match="the current one is 3"):
+        await client.get("/v1/nothing", Registered, generation=2)
+
+
+async def test_the_current_and_newer_generations_are_admitted(client):
+    assert await client.get("/v1/nothing", Registered, generation=3) is None
+    assert await client.get("/v1/nothing", Registered, generation=4) is None
+
+
+async def test_a_wrong_token_is_refused_by_name(service):
+    stranger = AsyncClient(service, "guess", deadline=5)
+    with pytest.raises(Refused) as refused:
+        await stranger.get("/v1/nothing", Registered)
+    assert refused.value.reason == "TokenRejected"
+    await stranger.close()
+
+
+async def test_a_refusal_keeps_its_reason_and_words(client):
+    with pytest.raises(Refused, match="source 'code' has no objects") as refused:
+        await client.get("/v1/refuse", Registered)
+    assert refused.value.reason == "SourceEmpty"
+
+
+async def test_the_end_of_the_job_reaches_the_caller(client):
+    with pytest.raises(Ended) as ended:
+        await client.get("/v1/end", Registered)
+    assert ended.value.finished.reason == "StopReached"
+
+
+async def test_a_busy_service_is_asked_again(client):
+    assert await client.get("/v1/flaky", Registered) == Registered(generation=3)
+
+
+async def test_an_absent_service_is_retryable_once_the_deadline_is_over():
+    absent = AsyncClient("http://127.0.0.1:1", "secret", deadline=0.2)
+    with pytest.raises(Retryable, match=r"within 0\.2 s"):
+        await absent.get("/v1/nothing", Registered)
+    await absent.close()
+
+
+async def test_a_malformed_body_is_refused_and_the_service_lives(service, client):
+    class Other(msgspec.Struct):
+        port: str
+
+    with pytest.raises(Refused, match="400"):
+        await client.post("/v1/echo", Other("x"), Rendezvous)
+    assert await client.get("/v1/nothing", Registered) is None
+
+
+async def test_metrics_need_no_token(service):
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(service.rsplit(":", 1)[1]))
+    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    assert b"coxswain_world_generation" in answer

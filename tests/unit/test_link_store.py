@@ -1,0 +1,68 @@
+"""The object store over files; the same claims on S3 are in tests/integration."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from coxswain.errors import Refused
+from coxswain_link.store import NotFound, open_store
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(f"file://{tmp_path}/new/folder", create=True)
+
+
+def test_what_was_put_is_read_whole_and_in_parts(store):
+    store.put("a/b", b"0123456789")
+    assert store.get("a/b") == b"0123456789"
+    assert store.get_range("a/b", 2, 5) == b"234"
+    assert store.get_range("a/b", 4, 4) == b""
+
+
+def test_a_key_is_claimed_once(store):
+    assert store.create("claim", b"mine")
+    assert not store.create("claim", b"theirs")
+    assert store.get("claim") == b"mine"
+
+
+def test_a_claim_repeated_with_the_same_content_is_still_ours(store):
+    assert store.create("claim", b"mine")
+    assert store.create("claim", b"mine")
+
+
+def test_of_many_claims_at_once_exactly_one_wins(store):
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda i: store.create("claim", b"%d" % i), range(16)))
+    assert won.count(True) == 1
+    assert store.get("claim") == b"%d" % won.index(True)
+
+
+def test_listing_is_sorted_and_relative_to_the_prefix_given(store):
+    for key in ("x/2", "x/10", "y"):
+        store.put(key, b"..")
+    assert [o.path for o in store.list("x")] == ["x/10", "x/2"]
+    assert [o.size for o in store.list()] == [2, 2, 2]
+
+
+def test_an_absent_object_is_named(store):
+    with pytest.raises(NotFound, match="new/folder/nothing does not exist"):
+        store.get("nothing")
+    store.delete("nothing")
+
+
+def test_an_absent_source_folder_is_named(tmp_path):
+    with pytest.raises(NotFound, match="does not exist or is not a folder"):
+        open_store(f"file://{tmp_path}/absent")
+
+
+def test_another_scheme_is_refused_with_the_ones_allowed():
+    with pytest.raises(Refused, match="allowed are s3://bucket/prefix and file:///folder"):
+        open_store("gs://bucket")
+
+
+def test_changed_content_has_another_etag(store):
+    store.put("k", b"one")
+    before = store.head("k").etag
+    store.put("k", b"two!")
+    assert store.head("k").etag != before

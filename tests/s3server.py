@@ -1,0 +1,64 @@
+"""A real S3 server for tests: versitygw over a temporary folder.
+
+with S3Server() as s3:
+    name = s3.bucket("corpus")
+    open_store(f"s3://{name}/", EndpointConfig(url=s3.endpoint_url, region=s3.region, secret="s3"), s3.secrets_dir)
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import boto3
+
+from tests.children import Child, accepts, binary, free_port, own_address
+
+
+class S3Server:
+    """One server, up within the `with` block; nothing is left behind it."""
+
+    access_key = "coxswain-test"
+    secret_key = "coxswain-test-secret"
+    region = "us-east-1"
+
+    def __enter__(self) -> S3Server:
+        self._folder = tempfile.TemporaryDirectory(prefix="coxswain-s3-")
+        root = Path(self._folder.name)
+        (root / "data").mkdir()
+        self._write_secret(root / "secrets" / "s3")
+        self.secrets_dir = root / "secrets"
+        address = own_address()
+        port = free_port(address)
+        self.endpoint_url = f"http://{address}:{port}"
+        self._child = Child(self._command(f"{address}:{port}", root / "data"), root / "log")
+        self._child.wait_until(lambda: accepts(address, port))
+        return self
+
+    def _command(self, listen: str, data: Path) -> list[str | Path]:
+        keys = ["--access", self.access_key, "--secret", self.secret_key, "--region", self.region]
+        return [binary("versitygw"), "--quiet", "--port", listen, *keys, "posix", data]
+
+    def _write_secret(self, folder: Path) -> None:
+        """A mounted endpoint Secret, as services see it."""
+        folder.mkdir(parents=True)
+        (folder / "AWS_ACCESS_KEY_ID").write_text(self.access_key)
+        (folder / "AWS_SECRET_ACCESS_KEY").write_text(self.secret_key)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._child.stop()
+        self._folder.cleanup()
+
+    def client(self) -> Any:
+        """A boto3 client with the server's own keys."""
+        keys = {"aws_access_key_id": self.access_key, "aws_secret_access_key": self.secret_key}
+        return boto3.client("s3", endpoint_url=self.endpoint_url, region_name=self.region, **keys)
+
+    def bucket(self, name: str) -> str:
+        """Makes the bucket and returns its name."""
+        self.client().create_bucket(Bucket=name)
+        return name

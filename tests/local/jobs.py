@@ -1,0 +1,230 @@
+"""Small real runs for the tests: a corpus with a long tail, a job file, `cox run` as a child, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+Object = dict[str, Any]
+
+# One replica holds the longest sequence, so any number of replicas can run the same stream.
+LONGEST = 384
+TOKENS_PER_STEP = 1536
+STEPS = 8
+
+
+def write_corpus(folder: Path) -> None:
+    """Two sources: Parquet with row groups of 8 documents, Jsonl; lengths from 1 to some thousand bytes."""
+    draw = random.Random(5)
+    texts = ["".join(draw.choices("abcdefgh \n", k=int(min(3000, 20 * draw.paretovariate(0.7))))) for _ in range(160)]
+    (folder / "code").mkdir(parents=True)
+    (folder / "docs").mkdir()
+    for part in range(3):
+        table = pa.table({"path": [str(i) for i in range(30)], "text": texts[part * 30 : part * 30 + 30]})
+        pq.write_table(table, folder / "code" / f"part-{part}.parquet", row_group_size=8)
+    lines = [json.dumps({"text": text}) for text in texts[90:]]
+    (folder / "docs" / "all.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def source(name: str, uri: str, format_: str, include: str, **spec: Any) -> Object:
+    base = {"uri": uri, "format": format_, "include": include, "textField": "text", "tokenizer": {"bytes": {}}}
+    return _object("DataSource", name, base | spec)
+
+
+def job_objects(corpus: str, checkpoint: str, *, trainers: int = 2, loaders: int = 1, **spec: Any) -> list[Object]:
+    """A TrainingJob with all that it refers to. `spec` overrides fields of the job."""
+    mix = {
+        "seed": 7,
+        "sources": [
+            {"name": "code", "sourceRef": {"name": "code"}, "weight": 700},
+            {"name": "docs", "sourceRef": {"name": "docs"}, "weight": 300},
+        ],
+    }
+    hybrid = {"tokensPerReplica": -(-LONGEST // min(trainers, 3)), "maxDegree": 4, "balance": "Makespan"}
+    job = {
+        "image": "coxswain-train",
+        "seed": 1,
+        "model": {"config": {"layers": 2, "hidden": 32, "heads": 2, "kvHeads": 1, "feedForward": 64, "vocabulary": 320}},
+        "mixRef": {"name": "mix"},
+        "parallelism": {"mode": "Fixed", "hybridData": hybrid, "hardware": "cpu"},
+        "batch": {"tokensPerStep": TOKENS_PER_STEP, "maxSequenceTokens": LONGEST},
+        "optimizer": {"learningRate": "3e-3", "warmupSteps": 2, "weightDecay": "0.1", "gradientClip": "1.0"},
+        "stop": {"steps": STEPS},
+        "trainers": {"count": trainers, "devicesPerTrainer": 1, "minCount": trainers},
+        "data": {"loaders": {"min": loaders, "max": loaders}},
+        "checkpoint": {"uri": checkpoint, "everySteps": 3},
+    }
+    return [
+        source("code", f"{corpus}/code", "Parquet", "**/*.parquet"),
+        source("docs", f"{corpus}/docs", "Jsonl", "**/*.jsonl"),
+        _object("DataMix", "mix", mix),
+        _object("TrainingJob", "small", job | spec),
+    ]
+
+
+def _object(kind: str, name: str, spec: Object) -> Object:
+    return {"apiVersion": "coxswain.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+@dataclass
+class Run:
+    """One work directory in which `cox run` is started, once or repeatedly."""
+
+    folder: Path
+    objects: list[Object]
+    environment: dict[str, str] = field(default_factory=dict)
+    output: str = ""
+
+    @property
+    def workdir(self) -> Path:
+        return self.folder / "work"
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        job_file = self.folder / "job.yaml"
+        job_file.write_text(yaml.safe_dump_all(self.objects))
+        command = [sys.executable, "-m", "coxswain_cli", "run", str(job_file), "--workdir", str(self.workdir), *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+    def finish(self, cox: subprocess.Popen[str], deadline: float = 100) -> int:
+        try:
+            self.output, _ = cox.communicate(timeout=deadline)
+        except subprocess.TimeoutExpired:
+            cox.kill()
+            self.output, _ = cox.communicate()
+            raise AssertionError(f"no end within {deadline} s:\n{self.output}\n{self.logs()}") from None
+        return cox.returncode
+
+    def run(self, *arguments: str, deadline: float = 100) -> int:
+        return self.finish(self.start(*arguments), deadline)
+
+    def steps(self) -> dict[int, Object]:
+        """Valid lines of steps.jsonl by step: the last line of a step counts."""
+        return {line["step"]: line for line in self._lines("steps.jsonl")}
+
+    def events(self) -> list[str]:
+        return [line["reason"] for line in self._lines("events.jsonl")]
+
+    def digests(self) -> list[tuple[str, str]]:
+        steps = self.steps()
+        assert sorted(steps) == list(range(len(steps))), f"steps are missing: {sorted(steps)}"
+        return [(steps[k]["stream_digest"], steps[k]["delivered_digest"]) for k in sorted(steps)]
+
+    def losses(self) -> list[float]:
+        steps = self.steps()
+        return [steps[k]["loss"] for k in sorted(steps)]
+
+    def logs(self) -> str:
+        """Ends of all containers' logs, for the message of a failed test."""
+        files = sorted((self.workdir / "logs").rglob("*.log"))
+        return "\n".join(f"--- {f.relative_to(self.workdir)}\n{f.read_text()[-1500:]}" for f in files)
+
+    def _lines(self, name: str) -> list[Object]:
+        path = self.workdir / name
+        if not path.exists():
+            return []
+        complete = path.read_text().split("\n")[:-1]  # a torn last line has no line end
+        return [json.loads(line) for line in complete if line]
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """All processes below `pid`."""
+    for child in _children(pid):
+        yield child
+        yield from descendants(child)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(c) for task in tasks for c in (task / "children").read_text().split()]
+    except OSError:
+        return []
+
+
+def find_service(cox: subprocess.Popen[str], module: str) -> int | None:
+    """The process of `python -m module` below this cox; None while there is none."""
+    for pid in descendants(cox.pid):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if module.encode() in command:
+            return pid
+    return None
+
+
+def wait_until(condition: Callable[[], Any], what: str, deadline: float = 60) -> Any:
+    """Polls an outside process's visible state; the only way to watch files and /proc."""
+    end = time.monotonic() + deadline
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"not within {deadline} s: {what}")
+
+
+def kill_service(run: Run, cox: subprocess.Popen[str], module: str, after_step: int) -> None:
+    """SIGKILL to one process of a service once `after_step` is done."""
+
+    def reached() -> bool:
+        assert cox.poll() is None, f"cox ended too early:\n{run.finish(cox)}\n{run.output}\n{run.logs()}"
+        return after_step in run.steps()
+
+    wait_until(reached, f"step {after_step}")
+    pid = wait_until(lambda: find_service(cox, module), f"a process of {module}")
+    os.kill(pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What a run could leave on the machine."""
+
+    processes: frozenset[int]
+    mounts: str
+    shared_memory: frozenset[str]
+    sockets: int
+    listeners: int
+
+
+def traces(mark: Path) -> Traces:
+    """Everything on this machine that belongs to runs below the folder `mark`, and the global tables."""
+    return Traces(
+        processes=frozenset(_processes_with(str(mark).encode())),
+        mounts=Path("/proc/self/mounts").read_text(),
+        shared_memory=frozenset(os.listdir("/dev/shm")),
+        sockets=Path("/proc/net/unix").read_text().count("@coxswain-"),
+        listeners=_pod_listeners(),
+    )
+
+
+def _processes_with(mark: bytes) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if mark in (entry / "environ").read_bytes() or mark in (entry / "cmdline").read_bytes():
+                yield int(entry.name)
+        except OSError:
+            continue
+
+
+def _pod_listeners() -> int:
+    """Listening TCP sockets on 127.64.0.0/10, where local pods live (addresses in /proc are little-endian hex)."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = [row[1] for row in rows if row[3] == "0A"]
+    return sum(1 for a in listening if a[6:8] == "7F" and 0x40 <= int(a[4:6], 16) < 0x80)

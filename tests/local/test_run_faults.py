@@ -1,0 +1,42 @@
+"""First faults: SIGKILL of each kind of service, once. The run ends Succeeded with the undisturbed digests and leaves nothing."""
+
+import pytest
+
+from tests.local.jobs import Run, job_objects, kill_service, traces, wait_until, write_corpus
+
+pytestmark = pytest.mark.timeout(240)
+
+SERVICES = {
+    "loader": "coxswain_data.loader",
+    "constructor": "coxswain_data.constructor",
+    "worker": "coxswain_train.worker",
+    "agent": "coxswain_train.agent",
+    "coordinator": "coxswain_coordinator",
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return f"file://{folder}"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, corpus):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run = Run(folder, job_objects(corpus, f"file://{folder}/checkpoints"))
+    assert run.run() == 0, run.output + run.logs()
+    return run
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_killed_service_costs_no_data_and_leaves_nothing(tmp_path, corpus, undisturbed, service):
+    before = traces(tmp_path)
+    run = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/checkpoints"))
+    cox = run.start()
+    kill_service(run, cox, SERVICES[service], after_step=4)
+    assert run.finish(cox, 150) == 0, run.output + run.logs()
+    assert run.digests() == undisturbed.digests()
+    assert run.losses()[-1] == pytest.approx(undisturbed.losses()[-1], rel=1e-5)
+    wait_until(lambda: traces(tmp_path) == before, "nothing is left", deadline=10)

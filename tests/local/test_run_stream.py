@@ -1,0 +1,75 @@
+"""The same stream, whatever runs it: both digests of every step, over replicas, loaders, resume, kills and stores."""
+
+import os
+import signal
+
+import pytest
+
+from tests.local.jobs import STEPS, Run, job_objects, traces, wait_until, write_corpus
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return f"file://{folder}"
+
+
+def run_in(folder, corpus, **options):
+    return Run(folder, job_objects(corpus, f"file://{folder}/checkpoints", **options))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, corpus):
+    """One replica, one loader, from the first step to the last."""
+    run = run_in(tmp_path_factory.mktemp("one"), corpus, trainers=1)
+    assert run.run() == 0, run.output + run.logs()
+    return run
+
+
+def test_a_run_ends_succeeded_with_a_falling_loss_and_a_checkpoint_at_its_last_step(undisturbed):
+    losses = undisturbed.losses()
+    assert len(losses) == STEPS
+    assert losses[-1] < losses[0]
+    assert (undisturbed.folder / "checkpoints" / "checkpoints" / f"step-{STEPS:010d}.json").exists()
+    assert "Completed" in undisturbed.events()
+
+
+@pytest.mark.parametrize(("trainers", "loaders"), [(2, 3), (3, 1), (4, 3)])
+def test_replicas_and_loaders_do_not_change_the_stream(tmp_path, corpus, undisturbed, trainers, loaders):
+    run = run_in(tmp_path, corpus, trainers=trainers, loaders=loaders)
+    assert run.run() == 0, run.output + run.logs()
+    assert run.digests() == undisturbed.digests()
+    assert run.losses() == pytest.approx(undisturbed.losses(), rel=1e-4)
+
+
+def test_a_run_stopped_at_a_step_goes_on_with_another_number_of_replicas(tmp_path, corpus, undisturbed):
+    first = run_in(tmp_path, corpus, trainers=2)
+    assert first.run("--until-step", "4") == 0, first.output + first.logs()
+    assert max(first.steps()) < STEPS - 1
+    second = Run(tmp_path / "again", run_in(tmp_path, corpus, trainers=3, loaders=2).objects)
+    assert second.run() == 0, second.output + second.logs()
+    joined = first.steps() | second.steps()
+    assert [(joined[k]["stream_digest"], joined[k]["delivered_digest"]) for k in sorted(joined)] == undisturbed.digests()
+
+
+def test_cox_killed_and_repeated_ends_with_the_same_digests_and_leaves_nothing(tmp_path, corpus, undisturbed):
+    before = traces(tmp_path)
+    run = run_in(tmp_path, corpus, trainers=2)
+    cox = run.start()
+    wait_until(lambda: 4 in run.steps(), "step 4")
+    os.kill(cox.pid, signal.SIGKILL)
+    run.finish(cox)
+    wait_until(lambda: traces(tmp_path) == before, "nothing of the killed run is left", deadline=20)
+    assert run.run() == 0, run.output + run.logs()
+    assert run.digests() == undisturbed.digests()
+    assert traces(tmp_path) == before
+
+
+def test_a_finished_run_repeated_prints_its_end_and_trains_nothing(undisturbed):
+    lines = len((undisturbed.workdir / "steps.jsonl").read_text().splitlines())
+    assert undisturbed.run(deadline=20) == 0
+    assert "Completed" in undisturbed.output
+    assert len((undisturbed.workdir / "steps.jsonl").read_text().splitlines()) == lines

@@ -1,0 +1,273 @@
+"""The hand-over of a step's tokens from a constructor to the workers of its pod: memfds over an abstract Unix socket.
+
+Nothing here has a name in a file system, so a SIGKILL leaves nothing behind. One sealed memfd holds what one replica
+computes in one step; all its ranks map the same pages. numpy only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import logging
+import mmap
+import os
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import tenacity
+from numpy.typing import NDArray
+
+from coxswain.errors import CoxswainError, Refused, Retryable, Stale
+
+log = logging.getLogger(__name__)
+
+NO_LABEL = -100  # what cross entropy ignores
+_HEADER = struct.Struct("<8sQQQQ")  # magic, generation, step, tokens, slices
+_MAGIC = b"COXSTEP1"
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+_MESSAGE = 16 << 10  # bytes: requests and replies are small, the data travels as a descriptor
+_LONGEST_WAIT = 10.0  # seconds that one request may stay open; the client asks again
+
+
+class StepSlice(NamedTuple):
+    """Tokens [start, stop) of the sequence at position `sequence` of the membership, at `offset` of the arrays."""
+
+    task: int
+    sequence: int
+    start: int
+    stop: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """What one rank computes in one step: int32 views, one entry per token, slices in task order. Read-only.
+
+    `positions` count within the sequence; `labels` are NO_LABEL where there is none.
+    """
+
+    generation: int
+    step: int
+    tokens: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    slices: tuple[StepSlice, ...]
+
+
+class Buffer:
+    """An open, sealed memfd. It closes when nobody refers to it any more, so a hand-over in progress keeps it alive."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        weakref.finalize(self, os.close, fd)
+
+
+def pack(arrays: StepArrays) -> Buffer:
+    """Writes arrays and slices into a sealed memfd."""
+    header = _HEADER.pack(_MAGIC, arrays.generation, arrays.step, len(arrays.tokens), len(arrays.slices))
+    table = np.array(arrays.slices, dtype="<i8")
+    buffer = Buffer(os.memfd_create("coxswain-step", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    with open(buffer.fd, "wb", closefd=False) as file:
+        file.write(header + table.tobytes())
+        for column in (arrays.tokens, arrays.labels, arrays.positions):
+            file.write(np.ascontiguousarray(column, dtype="<i4").data.cast("B"))
+    fcntl.fcntl(buffer.fd, fcntl.F_ADD_SEALS, _SEALS)
+    return buffer
+
+
+def unpack(fd: int) -> StepArrays:
+    """Maps a memfd made by `pack`. The pages stay mapped as long as one of the arrays lives; `fd` may be closed."""
+    mapping = mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ)
+    magic, generation, step, tokens, slices = _HEADER.unpack_from(mapping)
+    if magic != _MAGIC:
+        raise Retryable(f"the constructor handed over something else than a step (it starts with {magic!r})")
+    width = len(StepSlice._fields)
+    table = np.frombuffer(mapping, "<i8", slices * width, _HEADER.size).reshape(-1, width)
+    first = _HEADER.size + table.nbytes
+    ids, labels, positions = (np.frombuffer(mapping, "<i4", tokens, first + 4 * tokens * i) for i in range(3))
+    return StepArrays(generation, step, ids, labels, positions, tuple(StepSlice(*row) for row in table.tolist()))
+
+
+class _Request(msgspec.Struct, frozen=True):
+    token: str
+    generation: int
+    step: int
+    rank: int
+    wait: float  # seconds
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    status: Literal["ready", "later", "stale", "refused", "failed"]
+    reason: str = ""
+    message: str = ""
+
+
+Provide = Callable[[int, int, int, float], Buffer | None]
+
+
+class HandoverServer:
+    """Answers the workers of a pod, each connection on its own thread.
+
+    `provide(generation, step, rank, wait)` returns the buffer, or None when it is not there after `wait` seconds; it
+    raises Stale for an older generation, Refused or Retryable when the step cannot be built. `observe` gets seconds from
+    request to reply of every buffer handed over.
+    """
+
+    def __init__(self, name: str, token: str, provide: Provide, observe: Callable[[float], None] | None = None) -> None:
+        self._token, self._provide, self._observe = token, provide, observe or (lambda _: None)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(name)
+        self._listener.listen(64)
+        threading.Thread(target=self._accept, name="handover", daemon=True).start()
+
+    def close(self) -> None:
+        """Stops listening; connections end with their peers."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._serve, args=(peer,), name="handover-peer", daemon=True).start()
+
+    def _serve(self, peer: socket.socket) -> None:
+        with peer:
+            try:
+                while message := peer.recv(_MESSAGE):
+                    self._answer(peer, message)
+            except OSError as error:
+                log.info("a worker left in the middle of a hand-over: %s", error)
+
+    def _answer(self, peer: socket.socket, message: bytes) -> None:
+        began = time.monotonic()
+        reply, buffer = self._decide(message)
+        data = msgspec.json.encode(reply)
+        if buffer is None:
+            peer.send(data)
+            return
+        socket.send_fds(peer, [data], [buffer.fd])
+        self._observe(time.monotonic() - began)
+
+    def _decide(self, message: bytes) -> tuple[_Reply, Buffer | None]:
+        try:
+            request = msgspec.json.decode(message, type=_Request)
+            self._admit(request)
+            wait = min(request.wait, _LONGEST_WAIT)
+            buffer = self._provide(request.generation, request.step, request.rank, wait)
+        except (CoxswainError, msgspec.DecodeError) as error:
+            return _refusal(error), None
+        return _Reply("later" if buffer is None else "ready"), buffer
+
+    def _admit(self, request: _Request) -> None:
+        if not hmac.compare_digest(request.token.encode(), self._token.encode()):
+            raise Refused(
+                "TokenRejected", "the constructor refused the job's token; restart the pod to mount the current Secret"
+            )
+
+
+def _refusal(error: Exception) -> _Reply:
+    if isinstance(error, Stale):
+        return _Reply("stale", message=str(error))
+    if isinstance(error, Refused):
+        return _Reply("refused", error.reason, error.message)
+    return _Reply("failed", message=str(error))
+
+
+class _Broken(Exception):
+    """The constructor is away; it may come back under the same name."""
+
+
+class Handover:
+    """A worker's side: one connection, made when needed and again after the constructor restarted. For one thread."""
+
+    def __init__(self, name: str, token: str) -> None:
+        self._name, self._token = name, token
+        self._peer: socket.socket | None = None
+
+    def receive(self, generation: int, step: int, rank: int, deadline: float) -> StepArrays:
+        """The arrays of `rank` in `step`, waiting at most `deadline` seconds for them.
+
+        Raises Stale when `generation` is over, Refused or Retryable as the constructor says, Retryable at the deadline.
+        """
+        end = time.monotonic() + deadline
+        policy = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_Broken),
+            stop=tenacity.stop_after_delay(deadline),
+            wait=tenacity.wait_random_exponential(multiplier=0.01, max=0.5),
+            reraise=True,
+        )
+        try:
+            return policy(self._receive, generation, step, rank, end)
+        except _Broken as error:
+            raise Retryable(f"no data for step {step} (rank {rank}) within {deadline:g} s: {error}") from error
+
+    def close(self) -> None:
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
+
+    def _receive(self, generation: int, step: int, rank: int, end: float) -> StepArrays:
+        while True:
+            wait = max(0.0, end - time.monotonic())
+            reply, fds = self._ask(_Request(self._token, generation, step, rank, wait))
+            if reply.status == "ready":
+                return _checked(fds, generation, step)
+            _raise(reply)
+            if time.monotonic() >= end:
+                raise _Broken("the constructor has not built it yet")
+
+    def _ask(self, request: _Request) -> tuple[_Reply, list[int]]:
+        try:
+            peer = self._connected()
+            peer.settimeout(min(request.wait, _LONGEST_WAIT) + 5.0)
+            peer.send(msgspec.json.encode(request))
+            data, fds, _, _ = socket.recv_fds(peer, _MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            self.close()
+            raise _Broken(f"the constructor is away ({error})") from error
+        if not data:
+            self.close()
+            raise _Broken("the constructor ended")
+        return msgspec.json.decode(data, type=_Reply), list(fds)
+
+    def _connected(self) -> socket.socket:
+        if self._peer is None:
+            peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                peer.connect(self._name)
+            except OSError:
+                peer.close()
+                raise
+            self._peer = peer
+        return self._peer
+
+
+def _checked(fds: Sequence[int], generation: int, step: int) -> StepArrays:
+    try:
+        arrays = unpack(fds[0])
+    finally:
+        for fd in fds:
+            os.close(fd)
+    if (arrays.generation, arrays.step) != (generation, step):
+        raise Retryable(f"asked for step {step} of generation {generation}, got {arrays.step} of {arrays.generation}")
+    return arrays
+
+
+def _raise(reply: _Reply) -> None:
+    if reply.status == "stale":
+        raise Stale(reply.message)
+    if reply.status == "refused":
+        raise Refused(reply.reason, reply.message)
+    if reply.status == "failed":
+        raise Retryable(reply.message)

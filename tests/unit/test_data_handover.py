@@ -1,0 +1,166 @@
+"""The hand-over of steps from a constructor to its workers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coxswain.errors import Refused, Retryable, Stale
+from coxswain_link.handover import (
+    NO_LABEL,
+    Buffer,
+    Handover,
+    HandoverServer,
+    Provide,
+    StepArrays,
+    StepSlice,
+    pack,
+    unpack,
+)
+
+
+def arrays(generation: int = 1, step: int = 0, tokens: int = 4) -> StepArrays:
+    ids = np.arange(tokens, dtype=np.int32)
+    labels = np.append(ids[1:], NO_LABEL).astype(np.int32)[:tokens]
+    slices = (StepSlice(0, 3, 0, tokens, 0),) if tokens else ()
+    return StepArrays(generation, step, ids, labels, ids, slices)
+
+
+@contextmanager
+def served(provide: Provide, token: str = "t") -> Iterator[Callable[[str], Handover]]:
+    name = f"\0coxswain-test-{uuid.uuid4()}"
+    server = HandoverServer(name, token, provide)
+    clients: list[Handover] = []
+
+    def connect(sent: str = token) -> Handover:
+        clients.append(Handover(name, sent))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+    server.close()
+
+
+def descriptors() -> int:
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_step_survives_the_way_through_a_memfd():
+    sent = arrays(generation=7, step=9, tokens=5)
+    buffer = pack(sent)
+    got = unpack(buffer.fd)
+    assert (got.generation, got.step, got.slices) == (7, 9, sent.slices)
+    for name in ("tokens", "labels", "positions"):
+        assert np.array_equal(getattr(got, name), getattr(sent, name))
+        assert not getattr(got, name).flags.writeable
+
+
+def test_a_rank_without_tokens_gets_empty_arrays():
+    buffer = pack(arrays(tokens=0))
+    got = unpack(buffer.fd)
+    assert len(got.tokens) == len(got.labels) == len(got.positions) == len(got.slices) == 0
+
+
+def test_a_handed_over_step_cannot_be_changed_by_anybody():
+    buffer = pack(arrays())
+    with pytest.raises(PermissionError):
+        os.write(buffer.fd, b"x")
+    with pytest.raises(PermissionError):
+        os.ftruncate(buffer.fd, 0)
+
+
+def test_every_rank_gets_what_was_built_for_it():
+    built = {(step, rank): pack(arrays(1, step, 3 + rank)) for step in range(3) for rank in range(2)}
+    with served(lambda generation, step, rank, wait: built[step, rank]) as connect:
+        worker = connect("t")
+        for (step, rank), _ in built.items():
+            assert len(worker.receive(1, step, rank, 5.0).tokens) == 3 + rank
+
+
+def test_a_buffer_dropped_during_its_hand_over_still_arrives():
+    with served(lambda generation, step, rank, wait: pack(arrays(1, step))) as connect:
+        got = connect("t").receive(1, 0, 0, 5.0)
+        gc.collect()
+        assert got.tokens.tolist() == [0, 1, 2, 3]
+
+
+def test_no_descriptor_is_left_when_arrays_and_buffers_are_gone():
+    with served(lambda generation, step, rank, wait: pack(arrays(1, step))) as connect:
+        worker = connect("t")
+        worker.receive(1, 0, 0, 5.0)
+        before = descriptors()
+        for step in range(50):
+            worker.receive(1, step, 0, 5.0)
+        assert descriptors() <= before
+
+
+def test_a_wrong_token_is_refused():
+    with served(lambda generation, step, rank, wait: pack(arrays())) as connect, pytest.raises(Refused, match="token"):
+        connect("other").receive(1, 0, 0, 5.0)
+
+
+def test_an_older_generation_is_told_that_it_is_over():
+    def provide(generation: int, step: int, rank: int, wait: float) -> Buffer:
+        raise Stale("generation 1 is over; the current one is 2")
+
+    with served(provide) as connect, pytest.raises(Stale, match="current one is 2"):
+        connect("t").receive(1, 0, 0, 5.0)
+
+
+def test_a_fault_of_the_data_reaches_the_worker_by_its_name():
+    def provide(generation: int, step: int, rank: int, wait: float) -> Buffer:
+        raise Refused("SourceChanged", "a.txt is not what was indexed")
+
+    with served(provide) as connect, pytest.raises(Refused, match=r"a\.txt") as caught:
+        connect("t").receive(1, 0, 0, 5.0)
+    assert caught.value.reason == "SourceChanged"
+
+
+def test_a_step_that_never_comes_ends_at_the_deadline():
+    with served(lambda generation, step, rank, wait: None) as connect, pytest.raises(Retryable, match="step 4"):
+        connect("t").receive(1, 4, 0, 0.05)
+
+
+def test_without_a_constructor_the_deadline_says_so():
+    with pytest.raises(Retryable, match="constructor is away"):
+        Handover(f"\0coxswain-test-{uuid.uuid4()}", "t").receive(1, 0, 0, 0.05)
+
+
+def test_a_worker_finds_the_constructor_again_after_its_restart():
+    name = f"\0coxswain-test-{uuid.uuid4()}"
+    first = HandoverServer(name, "t", lambda generation, step, rank, wait: pack(arrays(1, step)))
+    worker = Handover(name, "t")
+    worker.receive(1, 0, 0, 5.0)
+    first.close()
+    worker.close()
+    got: list[StepArrays] = []
+    thread = threading.Thread(target=lambda: got.append(worker.receive(1, 1, 0, 20.0)))
+    thread.start()
+    second = HandoverServer(name, "t", lambda generation, step, rank, wait: pack(arrays(1, step)))
+    thread.join(20)
+    second.close()
+    worker.close()
+    assert got[0].step == 1
+
+
+def test_a_ready_step_is_usually_handed_over_within_two_milliseconds():
+    built = pack(arrays(1, 0, 65536))
+    with served(lambda generation, step, rank, wait: built) as connect:
+        worker = connect("t")
+        seconds = []
+        for _ in range(300):
+            began = time.perf_counter()
+            worker.receive(1, 0, 0, 5.0)
+            seconds.append(time.perf_counter() - began)
+    assert np.median(seconds) <= 0.002, f"p50 {np.median(seconds):.6f} p99 {np.quantile(seconds, 0.99):.6f}"

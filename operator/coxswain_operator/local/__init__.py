@@ -1,0 +1,5 @@
+"""A cluster made of this machine: objects are files, containers are processes."""
+
+from coxswain_operator.local.cluster import LocalCluster
+
+__all__ = ["LocalCluster"]

@@ -1,0 +1,184 @@
+"""`LocalCluster`: the Cluster seam over one work directory and the processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import TracebackType
+
+import tenacity
+
+from coxswain.errors import Refused
+from coxswain_operator.cluster import Change, Conflict, Happening, Manifest
+from coxswain_operator.local.addresses import Addresses
+from coxswain_operator.local.objects import Key, Objects, key_of, timestamp
+from coxswain_operator.local.pods import Machine, Pod, check_supported
+from coxswain_operator.local.probes import Prober
+
+_LOCK_PATIENCE = 5.0  # seconds that the processes of a killed run may take to die
+_CLOSING_GRACE = 2.0  # seconds; whoever closes has let the job save what it wants to keep
+_TERMINAL = ("Succeeded", "Failed")
+
+
+class LocalCluster:
+    """Objects in `workdir/cluster`, logs in `workdir/logs`, events in `workdir/events.jsonl`. Use as `async with`.
+
+    One at a time in a work directory. What runs when it is closed, or killed, is dead afterwards; opened again it finds all
+    objects as they were, and pods that had been running as Failed with DisruptionTarget, reason ProcessLost.
+    """
+
+    def __init__(self, workdir: Path) -> None:
+        self.workdir = workdir.absolute()
+        self._pods: dict[Key, tuple[Pod, asyncio.Task[None]]] = {}
+        self._deletions: dict[Key, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> LocalCluster:
+        self.workdir.mkdir(parents=True, exist_ok=True)
+        self._addresses = Addresses(str(self.workdir))
+        self._lock = _lock(self.workdir / "cluster.lock")
+        shutil.rmtree(self.workdir / "volumes", ignore_errors=True)  # of pods that a killed run had
+        self._objects = Objects(self.workdir / "cluster")
+        self._prober = Prober()
+        self._mark_lost_pods()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.gather(*(pod.stop(life, _CLOSING_GRACE) for pod, life in self._pods.values()))
+        await asyncio.gather(*self._deletions.values())
+        await self._prober.close()
+        self._addresses.close()
+        os.close(self._lock)
+
+    async def list(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
+        return self._objects.select(kind, namespace, labels)
+
+    def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[Change]:
+        return self._objects.watch(kind, namespace, labels)
+
+    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        return self._objects.get(kind, namespace, name)
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """Stores the object, and starts it if it is a pod. Raises AlreadyExists, or Refused for what a machine cannot do."""
+        if manifest["kind"] != "Pod":
+            return self._objects.create(manifest)
+        check_supported(manifest)
+        stored = self._objects.create({**manifest, "status": {"phase": "Pending"}})
+        self._start(stored)
+        return stored
+
+    async def replace(self, manifest: Manifest) -> Manifest:
+        """Other spec, data, labels or annotations for an object. Raises Conflict."""
+        return self._objects.replace(manifest)
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
+        """Begins deletion; a pod is gone when its processes are. What the object owns goes too."""
+        key = (kind, namespace, name)
+        current = self._objects.get(*key)
+        if current is None or (uid and current["metadata"]["uid"] != uid) or key in self._deletions:
+            return
+        self._objects.mark_deleting(key)
+        self._deletions[key] = asyncio.create_task(self._delete(key, current["metadata"]["uid"]))
+
+    async def patch_status(
+        self, kind: str, namespace: str, name: str, status: Manifest, resource_version: str
+    ) -> Manifest:
+        return self._objects.write_status((kind, namespace, name), status, resource_version)
+
+    async def publish(self, involved: Manifest, happening: Happening) -> None:
+        """Appends one line to events.jsonl."""
+        line = {
+            "time": timestamp(),
+            "reason": happening.reason,
+            "message": happening.message,
+            "object": "/".join((involved["kind"], involved["metadata"]["name"])),
+            "warning": happening.warning,
+        }
+        with (self.workdir / "events.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _start(self, manifest: Manifest) -> None:
+        key = key_of(manifest)
+        pod = Pod(manifest, self._machine(key[1]), lambda status: self._report(key, status))
+        self._pods[key] = (pod, asyncio.create_task(pod.live(), name=f"pod {key[2]}"))
+
+    def _machine(self, namespace: str) -> Machine:
+        def lookup(kind: str, name: str) -> Manifest | None:
+            return self._objects.get(kind, namespace, name)
+
+        return Machine(self.workdir, self._addresses, self._prober, lookup, self._lock)
+
+    def _report(self, key: Key, status: Manifest) -> None:
+        try:
+            self._objects.write_status(key, status)
+        except Conflict:  # deleted meanwhile: nobody asks any more
+            return
+
+    async def _delete(self, key: Key, uid: str) -> None:
+        if key in self._pods:
+            pod, life = self._pods[key]
+            await pod.stop(life)
+            del self._pods[key]
+        self._objects.remove(key)
+        del self._deletions[key]
+        for child in self._objects.owned_by(uid):
+            await self.delete(*child)
+
+    def _mark_lost_pods(self) -> None:
+        """No process outlives its cluster, so a pod that was running is lost: a disruption, not a fault of its own."""
+        for namespace_key in self._objects.keys("Pod"):
+            pod = self._objects.get(*namespace_key)
+            assert pod is not None
+            if "deletionTimestamp" in pod["metadata"]:
+                self._objects.remove(namespace_key)
+            elif pod["status"]["phase"] not in _TERMINAL:
+                self._objects.write_status(namespace_key, _lost(pod["status"]))
+
+
+def _lost(status: Manifest) -> Manifest:
+    why = "its process died with the `cox` that ran it"
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "ProcessLost", "message": why}
+    ending = {
+        "terminated": {"exitCode": 137, "signal": 9, "reason": "ProcessLost", "message": "", "finishedAt": timestamp()}
+    }
+    containers = [
+        c if "terminated" in c["state"] else {**c, "ready": False, "state": ending}
+        for c in status.get("containerStatuses", ())
+    ]
+    conditions = [condition, {"type": "Ready", "status": "False"}]
+    return {
+        **status,
+        "phase": "Failed",
+        "reason": "ProcessLost",
+        "message": why,
+        "conditions": conditions,
+        "containerStatuses": containers,
+    }
+
+
+def _lock(path: Path) -> int:
+    """Takes the work directory; the processes of a run inherit the lock, so it is free only once they are dead too."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        patience = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(BlockingIOError),
+            stop=tenacity.stop_after_delay(_LOCK_PATIENCE),
+            wait=tenacity.wait_fixed(0.1),
+            reraise=True,
+        )
+        patience(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(descriptor, 32).decode().strip()
+        os.close(descriptor)
+        message = f"{path.parent} is in use by another run (process {holder}); wait for it, or choose another --workdir"
+        raise Refused("WorkdirInUse", message) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor

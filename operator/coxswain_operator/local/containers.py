@@ -1,0 +1,145 @@
+"""One container: its process, probes, termination message, and, for a sidecar, its restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coxswain_operator.local.objects import timestamp
+from coxswain_operator.local.processes import Command, Process, spawn
+
+log = logging.getLogger(__name__)
+
+Probe = Callable[[dict[str, Any]], Awaitable[bool]]
+
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.25, 10.0  # seconds; a laptop's patience is shorter than a kubelet's
+_IMPATIENCE = 0.2  # seconds between probes until the first success
+_STEADY_AFTER = 60.0  # a sidecar that ran this long starts over with the first back-off
+_MESSAGE_LIMIT = 4096  # bytes, the kubelet's
+_CANNOT_START = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a container gets from its pod."""
+
+    command: Callable[[dict[str, Any]], Command]  # of a container's spec; may raise Refused or NotMountable
+    probe: Probe  # of an httpGet
+    changed: Callable[[], None]  # the status did
+
+
+class Container:
+    """The life of one container of one pod; `status()` is its containerStatus."""
+
+    def __init__(self, spec: dict[str, Any], frame: Frame, termination_log: Path) -> None:
+        self.name: str = spec["name"]
+        self._spec, self._frame, self._termination_log = spec, frame, termination_log
+        self._process: Process | None = None
+        self._state: dict[str, Any] = {"waiting": {"reason": "ContainerCreating"}}
+        self._last: dict[str, Any] = {}
+        self._restarts, self._ready, self._ending = 0, False, False
+        self.started = asyncio.Event()  # running, and past its start-up probe
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "image": self._spec.get("image", ""),
+            "ready": self._ready,
+            "started": self.started.is_set(),
+            "restartCount": self._restarts,
+            "state": self._state,
+            "lastState": self._last,
+        }
+
+    @property
+    def ready(self) -> bool:
+        return self._ready
+
+    async def run(self) -> int:
+        """Runs once; the exit code as a kubelet shows it: 128 + n for signal n."""
+        if self._ending:
+            return self._ended(137, "")
+        begun = timestamp()
+        self._termination_log.unlink(missing_ok=True)
+        try:
+            self._process = spawn(self._frame.command(self._spec))
+        except OSError as error:
+            return self._ended(_CANNOT_START, begun, f"cannot start {error.filename!r}: {error.strerror}", "StartError")
+        self._show({"running": {"startedAt": begun}})
+        prober = asyncio.create_task(self._watch_readiness())
+        try:
+            code = await self._process.wait()
+        finally:
+            prober.cancel()
+        return self._ended(128 - code if code < 0 else code, begun, _last_words(self._termination_log))
+
+    async def run_for_ever(self) -> None:
+        """A sidecar's life: whatever ends it, it starts again after a back-off."""
+        backoff = _FIRST_BACKOFF
+        loop = asyncio.get_running_loop()
+        while not self._ending:
+            begun = loop.time()
+            code = await self.run()
+            if self._ending:
+                return
+            backoff = _FIRST_BACKOFF if loop.time() - begun > _STEADY_AFTER else backoff
+            log.warning("sidecar %s ended with %d, again in %.2f s", self.name, code, backoff)
+            self._restarts, self._last = self._restarts + 1, self._state
+            self._show({"waiting": {"reason": "CrashLoopBackOff", "message": f"restarts in {backoff:g} s"}})
+            await asyncio.sleep(backoff)
+            backoff = min(backoff * 2, _LONGEST_BACKOFF)
+
+    async def stop(self, grace: float) -> None:
+        self._ending = True
+        if self._process is not None:
+            await self._process.stop(grace)
+
+    async def _watch_readiness(self) -> None:
+        """Start-up probe, then readiness for as long as the process lives. Without probes a running container is ready."""
+        startup, readiness = self._spec.get("startupProbe"), self._spec.get("readinessProbe")
+        if startup:
+            await self._until_success(startup)
+        self.started.set()
+        if readiness:
+            await self._until_success(readiness)
+        self._set_ready(True)
+        failures = 0
+        while readiness:
+            await asyncio.sleep(readiness.get("periodSeconds", 10))
+            failures = 0 if await self._frame.probe(readiness) else failures + 1
+            self._set_ready(failures < readiness.get("failureThreshold", 3) if failures else True)
+
+    async def _until_success(self, probe: dict[str, Any]) -> None:
+        """Asks more often than a kubelet would, so that a local run does not wait for whole seconds."""
+        await asyncio.sleep(probe.get("initialDelaySeconds", 0))
+        pause = min(_IMPATIENCE, probe.get("periodSeconds", 10))
+        while not await self._frame.probe(probe):  # noqa: ASYNC110  another process has no Event to wait for
+            await asyncio.sleep(pause)
+
+    def _set_ready(self, ready: bool) -> None:
+        if ready != self._ready:
+            self._ready = ready
+            self._frame.changed()
+
+    def _show(self, state: dict[str, Any]) -> None:
+        self._state, self._ready = state, False
+        self._frame.changed()
+
+    def _ended(self, code: int, begun: str, message: str = "", reason: str = "") -> int:
+        ending: dict[str, Any] = {"exitCode": code, "reason": reason or ("Error" if code else "Completed")}
+        if code > 128:
+            ending["signal"] = code - 128
+        self.started.clear()
+        self._show({"terminated": {**ending, "message": message, "startedAt": begun, "finishedAt": timestamp()}})
+        return code
+
+
+def _last_words(path: Path) -> str:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        return file.read(_MESSAGE_LIMIT).decode(errors="replace")
+    return ""

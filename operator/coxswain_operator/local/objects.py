@@ -1,0 +1,177 @@
+"""The object store of the local cluster: one JSON file an object, with an API server's manners (uid, versions, watch)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from coxswain.errors import Refused
+from coxswain_operator.cluster import AlreadyExists, Change, Conflict, Manifest
+
+Key = tuple[str, str, str]  # kind, namespace, name
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_CONTENT = ("spec", "data")  # what `generation` counts changes of
+
+
+class Objects:
+    """All objects in memory and on disk. Values go in and out as copies, so that nobody shares a dictionary with the store."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._objects: dict[Key, Manifest] = {}
+        self._watchers: list[Callable[[Change], None]] = []
+        for path in sorted(folder.glob("*/*/*.json")):
+            manifest = _read(path)
+            self._objects[key_of(manifest)] = manifest
+        self._version = max((int(m["metadata"]["resourceVersion"]) for m in self._objects.values()), default=0)
+
+    def select(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
+        return [copy.deepcopy(m) for m in self._objects.values() if _matches(m, kind, namespace, labels)]
+
+    def keys(self, kind: str) -> list[Key]:
+        return [k for k in self._objects if k[0] == kind]
+
+    def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        return copy.deepcopy(self._objects.get((kind, namespace, name)))
+
+    def create(self, manifest: Manifest) -> Manifest:
+        """Stores a new object with uid, time and version. Raises AlreadyExists, or Refused for an impossible name."""
+        key = key_of(manifest)
+        if not _NAME.fullmatch(key[2]):
+            raise Refused(
+                "InvalidName", f"{key[0]} name {key[2]!r}: allowed are lower-case letters, digits, '-' and '.'"
+            )
+        if key in self._objects:
+            raise AlreadyExists(f"{key[0]} {key[1]}/{key[2]} exists already")
+        stored = _encode_strings(copy.deepcopy(manifest))
+        metadata = stored["metadata"]
+        metadata.update(namespace=key[1], uid=str(uuid.uuid4()), creationTimestamp=timestamp(), generation=1)
+        return self._store("ADDED", stored)
+
+    def replace(self, manifest: Manifest) -> Manifest:
+        """Stores other content, labels or annotations of an object; its status stays. Raises Conflict or KeyError."""
+        current = self._objects[key_of(manifest)]
+        _expect_version(current, manifest["metadata"].get("resourceVersion", ""))
+        stored = _encode_strings(copy.deepcopy(manifest))
+        stored["metadata"] = {**current["metadata"], **stored["metadata"]}
+        if "status" in current:
+            stored["status"] = current["status"]
+        changed = any(stored.get(part) != current.get(part) for part in _CONTENT)
+        stored["metadata"]["generation"] = current["metadata"]["generation"] + int(changed)
+        return self._store("MODIFIED", stored)
+
+    def write_status(self, key: Key, status: Manifest, resource_version: str = "") -> Manifest:
+        """Replaces the status. Raises Conflict when the object moved on, or is gone."""
+        if key not in self._objects:
+            raise Conflict(f"{key[0]} {key[1]}/{key[2]} is gone")
+        current = self._objects[key]
+        _expect_version(current, resource_version)
+        return self._store("MODIFIED", {**current, "status": copy.deepcopy(status)})
+
+    def mark_deleting(self, key: Key) -> None:
+        current = self._objects[key]
+        if "deletionTimestamp" not in current["metadata"]:
+            metadata = {**current["metadata"], "deletionTimestamp": timestamp()}
+            self._store("MODIFIED", {**current, "metadata": metadata})
+
+    def remove(self, key: Key) -> None:
+        if (gone := self._objects.pop(key, None)) is not None:
+            self._path(key).unlink(missing_ok=True)
+            self._tell(Change("DELETED", gone))
+
+    def owned_by(self, uid: str) -> list[Key]:
+        """Objects that name this uid as an owner."""
+        return [
+            k for k, m in self._objects.items() if uid in (o["uid"] for o in m["metadata"].get("ownerReferences", ()))
+        ]
+
+    async def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[Change]:
+        """Current objects as ADDED, then every change."""
+        queue: asyncio.Queue[Change] = asyncio.Queue()
+        self._watchers.append(queue.put_nowait)
+        try:
+            for manifest in self.select(kind, namespace, labels):
+                yield Change("ADDED", manifest)
+            while True:
+                change = await queue.get()
+                if _matches(change.object, kind, namespace, labels):
+                    yield change
+        finally:
+            self._watchers.remove(queue.put_nowait)
+
+    def _store(self, change: Any, manifest: Manifest) -> Manifest:
+        self._version += 1
+        manifest = {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": str(self._version)}}
+        key = key_of(manifest)
+        write_atomically(self._path(key), json.dumps(manifest, indent=1).encode())
+        self._objects[key] = manifest
+        self._tell(Change(change, manifest))
+        return copy.deepcopy(manifest)
+
+    def _tell(self, change: Change) -> None:
+        for watcher in self._watchers:
+            watcher(Change(change.kind, copy.deepcopy(change.object)))
+
+    def _path(self, key: Key) -> Path:
+        return self._folder / key[0] / key[1] / f"{key[2]}.json"
+
+
+def key_of(manifest: Manifest) -> Key:
+    metadata = manifest["metadata"]
+    return manifest["kind"], metadata.get("namespace", "default"), metadata["name"]
+
+
+def timestamp() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """A reader, or a killed writer, sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.new")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(content)
+    draft.replace(path)
+
+
+def _encode_strings(manifest: Manifest) -> Manifest:
+    """A Secret's `stringData` is only a way to write its `data`."""
+    if (plain := manifest.pop("stringData", None)) is not None:
+        encoded = {k: base64.b64encode(v.encode()).decode() for k, v in plain.items()}
+        manifest["data"] = {**manifest.get("data", {}), **encoded}
+    return manifest
+
+
+def _read(path: Path) -> Manifest:
+    try:
+        manifest: Manifest = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise Refused(
+            "CorruptObject", f"{path} is not JSON ({error}); delete it, or start in another --workdir"
+        ) from error
+    return manifest
+
+
+def _matches(manifest: Manifest, kind: str, namespace: str, labels: dict[str, str] | None) -> bool:
+    metadata = manifest["metadata"]
+    if manifest["kind"] != kind or metadata["namespace"] != namespace:
+        return False
+    theirs: dict[str, str] = metadata.get("labels", {})
+    return all(theirs.get(k) == v for k, v in (labels or {}).items())
+
+
+def _expect_version(current: Manifest, resource_version: str) -> None:
+    actual = current["metadata"]["resourceVersion"]
+    if resource_version and resource_version != actual:
+        name = "/".join(key_of(current))
+        raise Conflict(f"{name} is at resourceVersion {actual}, the write was based on {resource_version}")

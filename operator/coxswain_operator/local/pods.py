@@ -1,0 +1,191 @@
+"""The life of one pod: volumes, native sidecars, containers, phase. What the kubelet does elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coxswain import names
+from coxswain.errors import Refused
+from coxswain_operator.cluster import Manifest
+from coxswain_operator.local.addresses import Addresses
+from coxswain_operator.local.containers import Container, Frame
+from coxswain_operator.local.objects import timestamp
+from coxswain_operator.local.probes import Prober, probe_url
+from coxswain_operator.local.processes import Command
+from coxswain_operator.local.surroundings import Surroundings, host_of
+from coxswain_operator.local.volumes import Lookup, NotMountable, mount, mount_paths, unmount
+
+_DEFAULT_GRACE = 30.0  # seconds, Kubernetes' own
+_MOUNT_RETRY = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What all pods of a cluster share. `lock`: a descriptor whose lock is free again once every process is dead."""
+
+    workdir: Path
+    addresses: Addresses
+    prober: Prober
+    lookup: Lookup
+    lock: int
+
+    def volumes(self, pod: str) -> Path:
+        return self.workdir / "volumes" / pod
+
+    def log(self, pod: str, container: str) -> Path:
+        return self.workdir / "logs" / pod / f"{container}.log"
+
+
+class Pod:
+    """Runs a pod's containers and tells each change of its status. restartPolicy is Never, but for sidecars."""
+
+    def __init__(self, manifest: Manifest, machine: Machine, tell: Callable[[Manifest], None]) -> None:
+        self._machine, self._tell = machine, tell
+        self._name: str = manifest["metadata"]["name"]
+        self._host = host_of(manifest)
+        self.address = machine.addresses.of(self._host)
+        self._folder = machine.volumes(self._name)
+        self._manifest = _placed(manifest, self.address)
+        self._folders: dict[str, Path] = {}
+        spec = manifest["spec"]
+        self._grace = float(spec.get("terminationGracePeriodSeconds", _DEFAULT_GRACE))
+        self._sidecars = [self._container(c) for c in spec.get("initContainers", ()) if _is_sidecar(c)]
+        self._containers = [self._container(c) for c in spec["containers"]]
+        self._phase, self._begun = "Pending", timestamp()
+        self._complaint: Manifest = {}
+        self._running = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def live(self) -> None:
+        """From creation to the terminal phase; cancelled before its containers run, it only tidies up."""
+        phase = "Failed"
+        try:
+            await self._mount()
+            await self._start_sidecars()
+            phase = await self._run_containers()
+        except Refused as error:
+            self._complaint = {"reason": error.reason, "message": error.message}
+        finally:
+            await self._stop_sidecars()
+            self._phase = phase
+            self._changed()
+
+    async def stop(self, life: asyncio.Task[None], longest: float = math.inf) -> None:
+        """Ends the pod as a deletion does: SIGTERM, the grace period (at most `longest` seconds), SIGKILL; sidecars last."""
+        self._grace = min(self._grace, longest)
+        if not self._running:
+            life.cancel()
+        await asyncio.gather(*(c.stop(self._grace) for c in self._containers))
+        await asyncio.wait([life])
+        unmount(self._folder)
+
+    def status(self) -> Manifest:
+        everyone = [*self._sidecars, *self._containers]
+        ready = self._phase == "Running" and all(c.ready for c in everyone)
+        return {
+            "phase": self._phase,
+            "podIP": self.address,
+            "podIPs": [{"ip": self.address}],
+            "hostIP": "127.0.0.1",
+            "startTime": self._begun,
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+            "initContainerStatuses": [c.status() for c in self._sidecars],
+            "containerStatuses": [c.status() for c in self._containers],
+            **self._complaint,
+        }
+
+    async def _mount(self) -> None:
+        while True:
+            try:
+                self._folders = mount(
+                    self._manifest, self._folder / "volumes", self._machine.workdir, self._machine.lookup
+                )
+                return
+            except NotMountable as error:
+                self._complaint = {"message": str(error)}
+                self._changed()
+                await asyncio.sleep(_MOUNT_RETRY)
+
+    async def _start_sidecars(self) -> None:
+        """One after the other, each once the one before has started."""
+        self._complaint = {}
+        for sidecar in self._sidecars:
+            task = asyncio.create_task(sidecar.run_for_ever())
+            self._tasks.append(task)
+            started = asyncio.create_task(sidecar.started.wait())
+            await asyncio.wait([task, started], return_when=asyncio.FIRST_COMPLETED)
+            started.cancel()
+            if task.done():
+                task.result()  # raises what kept it from starting
+
+    async def _run_containers(self) -> str:
+        self._phase, self._running = "Running", True
+        codes = await asyncio.gather(*(c.run() for c in self._containers))
+        return "Failed" if any(codes) else "Succeeded"
+
+    async def _stop_sidecars(self) -> None:
+        for sidecar in reversed(self._sidecars):
+            await sidecar.stop(self._grace)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _container(self, spec: dict[str, Any]) -> Container:
+        frame = Frame(self._command, lambda p: self._machine.prober.ask(p, spec, self.address), self._changed)
+        return Container(spec, frame, self._termination_log(spec))
+
+    def _termination_log(self, spec: dict[str, Any]) -> Path:
+        return self._folder / str(spec["name"]) / "termination-log"
+
+    def _command(self, spec: dict[str, Any]) -> Command:
+        """What a container's spec means on this machine."""
+        folder = self._folder / spec["name"]
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mounts = mount_paths(spec, self._folders, folder / "views")
+        around = Surroundings(self._manifest, spec, mounts, self._machine.addresses.of, self._machine.lookup)
+        environment = around.environment(os.environ) | {names.ENV_TERMINATION_LOG: str(self._termination_log(spec))}
+        keep = (self._machine.lock, self._machine.addresses.guard(self._host))
+        log = self._machine.log(self._name, spec["name"])
+        return Command(around.argv(environment), environment, self._machine.workdir, log, keep)
+
+    def _changed(self) -> None:
+        self._tell(self.status())
+
+
+@functools.cache
+def node_name() -> str:
+    return socket.gethostname()
+
+
+def check_supported(manifest: Manifest) -> None:
+    """Raises Refused for what only Kubernetes can do, before anything is started."""
+    spec, name = manifest["spec"], manifest["metadata"]["name"]
+    if spec.get("restartPolicy", "Always") != "Never":
+        raise Refused("UnsupportedPod", f"pod {name}: restartPolicy must be Never on the local cluster")
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        for probe in ("startupProbe", "readinessProbe"):
+            if probe in container:
+                probe_url(container[probe], container, "")
+    plain = [c["name"] for c in spec.get("initContainers", ()) if not _is_sidecar(c)]
+    if plain:
+        raise Refused(
+            "UnsupportedPod", f"pod {name}: init containers {plain} must be sidecars (restartPolicy Always) here"
+        )
+
+
+def _is_sidecar(container: dict[str, Any]) -> bool:
+    return bool(container.get("restartPolicy") == "Always")
+
+
+def _placed(manifest: Manifest, address: str) -> Manifest:
+    """The pod as its own containers may see it (`fieldRef`)."""
+    status = {"podIP": address, "hostIP": "127.0.0.1"}
+    return {**manifest, "spec": {**manifest["spec"], "nodeName": node_name()}, "status": status}

@@ -1,0 +1,98 @@
+"""Starting, watching and ending one process, so that it never outlives us. Linux only: pidfd and PR_SET_PDEATHSIG."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to start, where, and where its output goes. `keep`: file descriptors that it inherits."""
+
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    folder: Path
+    log: Path
+    keep: tuple[int, ...] = ()
+
+
+class Process:
+    """One running process, leader of its own group."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self.pid = popen.pid
+        self._popen = popen
+        self._pidfd = os.pidfd_open(popen.pid)
+        self._loop = asyncio.get_running_loop()
+        self._exit: asyncio.Future[int] = self._loop.create_future()
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    async def wait(self) -> int:
+        """The exit code; negative: killed by that signal."""
+        return await asyncio.shield(self._exit)
+
+    @property
+    def alive(self) -> bool:
+        return not self._exit.done()
+
+    async def stop(self, grace: float) -> int:
+        """SIGTERM to the process, and SIGKILL to its whole group when the grace (seconds) is over."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+            await asyncio.wait([self._exit], timeout=grace)
+        if self.alive:
+            self._kill_group()
+        return await self.wait()
+
+    def _reap(self) -> None:
+        """What a dead process leaves in its group dies with it, as in a container. Before the wait: the pid is still ours."""
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._kill_group()
+        self._exit.set_result(self._popen.wait())
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def spawn(command: Command) -> Process:
+    """Starts a process that the kernel kills with us. Raises OSError when the program cannot be started.
+
+    The parent-death signal follows the spawning *thread*, so only the main thread, which lives as long as we do, may spawn.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("containers are spawned from the main thread only")
+    parent = os.getpid()
+    command.log.parent.mkdir(parents=True, exist_ok=True)
+    with command.log.open("ab") as log:
+        popen = subprocess.Popen(
+            command.argv,
+            env=command.environment,
+            cwd=command.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=command.keep,
+            preexec_fn=lambda: _die_with(parent),  # safe: the cluster has no thread that could hold a lock now
+        )
+    return Process(popen)
+
+
+def _die_with(parent: int) -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel knew our wish
+        os._exit(1)

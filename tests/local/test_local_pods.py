@@ -1,0 +1,178 @@
+"""The local cluster runs pods as a kubelet does: real processes, tiny programs."""
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from coxswain.errors import Refused
+from coxswain_operator.local import LocalCluster
+from tests.local.pods import container, pod, run_to_end, terminated, until
+
+SLEEP = "import signal; signal.pause()"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
+READY = """
+import http.server, os, sys
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/readyz" else 404); self.end_headers()
+    def log_message(self, *a): pass
+http.server.HTTPServer((os.environ["POD_IP"], 7400), Ready).serve_forever()
+"""
+POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+
+
+@pytest.fixture
+async def cluster(tmp_path):
+    async with LocalCluster(tmp_path / "work") as cluster:
+        yield cluster
+
+
+async def test_a_pod_whose_containers_all_exit_with_zero_succeeded(cluster):
+    status = await run_to_end(cluster, pod(container("pass"), container("pass", "second")))
+    assert status["phase"] == "Succeeded"
+    assert terminated(status)["reason"] == "Completed"
+
+
+@pytest.mark.parametrize("program, code", [("exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)])
+async def test_an_exit_code_is_shown_as_a_kubelet_shows_it(cluster, program, code):
+    status = await run_to_end(cluster, pod(container(program)))
+    assert (status["phase"], terminated(status)["exitCode"]) == ("Failed", code)
+
+
+async def test_a_program_that_does_not_exist_is_a_start_error(cluster):
+    status = await run_to_end(cluster, pod({"name": "main", "command": ["/no/such/program"]}))
+    assert (terminated(status)["exitCode"], terminated(status)["reason"]) == (128, "StartError")
+    assert "/no/such/program" in terminated(status)["message"]
+
+
+async def test_last_words_become_the_termination_message(cluster):
+    program = "import os, pathlib; pathlib.Path(os.environ['COXSWAIN_TERMINATION_LOG']).write_text('bad corpus'); exit(2)"
+    status = await run_to_end(cluster, pod(container(program)))
+    assert terminated(status)["message"] == "bad corpus"
+
+
+async def test_output_lands_in_the_containers_log(cluster):
+    await run_to_end(cluster, pod(container("import sys; print('out'); print('err', file=sys.stderr)"), name="talks"))
+    assert sorted((cluster.workdir / "logs/talks/main.log").read_text().split()) == ["err", "out"]
+
+
+async def test_a_sidecar_starts_first_restarts_and_does_not_decide_the_phase(cluster):
+    sidecar = container("print('up', flush=True); exit(5)", "helper")
+    waits = "import time, pathlib\nwhile pathlib.Path('logs/p/helper.log').read_text().count('up') < 2: time.sleep(0.02)"
+    status = await run_to_end(cluster, pod(container(waits), sidecars=(sidecar,)))
+    assert status["phase"] == "Succeeded"
+    assert status["initContainerStatuses"][0]["restartCount"] >= 1
+
+
+async def test_a_sidecar_outlives_the_main_container_and_stops_last(cluster):
+    sidecar = container(
+        "import signal, sys\nsignal.signal(15, lambda *_: (print('told', flush=True), sys.exit()))\n"
+        "print('up', flush=True)\nwhile True: signal.pause()",
+        "helper",
+    )
+    waits = "import time, pathlib\nwhile 'up' not in pathlib.Path('logs/p/helper.log').read_text(): time.sleep(0.02)"
+    await run_to_end(cluster, pod(container(waits), sidecars=(sidecar,)))
+    assert (cluster.workdir / "logs/p/helper.log").read_text().split() == ["up", "told"]
+
+
+async def test_a_pod_is_ready_once_its_probe_answers(cluster):
+    probe = {"httpGet": {"path": "/readyz", "port": "http"}, "periodSeconds": 1}
+    server = container(READY, ports=[{"name": "http", "containerPort": 7400}], readinessProbe=probe, env=[POD_IP])
+    await cluster.create(pod(server))
+    ready = await until(cluster, lambda p: p["status"]["conditions"][0]["status"] == "True" if "podIP" in p["status"] else False)
+    assert ready["status"]["containerStatuses"][0]["ready"] is True
+
+
+async def test_two_pods_use_the_same_port_at_their_own_addresses(cluster):
+    probe = {"httpGet": {"path": "/readyz", "port": 7400}}
+    for name in "ab":
+        await cluster.create(pod(container(READY, readinessProbe=probe, env=[POD_IP]), name=name))
+    pods = [await until(cluster, lambda p: p["status"].get("containerStatuses", [{}])[0].get("ready"), n) for n in "ab"]
+    assert pods[0]["status"]["podIP"] != pods[1]["status"]["podIP"]
+
+
+async def test_deletion_sends_sigterm_and_removes_the_object(cluster):
+    polite = "import signal, sys\nsignal.signal(15, lambda *_: (print('bye', flush=True), sys.exit()))\nprint('up', flush=True)\nsignal.pause()"
+    await cluster.create(pod(container(polite)))
+    log = cluster.workdir / "logs/p/main.log"
+    await until_text(log, "up")
+    await cluster.delete("Pod", "default", "p")
+    await until_gone(cluster)
+    assert log.read_text().split() == ["up", "bye"]
+
+
+async def test_what_ignores_sigterm_is_killed_with_its_whole_group_after_the_grace(cluster):
+    child = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {STUBBORN!r}]).pid, flush=True)\n{STUBBORN}"
+    await cluster.create(pod(container(child), terminationGracePeriodSeconds=0.2))
+    log = cluster.workdir / "logs/p/main.log"
+    await until_text(log, "deaf")
+    await cluster.delete("Pod", "default", "p")
+    await until_gone(cluster)
+    grandchild = next(int(word) for word in log.read_text().split() if word.isdigit())
+    assert not is_alive(grandchild)
+
+
+async def test_deleting_another_uid_is_no_deletion(cluster):
+    await cluster.create(pod(container(SLEEP)))
+    await cluster.delete("Pod", "default", "p", uid="another")
+    assert "deletionTimestamp" not in (await cluster.list("Pod", "default"))[0]["metadata"]
+
+
+async def test_closing_the_cluster_ends_its_pods(tmp_path):
+    async with LocalCluster(tmp_path) as cluster:
+        await cluster.create(pod(container("import os, signal; print(os.getpid(), flush=True); signal.pause()")))
+        await until_text(tmp_path / "logs/p/main.log", "\n")
+    assert not is_alive(int((tmp_path / "logs/p/main.log").read_text()))
+
+
+async def test_a_pod_that_was_running_is_found_lost_after_a_restart(tmp_path):
+    async with LocalCluster(tmp_path) as cluster:
+        await cluster.create(pod(container(SLEEP)))
+        await until(cluster, lambda p: p["status"]["phase"] == "Running")
+        stored = (tmp_path / "cluster/Pod/default/p.json").read_bytes()
+    (tmp_path / "cluster/Pod/default/p.json").write_bytes(stored)  # as a SIGKILL would have left it
+    async with LocalCluster(tmp_path) as cluster:
+        status = (await cluster.list("Pod", "default"))[0]["status"]
+    assert status["phase"] == "Failed"
+    assert {"type": "DisruptionTarget", "status": "True", "reason": "ProcessLost"}.items() <= status["conditions"][0].items()
+    assert terminated(status)["exitCode"] == 137
+
+
+async def test_what_only_kubernetes_can_do_is_refused_by_name(cluster):
+    with pytest.raises(Refused, match="restartPolicy must be Never"):
+        await cluster.create(pod(container("pass"), restartPolicy="OnFailure"))
+    with pytest.raises(Refused, match="exec needs Kubernetes"):
+        await cluster.create(pod(container("pass", readinessProbe={"exec": {"command": ["true"]}})))
+    status = await run_to_end(cluster, pod(container("pass"), volumes=[{"name": "v", "persistentVolumeClaim": {}}]))
+    assert status["reason"] == "UnsupportedVolume"
+
+
+async def test_an_address_stays_held_while_a_process_of_the_pod_lives(cluster):
+    await cluster.create(pod(container(SLEEP)))
+    running = await until(cluster, lambda p: p["status"]["phase"] == "Running")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, pytest.raises(OSError, match="in use"):
+        other.bind((running["status"]["podIP"], 7399))
+
+
+async def until_text(path, text):
+    async with asyncio.timeout(20):
+        while not (path.exists() and text in path.read_text()):
+            await asyncio.sleep(0.02)
+
+
+async def until_gone(cluster):
+    async with asyncio.timeout(20):
+        while await cluster.list("Pod", "default"):
+            await asyncio.sleep(0.02)
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    return state != "Z"

@@ -1,0 +1,61 @@
+"""`cox report`: one HTML page about a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coxswain.errors import Refused
+from coxswain_cli.reporting.page import page
+from coxswain_cli.reporting.read import read_run
+
+
+def write_report(directory: Path, output: Path | None = None, steps: tuple[int, ...] = ()) -> Path:
+    """Writes the report of a work directory (to its report.html, if nothing else is said) and returns where it is.
+
+    Raises Refused when the folder is no run's, or a step was asked for of which nothing is recorded.
+    """
+    run = read_run(directory)
+    missing = [s for s in steps if s not in run.timings]
+    if missing:
+        known = f"{min(run.timings)} to {max(run.timings)}" if run.timings else "none"
+        raise Refused("NoSuchStep", f"--steps {missing[0]}: no timings of this step; recorded are {known}")
+    target = output or directory / "report.html"
+    _write(target, page(run, steps))
+    return target
+
+
+def _write(target: Path, text: str) -> None:
+    """At once and whole: somebody may be looking at the page before."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(target)
+
+
+def report_command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR|JOB", help="Work directory of a run, or the job's name.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write [DIR/report.html].")] = None,
+    steps: Annotated[str, typer.Option(help="Steps to picture, such as 3,17 [a telling choice].")] = "",
+) -> None:
+    """Write one self-contained HTML page about a run: curves, mix, steps planned and measured, events."""
+    try:
+        typer.echo(write_report(_resolve(directory), output, _numbers(steps)))
+    except (Refused, OSError) as error:
+        typer.echo(f"cox report: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+def _resolve(directory: Path) -> Path:
+    """A job's name stands for its default work directory."""
+    by_name = Path("runs") / directory
+    return by_name if not directory.exists() and by_name.is_dir() else directory
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise Refused("BadSteps", f"--steps {text!r}: allowed are step numbers with commas, such as 3,17") from error

@@ -1,0 +1,74 @@
+"""From a step's timing to bars: which row, from when to when, which look, which words. No markup here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from coxswain_cli.reporting.figures import seconds
+from coxswain_cli.reporting.record import Operation, PlannedTask, RankTiming, StepTiming
+
+COLOURS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """[start, stop) in seconds; `look` is its class in page.css, `label` stands in it, `words` appear on touch."""
+
+    start: float
+    stop: float
+    look: str
+    label: str
+    words: str
+
+
+Rows = dict[int, tuple[Bar, ...]]  # by replica (planned) or rank (measured)
+
+
+def planned_rows(timing: StepTiming) -> Rows:
+    bars = [(r, _planned(timing, task)) for task in timing.planned for r in task.replicas]
+    count = max([r for r, _ in bars] + [r.rank for r in timing.ranks], default=-1) + 1
+    return {replica: tuple(bar for r, bar in bars if r == replica) for replica in range(count)}
+
+
+def measured_rows(timing: StepTiming) -> Rows:
+    return {r.rank: tuple(_measured(timing, r)) for r in sorted(timing.ranks, key=lambda r: r.rank)}
+
+
+def end(rows: Rows) -> float:
+    return max((bar.stop for row in rows.values() for bar in row), default=0.0)
+
+
+def look(timing: StepTiming, task: int) -> str:
+    """Grey for packs, a colour a sequence for rings, in the order in which rings come."""
+    rings = [t.index for t in timing.planned if t.kind == "ring"]
+    return f"b{rings.index(task) % COLOURS}" if task in rings else "pack"
+
+
+def _planned(timing: StepTiming, task: PlannedTask) -> Bar:
+    over = f"ring of {len(task.replicas)}" if task.kind == "ring" else "pack"
+    what = f" for sequence {task.sequence}" if task.sequence >= 0 else ""
+    words = f"task {task.index}: {over}{what}, planned {seconds(task.stop - task.start)}"
+    return Bar(task.start, task.stop, look(timing, task.index), str(task.index), words)
+
+
+def _measured(timing: StepTiming, rank: RankTiming) -> Iterator[Bar]:
+    if rank.data_wait > 0:
+        yield Bar(0.0, rank.data_wait, "wait", "", f"rank {rank.rank}: waited {seconds(rank.data_wait)} for data")
+    for operation in rank.operations:
+        yield from _operation(timing, rank.rank, operation)
+    if rank.reduce > 0:
+        last = max((o.stop for o in rank.operations), default=rank.data_wait)
+        words = f"rank {rank.rank}: reduction and update took {seconds(rank.reduce)}"
+        yield Bar(last, last + rank.reduce, "reduce", "", words)
+
+
+def _operation(timing: StepTiming, rank: int, o: Operation) -> Iterator[Bar]:
+    """The operation, and its waits hatched at its front: they are known by length, not by place."""
+    forward = o.kind == "F"
+    shade = look(timing, o.task) + (" light" if forward else "")
+    side = "forward" if forward else "backward"
+    words = f"rank {rank}, task {o.task} {side}: {seconds(o.stop - o.start)}"
+    yield Bar(o.start, o.stop, shade, "" if forward else str(o.task), words)
+    if o.waited > 0:
+        yield Bar(o.start, o.start + o.waited, "wait", "", f"{words}, of it {seconds(o.waited)} waiting for ring peers")

@@ -1,0 +1,68 @@
+"""Which curves a report shows: loss, throughput, idle share, gradient norm, and the plan's distance to its bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+from coxswain_cli.reporting.charts import Chart, Series
+from coxswain_cli.reporting.figures import seconds, short, smooth
+from coxswain_cli.reporting.record import Run, Step
+
+SMOOTH_FROM = 12  # with fewer steps the raw curve says it all
+
+
+def charts(run: Run) -> tuple[Chart, ...]:
+    if not run.steps:
+        return ()
+    return (_loss(run), _throughput(run), _idle(run), _planned(run))
+
+
+def _loss(run: Run) -> Chart:
+    losses = _values(run, lambda s: s.loss)
+    known = [v for v in losses if v is not None]
+    note = f"{short(known[0])} at first, {short(known[-1])} at last, {short(min(known))} at best" if known else ""
+    return _chart(run, "Loss", "nats per token", note, _with_average("loss", 0, losses), from_zero=False)
+
+
+def _throughput(run: Run) -> Chart:
+    rates = _values(run, lambda s: s.tokens / s.seconds if s.seconds else None)
+    note = f"median step {seconds(median(s.seconds for s in run.steps))}"
+    return _chart(run, "Throughput", "tokens per second", note, _with_average("rate", 1, rates))
+
+
+def _idle(run: Run) -> Chart:
+    idle = _values(run, lambda s: 100 * s.idle_fraction)
+    waits = _values(run, lambda s: 100 * s.data_wait_seconds / s.seconds if s.seconds else None)
+    rows = (Series("idle", 2, idle), Series("waiting for data", 3, waits, "dashed"))
+    return _chart(run, "Idle share", "% of device time", "solid: without compute; dashed: waiting for data", rows)
+
+
+def _planned(run: Run) -> Chart:
+    ratios = _values(run, lambda s: s.makespan_over_bound or None)
+    note = "1 means that no plan could end earlier under the cost model"
+    return _chart(
+        run, "Plan quality", "planned makespan / lower bound", note, (Series("ratio", 4, ratios),), from_zero=False
+    )
+
+
+def _values(run: Run, of: Callable[[Step], float | None]) -> tuple[float | None, ...]:
+    return tuple(of(s) for s in run.steps)
+
+
+def _with_average(name: str, colour: int, values: tuple[float | None, ...]) -> tuple[Series, ...]:
+    if len(values) < SMOOTH_FROM:
+        return (Series(name, colour, values),)
+    return (Series(name, colour, values, "faint"), Series("average", colour, tuple(smooth(values))))
+
+
+def _chart(run: Run, title: str, unit: str, note: str, series: tuple[Series, ...], *, from_zero: bool = True) -> Chart:
+    return Chart(title, unit, tuple(s.step for s in run.steps), series, note, from_zero, _generations(run))
+
+
+def _generations(run: Run) -> tuple[tuple[int, str], ...]:
+    """Where the world changed: a vertical line in every curve."""
+    pairs = zip(run.steps, run.steps[1:], strict=False)
+    return tuple(
+        (b.step, f"world generation {b.worldGeneration}") for a, b in pairs if a.worldGeneration != b.worldGeneration
+    )

@@ -1,0 +1,108 @@
+"""Tokens per source against the weights of the mix: shares so far, and what the weights demanded so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from coxswain.config import MixConfig
+from coxswain_cli.reporting.charts import Chart, Series, draw
+from coxswain_cli.reporting.figures import short
+from coxswain_cli.reporting.markup import Markup, join, percent, tag
+from coxswain_cli.reporting.record import Run, Step
+
+
+@dataclass(frozen=True, slots=True)
+class SourceShare:
+    """One source over the run: cumulative tokens after each step, and the tokens that its weight asked for (None: unknown)."""
+
+    name: str
+    tokens: tuple[int, ...]
+    wanted: tuple[float, ...] | None
+
+
+def weights_at(mix: MixConfig, step: int, tokens: int) -> dict[str, int]:
+    """The weights in force at a step before which `tokens` were trained on: those of the last phase that has begun."""
+    weights = {s.name: s.weight for s in mix.sources}
+    for phase in mix.phases:
+        begun = tokens >= phase.from_tokens if phase.from_step < 0 else step >= phase.from_step
+        weights = {name: phase.weights.get(name, 0) for name in weights} if begun else weights
+    return weights
+
+
+def source_shares(steps: Sequence[Step], mix: MixConfig | None) -> tuple[SourceShare, ...]:
+    names = sorted(
+        {name for s in steps for name in s.tokens_by_source} | {s.name for s in (mix.sources if mix else ())}
+    )
+    wanted = _wanted(steps, mix) if mix else None
+    return tuple(
+        SourceShare(
+            name=name,
+            tokens=tuple(accumulate(s.tokens_by_source.get(name, 0) for s in steps)),
+            wanted=None if wanted is None else tuple(accumulate(w.get(name, 0.0) for w in wanted)),
+        )
+        for name in names
+    )
+
+
+def _wanted(steps: Sequence[Step], mix: MixConfig) -> list[dict[str, float]]:
+    """Per step, each source's part of the step's tokens by weight."""
+    result = []
+    for step, after in zip(steps, accumulate(s.tokens for s in steps), strict=True):
+        weights = weights_at(mix, step.step, after - step.tokens)
+        total = sum(weights.values()) or 1
+        result.append({name: step.tokens * weight / total for name, weight in weights.items()})
+    return result
+
+
+def section(run: Run) -> Markup:
+    """Bars of the whole run and the curves of the shares; empty where no step says what it was made of."""
+    shares = source_shares(run.steps, run.job.mix if run.job else None)
+    totals = list(accumulate(s.tokens for s in run.steps))
+    if not shares or not totals or not totals[-1]:
+        return Markup("")
+    rows = join(_bar(number, share, totals[-1]) for number, share in enumerate(shares))
+    bars = tag("div", rows, _legend(shares), class_="bars")
+    return join((bars, draw(over_time(run, shares, totals))))
+
+
+def over_time(run: Run, shares: Sequence[SourceShare], totals: Sequence[int]) -> Chart:
+    """Share of all tokens so far, per source; dashed what the weights ask for."""
+    series = []
+    for number, share in enumerate(shares):
+        series.append(Series(share.name, number, _shares(share.tokens, totals)))
+        if share.wanted is not None:
+            series.append(Series(f"{share.name} by weight", number, _shares(share.wanted, totals), "dashed"))
+    steps = tuple(s.step for s in run.steps)
+    return Chart("Sources over time", "% of all tokens so far", steps, tuple(series), "dashed: by the mix's weights")
+
+
+def _shares(tokens: Sequence[float], totals: Sequence[int]) -> tuple[float | None, ...]:
+    return tuple(100 * t / total if total else None for t, total in zip(tokens, totals, strict=True))
+
+
+def _bar(number: int, share: SourceShare, total: int) -> Markup:
+    """`name  ███████|  70.1 % (70 by weight), 1.2M tokens`."""
+    part = share.tokens[-1] / total
+    filled = tag("i", class_=f"b{number % 6}", style=f"width:{percent(part)}")
+    if share.wanted is None:
+        return _row(share.name, filled, f"{100 * part:.1f} %", share.tokens[-1])
+    goal = share.wanted[-1] / total
+    target = tag("em", style=f"left:{percent(goal)}", title="the mix's weight")
+    return _row(
+        share.name, join((filled, target)), f"{100 * part:.1f} % of {100 * goal:.1f} % by weight", share.tokens[-1]
+    )
+
+
+def _row(name: str, bar: Markup, shares: str, tokens: int) -> Markup:
+    label = tag("div", tag("b", name), tag("span", f"{shares}, {short(tokens)} tokens"), class_="label")
+    return tag("div", label, tag("div", bar, class_="track"), class_="bar")
+
+
+def _legend(shares: Sequence[SourceShare]) -> Markup:
+    known = any(s.wanted is not None for s in shares)
+    return tag(
+        "p",
+        "upright tick: the share that the mix's weights ask for" if known else "the mix's weights are not known here",
+    )

@@ -1,0 +1,79 @@
+"""The page: everything of a report in one HTML file that loads nothing and runs no script but its own."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.resources import files
+
+from coxswain_cli.reporting import charts, curves, mix, picture, summary
+from coxswain_cli.reporting.choose import chosen_steps
+from coxswain_cli.reporting.figures import seconds
+from coxswain_cli.reporting.markup import Markup, join, tag
+from coxswain_cli.reporting.record import Run
+
+
+def page(run: Run, wanted: tuple[int, ...] = ()) -> str:
+    """The report of a run; `wanted` are the steps to picture, empty for a choice of telling ones."""
+    style, script = _asset("page.css"), _asset("page.js")
+    # The hash lets this very script run and no other, so that even a flaw in the escaping could not execute anything.
+    hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{hashed}'"
+    head = join((
+        Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
+        tag("title", f"{run.name}: report"),
+        Markup(f"<style>{style}</style>"),
+    ))  # fmt: skip
+    content = tag("body", PATTERNS, tag("main", *body(run, wanted)), Markup(f"<script>{script}</script>"))
+    return f"<!doctype html>\n{tag('html', tag('head', head), content, lang='en')}\n"
+
+
+def body(run: Run, wanted: tuple[int, ...]) -> tuple[Markup, ...]:
+    return (
+        summary.heading(run),
+        summary.tiles(run),
+        _section("Training", tag("div", *map(charts.draw, curves.charts(run)), class_="cards")),
+        _section("Sources", tag("div", mix.section(run), class_="cards")),
+        _section("Steps: planned and measured", _pictures(run, wanted)),
+        _section("Events", summary.events(run)),
+        _section("End", summary.end(run)),
+    )
+
+
+def _section(title: str, content: Markup) -> Markup:
+    return tag("section", tag("h2", title), content)
+
+
+def _pictures(run: Run, wanted: tuple[int, ...]) -> Markup:
+    chosen = chosen_steps(run, wanted)
+    if not chosen:
+        return tag("p", "no timings of these steps recorded", class_="empty")
+    return join((LEGEND, *(_step(run, step, why, open_=n == 0) for n, (step, why) in enumerate(chosen))))
+
+
+def _step(run: Run, step: int, why: str, open_: bool) -> Markup:
+    line = next((s for s in run.steps if s.step == step), None)
+    facts = (
+        f"{seconds(line.seconds)}, {line.sequences} sequences, {line.tokens:,} tokens, idle {100 * line.idle_fraction:.0f} %"
+        if line
+        else ""
+    )
+    title = tag("summary", tag("b", f"Step {step}"), f" {why} ", tag("span", facts, class_="unit"))
+    return tag("details", title, picture.draw(run.timings[step]), open="" if open_ else None)
+
+
+def _asset(name: str) -> str:
+    return files("coxswain_cli.reporting").joinpath(name).read_text(encoding="utf-8")
+
+
+PATTERNS = Markup(
+    '<svg width="0" height="0" aria-hidden="true" style="position:absolute"><defs>'
+    '<pattern id="wait" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect width="6" height="6" class="hatch-ground"/><rect width="2" height="6" class="hatch-line"/></pattern></defs></svg>'
+)
+LEGEND = Markup(
+    '<p class="legend"><i class="b0"></i><i class="b1"></i><i class="b2"></i> rings, a colour a sequence'
+    '<i class="pack"></i> packs of short sequences<i class="wait"></i> waiting<i class="reduce"></i> reduction and update.'
+    " The number is the task's; pale is forward, full is backward.</p>"
+)

@@ -1,0 +1,119 @@
+"""Reads a work directory into a `Run`. A run may have been killed at any byte: what cannot be read is counted, not fatal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from coxswain.config import JobConfig
+from coxswain.errors import Refused
+from coxswain_cli.reporting.record import Event, Run, Step, StepTiming
+from coxswain_cli.reporting.timings import parse_timing
+
+STEPS, EVENTS, TIMINGS = "steps.jsonl", "events.jsonl", "timings.jsonl"
+
+
+def read_run(directory: Path) -> Run:
+    """Raises Refused when the folder holds neither steps nor events of a run."""
+    if not (directory / STEPS).exists() and not (directory / EVENTS).exists():
+        raise Refused(
+            "NoRun",
+            f"{directory}: holds neither {STEPS} nor {EVENTS}; name the work directory of a run (`cox run` prints it, "
+            "by default runs/JOB)",
+        )
+    steps, lines, bad_steps = _steps(directory / STEPS)
+    timings, bad_timings = _timings(directory / TIMINGS)
+    events, bad_events = _events(directory / EVENTS)
+    job = _job(_objects(directory / "cluster", "ConfigMap"))
+    training = next(_objects(directory / "cluster", "TrainingJob"), {})
+    return Run(
+        name=job.name if job else training.get("metadata", {}).get("name", directory.resolve().name),
+        steps=steps, events=events, timings=timings, job=job, status=training.get("status") or {},
+        redone=lines - len(steps), unreadable=bad_steps + bad_timings + bad_events,
+    )  # fmt: skip
+
+
+def _lines(path: Path) -> tuple[list[Any], int]:
+    """The values of a JSON-lines file, and how many lines are none. A torn last line is what a kill leaves: not counted."""
+    if not path.exists():
+        return [], 0
+    *whole, torn = path.read_bytes().split(b"\n")
+    values, bad = [], 0
+    for line in (*whole, torn):
+        try:
+            if line.strip():
+                values.append(json.loads(line))
+        except ValueError:
+            bad += line is not torn
+    return values, bad
+
+
+def _steps(path: Path) -> tuple[tuple[Step, ...], int, int]:
+    """Steps in order (the last line of a step is valid), readable lines, unreadable lines."""
+    values, bad = _lines(path)
+    latest: dict[int, Step] = {}
+    good = 0
+    for value in values:
+        try:
+            step = msgspec.convert(value, Step)
+        except msgspec.ValidationError:
+            bad += 1
+            continue
+        latest[step.step] = step
+        good += 1
+    return tuple(latest[k] for k in sorted(latest)), good, bad
+
+
+def _timings(path: Path) -> tuple[dict[int, StepTiming], int]:
+    values, bad = _lines(path)
+    parsed = [parse_timing(v) for v in values]
+    return {t.step: t for t in parsed if t is not None}, bad + sum(t is None for t in parsed)
+
+
+def _events(path: Path) -> tuple[tuple[Event, ...], int]:
+    values, bad = _lines(path)
+    events = [_event(v) for v in values if isinstance(v, dict)]
+    return tuple(sorted(events, key=lambda e: e.time)), bad + len(values) - len(events)
+
+
+def _event(value: dict[str, Any]) -> Event:
+    texts = [str(value.get(key) or "") for key in ("reason", "message", "object")]
+    return Event(_seconds(value.get("time")), *texts)
+
+
+def _seconds(time: object) -> float:
+    """Seconds since 1970 of a number or an ISO 8601 text; 0 when it is neither."""
+    if isinstance(time, int | float):
+        return float(time)
+    try:
+        return datetime.fromisoformat(str(time)).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _objects(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """The local cluster's objects of one kind. Only kinds without secrets are ever asked for: people pass reports on."""
+    for path in sorted(folder.glob(f"{kind}/*/*.json")):
+        try:
+            value = json.loads(path.read_bytes())
+        except (ValueError, OSError):
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def _job(config_maps: Iterator[dict[str, Any]]) -> JobConfig | None:
+    """The resolved job from its ConfigMap."""
+    for value in config_maps:
+        text = (value.get("data") or {}).get("job.json")
+        if text:
+            try:
+                return msgspec.json.decode(text, type=JobConfig)
+            except msgspec.MsgspecError:
+                return None
+    return None

@@ -1,0 +1,113 @@
+"""The words and tables of a report: how it ended, key figures, events, checkpoints, the proof of the stream."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
+
+from coxswain_cli.reporting.figures import seconds, short
+from coxswain_cli.reporting.markup import Markup, join, tag
+from coxswain_cli.reporting.record import Event, Run
+
+BAD = {"Failed", "NodeLost", "WorkerRestarted", "StragglerDetected"}
+
+
+def heading(run: Run) -> Markup:
+    """The job's name and how it stands."""
+    condition = _succeeded(run.status)
+    state = condition.get("reason") or "State unknown"
+    words = condition.get("message") or ""
+    look = {"True": "good", "False": "bad"}.get(str(condition.get("status")), "open")
+    return tag(
+        "header",
+        tag("h1", run.name),
+        tag("p", tag("b", state, class_=look), " ", words),
+        tag("p", _when(run), class_="unit"),
+    )
+
+
+def _succeeded(status: dict[str, Any]) -> dict[str, str]:
+    conditions = status.get("conditions") or ()
+    return next((c for c in conditions if isinstance(c, dict) and c.get("type") == "Succeeded"), {})
+
+
+def _when(run: Run) -> str:
+    times = [t for t in (*(s.time for s in run.steps), *(e.time for e in run.events)) if t]
+    if not times:
+        return ""
+    return f"{_utc(min(times))} to {_utc(max(times))} UTC, {seconds(max(times) - min(times))} in all"
+
+
+def tiles(run: Run) -> Markup:
+    """The key figures, large."""
+    return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in figures(run)), class_="tiles")
+
+
+def figures(run: Run) -> tuple[tuple[str, str], ...]:
+    if not run.steps:
+        return (("steps", "none"),)
+    losses = [s.loss for s in run.steps if s.loss is not None]
+    total = run.job.total_steps if run.job else 0
+    spent = sum(s.seconds for s in run.steps)
+    tokens = sum(s.tokens for s in run.steps)
+    idle = sum(s.idle_fraction * s.seconds for s in run.steps)
+    return (
+        ("steps", f"{run.steps[-1].step + 1:,}" + (f" of {total:,}" if total else "")),
+        ("last loss", short(losses[-1]) if losses else "none"),
+        ("tokens", short(tokens)),
+        ("tokens per second", short(tokens / spent) if spent else "unknown"),
+        ("median step", seconds(median(s.seconds for s in run.steps))),
+        ("idle share", f"{100 * idle / spent:.1f} %" if spent else "unknown"),
+    )
+
+
+def end(run: Run) -> Markup:
+    """Facts that matter afterwards: the last checkpoint, restarts, what was computed again, the digests."""
+    last = run.steps[-1] if run.steps else None
+    facts = [
+        ("last checkpoint", _checkpoint(run)),
+        ("restarts", _restarts(run.status)),
+        ("world generations", ", ".join(sorted({str(s.worldGeneration) for s in run.steps}, key=int))),
+        ("steps computed again", str(run.redone) if run.redone else ""),
+        ("unreadable lines", str(run.unreadable) if run.unreadable else ""),
+        (f"stream digest after step {last.step}" if last else "", last.stream_digest if last else ""),
+        (f"delivered digest of step {last.step}" if last else "", last.delivered_digest if last else ""),
+    ]
+    rows = join(tag("tr", tag("th", name), tag("td", value)) for name, value in facts if value)
+    return tag("table", rows, class_="facts")
+
+
+def _checkpoint(run: Run) -> str:
+    saved = run.status.get("lastCheckpoint")
+    if isinstance(saved, dict) and saved.get("step") is not None:
+        return f"step {saved['step']}, {saved.get('uri', '')}"
+    return next((e.message for e in reversed(run.events) if e.reason == "CheckpointSaved"), "none")
+
+
+def _restarts(status: dict[str, Any]) -> str:
+    counts = status.get("restarts")
+    return (
+        f"{counts.get('counted', 0)} counted, {counts.get('ignored', 0)} not counted"
+        if isinstance(counts, dict)
+        else ""
+    )
+
+
+def events(run: Run) -> Markup:
+    if not run.events:
+        return tag("p", "no events recorded", class_="empty")
+    began = run.events[0].time
+    return tag("table", join(_event(e, began) for e in run.events), class_="events")
+
+
+def _event(event: Event, began: float) -> Markup:
+    mark = tag("b", ("▲ " if event.reason in BAD else "") + event.reason, class_="bad" if event.reason in BAD else None)
+    when = tag(
+        "td", f"+{seconds(event.time - began)}" if event.time > began else "0 s", title=f"{_utc(event.time)} UTC"
+    )
+    return tag("tr", when, tag("td", mark, " ", event.message, " ", tag("span", event.object, class_="unit")))
+
+
+def _utc(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")

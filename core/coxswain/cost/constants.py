@@ -1,0 +1,129 @@
+"""Where the numbers of the cost model come from: shipped files, a user's file, or a model's shape and a machine's rates."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from coxswain.config import ModelConfig
+from coxswain.errors import Refused
+
+SHIPPED = ("a100-40g", "a100-80g", "cpu", "h100-80g")
+# ByteScale's evaluation (its section 6): grouped-query attention with 8 groups in all of them.
+MODELS = {
+    "llama-7b": ModelConfig(layers=32, hidden=4096, heads=32, kv_heads=8, feed_forward=11008, vocabulary=32000),
+    "llama-13b": ModelConfig(layers=40, hidden=5120, heads=40, kv_heads=8, feed_forward=13824, vocabulary=32000),
+    "llama-30b": ModelConfig(layers=60, hidden=6656, heads=52, kv_heads=8, feed_forward=17920, vocabulary=32000),
+    "llama-70b": ModelConfig(layers=80, hidden=8192, heads=64, kv_heads=8, feed_forward=28672, vocabulary=32000),
+}
+
+
+class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model on one machine; forward and backward together; bandwidths in GB/s."""
+
+    linear_us_per_token: float
+    attention_ns_per_token2: float
+    kv_bytes_per_token: float
+    inside_node_gbps: float
+    between_nodes_gbps: float
+    task_ms: float
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a machine sustains, whatever the model."""
+
+    linear_tflops: float
+    attention_tflops: float
+    kv_element_bytes: Literal[2, 4]
+    inside_node_gbps: float
+    between_nodes_gbps: float
+    task_ms: float
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A constants file: rates for any model's shape, and models that are known better than by their shape."""
+
+    rates: Rates
+    models: dict[str, Constants] = {}
+    note: str = ""
+
+
+def load_constants(name_or_path: str, model: str = "llama-7b") -> Constants:
+    """Constants of a named model. A file may also hold plain Constants, which then are those of any model."""
+    return _constants(name_or_path, MODELS.get(model), model)
+
+
+def constants_for(hardware: str, model: ModelConfig) -> Constants:
+    """Constants of a model given by its shape; those of the file where it knows the preset."""
+    return _constants(hardware, model, model.preset)
+
+
+def _constants(hardware: str, shape: ModelConfig | None, name: str) -> Constants:
+    loaded = _load(hardware)
+    if isinstance(loaded, Constants):
+        return loaded
+    if name in loaded.models:
+        return loaded.models[name]
+    if shape is None:
+        known = ", ".join(sorted({*MODELS, *loaded.models}))
+        raise Refused(
+            "UnknownModel", f"model {name!r}: not known; use one of {known}, or a hardware file with constants"
+        )
+    return scaled(loaded.rates, shape)
+
+
+def scaled(rates: Rates, model: ModelConfig) -> Constants:
+    """From FLOPs to times (reference hdp 5.1): backward is twice forward in matrix products, 2.5 times in attention."""
+    head = model.hidden // model.heads
+    query, kv = model.heads * head, model.kv_heads * head
+    layer = model.hidden * (2 * query + 2 * kv) + 3 * model.hidden * model.feed_forward
+    linear_flops = 3 * 2 * (model.layers * layer + model.hidden * model.vocabulary)
+    attention_flops = 3.5 * 2 * query * model.layers
+    return Constants(
+        linear_us_per_token=linear_flops / rates.linear_tflops * 1e-6,
+        attention_ns_per_token2=attention_flops / rates.attention_tflops * 1e-3,
+        kv_bytes_per_token=3
+        * model.layers
+        * 2
+        * kv
+        * rates.kv_element_bytes,  # K and V forward, again backward, and their gradients
+        inside_node_gbps=rates.inside_node_gbps,
+        between_nodes_gbps=rates.between_nodes_gbps,
+        task_ms=rates.task_ms,
+    )
+
+
+def _load(name_or_path: str) -> Hardware | Constants:
+    raw = _read(name_or_path)
+    kind: type[Hardware | Constants] = Hardware if b'"rates"' in raw else Constants
+    try:
+        loaded = msgspec.json.decode(raw, type=kind)
+    except msgspec.DecodeError as error:
+        raise Refused(
+            "BadHardware", f"hardware {name_or_path!r}: {error}; see the shipped files for the format"
+        ) from None
+    _check(name_or_path, loaded.rates if isinstance(loaded, Hardware) else loaded)
+    for constants in loaded.models.values() if isinstance(loaded, Hardware) else ():
+        _check(name_or_path, constants)
+    return loaded
+
+
+def _read(name_or_path: str) -> bytes:
+    if name_or_path in SHIPPED:
+        return resources.files("coxswain.cost").joinpath("data", f"{name_or_path}.json").read_bytes()
+    try:
+        return Path(name_or_path).read_bytes()
+    except OSError as error:
+        shipped = ", ".join(SHIPPED)
+        message = f"hardware {name_or_path!r}: {error.strerror}; use one of {shipped}, or the path of a constants file"
+        raise Refused("BadHardware", message) from None
+
+
+def _check(name: str, values: Constants | Rates) -> None:
+    for field in values.__struct_fields__:
+        value = getattr(values, field)
+        if not 0 <= value < float("inf") or (value == 0 and field != "task_ms"):
+            raise Refused("BadHardware", f"hardware {name!r}: {field} is {value}; it must be finite and above 0")

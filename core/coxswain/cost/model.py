@@ -1,0 +1,85 @@
+"""The cost model that every planner, bound and simulator reads (design 04): seconds of packs and rings at speed 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from coxswain.cost.constants import Constants
+
+Floats = NDArray[np.float64]
+Number = TypeVar("Number", float, Floats)
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Times of tasks. Numbers may be arrays wherever the annotation says `Number`."""
+
+    constants: Constants
+
+    @property
+    def linear(self) -> float:
+        """Seconds per token."""
+        return self.constants.linear_us_per_token * 1e-6
+
+    @property
+    def attention(self) -> float:
+        """Seconds per token squared, of causal attention of a whole sequence."""
+        return self.constants.attention_ns_per_token2 * 1e-9
+
+    @property
+    def task(self) -> float:
+        """Seconds that every task costs, whatever is in it."""
+        return self.constants.task_ms * 1e-3
+
+    def kv(self, inside_node: bool) -> float:
+        """Seconds to pass on the keys and values of one token, forward and backward."""
+        gbps = self.constants.inside_node_gbps if inside_node else self.constants.between_nodes_gbps
+        return self.constants.kv_bytes_per_token / (gbps * 1e9)
+
+    def work_seconds(self, lengths: ArrayLike) -> Floats:
+        """Compute of each sequence by itself, without the cost of the task it runs in."""
+        s = np.asarray(lengths, dtype=np.float64)
+        return self.linear * s + self.attention * s * s
+
+    def pack_seconds(self, lengths: ArrayLike) -> float:
+        """One pack of these sequences."""
+        return self.task + float(self.work_seconds(lengths).sum())
+
+    def ring_seconds(self, s: Number, degree: Number, inside_node: bool) -> Number:
+        """One sequence over `degree` members. Each of the D ring steps computes on one block while the next one travels."""
+        compute = self.attention * (s / degree) * (s / degree)
+        travel = self.kv(inside_node) * s / degree
+        slower: Number = np.maximum(compute, travel)
+        return self.task + self.linear * s / degree + compute + (degree - 1) * slower
+
+    def packed_ring_seconds(self, lengths: ArrayLike, degree: int, inside_node: bool) -> float:
+        """Several sequences cut over the same members in one ring (a static mesh does that): their steps add up."""
+        s = np.asarray(lengths, dtype=np.float64) / degree
+        compute, travel = self.attention * float((s * s).sum()), self.kv(inside_node) * float(s.sum())
+        return self.task + self.linear * float(s.sum()) + compute + (degree - 1) * max(compute, travel)
+
+    def lower_bound(
+        self, lengths: ArrayLike, speeds: Sequence[float] | Floats, capacity: int, max_degree: int, node_size: int
+    ) -> float:
+        """No plan ends sooner: all work over all speeds, or the longest sequence on the fastest replicas."""
+        s = np.asarray(lengths, dtype=np.float64)
+        if not s.size:
+            return 0.0
+        packs = -(-int(s.sum()) // capacity)
+        spread = (float(self.work_seconds(s).sum()) + self.task * packs) / float(np.sum(speeds))
+        return max(spread, self._longest(float(s.max()), speeds, capacity, max_degree, node_size))
+
+    def _longest(
+        self, s: float, speeds: Sequence[float] | Floats, capacity: int, max_degree: int, node_size: int
+    ) -> float:
+        fastest = np.sort(np.asarray(speeds, dtype=np.float64))[::-1][:max_degree]
+        degree = np.arange(1, fastest.size + 1, dtype=np.float64)
+        inside = self.ring_seconds(np.full_like(degree, s), degree, True)
+        between = self.ring_seconds(np.full_like(degree, s), degree, False)
+        seconds = np.where(degree <= node_size, inside, between) / fastest
+        return float(seconds[max(0, -(-int(s) // capacity) - 1) :].min(initial=np.inf))

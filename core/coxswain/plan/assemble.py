@@ -1,0 +1,45 @@
+"""From a planner's drafts to a placement: global order, slices and times."""
+
+from __future__ import annotations
+
+from coxswain.plan.chunks import ring_slices
+from coxswain.plan.problem import Draft, Problem
+from coxswain.plan.simulate import simulate
+from coxswain.plan.types import Placement, Slice, Task
+
+
+def assemble(problem: Problem, balance: str, drafts: list[Draft]) -> Placement:
+    """The placement without operations; its times are the simulation's."""
+    timeline = simulate(problem, drafts)
+    lengths: list[int] = problem.lengths.tolist()
+    tasks = [
+        Task(i, "ring" if len(draft.members) > 1 else "pack", draft.members, _slices(lengths, draft), seconds)
+        for i, (draft, seconds) in enumerate(zip(drafts, timeline.seconds, strict=True))
+    ]
+    return Placement(
+        balance=balance,
+        replicas=problem.replicas,
+        capacity=problem.capacity,
+        tasks=tuple(tasks),
+        operations=(),
+        makespan_seconds=timeline.makespan,
+        lower_bound_seconds=problem.lower_bound(),
+        work_seconds=timeline.work,
+        idle_fraction=timeline.idle_fraction,
+    )
+
+
+def _slices(lengths: list[int], draft: Draft) -> tuple[Slice, ...]:
+    if len(draft.members) == 1:
+        (replica,) = draft.members
+        return tuple([Slice(replica, i, 0, lengths[i]) for i in draft.sequences])
+    return tuple([s for i in draft.sequences for s in ring_slices(i, lengths[i], draft.members)])
+
+
+def one_sequence_a_ring(drafts: list[Draft]) -> list[Draft]:
+    """Workers run rings of one sequence: a ring of several (a static mesh's) becomes consecutive rings."""
+    return [
+        Draft(d.members, part)
+        for d in drafts
+        for part in ([(i,) for i in d.sequences] if len(d.members) > 1 else [d.sequences])
+    ]

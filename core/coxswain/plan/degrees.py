@@ -1,0 +1,80 @@
+"""How many replicas a long sequence gets: the least number that ends within a target time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coxswain.cost.model import CostModel, Floats
+from coxswain.plan.problem import Problem
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Degrees [low, high] of each sequence on one kind of link; ring time falls along it. Empty where low > high."""
+
+    low: Ints
+    high: Ints
+    inside_node: bool
+
+
+def ranges(problem: Problem, lengths: Ints) -> tuple[Range, Range]:
+    """Degrees within a node, and degrees beyond it."""
+    least = np.maximum(2, -(-lengths // problem.capacity))
+    parts = []
+    for inside, first, last in (
+        (True, 2, min(problem.node_size, problem.max_degree)),
+        (False, problem.node_size + 1, problem.max_degree),
+    ):
+        best = np.minimum(_fastest(problem.cost, lengths, inside), last)
+        low = np.maximum(least, first)
+        high = np.where(low <= last, np.maximum(low, best), last)
+        parts.append(Range(low, high, inside))
+    return parts[0], parts[1]
+
+
+def _fastest(cost: CostModel, lengths: Ints, inside_node: bool) -> Ints:
+    """The degree beyond which a ring gets slower.
+
+    Compute of a ring falls with D; once blocks are so small that travel dominates, the time behaves as
+    lin*s/D + att*(s/D)^2 + kv*s*(1 - 1/D), which grows with D where kv > lin + 2*att*s/D.
+    """
+    kv = cost.kv(inside_node)
+    travel_bound = lengths * (cost.attention / kv)
+    if kv <= cost.linear:
+        return np.full_like(lengths, np.iinfo(np.int64).max)
+    turn = 2 * cost.attention * lengths / (kv - cost.linear)
+    degrees: Ints = np.maximum(np.floor(np.maximum(travel_bound, turn)), 1).astype(np.int64)
+    return degrees
+
+
+def least_degrees(problem: Problem, lengths: Ints, target: float) -> Ints:
+    """Per sequence the least degree whose ring ends within `target` seconds at speed 1; the fastest one where none does."""
+    inside, between = ranges(problem, lengths)
+    best = np.zeros_like(lengths)
+    best_seconds = np.full(lengths.shape, np.inf)
+    for part in (inside, between):
+        degree = _bisect(problem.cost, lengths, part, target)
+        seconds = np.where(part.low <= part.high, _seconds(problem.cost, lengths, degree, part.inside_node), np.inf)
+        better = (best_seconds > target) & (seconds < best_seconds)
+        best[better], best_seconds[better] = degree[better], seconds[better]
+    return best
+
+
+def _bisect(cost: CostModel, lengths: Ints, part: Range, target: float) -> Ints:
+    """The least degree of the range that meets the target, else the range's end."""
+    low, high = part.low.copy(), np.maximum(part.high, part.low)
+    while (low < high).any():
+        middle = (low + high) // 2
+        good = _seconds(cost, lengths, middle, part.inside_node) <= target
+        high = np.where(good, middle, high)
+        low = np.where(good, low, np.minimum(middle + 1, high))
+    return low
+
+
+def _seconds(cost: CostModel, lengths: Ints, degrees: Ints, inside_node: bool) -> Floats:
+    return cost.ring_seconds(lengths.astype(np.float64), degrees.astype(np.float64), inside_node)

@@ -1,0 +1,78 @@
+"""Times a list of tasks under the cost model, as the workers would run it. Planners are judged by this, not believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from coxswain.plan.problem import Draft, Problem
+from coxswain.plan.types import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Start and duration of every task in the global order, and what each replica did."""
+
+    starts: tuple[float, ...]
+    seconds: tuple[float, ...]
+    busy: tuple[float, ...]  # per replica, waiting excluded
+    work: float  # sum over tasks and members of seconds at speed 1
+    makespan: float
+
+    @property
+    def idle_fraction(self) -> float:
+        total = len(self.busy) * self.makespan
+        return max(0.0, 1 - sum(self.busy) / total) if total else 0.0
+
+
+def simulate(problem: Problem, tasks: Iterable[Draft]) -> Timeline:
+    """Every replica walks the tasks in their order; a ring starts when all its members are free."""
+    free = [0.0] * problem.replicas
+    busy = [0.0] * problem.replicas
+    speeds: list[float] = problem.speeds.tolist()
+    own: list[float] = problem.cost.work_seconds(problem.lengths).tolist()
+    starts, seconds, work = [], [], 0.0
+    for members, sequences in tasks:
+        if len(members) == 1:
+            (r,) = members
+            plain = problem.cost.task + sum([own[i] for i in sequences])
+            start, took = free[r], plain / speeds[r]
+        else:
+            plain = _ring_seconds(problem, members, sequences)
+            start, took = max([free[r] for r in members]), plain / min([speeds[r] for r in members])
+        for r in members:
+            free[r] = start + took
+            busy[r] += took
+        work += plain * len(members)
+        starts.append(start)
+        seconds.append(took)
+    return Timeline(tuple(starts), tuple(seconds), tuple(busy), work, max(free))
+
+
+def _ring_seconds(problem: Problem, members: tuple[int, ...], sequences: tuple[int, ...]) -> float:
+    inside = problem.inside_node(members)
+    if len(sequences) == 1:
+        return float(problem.cost.ring_seconds(float(problem.lengths[sequences[0]]), float(len(members)), inside))
+    return problem.cost.packed_ring_seconds(problem.lengths[list(sequences)], len(members), inside)
+
+
+def drafts_of(placement: Placement) -> list[Draft]:
+    """The tasks of a finished placement, as a planner would have written them."""
+    return [Draft(t.replicas, tuple(dict.fromkeys(s.sequence for s in t.slices))) for t in placement.tasks]
+
+
+def ring_bytes(problem: Problem, tasks: Iterable[Draft]) -> tuple[int, int]:
+    """Bytes that rings move inside nodes and between nodes; each hop of a ring carries D-1 blocks of keys and values."""
+    inside = between = 0.0
+    for members, sequences in tasks:
+        degree = len(members)
+        if degree == 1:
+            continue
+        block = problem.cost.constants.kv_bytes_per_token * float(problem.lengths[list(sequences)].sum()) / degree
+        nodes = np.asarray(members) // problem.node_size
+        crossing = int((nodes != np.roll(nodes, 1)).sum())
+        inside += block * (degree - 1) * (degree - crossing)
+        between += block * (degree - 1) * crossing
+    return round(inside), round(between)

@@ -1,0 +1,52 @@
+"""The one entry for a running job: lengths, layout and speeds in, a placement with operations out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from coxswain.config import ModelConfig, ParallelConfig
+from coxswain.cost import CostModel, constants_for
+from coxswain.layout import Layout
+from coxswain.plan.assemble import assemble, one_sequence_a_ring
+from coxswain.plan.balances import planner
+from coxswain.plan.operations import operations
+from coxswain.plan.problem import pose
+from coxswain.plan.types import Placement
+from coxswain.plan.validator import validate
+
+
+def plan_step(
+    sequence_lengths: Sequence[int],
+    layout: Layout,
+    parallelism: ParallelConfig,
+    model: ModelConfig,
+    speeds: Sequence[float] | None = None,
+) -> Placement:
+    """Place one step on the layout's replicas; `speeds` are per replica, 1 = as the cost model says.
+
+    Refused "CapacityLost" if the longest sequence does not fit. The result has passed the validator.
+    """
+    problem = pose(
+        sequence_lengths,
+        replicas=len(layout.replicas),
+        capacity=parallelism.tokens_per_replica,
+        cost=CostModel(constants_for(parallelism.hardware, model)),
+        speeds=speeds,
+        max_degree=parallelism.max_degree,
+        node_size=replicas_per_trainer(layout),
+    )
+    drafts = one_sequence_a_ring(planner(parallelism.balance)(problem))
+    placement = assemble(problem, parallelism.balance.lower(), drafts)
+    placement = replace(placement, operations=operations(layout, placement.tasks))
+    faults = validate(placement, sequence_lengths, layout, parallelism.tokens_per_replica, parallelism.max_degree)
+    if faults:
+        raise AssertionError(f"planner {parallelism.balance}: {len(faults)} faults in its own plan, first: {faults[0]}")
+    return placement
+
+
+def replicas_per_trainer(layout: Layout) -> int:
+    """A trainer is a pod on one node; replicas of the same trainer are neighbours."""
+    homes = [replica.stages[0].devices[0].trainer for replica in layout.replicas]
+    return max(1, sum(home == homes[0] for home in homes)) if homes else 1

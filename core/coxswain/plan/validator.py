@@ -1,0 +1,108 @@
+"""Judges a placement before it is committed: a plan that could hang or lose a token is refused, naming replica and sequence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from coxswain.layout import Layout
+from coxswain.plan.chunks import ring_slices
+from coxswain.plan.replay import replay
+from coxswain.plan.types import Placement, Task
+
+
+def validate(placement: Placement, lengths: Sequence[int], layout: Layout, capacity: int, max_degree: int) -> list[str]:
+    """Everything that is wrong with the placement; empty: it can be run."""
+    faults = [*_order(placement)]
+    for task in placement.tasks:
+        shape = [*_members(task, layout, max_degree)] or [*_slices(task, lengths, capacity)]
+        faults += [f"task {task.index} ({task.kind}): {fault}" for fault in shape]
+    faults += _coverage(placement, lengths)
+    return faults or replay(placement, layout)
+
+
+def _order(placement: Placement) -> Iterator[str]:
+    for place, task in enumerate(placement.tasks):
+        if task.index != place:
+            yield f"task at place {place} has index {task.index}; tasks must be numbered in their one global order"
+
+
+def _members(task: Task, layout: Layout, max_degree: int) -> Iterator[str]:
+    degree = len(task.replicas)
+    for replica in task.replicas:
+        if not 0 <= replica < len(layout.replicas):
+            yield f"replica {replica} does not exist; the layout has {len(layout.replicas)}"
+            return
+    if len(set(task.replicas)) != degree:
+        yield f"replicas {list(task.replicas)} are not distinct"
+    if task.kind == "pack" and degree != 1:
+        yield f"a pack has one replica, not {degree}"
+    if task.kind == "ring" and not 2 <= degree <= max_degree:
+        yield f"a ring has between 2 and {max_degree} replicas, not {degree}"
+    shapes = {tuple((s.start, s.stop, len(s.devices)) for s in layout.replicas[r].stages) for r in task.replicas}
+    if len(shapes) > 1:
+        yield f"replicas {list(task.replicas)} differ in layer split or tensor degree; a ring needs them equal"
+
+
+def _slices(task: Task, lengths: Sequence[int], capacity: int) -> Iterator[str]:
+    if not task.slices:
+        yield "it has no slices"
+        return
+    for s in task.slices:
+        if not 0 <= s.sequence < len(lengths):
+            yield f"sequence {s.sequence} does not exist; the step has {len(lengths)}"
+            return
+    yield from _pack(task, lengths) if task.kind == "pack" else _ring(task, lengths)
+    held: Counter[int] = Counter()
+    for s in task.slices:
+        held[s.replica] += s.stop - s.start
+    for replica, tokens in held.items():
+        if tokens > capacity:
+            yield f"sequence {task.slices[0].sequence}: replica {replica} would hold {tokens} tokens, but has room for {capacity}"
+
+
+def _pack(task: Task, lengths: Sequence[int]) -> Iterator[str]:
+    for s in task.slices:
+        if s.replica != task.replicas[0]:
+            yield f"sequence {s.sequence} is given to replica {s.replica}, which is not the pack's"
+        if (s.start, s.stop) != (0, lengths[s.sequence]):
+            yield f"sequence {s.sequence}: tokens [{s.start}, {s.stop}) of {lengths[s.sequence]}; a pack holds whole sequences"
+
+
+def _ring(task: Task, lengths: Sequence[int]) -> Iterator[str]:
+    sequence = task.slices[0].sequence
+    if any(s.sequence != sequence for s in task.slices):
+        yield f"it has sequences {sorted({s.sequence for s in task.slices})}; a ring has one"
+        return
+    wanted = ring_slices(sequence, lengths[sequence], task.replicas)
+    for place, (have, want) in enumerate(zip(task.slices, wanted, strict=False)):
+        if have != want:
+            yield (
+                f"sequence {sequence}: slice {place} is [{have.start}, {have.stop}) on replica {have.replica}; "
+                f"head-tail chunks over {list(task.replicas)} want [{want.start}, {want.stop}) on replica {want.replica}"
+            )
+            return
+    if len(task.slices) != len(wanted):
+        yield f"sequence {sequence}: {len(task.slices)} slices instead of {len(wanted)}"
+
+
+def _coverage(placement: Placement, lengths: Sequence[int]) -> list[str]:
+    """Every token exactly once. Slices of a sequence are laid side by side; they must meet from 0 to its length."""
+    pieces: dict[int, list[tuple[int, int]]] = {}
+    for task in placement.tasks:
+        for s in task.slices:
+            pieces.setdefault(s.sequence, []).append((s.start, s.stop))
+    faults = []
+    for sequence, length in enumerate(lengths):
+        at = 0
+        for start, stop in sorted(pieces.get(sequence, [])):
+            if start != at or stop <= start:
+                faults.append(
+                    f"sequence {sequence}: tokens [{min(start, at)}, {max(start, at)}) are missing or computed twice"
+                )
+                break
+            at = stop
+        else:
+            if at != length:
+                faults.append(f"sequence {sequence}: covered up to token {at} of {length}")
+    return faults

@@ -1,0 +1,86 @@
+"""DataSource: one corpus in an object store, how to read its documents, and with which tokenizer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from coxswain.api.common import Conditions, Endpoint, Model, Text, Uri, Whole
+
+Digits = Annotated[str, Field(max_length=20, pattern=r"^[0-9]+$")]
+
+
+class BytesTokenizer(Model):
+    """The bytes of the text are the tokens: ids 0-255, end of text 256. Has no settings."""
+
+
+class FileTokenizer(Model):
+    """A Hugging Face tokenizer."""
+
+    uri: Uri
+    """The tokenizer.json. Read with the source's endpoint."""
+    end_of_text: Annotated[str, Field(min_length=1, max_length=128)] = "<|endoftext|>"
+    """The token that is put after each document. It must be in the tokenizer's vocabulary."""
+
+
+class Tokenizer(Model):
+    """Exactly one of the members. One tokenizer for all sources of a mix (else condition TokenizerMismatch)."""
+
+    bytes: BytesTokenizer | None = None
+    """Train on bytes."""
+    file: FileTokenizer | None = None
+    """Train on the tokens of a tokenizer.json."""
+
+
+class DataSourceSpec(Model):
+    """Where the documents are and how to read them. What decides the tokens is immutable: another corpus is another source."""
+
+    uri: Uri
+    """Folder of the objects: s3:// (any S3 server), file:/// (a path in the pods) or pvc://claim/path. Immutable."""
+    format: Literal["Parquet", "Jsonl", "Text", "Tar", "TokenBin"]
+    """Format of the objects. Jsonl and Text may be .gz or .zst (then the object is the block, of limited size). Immutable."""
+    include: Annotated[str, Field(min_length=1, max_length=256)] = "**/*"
+    """Glob relative to `uri`: which objects belong to the source. Immutable."""
+    text_field: Annotated[str, Field(min_length=1, max_length=256)] = "text"
+    """Column (Parquet) or key (Jsonl) of the text; ignored by the other formats. Immutable."""
+    tokenizer: Tokenizer
+    """Turns text into tokens. Immutable."""
+    endpoint: Endpoint | None = None
+    """The S3 server of `uri`. Empty: the provider's own. May change."""
+    max_rejected: Whole = 0
+    """How many samples may fail to decode before the source is refused. May change."""
+
+
+class Lengths(Model):
+    """Quantiles of the documents' lengths in tokens."""
+
+    p50: Whole | None = None
+    """Median."""
+    p90: Whole | None = None
+    """90th percentile."""
+    p99: Whole | None = None
+    """99th percentile."""
+    max: Whole | None = None
+    """Longest document."""
+
+
+class DataSourceStatus(Model):
+    """What indexing found."""
+
+    observed_generation: Whole | None = None
+    """metadata.generation that this status describes."""
+    conditions: Conditions | None = None
+    """Ready: the source can be read, and `complete` says whether all of it is indexed."""
+    documents: Whole | None = None
+    """Documents indexed so far."""
+    tokens: Digits | None = None
+    """Tokens indexed so far."""
+    rejected: Whole | None = None
+    """Samples that did not decode; they are not in the index."""
+    complete: bool | None = None
+    """Whether every block is indexed."""
+    lengths: Lengths | None = None
+    """Quantiles over the documents indexed so far."""
+    fingerprint: Text | None = None
+    """Digest of the contents as indexed: sha256 and 64 hexadecimal digits."""

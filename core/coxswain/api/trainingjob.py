@@ -1,0 +1,293 @@
+"""TrainingJob.spec: one training run. The user says what is trained on what; Coxswain decides where every token goes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from coxswain.api.common import (
+    ATOMIC,
+    Count,
+    Decimal,
+    Endpoint,
+    Image,
+    Model,
+    Name,
+    ObjectReference,
+    Positive,
+    Seconds,
+    Steps,
+    Tokens,
+    Uri,
+    Whole,
+    list_map,
+)
+from coxswain.api.datamix import DataMixSpec
+from coxswain.api.parallelism import ParallelismPolicySpec
+from coxswain.api.presets import PresetName
+
+LabelKey = Annotated[str, Field(max_length=317)]
+
+
+class ModelShape(Model):
+    """A decoder of the Llama family (RMSNorm, RoPE, grouped queries, SwiGLU)."""
+
+    layers: Annotated[int, Field(ge=1, le=1024)]
+    """Transformer layers."""
+    hidden: Annotated[int, Field(ge=2, le=131_072)]
+    """Width of the residual stream; a multiple of `heads`."""
+    heads: Annotated[int, Field(ge=1, le=1024)]
+    """Attention heads."""
+    kv_heads: Annotated[int, Field(ge=1, le=1024)]
+    """Key and value heads; divides `heads`."""
+    feed_forward: Annotated[int, Field(ge=1, le=1_048_576)]
+    """Width within the feed-forward block."""
+    vocabulary: Annotated[int, Field(ge=0, le=16_777_216)] = 0
+    """Rows of the embedding. 0: the tokenizer's size, rounded up to 64."""
+    rope_theta: Annotated[int, Field(ge=1, le=1_000_000_000)] = 10_000
+    """Base of the rotary position embedding."""
+    norm_epsilon: Decimal = "1e-5"
+    """Epsilon of RMSNorm."""
+    head: Literal["Untied", "Tied"] = "Untied"
+    """Tied: the output head shares the embedding's weights."""
+
+
+class InitFrom(Model):
+    """Weights to start from."""
+
+    uri: Uri
+    """Folder of safetensors in Hugging Face's layout, read with the checkpoint's endpoint."""
+
+
+class ModelSpec(Model):
+    """What is trained. Exactly one of preset and config. Immutable."""
+
+    preset: PresetName | None = None
+    """A published shape by name."""
+    config: ModelShape | None = None
+    """A shape of your own."""
+    init_from: InitFrom | None = None
+    """Start from these weights. Empty: random ones, from the job's seed."""
+
+
+class Batch(Model):
+    """Immutable: it decides the stream."""
+
+    tokens_per_step: Tokens
+    """Tokens of one optimizer step. A step exceeds it by less than one sequence."""
+    max_sequence_tokens: Tokens
+    """Longest sequence in tokens; the mix says what happens to longer documents. At most tokensPerStep."""
+
+
+class Optimizer(Model):
+    """AdamW. May change while the job is suspended."""
+
+    learning_rate: Decimal
+    """Peak learning rate, a decimal string such as "3e-4"."""
+    warmup_steps: Whole = 0
+    """Steps over which the rate rises from zero."""
+    weight_decay: Decimal = "0.1"
+    """Decoupled weight decay."""
+    gradient_clip: Decimal = "1.0"
+    """Largest norm of the gradient. "0": no clipping."""
+    schedule: Literal["Cosine", "Constant"] = "Cosine"
+    """Cosine falls to a tenth of the peak at the last step; Constant stays."""
+    beta1: Decimal = "0.9"
+    """Decay of the first moment."""
+    beta2: Decimal = "0.95"
+    """Decay of the second moment."""
+    epsilon: Decimal = "1e-8"
+    """Added to the denominator."""
+
+
+class Stop(Model):
+    """When training is done. Exactly one of steps and tokens. May be raised at any time."""
+
+    steps: Steps | None = None
+    """After so many steps."""
+    tokens: Positive | None = None
+    """At the end of the step in which the mixed stream reaches so many tokens."""
+
+
+class Trainers(Model):
+    """The trainer pods."""
+
+    count: Count
+    """How many. May change at any time between minCount and maxCount, also by `kubectl scale`."""
+    devices_per_trainer: Annotated[int, Field(ge=1, le=64)] = 1
+    """Accelerators (or CPU workers) of one trainer. May change while suspended."""
+    min_count: Count | None = None
+    """Fewest that training goes on with. Empty: `count`. May change while suspended."""
+    max_count: Count | None = None
+    """Most the job may be scaled to. Empty: `count` stays as it is. May change while suspended."""
+    template: (
+        Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] | None
+    ) = None
+    """Overlay on the trainer's pod spec, such as nodeSelector, tolerations, volumes, and `resources` and `env` of the trainer's
+    container. May change while suspended."""
+
+
+class Loaders(Model):
+    """Bounds of the job's pool of loaders."""
+
+    min: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Fewest loaders, and how many a job starts with."""
+    max: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Most loaders."""
+
+
+class Data(Model):
+    """The data services. May change while suspended."""
+
+    image: Image = ""
+    """Image of coordinator, loaders and constructors. Empty: the operator's setting."""
+    loaders: Loaders = Loaders()
+    """The pool of loaders."""
+    prefetch_steps: Annotated[int, Field(ge=1, le=64)] = 2
+    """Steps that constructors assemble ahead of the workers."""
+
+
+class Checkpoint(Model):
+    """Where and how often state is saved."""
+
+    uri: Uri
+    """Folder of the checkpoints and of the plan log. Immutable."""
+    endpoint: Endpoint | None = None
+    """The S3 server of `uri`. Empty: the provider's own. May change while suspended."""
+    every_steps: Steps = 100
+    """Steps between checkpoints. May change while suspended."""
+    keep_last: Annotated[int, Field(ge=1, le=1000)] = 3
+    """How many of the latest are kept. May change while suspended."""
+    keep_every: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+    """Checkpoints at multiples of this step are kept for ever; 0: none. May change while suspended."""
+    resume: Literal["Auto", "Never"] = "Auto"
+    """Auto: go on from the latest checkpoint, if there is one. Never: refuse a folder that has one. Changes while suspended."""
+
+
+class Stragglers(Model):
+    """What happens to slow devices. May change at any time."""
+
+    action: Literal["None", "Warn", "Rebalance", "Migrate", "ReplaceNode"] = "None"
+    """The strongest step that may be taken; each includes the ones before it."""
+    threshold_percent: Annotated[int, Field(ge=1, le=1000)] = 10
+    """How much slower than its peers a device must be."""
+    window_steps: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Steps over which it must be so."""
+
+
+class OnExitCodes(Model):
+    """Matches the exit code of the pod's main container."""
+
+    operator: Literal["In", "NotIn"]
+    """In: the code is one of `values`. NotIn: it is none of them."""
+    values: Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(min_length=1, max_length=255)]
+    """Exit codes. 0 is no failure and never matches."""
+
+
+class OnPodCondition(Model):
+    """Matches a condition of the pod."""
+
+    type: Annotated[str, Field(min_length=1, max_length=316)]
+    """Type of the condition, such as DisruptionTarget."""
+    status: Literal["True", "False", "Unknown"] = "True"
+    """Its status."""
+
+
+class FailureRule(Model):
+    """What a failed pod leads to. Exactly one of onExitCodes and onPodConditions."""
+
+    name: Name
+    """Name of the rule, for status and events."""
+    on_exit_codes: OnExitCodes | None = None
+    """Matches by exit code."""
+    on_pod_conditions: (
+        Annotated[list[OnPodCondition], Field(min_length=1, max_length=20, json_schema_extra=ATOMIC)] | None
+    ) = None
+    """Matches when the pod has one of these conditions."""
+    action: Literal["Fail", "RestartTrainer", "RestartTrainerIgnoringLimit", "RestartJob"]
+    """Fail the job, replace the pod (with or without counting it), or restart the whole job from its checkpoint."""
+
+
+class FailurePolicy(Model):
+    """What failures lead to. May change at any time."""
+
+    max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 10
+    """Counted restarts before the job fails."""
+    rules: Annotated[list[FailureRule], *list_map("name"), Field(default_factory=list)]
+    """The first that matches wins. Empty or no match: exit code 2 fails the job, everything else restarts the trainer."""
+
+
+class Queueing(Model):
+    """Admission by a queue."""
+
+    backend: Literal["None", "Kueue"] = "None"
+    """None: pods are created at once."""
+    queue_name: Annotated[str, Field(max_length=253)] = ""
+    """The queue. Needed with a backend, empty without."""
+
+
+class Topology(Model):
+    """How near to each other the trainers have to be. At most one of required and preferred."""
+
+    required: LabelKey = ""
+    """Node label whose value all trainers must share. Empty: no demand."""
+    preferred: LabelKey = ""
+    """Node label whose value trainers share as far as possible. Empty: no wish."""
+
+
+class Scheduling(Model):
+    """How pods find their nodes. May change while suspended."""
+
+    queueing: Queueing = Queueing()
+    """Admission by a queue."""
+    priority_class_name: Annotated[str, Field(max_length=253)] = ""
+    """PriorityClass of all pods. Empty: the cluster's default."""
+    topology: Topology = Topology()
+    """Placement in the network."""
+
+
+class TrainingJobSpec(Model):
+    """While the job runs, suspend, stop (raised), trainers.count, stragglers, failurePolicy, the deadlines and
+    ttlSecondsAfterFinished may change; the rest while it is suspended, or never, as each field says."""
+
+    image: Image = ""
+    """Image of the trainers. Empty: the operator's setting. May change while suspended."""
+    seed: Whole = 0
+    """Seed of the parameters. Immutable."""
+    model: ModelSpec
+    """What is trained. Immutable."""
+    mix_ref: ObjectReference | None = None
+    """The DataMix. Exactly one of mixRef and mix. Immutable."""
+    mix: DataMixSpec | None = None
+    """A mix of this job only. Changes as a DataMix does."""
+    parallelism_ref: ObjectReference | None = None
+    """The ParallelismPolicy. Exactly one of parallelismRef and parallelism. May change while suspended."""
+    parallelism: ParallelismPolicySpec | None = None
+    """A policy of this job only. May change while suspended."""
+    batch: Batch
+    """Size of a step and of its sequences. Immutable."""
+    optimizer: Optimizer
+    """AdamW and its schedule. May change while suspended."""
+    stop: Stop
+    """When training is done. May be raised at any time."""
+    trainers: Trainers
+    """The trainer pods."""
+    data: Data = Data()
+    """The data services. May change while suspended."""
+    checkpoint: Checkpoint
+    """Where and how often state is saved."""
+    stragglers: Stragglers = Stragglers()
+    """What happens to slow devices. May change at any time."""
+    failure_policy: FailurePolicy = FailurePolicy()
+    """What failures lead to. May change at any time."""
+    scheduling: Scheduling = Scheduling()
+    """How pods find their nodes. May change while suspended."""
+    suspend: bool = False
+    """True: save a checkpoint, then run no pods. May change at any time."""
+    active_deadline_seconds: Seconds | None = None
+    """Longest time from the first start to the end, less suspensions; then the job fails. Empty: no limit. May change at any time."""
+    start_timeout_seconds: Seconds = 900
+    """Longest time from creating an attempt's pods until all are ready; then the attempt has failed. May change at any time."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=315_360_000)] | None = None
+    """The finished job is deleted after this time. Empty: never. May change at any time."""

@@ -33,6 +33,7 @@ class BlockIndex(msgspec.Struct, frozen=True):
 
     at: NDArray[np.int64]
     lengths: NDArray[np.uint32]
+    rejected: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))  # where: not decodable
 
 
 def block_key(entry: BlockEntry, tokenizer: str, format_key: str) -> str:
@@ -47,10 +48,11 @@ def object_key(key: str) -> str:
 
 def encode(index: BlockIndex) -> bytes:
     out = io.BytesIO()
-    np.savez_compressed(out, at=index.at.astype("<i8"), lengths=index.lengths.astype("<u4"))
+    at, lengths, rejected = index.at.astype("<i8"), index.lengths.astype("<u4"), index.rejected.astype("<i8")
+    np.savez_compressed(out, at=at, lengths=lengths, rejected=rejected)
     return out.getvalue()
 
 
 def decode(data: bytes) -> BlockIndex:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return BlockIndex(at=arrays["at"], lengths=arrays["lengths"])
+        return BlockIndex(at=arrays["at"], lengths=arrays["lengths"], rejected=arrays["rejected"])

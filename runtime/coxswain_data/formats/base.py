@@ -1,0 +1,61 @@
+"""What a format has to offer: the extents of an object, and the samples of one extent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from coxswain_link.store import ObjectInfo, Store
+
+MAX_WHOLE = 256 << 20  # bytes of one object, or one line, that are held in memory at once
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """The part of an object that is one block: row group `ordinal`, or bytes [offset, offset + size)."""
+
+    ordinal: int
+    offset: int
+    size: int
+
+
+class Sample(NamedTuple):
+    """A document of a block. `at` is its row or its byte offset in the block; `text` is None where it does not decode."""
+
+    at: int
+    text: str | None
+
+
+class Block(Protocol):
+    """One block in memory."""
+
+    nbytes: int
+
+    def samples(self) -> Iterator[Sample]:
+        """Every sample in order, the ones that do not decode included."""
+
+    def text(self, at: int) -> str:
+        """The sample at a row or offset that `samples` gave. Raises ValueError when it does not decode."""
+
+
+class OpenObject(Protocol):
+    """One object of a source, held open. Raises Refused, naming the object, when it is corrupt."""
+
+    def extents(self) -> list[Extent]:
+        """The object's blocks."""
+
+    def read(self, extent: Extent) -> Block:
+        """One block of it, in memory."""
+
+
+Format = Callable[[Store, ObjectInfo, str], OpenObject]
+"""Opens an object: (store, object, name of the text field)."""
+
+
+def decoded(text: Callable[[], str]) -> str | None:
+    """The text, or None where it does not decode."""
+    try:
+        return text()
+    except ValueError:  # UnicodeDecodeError and every error of msgspec are ValueErrors
+        return None

@@ -1,0 +1,68 @@
+"""Objects that are read whole: plain, .gz and .zst, within a limit of size."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+
+import zstandard
+
+from coxswain.errors import Refused
+from coxswain_data.formats.base import MAX_WHOLE
+from coxswain_link.store import ObjectInfo, Store
+
+_CHUNK = 1 << 20
+
+
+def is_compressed(path: str) -> bool:
+    return path.endswith((".gz", ".zst"))
+
+
+def read_whole(store: Store, info: ObjectInfo, limit: int = MAX_WHOLE) -> bytes:
+    """The object's content, unpacked. Raises Refused (ObjectTooLarge, ObjectUnreadable) by name."""
+    if info.size > limit:
+        raise _too_large(store, info, limit)
+    data = store.get(info.path)
+    try:
+        content = _unpack(info.path, data, limit)
+    except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+        raise Refused(
+            "ObjectUnreadable",
+            f"{store.uri.rstrip('/')}/{info.path} cannot be unpacked ({error}); upload it again or exclude it with `include`",
+        ) from error
+    if len(content) > limit:
+        raise _too_large(store, info, limit)
+    return content
+
+
+def _unpack(path: str, data: bytes, limit: int) -> bytes:
+    """At most limit + 1 bytes, so that the caller sees that there are more."""
+    if path.endswith(".gz"):
+        return gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1)
+    if path.endswith(".zst"):
+        return _unpack_zstd(data, limit)
+    return data
+
+
+def _unpack_zstd(data: bytes, limit: int) -> bytes:
+    """All frames; a truncated one raises EOFError, which zstandard's own reader does not notice."""
+    out = bytearray()
+    while data and len(out) <= limit:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        for start in range(0, len(data), _CHUNK):
+            out += frame.decompress(data[start : start + _CHUNK])
+            if frame.eof or len(out) > limit:
+                data = frame.unused_data + data[start + _CHUNK :]
+                break
+        else:
+            raise EOFError("the last frame is not complete")
+    return bytes(out)
+
+
+def _too_large(store: Store, info: ObjectInfo, limit: int) -> Refused:
+    return Refused(
+        "ObjectTooLarge",
+        f"{store.uri.rstrip('/')}/{info.path} holds more than {limit >> 20} MiB and can only be read whole; "
+        "split it, or store it as Parquet or plain .jsonl",
+    )

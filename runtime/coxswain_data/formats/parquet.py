@@ -1,0 +1,110 @@
+"""Parquet: a row group is a block. Only the text column is read, in small ranges, never the whole file."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from coxswain.errors import Refused
+from coxswain_data.formats.base import Extent, Sample, decoded
+from coxswain_link.store import ObjectInfo, Store
+
+_BUFFER = 1 << 20  # bytes of one read; with pre_buffer on, pyarrow would hold hundreds of MiB
+
+
+class ParquetBlock:
+    """The text column of one row group. A null raises ValueError, as text that is not UTF-8 does."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self._column, self.nbytes = column, column.nbytes
+
+    def samples(self) -> Iterator[Sample]:
+        for row in range(len(self._column)):
+            yield Sample(row, decoded(lambda row=row: self.text(row)))  # type: ignore[misc]
+
+    def text(self, at: int) -> str:
+        value = self._column[at].as_py()
+        if value is None:
+            raise ValueError("null")
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+
+class ParquetObject:
+    def __init__(self, store: Store, info: ObjectInfo, text_field: str) -> None:
+        self._where, self._size, self._field = f"{store.uri.rstrip('/')}/{info.path}", info.size, text_field
+        with self._named():
+            source = pa.PythonFile(_RangeFile(store, info), mode="r")
+            self._file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
+        self._check_column()
+
+    def extents(self) -> list[Extent]:
+        return [Extent(i, 0, self._size) for i in range(self._file.metadata.num_row_groups)]
+
+    def read(self, extent: Extent) -> ParquetBlock:
+        with self._named():
+            table = self._file.read_row_group(extent.ordinal, columns=[self._field], use_threads=False)
+        return ParquetBlock(table.column(self._field))
+
+    def _check_column(self) -> None:
+        schema = self._file.schema_arrow
+        if self._field not in schema.names:
+            raise Refused(
+                "TextFieldUnusable",
+                f"textField {self._field!r}: {self._where} has no such column; it has {', '.join(schema.names)}",
+            )
+        kind = schema.field(self._field).type
+        value = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not any(is_text(value) for is_text in _TEXT_TYPES):
+            raise Refused(
+                "TextFieldUnusable",
+                f"textField {self._field!r} of {self._where} is {kind}; allowed are string and binary columns",
+            )
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """pyarrow does not say which file is corrupt."""
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise Refused(
+                "ObjectUnreadable",
+                f"{self._where} is not readable as Parquet ({str(error).splitlines()[0][:200]}); "
+                "upload it again or exclude it with `include`",
+            ) from error
+
+
+_TEXT_TYPES = (
+    pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
+    pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
+)  # fmt: skip
+
+
+class _RangeFile(io.RawIOBase):
+    """An object of a store as the seekable file that pyarrow asks for."""
+
+    def __init__(self, store: Store, info: ObjectInfo) -> None:
+        self._store, self._info, self._at = store, info, 0
+
+    def read(self, size: int = -1) -> bytes:
+        stop = self._info.size if size < 0 else min(self._at + size, self._info.size)
+        data = self._store.get_range(self._info.path, self._at, stop) if stop > self._at else b""
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._info.size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True

@@ -1,0 +1,31 @@
+"""Text: an object is one sample. UTF-8; .gz and .zst too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coxswain_data.formats.base import Extent, Sample, decoded
+from coxswain_data.formats.compression import read_whole
+from coxswain_link.store import ObjectInfo, Store
+
+
+class TextBlock:
+    def __init__(self, data: bytes) -> None:
+        self._data, self.nbytes = data, len(data)
+
+    def samples(self) -> Iterator[Sample]:
+        yield Sample(0, decoded(lambda: self.text(0)))
+
+    def text(self, at: int) -> str:
+        return self._data.decode()
+
+
+class TextObject:
+    def __init__(self, store: Store, info: ObjectInfo, text_field: str) -> None:
+        self._store, self._info = store, info
+
+    def extents(self) -> list[Extent]:
+        return [Extent(0, 0, self._info.size)]
+
+    def read(self, extent: Extent) -> TextBlock:
+        return TextBlock(read_whole(self._store, self._info))

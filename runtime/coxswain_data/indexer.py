@@ -1,0 +1,98 @@
+"""Builds the block index of a loader's share of a source: where every readable sample is and how many tokens it has."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from coxswain.errors import Refused
+from coxswain.index import BlockEntry, BlockIndex, block_key, decode, encode, object_key
+from coxswain.planlog import LoaderShare
+from coxswain.wire import Indexed
+from coxswain_data.formats.base import Block
+from coxswain_data.source import Source
+from coxswain_data.tokenizer import Tokenizer
+from coxswain_link.store import NotFound, Store
+
+_NAMED_PLACES = 3
+
+
+def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: LoaderShare) -> Indexed:
+    """Indexes every `share.shares`-th block; what the store already has under the same key is reused.
+
+    Raises Refused: TooManyRejected, SourceEmpty, and whatever is wrong with the source.
+    """
+    mine = source.blocks()[share.share :: share.shares]
+    indexed: list[BlockEntry] = []
+    rejects = _Rejects(source)
+    for entry in mine:
+        keyed = msgspec.structs.replace(entry, key=block_key(entry, tokenizer.hash, source.format_key))
+        index = block_index(source, tokenizer, store, keyed)
+        rejects.add(keyed, index)
+        indexed.append(counted(keyed, index))
+    if share.shares == 1 and not any(b.samples for b in indexed):
+        raise Refused(
+            "SourceEmpty",
+            f"source {source.config.name!r} at {source.config.uri} has no readable sample that is not empty",
+        )
+    return Indexed(share=share, blocks=tuple(indexed), tokenizer=tokenizer.hash, vocabulary=tokenizer.vocabulary)
+
+
+def block_index(source: Source, tokenizer: Tokenizer, store: Store, entry: BlockEntry) -> BlockIndex:
+    """From the store, or built and stored. A torn or foreign object in the store is built again."""
+    key = object_key(entry.key)
+    try:
+        return decode(store.get(key))
+    except (NotFound, ValueError, KeyError, OSError, zipfile.BadZipFile):
+        index = build(source.read(entry), tokenizer)
+    store.put(key, encode(index))
+    return index
+
+
+def build(block: Block, tokenizer: Tokenizer) -> BlockIndex:
+    """Tokenises a whole block. A sample without text has nothing to train on: it is neither indexed nor rejected."""
+    at: list[int] = []
+    lengths: list[int] = []
+    rejected: list[int] = []
+    for sample in block.samples():
+        if sample.text is None:
+            rejected.append(sample.at)
+        elif sample.text:
+            at.append(sample.at)
+            lengths.append(len(tokenizer.encode(sample.text)))
+    return BlockIndex(np.array(at, np.int64), np.array(lengths, np.uint32), np.array(rejected, np.int64))
+
+
+def counted(entry: BlockEntry, index: BlockIndex) -> BlockEntry:
+    return msgspec.structs.replace(
+        entry, samples=len(index.at), rejected=len(index.rejected), tokens=int(index.lengths.sum(dtype=np.int64))
+    )
+
+
+class _Rejects:
+    """Counts the samples that do not decode, and refuses the source beyond its limit."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._count = source, 0
+        self._places: list[str] = []
+
+    def add(self, entry: BlockEntry, index: BlockIndex) -> None:
+        self._count += len(index.rejected)
+        self._places += self._named(entry, index.rejected[:_NAMED_PLACES].tolist())
+        limit = self._source.config.max_rejected
+        if self._count > limit:
+            raise Refused(
+                "TooManyRejected",
+                f"source {self._source.config.name!r}: {self._count} samples do not decode (bad UTF-8, bad JSON, or "
+                f"{self._source.config.text_field!r} missing or null) and {limit} are allowed; the first: "
+                f"{'; '.join(self._places[:_NAMED_PLACES])}. Repair them, or raise maxRejected of the source",
+            )
+
+    def _named(self, entry: BlockEntry, rejected: Iterable[int]) -> list[str]:
+        where, format_ = self._source.where(entry.path), self._source.config.format
+        if format_ == "Parquet":
+            return [f"{where} row {at} of row group {entry.ordinal}" for at in rejected]
+        return [f"{where} at byte {entry.offset + at}" for at in rejected]

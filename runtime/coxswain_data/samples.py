@@ -1,0 +1,88 @@
+"""Random access to a loader's tokenised samples: block index, block and tokens, each from a cache bounded in bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coxswain.errors import Refused
+from coxswain.index import BlockEntry, BlockIndex, decode, object_key
+from coxswain_data.cache import LeastRecent
+from coxswain_data.catalog import Catalog
+from coxswain_data.formats.base import Block
+from coxswain_data.source import Source
+from coxswain_data.tokenizer import Tokenizer
+from coxswain_link.store import NotFound, Store
+
+Tokens = NDArray[np.int32]
+
+TOKEN_BYTES = 128 << 20  # samples whose pieces are in flight
+BLOCK_BYTES = 128 << 20
+INDEX_BYTES = 16 << 20
+
+
+class Samples:
+    """Tokens of any sample of the sources at hand. One thread reads and tokenises at a time."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        tokenizers: Mapping[str, Tokenizer],
+        catalog: Callable[[str], Catalog],
+        store: Store,
+        on_sample: Callable[[str], None] = lambda source: None,
+    ) -> None:
+        self._sources, self._tokenizers, self._catalog = sources, tokenizers, catalog
+        self._store, self._on_sample = store, on_sample
+        self._lock = threading.Lock()
+        self._tokens: LeastRecent[tuple[str, int], Tokens] = LeastRecent(TOKEN_BYTES, lambda t: t.nbytes)
+        self._blocks: LeastRecent[tuple[str, str], Block] = LeastRecent(BLOCK_BYTES, lambda b: b.nbytes)
+        self._indexes: LeastRecent[str, BlockIndex] = LeastRecent(INDEX_BYTES, lambda i: i.at.nbytes + i.lengths.nbytes)
+
+    @property
+    def cached_bytes(self) -> int:
+        return self._tokens.used
+
+    @property
+    def open_objects(self) -> int:
+        return sum(s.open_objects for s in self._sources.values())
+
+    def tokens(self, source: str, index: int) -> Tokens:
+        """All token ids of a sample, EOS included. Raises Refused (SourceChanged) when they are not what was indexed."""
+        with self._lock:
+            return self._tokens.get((source, index), lambda: self._tokenised(source, index))
+
+    def _tokenised(self, source: str, index: int) -> Tokens:
+        catalog = self._catalog(source)
+        block, nth = catalog.locate(index)
+        entry = catalog.blocks[block]
+        places = self._indexes.get(entry.key, lambda: self._index(source, entry))
+        tokens = self._encoded(source, entry, int(places.at[nth]))
+        if len(tokens) != places.lengths[nth]:
+            raise self._sources[source].changed(
+                entry.path, f"sample {index} has {len(tokens)} tokens and was indexed with {places.lengths[nth]}"
+            )
+        self._on_sample(source)
+        return tokens
+
+    def _encoded(self, source: str, entry: BlockEntry, at: int) -> Tokens:
+        block = self._blocks.get((source, entry.key), lambda: self._sources[source].read(entry))
+        try:
+            return self._tokenizers[source].encode(block.text(at))
+        except ValueError as error:
+            raise self._sources[source].changed(
+                entry.path, f"decoded when it was indexed and does not now (at {at}: {error})"
+            ) from error
+
+    def _index(self, source: str, entry: BlockEntry) -> BlockIndex:
+        try:
+            return decode(self._store.get(object_key(entry.key)))
+        except NotFound as error:
+            raise Refused(
+                "IndexGone",
+                f"source {source!r}: the index of {entry.path} ({object_key(entry.key)}) was removed from the "
+                "checkpoint location; start the run again, which builds it anew",
+            ) from error

@@ -1,0 +1,112 @@
+"""A source: its objects, its blocks in index order, and their content, as long as it is what was indexed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from coxswain.config import SourceConfig
+from coxswain.errors import Refused
+from coxswain.index import BlockEntry
+from coxswain_data.cache import LeastRecent
+from coxswain_data.formats import format_named
+from coxswain_data.formats.base import Block, Extent, OpenObject
+from coxswain_link.store import NotFound, ObjectInfo, Store, open_store
+
+OPEN_OBJECTS = 8  # held open at once, per source
+
+
+class Source:
+    """One source of the mix. Raises Refused: SourceNotFound, SourceEmpty, SourceChanged, and what its format refuses."""
+
+    def __init__(self, config: SourceConfig, secrets_dir: Path | None = None) -> None:
+        self.config = config
+        self._format = format_named(config.format, config.name)
+        self._store = _open(config, secrets_dir)
+        self._open: LeastRecent[tuple[str, str], OpenObject] = LeastRecent(OPEN_OBJECTS, lambda _: 1)
+
+    @property
+    def format_key(self) -> str:
+        """How blocks are read, for the key of their index."""
+        return self.config.format if self.config.format == "Text" else f"{self.config.format}:{self.config.text_field}"
+
+    @property
+    def open_objects(self) -> int:
+        return len(self._open)
+
+    def blocks(self) -> list[BlockEntry]:
+        """All blocks, not indexed yet, by (path, ordinal)."""
+        entries = [_entry(info, extent) for info in self._objects() for extent in self._object(info).extents()]
+        if not entries:
+            raise self._empty("its objects hold no data")
+        return entries
+
+    def read(self, entry: BlockEntry) -> Block:
+        """One block; refused by name when the object is not the one that the index describes."""
+        info = self._checked(entry)
+        return self._object(info).read(Extent(entry.ordinal, entry.offset, entry.size))
+
+    def where(self, path: str) -> str:
+        return f"{self.config.uri.rstrip('/')}/{path}"
+
+    def changed(self, path: str, how: str) -> Refused:
+        return Refused(
+            "SourceChanged",
+            f"source {self.config.name!r}: {self.where(path)} {how}; bring the indexed content back, "
+            "or start a new run (a run's data may not change under it)",
+        )
+
+    def _checked(self, entry: BlockEntry) -> ObjectInfo:
+        try:
+            info = self._store.head(entry.path)
+        except NotFound as error:
+            raise self.changed(entry.path, "was indexed and is gone") from error
+        if (info.size, info.etag) != (entry.object_size, entry.etag):
+            raise self.changed(
+                entry.path,
+                f"was indexed with {entry.object_size} bytes ({entry.etag}) and has {info.size} ({info.etag}) now",
+            )
+        return info
+
+    def _objects(self) -> list[ObjectInfo]:
+        wanted = include_pattern(self.config.include)
+        try:
+            found = self._store.list()
+        except NotFound as error:
+            raise _not_found(self.config) from error
+        mine = [info for info in found if wanted.fullmatch(info.path)]
+        if not mine:
+            raise self._empty(f"{len(found)} objects are there and none matches include {self.config.include!r}")
+        return mine
+
+    def _object(self, info: ObjectInfo) -> OpenObject:
+        return self._open.get((info.path, info.etag), lambda: self._format(self._store, info, self.config.text_field))
+
+    def _empty(self, why: str) -> Refused:
+        return Refused("SourceEmpty", f"source {self.config.name!r} at {self.config.uri}: {why}")
+
+
+def include_pattern(glob: str) -> re.Pattern[str]:
+    """A glob over relative paths: `*` and `?` stay within a folder, `**/` is any number of folders, none included."""
+    out = ""
+    for part in re.split(r"(\*\*/|\*\*|\*|\?)", glob or "**"):
+        out += {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part, re.escape(part))
+    return re.compile(out)
+
+
+def _entry(info: ObjectInfo, extent: Extent) -> BlockEntry:
+    return BlockEntry(info.path, extent.ordinal, extent.offset, extent.size, info.size, info.etag)
+
+
+def _open(config: SourceConfig, secrets_dir: Path | None) -> Store:
+    try:
+        return open_store(config.uri, config.endpoint, secrets_dir)
+    except NotFound as error:
+        raise _not_found(config) from error
+
+
+def _not_found(config: SourceConfig) -> Refused:
+    return Refused(
+        "SourceNotFound",
+        f"source {config.name!r}: uri {config.uri!r} does not exist; check the DataSource {config.source!r}",
+    )

@@ -1,0 +1,108 @@
+"""Text to token ids: bytes, or a Hugging Face tokenizer file. One EOS behind each sample, no BOS."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from coxswain.config import EndpointConfig, TokenizerConfig
+from coxswain.errors import Refused
+from coxswain_link.store import NotFound, open_store
+
+COMMON_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
+
+
+class Tokenizer(Protocol):
+    """`hash` names everything that the ids depend on; `vocabulary` counts ids, EOS included."""
+
+    hash: str
+    vocabulary: int
+    eos: int
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Token ids of a sample, EOS last."""
+
+
+class BytesTokenizer:
+    """UTF-8 bytes as ids 0-255, EOS 256."""
+
+    hash = "bytes-1"
+    vocabulary = 257
+    eos = 256
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        ids = np.frombuffer(text.encode(), dtype=np.uint8)
+        return np.append(ids, self.eos).astype(np.int32)
+
+
+class FileTokenizer:
+    """A tokenizer.json. Special tokens spelled out in a document stay text: data cannot forge an EOS."""
+
+    def __init__(self, data: bytes, eos: str, where: str) -> None:
+        self._tokenizer = _load(data, where)
+        name = eos or _only_eos(self._tokenizer, where)
+        self.eos = _eos_id(self._tokenizer, name, where)
+        self.vocabulary = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.hash = hashlib.sha256(b"file-1\0" + name.encode() + b"\0" + data).hexdigest()
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        # The fast batch call leaves out offsets, which nobody needs here.
+        ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return np.append(np.asarray(ids, dtype=np.int32), np.int32(self.eos))
+
+
+def open_tokenizer(config: TokenizerConfig, endpoint: EndpointConfig, secrets_dir: Path | None) -> Tokenizer:
+    """Raises Refused (TokenizerUnusable)."""
+    if config.kind == "bytes":
+        return BytesTokenizer()
+    folder, _, name = config.uri.rpartition("/")
+    try:
+        data = open_store(folder, endpoint, secrets_dir).get(name)
+    except NotFound as error:
+        raise Refused("TokenizerUnusable", f"tokenizer.file.uri {config.uri!r} does not exist") from error
+    return FileTokenizer(data, config.eos, config.uri)
+
+
+def _load(data: bytes, where: str) -> tokenizers.Tokenizer:
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:  # the library raises plain Exception
+        raise Refused(
+            "TokenizerUnusable", f"{where} is not a tokenizer.json of Hugging Face's tokenizers library ({error})"
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _only_eos(tokenizer: tokenizers.Tokenizer, where: str) -> str:
+    """The one end-of-text token under a usual name."""
+    found = [name for name in COMMON_EOS if tokenizer.token_to_id(name) is not None]
+    if len(found) != 1:
+        raise Refused(
+            "TokenizerUnusable",
+            f"{where}: cannot tell its end-of-text token ({'several: ' + ', '.join(found) if found else 'none of the usual'}); "
+            f"set tokenizer.file.eos to one of its special tokens: {_special(tokenizer)}",
+        )
+    return found[0]
+
+
+def _eos_id(tokenizer: tokenizers.Tokenizer, name: str, where: str) -> int:
+    found = tokenizer.token_to_id(name)
+    if found is None:
+        raise Refused(
+            "TokenizerUnusable",
+            f"tokenizer.file.eos {name!r} is not in {where}; its special tokens are: {_special(tokenizer)}",
+        )
+    return int(found)
+
+
+def _special(tokenizer: tokenizers.Tokenizer) -> str:
+    names = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special]
+    return ", ".join(sorted(names)[:10]) or "(it has none: train it again with one)"

@@ -1,0 +1,162 @@
+"""Slices of sequences over Arrow Flight: what a constructor asks for, and how a loader answers in batches of about a MiB."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import flight
+
+from coxswain.errors import CoxswainError, Refused, Retryable, Stale
+from coxswain.membership.types import Sequence
+from coxswain.wire import TOKEN_HEADER, Fault
+
+BATCH_TOKENS = 256 << 10  # of a record batch: 1 MiB
+_SCHEMA = pa.schema([("item", pa.int32()), ("digest", pa.string()), ("tokens", pa.list_(pa.int32()))])
+
+
+class SliceRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [start, stop) of a sequence, counted from its first one; `stop` may be one behind its end, for the last label."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+
+
+class Request(msgspec.Struct, frozen=True):
+    """The Flight ticket."""
+
+    generation: int
+    slices: tuple[SliceRequest, ...]
+
+
+class Part(NamedTuple):
+    """Consecutive tokens of the `item`-th slice of a request. `digest` (of the whole sequence) comes with its token 0."""
+
+    item: int
+    tokens: NDArray[np.int32]
+    digest: str | None = None
+
+
+Serve = Callable[[Request], Iterator[Part]]
+
+
+class SliceServer(flight.FlightServerBase):  # type: ignore[misc]
+    """A loader's Flight endpoint. `serve` may raise Stale, Refused or Retryable, also in the middle of a stream.
+
+    Listens on construction (`port` tells where); `serve()` blocks, `shutdown()` ends it.
+    """
+
+    def __init__(self, host: str, port: int, token: str, serve: Serve) -> None:
+        self._serve = serve
+        super().__init__(f"grpc://{host}:{port}", middleware={"token": _TokenCheck(token)})
+
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
+        try:
+            request = msgspec.json.decode(ticket.ticket, type=Request)
+        except msgspec.DecodeError as error:
+            raise _to_flight(Refused("BadRequest", f"not a request for slices: {error}")) from error
+        return flight.GeneratorStream(_SCHEMA, self._batches(request))
+
+    def _batches(self, request: Request) -> Iterator[pa.RecordBatch]:
+        rows: list[Part] = []
+        try:
+            for row in _rows(self._serve(request)):
+                rows.append(row)
+                if sum(len(r.tokens) for r in rows) >= BATCH_TOKENS:
+                    yield _batch(rows)
+                    rows = []
+        except CoxswainError as error:
+            raise _to_flight(error) from error
+        if rows:
+            yield _batch(rows)
+
+
+class SliceClient:
+    """A constructor's connection to one loader. Errors as the loader raised them; Retryable when it is away."""
+
+    def __init__(self, host: str, port: int, token: str) -> None:
+        self._where = f"{host}:{port}"
+        # Traffic within a job never goes through a proxy.
+        self._client = flight.FlightClient(f"grpc://{self._where}", generic_options=[("grpc.enable_http_proxy", 0)])
+        self._headers = [(TOKEN_HEADER.lower().encode(), f"Bearer {token}".encode())]
+
+    def fetch(self, request: Request, deadline: float) -> Iterator[Part]:
+        """Parts in the order of the request; tokens of a slice follow one another. `deadline` in seconds, for the whole."""
+        options = flight.FlightCallOptions(timeout=deadline, headers=self._headers)
+        with _as_ours(self._where):
+            reader = self._client.do_get(flight.Ticket(msgspec.json.encode(request)), options)
+            for chunk in reader:
+                yield from _parts(chunk.data)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> None:
+        sent = next((v for k, vs in headers.items() if k.lower() == TOKEN_HEADER.lower() for v in vs), "")
+        if not hmac.compare_digest(sent.encode() if isinstance(sent, str) else sent, self._expected):
+            raise flight.FlightUnauthenticatedError("wrong or missing job token")
+
+
+def _rows(parts: Iterator[Part]) -> Iterator[Part]:
+    """Cuts long parts, so that one sequence of a million tokens is several batches."""
+    for part in parts:
+        for start in range(0, max(1, len(part.tokens)), BATCH_TOKENS):
+            yield Part(part.item, part.tokens[start : start + BATCH_TOKENS], part.digest if start == 0 else None)
+
+
+def _batch(rows: list[Part]) -> pa.RecordBatch:
+    offsets = np.cumsum([0, *(len(r.tokens) for r in rows)], dtype=np.int32)
+    tokens = pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate([r.tokens for r in rows])))
+    return pa.record_batch(
+        [pa.array([r.item for r in rows], pa.int32()), pa.array([r.digest for r in rows], pa.string()), tokens],
+        schema=_SCHEMA,
+    )
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[Part]:
+    items, digests, tokens = (batch.column(name) for name in ("item", "digest", "tokens"))
+    offsets, values = tokens.offsets.to_numpy(), tokens.values.to_numpy()
+    for row, (item, digest) in enumerate(zip(items.to_pylist(), digests.to_pylist(), strict=True)):
+        yield Part(item, values[offsets[row] : offsets[row + 1]], digest)
+
+
+def _to_flight(error: CoxswainError) -> flight.FlightError:
+    """The error's kind travels as the reason of a Fault in `extra_info`."""
+    reason = error.reason if isinstance(error, Refused) else type(error).__name__
+    fault = Fault(reason, str(error), retryable=not isinstance(error, Refused))
+    return flight.FlightServerError(str(error), msgspec.json.encode(fault))
+
+
+@contextmanager
+def _as_ours(where: str) -> Iterator[None]:
+    try:
+        yield
+    except flight.FlightUnauthenticatedError as error:
+        raise Refused(
+            "TokenRejected", f"loader {where} refused the job's token; restart the pod so that it mounts the Secret"
+        ) from error
+    except (flight.FlightError, pa.ArrowException, OSError) as error:
+        raise _from_flight(where, error) from error
+
+
+def _from_flight(where: str, error: Exception) -> CoxswainError:
+    extra = getattr(error, "extra_info", b"")
+    if not extra:
+        return Retryable(f"loader {where} is away: {str(error).splitlines()[0][:300]}")
+    fault = msgspec.json.decode(extra, type=Fault)
+    if not fault.retryable:
+        return Refused(fault.reason, fault.message)
+    return Stale(fault.message) if fault.reason == "Stale" else Retryable(fault.message)

@@ -48,7 +48,7 @@ def draw(chart: Chart) -> Markup:
 
 
 def caption(chart: Chart) -> Markup:
-    unit = tag("span", chart.unit, class_="unit")
+    unit = tag("span", f"{chart.unit}, by step", class_="unit")
     return tag("figcaption", tag("b", chart.title), unit, tag("output"), tag("small", chart.note))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from statistics import median
 
 from coxswain_cli.reporting.charts import Chart, Series
@@ -53,7 +54,10 @@ def _values(run: Run, of: Callable[[Step], float | None]) -> tuple[float | None,
 def _with_average(name: str, colour: int, values: tuple[float | None, ...]) -> tuple[Series, ...]:
     if len(values) < SMOOTH_FROM:
         return (Series(name, colour, values),)
-    return (Series(name, colour, values, "faint"), Series("average", colour, tuple(smooth(values))))
+    return (
+        Series(name, colour, values, "faint"),
+        Series("average", colour, tuple(smooth(values, max(2, len(values) // 40)))),
+    )
 
 
 def _chart(run: Run, title: str, unit: str, note: str, series: tuple[Series, ...], *, from_zero: bool = True) -> Chart:
@@ -62,7 +66,7 @@ def _chart(run: Run, title: str, unit: str, note: str, series: tuple[Series, ...
 
 def _generations(run: Run) -> tuple[tuple[int, str], ...]:
     """Where the world changed: a vertical line in every curve."""
-    pairs = zip(run.steps, run.steps[1:], strict=False)
+    pairs = pairwise(run.steps)
     return tuple(
         (b.step, f"world generation {b.worldGeneration}") for a, b in pairs if a.worldGeneration != b.worldGeneration
     )

@@ -42,15 +42,9 @@ def seconds(value: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def smooth(values: Sequence[float | None], weight: float = 0.8) -> list[float | None]:
-    """Exponential average with the start's bias removed (Kingma and Ba 2015); gaps stay gaps."""
-    result: list[float | None] = []
-    average, mass = 0.0, 0.0
-    for value in values:
-        if value is not None:
-            average, mass = weight * average + (1 - weight) * value, weight * mass + (1 - weight)
-        result.append(None if value is None else average / mass)
-    return result
+def smooth(values: Sequence[float | None], reach: int) -> list[float | None]:
+    """Means over `reach` neighbours on both sides, fewer at the ends: no lag. Gaps stay gaps."""
+    return [None if v is None else _mean(_around(values, i, reach)) for i, v in enumerate(values)]
 
 
 def thin(values: Sequence[float | None], limit: int) -> list[float | None]:
@@ -59,6 +53,11 @@ def thin(values: Sequence[float | None], limit: int) -> list[float | None]:
         return list(values)
     cuts = [len(values) * i // limit for i in range(limit + 1)]
     return [_mean(values[a:b]) for a, b in pairwise(cuts)]
+
+
+def _around(values: Sequence[float | None], i: int, reach: int) -> Sequence[float | None]:
+    reach = min(reach, i, len(values) - 1 - i)
+    return values[i - reach : i + reach + 1]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -91,7 +91,7 @@ def _bar(number: int, share: SourceShare, total: int) -> Markup:
     goal = share.wanted[-1] / total
     target = tag("em", style=f"left:{percent(goal)}", title="the mix's weight")
     return _row(
-        share.name, join((filled, target)), f"{100 * part:.1f} % of {100 * goal:.1f} % by weight", share.tokens[-1]
+        share.name, join((filled, target)), f"{100 * part:.1f} %, by weight {100 * goal:.1f} %", share.tokens[-1]
     )
 
 

@@ -49,10 +49,10 @@ def _pictures(run: Run, wanted: tuple[int, ...]) -> Markup:
     chosen = chosen_steps(run, wanted)
     if not chosen:
         return tag("p", "no timings of these steps recorded", class_="empty")
-    return join((LEGEND, *(_step(run, step, why, open_=n == 0) for n, (step, why) in enumerate(chosen))))
+    return join((LEGEND, *(_step(run, step, why) for step, why in chosen)))
 
 
-def _step(run: Run, step: int, why: str, open_: bool) -> Markup:
+def _step(run: Run, step: int, why: str) -> Markup:
     line = next((s for s in run.steps if s.step == step), None)
     facts = (
         f"{seconds(line.seconds)}, {line.sequences} sequences, {line.tokens:,} tokens, idle {100 * line.idle_fraction:.0f} %"
@@ -60,7 +60,7 @@ def _step(run: Run, step: int, why: str, open_: bool) -> Markup:
         else ""
     )
     title = tag("summary", tag("b", f"Step {step}"), f" {why} ", tag("span", facts, class_="unit"))
-    return tag("details", title, picture.draw(run.timings[step]), open="" if open_ else None)
+    return tag("details", title, picture.draw(run.timings[step]), open="")
 
 
 def _asset(name: str) -> str:
@@ -73,7 +73,8 @@ PATTERNS = Markup(
     '<rect width="6" height="6" class="hatch-ground"/><rect width="2" height="6" class="hatch-line"/></pattern></defs></svg>'
 )
 LEGEND = Markup(
-    '<p class="legend"><i class="b0"></i><i class="b1"></i><i class="b2"></i> rings, a colour a sequence'
-    '<i class="pack"></i> packs of short sequences<i class="wait"></i> waiting<i class="reduce"></i> reduction and update.'
+    '<p class="legend"><span><i class="b0"></i><i class="b1"></i><i class="b2"></i> rings, a colour a sequence</span>'
+    '<span><i class="pack"></i> packs of short sequences</span><span><i class="wait"></i> waiting</span>'
+    '<span><i class="reduce"></i> reduction and update</span>'
     " The number is the task's; pale is forward, full is backward.</p>"
 )

@@ -6,7 +6,7 @@ Horizontal places are percentages of the drawing: it fits any width while letter
 from __future__ import annotations
 
 from coxswain_cli.reporting.bars import Bar, Rows, end, measured_rows, planned_rows
-from coxswain_cli.reporting.figures import ticks
+from coxswain_cli.reporting.figures import seconds, ticks
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
 from coxswain_cli.reporting.record import StepTiming
 
@@ -22,7 +22,7 @@ def draw(timing: StepTiming) -> Markup:
     ends = end(planned), end(measured)
     apart = min(ends) > 0 and max(ends) / min(ends) > SAME_SCALE
     lengths = ends if apart else (max(ends), max(ends))
-    note = "a time axis of its own: the cost model and this machine differ much" if apart else ""
+    note = ", on a time axis of its own: the cost model and this machine differ much" if apart else ""
     return join((
         _panel("Planned", "replica by seconds, cost model", planned, lengths[0], note),
         _panel("Measured", "rank by seconds since it began the step", measured, lengths[1], ""),
@@ -30,20 +30,22 @@ def draw(timing: StepTiming) -> Markup:
 
 
 def _panel(title: str, unit: str, rows: Rows, length: float, note: str) -> Markup:
-    heading = tag("figcaption", tag("b", title), tag("span", unit, class_="unit"), tag("small", note), tag("output"))
+    words = f"{seconds(end(rows))} long{note}"
+    heading = tag("figcaption", tag("b", title), tag("span", unit, class_="unit"), tag("output"), tag("small", words))
     if not any(rows.values()):
         return tag("figure", heading, tag("p", "nothing recorded", class_="empty"), class_="picture")
-    return tag("figure", heading, _plot(title, rows, ticks(0.0, length)), class_="picture")
+    return tag("figure", heading, _plot(title, rows, length), class_="picture")
 
 
-def _plot(title: str, rows: Rows, scale: tuple[float, ...]) -> Markup:
+def _plot(title: str, rows: Rows, length: float) -> Markup:
     height = max(4.0, min(ROW, TALLEST / len(rows)))
-    grid = join(_grid(t / scale[-1]) for t in scale)
-    bars = join(_bar(bar, i * height, height, scale[-1]) for i, row in enumerate(rows.values()) for bar in row)
+    scale = [t for t in ticks(0.0, length) if t <= length]
+    grid = join(_grid(t / length) for t in scale)
+    bars = join(_bar(bar, i * height, height, length) for i, row in enumerate(rows.values()) for bar in row)
     drawing = tag(
         "svg", grid, bars, height=height * len(rows), role="img", aria_label=f"{title} tasks by rank and time"
     )
-    xs = join(tag("span", f"{t:g}", style=f"left:{percent(t / scale[-1])}") for t in scale)
+    xs = join(tag("span", f"{t:g}", style=f"left:{percent(t / length)}") for t in scale)
     columns = (_names(list(rows), height), tag("div", drawing, class_="drawing"), tag("div", xs, class_="xs"))
     return tag("div", *columns, class_="plot")
 

@@ -10,6 +10,7 @@ from coxswain_cli.reporting.figures import seconds, short
 from coxswain_cli.reporting.markup import Markup, join, tag
 from coxswain_cli.reporting.record import Event, Run
 
+HINT = "Touch or point at a curve or a bar to read it."
 BAD = {"Failed", "NodeLost", "WorkerRestarted", "StragglerDetected"}
 
 
@@ -19,11 +20,10 @@ def heading(run: Run) -> Markup:
     state = condition.get("reason") or "State unknown"
     words = condition.get("message") or ""
     look = {"True": "good", "False": "bad"}.get(str(condition.get("status")), "open")
+    lines = (tag("b", state, class_=look), " ", words), (_when(run),), (HINT,)
+    looks = None, "unit", "unit"
     return tag(
-        "header",
-        tag("h1", run.name),
-        tag("p", tag("b", state, class_=look), " ", words),
-        tag("p", _when(run), class_="unit"),
+        "header", tag("h1", run.name), *(tag("p", *line, class_=c) for line, c in zip(lines, looks, strict=True))
     )
 
 

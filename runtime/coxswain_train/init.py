@@ -1,0 +1,66 @@
+"""Initial values of parameters from a counter: the same for any box of any layout.
+
+Element `i` of the tensor `name` is a normal variate from words 2i and 2i+1 of a stream keyed (job seed, name), by the
+finalizer of splitmix64 and Box-Muller. Nothing is drawn in sequence, so a box computes just its own elements.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coxswain.boxes import Box
+from coxswain.config import ModelConfig
+
+_ROWS = 1 << 20  # elements at one time
+_STD = 0.02
+
+
+def init_box(seed: int, box: Box, shape: tuple[int, ...], model: ModelConfig) -> NDArray[np.float32]:
+    """Values of a box of the parameter `box.name`, whose whole shape is `shape`. Norms begin at one."""
+    if len(shape) == 1:
+        return np.ones(box.shape, dtype=np.float32)
+    flat = _offsets(box, shape).ravel()
+    out = np.empty(flat.size, dtype=np.float32)
+    for start in range(0, flat.size, _ROWS):
+        out[start : start + _ROWS] = _normal(_key(seed, box.name), flat[start : start + _ROWS])
+    return (out * np.float32(_deviation(box.name, model))).reshape(box.shape)
+
+
+def _deviation(name: str, model: ModelConfig) -> float:
+    """Projections back into the residual stream are smaller by the square root of their number, as in GPT-2."""
+    residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+    return _STD / (2 * model.layers) ** 0.5 if residual else _STD
+
+
+def _offsets(box: Box, shape: tuple[int, ...]) -> NDArray[np.uint64]:
+    """Row-major offset of every element of the box within the whole tensor."""
+    out: NDArray[np.uint64] = np.zeros(1, dtype=np.uint64)
+    for offset, size, whole in zip(box.offset, box.shape, shape, strict=True):
+        along = np.arange(offset, offset + size, dtype=np.uint64)
+        out = np.asarray(out[..., None] * np.uint64(whole) + along, dtype=np.uint64)
+    return out
+
+
+def _key(seed: int, name: str) -> np.uint64:
+    digest = hashlib.sha256(struct.pack("<q", seed) + name.encode()).digest()
+    return np.uint64(int.from_bytes(digest[:8], "little"))
+
+
+def _normal(key: np.uint64, offsets: NDArray[np.uint64]) -> NDArray[np.float64]:
+    with np.errstate(over="ignore"):
+        first, second = (_uniform(key + (offsets << np.uint64(1)) + np.uint64(i)) for i in (0, 1))
+    radius: NDArray[np.float64] = np.sqrt(-2.0 * np.log(first))
+    return radius * np.cos(2.0 * np.pi * second)
+
+
+def _uniform(counter: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """In (0, 1]. splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    x = counter * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return ((x >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53

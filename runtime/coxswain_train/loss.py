@@ -1,0 +1,50 @@
+"""Cross entropy of a linear head, chunk by chunk, so that the logits of a task never exist at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # label of a token without a next one
+_CHUNK = 1024  # tokens whose logits exist at one time
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Makes the gradients in the forward pass (they only scale later), so nothing is recomputed and no logits are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        hidden_grad, weight_grad = torch.zeros_like(hidden), torch.zeros_like(weight, dtype=wide)
+        total = torch.zeros((), dtype=wide, device=hidden.device)
+        for start in range(0, len(labels), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            loss, gradient = _chunk(hidden[rows], weight, labels[rows], wide)
+            total += loss
+            hidden_grad[rows] = gradient @ weight
+            weight_grad += (gradient.T @ hidden[rows]).to(wide)
+        ctx.save_for_backward(hidden_grad, weight_grad.to(weight.dtype))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden_grad, weight_grad = ctx.saved_tensors
+        return hidden_grad * grads[0], weight_grad * grads[0], None
+
+
+def _chunk(hidden: Tensor, weight: Tensor, labels: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Summed loss and d(loss)/d(logits) of some rows."""
+    log_probability = (hidden @ weight.T).to(wide).log_softmax(-1)
+    valid = (labels != IGNORED).unsqueeze(1)
+    index = labels.clamp(min=0).unsqueeze(1)
+    loss = -log_probability.gather(1, index).mul(valid).sum()
+    gradient = log_probability.exp_()
+    gradient.scatter_add_(1, index, torch.full_like(index, -1, dtype=wide))
+    return loss, gradient.mul_(valid).to(hidden.dtype)
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Sum over rows of -log softmax(hidden @ weight.T)[label], in nats. hidden [n, h], weight [vocabulary, h], labels [n]."""
+    return _LinearCrossEntropy.apply(hidden, weight, labels)  # type: ignore[no-any-return]

@@ -1,0 +1,164 @@
+"""Decoders of the Llama family, and the narrow Protocol by which alone the engine knows a model.
+
+Parameters are named as in Hugging Face's Llama safetensors files. Activations of a task are one run of tokens without a
+batch dimension, [tokens, hidden]; where sequences begin is known to `attend` and to the positions only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from coxswain.config import ModelConfig
+from coxswain_train.loss import linear_cross_entropy
+
+# (query [heads, tokens, size], key and value [kv heads, tokens, size]) -> [heads, tokens, size]: causal within each sequence.
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Rotary = tuple[Tensor, Tensor]  # cosines and sines, [tokens, size of a head]
+Layer = Callable[[Tensor, Rotary, Attend], Tensor]
+
+
+class Decoder(Protocol):
+    """What the engine needs of a model (or of a stage of one)."""
+
+    @property
+    def stack(self) -> Sequence[Layer]:
+        """The layers in order."""
+        ...
+
+    def rotary(self, positions: Tensor) -> Rotary:
+        """What every layer needs of the positions [tokens], made once a task."""
+        ...
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids [tokens] to activations [tokens, hidden]."""
+        ...
+
+    def token_losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """The sum of the token losses, in nats; label -100 counts nothing."""
+        ...
+
+    def weights(self) -> Mapping[str, nn.Parameter]:
+        """Every parameter by its name in Hugging Face's layout."""
+        ...
+
+
+class RMSNorm(nn.Module):
+    """Zhang and Sennrich, arXiv 1910.07467; computed in at least fp32."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
+        return self.weight * scaled.to(x.dtype)
+
+
+class SelfAttention(nn.Module):
+    """Grouped-query attention with rotary positions; who attends to whom is the business of `attend`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        size = config.hidden // config.heads
+        self.size = size
+        self.q_proj = nn.Linear(config.hidden, config.heads * size, bias=False)
+        self.k_proj = nn.Linear(config.hidden, config.kv_heads * size, bias=False)
+        self.v_proj = nn.Linear(config.hidden, config.kv_heads * size, bias=False)
+        self.o_proj = nn.Linear(config.heads * size, config.hidden, bias=False)
+
+    def forward(self, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        q, k, v = (proj(x).unflatten(-1, (-1, self.size)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        out = attend(rotate(q, rotary).transpose(0, 1), rotate(k, rotary).transpose(0, 1), v.transpose(0, 1))
+        mixed: Tensor = self.o_proj(out.transpose(0, 1).flatten(1))
+        return mixed
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (Shazeer, arXiv 2002.05202)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden, config.feed_forward, bias=False)
+        self.up_proj = nn.Linear(config.hidden, config.feed_forward, bias=False)
+        self.down_proj = nn.Linear(config.feed_forward, config.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class LlamaLayer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden, config.norm_epsilon)
+        self.self_attn = SelfAttention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden, config.norm_epsilon)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotary, attend)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class _Body(nn.Module):
+    """The part that Hugging Face names `model`."""
+
+    def __init__(self, config: ModelConfig, vocabulary: int) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(vocabulary, config.hidden)
+        self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.hidden, config.norm_epsilon)
+
+
+class Llama(nn.Module):
+    """The whole decoder on one device. Weights are uninitialised until the optimizer publishes them."""
+
+    def __init__(self, config: ModelConfig, vocabulary: int) -> None:
+        super().__init__()
+        self.config = config
+        self.model = _Body(config, vocabulary)
+        self.lm_head = None if config.tied_head else nn.Linear(config.hidden, vocabulary, bias=False)
+
+    @property
+    def stack(self) -> Sequence[Layer]:
+        return list(self.model.layers)
+
+    def rotary(self, positions: Tensor) -> Rotary:
+        """Angles in fp64, so that positions of millions keep their fraction."""
+        size = self.config.hidden // self.config.heads
+        exponents = torch.arange(0, size, 2, dtype=torch.float64, device=positions.device) / size
+        angles = positions.double()[:, None] * self.config.rope_theta**-exponents
+        angles = torch.cat((angles, angles), -1)
+        dtype = self.model.embed_tokens.weight.dtype
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.model.embed_tokens(tokens)
+        return out
+
+    def token_losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return linear_cross_entropy(self.model.norm(hidden), head.weight, labels)
+
+    def weights(self) -> Mapping[str, nn.Parameter]:
+        return dict(self.named_parameters())
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Rotary embedding (Su et al., arXiv 2104.09864) of [tokens, heads, size], halves paired as in Hugging Face's Llama."""
+    cos, sin = (part[:, None] for part in rotary)
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def weight_shapes(config: ModelConfig, vocabulary: int) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter, without memory for any."""
+    with torch.device("meta"):
+        return {name: tuple(p.shape) for name, p in Llama(config, vocabulary).weights().items()}

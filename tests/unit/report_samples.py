@@ -110,9 +110,9 @@ def timing_line(step: int, ranks: int = 4) -> dict[str, Any]:
         start, length = max(free[r] for r in members), 0.15 + 0.3 * dice.random()
         for r in members:
             free[r] = start + length
-        kind, sequence = ("pack", -1) if degree == 1 else ("ring", 30 - index)
-        task = {"index": index, "kind": kind, "replicas": members, "start": start, "stop": start + length}
-        planned.append(task | {"sequence": sequence})
+        kind, sequences = ("pack", [3, 4, 9]) if degree == 1 else ("ring", [30 - index])
+        task = {"task": index, "kind": kind, "replicas": members, "start": start, "stop": start + length}
+        planned.append(task | {"sequences": sequences, "tokens": 1024 * degree})
     return {"step": step, "planned": planned, "ranks": [_rank_line(r, planned, dice) for r in range(ranks)]}
 
 
@@ -124,8 +124,8 @@ def _rank_line(rank: int, planned: list[dict[str, Any]], dice: random.Random) ->
             middle = begin + (task["stop"] - task["start"]) * 0.35
             now = middle + (task["stop"] - task["start"]) * (0.7 + 0.1 * dice.random())
             waited = 0.04 * dice.random() if task["kind"] == "ring" else 0.0
-            operations += [[task["index"], "F", begin, middle, waited], [task["index"], "B", middle, now, waited]]
+            operations += [[task["task"], "F", begin, middle, waited], [task["task"], "B", middle, now, waited]]
     return {
-        "rank": rank, "timings": operations, "seconds": now + 0.1, "data_wait_seconds": 0.02,
-        "compute_seconds": now * 0.9, "reduce_seconds": 0.06,
+        "rank": rank, "timings": operations, "seconds": now + 0.1, "data_wait": 0.02,
+        "compute": now * 0.9, "reduce": 0.06,
     }  # fmt: skip

@@ -41,24 +41,25 @@ def end(rows: Rows) -> float:
 
 def look(timing: StepTiming, task: int) -> str:
     """Grey for packs, a colour a sequence for rings, in the order in which rings come."""
-    rings = [t.index for t in timing.planned if t.kind == "ring"]
+    rings = [t.task for t in timing.planned if t.kind == "ring"]
     return f"b{rings.index(task) % COLOURS}" if task in rings else "pack"
 
 
 def _planned(timing: StepTiming, task: PlannedTask) -> Bar:
-    over = f"ring of {len(task.replicas)}" if task.kind == "ring" else "pack"
-    what = f" for sequence {task.sequence}" if task.sequence >= 0 else ""
-    words = f"task {task.index}: {over}{what}, planned {seconds(task.stop - task.start)}"
-    return Bar(task.start, task.stop, look(timing, task.index), str(task.index), words)
+    over = f"ring over {len(task.replicas)} replicas" if task.kind == "ring" else "pack"
+    what = f"{len(task.sequences)} sequences" if len(task.sequences) != 1 else f"sequence {task.sequences[0]}"
+    length = seconds(task.stop - task.start)
+    words = f"task {task.task}: {over}, {what}, {task.tokens:,} tokens, planned {length}"
+    return Bar(task.start, task.stop, look(timing, task.task), str(task.task), words)
 
 
 def _measured(timing: StepTiming, rank: RankTiming) -> Iterator[Bar]:
     if rank.data_wait > 0:
         yield Bar(0.0, rank.data_wait, "wait", "", f"rank {rank.rank}: waited {seconds(rank.data_wait)} for data")
-    for operation in rank.operations:
+    for operation in rank.timings:
         yield from _operation(timing, rank.rank, operation)
     if rank.reduce > 0:
-        last = max((o.stop for o in rank.operations), default=rank.data_wait)
+        last = max((o.stop for o in rank.timings), default=rank.data_wait)
         words = f"rank {rank.rank}: reduction and update took {seconds(rank.reduce)}"
         yield Bar(last, last + rank.reduce, "reduce", "", words)
 

@@ -35,8 +35,10 @@ def _throughput(run: Run) -> Chart:
 def _idle(run: Run) -> Chart:
     idle = _values(run, lambda s: 100 * s.idle_fraction)
     waits = _values(run, lambda s: 100 * s.data_wait_seconds / s.seconds if s.seconds else None)
-    rows = (Series("idle", 2, idle), Series("waiting for data", 3, waits, "dashed"))
-    return _chart(run, "Idle share", "% of device time", "solid: without compute; dashed: waiting for data", rows)
+    rows = (Series("idle", 2, idle), Series("wait for data", 3, waits, "dashed"))
+    return _chart(
+        run, "Idle share", "% of device time", "solid: without compute; dashed: the longest wait for data", rows
+    )
 
 
 def _planned(run: Run) -> Chart:

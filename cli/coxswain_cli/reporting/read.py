@@ -6,14 +6,15 @@ import json
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from coxswain.config import JobConfig
 from coxswain.errors import Refused
 from coxswain_cli.reporting.record import Event, Run, Step, StepTiming
-from coxswain_cli.reporting.timings import parse_timing
+
+T = TypeVar("T")
 
 STEPS, EVENTS, TIMINGS = "steps.jsonl", "events.jsonl", "timings.jsonl"
 
@@ -26,16 +27,22 @@ def read_run(directory: Path) -> Run:
             f"{directory}: holds neither {STEPS} nor {EVENTS}; name the work directory of a run (`cox run` prints it, "
             "by default runs/JOB)",
         )
-    steps, lines, bad_steps = _steps(directory / STEPS)
-    timings, bad_timings = _timings(directory / TIMINGS)
+    lines, bad_steps = _converted(directory / STEPS, Step)
+    steps = {line.step: line for line in lines}  # a redone step appends a line: the last one is valid
+    timings, bad_timings = _converted(directory / TIMINGS, StepTiming)
     events, bad_events = _events(directory / EVENTS)
     job = _job(_objects(directory / "cluster", "ConfigMap"))
     training = next(_objects(directory / "cluster", "TrainingJob"), {})
     return Run(
         name=job.name if job else training.get("metadata", {}).get("name", directory.resolve().name),
-        steps=steps, events=events, timings=timings, job=job, status=training.get("status") or {},
-        redone=lines - len(steps), unreadable=bad_steps + bad_timings + bad_events,
-    )  # fmt: skip
+        steps=tuple(steps[k] for k in sorted(steps)),
+        events=events,
+        timings={t.step: t for t in timings},
+        job=job,
+        status=training.get("status") or {},
+        redone=len(lines) - len(steps),
+        unreadable=bad_steps + bad_timings + bad_events,
+    )
 
 
 def _lines(path: Path) -> tuple[list[Any], int]:
@@ -53,26 +60,16 @@ def _lines(path: Path) -> tuple[list[Any], int]:
     return values, bad
 
 
-def _steps(path: Path) -> tuple[tuple[Step, ...], int, int]:
-    """Steps in order (the last line of a step is valid), readable lines, unreadable lines."""
+def _converted(path: Path, type_: type[T]) -> tuple[list[T], int]:
+    """The lines as values of a type, and how many are none."""
     values, bad = _lines(path)
-    latest: dict[int, Step] = {}
-    good = 0
+    good: list[T] = []
     for value in values:
         try:
-            step = msgspec.convert(value, Step)
+            good.append(msgspec.convert(value, type_))
         except msgspec.ValidationError:
             bad += 1
-            continue
-        latest[step.step] = step
-        good += 1
-    return tuple(latest[k] for k in sorted(latest)), good, bad
-
-
-def _timings(path: Path) -> tuple[dict[int, StepTiming], int]:
-    values, bad = _lines(path)
-    parsed = [parse_timing(v) for v in values]
-    return {t.step: t for t in parsed if t is not None}, bad + sum(t is None for t in parsed)
+    return good, bad
 
 
 def _events(path: Path) -> tuple[tuple[Event, ...], int]:

@@ -40,20 +40,19 @@ class Event:
     object: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedTask:
-    """A task as it was planned, in seconds since the step's begin. `sequence` is a ring's one sequence, else -1."""
+class PlannedTask(msgspec.Struct, frozen=True):
+    """A task as it was planned, in seconds since the step's begin on the cost model."""
 
-    index: int
+    task: int
     kind: Literal["pack", "ring"]
     replicas: tuple[int, ...]
     start: float
     stop: float
-    sequence: int = -1
+    sequences: tuple[int, ...] = ()  # positions in the membership
+    tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(msgspec.Struct, frozen=True, array_like=True):
     """A measured forward ("F") or backward ("B") of a task on one rank; `waited` of it went to ring peers."""
 
     task: int
@@ -63,25 +62,21 @@ class Operation:
     waited: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RankTiming:
+class RankTiming(msgspec.Struct, frozen=True):
     """What one rank did in a step, in seconds since its own begin of the step."""
 
     rank: int
-    operations: tuple[Operation, ...]
-    seconds: float = 0.0
+    timings: tuple[Operation, ...] = ()
     data_wait: float = 0.0
-    compute: float = 0.0
     reduce: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StepTiming:
-    """One line of `timings.jsonl`."""
+class StepTiming(msgspec.Struct, frozen=True):
+    """One line of `timings.jsonl`, as far as the pictures need it."""
 
     step: int
-    planned: tuple[PlannedTask, ...]
-    ranks: tuple[RankTiming, ...]
+    planned: tuple[PlannedTask, ...] = ()
+    ranks: tuple[RankTiming, ...] = ()
 
     @property
     def longest_ring(self) -> int:

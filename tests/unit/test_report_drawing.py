@@ -1,0 +1,195 @@
+"""What the report draws: numbers for people, curves, bars and the choice of steps."""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coxswain.config import PhaseConfig
+from coxswain_cli.reporting import bars, charts, figures, mix, picture
+from coxswain_cli.reporting.charts import Chart, Series
+from coxswain_cli.reporting.choose import chosen_steps
+from coxswain_cli.reporting.markup import Markup, join, percent, tag
+from coxswain_cli.reporting.record import Operation, PlannedTask, RankTiming, Run, Step, StepTiming
+from tests.unit import report_samples as samples
+
+numbers = st.floats(-1e9, 1e9, allow_nan=False)
+
+
+@given(numbers, numbers)
+def test_axis_ticks_cover_all_values_and_stay_few(a: float, b: float) -> None:
+    low, high = sorted((a, b))
+    ticks = figures.ticks(low, high)
+    slack = 1e-6 * max(1.0, abs(low), abs(high))
+    assert ticks[0] <= low + slack
+    assert ticks[-1] >= high - slack
+    assert 2 <= len(ticks) <= 7
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_step_axes_have_whole_round_labels_within_range(first: int, length: int) -> None:
+    labels = figures.whole_ticks(first, first + length)
+    assert all(first <= label <= first + length for label in labels)
+    assert len(labels) <= 7
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.01234, "0.0123"), (999.9, "1k"), (12345, "12.3k"), (2.5e6, "2.5M"), (-4000, "-4k")]
+)
+def test_short_numbers_have_three_digits_and_a_unit(value: float, text: str) -> None:
+    assert figures.short(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0123, "12.3 ms"), (0.9999, "1 s"), (12.34, "12.3 s"), (125, "2 min 05 s"), (11400, "3 h 10 min")],
+)
+def test_durations_read_like_speech(value: float, text: str) -> None:
+    assert figures.seconds(value) == text
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-10, 10)), max_size=60), st.integers(1, 8))
+def test_smoothing_keeps_gaps_ends_and_bounds(values: list[float | None], reach: int) -> None:
+    smooth = figures.smooth(values, reach)
+    assert [v is None for v in smooth] == [v is None for v in values]
+    known = [v for v in values if v is not None]
+    assert all(min(known) - 1e-9 <= v <= max(known) + 1e-9 for v in smooth if v is not None)
+
+
+def test_thinning_keeps_the_mean_and_the_order() -> None:
+    values = [float(i) for i in range(6000)]
+    thin = figures.thin(values, 600)
+    assert len(thin) == 600
+    assert thin == sorted(v for v in thin if v is not None)
+    assert sum(v for v in thin if v is not None) / 600 == pytest.approx(sum(values) / 6000)
+
+
+def test_plain_strings_are_escaped_in_text_and_in_attributes() -> None:
+    made = tag("p", "<script>", join(["a&b", Markup("<i></i>")]), title='"><script>')
+    assert made == '<p title="&quot;&gt;&lt;script&gt;">&lt;script&gt;a&amp;b<i></i></p>'
+
+
+def chart(values: tuple[float | None, ...]) -> Chart:
+    return Chart("Loss", "nats", tuple(range(len(values))), (Series("loss", 0, values),))
+
+
+def points(markup: str) -> list[list[tuple[float, float]]]:
+    found = re.findall(r'points="([^"]*)"', markup)
+    return [[tuple(map(float, p.split(","))) for p in line.split()] for line in found]  # type: ignore[misc]
+
+
+def test_a_curve_goes_from_edge_to_edge_and_higher_values_lie_higher() -> None:
+    (line,) = points(charts.draw(chart((4.0, 3.0, 2.0))))
+    assert [x for x, _ in line] == [0, 500, 1000]
+    assert line[0][1] < line[1][1] < line[2][1]
+
+
+def test_a_gap_in_the_values_is_a_gap_in_the_curve() -> None:
+    assert [len(line) for line in points(charts.draw(chart((1.0, 2.0, None, 3.0, 4.0))))] == [2, 2]
+
+
+@pytest.mark.parametrize("values", [(1.0,), (0.0, 0.0), (None, 5.0)])
+def test_curves_of_one_point_or_one_value_are_finite(values: tuple[float | None, ...]) -> None:
+    assert all(math.isfinite(v) for line in points(charts.draw(chart(values))) for point in line for v in point)
+
+
+def test_a_chart_without_values_says_so() -> None:
+    assert "no values" in charts.draw(chart((None, None)))
+
+
+def timing() -> StepTiming:
+    planned = (
+        PlannedTask(0, "ring", (0, 1), 0.0, 1.0, (5,), 4096),
+        PlannedTask(1, "pack", (2,), 0.0, 0.5, (1, 2), 900),
+        PlannedTask(2, "ring", (1, 2), 1.0, 2.0, (7,), 4096),
+    )
+    operations = (Operation(0, "F", 0.25, 0.5, 0.125), Operation(0, "B", 0.5, 1.0))
+    return StepTiming(3, planned, (RankTiming(0, operations, data_wait=0.25, reduce=0.5), RankTiming(1), RankTiming(2)))
+
+
+def test_a_ring_lies_on_all_its_replicas_and_a_pack_on_one() -> None:
+    rows = bars.planned_rows(timing())
+    assert {r: [b.label for b in row] for r, row in rows.items()} == {0: ["0"], 1: ["0", "2"], 2: ["1", "2"]}
+
+
+def test_rings_have_a_colour_each_and_packs_are_grey() -> None:
+    assert [bars.look(timing(), task) for task in (0, 1, 2)] == ["b0", "pack", "b1"]
+
+
+def test_a_measured_row_shows_data_wait_passes_ring_waits_and_reduction() -> None:
+    row = bars.measured_rows(timing())[0]
+    assert [(b.look, b.start, b.stop) for b in row] == [
+        ("wait", 0.0, 0.25), ("b0 light", 0.25, 0.5), ("wait", 0.25, 0.375), ("b0", 0.5, 1.0), ("reduce", 1.0, 1.5),
+    ]  # fmt: skip
+
+
+def test_planned_and_measured_share_a_time_axis_unless_one_would_vanish() -> None:
+    slow = StepTiming(3, timing().planned, (RankTiming(0, (Operation(0, "F", 0.0, 40.0),)),))
+    assert "time axis of its own" not in picture.draw(timing())
+    assert "time axis of its own" in picture.draw(slow)
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 64, 512])
+def test_a_picture_is_sound_markup_and_no_taller_than_a_screen_at_any_number_of_ranks(ranks: int) -> None:
+    made = picture.draw(samples_timing(ranks))
+    root = ET.fromstring(f"<div>{made}</div>")
+    heights = [float(svg.attrib["height"]) for svg in root.iter("svg")]
+    assert len(heights) == 2
+    assert all(h <= max(480, 4 * ranks) for h in heights)
+
+
+def samples_timing(ranks: int) -> StepTiming:
+    return msgspec.convert(samples.timing_line(1, ranks), StepTiming)
+
+
+def run(count: int, **seconds: float) -> Run:
+    steps = tuple(Step(step=k, seconds=seconds.get(f"s{k}", 1.0), tokens=10) for k in range(count))
+    degrees = {4: 3}
+    timings = {
+        k: StepTiming(k, (PlannedTask(0, "ring", tuple(range(degrees.get(k, 2))), 0.0, 1.0),)) for k in range(count)
+    }
+    return Run("r", steps=steps, timings=timings)
+
+
+def test_the_chosen_steps_are_first_slowest_longest_ring_and_last() -> None:
+    assert chosen_steps(run(9, s0=9, s6=5)) == (
+        (0, "first"), (4, "longest ring"), (6, "slowest after the first"), (8, "last"),
+    )  # fmt: skip
+
+
+def test_a_step_with_several_reasons_is_shown_once() -> None:
+    assert chosen_steps(run(1)) == ((0, "first, slowest after the first, longest ring, last"),)
+
+
+def test_asked_for_steps_replace_the_choice() -> None:
+    assert chosen_steps(run(9), (3, 7)) == ((3, "asked for"), (7, "asked for"))
+
+
+def test_a_phase_changes_the_wanted_share_from_its_step_on() -> None:
+    config = samples.job().mix
+    phase = PhaseConfig(from_step=2, weights={"docs": 1})
+    config = type(config)(name="m", seed=1, sources=config.sources, phases=(phase,))
+    steps = [Step(step=k, tokens=100, tokens_by_source={"code": 70, "docs": 30}) for k in range(4)]
+    code, docs = mix.source_shares(steps, config)
+    assert code.wanted == pytest.approx((70, 140, 140, 140))
+    assert docs.wanted == pytest.approx((30, 60, 160, 260))
+    assert docs.tokens == (30, 60, 90, 120)
+
+
+def test_a_phase_by_tokens_begins_with_the_step_that_finds_them_trained() -> None:
+    config = samples.job().mix
+    config = type(config)(
+        name="m", seed=1, sources=config.sources, phases=(PhaseConfig(from_tokens=200, weights={"docs": 1}),)
+    )
+    assert mix.weights_at(config, 1, 199) == {"code": 700, "docs": 300}
+    assert mix.weights_at(config, 2, 200) == {"code": 0, "docs": 1}
+
+
+def test_lengths_are_written_as_percentages() -> None:
+    assert percent(1 / 3) == "33.333%"

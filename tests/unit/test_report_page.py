@@ -1,0 +1,145 @@
+"""The whole page and the command."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from coxswain_cli.report import report_command, write_report
+from coxswain_cli.reporting.page import page
+from coxswain_cli.reporting.read import read_run
+from tests.unit import report_samples as samples
+
+app = typer.Typer()
+app.command()(report_command)
+VOID = {"meta"}
+
+
+class Checker(HTMLParser):
+    """Collects what a page loads and whether its tags match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.scripts = 0
+        self.links: list[str] = []
+        self.handlers: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open += [] if tag in VOID else [tag]
+        self.scripts += tag == "script"
+        self.links += [value or "" for key, value in attrs if key in {"src", "href", "srcset", "action"}]
+        self.handlers += [key for key, _ in attrs if key.startswith("on")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.scripts += tag == "script"
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def check(text: str) -> Checker:
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+    return checker
+
+
+def test_the_page_loads_nothing_and_its_tags_match(tmp_path: Path) -> None:
+    text = page(read_run(samples.write_run(tmp_path)))
+    checker = check(text)
+    assert checker.links == []
+    assert checker.scripts == 1
+    assert not re.search(r"(?<!xmlns=\")https?://", text)
+
+
+def test_the_page_says_how_the_run_ended_and_what_proves_it(tmp_path: Path) -> None:
+    text = page(read_run(samples.write_run(tmp_path, steps=30)))
+    for words in (
+        "Completed",
+        "StopReached at step 30",
+        "30 of 60",
+        f"{29:064x}",
+        "1 counted",
+        "WorkerRestarted",
+        "by weight 70.0 %",
+    ):
+        assert words in text
+
+
+def test_nothing_in_a_run_can_inject_markup(tmp_path: Path) -> None:
+    evil = '"><img src=x onerror=alert(1)><script>alert(1)</script>'
+    samples.write_run(tmp_path, steps=3)
+    samples.write_lines(
+        tmp_path / "steps.jsonl",
+        [samples.step_line(k, tokens_by_source={evil: 5}, stream_digest=evil) for k in range(3)],
+    )
+    samples.write_lines(tmp_path / "events.jsonl", [{"time": 1, "reason": evil, "message": evil, "object": evil}])
+    condition = {"type": "Succeeded", "status": evil, "reason": evil, "message": evil}
+    status = {"conditions": [condition], "lastCheckpoint": {"step": evil, "uri": evil}, "restarts": {"counted": evil}}
+    samples.write_object(tmp_path, "TrainingJob", "stdlib", {"status": status})
+    checker = check(page(read_run(tmp_path)))
+    assert (checker.scripts, checker.links, checker.handlers) == (1, [], [])
+
+
+def test_a_run_that_never_took_a_step_still_has_a_report(tmp_path: Path) -> None:
+    samples.write_lines(tmp_path / "events.jsonl", [{"time": 1, "reason": "Failed", "message": "no such source"}])
+    text = page(read_run(tmp_path))
+    check(text)
+    assert "no such source" in text
+
+
+def test_a_run_without_timings_or_objects_has_curves(tmp_path: Path) -> None:
+    samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(k) for k in range(20)])
+    text = page(read_run(tmp_path))
+    check(text)
+    assert text.count("<polyline") >= 5
+    assert "weights are not known" in text
+
+
+def test_the_report_of_ten_thousand_steps_stays_small(tmp_path: Path) -> None:
+    samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(k) for k in range(10_000)])
+    assert len(page(read_run(tmp_path))) < 400_000
+
+
+def test_the_command_writes_the_page_and_says_where(tmp_path: Path) -> None:
+    samples.write_run(tmp_path / "run", steps=4)
+    result = CliRunner().invoke(app, [str(tmp_path / "run"), "--output", str(tmp_path / "r.html"), "--steps", "1,3"])
+    assert result.exit_code == 0
+    assert result.output.strip() == str(tmp_path / "r.html")
+    assert re.findall(r"<b>Step (\d+)</b>", (tmp_path / "r.html").read_text()) == ["1", "3"]
+
+
+def test_a_jobs_name_stands_for_its_work_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples.write_run(tmp_path / "runs" / "demo", steps=1)
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["demo"]).exit_code == 0
+    assert (tmp_path / "runs" / "demo" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "holds neither"),
+        (["run", "--steps", "x"], "'x'"),
+        (["run", "--steps", "9"], "recorded are 0 to 1"),
+    ],
+)
+def test_a_wrong_argument_is_refused_with_exit_2(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples.write_run(tmp_path / "run", steps=2)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_writing_leaves_no_partial_file(tmp_path: Path) -> None:
+    write_report(samples.write_run(tmp_path / "run", steps=1), tmp_path / "r.html")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["r.html", "run"]

@@ -1,0 +1,91 @@
+"""Reading a work directory: lenient with what a kill leaves, deaf to secrets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from coxswain.errors import Refused
+from coxswain.layout import Device, Seat
+from coxswain.wire import StepLine, TaskTiming
+from coxswain_cli.reporting.read import read_run
+from coxswain_cli.reporting.record import Operation
+from tests.unit import report_samples as samples
+
+
+def test_the_last_line_of_a_redone_step_is_the_valid_one(tmp_path: Path) -> None:
+    lines = [samples.step_line(k, loss=float(k)) for k in (0, 1, 2, 1)]
+    lines[-1]["loss"] = 9.0
+    samples.write_lines(tmp_path / "steps.jsonl", lines)
+    run = read_run(tmp_path)
+    assert [(s.step, s.loss) for s in run.steps] == [(0, 0.0), (1, 9.0), (2, 2.0)]
+    assert run.redone == 1
+
+
+def test_a_torn_last_line_is_passed_over_in_silence(tmp_path: Path) -> None:
+    samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(0)])
+    with (tmp_path / "steps.jsonl").open("a") as file:
+        file.write(json.dumps(samples.step_line(1))[:40])
+    run = read_run(tmp_path)
+    assert len(run.steps) == 1
+    assert run.unreadable == 0
+
+
+def test_lines_that_are_no_steps_are_counted_and_do_not_end_the_report(tmp_path: Path) -> None:
+    good = json.dumps(samples.step_line(0))
+    (tmp_path / "steps.jsonl").write_text(f'{good}\n{{"step": "no"}}\nnonsense\n[1]\n')
+    run = read_run(tmp_path)
+    assert len(run.steps) == 1
+    assert run.unreadable == 3
+
+
+def test_a_diverged_step_has_no_loss_but_is_there(tmp_path: Path) -> None:
+    samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(0, loss=None, gradient_norm=None)])
+    assert read_run(tmp_path).steps[0].loss is None
+
+
+def test_the_coordinators_own_step_line_is_read_without_loss(tmp_path: Path) -> None:
+    line = StepLine(3, 1, 10, 2, 1.5, "aa", "bb", 2.0, 0.1, 1.05, 0.5, 1e-3, {"code": 10}, 0.2, 99.0)
+    (tmp_path / "steps.jsonl").write_bytes(msgspec.json.encode(line) + b"\n")
+    assert msgspec.to_builtins(read_run(tmp_path).steps[0]) == msgspec.to_builtins(line)
+
+
+def test_a_workers_timings_arrive_as_operations(tmp_path: Path) -> None:
+    timing = TaskTiming(task=4, kind="B", start=0.5, stop=0.75, waited=0.125)
+    rank = {"rank": 0, "timings": [timing], "data_wait": 0.25, "reduce": 0.5, "seat": Seat(0, Device(0, 0), 0, 0, 0)}
+    line = {"step": 7, "planned": [], "ranks": [rank], "worldGeneration": 1}
+    (tmp_path / "steps.jsonl").touch()
+    (tmp_path / "timings.jsonl").write_bytes(msgspec.json.encode(line) + b"\n")
+    assert read_run(tmp_path).timings[7].ranks[0].timings == (Operation(4, "B", 0.5, 0.75, 0.125),)
+
+
+def test_event_times_are_read_as_numbers_and_as_iso_texts(tmp_path: Path) -> None:
+    times = [1_800_000_060, "2027-01-15T08:00:00Z", None]
+    samples.write_lines(tmp_path / "events.jsonl", [{"time": t, "reason": "R", "message": "m"} for t in times])
+    assert [e.time for e in read_run(tmp_path).events] == [0.0, 1_800_000_000.0, 1_800_000_060.0]
+
+
+def test_name_weights_and_status_come_from_the_clusters_objects(tmp_path: Path) -> None:
+    run = read_run(samples.write_run(tmp_path, steps=2))
+    assert run.job == samples.job()
+    assert run.name == "stdlib"
+    assert run.status["lastCheckpoint"]["step"] == 2
+
+
+def test_secrets_are_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples.write_run(tmp_path, steps=1)
+    samples.write_object(tmp_path, "Secret", "stdlib", {"data": {"token": "hush"}})
+    opened: list[Path] = []
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: (opened.append(self), read(self))[1])
+    read_run(tmp_path)
+    assert opened
+    assert not any("Secret" in path.parts for path in opened)
+
+
+def test_a_folder_without_a_run_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=f"{tmp_path}: holds neither steps.jsonl nor events.jsonl"):
+        read_run(tmp_path)

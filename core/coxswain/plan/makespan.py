@@ -31,7 +31,7 @@ def _trial(problem: Problem, long: Ints, short: Ints, target: float) -> tuple[fl
     """Rings for one target, and the makespan to expect of them."""
     reference = float(np.median(problem.speeds))
     degrees = least_degrees(problem, problem.lengths[long], target * reference)
-    gang = place_rings(problem, long, degrees)
+    gang = place_rings(problem, long, degrees, target)
     lengths = problem.lengths[short]
     packs = -(-int(lengths.sum()) // problem.capacity)
     work = float(problem.cost.work_seconds(lengths).sum()) + packs * problem.cost.task

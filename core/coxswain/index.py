@@ -29,7 +29,7 @@ class BlockEntry(msgspec.Struct, frozen=True, order=True):
 
 
 class BlockIndex(msgspec.Struct, frozen=True):
-    """Per readable sample of a block: where it is (row in the row group, byte offset in the block) and its tokens, EOS included."""
+    """Per readable sample of a block: its place (row in the row group, byte offset in the block) and its tokens, EOS included."""
 
     at: NDArray[np.int64]
     lengths: NDArray[np.uint32]

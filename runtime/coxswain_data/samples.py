@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry, BlockIndex, decode, object_key
 from coxswain_data.cache import LeastRecent
-from coxswain_data.catalog import Catalog
 from coxswain_data.formats.base import Block
-from coxswain_data.source import Source
-from coxswain_data.tokenizer import Tokenizer
+from coxswain_data.library import Library
 from coxswain_link.store import NotFound, Store
 
 Tokens = NDArray[np.int32]
@@ -27,16 +25,8 @@ INDEX_BYTES = 16 << 20
 class Samples:
     """Tokens of any sample of the sources at hand. One thread reads and tokenises at a time."""
 
-    def __init__(
-        self,
-        sources: Mapping[str, Source],
-        tokenizers: Mapping[str, Tokenizer],
-        catalog: Callable[[str], Catalog],
-        store: Store,
-        on_sample: Callable[[str], None] = lambda source: None,
-    ) -> None:
-        self._sources, self._tokenizers, self._catalog = sources, tokenizers, catalog
-        self._store, self._on_sample = store, on_sample
+    def __init__(self, library: Library, store: Store, on_sample: Callable[[str], None] = lambda source: None) -> None:
+        self._library, self._store, self._on_sample = library, store, on_sample
         self._lock = threading.Lock()
         self._tokens: LeastRecent[tuple[str, int], Tokens] = LeastRecent(TOKEN_BYTES, lambda t: t.nbytes)
         self._blocks: LeastRecent[tuple[str, str], Block] = LeastRecent(BLOCK_BYTES, lambda b: b.nbytes)
@@ -46,34 +36,30 @@ class Samples:
     def cached_bytes(self) -> int:
         return self._tokens.used
 
-    @property
-    def open_objects(self) -> int:
-        return sum(s.open_objects for s in self._sources.values())
-
     def tokens(self, source: str, index: int) -> Tokens:
         """All token ids of a sample, EOS included. Raises Refused (SourceChanged) when they are not what was indexed."""
         with self._lock:
             return self._tokens.get((source, index), lambda: self._tokenised(source, index))
 
     def _tokenised(self, source: str, index: int) -> Tokens:
-        catalog = self._catalog(source)
+        catalog = self._library.catalog(source)
         block, nth = catalog.locate(index)
         entry = catalog.blocks[block]
         places = self._indexes.get(entry.key, lambda: self._index(source, entry))
         tokens = self._encoded(source, entry, int(places.at[nth]))
         if len(tokens) != places.lengths[nth]:
-            raise self._sources[source].changed(
+            raise self._library.source(source).changed(
                 entry.path, f"sample {index} has {len(tokens)} tokens and was indexed with {places.lengths[nth]}"
             )
         self._on_sample(source)
         return tokens
 
     def _encoded(self, source: str, entry: BlockEntry, at: int) -> Tokens:
-        block = self._blocks.get((source, entry.key), lambda: self._sources[source].read(entry))
+        block = self._blocks.get((source, entry.key), lambda: self._library.source(source).read(entry))
         try:
-            return self._tokenizers[source].encode(block.text(at))
+            return self._library.tokenizer(source).encode(block.text(at))
         except ValueError as error:
-            raise self._sources[source].changed(
+            raise self._library.source(source).changed(
                 entry.path, f"decoded when it was indexed and does not now (at {at}: {error})"
             ) from error
 

@@ -1,0 +1,78 @@
+"""Builds the steps of one world generation ahead of the workers, until the generation is over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from coxswain.errors import CoxswainError, Retryable, Stale
+from coxswain.wire import Served, StepPlan, StepPlans, World
+from coxswain_data.assembly import Need, arrays, needs
+from coxswain_data.fetching import Fetcher, Tokens
+from coxswain_data.shelf import Shelf
+from coxswain_link.handover import Buffer, pack
+from coxswain_link.http import Client, Ended
+from coxswain_link.metrics import Registry
+
+log = logging.getLogger(__name__)
+
+_POLL = 2.0  # seconds of one long poll: bounds how late a step is built that a worker asks for out of turn
+
+
+class Builder:
+    """Plans in, buffers on the shelf, digests to the coordinator: for the replicas that have a rank in this trainer."""
+
+    def __init__(
+        self, world: World, trainer: str, coordinator: Client, fetcher: Fetcher, shelf: Shelf, metrics: Registry
+    ) -> None:
+        self._coordinator, self._fetcher, self._shelf = coordinator, fetcher, shelf
+        self._metrics, self._generation = metrics, world.generation
+        self._ranks = {s.rank: s.replica for s in world.seats if world.trainers[s.device.trainer] == trainer}
+        self._replicas = sorted(set(self._ranks.values()))
+        self._plans: dict[int, StepPlan] = {}
+        shelf.open(world.generation, world.first_step, self._ranks)
+
+    def run(self) -> None:
+        """A thread's body: its errors go to the workers that wait, by way of the shelf."""
+        try:
+            while (step := self._shelf.next_step(self._generation)) is not None:
+                plan = self._plan(step)
+                if plan is not None:
+                    self._build(plan)
+        except (Stale, Ended) as over:
+            log.info("generation %d: %s", self._generation, over)
+        except CoxswainError as error:
+            log.error("generation %d cannot go on: %s", self._generation, error)
+            self._shelf.fail(self._generation, error)
+        except Exception as error:
+            log.exception("generation %d cannot go on", self._generation)
+            self._shelf.fail(self._generation, Retryable(f"the constructor failed: {type(error).__name__}: {error}"))
+        finally:
+            self._fetcher.close()
+
+    def _plan(self, step: int) -> StepPlan | None:
+        """The committed plan of a step; None when it is not there yet."""
+        if step not in self._plans:
+            query = {"from": step, "wait": _POLL}
+            found = self._coordinator.get("/v1/plans", StepPlans, generation=self._generation, **query)
+            plans = found.plans if found else ()
+            self._plans = {p.step: p for p in plans if p.generation == self._generation}
+            if plans and step not in self._plans:  # answered at once, but not with this step
+                self._shelf.await_change(_POLL)
+        return self._plans.get(step)
+
+    def _build(self, plan: StepPlan) -> None:
+        with self._metrics["coxswain_constructor_assembly_seconds"].time():
+            wanted = needs(plan, self._replicas)
+            tokens, digests = self._fetcher.fetch([n.request for n in wanted], self._is_current)
+            buffers = {r: self._buffer(plan, r, wanted, tokens) for r in self._replicas}
+        self._shelf.put(self._generation, plan.step, buffers)
+        served = tuple((wanted[place].slice.sequence, digest) for place, digest in sorted(digests.items()))
+        self._coordinator.post("/v1/served", Served(self._generation, plan.step, served), generation=self._generation)
+
+    def _buffer(self, plan: StepPlan, replica: int, wanted: Sequence[Need], tokens: Sequence[Tokens]) -> Buffer:
+        mine = [(n, t) for n, t in zip(wanted, tokens, strict=True) if n.slice.replica == replica]
+        return pack(arrays(plan, [n for n, _ in mine], [t for _, t in mine]))
+
+    def _is_current(self) -> bool:
+        return self._shelf.is_open(self._generation)

@@ -1,0 +1,77 @@
+"""The constructor: fetches what its trainer's ranks compute, a few steps ahead, and hands it to them.
+
+Run as `python -m coxswain_data.constructor`, a sidecar in the trainer's pod. All it holds can be rebuilt from the plan.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import uuid
+from typing import NoReturn
+
+from coxswain import names
+from coxswain.wire import Register, Registered, World
+from coxswain_data.builder import Builder
+from coxswain_data.fetching import Fetcher
+from coxswain_data.shelf import Shelf
+from coxswain_link.environment import Environment, run_service
+from coxswain_link.handover import HandoverServer
+from coxswain_link.http import Client, Ended
+from coxswain_link.metrics import Registry, build
+from coxswain_link.serve import serve_status
+
+log = logging.getLogger(__name__)
+
+_POLL = 5.0  # seconds of one long poll: bounds how late a constructor registers with a coordinator that was replaced
+_COORDINATOR_AWAY = 120.0  # seconds until a constructor gives up, to be started again
+_SWITCH = 0.0005  # seconds between thread switches: a hand-over must not wait for the building of later steps
+
+
+class Constructor:
+    """Follows the world: each generation has its own builder, which throws away what the one before built."""
+
+    def __init__(self, env: Environment, coordinator: Client, shelf: Shelf, metrics: Registry) -> None:
+        self._env, self._coordinator, self._shelf, self._metrics = env, coordinator, shelf, metrics
+        self.generation = 0
+
+    def follow(self) -> NoReturn:
+        """Until the job ends (raises Ended)."""
+        me = Register("constructor", self._env.name, self._env.pod_name, uuid.uuid4().hex, self._env.pod_ip, 0)
+        while True:
+            self._coordinator.post("/v1/register", me, Registered)
+            world = self._coordinator.get("/v1/world", World, after=self.generation, wait=_POLL)
+            if world is not None:
+                self._enter(world)
+
+    def _enter(self, world: World) -> None:
+        self.generation = world.generation
+        log.info("generation %d begins at step %d", world.generation, world.first_step)
+        fetcher = Fetcher(world, self._coordinator, self._env.token, self._metrics)
+        builder = Builder(world, self._env.name, self._coordinator, fetcher, self._shelf, self._metrics)
+        threading.Thread(target=builder.run, name=f"builder-{world.generation}", daemon=True).start()
+
+
+def main(env: Environment) -> int:
+    """Serves until the job ends; returns the exit code that the coordinator names."""
+    sys.setswitchinterval(_SWITCH)
+    metrics = build("constructor")
+    shelf = Shelf(env.job.prefetch_steps, metrics["coxswain_constructor_ready_steps"].set)
+    observe = metrics["coxswain_constructor_handover_seconds"].observe
+    with Client(env.coordinator_url, env.token, _COORDINATOR_AWAY) as coordinator:
+        constructor = Constructor(env, coordinator, shelf, metrics)
+        handover = HandoverServer(names.constructor_socket(env.pod_uid), env.token, shelf.provide, observe)
+        status = serve_status(env.pod_ip, names.PORT_CONSTRUCTOR_HTTP, metrics)
+        try:
+            constructor.follow()
+        except Ended as end:
+            return end.finished.exit_code
+        finally:
+            shelf.close()
+            status.close()
+            handover.close()
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(main))

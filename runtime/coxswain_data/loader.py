@@ -1,0 +1,143 @@
+"""The loader: owns shares of sources, indexes them, and serves slices of their samples over Arrow Flight.
+
+Run as `python -m coxswain_data.loader`. It keeps nothing that a restart would have to replay.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from coxswain import names
+from coxswain.digests import tokens_digest
+from coxswain.errors import Refused, Retryable, Stale
+from coxswain.index import BlockEntry
+from coxswain.planlog import LoaderShare
+from coxswain.wire import Fault, Indexed, Register, Registered, Shares, SourceBlocks, World
+from coxswain_data.indexer import index_share
+from coxswain_data.library import Library
+from coxswain_data.samples import Samples
+from coxswain_link.environment import Environment, run_service
+from coxswain_link.flight import Part, Request, SliceRequest, SliceServer
+from coxswain_link.http import Client, Ended
+from coxswain_link.metrics import Registry, build
+from coxswain_link.serve import serve_status
+from coxswain_link.store import open_store
+
+log = logging.getLogger(__name__)
+
+_POLL = 5.0  # seconds of one long poll: bounds how late a loader registers with a coordinator that was replaced
+_COORDINATOR_AWAY = 120.0  # seconds until a loader gives up, to be started again
+
+
+class Loader:
+    """Everything but the sockets."""
+
+    def __init__(self, env: Environment, coordinator: Client, metrics: Registry) -> None:
+        job = env.job
+        self._name, self._coordinator, self._metrics = env.name, coordinator, metrics
+        self._store = open_store(job.checkpoint.uri, job.checkpoint.endpoint, env.secrets_dir, create=True)
+        self._library = Library(job.mix, env.secrets_dir, self._blocks)
+        self._samples = Samples(self._library, self._store, self._count_sample)
+        self._indexed: dict[LoaderShare, Indexed] = {}
+        self.generation = 0
+        self.ready = False
+
+    def follow(self, me: Register) -> NoReturn:
+        """Registers, indexes its shares and follows the world, until the job ends (raises Ended) or a source is refused."""
+        while True:
+            self._coordinator.post("/v1/register", me, Registered)
+            owned = self._coordinator.get("/v1/shares", Shares, loader=self._name, wait=_POLL)
+            if owned is None:
+                continue
+            for share in owned.shares:
+                self._announce(share)
+            self.ready = True
+            world = self._coordinator.get("/v1/world", World, after=self.generation, wait=_POLL)
+            if world is not None:
+                self.generation = world.generation
+
+    def serve(self, request: Request) -> Iterator[Part]:
+        """The parts of a request in its order. Raises Stale for a generation that is over."""
+        if request.generation < self.generation:
+            raise Stale(f"generation {request.generation} is over; the current one is {self.generation}")
+        began = time.monotonic()
+        for item, wanted in enumerate(request.slices):
+            yield self._part(item, wanted)
+        self._metrics["coxswain_loader_request_seconds"].observe(time.monotonic() - began)
+        self._metrics["coxswain_loader_cache_bytes"].set(self._samples.cached_bytes)
+        self._metrics["coxswain_loader_open_objects"].set(self._library.open_objects)
+
+    def _part(self, item: int, wanted: SliceRequest) -> Part:
+        sequence = wanted.sequence
+        tokens = self._samples.tokens(sequence.source, sequence.index)
+        if len(tokens) != sequence.length:
+            raise Refused(
+                "PlanBroken",
+                f"the plan counts {sequence.length} tokens in sample {sequence.index} of source {sequence.source!r}, "
+                f"the index {len(tokens)}; the index was replaced under a running job: start a new run",
+            )
+        part = tokens[sequence.start + wanted.start : sequence.start + wanted.stop]
+        self._metrics["coxswain_loader_tokens_served_total"].labels(sequence.source).inc(len(part))
+        return Part(item, part, None if wanted.start else tokens_digest(tokens[sequence.start : sequence.stop]))
+
+    def _announce(self, share: LoaderShare) -> None:
+        """Sends the index of a share, unless the coordinator has the source's whole index already."""
+        if self._coordinator.get("/v1/blocks", SourceBlocks, source=share.source, wait=0) is not None:
+            return
+        if share not in self._indexed:
+            self._indexed[share] = self._index(share)
+        self._coordinator.post("/v1/indexed", self._indexed[share])
+
+    def _index(self, share: LoaderShare) -> Indexed:
+        began = time.monotonic()
+        try:
+            source, tokenizer = self._library.source(share.source), self._library.tokenizer(share.source)
+            indexed = index_share(source, tokenizer, self._store, share)
+        except Refused as error:
+            self._coordinator.post("/v1/indexed", Indexed(share, (), fault=Fault(error.reason, error.message)))
+            raise
+        samples = sum(b.samples for b in indexed.blocks)
+        log.info("indexed %d samples of %s in %.1f s", samples, share.source, time.monotonic() - began)
+        return indexed
+
+    def _blocks(self, source: str) -> Sequence[BlockEntry]:
+        found = self._coordinator.get("/v1/blocks", SourceBlocks, source=source, wait=_POLL)
+        if found is None:
+            raise Retryable(f"the coordinator does not have the whole index of source {source!r} yet")
+        return found.blocks
+
+    def _count_sample(self, source: str) -> None:
+        self._metrics["coxswain_loader_samples_total"].labels(source).inc()
+
+
+def main(env: Environment) -> int:
+    """Serves until the job ends; returns the exit code that the coordinator names."""
+    os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")  # before the first tokenizer is used
+    metrics = build("loader")
+    with Client(env.coordinator_url, env.token, _COORDINATOR_AWAY) as coordinator:
+        loader = Loader(env, coordinator, metrics)
+        server = SliceServer(env.pod_ip, names.PORT_LOADER, env.token, loader.serve)
+        threading.Thread(target=server.serve, name="flight", daemon=True).start()
+        status = serve_status(env.pod_ip, names.PORT_LOADER_HTTP, metrics, lambda: loader.ready)
+        try:
+            loader.follow(_myself(env, server.port))
+        except Ended as end:
+            return end.finished.exit_code
+        finally:
+            status.close()
+            server.shutdown()
+
+
+def _myself(env: Environment, port: int) -> Register:
+    return Register("loader", env.name, env.pod_name, uuid.uuid4().hex, env.pod_ip, port)
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(main))

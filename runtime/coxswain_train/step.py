@@ -100,7 +100,7 @@ class Clock:
     """Seconds since the step began, and those among them spent waiting for ring peers."""
 
     waited: Callable[[], float]
-    began: float = field(default_factory=time.perf_counter)
+    began: float  # by time.perf_counter
 
     def now(self) -> float:
         if torch.cuda.is_available():

@@ -39,6 +39,16 @@ class Reduction(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Tally:
+    """What one rank has to say at the end of its walk. `plan`: a number below 2^53 that names the plan it followed."""
+
+    loss_sum: float
+    labels: int  # valid ones among its tokens
+    step_labels: int  # that the plan promises for all ranks together
+    plan: int
+
+
+@dataclass(frozen=True, slots=True)
 class Agreement:
     """What all ranks know once the step's gradient is complete."""
 
@@ -82,12 +92,11 @@ class Zero:
             weight.grad = None
         return total
 
-    def agree(self, gradient: Tensor, loss_sum: float, plan: int) -> Agreement:
-        """Norm and loss of all ranks, which must have followed the same plan (a number below 2^53)."""
+    def agree(self, gradient: Tensor, mine: Tally) -> Agreement:
+        """The step's one small collective: loss, norm and plan of all ranks."""
         square = float(gradient.double().square().sum())
-        rows = self._reduction.scalars([square, loss_sum, float(plan)])
-        _same_plan([int(row[2]) for row in rows])
-        return Agreement(loss_sum=sum(row[1] for row in rows), norm=sqrt(sum(row[0] for row in rows)))
+        rows = self._reduction.scalars([square, mine.loss_sum, float(mine.labels), float(mine.plan)])
+        return agreement(rows, mine)
 
     def apply(self, gradient: Tensor, agreed: Agreement, config: OptimizerConfig, rate: float, step: int) -> None:
         """One AdamW update (Loshchilov and Hutter, arXiv 1711.05101) of step `step` (from 0), then the weights go out."""
@@ -144,7 +153,12 @@ def _views(flat: Tensor, boxes: tuple[Box, ...]) -> list[tuple[Box, Tensor]]:
     return [(box, part.view(box.shape)) for box, part in zip(boxes, parts, strict=True)]
 
 
-def _same_plan(plans: list[int]) -> None:
+def agreement(rows: list[list[float]], mine: Tally) -> Agreement:
+    """Judges what all ranks said, as (square of the gradient, loss, labels, plan). Raises Retryable when they differ."""
+    squares, losses, labels, plans = zip(*rows, strict=True)
     others = [rank for rank, plan in enumerate(plans) if plan != plans[0]]
     if others:
         raise Retryable(f"ranks {others} followed another step plan than rank 0; the step is discarded")
+    if int(sum(labels)) != mine.step_labels:
+        raise Retryable(f"the ranks trained on {int(sum(labels))} labels, the plan has {mine.step_labels}")
+    return Agreement(loss_sum=sum(losses), norm=sqrt(sum(squares)))

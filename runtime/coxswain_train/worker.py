@@ -1,0 +1,215 @@
+"""One device's process: joins the world of its generation, then steps until the coordinator's ticket says end.
+
+Started by the agent with COXSWAIN_GENERATION, COXSWAIN_RANK and COXSWAIN_DEVICE beside the pod's environment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+
+from coxswain import names, wire
+from coxswain.errors import Retryable, Stale
+from coxswain.exits import Exit
+from coxswain_link.environment import Environment, run_service
+from coxswain_link.handover import Handover
+from coxswain_link.http import Client, Ended
+from coxswain_link.store import open_store
+from coxswain_train import batch as batches
+from coxswain_train import checkpoint
+from coxswain_train.engine import Engine, StepResult, Work, check_layout
+from coxswain_train.step import parts
+from coxswain_train.world import World, abort_world, join, listen
+
+log = logging.getLogger(__name__)
+
+_POLL = 10.0  # seconds of one long poll
+_PATIENCE = 600.0  # seconds without data, or without a peer to meet, until this worker gives up
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which rank of which world this process is."""
+
+    generation: int
+    rank: int
+
+    @staticmethod
+    def detect() -> Place:
+        return Place(int(os.environ["COXSWAIN_GENERATION"]), int(os.environ["COXSWAIN_RANK"]))
+
+
+def main(env: Environment) -> int:
+    place = Place.detect()
+    with Client(env.coordinator_url, env.token) as client:
+        try:
+            record = fetch_world(client, place)
+            return Worker(env, place, record, client).run()
+        except Ended as ended:
+            return ended.finished.exit_code
+        except RuntimeError as error:  # torch's word for a peer that is gone, among others
+            log.exception("rank %d", place.rank)
+            raise Retryable(f"rank {place.rank}: {str(error).splitlines()[0][:500]}") from error
+        finally:
+            abort_world()
+
+
+class Worker:
+    def __init__(self, env: Environment, place: Place, record: wire.World, client: Client) -> None:
+        self._env, self._place, self._record, self._client = env, place, record, client
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._handover = Handover(names.constructor_socket(env.pod_uid), env.token)
+        config = env.job.checkpoint
+        self._store = open_store(config.uri, config.endpoint, env.secrets_dir, create=True)
+        self._saver = checkpoint.Saver(self._store)
+        self._engine = self._build()
+
+    def run(self) -> int:
+        """Table of contents of a training run."""
+        self._restore()
+        step = self._record.first_step
+        while True:
+            ticket = self._ticket(step)
+            if ticket.checkpoint:
+                self._save(step)
+            if ticket.end:
+                return self._leave(ticket)
+            if ticket.plan is None:
+                raise Retryable(f"the ticket of step {step} holds neither an end nor a plan")
+            self._step(ticket.plan)
+            self._saver.check()
+            step += 1
+
+    def _build(self) -> Engine:
+        job, device = self._env.job, self._device
+        check_layout(self._record.layout)
+        world = meet(self._client, self._place, self._record, self._env.pod_ip, device)
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        vocabulary = self._record.vocabulary
+        return Engine(job.model, vocabulary, job.optimizer, job.total_steps, world, device, dtype)
+
+    def _restore(self) -> None:
+        """From the world's checkpoint, or afresh from the seed."""
+        key = self._record.checkpoint
+        if not key:
+            self._engine.initialise(self._env.job.seed)
+            return
+        manifest = checkpoint.read_manifest(self._store, key)
+        checkpoint.load(self._store, manifest.shards, self._engine.boxes())
+        self._engine.zero.publish()
+        log.info("rank %d continues at step %d from %s", self._place.rank, self._record.first_step, key)
+
+    def _ticket(self, step: int) -> wire.Ticket:
+        while True:
+            ticket = self._client.get(
+                "/v1/steps", wire.Ticket, generation=self._place.generation, step=step, wait=_POLL
+            )
+            if ticket is not None:
+                return ticket
+            self._saver.check()
+
+    def _step(self, plan: wire.StepPlan) -> None:
+        began = time.perf_counter()
+        work, delivered = self._receive(plan)
+        waited = time.perf_counter() - began
+        result = self._engine.step(work, began)
+        seconds = time.perf_counter() - began
+        report = _report(plan, self._place.rank, result, delivered, seconds, waited)
+        self._client.post("/v1/reports", report, generation=self._place.generation)
+
+    def _receive(self, plan: wire.StepPlan) -> tuple[Work, int]:
+        """This rank's part of the plan with its tokens, which must be those of the plan; and their digest."""
+        rank = self._place.rank
+        seat = self._record.seats[rank]
+        mine = parts(plan.tasks, seat.replica)
+        arrays = self._handover.receive(plan.generation, plan.step, rank, _PATIENCE)
+        batches.check(arrays, mine.values(), self._record.vocabulary)
+        operations = [
+            o for s in plan.operations if (s.replica, s.stage) == (seat.replica, seat.stage) for o in s.operations
+        ]
+        work = Work(
+            step=plan.step,
+            parts=mine,
+            operations=operations,
+            batch=batches.load(arrays, self._device),
+            valid=batches.valid_labels(arrays),
+            labels=plan.labels,
+            plan=int(plan.digest[-12:], 16),
+        )
+        return work, batches.delivered(arrays)
+
+    def _save(self, step: int) -> None:
+        place = self._place
+
+        def report(shards: tuple[wire.Shard, ...], seconds: float) -> None:
+            saved = wire.Saved(place.generation, step, place.rank, len(self._record.seats), shards, seconds)
+            self._client.post("/v1/saved", saved, generation=place.generation)
+
+        self._saver.begin(self._engine.boxes(), report)
+
+    def _leave(self, ticket: wire.Ticket) -> int:
+        self._saver.wait()
+        log.info("rank %d leaves before step %d: %s", self._place.rank, ticket.step, ticket.end)
+        return Exit.DONE if ticket.end == "Completed" else Exit.STOPPED
+
+
+def fetch_world(client: Client, place: Place) -> wire.World:
+    """The world that the agent started us for. Raises Stale when there is a newer one."""
+    record = client.get("/v1/world", wire.World, after=place.generation - 1, wait=_POLL)
+    if record is None or record.generation != place.generation:
+        found = "none" if record is None else record.generation
+        raise Stale(f"rank {place.rank} was started for generation {place.generation}, the world's is {found}")
+    return record
+
+
+def meet(client: Client, place: Place, record: wire.World, host: str, device: torch.device) -> World:
+    """Rank 0 opens the store and says where; everybody joins."""
+    ranks = len(record.seats)
+    if place.rank == 0:
+        store = listen(host, ranks)
+        here = wire.Rendezvous(place.generation, host, store.port)
+        client.post("/v1/rendezvous", here, generation=place.generation)
+    else:
+        there = _find_rendezvous(client, place)
+        store = join(there.host, there.port, ranks)
+    return World(store, place.rank, ranks, device)
+
+
+def _find_rendezvous(client: Client, place: Place) -> wire.Rendezvous:
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        path = f"/v1/rendezvous?generation={place.generation}"
+        there = client.get(path, wire.Rendezvous, generation=place.generation, wait=_POLL)
+        if there is not None:
+            return there
+    raise Retryable(f"rank {place.rank}: rank 0 of generation {place.generation} did not open its store")
+
+
+def _report(
+    plan: wire.StepPlan, rank: int, result: StepResult, delivered: int, seconds: float, waited: float
+) -> wire.StepReport:
+    return wire.StepReport(
+        generation=plan.generation,
+        step=plan.step,
+        rank=rank,
+        loss_sum=result.loss_sum,
+        delivered=delivered,
+        gradient_norm=result.gradient_norm,
+        learning_rate=result.learning_rate,
+        seconds=seconds,
+        compute_seconds=result.compute_seconds,
+        data_wait_seconds=waited,
+        reduce_seconds=result.reduce_seconds,
+        timings=result.timings,
+    )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    code = run_service(main)
+    logging.shutdown()
+    os._exit(code)  # threads of a broken world do not get a say

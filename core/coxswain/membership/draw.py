@@ -1,0 +1,61 @@
+"""One draw from one source: the next piece of a split sample, or the next sample of the pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from msgspec.structs import replace
+
+from coxswain.errors import Refused
+from coxswain.membership.types import Sequence, SourceCursor
+
+LongSequences = Literal["Split", "Truncate", "Drop"]
+At = Callable[[int, int], tuple[int, int]]
+"""(pass, n) -> (index, length) of the n-th sample of that pass."""
+
+
+def draw(
+    cursor: SourceCursor, samples: int, max_passes: int, at: At, longest: int, policy: LongSequences
+) -> tuple[Sequence | None, SourceCursor]:
+    """The source's next sequence and the cursor behind it; None when what was left of the last pass is all dropped.
+
+    Raises Refused when the source has no sample that the policy lets through.
+    """
+    for _ in range(samples):
+        if cursor.exhausted:
+            return None, cursor
+        index, length = at(cursor.turn, cursor.drawn)
+        if policy != "Drop" or length <= longest:
+            return _take(cursor, samples, max_passes, index, length, longest, policy)
+        cursor = _next_sample(cursor, samples, max_passes)
+    if cursor.exhausted:
+        return None, cursor
+    raise Refused(
+        "NothingToDraw",
+        f"source {cursor.name!r}: none of its {samples} samples has at most {longest} tokens; allowed with longSequences: "
+        "Drop is a source with shorter samples. Raise batch.maxSequenceTokens, or use Split or Truncate",
+    )
+
+
+def _take(
+    cursor: SourceCursor, samples: int, max_passes: int, index: int, length: int, longest: int, policy: LongSequences
+) -> tuple[Sequence, SourceCursor]:
+    stop = min(cursor.piece + longest, length)
+    sequence = Sequence(cursor.name, cursor.turn, index, cursor.piece, stop, length)
+    tokens = stop - cursor.piece
+    cursor = replace(cursor, tokens=cursor.tokens + tokens, total_tokens=cursor.total_tokens + tokens)
+    if stop < length and policy == "Split":
+        return sequence, replace(cursor, piece=stop, piece_index=index)
+    return sequence, _next_sample(cursor, samples, max_passes)
+
+
+def _next_sample(cursor: SourceCursor, samples: int, max_passes: int) -> SourceCursor:
+    """Behind the sample at hand; at the end of a pass, the next one begins or the source leaves the mix."""
+    turn, drawn = cursor.turn, cursor.drawn + 1
+    if drawn == samples:
+        turn, drawn = turn + 1, 0
+    return replace(
+        cursor, turn=turn, drawn=drawn, total_samples=cursor.total_samples + 1, piece=0, piece_index=-1,
+        exhausted=bool(max_passes) and turn >= max_passes,
+    )  # fmt: skip

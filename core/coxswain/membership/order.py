@@ -1,0 +1,79 @@
+"""In which order a pass over a source draws its samples.
+
+Two levels: the source's blocks are permuted, then the samples within each window of `WINDOW` successive blocks. So a
+loader reads a few blocks at a time, nearly sequentially, while neighbours in the stream come from different objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coxswain.membership.permutation import Permutation, key_of
+
+WINDOW = 8
+"""Blocks that are shuffled together. Part of the algorithm: changing it needs a new VERSION."""
+
+_BATCH = 1024  # draws that are computed together; no part of the result
+
+
+@dataclass(frozen=True)
+class SourceView:
+    """What membership knows of a source: how many samples each block has, and (asked when needed) their token counts."""
+
+    name: str  # in the mix
+    counts: NDArray[np.int64]  # readable samples per block, in index order
+    lengths: Callable[[int], NDArray[np.uint32]]  # token counts of the samples of the b-th block
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """Index of each block's first sample, and behind the last the number of all."""
+        return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.counts, dtype=np.int64)])
+
+    @property
+    def samples(self) -> int:
+        return int(self.starts[-1])
+
+
+class PassOrder:
+    """The draws of one (source, pass): `at(n)` is the n-th. Remembers only what it has computed last."""
+
+    def __init__(self, seed: int, view: SourceView, turn: int) -> None:
+        self._view, self._name = view, (seed, view.name, turn)
+        blocks = np.arange(len(view.counts), dtype=np.int64)
+        self._blocks = Permutation(len(blocks), key_of(*self._name, "blocks"))(blocks)
+        self._before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(view.counts[self._blocks])])
+        self._batch = (0, np.empty((0, 2), dtype=np.int64))
+
+    def at(self, n: int) -> tuple[int, int]:
+        """(sample's index in the source, its token count) of the n-th draw."""
+        first, found = self._batch
+        if not first <= n < first + len(found):
+            self._batch = first, found = n, self._draw(n)
+        index, length = found[n - first]
+        return int(index), int(length)
+
+    def _draw(self, n: int) -> NDArray[np.int64]:
+        """(index, length) of draws n, n + 1, ... to the end of n's window, at most `_BATCH` of them."""
+        window = int(np.searchsorted(self._before, n, side="right") - 1) // WINDOW
+        edges = self._before[window * WINDOW : (window + 1) * WINDOW + 1] - self._before[window * WINDOW]
+        offset = n - int(self._before[window * WINDOW])
+        positions = np.arange(offset, min(offset + _BATCH, int(edges[-1])), dtype=np.int64)
+        shuffled = Permutation(int(edges[-1]), key_of(*self._name, "window", window))(positions)
+        return self._look_up(window, edges, shuffled)
+
+    def _look_up(self, window: int, edges: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions in the window's concatenated blocks -> (index in the source, length)."""
+        places = np.searchsorted(edges, positions, side="right") - 1
+        out = np.empty((len(positions), 2), dtype=np.int64)
+        for place in np.unique(places):
+            mine = places == place
+            block = int(self._blocks[window * WINDOW + place])
+            within = positions[mine] - edges[place]
+            out[mine, 0] = self._view.starts[block] + within
+            out[mine, 1] = self._view.lengths(block)[within]
+        return out

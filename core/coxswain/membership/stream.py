@@ -1,0 +1,150 @@
+"""The mixed stream as a recursion on the cursor: which sequences a step contains.
+
+    membership(k), cursor before k + 1 = advance(cursor before k)
+
+Nothing here knows ranks, loaders, layouts, speeds or failures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from coxswain.config import BatchConfig, MixConfig, PhaseConfig, SourceConfig
+from coxswain.errors import Refused
+from coxswain.membership.draw import draw
+from coxswain.membership.order import PassOrder, SourceView
+from coxswain.membership.types import Cursor, Membership, Sequence, SourceCursor
+
+
+def initial_cursor(mix: MixConfig) -> Cursor:
+    """Before step 0. Phase 0 has the sources' own weights, phase i the weights of `mix.phases[i - 1]`."""
+    return Cursor(step=0, offset=0, phase=0, sources=tuple(SourceCursor(s.name) for s in mix.sources))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A mix over the index of its sources. A pure function of the cursor; it remembers permutations, nothing else."""
+
+    mix: MixConfig
+    batch: BatchConfig
+    views: Mapping[str, SourceView]
+    _orders: dict[tuple[str, int], PassOrder] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        empty = [s.name for s in self.mix.sources if self.views[s.name].samples == 0]
+        if empty:
+            raise Refused(
+                "SourceEmpty",
+                f"sources without a readable sample: {', '.join(empty)}; check uri, include and textField",
+            )
+
+    def advance(self, cursor: Cursor) -> tuple[Membership, Cursor]:
+        """The step's membership and the cursor behind it.
+
+        The step takes the sequences whose first token falls in [k T, (k + 1) T) of the mixed stream, T = tokensPerStep.
+        """
+        before = cursor
+        state = _Draws(self, _enter_phase(self.mix, cursor))
+        limit = (cursor.step + 1) * self.batch.tokens_per_step
+        sequences: list[Sequence] = []
+        while state.offset < limit and (sequence := state.next()) is not None:
+            sequences.append(sequence)
+        after = state.cursor(before.step + 1)
+        return Membership(before.step, tuple(sequences), before, exhausted=state.ended), after
+
+    def with_phases(self, phases: tuple[PhaseConfig, ...]) -> Stream:
+        """The same stream under other phases of the mix (those that the plan log has recorded)."""
+        if phases == self.mix.phases:
+            return self
+        return Stream(replace(self.mix, phases=phases), self.batch, self.views, self._orders)
+
+    def order(self, source: str, turn: int) -> PassOrder:
+        """The draws of (source, pass); of each source only the latest pass is kept."""
+        if (source, turn) not in self._orders:
+            for old in [key for key in self._orders if key[0] == source]:
+                del self._orders[old]
+            self._orders[source, turn] = PassOrder(self.mix.seed, self.views[source], turn)
+        return self._orders[source, turn]
+
+
+def exhausted(mix: MixConfig, cursor: Cursor) -> bool:
+    """Whether nothing is left to draw in the phase in force."""
+    weights = _weights(mix, cursor.phase)
+    return all(c.exhausted or not weights[c.name] for c in cursor.sources)
+
+
+class _Draws:
+    """The mutable inside of one `advance`."""
+
+    def __init__(self, stream: Stream, cursor: Cursor) -> None:
+        self._stream, self._phase = stream, cursor.phase
+        self._weights = _weights(stream.mix, cursor.phase)
+        self._configs: dict[str, SourceConfig] = {s.name: s for s in stream.mix.sources}
+        self._cursors = {c.name: c for c in cursor.sources}
+        self.offset = cursor.offset
+
+    @property
+    def ended(self) -> bool:
+        return not self._active()
+
+    def next(self) -> Sequence | None:
+        """The next sequence of the mixed stream; None once every source has left."""
+        while active := self._active():
+            name = _neediest(active, self._weights)
+            sequence = self._draw(name)
+            if sequence is not None:
+                self.offset += sequence.tokens
+                return sequence
+        return None
+
+    def cursor(self, step: int) -> Cursor:
+        return Cursor(step, self.offset, self._phase, tuple(self._cursors[s.name] for s in self._stream.mix.sources))
+
+    def _active(self) -> list[SourceCursor]:
+        return [c for c in self._cursors.values() if not c.exhausted and self._weights[c.name]]
+
+    def _draw(self, name: str) -> Sequence | None:
+        stream, config = self._stream, self._configs[name]
+        sequence, self._cursors[name] = draw(
+            self._cursors[name],
+            stream.views[name].samples,
+            config.max_passes,
+            lambda turn, n: stream.order(name, turn).at(n),
+            stream.batch.max_sequence_tokens,
+            stream.mix.long_sequences,
+        )
+        return sequence
+
+
+def _neediest(active: list[SourceCursor], weights: Mapping[str, int]) -> str:
+    """The source with the largest token deficit against its weight, in integers: weight x all tokens - tokens x all weights.
+
+    Only sources that are still in the mix count, so one that has left does not distort the others' shares. Ties by name.
+    """
+    tokens = sum(c.tokens for c in active)
+    weight = sum(weights[c.name] for c in active)
+    return min(active, key=lambda c: (c.tokens * weight - weights[c.name] * tokens, c.name)).name
+
+
+def _weights(mix: MixConfig, phase: int) -> dict[str, int]:
+    if phase == 0:
+        return {s.name: s.weight for s in mix.sources}
+    return {s.name: mix.phases[phase - 1].weights.get(s.name, 0) for s in mix.sources}
+
+
+def _enter_phase(mix: MixConfig, cursor: Cursor) -> Cursor:
+    """Phases begin at step boundaries, in their order; deficits restart with each, so old shares are not made up for."""
+    phase = cursor.phase
+    while phase < len(mix.phases) and _begun(mix, phase + 1, cursor):
+        phase += 1
+    if phase == cursor.phase:
+        return cursor
+    return replace(cursor, phase=phase, sources=tuple(replace(s, tokens=0) for s in cursor.sources))
+
+
+def _begun(mix: MixConfig, phase: int, cursor: Cursor) -> bool:
+    begin = mix.phases[phase - 1]
+    return cursor.step >= begin.from_step if begin.from_step >= 0 else cursor.offset >= begin.from_tokens

@@ -1,0 +1,58 @@
+"""`python -m coxswain_coordinator`: one job's coordinator. It leaves last, with its final report as termination message."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+
+from coxswain.config import JobConfig
+from coxswain.errors import Retryable
+from coxswain.layout import Layout
+from coxswain.names import PORT_COORDINATOR
+from coxswain.plan.step import plan_step
+from coxswain.plan.types import Placement
+from coxswain.wire import Finished
+from coxswain_coordinator.coordinator import Coordinator
+from coxswain_coordinator.report import termination_message
+from coxswain_link.environment import Environment, run_service
+from coxswain_link.store import open_store
+
+
+def main(environment: Environment) -> int:
+    return asyncio.run(_serve(environment))
+
+
+async def _serve(environment: Environment) -> int:
+    job = environment.job
+    store = open_store(job.checkpoint.uri, job.checkpoint.endpoint, environment.secrets_dir, create=True)
+    coordinator = Coordinator(
+        job, store, environment.token, place, environment.pod_name, environment.run_dir, clock=time.time
+    )
+    await coordinator.start(environment.pod_ip, PORT_COORDINATOR)
+    try:
+        finished = await _until_told_to_leave(coordinator)
+    finally:
+        await coordinator.stop()
+    if environment.termination_log is not None:
+        environment.termination_log.write_bytes(termination_message(coordinator.report()))
+    return finished.exit_code
+
+
+async def _until_told_to_leave(coordinator: Coordinator) -> Finished:
+    """SIGTERM cancels the work: plans and checkpoints are in the store, so nothing has to be saved."""
+    work = asyncio.ensure_future(coordinator.drive())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        return await work
+    raise Retryable("told to stop (SIGTERM)")
+
+
+def place(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:
+    return plan_step(lengths, layout, job.parallelism, job.model, None)
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(main))

@@ -1,0 +1,72 @@
+"""Manifests in the object store: find the one to resume from, create new ones, collect garbage. Blocking."""
+
+from __future__ import annotations
+
+import msgspec
+
+from coxswain.config import JobConfig
+from coxswain.wire import Manifest
+from coxswain_coordinator.checkpoints import (
+    RunRecord,
+    check_manifest,
+    check_run,
+    garbage,
+    kept_steps,
+    manifest_key_of,
+    read_manifest,
+    run_record,
+)
+from coxswain_link.store import Store
+
+RUN_KEY = "run.json"
+
+
+class CheckpointStore:
+    """The checkpoints of one job. Only this class writes under `checkpoints/` or deletes under `shards/`."""
+
+    def __init__(self, job: JobConfig, store: Store) -> None:
+        self._job, self._store = job, store
+        self._manifests: dict[int, Manifest] = {}
+
+    def open(self) -> Manifest | None:
+        """Claims the location for this run and returns the newest manifest. Raises Refused naming a torn or foreign one."""
+        record = run_record(self._job)
+        if not self._store.create(RUN_KEY, msgspec.json.encode(record)):
+            check_run(self._job, msgspec.json.decode(self._store.get(RUN_KEY), type=RunRecord))
+        keys = [o.path for o in self._store.list("checkpoints/")]
+        found = [read_manifest(key, self._store.get(key)) for key in keys]
+        self._manifests = {m.step: m for m in found}
+        if not found:
+            return None
+        newest = max(found, key=lambda m: m.step)
+        check_manifest(self._job, newest, self._shard_sizes())
+        return newest
+
+    def create(self, manifest: Manifest, pending: set[str]) -> None:
+        """Makes the checkpoint count, then drops what `keepLast` and `keepEvery` no longer keep.
+
+        A manifest of that step which exists already (redone after a restart) holds the same state: it stays.
+        """
+        if self._store.create(manifest_key_of(manifest), msgspec.json.encode(manifest)):
+            self._manifests[manifest.step] = manifest
+        self._collect(pending)
+
+    def collect_orphans(self) -> int:
+        """Deletes shards that no manifest names: leftovers of saves that never completed. Only while no worker runs."""
+        live = {s.key for m in self._manifests.values() for s in m.shards}
+        orphans = [key for key in self._shard_sizes() if key not in live]
+        for key in orphans:
+            self._store.delete(key)
+        return len(orphans)
+
+    def _collect(self, pending: set[str]) -> None:
+        keep = kept_steps(self._job.checkpoint, self._manifests)
+        kept = [m for step, m in self._manifests.items() if step in keep]
+        dropped = [m for step, m in self._manifests.items() if step not in keep]
+        manifests, shards = garbage(kept, dropped, pending)
+        for key in manifests + shards:
+            self._store.delete(key)
+        self._manifests = {m.step: m for m in kept}
+
+    def _shard_sizes(self) -> dict[str, int]:
+        return {o.path: o.size for o in self._store.list("shards/")}

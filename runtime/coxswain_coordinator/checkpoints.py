@@ -1,0 +1,168 @@
+"""Checkpoints: what a manifest may be resumed from, when one is complete, and what is garbage. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from coxswain.config import CheckpointConfig, JobConfig
+from coxswain.errors import Refused
+from coxswain.membership.permutation import VERSION as STREAM_VERSION
+from coxswain.planlog import manifest_key
+from coxswain.wire import Manifest, Saved, Shard
+
+MANIFEST_VERSION = 1
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """`run.json` at the checkpoint location, created by the first coordinator: whose run lives there."""
+
+    version: int
+    job: str
+    uid: str
+    stream_hash: str
+
+
+def job_of(job: JobConfig) -> str:
+    return f"{job.namespace}/{job.name}"
+
+
+def stream_hash(job: JobConfig) -> str:
+    """The mix's hash, with the version of the algorithm that orders the stream."""
+    return f"v{STREAM_VERSION}:{job.stream_hash()}"
+
+
+def run_record(job: JobConfig) -> RunRecord:
+    return RunRecord(MANIFEST_VERSION, job_of(job), job.uid, stream_hash(job))
+
+
+def manifest_key_of(manifest: Manifest) -> str:
+    return manifest_key(manifest.step)
+
+
+def check_run(job: JobConfig, found: RunRecord) -> None:
+    """Refuses a location that holds another run's plan log."""
+    where = f"checkpoint.uri {job.checkpoint.uri!r}"
+    if job.checkpoint.resume == "Never" and found.uid != job.uid:
+        raise Refused(
+            "RunExists",
+            f"{where} holds the run of {found.job} (uid {found.uid}) and checkpoint.resume is Never; set it to Auto to "
+            "continue that run, or give a fresh checkpoint.uri",
+        )
+    if found.version > MANIFEST_VERSION:
+        raise Refused("NewerCheckpoint", _newer(where, found.version))
+    if found.job != job_of(job):
+        raise _foreign(where, "job", found.job, job_of(job))
+    if found.stream_hash != stream_hash(job):
+        raise _foreign(where, "stream (mix, seed, batch or algorithm)", found.stream_hash, stream_hash(job))
+
+
+def read_manifest(key: str, data: bytes) -> Manifest:
+    """Decodes a manifest. A newer version is named before its unknown shape can confuse."""
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).version
+    except msgspec.DecodeError as error:
+        raise _torn(key, f"is not a manifest ({error})") from error
+    if version > MANIFEST_VERSION:
+        raise Refused("NewerCheckpoint", _newer(key, version))
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise _torn(key, f"is not a manifest ({error})") from error
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+def check_manifest(job: JobConfig, manifest: Manifest, sizes: Mapping[str, int]) -> None:
+    """Refuses a manifest that this job cannot continue from. `sizes`: bytes by key of the shards in the store."""
+    key = manifest_key_of(manifest)
+    if manifest.job != job_of(job):
+        raise _foreign(key, "job", manifest.job, job_of(job))
+    if manifest.model_hash != job.model_hash():
+        raise _foreign(key, "model", manifest.model_hash, job.model_hash())
+    if manifest.stream_hash != stream_hash(job):
+        raise _foreign(key, "stream (mix, seed, batch or algorithm)", manifest.stream_hash, stream_hash(job))
+    for shard in manifest.shards:
+        if sizes.get(shard.key) != shard.bytes:
+            found = "is missing" if shard.key not in sizes else f"has {sizes[shard.key]} bytes instead of {shard.bytes}"
+            raise _torn(key, f"names {shard.key}, which {found}")
+
+
+def check_index(manifest: Manifest, index_hash: str) -> None:
+    """Refuses to continue over sources whose content has changed since the checkpoint."""
+    before = dict(part.split("=") for part in manifest.index_hash.split(","))
+    now = dict(part.split("=") for part in index_hash.split(","))
+    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if changed:
+        raise Refused(
+            "SourceChanged",
+            f"sources {', '.join(changed)} have other content than at {manifest_key_of(manifest)}; restore them, or start "
+            "a new run with a fresh checkpoint.uri",
+        )
+
+
+def _newer(where: str, version: int) -> str:
+    return f"{where} has version {version}, this release reads up to {MANIFEST_VERSION}; use the release that wrote it"
+
+
+def _foreign(where: str, what: str, theirs: str, ours: str) -> Refused:
+    return Refused(
+        "ForeignCheckpoint",
+        f"{where} belongs to another {what}: {theirs}, this job's is {ours}; give this job its own checkpoint.uri",
+    )
+
+
+def _torn(key: str, why: str) -> Refused:
+    return Refused(
+        "TornCheckpoint",
+        f"{key} {why}; delete {key} to resume from the checkpoint before it, or restore what is missing",
+    )
+
+
+class SaveBook:
+    """Who has saved what of the checkpoints that are under way, in one generation."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self._saved: dict[int, dict[int, Saved]] = {}
+
+    def saved(self, report: Saved) -> None:
+        self._saved.setdefault(report.step, {})[report.rank] = report
+
+    def complete(self, ranks: int) -> int | None:
+        """The earliest step whose every rank has saved."""
+        return min((step for step, by_rank in self._saved.items() if len(by_rank) == ranks), default=None)
+
+    def shards(self, step: int) -> tuple[Shard, ...]:
+        """The shards of a complete checkpoint, in rank order; ranks that hold the same object name it once."""
+        by_rank = self._saved[step]
+        shards = {shard.key: shard for rank in sorted(by_rank) for shard in by_rank[rank].shards}
+        return tuple(shards.values())
+
+    def seconds(self, step: int) -> float:
+        """From the step boundary until the slowest rank had saved."""
+        return max(saved.seconds for saved in self._saved[step].values())
+
+    def forget(self, step: int) -> None:
+        """Drops this checkpoint and those before it: it is made, and they no longer matter."""
+        self._saved = {s: by_rank for s, by_rank in self._saved.items() if s > step}
+
+    def pending_keys(self) -> set[str]:
+        return {s.key for by_rank in self._saved.values() for saved in by_rank.values() for s in saved.shards}
+
+
+def kept_steps(config: CheckpointConfig, steps: Iterable[int]) -> set[int]:
+    """The checkpoints to keep: the last `keepLast` (at least one) and every multiple of `keepEvery`."""
+    ordered = sorted(steps)
+    last = set(ordered[-max(config.keep_last, 1) :])
+    return last | {s for s in ordered if config.keep_every and s % config.keep_every == 0}
+
+
+def garbage(kept: Sequence[Manifest], dropped: Sequence[Manifest], pending: set[str]) -> tuple[list[str], list[str]]:
+    """(manifest keys, shard keys) to delete, in this order: a manifest must never name a shard that is gone."""
+    live = {s.key for m in kept for s in m.shards} | pending
+    shards = {s.key for m in dropped for s in m.shards} - live
+    return [manifest_key_of(m) for m in dropped], sorted(shards)

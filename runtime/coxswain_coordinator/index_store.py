@@ -1,0 +1,32 @@
+"""Token counts of indexed blocks, read from the store when membership needs them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coxswain.errors import Refused
+from coxswain.index import BlockEntry, decode, object_key
+from coxswain_link.store import Store
+
+_KEPT_BLOCKS = 256
+
+
+class IndexStore:
+    """Reads index objects; remembers the latest blocks, since a window of them is in use at a time."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.lengths = lru_cache(maxsize=_KEPT_BLOCKS)(self._read)
+
+    def _read(self, block: BlockEntry) -> NDArray[np.uint32]:
+        key = object_key(block.key)
+        lengths = decode(self._store.get(key)).lengths
+        if len(lengths) != block.samples:
+            raise Refused(
+                "IndexCorrupt",
+                f"{key} has {len(lengths)} samples, its loader reported {block.samples}; delete the object to index anew",
+            )
+        return lengths

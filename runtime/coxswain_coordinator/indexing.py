@@ -1,0 +1,130 @@
+"""The block index: which loader indexes (and later serves) which share of which source, and the whole made of the parts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from coxswain.config import MixConfig, SourceConfig
+from coxswain.errors import Refused
+from coxswain.index import BlockEntry
+from coxswain.membership.order import SourceView
+from coxswain.planlog import LoaderShare
+from coxswain.wire import Indexed, SourceReport
+
+Lengths = Callable[[BlockEntry], NDArray[np.uint32]]
+
+
+def assign_shares(sources: Sequence[SourceConfig], loaders: Sequence[str]) -> tuple[LoaderShare, ...]:
+    """Splits the sources among the loaders by weight, in as few shares as keep every loader busy.
+
+    Whole sources as long as there are enough; else the heaviest ones are split. Few open sources per loader is the point.
+    """
+    parts = {s.name: 1 for s in sources}
+    weights = {s.name: max(s.weight, 1) for s in sources}
+    for _ in range(len(loaders) - len(sources)):
+        parts[max(sorted(parts), key=lambda name: weights[name] / parts[name])] += 1
+    shares = sorted((-weights[name] / n, name, share, n) for name, n in parts.items() for share in range(n))
+    load = dict.fromkeys(sorted(loaders), 0.0)
+    out = []
+    for weight, name, share, n in shares:
+        loader = min(load, key=lambda key: (load[key], key))
+        load[loader] -= weight
+        out.append(LoaderShare(loader, name, share, n))
+    return tuple(sorted(out, key=lambda s: (s.source, s.share)))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceIndex:
+    """All blocks of one source, in (path, ordinal) order."""
+
+    name: str
+    blocks: tuple[BlockEntry, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        content = [(b.key, b.samples, b.tokens) for b in self.blocks]
+        return "sha256:" + hashlib.sha256(msgspec.json.encode(content)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The whole index of a mix."""
+
+    sources: tuple[SourceIndex, ...]
+    vocabulary: int  # of the tokenizer, EOS included
+
+    @property
+    def hash(self) -> str:
+        """`source=fingerprint,...`: tells *which* source has changed."""
+        return ",".join(f"{s.name}={s.fingerprint[7:23]}" for s in self.sources)
+
+    def views(self, lengths: Lengths) -> dict[str, SourceView]:
+        return {s.name: _view(s, lengths) for s in self.sources}
+
+
+def _view(source: SourceIndex, lengths: Lengths) -> SourceView:
+    counts = np.array([b.samples for b in source.blocks], dtype=np.int64)
+    return SourceView(source.name, counts, lambda b: lengths(source.blocks[b]))
+
+
+def merge(mix: MixConfig, parts: Iterable[Indexed]) -> Index:
+    """The index made of all shares. Raises Refused when loaders saw different sources or use different tokenizers."""
+    parts = list(parts)
+    _same_tokenizer(parts)
+    sources = tuple(_merge_source(s.name, [p for p in parts if p.share.source == s.name]) for s in mix.sources)
+    empty = [s.name for s in sources if not sum(b.samples for b in s.blocks)]
+    if empty:
+        raise Refused(
+            "SourceEmpty", f"sources without a readable sample: {', '.join(empty)}; check uri, include and textField"
+        )
+    return Index(sources, parts[0].vocabulary)
+
+
+def _same_tokenizer(parts: Sequence[Indexed]) -> None:
+    by_hash = {p.tokenizer: p.share.source for p in parts}
+    if len(by_hash) > 1:
+        raise Refused(
+            "TokenizerMismatch",
+            f"sources {' and '.join(sorted(by_hash.values()))} have different tokenizers; all sources of a mix need the "
+            "same one: give them the same spec.tokenizer",
+        )
+
+
+def _merge_source(name: str, parts: Sequence[Indexed]) -> SourceIndex:
+    blocks = tuple(sorted(b for p in parts for b in p.blocks))
+    for part in parts:
+        if blocks[part.share.share :: part.share.shares] != tuple(part.blocks):
+            raise Refused(
+                "SourceChanged",
+                f"source {name!r}: its loaders listed different objects; do not change a source while it is being indexed, "
+                "then start the job again",
+            )
+    return SourceIndex(name, blocks)
+
+
+def source_reports(mix: MixConfig, index: Index, lengths: Lengths) -> tuple[SourceReport, ...]:
+    """What the operator writes to the DataSources' status."""
+    by_name = {s.name: s for s in mix.sources}
+    return tuple(_report(by_name[s.name], s, lengths) for s in index.sources)
+
+
+_SAMPLED_BLOCKS = 64  # percentiles of large sources come from this many evenly spaced blocks
+
+
+def _report(config: SourceConfig, source: SourceIndex, lengths: Lengths) -> SourceReport:
+    blocks = [b for b in source.blocks if b.samples]
+    some = blocks[:: -(-len(blocks) // _SAMPLED_BLOCKS)]
+    tokens = np.concatenate([lengths(b) for b in some])
+    p50, p90, p99 = (int(x) for x in np.percentile(tokens, (50, 90, 99), method="lower"))
+    return SourceReport(
+        name=config.name, source=config.source, documents=sum(b.samples for b in blocks),
+        tokens=sum(b.tokens for b in blocks), p50=p50, p90=p90, p99=p99, max=int(tokens.max()),
+        rejected=sum(b.rejected for b in source.blocks), fingerprint=source.fingerprint,
+        weight=config.weight,
+    )  # fmt: skip

@@ -1,0 +1,72 @@
+"""The plan log in the object store: create-only records, zstd JSON. A loser of a create reads what is there."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+import zstandard
+
+from coxswain.planlog import (
+    Generation,
+    MembershipSegment,
+    PlacementSegment,
+    generation_key,
+    membership_key,
+    placement_key,
+)
+from coxswain_link.store import NotFound, Store
+
+T = TypeVar("T")
+
+
+class PlanLog:
+    """Reads and claims records. Blocking: call it from a thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def last_generation(self) -> int:
+        """Number of the newest generation; 0: none yet."""
+        found = self._store.list("log/generations/")
+        return max((int(o.path.rsplit("/", 1)[-1].split(".")[0]) for o in found), default=0)
+
+    def generation(self, number: int) -> Generation | None:
+        return self._read(generation_key(number), Generation)
+
+    def create_generation(self, record: Generation) -> bool:
+        """False when another coordinator took this number."""
+        return self._store.create(generation_key(record.generation), _pack(record))
+
+    def superseded(self, generation: int) -> bool:
+        """Whether another coordinator has created a newer generation than this one."""
+        return self._store.exists(generation_key(generation + 1))
+
+    def membership(self, segment: int) -> MembershipSegment | None:
+        return self._read(membership_key(segment), MembershipSegment)
+
+    def claim_membership(self, record: MembershipSegment) -> MembershipSegment:
+        """The segment as committed: this one, or the one that was there first."""
+        return self._claim(membership_key(record.segment), record, MembershipSegment)
+
+    def claim_placement(self, record: PlacementSegment) -> PlacementSegment:
+        return self._claim(placement_key(record.generation, record.segment), record, PlacementSegment)
+
+    def _claim(self, key: str, record: T, type_: type[T]) -> T:
+        if self._store.create(key, _pack(record)):
+            return record
+        return _unpack(self._store.get(key), type_)
+
+    def _read(self, key: str, type_: type[T]) -> T | None:
+        try:
+            return _unpack(self._store.get(key), type_)
+        except NotFound:
+            return None
+
+
+def _pack(record: object) -> bytes:
+    return zstandard.compress(msgspec.json.encode(record))
+
+
+def _unpack(data: bytes, type_: type[T]) -> T:
+    return msgspec.json.decode(zstandard.decompress(data), type=type_)

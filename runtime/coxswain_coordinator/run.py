@@ -1,0 +1,176 @@
+"""The state of one job as its services have reported it. Handlers record facts here; `driver` decides."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from coxswain.config import JobConfig
+from coxswain.errors import Refused, Stale
+from coxswain.exits import Exit
+from coxswain.planlog import LoaderShare
+from coxswain.wire import (
+    Fault,
+    Finished,
+    Indexed,
+    Manifest,
+    Register,
+    Registered,
+    Saved,
+    Served,
+    SourceBlocks,
+    SourceReport,
+    StepLine,
+    StepReport,
+    StopRequest,
+    WorkerExit,
+)
+from coxswain_coordinator.bell import Bell
+from coxswain_coordinator.events import EventBook
+from coxswain_coordinator.indexing import Index, assign_shares
+from coxswain_coordinator.journal import Journal
+from coxswain_coordinator.registry import Registry
+from coxswain_coordinator.session import Session
+from coxswain_link.metrics import Registry as Metrics
+
+MOST_FAILURES = 5
+"""Worlds that may fail one after another without a new step, before the coordinator gives up."""
+
+
+class Run:
+    """Everything the coordinator knows. One event loop, so no locks; the bell rings after every change."""
+
+    def __init__(self, job: JobConfig, metrics: Metrics, run_dir: Path | None, clock: Callable[[], float]) -> None:
+        self.job, self.metrics, self.clock = job, metrics, clock
+        self.bell, self.registry = Bell(), Registry()
+        self.events = EventBook(Journal(run_dir, "events.jsonl"), f"TrainingJob/{job.name}")
+        self.steps, self.timings = Journal(run_dir, "steps.jsonl"), Journal(run_dir, "timings.jsonl")
+        self.shares: tuple[LoaderShare, ...] = ()
+        self.indexed: dict[tuple[str, int], Indexed] = {}
+        self.index: Index | None = None
+        self.sources: tuple[SourceReport, ...] = ()
+        self.manifest: Manifest | None = None  # the newest checkpoint
+        self.manifests = 0  # made by this process
+        self.session: Session | None = None
+        self.recent: deque[StepLine] = deque(maxlen=20)
+        self.best = 0  # the highest step ever closed in this process, plus one
+        self.failures = 0  # of successive worlds, without progress
+        self.stop: StopRequest | None = None
+        self.fault: Fault | None = None
+        self.finished: Finished | None = None
+        self.trouble = ""  # what the store answers at the moment
+        self.short = ""  # why the trainers at hand do not suffice
+
+    @property
+    def generation(self) -> int:
+        return self.session.record.generation if self.session else 0
+
+    # --- joining ------------------------------------------------------------------------------------------------------
+
+    def register(self, member: Register) -> Registered:
+        arrival = self.registry.register(member)
+        if member.role == "loader" and not self.shares and not self.registry.missing("loader", self.job.loaders):
+            names = [m.name for m in self.registry.of("loader", self.job.loaders)]
+            self.shares = assign_shares(self.job.mix.sources, names)
+            self.note("IndexingStarted", f"{len(self.shares)} shares of {len(self.job.mix.sources)} sources")
+        if arrival == "replaced" and member.role == "trainer":
+            self.lose(f"{member.name} was replaced by pod {member.pod}")
+        self.bell.ring()
+        return Registered(self.generation)
+
+    def recognise(self, instance: str) -> None:
+        """Raises Stale for a service that this coordinator does not know (it has restarted since): it registers again."""
+        if instance and not self.registry.knows(instance):
+            raise Stale("the coordinator has restarted and does not know this process; register again")
+
+    def add_indexed(self, part: Indexed) -> None:
+        if part.fault is not None:
+            self.fail(part.fault)
+        else:
+            self.indexed[part.share.source, part.share.share] = part
+        self.bell.ring()
+
+    @property
+    def missing_shares(self) -> list[LoaderShare]:
+        return [s for s in self.shares if (s.source, s.share) not in self.indexed]
+
+    def blocks(self, source: str) -> SourceBlocks | None:
+        if self.index is None:
+            return None
+        for found in self.index.sources:
+            if found.name == source:
+                return SourceBlocks(source, found.blocks)
+        raise Refused("NoSuchSource", f"source {source!r}: the mix has {', '.join(s.name for s in self.index.sources)}")
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def live(self, generation: int) -> Session:
+        """The session that a message of this generation is for. Raises Stale when it is another one."""
+        if self.session is None or generation != self.generation:
+            raise Stale(f"generation {generation} is not the current one ({self.generation})")
+        return self.session
+
+    def add_report(self, report: StepReport) -> None:
+        self.live(report.generation).book.report(report)
+        self.bell.ring()
+
+    def add_served(self, served: Served) -> None:
+        try:
+            self.live(served.generation).book.served(served)
+        except Refused as error:
+            self.fail(Fault(error.reason, error.message))
+        self.bell.ring()
+
+    def add_saved(self, saved: Saved) -> None:
+        session = self.live(saved.generation)
+        if self.manifest is None or saved.step > self.manifest.step:
+            session.saves.saved(saved)
+        self.bell.ring()
+
+    # --- failure and end ----------------------------------------------------------------------------------------------
+
+    def add_exit(self, exit_: WorkerExit) -> None:
+        """A worker has ended: as told, by the user's fault (of whatever generation), or else its world is lost."""
+        self.metrics["coxswain_worker_exits_total"].labels(exit_.trainer, exit_.exit_code).inc()
+        session = self.session
+        if exit_.exit_code == Exit.USER_FAULT:
+            self.fail(exit_.fault or Fault("WorkerFailed", f"rank {exit_.rank} on {exit_.trainer} left with code 2"))
+        elif session is not None and exit_.generation == self.generation:
+            session.exited[exit_.rank] = exit_.exit_code
+            if session.ending is None or exit_.exit_code not in (Exit.DONE, Exit.STOPPED):
+                self._worker_failed(exit_)
+        self.bell.ring()
+
+    def _worker_failed(self, exit_: WorkerExit) -> None:
+        if self.session is None or self.session.lost:
+            return
+        why = exit_.fault.message if exit_.fault else f"exit code {exit_.exit_code}"
+        self.lose(f"rank {exit_.rank} on {exit_.trainer} ended: {why}")
+        self.failures += 1
+        if self.failures >= MOST_FAILURES:
+            self.fail(
+                Fault(
+                    "WorkerCrashLoop",
+                    f"{self.failures} worlds failed one after another without a new step; last: {self.session.lost}",
+                    retryable=True,
+                )
+            )
+
+    def lose(self, why: str) -> None:
+        """The current world cannot go on; the driver replaces it."""
+        if self.session is not None and not self.session.lost and not self.session.saved_end:
+            self.session.lost = why
+
+    def fail(self, fault: Fault) -> None:
+        """The first fault counts."""
+        self.fault = self.fault or fault
+
+    def request_stop(self, request: StopRequest) -> None:
+        self.stop = request
+        if self.session is not None:
+            self.session.request_stop(request.at_step)
+        self.bell.ring()
+
+    def note(self, reason: str, message: str, warning: bool = False) -> None:
+        self.events.add(self.clock(), reason, message, warning)

@@ -1,0 +1,123 @@
+"""One world generation while it lives: plans, tickets, reports and saves. Pure: time and storage come from outside."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from coxswain.config import JobConfig
+from coxswain.membership.types import Cursor
+from coxswain.planlog import Generation
+from coxswain.wire import Rendezvous, StepPlan, StepPlans, Ticket, World
+from coxswain_coordinator.checkpoints import SaveBook
+from coxswain_coordinator.committer import Committed
+from coxswain_coordinator.steps import StepBook
+
+_PLANS_A_REPLY = 8
+
+
+class Session:
+    """What the coordinator knows of the current generation. Another generation gets another session."""
+
+    def __init__(self, job: JobConfig, record: Generation, world: World, cursor: Cursor, stream_digest: str) -> None:
+        self.record, self.world = record, world
+        self.book = StepBook(world.seats, record.first_step, stream_digest)
+        self.saves = SaveBook(record.generation)
+        self.cursors: dict[int, Cursor] = {record.first_step: cursor}
+        self.committed = record.first_step  # the first step without a committed plan
+        self.rendezvous: Rendezvous | None = None
+        self.exited: dict[int, int] = {}  # exit code by rank
+        self.lost = ""  # why this world must be replaced; empty: it stands
+        self.stop_at: int | None = None  # suspend before this step
+        self.ending: Ticket | None = None
+        self.saved = record.first_step  # up to here everything is in a checkpoint (or is the beginning)
+        self.begun = record.first_step - 1  # the last step whose ticket has been handed out
+        self._every, self._steps = job.checkpoint.every_steps, job.total_steps
+        self._data_end: int | None = None
+        self._plans: dict[int, StepPlan] = {}
+        self._tickets: dict[int, Ticket] = {}
+        self._saving: set[int] = set()  # checkpoints that have been asked for and are not made
+
+    @property
+    def end_step(self) -> int:
+        """The first step that is not run, as far as is known: the stop, or where the data ends."""
+        return self._steps if self._data_end is None else min(self._steps, self._data_end)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the data ended before the stop."""
+        return self._data_end is not None and self._data_end < self._steps
+
+    def add(self, committed: Committed) -> None:
+        """Takes in newly committed plans."""
+        self._plans.update((plan.step, plan) for plan in committed.plans)
+        self.cursors.update(committed.cursors)
+        self.committed = committed.next
+        if committed.end is not None:
+            self._data_end = committed.end
+
+    def needs_plans(self, ahead: int) -> bool:
+        return not self.lost and self.committed < min(self.begun + 1 + ahead, self.end_step)
+
+    def plans_from(self, step: int) -> StepPlans | None:
+        found = [self._plans[s] for s in sorted(self._plans) if s >= step]
+        return StepPlans(tuple(found[:_PLANS_A_REPLY])) if found else None
+
+    def open_plan(self) -> StepPlan | None:
+        """The plan of the first step that is not closed."""
+        return self._plans.get(self.book.open)
+
+    def ticket(self, step: int) -> Ticket | None:
+        """The ticket of a step, the same for every rank; None until it can be told. Handing it out begins the step."""
+        if self.lost:
+            return None
+        if step not in self._tickets:
+            ticket = self._issue(step)
+            if ticket is None:
+                return None
+            self._tickets[step] = ticket
+        return self._tickets[step]
+
+    def _issue(self, step: int) -> Ticket | None:
+        end = self._end(step)
+        plan = None if end else self._plans.get(step)
+        if not end and plan is None:
+            return None
+        due = step > self.saved and (bool(end) or (self._every > 0 and step % self._every == 0))
+        ticket = Ticket(step=step, checkpoint=due, end=end, plan=plan)
+        if due:
+            self._saving.add(step)
+        if end:
+            self.ending = ticket
+        else:
+            self.begun = max(self.begun, step)
+        return ticket
+
+    def _end(self, step: int) -> Literal["", "Completed", "Suspended"]:
+        if step >= self.end_step:
+            return "Completed"
+        return "Suspended" if self.stop_at is not None and step >= self.stop_at else ""
+
+    def request_stop(self, at_step: int) -> None:
+        """Stops before the first step that has not begun and is not below `at_step`; the earliest request counts."""
+        wanted = max(at_step, self.begun + 1)
+        self.stop_at = wanted if self.stop_at is None else min(self.stop_at, wanted)
+
+    def forget_before(self, step: int) -> None:
+        """Drops what only closed steps needed; what a coming manifest needs stays."""
+        for old in [s for s in self._plans if s < step]:
+            del self._plans[old]
+            self._tickets.pop(old, None)
+        for book in (self.cursors, self.book.stream_digests):
+            for old in [s for s in book if s < step and s not in self._saving]:
+                del book[old]
+
+    def mark_saved(self, step: int) -> None:
+        """The manifest of this step is made."""
+        self.saved = step
+        self._saving = {s for s in self._saving if s > step}
+        self.saves.forget(step)
+
+    @property
+    def saved_end(self) -> bool:
+        """Whether the end has been handed out and nothing remains to be saved for it."""
+        return self.ending is not None and self.saved >= self.ending.step

@@ -1,0 +1,162 @@
+"""Closing a step: from the ranks' reports and the constructors' digests to one line of steps.jsonl and one of timings.jsonl."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import reduce
+
+import msgspec
+
+from coxswain import digests
+from coxswain.errors import Refused
+from coxswain.layout import Seat
+from coxswain.plan.types import Task
+from coxswain.wire import Served, StepLine, StepPlan, StepReport, TaskTiming
+
+
+class PlannedTask(msgspec.Struct, frozen=True):
+    """A task as planned: seconds since the step began, both passes, on the cost model and the planned order."""
+
+    task: int
+    kind: str  # pack | ring
+    replicas: tuple[int, ...]
+    sequences: tuple[int, ...]  # positions in the membership
+    tokens: int
+    start: float
+    stop: float
+
+
+class RankTiming(msgspec.Struct, frozen=True):
+    """What one rank measured, in seconds. `timings`: arrays of (task, "F" or "B", start, stop, waited)."""
+
+    rank: int
+    replica: int
+    stage: int
+    trainer: int
+    device: int
+    seconds: float  # of the whole step
+    compute: float
+    data_wait: float
+    reduce: float
+    timings: tuple[TaskTiming, ...]
+
+
+class TimingLine(msgspec.Struct, frozen=True):
+    """One line of `timings.jsonl`: planned beside measured. As in steps.jsonl, the last line of a step is the valid one."""
+
+    step: int
+    worldGeneration: int
+    replicas: int
+    seconds: float  # measured, slowest rank
+    makespan: float  # planned
+    planned: tuple[PlannedTask, ...]
+    ranks: tuple[RankTiming, ...]
+
+
+class StepBook:
+    """What has been reported of the open steps of one generation. Steps close in order, each exactly once."""
+
+    def __init__(self, seats: tuple[Seat, ...], first_step: int, stream_digest: str) -> None:
+        self.seats = seats
+        self.open = first_step  # the first step that is not closed
+        self.stream_digests = {first_step: stream_digest}  # before that step
+        self._reports: dict[int, dict[int, StepReport]] = defaultdict(dict)
+        self._served: dict[int, dict[int, str]] = defaultdict(dict)
+
+    def report(self, report: StepReport) -> None:
+        if report.step >= self.open:
+            self._reports[report.step][report.rank] = report
+
+    def served(self, served: Served) -> None:
+        """Raises Refused when a sequence has other tokens than those reported before."""
+        if served.step < self.open:
+            return
+        known = self._served[served.step]
+        for position, digest in served.digests:
+            if known.setdefault(position, digest) != digest:
+                raise Refused(
+                    "StreamChanged",
+                    f"step {served.step}, sequence {position}: its tokens differ from those read before; a source changed "
+                    "while it was read. Restore it, or start a new run with a fresh checkpoint.uri",
+                )
+
+    def missing_ranks(self) -> list[int]:
+        """Ranks that have not reported the open step."""
+        return [s.rank for s in self.seats if s.rank not in self._reports[self.open]]
+
+    def missing_digests(self, plan: StepPlan) -> int:
+        return len(plan.sequences) - len(self._served[self.open])
+
+    def close(self, plan: StepPlan, now: float) -> tuple[StepLine, TimingLine] | None:
+        """Closes the open step when all that it needs is there; `plan` is its plan."""
+        if self.missing_ranks() or self.missing_digests(plan):
+            return None
+        reports, served = self._reports.pop(plan.step), self._served.pop(plan.step)
+        ordered = [served[i] for i in range(len(plan.sequences))]
+        digest = digests.chain(self.stream_digests[plan.step], plan.step, plan.sequences, ordered)
+        self.open = plan.step + 1
+        self.stream_digests[self.open] = digest
+        return step_line(plan, reports, digest, now), timing_line(plan, reports, self.seats)
+
+
+def step_line(plan: StepPlan, reports: Mapping[int, StepReport], stream_digest: str, now: float) -> StepLine:
+    """Design 02: loss = sum of token losses / valid tokens; idle = 1 - compute / (ranks x step seconds)."""
+    ranks = list(reports.values())
+    seconds = max(r.seconds for r in ranks)
+    busy = sum(r.compute_seconds for r in ranks)
+    by_source: dict[str, int] = defaultdict(int)
+    for sequence in plan.sequences:
+        by_source[sequence.source] += sequence.tokens
+    return StepLine(
+        step=plan.step,
+        worldGeneration=plan.generation,
+        tokens=sum(s.tokens for s in plan.sequences),
+        sequences=len(plan.sequences),
+        loss=sum(r.loss_sum for r in ranks) / plan.labels,
+        stream_digest=stream_digest,
+        delivered_digest=f"{reduce(digests.add, (r.delivered for r in ranks)):016x}",
+        seconds=seconds,
+        idle_fraction=1 - busy / (len(ranks) * seconds) if seconds else 0.0,
+        makespan_over_bound=plan.makespan_over_bound,
+        gradient_norm=ranks[0].gradient_norm,
+        learning_rate=ranks[0].learning_rate,
+        tokens_by_source=dict(sorted(by_source.items())),
+        data_wait_seconds=max(r.data_wait_seconds for r in ranks),
+        time=now,
+    )
+
+
+def timing_line(plan: StepPlan, reports: Mapping[int, StepReport], seats: tuple[Seat, ...]) -> TimingLine:
+    ranks = tuple(_rank_timing(seat, reports[seat.rank]) for seat in seats)
+    return TimingLine(
+        step=plan.step,
+        worldGeneration=plan.generation,
+        replicas=len({s.replica for s in seats}),
+        seconds=max(r.seconds for r in ranks),
+        makespan=plan.makespan_seconds,
+        planned=planned_tasks(plan.tasks),
+        ranks=ranks,
+    )
+
+
+def _rank_timing(seat: Seat, report: StepReport) -> RankTiming:
+    return RankTiming(
+        rank=seat.rank, replica=seat.replica, stage=seat.stage, trainer=seat.device.trainer, device=seat.device.device,
+        seconds=report.seconds, compute=report.compute_seconds, data_wait=report.data_wait_seconds,
+        reduce=report.reduce_seconds, timings=report.timings,
+    )  # fmt: skip
+
+
+def planned_tasks(tasks: tuple[Task, ...]) -> tuple[PlannedTask, ...]:
+    """When each task is planned to run: in the step's order, a task starts once all its replicas are free."""
+    free: dict[int, float] = defaultdict(float)
+    out = []
+    for task in sorted(tasks, key=lambda t: t.index):
+        start = max((free[r] for r in task.replicas), default=0.0)
+        stop = start + task.seconds
+        free.update(dict.fromkeys(task.replicas, stop))
+        sequences = tuple(sorted({s.sequence for s in task.slices}))
+        tokens = sum(s.stop - s.start for s in task.slices)
+        out.append(PlannedTask(task.index, task.kind, task.replicas, sequences, tokens, start, stop))
+    return tuple(out)

@@ -1,0 +1,66 @@
+"""Worlds: when one is formed, of whom, and from which state. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coxswain.config import JobConfig
+from coxswain.layout import Device, Layout, uniform_layout
+from coxswain.planlog import Generation, LoaderShare
+from coxswain.wire import Manifest, Register, World
+from coxswain_coordinator.checkpoints import manifest_key_of
+from coxswain_coordinator.registry import index_of
+
+
+def layout_of(job: JobConfig, agents: Sequence[Register]) -> Layout:
+    """Equal replicas over the agents' devices, by trainer and device number."""
+    devices = sorted(Device(index_of(a.name), d) for a in agents for d in range(a.devices))
+    return uniform_layout(devices, job.model.layers, job.parallelism.tensor, job.parallelism.pipeline)
+
+
+def capacity_fault(job: JobConfig, layout: Layout) -> str:
+    """Why this layout cannot hold the longest sequence; empty when it can. A reason to wait for trainers, not to fail."""
+    parallel, longest = job.parallelism, job.batch.max_sequence_tokens
+    usable = min(parallel.max_degree, len(layout.replicas))
+    if usable * parallel.tokens_per_replica >= longest:
+        return ""
+    return (
+        f"CapacityLost: {usable} replicas hold {usable * parallel.tokens_per_replica} tokens of one sequence, "
+        f"batch.maxSequenceTokens is {longest}; waiting for more trainers"
+    )
+
+
+def replace_world(
+    job: JobConfig,
+    number: int,
+    author: str,
+    agents: Sequence[Register],
+    loaders: tuple[LoaderShare, ...],
+    manifest: Manifest | None,
+) -> Generation:
+    """The next generation: every agent's devices, from the last checkpoint (or from scratch).
+
+    The ladder's last rung (design 03, World): finer ones will stand behind this function.
+    """
+    return Generation(
+        generation=number,
+        author=author,
+        first_step=manifest.step if manifest else 0,
+        layout=layout_of(job, agents),
+        trainers=tuple(a.pod for a in agents),
+        loaders=loaders,
+        checkpoint=manifest_key_of(manifest) if manifest else "",
+    )
+
+
+def world_of(record: Generation, agents: Sequence[Register], vocabulary: int) -> World:
+    return World(
+        generation=record.generation,
+        first_step=record.first_step,
+        layout=record.layout,
+        seats=record.layout.ranks(),
+        trainers=tuple(a.name for a in agents),
+        loaders=record.loaders,
+        checkpoint=record.checkpoint,
+        vocabulary=vocabulary,
+    )

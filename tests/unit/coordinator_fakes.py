@@ -1,0 +1,239 @@
+"""A whole job in memory: the real coordinator over HTTP, with loaders, constructors, agents and workers played by tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from coxswain import digests, wire
+from coxswain.config import (
+    BatchConfig,
+    CheckpointConfig,
+    JobConfig,
+    MixConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    SourceConfig,
+    TokenizerConfig,
+)
+from coxswain.errors import Stale
+from coxswain.index import BlockEntry, BlockIndex, encode, object_key
+from coxswain.membership.types import Sequence
+from coxswain.plan.step import plan_step
+from coxswain_coordinator.coordinator import Coordinator
+from coxswain_link.http import AsyncClient, Ended
+from coxswain_link.store import Store, open_store
+
+TOKEN = "secret"  # noqa: S105
+BLOCKS, SAMPLES = 6, 20
+
+
+def make_source(name: str, weight: int, max_passes: int = 0) -> SourceConfig:
+    return SourceConfig(
+        name=name, source=name, uri=f"file:///{name}", format="Text", include="*", text_field="text",
+        tokenizer=TokenizerConfig(kind="bytes"), weight=weight, max_passes=max_passes,
+    )  # fmt: skip
+
+
+def make_job(folder: Path, **changes: object) -> JobConfig:
+    job = JobConfig(
+        name="demo", namespace="default", uid="u1", seed=1,
+        model=ModelConfig(layers=2, hidden=32, heads=2, kv_heads=1, feed_forward=64),
+        mix=MixConfig(name="mix", seed=7, sources=(make_source("code", 700), make_source("docs", 300))),
+        parallelism=ParallelConfig(tokens_per_replica=256, max_degree=4),
+        batch=BatchConfig(tokens_per_step=512, max_sequence_tokens=256),
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+        stop_steps=20, trainers=2, devices_per_trainer=1, min_trainers=1, loaders=1,
+        checkpoint=CheckpointConfig(uri=f"file://{folder}/store", every_steps=6),
+    )  # fmt: skip
+    return msgspec.structs.replace(job, **changes)
+
+
+def block_of(source: str, ordinal: int) -> BlockEntry:
+    lengths = lengths_of(source, ordinal)
+    return BlockEntry(
+        f"part-{ordinal:02d}.txt", 0, 0, 1000, 1000, "etag", samples=SAMPLES, tokens=int(lengths.sum()),
+        key=f"{source}{ordinal}",
+    )  # fmt: skip
+
+
+def lengths_of(source: str, ordinal: int) -> np.ndarray:
+    rng = np.random.default_rng([ordinal, len(source), ord(source[0])])
+    return rng.integers(2, 120, SAMPLES).astype(np.uint32)
+
+
+def tokens_of(s: Sequence) -> np.ndarray:
+    rng = np.random.default_rng([s.index, ord(s.source[0])])
+    return rng.integers(0, 256, s.length)[s.start : s.stop].astype(np.uint32)
+
+
+def place(lengths, layout, job):
+    return plan_step(lengths, layout, job.parallelism, job.model, None)
+
+
+@dataclass
+class Cluster:
+    """One coordinator and all that talks to it. `crashes`: (rank, step) at which a worker dies, once."""
+
+    job: JobConfig
+    folder: Path
+    coordinator: Coordinator
+    client: AsyncClient
+    port: int
+    crashes: dict[tuple[int, int], int] = field(default_factory=dict)
+    instance: str = "one"
+
+    async def play(self) -> wire.JobReport:
+        """Runs everything to the end and returns the final report."""
+        async with asyncio.TaskGroup() as group:
+            services = [self._loader(i) for i in range(self.job.loaders)]
+            for i in range(self.job.trainers):
+                services += [self._constructor(i), self._agent(i)]
+            for service in services:
+                group.create_task(service)
+            await self.coordinator.drive()
+        return self.coordinator.report()
+
+    async def register(self, role: str, name: str, devices: int = 0) -> None:
+        member = wire.Register(role, name, f"demo-{name}-0", f"{role}-{name}-{self.instance}", "127.0.0.1", 7, devices)
+        await self.client.post("/v1/register", member, wire.Registered)
+
+    async def _loader(self, index: int) -> None:
+        with contextlib.suppress(Ended):
+            await self.register("loader", f"loader-{index}")
+            shares = await self.client.get("/v1/shares", wire.Shares, loader=f"loader-{index}", wait=30)
+            for share in shares.shares:
+                blocks = tuple(block_of(share.source, b) for b in range(BLOCKS))[share.share :: share.shares]
+                await self.client.post("/v1/indexed", wire.Indexed(share, blocks, "tokenizer", 257))
+            await self._worlds(after=1 << 30)
+
+    async def _worlds(self, after: int) -> wire.World:
+        while (world := await self.client.get("/v1/world", wire.World, after=after, wait=30)) is None:
+            pass
+        return world
+
+    async def _constructor(self, index: int) -> None:
+        """Delivers all sequences whose first token lies on a replica of its trainer."""
+        with contextlib.suppress(Ended):
+            await self.register("constructor", f"trainer-{index}")
+            generation = 0
+            while True:
+                world = await self._worlds(generation)
+                generation = world.generation
+                with contextlib.suppress(Stale):
+                    await self._deliver(world, index)
+
+    async def _deliver(self, world: wire.World, index: int) -> None:
+        step = world.first_step
+        mine = {s.replica for s in world.seats if s.device.trainer == index}
+        while True:
+            plans = await self.client.get(
+                "/v1/plans", wire.StepPlans, generation=world.generation, **{"from": step}, wait=30
+            )
+            for plan in plans.plans if plans else ():
+                first = {s.sequence for t in plan.tasks for s in t.slices if s.start == 0 and s.replica in mine}
+                served = tuple((i, digests.tokens_digest(tokens_of(plan.sequences[i]))) for i in sorted(first))
+                body = wire.Served(world.generation, plan.step, served)
+                await self.client.post("/v1/served", body, generation=world.generation)
+                step = plan.step + 1
+
+    async def _agent(self, index: int) -> None:
+        name = f"trainer-{index}"
+        await self.register("trainer", name, self.job.devices_per_trainer)
+        workers: list[asyncio.Task[None]] = []
+        generation = 0
+        try:
+            while True:
+                world = await self._worlds(generation)
+                await _cancel(workers)
+                generation = world.generation
+                seats = [s for s in world.seats if s.device.trainer == index]
+                workers = [asyncio.create_task(self._worker(world, s, name)) for s in seats]
+        except Ended:
+            await asyncio.gather(*workers)
+
+    async def _worker(self, world: wire.World, seat, name: str) -> None:
+        g, step = world.generation, world.first_step
+        code = 1
+        with contextlib.suppress(Stale, Ended):
+            while True:
+                ticket = await self.client.get("/v1/steps", wire.Ticket, generation=g, step=step, wait=30)
+                if ticket is None:
+                    continue
+                if ticket.checkpoint:
+                    await self._save(world, seat.rank, step)
+                if ticket.end:
+                    code = 0 if ticket.end == "Completed" else 3
+                    break
+                if self.crashes.get((seat.rank, step), 0) > 0:
+                    self.crashes[seat.rank, step] -= 1
+                    code = -9
+                    break
+                await self.client.post("/v1/reports", report_of(ticket.plan, seat.rank, seat.replica), generation=g)
+                step += 1
+        await self.client.post("/v1/exits", wire.WorkerExit(g, name, seat.device.device, seat.rank, code))
+
+    async def _save(self, world: wire.World, rank: int, step: int) -> None:
+        key, data = f"shards/{step}-{rank}.safetensors", b"x" * 10
+        self.store.put(key, data)
+        shard = wire.Shard(key, len(data), (), ())
+        body = wire.Saved(world.generation, step, rank, len(world.seats), (shard,), 0.1)
+        await self.client.post("/v1/saved", body, generation=world.generation)
+
+    @property
+    def store(self) -> Store:
+        return store_of(self.job)
+
+    def steps(self) -> dict[int, wire.StepLine]:
+        """The last valid line of each step."""
+        lines = (self.folder / "steps.jsonl").read_text().splitlines()
+        return {line.step: line for line in (msgspec.json.decode(text, type=wire.StepLine) for text in lines)}
+
+
+def report_of(plan: wire.StepPlan, rank: int, replica: int) -> wire.StepReport:
+    delivered, loss = 0, 0.0
+    for task in plan.tasks:
+        for s in task.slices:
+            if s.replica == replica:
+                tokens = tokens_of(plan.sequences[s.sequence])[s.start : s.stop]
+                positions = np.arange(s.start, s.stop)
+                delivered = digests.add(delivered, digests.delivered(s.sequence, positions, tokens))
+                loss += s.stop - s.start
+    return wire.StepReport(plan.generation, plan.step, rank, loss, delivered, 1.0, 1e-3, 0.5, 0.4, 0.01, 0.05)
+
+
+def store_of(job: JobConfig) -> Store:
+    store = open_store(job.checkpoint.uri, create=True)
+    for source in job.mix.sources:
+        for b in range(BLOCKS):
+            lengths = lengths_of(source.name, b)
+            store.put(object_key(f"{source.name}{b}"), encode(BlockIndex(np.arange(SAMPLES), lengths)))
+    return store
+
+
+@contextlib.asynccontextmanager
+async def cluster(job: JobConfig, folder: Path, token: str = TOKEN, instance: str = "one") -> AsyncIterator[Cluster]:
+    """A coordinator on a port of the kernel's choice, and a client for it."""
+    folder.mkdir(exist_ok=True)
+    coordinator = Coordinator(job, store_of(job), TOKEN, place, f"coordinator-{instance}", folder, time.time)
+    port = await coordinator.start("127.0.0.1", 0)
+    client = AsyncClient(f"http://127.0.0.1:{port}", token, deadline=5)
+    try:
+        yield Cluster(job, folder, coordinator, client, port, instance=instance)
+    finally:
+        await client.close()
+        await coordinator.stop()
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

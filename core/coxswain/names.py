@@ -14,6 +14,10 @@ LABEL_ROLE = "coxswain.dev/role"  # coordinator | loader | trainer
 LABEL_INDEX = "coxswain.dev/index"
 LABEL_INCARNATION = "coxswain.dev/incarnation"
 
+# On a TrainingJob, put there by `cox run --until-step N`: checkpoint and stop at the first boundary not before this step, and stay
+# suspended until the annotation names a later step or is taken away.
+ANNOTATION_STOP_AT = "coxswain.dev/stop-at-step"
+
 # Environment of every service's container. Written by the operator's manifests, read by coxswain_link.environment.
 ENV_NAME = "COXSWAIN_NAME"  # `trainer-2`, `loader-0`, `coordinator`: stable over incarnations
 ENV_INDEX = "COXSWAIN_INDEX"

@@ -59,7 +59,9 @@ class Cluster(Protocol):
         """Begins deletion (of this uid only, if given). An absent object is no error."""
         ...
 
-    async def patch_status(self, kind: str, namespace: str, name: str, status: Manifest, resource_version: str) -> Manifest:
+    async def patch_status(
+        self, kind: str, namespace: str, name: str, status: Manifest, resource_version: str
+    ) -> Manifest:
         """Replaces our part of the status; raises Conflict when the object moved on."""
         ...
 
@@ -76,8 +78,8 @@ class JobControl(Protocol):
         """The coordinator's latest report; None when it cannot be reached."""
         ...
 
-    async def checkpoint_and_stop(self, job: Manifest, reason: str) -> bool:
-        """Asks for a checkpoint at the next boundary and exit code 3; False when the coordinator cannot be reached."""
+    async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
+        """Asks for a checkpoint at the first boundary not before `at_step` and exit code 3; False when nobody could be reached."""
         ...
 
     async def scale(self, job: Manifest, trainers: int) -> bool:

@@ -1,0 +1,27 @@
+"""Manifests of everything that a TrainingJob owns: pure builders."""
+
+from __future__ import annotations
+
+from coxswain.config import JobConfig
+from coxswain_operator.children.common import CONTENT, labels_of
+from coxswain_operator.children.configuration import config_map, secret
+from coxswain_operator.children.network import disruption_budget, network_policy, service
+from coxswain_operator.children.pods import pod
+from coxswain_operator.cluster import Manifest
+from coxswain_operator.settings import Settings
+
+__all__ = ["CONTENT", "KINDS", "children", "labels_of", "pod"]
+
+# Besides pods. In the order in which they are created: pods mount the first two and are found through the third.
+KINDS = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
+
+
+def children(job: Manifest, config: JobConfig, settings: Settings, token: str) -> tuple[Manifest, ...]:
+    """All children but the pods."""
+    return (
+        secret(job, token),
+        config_map(job, config),
+        service(job),
+        network_policy(job, settings),
+        disruption_budget(job, config),
+    )

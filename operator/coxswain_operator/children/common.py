@@ -1,0 +1,55 @@
+"""What all children share: names, labels, owner, and the hash of their content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from coxswain.names import API_VERSION, LABEL_JOB, LABEL_JOB_UID
+from coxswain_operator.cluster import Manifest
+
+CONTENT = "coxswain.dev/content"  # annotation: hash of what the child says, so that a change is noticed
+
+
+def labels_of(job: Manifest) -> dict[str, str]:
+    """Labels of every child. Selectors use the uid: a job of the same name may have existed before."""
+    meta = job["metadata"]
+    return {
+        "app.kubernetes.io/name": "coxswain",
+        "app.kubernetes.io/part-of": "coxswain",
+        "app.kubernetes.io/managed-by": "coxswain-operator",
+        "app.kubernetes.io/instance": meta["name"],
+        LABEL_JOB: meta["name"],
+        LABEL_JOB_UID: meta["uid"],
+    }
+
+
+def child(job: Manifest, api_version: str, kind: str, name: str, body: dict[str, Any]) -> Manifest:
+    """A manifest owned by the job. `body`: everything but the head."""
+    meta = job["metadata"]
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": meta["namespace"],
+            "labels": labels_of(job),
+            "annotations": {CONTENT: digest},
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": "TrainingJob",
+                    "name": meta["name"],
+                    "uid": meta["uid"],
+                    "controller": True,
+                }
+            ],
+        },
+        **body,
+    }
+
+
+def selector(job: Manifest) -> dict[str, Any]:
+    return {"matchLabels": {LABEL_JOB_UID: job["metadata"]["uid"]}}

@@ -1,0 +1,33 @@
+"""What a job's pods are told: the resolved job, and the token by which they know each other."""
+
+from __future__ import annotations
+
+import base64
+
+import msgspec
+
+from coxswain.config import JobConfig
+from coxswain_operator.children.common import child
+from coxswain_operator.cluster import Manifest
+
+
+def config_map(job: Manifest, config: JobConfig) -> Manifest:
+    """`job.json`, read once by every service as it starts."""
+    text = msgspec.json.format(msgspec.json.encode(config, order="deterministic"), indent=2).decode()
+    return child(job, "v1", "ConfigMap", config_map_name(job), {"data": {"job.json": text}})
+
+
+def secret(job: Manifest, token: str) -> Manifest:
+    """Made once, from a fresh random token, and never remade while the job lives."""
+    data = {"token": base64.b64encode(token.encode()).decode()}
+    manifest = child(job, "v1", "Secret", secret_name(job), {"type": "Opaque", "data": data})
+    manifest["metadata"]["annotations"] = {}  # a hash of the token has no business in the open
+    return manifest
+
+
+def config_map_name(job: Manifest) -> str:
+    return f"{job['metadata']['name']}-config"
+
+
+def secret_name(job: Manifest) -> str:
+    return f"{job['metadata']['name']}-token"

@@ -1,0 +1,46 @@
+"""How a job's pods are reached, by whom, and how many may be disturbed at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coxswain.config import JobConfig
+from coxswain.names import LABEL_JOB_UID, PORT_AGENT_HTTP, PORT_CONSTRUCTOR_HTTP, PORT_COORDINATOR, PORT_LOADER_HTTP
+from coxswain_operator.children.common import child, selector
+from coxswain_operator.cluster import Manifest
+from coxswain_operator.settings import Settings
+
+METRICS_PORTS = (PORT_COORDINATOR, PORT_LOADER_HTTP, PORT_CONSTRUCTOR_HTTP, PORT_AGENT_HTTP)
+
+
+def service(job: Manifest) -> Manifest:
+    """Headless: gives pods their host names, also before they are ready."""
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {LABEL_JOB_UID: job["metadata"]["uid"]},
+        "ports": [{"name": "coordinator", "port": PORT_COORDINATOR}],
+    }
+    return child(job, "v1", "Service", job["metadata"]["name"], {"spec": spec})
+
+
+def network_policy(job: Manifest, settings: Settings) -> Manifest:
+    """In: the job's own pods; the operator, to the coordinator; Prometheus, to the metrics, where it is enabled."""
+    ingress = [{"from": [{"podSelector": selector(job)}]}, _from(settings.operator_namespace, (PORT_COORDINATOR,))]
+    if settings.prometheus_namespace:
+        ingress.append(_from(settings.prometheus_namespace, METRICS_PORTS))
+    spec = {"podSelector": selector(job), "policyTypes": ["Ingress"], "ingress": ingress}
+    return child(job, "networking.k8s.io/v1", "NetworkPolicy", job["metadata"]["name"], {"spec": spec})
+
+
+def _from(namespace: str, ports: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}],
+        "ports": [{"port": port, "protocol": "TCP"} for port in ports],
+    }
+
+
+def disruption_budget(job: Manifest, config: JobConfig) -> Manifest:
+    """One voluntary disruption at a time: a drain moves a job pod by pod."""
+    spec = {"minAvailable": config.trainers + config.loaders, "selector": selector(job)}
+    return child(job, "policy/v1", "PodDisruptionBudget", job["metadata"]["name"], {"spec": spec})

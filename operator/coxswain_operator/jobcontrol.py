@@ -1,0 +1,76 @@
+"""`JobControl` over HTTP: how the operator speaks to a job's coordinator."""
+
+from __future__ import annotations
+
+import base64
+
+from coxswain.errors import CoxswainError
+from coxswain.names import LABEL_JOB_UID, LABEL_ROLE, PORT_COORDINATOR
+from coxswain.wire import JobReport, StopRequest
+from coxswain_link.http import AsyncClient
+from coxswain_operator.cluster import Cluster, Manifest
+
+DEADLINE_SECONDS = 2.0  # for one call: the next pass asks again
+
+
+class HttpJobControl:
+    """Finds the coordinator by its pod's address and speaks with the token of the job's Secret. Keeps one connection a job."""
+
+    def __init__(self, cluster: Cluster, port: int = PORT_COORDINATOR) -> None:
+        self._cluster, self._port = cluster, port
+        self._clients: dict[str, tuple[str, AsyncClient]] = {}  # by the job's uid: address and token, client
+
+    async def report(self, job: Manifest) -> JobReport | None:
+        client = await self._client(job)
+        try:
+            return await client.get("/v1/report", JobReport, deadline=DEADLINE_SECONDS) if client else None
+        except CoxswainError:
+            return None
+
+    async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
+        client = await self._client(job)
+        if client is None:
+            return False
+        try:
+            await client.post("/v1/stop", StopRequest(reason, at_step), deadline=DEADLINE_SECONDS)
+        except CoxswainError:
+            return False
+        return True
+
+    async def scale(self, job: Manifest, trainers: int) -> bool:
+        """No coordinator changes its size while it runs: another count holds from the next start of the gang on."""
+        return False
+
+    async def close(self) -> None:
+        for _, client in self._clients.values():
+            await client.close()
+        self._clients.clear()
+
+    async def _client(self, job: Manifest) -> AsyncClient | None:
+        """The client for the coordinator's present address; None while it has none."""
+        meta = job["metadata"]
+        address, token = await self._address(job), await self._token(job)
+        if not address or not token:
+            return None
+        key, known = f"{address} {token}", self._clients.get(meta["uid"])
+        if known and known[0] == key:
+            return known[1]
+        if known:
+            await known[1].close()
+        client = AsyncClient(f"http://{address}:{self._port}", token, DEADLINE_SECONDS)
+        self._clients[meta["uid"]] = (key, client)
+        return client
+
+    async def _address(self, job: Manifest) -> str:
+        """Of the coordinator that runs; empty if none does."""
+        meta = job["metadata"]
+        labels = {LABEL_JOB_UID: meta["uid"], LABEL_ROLE: "coordinator"}
+        pods = await self._cluster.list("Pod", meta["namespace"], labels)
+        running = [p["status"] for p in pods if (p.get("status") or {}).get("phase") == "Running"]
+        return str(running[-1].get("podIP", "")) if running else ""
+
+    async def _token(self, job: Manifest) -> str:
+        meta = job["metadata"]
+        secrets = await self._cluster.list("Secret", meta["namespace"], {LABEL_JOB_UID: meta["uid"]})
+        tokens = (s["data"]["token"] for s in secrets if "token" in (s.get("data") or {}))
+        return base64.b64decode(next(tokens, "")).decode()

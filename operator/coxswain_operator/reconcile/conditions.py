@@ -1,0 +1,100 @@
+"""All conditions of a job, every pass, with transition times that move only when a status does."""
+
+from __future__ import annotations
+
+from coxswain.names import CONDITIONS
+from coxswain_operator.reconcile.situation import Situation, generation
+from coxswain_operator.reconcile.status import Condition
+from coxswain_operator.reconcile.step import Step
+from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.reconcile.values import PodView
+
+_Facts = tuple[str, str, str]  # status, reason, message
+STATUS_OF_END = {"Completed": "True", "Failed": "False"}
+
+
+def conditions(s: Situation, step: Step) -> tuple[Condition, ...]:
+    deciders = {
+        "Succeeded": _succeeded, "Validated": _validated, "DataReady": _data_ready, "PodsReady": _pods_ready,
+        "Progressing": _progressing, "Degraded": _degraded, "Suspended": _suspended, "CheckpointFresh": _fresh,
+    }  # fmt: skip
+    return tuple(_condition(s, type_, deciders[type_](s, step)) for type_ in CONDITIONS)
+
+
+def _condition(s: Situation, type_: str, facts: _Facts) -> Condition:
+    status, reason, message = facts
+    old = s.status.condition(type_)
+    since = old.last_transition_time if old and old.status == status else stamp(s.now)
+    return Condition(
+        type=type_, status=status, reason=reason, message=message[:1024],
+        last_transition_time=since, observed_generation=generation(s.observed.job),
+    )  # fmt: skip
+
+
+def _succeeded(s: Situation, step: Step) -> _Facts:
+    """The summary: its reason is the state that people see."""
+    detail = f"{step.reason}: {step.message}" if step.reason and step.reason != step.state else step.message
+    return STATUS_OF_END.get(step.state, "Unknown"), step.state, detail
+
+
+def _validated(s: Situation, step: Step) -> _Facts:
+    if s.faults:
+        return "False", s.faults[0].reason, "; ".join(f.message for f in s.faults)
+    return "True", "Resolved", ""
+
+
+def _data_ready(s: Situation, step: Step) -> _Facts:
+    if s.report is None or s.report.phase == "Waiting":
+        old = s.status.condition("DataReady")
+        return (old.status, old.reason, old.message) if old else ("Unknown", "NotIndexed", "")
+    if s.report.phase == "Indexing":
+        return "False", "Indexing", s.report.waiting_for
+    return "True", "Indexed", ""
+
+
+def _pods_ready(s: Situation, step: Step) -> _Facts:
+    if step.state in STATUS_OF_END:
+        return "False", "JobEnded", ""
+    if step.state in ("Suspending", "Suspended"):
+        return "False", "Suspended", ""
+    late = [m for m in s.members if not _works(s.pods.get(m))]
+    if not s.members or late:
+        return "False", "PodsNotReady", f"not ready: {', '.join(late[:5])}{' ...' if len(late) > 5 else ''}"
+    return "True", "AllPodsReady", ""
+
+
+def _works(pod: PodView | None) -> bool:
+    return pod is not None and pod.ready and pod.live and not pod.deleting
+
+
+def _progressing(s: Situation, step: Step) -> _Facts:
+    if step.state == "Running":
+        return "True", "Training", step.message
+    return "False", step.reason or step.state, step.message
+
+
+def _degraded(s: Situation, step: Step) -> _Facts:
+    if s.report is not None and s.report.fault is not None and step.state not in STATUS_OF_END:
+        return "True", s.report.fault.reason, s.report.fault.message
+    if step.state == "Restarting":
+        return "True", "Restarting", step.message
+    return "False", "AsExpected", ""
+
+
+def _suspended(s: Situation, step: Step) -> _Facts:
+    """Unknown between the request and the last pod's leaving, so that its transition time tells when that began."""
+    status = {"Suspended": "True", "Suspending": "Unknown"}.get(step.state, "False")
+    return status, step.state if status != "False" else "NotSuspended", step.message if status != "False" else ""
+
+
+def _fresh(s: Situation, step: Step) -> _Facts:
+    report = s.report
+    if report is None:
+        old = s.status.condition("CheckpointFresh")
+        return (old.status, old.reason, old.message) if old else ("Unknown", "NotReported", "")
+    if report.checkpoint_step < 0:
+        return "False", "NoCheckpoint", "no checkpoint yet"
+    behind, every = report.step - report.checkpoint_step, s.config.checkpoint.every_steps if s.config else 1
+    if behind > 2 * every:
+        return "False", "Stale", f"{behind} steps since the last checkpoint; everySteps is {every}"
+    return "True", "Saved", ""

@@ -1,0 +1,44 @@
+"""Deadlines of the whole job: how long it may be active, and how long it is kept after its end."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from coxswain_operator.reconcile.situation import Situation
+from coxswain_operator.reconcile.status import JobStatus
+from coxswain_operator.reconcile.step import Ending
+from coxswain_operator.reconcile.times import seconds
+
+
+def exceeded(s: Situation) -> Ending | None:
+    """More active time than activeDeadlineSeconds, suspensions excluded."""
+    limit = s.spec.active_deadline_seconds
+    if limit is None or active_seconds(s) < limit:
+        return None
+    return Ending("Failed", "DeadlineExceeded", f"the job was active for longer than activeDeadlineSeconds ({limit})")
+
+
+def active_seconds(s: Situation) -> float:
+    """Time since the last start or resumption, and what was recorded before it."""
+    suspended, start = s.status.condition("Suspended"), s.status.start_time
+    if not start or suspended is None or suspended.status != "False":
+        return s.status.active_seconds
+    return s.status.active_seconds + s.now - max(seconds(start), seconds(suspended.last_transition_time))
+
+
+def recorded(s: Situation) -> JobStatus:
+    """With the active time so far: for the pass that begins a suspension."""
+    return replace(s.status, active_seconds=int(active_seconds(s)))
+
+
+def wakes(s: Situation) -> tuple[float, ...]:
+    limit = s.spec.active_deadline_seconds
+    if limit is None or not s.status.is_("Suspended", "False"):
+        return ()
+    return (s.now + max(1.0, limit - active_seconds(s)),)
+
+
+def expires(s: Situation) -> float:
+    """When the finished job itself is deleted."""
+    ttl = s.spec.ttl_seconds_after_finished
+    return float("inf") if ttl is None else seconds(s.status.completion_time or "") + ttl

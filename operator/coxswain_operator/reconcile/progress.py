@@ -1,0 +1,60 @@
+"""How far the job is, from the coordinator's report into the status: decimals as strings."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from coxswain.names import LABEL_JOB_UID, LABEL_ROLE
+from coxswain.wire import JobReport
+from coxswain_operator.reconcile.situation import Situation
+from coxswain_operator.reconcile.status import JobStatus, LastCheckpoint, LayoutStatus, Progress
+from coxswain_operator.reconcile.times import stamp
+
+
+def reported(status: JobStatus, report: JobReport | None) -> JobStatus:
+    """Progress, checkpoint, layout and world of the latest report; kept as they were without one."""
+    if report is None or report.phase in ("Waiting", "Indexing", "Starting"):
+        return status
+    checkpoint = status.last_checkpoint
+    if report.checkpoint_step >= 0:
+        checkpoint = LastCheckpoint(
+            step=report.checkpoint_step, uri=report.checkpoint_uri, time=stamp(report.checkpoint_time)
+        )
+    layout = status.layout
+    if report.layout_hash:
+        layout = LayoutStatus(hash=report.layout_hash, summary=report.layout_summary)
+    return replace(
+        status,
+        progress=_progress(report),
+        last_checkpoint=checkpoint,
+        layout=layout,
+        world_generation=report.generation,
+    )
+
+
+def _progress(report: JobReport) -> Progress:
+    share = 100 * report.step / report.steps if report.steps else 0.0
+    return Progress(
+        step=max(0, report.step),
+        steps=report.steps,
+        percent=f"{max(0.0, share):.1f}",
+        tokens=str(report.tokens),
+        loss=None if report.loss is None else f"{report.loss:.4f}",
+        tokens_per_second=f"{report.tokens_per_second:.0f}",
+        idle_percent=f"{100 * report.idle_fraction:.1f}",
+        eta_seconds=max(0, report.eta_seconds),
+    )
+
+
+def counted(status: JobStatus, s: Situation) -> JobStatus:
+    """Trainer pods for people and for the scale subresource."""
+    trainers = [p for p in s.observed.pods if p.role == "trainer" and p.live]
+    ready = sum(s.pods.get(p.member) is p and p.ready and not p.deleting for p in trainers)
+    uid = s.observed.job["metadata"]["uid"]
+    return replace(
+        status,
+        trainers=replace(status.trainers, ready=ready),
+        ready=f"{ready}/{status.trainers.desired}",
+        replicas=len(trainers),
+        selector=f"{LABEL_JOB_UID}={uid},{LABEL_ROLE}=trainer",
+    )

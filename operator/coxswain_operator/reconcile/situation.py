@@ -1,0 +1,102 @@
+"""A look, ordered for deciding: parsed spec and status, the resolved job, and every member with its current pod."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from coxswain.config import JobConfig
+from coxswain.wire import Fault, JobReport
+from coxswain_operator.cluster import Manifest
+from coxswain_operator.reconcile.spec import JobSpec, read_spec
+from coxswain_operator.reconcile.status import Incarnation, JobStatus, read_status
+from coxswain_operator.reconcile.validate import resolved
+from coxswain_operator.reconcile.values import Observed, PodView, member_name
+from coxswain_operator.settings import Settings
+
+COORDINATOR = "coordinator"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What every policy gets."""
+
+    observed: Observed
+    settings: Settings
+    now: float
+    spec: JobSpec
+    status: JobStatus
+    config: JobConfig | None  # None: `faults` say why
+    faults: tuple[Fault, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.observed.job["metadata"]["name"])
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return self.observed.job["metadata"].get("annotations") or {}
+
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        """Names of all that belong to the gang now, the coordinator first."""
+        if self.config is None:
+            return ()
+        loaders = (member_name("loader", i) for i in range(self.config.loaders))
+        trainers = (member_name("trainer", i) for i in range(self.config.trainers))
+        return (COORDINATOR, *loaders, *trainers)
+
+    @cached_property
+    def pods(self) -> dict[str, PodView]:
+        """The pod of each member's current incarnation, where there is one."""
+        numbers = {e.name: e.number for e in self.status.incarnations}
+        return {p.member: p for p in self.observed.pods if numbers.get(p.member) == p.incarnation}
+
+    @cached_property
+    def entries(self) -> dict[str, Incarnation]:
+        return {e.name: e for e in self.status.incarnations}
+
+    @property
+    def coordinator(self) -> PodView | None:
+        return self.pods.get(COORDINATOR)
+
+    @cached_property
+    def report(self) -> JobReport | None:
+        """The coordinator's latest word; when it has left, its last one."""
+        pod = self.coordinator
+        last = parse_report(pod.message) if pod and not pod.live else None
+        return last or self.observed.report
+
+
+def look(observed: Observed, now: float, settings: Settings) -> Situation:
+    status, spec = read_status(observed.job), read_spec(observed.job)
+    config, faults = resolved(observed)
+    if config is not None and status.trainers.desired:
+        # The size of a gang is settled when it starts; another count holds from the next start on.
+        config = msgspec.structs.replace(config, trainers=status.trainers.desired)
+    return Situation(observed, settings, now, spec, status, config, faults)
+
+
+def generation(manifest: Manifest) -> int:
+    return int(manifest["metadata"].get("generation", 1))
+
+
+def parse_report(message: str) -> JobReport | None:
+    """The JobReport in a termination message, if it is one."""
+    try:
+        return msgspec.json.decode(message.encode(), type=JobReport)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+
+
+def parse_fault(message: str) -> Fault | None:
+    """The Fault in a termination message: alone, or inside the coordinator's last report."""
+    report = parse_report(message)
+    if report is not None:
+        return report.fault
+    try:
+        return msgspec.json.decode(message.encode(), type=Fault)
+    except (msgspec.DecodeError, UnicodeError):
+        return None

@@ -1,0 +1,146 @@
+"""The status of a TrainingJob as a frozen value: read at the start of a pass, written at most once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from coxswain_operator.cluster import Manifest
+from coxswain_operator.reconcile.times import seconds
+
+PROGRESS_SECONDS = 15  # progress alone is written at most this often
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    type: str
+    status: str  # True | False | Unknown
+    reason: str
+    message: str = ""
+    last_transition_time: str = ""
+    observed_generation: int = 0
+
+
+class Incarnation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Which pod of a member is the current one. Stored before the pod is created; `uid` once it has been seen."""
+
+    name: str  # the member
+    number: int = 0
+    uid: str = ""
+    since: str = ""  # when this number was stored
+    delay_seconds: int = 0  # the pod is created not before since + delay
+
+
+class Restarts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    counted: int = 0
+    ignored: int = 0
+
+
+class Trainers(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    ready: int = 0
+    desired: int = 0
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    step: int
+    steps: int
+    tokens: str
+    loss: str | None = None
+    tokens_per_second: str
+    idle_percent: str
+    eta_seconds: int
+    percent: str
+
+
+class LastCheckpoint(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    step: int
+    uri: str
+    time: str
+
+
+class LayoutStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    hash: str
+    summary: str
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One run of the whole job, from its start to what ended it."""
+
+    number: int
+    start: str
+    end: str | None = None
+    cause: str | None = None
+    rule: str | None = None
+    exit_code: int | None = None
+    node: str | None = None
+    resumed_step: int | None = None
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    attempt: int = 0
+    world_generation: int = 0
+    trainers: Trainers = Trainers()
+    replicas: int = 0
+    selector: str = ""
+    ready: str = ""
+    incarnations: tuple[Incarnation, ...] = ()
+    restarts: Restarts = Restarts()
+    progress: Progress | None = None
+    last_checkpoint: LastCheckpoint | None = None
+    layout: LayoutStatus | None = None
+    attempts: tuple[Attempt, ...] = ()  # last 10
+    start_time: str | None = None
+    completion_time: str | None = None
+    event_sequence: int = -1  # of the coordinator's events, the last one published
+    active_seconds: int = 0  # before the last suspension
+    updated_at: str = ""  # when this was written
+
+    def condition(self, type_: str) -> Condition | None:
+        return next((c for c in self.conditions if c.type == type_), None)
+
+    def is_(self, type_: str, status: str = "True") -> bool:
+        condition = self.condition(type_)
+        return condition is not None and condition.status == status
+
+    @property
+    def ended(self) -> bool:
+        """Completed or Failed: for ever."""
+        return self.is_("Succeeded") or self.is_("Succeeded", "False")
+
+    @property
+    def state(self) -> str:
+        condition = self.condition("Succeeded")
+        return condition.reason if condition else ""
+
+
+def read_status(job: Manifest) -> JobStatus:
+    return msgspec.convert(job.get("status") or {}, JobStatus)
+
+
+def to_manifest(status: JobStatus) -> Manifest:
+    """As the API wants it: absent instead of null."""
+    plain: Manifest = _without_none(msgspec.to_builtins(status))
+    return plain
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def due_at(old: JobStatus, new: JobStatus) -> float:
+    """When `new` should be written: 0 = now, infinity = it says nothing new, else when the next progress is due."""
+    if new == old:
+        return float("inf")
+    if _steady(new) != _steady(old):
+        return 0.0
+    return seconds(old.updated_at) + PROGRESS_SECONDS
+
+
+def _steady(status: JobStatus) -> JobStatus:
+    """Without what grows by itself while the job runs well."""
+    conditions = tuple(msgspec.structs.replace(c, message="") for c in status.conditions)
+    return msgspec.structs.replace(status, progress=None, conditions=conditions)

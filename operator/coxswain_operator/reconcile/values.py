@@ -1,0 +1,122 @@
+"""What reconcile sees and what it may answer: frozen values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from coxswain.wire import JobReport
+from coxswain_operator.cluster import Happening, Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """The few facts of a pod that decisions rest on. Exit code, reason and message are of the container named like the role."""
+
+    name: str
+    uid: str
+    role: str  # coordinator | loader | trainer
+    index: int
+    incarnation: int
+    attempt: int = 0
+    phase: str = "Pending"  # Pending | Running | Succeeded | Failed | Unknown
+    ready: bool = False
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""  # termination message
+    conditions: frozenset[tuple[str, str]] = frozenset()  # (type, status)
+    node: str = ""
+    node_conditions: frozenset[tuple[str, str]] = frozenset()
+    deleting: bool = False
+    created: float = 0.0  # seconds since the epoch
+    finished: float = 0.0  # 0: has not ended, or nobody knows when
+
+    @property
+    def member(self) -> str:
+        """`coordinator`, `loader-0`, `trainer-2`: stable over incarnations."""
+        return member_name(self.role, self.index)
+
+    @property
+    def live(self) -> bool:
+        """Something of it may still run."""
+        return self.phase not in ("Succeeded", "Failed")
+
+
+def member_name(role: str, index: int) -> str:
+    return role if role == "coordinator" else f"{role}-{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildView:
+    """A child that is no pod. `content` is the hash that its annotation carries."""
+
+    kind: str
+    name: str
+    uid: str = ""
+    content: str = ""
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One consistent look at everything a TrainingJob depends on."""
+
+    job: Manifest
+    sources: tuple[Manifest, ...] = ()
+    mixes: tuple[Manifest, ...] = ()
+    policies: tuple[Manifest, ...] = ()
+    pods: tuple[PodView, ...] = ()
+    children: tuple[ChildView, ...] = ()
+    report: JobReport | None = None
+    fresh_token: str = ""  # random for every look; used once, when the job's Secret does not exist yet
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStatus:
+    """Replaces the status of the object as it was observed (`version`: its resourceVersion)."""
+
+    kind: str
+    name: str
+    status: Manifest
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    kind: str
+    name: str
+    uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAndStop:
+    """Asks the coordinator to save at the first boundary not before `at_step` and to leave with exit code 3. Idempotent."""
+
+    reason: str
+    at_step: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Look again at this time even if nothing changes."""
+
+    time: float
+
+
+Action: TypeAlias = WriteStatus | Delete | Create | CheckpointAndStop | Happening | WakeAt
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do, in this order. A pass that fails half-way is repeated from a new look."""
+
+    actions: tuple[Action, ...] = field(default=())
+
+    def of(self, *kinds: type) -> tuple[Action, ...]:
+        """The actions of these types, in order."""
+        return tuple(a for a in self.actions if isinstance(a, kinds))

@@ -1,0 +1,17 @@
+"""What the operator's installation decides, not the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Defaults suit the local cluster, which has no images."""
+
+    data_image: str = "coxswain-data"  # coordinator, loaders and constructors, unless the job names its own
+    train_image: str = "coxswain-train"  # trainers, likewise
+    pull_policy: str = "IfNotPresent"
+    user: int = 65532  # numeric id that the containers run as
+    prometheus_namespace: str = ""  # label kubernetes.io/metadata.name of who may scrape; empty: nobody
+    operator_namespace: str = "coxswain-system"

@@ -59,7 +59,7 @@ class DataMixSpec(Model):
     """Seed of the order of the samples. Immutable."""
     sources: Annotated[list[MixSource], *list_map("name"), Field(min_length=1)]
     """The sources, known by name. None can be added or removed: that is another stream, so another DataMix."""
-    phases: Annotated[list[Phase], Field(max_length=MAX_ITEMS, json_schema_extra=ATOMIC, default_factory=list)]
+    phases: list[Phase] = Field(max_length=MAX_ITEMS, json_schema_extra=ATOMIC, default_factory=list)
     """Changes of weights over the run; all by step or all by tokens. Recorded, so a replay is exact. Empty: none. May change."""
     long_sequences: Literal["Split", "Truncate", "Drop"] = "Split"
     """What happens to documents beyond the job's maxSequenceTokens: cut in pieces, cut off, or left out. Immutable."""

@@ -214,7 +214,7 @@ class FailurePolicy(Model):
 
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 10
     """Counted restarts before the job fails."""
-    rules: Annotated[list[FailureRule], *list_map("name"), Field(default_factory=list)]
+    rules: Annotated[list[FailureRule], *list_map("name")] = Field(default_factory=list)
     """The first that matches wins. Empty or no match: exit code 2 fails the job, everything else restarts the trainer."""
 
 
@@ -286,7 +286,7 @@ class TrainingJobSpec(Model):
     suspend: bool = False
     """True: save a checkpoint, then run no pods. May change at any time."""
     active_deadline_seconds: Seconds | None = None
-    """Longest time from the first start to the end, less suspensions; then the job fails. Empty: no limit. May change at any time."""
+    """Longest time from the first start to the end, less suspensions; then the job fails. Empty: none. May change at any time."""
     start_timeout_seconds: Seconds = 900
     """Longest time from creating an attempt's pods until all are ready; then the attempt has failed. May change at any time."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=315_360_000)] | None = None

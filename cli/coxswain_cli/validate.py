@@ -1,0 +1,58 @@
+"""`cox validate FILE…`: every fault of the files at once; exit 0 or 2."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from coxswain.api.faults import Fault
+from coxswain.api.load import load_documents
+from coxswain.api.validate import validate
+from coxswain.exits import Exit
+
+
+def validate_command(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="YAML files with TrainingJobs, mixes, sources, policies.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the faults as a JSON array.")] = False,
+) -> None:
+    """Check files offline: every fault at once, with what is allowed and the way out. Exit 0, or 2 with faults."""
+    documents, faults = load_documents(files)
+    faults += validate(documents)
+    if as_json:
+        print(json.dumps([asdict(fault) for fault in faults], indent=2))
+    elif faults:
+        print_faults(faults)
+    else:
+        print(f"{len(documents)} objects in {len(files)} files: no faults")
+    raise typer.Exit(Exit.USER_FAULT if faults else Exit.DONE)
+
+
+def print_faults(faults: Sequence[Fault], console: Console | None = None) -> None:
+    """The faults for people, grouped by document, on standard error; plain where that is no terminal."""
+    console = console or Console(stderr=True, soft_wrap=True, highlight=False)
+    for (file, document), group in groupby(faults, key=lambda fault: (fault.file, fault.document)):
+        place = f"{file}, document {document}" if document else file
+        console.print(Text(place, style="bold"))
+        for fault in group:
+            console.print(_line(fault))
+    console.print(f"{len(faults)} fault{'s' if len(faults) != 1 else ''}")
+
+
+def _line(fault: Fault) -> Text:
+    line = Text("  ")
+    if fault.path:
+        line.append(f"{fault.path}: ", style="cyan")
+    line.append(fault.message, style="red")
+    line.append(f" (allowed: {fault.allowed})" if fault.allowed else "")
+    line.append(f"; {fault.way_out}" if fault.way_out else "", style="green")
+    return line

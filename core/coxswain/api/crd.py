@@ -1,0 +1,111 @@
+"""CustomResourceDefinitions from the table of kinds, the models' schemas and the rule table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from coxswain.api.common import Model
+from coxswain.api.kinds import KINDS, Column, Kind
+from coxswain.api.rules import RULES, Rule
+from coxswain.api.schema import Schema, structural
+from coxswain.names import GROUP, VERSION
+
+
+def crds() -> list[dict[str, Any]]:
+    """All CRDs, in the order of the table of kinds."""
+    return [crd(kind) for kind in KINDS]
+
+
+def crd(kind: Kind) -> dict[str, Any]:
+    names = {
+        "kind": kind.name,
+        "listKind": f"{kind.name}List",
+        "plural": kind.plural,
+        "singular": kind.name.lower(),
+        "shortNames": [kind.short],
+        "categories": ["training"],
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{kind.plural}.{GROUP}"},
+        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [_version(kind)]},
+    }
+
+
+def _version(kind: Kind) -> dict[str, Any]:
+    version: dict[str, Any] = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": object_schema(kind)},
+        "subresources": _subresources(kind),
+        "additionalPrinterColumns": [_column(column) for column in kind.columns],
+    }
+    if kind.selectable:
+        version["selectableFields"] = [{"jsonPath": path} for path in kind.selectable]
+    return version
+
+
+def object_schema(kind: Kind) -> Schema:
+    """The schema of whole objects, with the rules in their places."""
+    schema: Schema = {
+        "description": _documentation(kind.spec),
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
+            "kind": {"type": "string", "description": f"{kind.name}."},
+            "metadata": {"type": "object"},
+            "spec": structural(kind.spec),
+            "status": structural(kind.status),
+        },
+    }
+    for rule in RULES:
+        for place in rule.places:
+            name, _, path = place.partition(":")
+            if name == kind.name:
+                _at(schema, path).setdefault("x-kubernetes-validations", []).append(_validation(rule))
+    return schema
+
+
+def _at(schema: Schema, path: str) -> Schema:
+    """The part of the schema at `spec.phases[]`."""
+    for step in filter(None, path.replace("[]", ".[]").split(".")):
+        schema = schema["items"] if step == "[]" else schema["properties"][step]
+    return schema
+
+
+def _validation(rule: Rule) -> dict[str, str]:
+    validation = {"rule": rule.cel, "message": rule.whole_message}
+    if rule.says:
+        validation["messageExpression"] = rule.whole_expression
+    if rule.field and not rule.field.startswith(".metadata"):  # the API server takes no path into metadata
+        validation["fieldPath"] = rule.field
+    return validation
+
+
+def _documentation(model: type[Model]) -> str:
+    return " ".join((model.__doc__ or "").split())
+
+
+def _subresources(kind: Kind) -> dict[str, Any]:
+    subresources: dict[str, Any] = {"status": {}}
+    if kind.scale:
+        subresources["scale"] = {
+            "specReplicasPath": kind.scale.spec,
+            "statusReplicasPath": kind.scale.status,
+            "labelSelectorPath": kind.scale.selector,
+        }
+    return subresources
+
+
+def _column(column: Column) -> dict[str, Any]:
+    printed: dict[str, Any] = {"name": column.name, "type": column.type, "jsonPath": column.path}
+    return {**printed, "priority": 1} if column.wide else printed
+
+
+def to_yaml(manifest: dict[str, Any]) -> str:
+    return yaml.safe_dump(manifest, sort_keys=False, width=120, allow_unicode=True)

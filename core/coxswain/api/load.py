@@ -1,0 +1,147 @@
+"""YAML files to manifests, with faults that say file, document, line and column."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from coxswain.api.faults import Fault
+from coxswain.api.kinds import BY_NAME
+from coxswain.names import API_VERSION
+
+Manifest = dict[str, Any]
+MAX_BYTES = 3_000_000  # what etcd takes, twice
+# What a local run needs besides our kinds: the Secrets of endpoints.
+_FOREIGN = {("v1", "Secret")}
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One object and where it came from; `number` counts the documents of the file from 1."""
+
+    file: str
+    number: int
+    manifest: Manifest
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """(kind, namespace, name)."""
+        metadata = self.manifest.get("metadata")
+        metadata = metadata if isinstance(metadata, dict) else {}
+        return str(self.manifest["kind"]), str(metadata.get("namespace", "default")), str(metadata.get("name", ""))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as Kubernetes reads it: no duplicate keys, no dates, and 3e-4 is a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
+            if key_node.value in seen:
+                problem = f"key {key_node.value!r} appears twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def load_documents(paths: Iterable[Path]) -> tuple[list[Document], list[Fault]]:
+    """All objects of the files, and every fault that keeps one from being an object of ours.
+
+    Relative uris (`file:./corpus`) become absolute ones, from the folder of their file: a convenience of local runs.
+    """
+    documents: list[Document] = []
+    faults: list[Fault] = []
+    for path in paths:
+        for found in _read(path):
+            if isinstance(found, Document):
+                documents.append(found)
+            else:
+                faults.append(found)
+    return documents, faults
+
+
+def _read(path: Path) -> Iterator[Document | Fault]:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            yield Fault(
+                "", "the file is too large", str(path.stat().st_size), f"at most {MAX_BYTES} bytes", file=str(path)
+            )
+            return
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        yield Fault("", f"cannot read the file: {reason}", way_out="name a readable YAML file", file=str(path))
+        return
+    yield from _parse(path, text)
+
+
+def _parse(path: Path, text: str) -> Iterator[Document | Fault]:
+    """The documents up to the first that is not YAML: what follows it cannot be told apart."""
+    number = 0
+    try:
+        for value in yaml.load_all(text, Loader=_Loader):
+            number += 1
+            if value is not None:
+                yield _document(path, number, value)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        yield Fault(
+            "", f"malformed YAML{where}: {problem}", way_out="correct the YAML", file=str(path), document=number + 1
+        )
+
+
+def _document(path: Path, number: int, value: Any) -> Document | Fault:
+    fault = _unknown(value)
+    if fault is not None:
+        field, message, found, allowed = fault
+        return Fault(field, message, found, allowed, "use one of the allowed values", str(path), number)
+    return Document(str(path), number, _absolute(value, path.resolve().parent))
+
+
+def _unknown(value: Any) -> tuple[str, str, str, str] | None:
+    """Why the value is no object of ours: (path, message, value, allowed)."""
+    if not isinstance(value, dict):
+        return (
+            "",
+            "a document must be a mapping with apiVersion, kind, metadata and spec",
+            type(value).__name__,
+            "a mapping",
+        )
+    version, kind = str(value.get("apiVersion", "")), str(value.get("kind", ""))
+    if (version, kind) in _FOREIGN:
+        return None
+    if kind not in BY_NAME:
+        return "kind", f"unknown kind {kind!r}", kind, ", ".join(BY_NAME)
+    if version != API_VERSION:
+        return "apiVersion", f"unknown version {version!r} of kind {kind}", version, API_VERSION
+    return None
+
+
+def _absolute(value: Any, folder: Path, key: str = "") -> Any:
+    """The value with `file:relative` uris made absolute."""
+    if isinstance(value, dict):
+        return {name: _absolute(member, folder, name) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_absolute(item, folder) for item in value]
+    if key == "uri" and isinstance(value, str) and value.startswith("file:") and not value.startswith("file:/"):
+        slash = "/" if value.endswith("/") else ""
+        return f"{(folder / value.removeprefix('file:')).resolve().as_uri()}{slash}"
+    return value

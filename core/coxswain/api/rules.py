@@ -1,0 +1,269 @@
+"""The one table of rules within an object: it feeds both the CRDs' x-kubernetes-validations and the offline check.
+
+CEL, with what the API server and the `cel` package have in common: no optional fields (`?.`), no list macros beyond
+all, exists, exists_one, filter and map. A rule that says `oldSelf` is a transition rule: it judges updates only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`cel` must hold for the value at each of the `places` ("Kind:path", `[]` for every item).
+
+    `message` is what people read; `says`, where given, says it with the values (CEL, of one %d or %s each) in it.
+    `field` (".name") points further down than the place does.
+    """
+
+    name: str
+    places: tuple[str, ...]
+    cel: str
+    message: str
+    way_out: str
+    says: str = ""
+    values: tuple[str, ...] = ()
+    field: str = ""
+
+    @property
+    def is_transition(self) -> bool:
+        return "oldSelf" in self.cel
+
+    @property
+    def whole_message(self) -> str:
+        return f"{self.message}; {self.way_out}"
+
+    @property
+    def whole_expression(self) -> str:
+        """The message expression with the way out, or nothing.
+
+        `format` and not `+`: the API server's cost estimate takes string(integer) for endless.
+        """
+        return f"'{self.says}; {self.way_out}'.format([{', '.join(self.values)}])" if self.says else ""
+
+
+_JOB = "TrainingJob:spec"
+_MIX = ("DataMix:spec", f"{_JOB}.mix")
+_PHASE = tuple(f"{place}.phases[]" for place in _MIX)
+
+
+def _never(kind: str, field: str, way_out: str, optional: bool = False) -> Rule:
+    name = f"{kind}-{field}-immutable".lower()
+    return Rule(name, (f"{kind}:spec",), _same(field, optional), f"{field} is immutable", way_out, field=f".{field}")
+
+
+def _suspended(field: str, optional: bool = False) -> Rule:
+    """The field may change only in an update of a job that was suspended."""
+    cel = f"oldSelf.suspend || ({_same(field, optional)})"
+    name = f"trainingjob-{field.replace('.', '-')}-suspended".lower()
+    message = f"{field} may change only while the job is suspended"
+    return Rule(name, (_JOB,), cel, message, "set suspend: true first, and change it then", field=f".{field}")
+
+
+def _same(field: str, optional: bool) -> str:
+    if not optional:
+        return f"self.{field} == oldSelf.{field}"
+    return f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
+
+
+_REPLICAS = (
+    "((has(self.trainers.minCount) ? self.trainers.minCount : self.trainers.count) * self.trainers.devicesPerTrainer"
+    " / (self.parallelism.tensor * self.parallelism.pipeline))"
+)
+_HYBRID = "self.parallelism.hybridData"
+_FIXED = "!has(self.parallelism) || self.parallelism.mode != 'Fixed'"
+
+MIX_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        "mix-weight", _MIX, "self.sources.exists(s, s.weight > 0)",
+        "at least one source must have a weight above 0", "raise a weight", field=".sources",
+    ),
+    Rule(
+        "mix-phase-names", _MIX, "self.phases.all(p, p.weights.all(w, self.sources.exists(s, s.name == w.name)))",
+        "phases may only weigh sources of this mix", "name them as in sources", field=".phases",
+    ),
+    Rule(
+        "mix-phase-unit", _MIX, "self.phases.all(p, has(p.fromStep)) || self.phases.all(p, has(p.fromTokens))",
+        "phases must all start by fromStep or all by fromTokens", "use one of the two throughout", field=".phases",
+    ),
+    Rule(
+        "mix-phase-distinct", _MIX,
+        "self.phases.all(p, (!has(p.fromStep) || self.phases.exists_one(q, has(q.fromStep) && q.fromStep == p.fromStep))"
+        " && (!has(p.fromTokens) || self.phases.exists_one(q, has(q.fromTokens) && q.fromTokens == p.fromTokens)))",
+        "no two phases may start at the same place", "join them, or move one", field=".phases",
+    ),
+    Rule(
+        "mix-phase-start", _PHASE, "has(self.fromStep) != has(self.fromTokens)",
+        "a phase has exactly one of fromStep and fromTokens", "give one of the two",
+    ),
+    Rule(
+        "mix-phase-weight", _PHASE, "self.weights.exists(w, w.weight > 0)",
+        "at least one weight of a phase must be above 0", "raise a weight", field=".weights",
+    ),
+    Rule(
+        "mix-seed-immutable", _MIX, "self.seed == oldSelf.seed",
+        "seed is immutable", "make another DataMix: it is another stream", field=".seed",
+    ),
+    Rule(
+        "mix-longsequences-immutable", _MIX, "self.longSequences == oldSelf.longSequences",
+        "longSequences is immutable", "make another DataMix: it is another stream", field=".longSequences",
+    ),
+    Rule(
+        "mix-sources-immutable", _MIX,
+        "size(self.sources) == size(oldSelf.sources) && self.sources.all(s, oldSelf.sources.exists(o, o.name == s.name "
+        "&& o.sourceRef.name == s.sourceRef.name))",
+        "names and sourceRefs of the sources are immutable; only weight and maxPasses may change",
+        "make another DataMix: it is another stream", field=".sources",
+    ),
+)  # fmt: skip
+
+SOURCE_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        "tokenizer-one-of", ("DataSource:spec.tokenizer",), "has(self.bytes) != has(self.file)",
+        "a tokenizer is exactly one of bytes and file", "give one of the two",
+    ),
+    Rule(
+        "source-endpoint", ("DataSource:spec",), "!has(self.endpoint) || self.uri.startsWith('s3://')",
+        "an endpoint belongs to an s3:// uri", "remove endpoint, or use an s3:// uri", field=".endpoint",
+        says="an endpoint belongs to an s3:// uri, not to %s", values=("self.uri",),
+    ),
+    *(
+        _never("DataSource", field, "make another DataSource: it is another corpus")
+        for field in ("uri", "format", "include", "textField", "tokenizer")
+    ),
+)  # fmt: skip
+
+JOB_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        "job-name-length", ("TrainingJob:",), "size(self.metadata.name) <= 40",
+        "the name may have at most 40 characters", "shorten it: pods and services are named after it", field=".metadata.name",
+        says="the name has %d characters, at most 40 are allowed", values=("size(self.metadata.name)",),
+    ),
+    Rule(
+        "job-name-label", ("TrainingJob:",), "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        "the name must be lower-case letters, digits and -, starting with a letter",
+        "rename it: pods and services are named after it", field=".metadata.name",
+    ),
+    Rule(
+        "job-mix-one-of", (_JOB,), "has(self.mixRef) != has(self.mix)",
+        "exactly one of mixRef and mix is needed", "name a DataMix in mixRef, or write the mix in line",
+    ),
+    Rule(
+        "job-parallelism-one-of", (_JOB,), "has(self.parallelismRef) != has(self.parallelism)",
+        "exactly one of parallelismRef and parallelism is needed",
+        "name a ParallelismPolicy in parallelismRef, or write the policy in line",
+    ),
+    Rule(
+        "model-one-of", (f"{_JOB}.model",), "has(self.preset) != has(self.config)",
+        "exactly one of preset and config is needed", "give one of the two",
+    ),
+    Rule(
+        "model-hidden", (f"{_JOB}.model.config",), "self.hidden % (2 * self.heads) == 0",
+        "hidden must be an even multiple of heads", "change hidden or heads", field=".hidden",
+        says="hidden %d must be an even multiple of heads %d", values=("self.hidden", "self.heads"),
+    ),
+    Rule(
+        "model-kv-heads", (f"{_JOB}.model.config",), "self.heads % self.kvHeads == 0",
+        "kvHeads must divide heads", "change heads or kvHeads", field=".kvHeads",
+        says="kvHeads %d must divide heads %d", values=("self.kvHeads", "self.heads"),
+    ),
+    Rule(
+        "batch-sequence", (f"{_JOB}.batch",), "self.maxSequenceTokens <= self.tokensPerStep",
+        "maxSequenceTokens may be at most tokensPerStep", "lower maxSequenceTokens, or raise tokensPerStep",
+        says="maxSequenceTokens %d may be at most tokensPerStep %d", values=("self.maxSequenceTokens", "self.tokensPerStep"),
+        field=".maxSequenceTokens",
+    ),
+    Rule(
+        "optimizer-rate", (f"{_JOB}.optimizer",), "double(self.learningRate) > 0.0",
+        "learningRate must be above 0", "give a rate such as 3e-4", field=".learningRate",
+    ),
+    Rule(
+        "stop-one-of", (f"{_JOB}.stop",), "has(self.steps) != has(self.tokens)",
+        "exactly one of steps and tokens is needed", "give one of the two",
+    ),
+    Rule(
+        "stop-raised", (f"{_JOB}.stop",),
+        "(!has(oldSelf.steps) || has(self.steps) && self.steps >= oldSelf.steps) && "
+        "(!has(oldSelf.tokens) || has(self.tokens) && self.tokens >= oldSelf.tokens)",
+        "stop may only be raised, in its own unit", "give at least as much as before, or suspend the job to stop it now",
+    ),
+    Rule(
+        "trainers-minimum", (f"{_JOB}.trainers",), "!has(self.minCount) || self.count >= self.minCount",
+        "count may not be below minCount", "raise count, or lower minCount", field=".count",
+        says="count %d may not be below minCount %d", values=("self.count", "self.minCount"),
+    ),
+    Rule(
+        "trainers-maximum", (f"{_JOB}.trainers",), "!has(self.maxCount) || self.count <= self.maxCount",
+        "count may not be above maxCount", "lower count, or raise maxCount", field=".count",
+        says="count %d may not be above maxCount %d", values=("self.count", "self.maxCount"),
+    ),
+    Rule(
+        "trainers-bounds", (f"{_JOB}",),
+        "oldSelf.suspend || self.trainers.count == oldSelf.trainers.count || "
+        "(has(self.trainers.minCount) && has(self.trainers.maxCount))",
+        "trainers.count may change while the job runs only if minCount and maxCount bound it",
+        "set suspend: true first, then set both", field=".trainers.count",
+    ),
+    Rule(
+        "parallelism-tensor", (_JOB,), f"{_FIXED} || self.trainers.devicesPerTrainer % self.parallelism.tensor == 0",
+        "parallelism.tensor must divide trainers.devicesPerTrainer", "change one of the two", field=".parallelism.tensor",
+        says="parallelism.tensor %d must divide trainers.devicesPerTrainer %d",
+        values=("self.parallelism.tensor", "self.trainers.devicesPerTrainer"),
+    ),
+    Rule(
+        "parallelism-capacity", (_JOB,),
+        f"{_FIXED} || (self.batch.maxSequenceTokens <= {_HYBRID}.tokensPerReplica * {_REPLICAS} && "
+        f"self.batch.maxSequenceTokens <= {_HYBRID}.tokensPerReplica * {_HYBRID}.maxDegree)",
+        "maxSequenceTokens may be at most tokensPerReplica x min(maxDegree, replicas at minCount)",
+        "lower batch.maxSequenceTokens, or raise tokensPerReplica, maxDegree or trainers.minCount",
+        field=".batch.maxSequenceTokens",
+        says="a sequence of %d tokens does not fit: tokensPerReplica %d x min(maxDegree %d, %d replicas at minCount)",
+        values=("self.batch.maxSequenceTokens", f"{_HYBRID}.tokensPerReplica", f"{_HYBRID}.maxDegree", _REPLICAS),
+    ),
+    Rule(
+        "data-loaders", (f"{_JOB}.data.loaders",), "self.min <= self.max",
+        "min may not be above max", "lower min, or raise max", field=".min",
+        says="min %d may not be above max %d", values=("self.min", "self.max"),
+    ),
+    Rule(
+        "checkpoint-keep-every", (f"{_JOB}.checkpoint",), "self.keepEvery % self.everySteps == 0",
+        "keepEvery must be a multiple of everySteps", "there are only checkpoints each everySteps steps: change one of the two",
+        says="keepEvery %d must be a multiple of everySteps %d", values=("self.keepEvery", "self.everySteps"),
+        field=".keepEvery",
+    ),
+    Rule(
+        "checkpoint-endpoint", (f"{_JOB}.checkpoint",), "!has(self.endpoint) || self.uri.startsWith('s3://')",
+        "an endpoint belongs to an s3:// uri", "remove endpoint, or use an s3:// uri", field=".endpoint",
+        says="an endpoint belongs to an s3:// uri, not to %s", values=("self.uri",),
+    ),
+    Rule(
+        "failure-rule-one-of", (f"{_JOB}.failurePolicy.rules[]",), "has(self.onExitCodes) != has(self.onPodConditions)",
+        "a rule has exactly one of onExitCodes and onPodConditions", "split it into two rules",
+    ),
+    Rule(
+        "failure-exit-zero", (f"{_JOB}.failurePolicy.rules[].onExitCodes",), "self.values.all(v, v != 0)",
+        "exit code 0 is no failure", "remove 0 from values", field=".values",
+    ),
+    Rule(
+        "queue-name", (f"{_JOB}.scheduling.queueing",), "(self.backend == 'None') == (self.queueName == '')",
+        "queueName is needed with a backend, and must be empty without", "set both or none", field=".queueName",
+    ),
+    Rule(
+        "topology-one-of", (f"{_JOB}.scheduling.topology",), "self.required == '' || self.preferred == ''",
+        "at most one of required and preferred may be set", "keep one of the two",
+    ),
+    _never("TrainingJob", "seed", "make another job: it is another model"),
+    _never("TrainingJob", "model", "make another job: it is another model"),
+    _never("TrainingJob", "batch", "make another job: it is another stream"),
+    _never("TrainingJob", "mixRef", "make another job: it is another stream", optional=True),
+    _never("TrainingJob", "checkpoint.uri", "make another job, or copy the checkpoints"),
+    *(_suspended(field) for field in ("image", "optimizer", "data", "scheduling", "trainers.devicesPerTrainer")),
+    *(_suspended(field, optional=True) for field in ("parallelismRef", "parallelism", "checkpoint.endpoint")),
+    *(_suspended(field) for field in ("checkpoint.everySteps", "checkpoint.keepLast", "checkpoint.keepEvery")),
+    *(_suspended(f"trainers.{field}", optional=True) for field in ("minCount", "maxCount", "template")),
+    _suspended("checkpoint.resume"),
+)  # fmt: skip
+
+RULES: Final[tuple[Rule, ...]] = (*SOURCE_RULES, *MIX_RULES, *JOB_RULES)

@@ -1,0 +1,84 @@
+"""Structural schemas, as Kubernetes wants them, from pydantic models; and defaulting by them, as the API server does it.
+
+pydantic's JSON schema is not structural: `$ref`, `anyOf` with null, `const`, exclusive bounds and `additionalProperties: false`
+have to go.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from coxswain.api.common import Model
+
+Schema = dict[str, Any]
+_DROPPED = ("title", "additionalProperties", "$defs")
+
+
+def structural(model: type[Model]) -> Schema:
+    """The model's schema with everything in line. Defaults of objects are written out: rules judge them as they stand."""
+    schema = model.model_json_schema(by_alias=True)
+    return _inline(schema, schema.get("$defs", {}))
+
+
+def _inline(node: Schema, definitions: Schema) -> Schema:
+    node = _without_null(_without_reference(node, definitions), definitions)
+    result = {key: value for key, value in node.items() if key not in _DROPPED}
+    if "const" in result:
+        result["enum"] = [result.pop("const")]
+    for sign, bound, step in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+        if sign in result:
+            result[bound] = result.pop(sign) + step
+    if "items" in result:
+        result["items"] = _inline(result["items"], definitions)
+    if "properties" in result:
+        required = result.get("required", [])
+        result["properties"] = {
+            name: _property(value, name in required, definitions) for name, value in result["properties"].items()
+        }
+    if isinstance(result.get("default"), dict):
+        result["default"] = with_defaults(result, {})
+    return result
+
+
+def _without_reference(node: Schema, definitions: Schema) -> Schema:
+    """The referenced definition, with what the referring place says laid over it."""
+    if "$ref" not in node:
+        return node
+    rest = {key: value for key, value in node.items() if key != "$ref"}
+    return {**definitions[node["$ref"].rsplit("/", 1)[1]], **rest}
+
+
+def _without_null(node: Schema, definitions: Schema) -> Schema:
+    """`anyOf [X, null]` is an optional X: absent, never null."""
+    if "anyOf" not in node:
+        return node
+    (kept,) = [option for option in node["anyOf"] if option.get("type") != "null"]
+    rest = {key: value for key, value in node.items() if key not in ("anyOf", "default")}
+    return {**_without_reference(kept, definitions), **rest}
+
+
+def _property(node: Schema, required: bool, definitions: Schema) -> Schema:
+    """A member; a list that may be left out has an empty one as its default."""
+    result = _inline(node, definitions)
+    if result.get("type") == "array" and not required and "anyOf" not in node:
+        result["default"] = []
+    return result
+
+
+def with_defaults(schema: Schema, value: Any) -> Any:
+    """A copy of the value with the schema's defaults in place, null meaning absent where there is a default.
+
+    Values of a wrong shape are left as they are: saying so is the validator's business.
+    """
+    if isinstance(value, list) and "items" in schema:
+        return [with_defaults(schema["items"], item) for item in value]
+    if not isinstance(value, dict) or "properties" not in schema:
+        return copy.deepcopy(value)
+    result = dict(value)
+    for name, member in schema["properties"].items():
+        if result.get(name) is None and "default" in member:
+            result[name] = member["default"]
+        if name in result:
+            result[name] = with_defaults(member, result[name])
+    return result

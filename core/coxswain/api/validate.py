@@ -1,0 +1,99 @@
+"""Offline validation: every fault at once, where the API server reports one layer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from coxswain.api.crd import object_schema
+from coxswain.api.faults import Fault, parse
+from coxswain.api.judge import judge
+from coxswain.api.kinds import BY_NAME, Kind
+from coxswain.api.load import Document
+from coxswain.api.resolve import resolve
+from coxswain.api.schema import Schema, with_defaults
+
+# Found between objects that are both in the files. A missing object is no fault: it may be on the cluster, or come later.
+_BETWEEN = ("TokenizerMismatch", "CapacityTooSmall")
+
+
+def validate(documents: Sequence[Document]) -> list[Fault]:
+    """Every fault of the documents, in their order."""
+    faults = [fault for document in documents for fault in _place(document, check(document.manifest))]
+    faults += _repeated(documents)
+    if not faults:
+        faults += _between(documents)
+    return sorted(faults, key=lambda fault: (fault.file, fault.document))
+
+
+def check(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[Fault]:
+    """Every fault within one object of ours; with `old`, also those of the change from it. Defaults need not be in place."""
+    kind = BY_NAME.get(manifest.get("kind", ""))
+    if kind is None:
+        return []
+    shape = _shape(kind, manifest)
+    whole = defaulted(manifest)
+    before = defaulted(old) if old is not None else None
+    return shape + judge(kind.name, whole, before, well_shaped=not shape)
+
+
+def defaulted(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The object as the API server would hold it."""
+    result: dict[str, Any] = with_defaults(_schema(manifest["kind"]), manifest)
+    return result
+
+
+@lru_cache(maxsize=len(BY_NAME))
+def _schema(kind: str) -> Schema:
+    return object_schema(BY_NAME[kind])
+
+
+def _shape(kind: Kind, manifest: dict[str, Any]) -> list[Fault]:
+    known = ("apiVersion", "kind", "metadata", "spec", "status")
+    faults = [
+        Fault(name, "unknown field", name, ", ".join(known), f"remove {name}") for name in manifest if name not in known
+    ]
+    if not isinstance(manifest.get("metadata"), dict) or not isinstance(manifest["metadata"].get("name"), str):
+        faults.append(Fault("metadata.name", "required, but missing", way_out="give the object a name"))
+    faults += parse(kind.spec, manifest["spec"], "spec")[1] if "spec" in manifest else [_missing_spec()]
+    faults += parse(kind.status, manifest["status"], "status")[1] if "status" in manifest else []
+    return faults
+
+
+def _missing_spec() -> Fault:
+    return Fault("spec", "required, but missing", way_out="add spec")
+
+
+def _place(document: Document, faults: Iterable[Fault]) -> list[Fault]:
+    return [replace(fault, file=document.file, document=document.number) for fault in faults]
+
+
+def _repeated(documents: Sequence[Document]) -> list[Fault]:
+    """Objects of the same kind and name: the later would replace the earlier."""
+    faults: list[Fault] = []
+    seen: dict[tuple[str, str, str], Document] = {}
+    for document in documents:
+        first = seen.setdefault(document.identity, document)
+        if first is not document:
+            kind, _, name = document.identity
+            message = f"{kind} {name!r} is already in {first.file}, document {first.number}"
+            fault = Fault("metadata.name", message, name, way_out="rename or remove one of the two")
+            faults += _place(document, [fault])
+    return faults
+
+
+def _between(documents: Sequence[Document]) -> list[Fault]:
+    """Faults between a job and what it refers to, as far as that is in the files."""
+    faults: list[Fault] = []
+    for document in documents:
+        if document.identity[0] == "TrainingJob":
+            kinds = ("DataSource", "DataMix", "ParallelismPolicy")
+            others = [
+                [d.manifest for d in documents if d.identity[:2] == (kind, document.identity[1])] for kind in kinds
+            ]
+            resolved = resolve(document.manifest, others[0], others[1], others[2], uid="")
+            found = resolved if isinstance(resolved, list) else []
+            faults += _place(document, [fault for fault in found if fault.reason in _BETWEEN])
+    return faults

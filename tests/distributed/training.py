@@ -1,0 +1,88 @@
+"""What the ranks of a test run: the engine over a stream of sequences, with whatever plans the test gives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coxswain.config import ModelConfig, OptimizerConfig
+from coxswain_train.engine import Engine, Work
+from coxswain_train.step import Batch, Clock, Part, Walk, parts, run_operations
+from coxswain_train.world import World
+from tests.distributed.plans import Plan
+from tests.distributed.reference import Stream
+
+MODEL = ModelConfig(layers=2, hidden=32, heads=4, kv_heads=2, feed_forward=48)
+VOCABULARY = 64
+OPTIMIZER = OptimizerConfig(
+    learning_rate=3e-3, warmup_steps=4, weight_decay=0.1, gradient_clip=0.5, schedule="Cosine", epsilon=1e-8
+)
+SEED = 11
+
+
+def batch_of(stream: Stream, step: int, mine: dict[int, Part]) -> Batch:
+    """This replica's slices, as a constructor lays them out."""
+    columns: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for part in mine.values():
+        for s in part.slices:
+            tokens, labels = stream.sequence(step, s.sequence)
+            columns.append((tokens[s.start : s.stop], labels[s.start : s.stop], np.arange(s.start, s.stop)))
+    empty = [np.zeros(0, dtype=np.int64)]
+    joined = (np.concatenate(empty + [c[i] for c in columns]).astype(np.int64) for i in range(3))
+    return Batch(*(torch.from_numpy(a) for a in joined))
+
+
+def work_of(stream: Stream, step: int, plan: Plan, replica: int) -> Work:
+    tasks, operations = plan
+    mine = parts(tasks, replica)
+    batch = batch_of(stream, step, mine)
+    return Work(
+        step=step,
+        parts=mine,
+        operations=operations[replica].operations,
+        batch=batch,
+        valid=int((batch.labels >= 0).sum()),
+        labels=stream.labels(step),
+        plan=step,
+    )
+
+
+def engine_of(
+    world: World, dtype: torch.dtype, model: ModelConfig = MODEL, optimizer: OptimizerConfig = OPTIMIZER, steps: int = 20
+) -> Engine:
+    return Engine(model, VOCABULARY, optimizer, steps, world, torch.device("cpu"), dtype)
+
+
+def weights_of(engine: Engine) -> dict[str, np.ndarray]:
+    return {name: p.detach().to(torch.float64).numpy().copy() for name, p in engine.model.weights().items()}
+
+
+def train(
+    world: World, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan], model: ModelConfig = MODEL
+) -> tuple[dict[str, np.ndarray], list[float]]:
+    """One optimizer step per plan from the initial state; the weights, and this rank's part of the losses."""
+    engine = engine_of(world, dtype, model, steps=len(plans))
+    engine.initialise(SEED)
+    losses = []
+    for step, plan in enumerate(plans):
+        result = engine.step(work_of(stream, step, plan, world.rank), time.perf_counter())
+        losses.append(result.loss_sum / stream.labels(step))
+    return weights_of(engine), losses
+
+
+def gradients(world: World, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan]) -> list[np.ndarray]:
+    """The owned part of the reduced gradient of step 0 under each plan, without updates."""
+    engine = engine_of(world, dtype)
+    engine.initialise(SEED)
+    return [_gradient(world, engine, work_of(stream, 0, plan, world.rank)).double().numpy() for plan in plans]
+
+
+def _gradient(world: World, engine: Engine, work: Work) -> Tensor:
+    walk = Walk(engine.model, work.batch, 1 / work.labels, world.rank, world.exchange)
+    clock = Clock(lambda: world.waited, time.perf_counter())
+    run_operations(walk, work.parts, work.operations, engine.zero.fold, clock)
+    return engine.zero.reduce()

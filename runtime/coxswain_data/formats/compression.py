@@ -19,20 +19,20 @@ def is_compressed(path: str) -> bool:
     return path.endswith((".gz", ".zst"))
 
 
-def read_whole(store: Store, info: ObjectInfo, limit: int = MAX_WHOLE) -> bytes:
+def read_whole(store: Store, info: ObjectInfo) -> bytes:
     """The object's content, unpacked. Raises Refused (ObjectTooLarge, ObjectUnreadable) by name."""
-    if info.size > limit:
-        raise _too_large(store, info, limit)
+    if info.size > MAX_WHOLE:
+        raise _too_large(store, info)
     data = store.get(info.path)
     try:
-        content = _unpack(info.path, data, limit)
+        content = _unpack(info.path, data, MAX_WHOLE)
     except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
         raise Refused(
             "ObjectUnreadable",
             f"{store.uri.rstrip('/')}/{info.path} cannot be unpacked ({error}); upload it again or exclude it with `include`",
         ) from error
-    if len(content) > limit:
-        raise _too_large(store, info, limit)
+    if len(content) > MAX_WHOLE:
+        raise _too_large(store, info)
     return content
 
 
@@ -60,9 +60,9 @@ def _unpack_zstd(data: bytes, limit: int) -> bytes:
     return bytes(out)
 
 
-def _too_large(store: Store, info: ObjectInfo, limit: int) -> Refused:
+def _too_large(store: Store, info: ObjectInfo) -> Refused:
     return Refused(
         "ObjectTooLarge",
-        f"{store.uri.rstrip('/')}/{info.path} holds more than {limit >> 20} MiB and can only be read whole; "
+        f"{store.uri.rstrip('/')}/{info.path} holds more than {MAX_WHOLE >> 20} MiB and can only be read whole; "
         "split it, or store it as Parquet or plain .jsonl",
     )

@@ -1,0 +1,270 @@
+"""Reading samples: every format with ordinary and with odd content."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from coxswain.config import SourceConfig, TokenizerConfig
+from coxswain.errors import Refused
+from coxswain_data.formats import jsonl
+from coxswain_data.formats.base import Sample
+from coxswain_data.source import Source, include_pattern
+
+
+def source(folder: Path, format_: str = "Jsonl", include: str = "**", **fields: object) -> Source:
+    config = SourceConfig(
+        name="mine", source="mine", uri=folder.as_uri(), format=format_, include=include, text_field="text",
+        tokenizer=TokenizerConfig(kind="bytes"), weight=1, **fields,
+    )  # fmt: skip
+    return Source(config)
+
+
+def samples(mine: Source) -> list[tuple[str, int, str | None]]:
+    """(path, place in the object, text) of everything that is there."""
+    return [(b.path, b.offset + s.at, s.text) for b in mine.blocks() for s in mine.read(b).samples()]
+
+
+def texts(mine: Source) -> list[str | None]:
+    return [text for _, _, text in samples(mine)]
+
+
+def jsonl_bytes(*values: object) -> bytes:
+    return b"".join(json.dumps({"text": v}).encode() + b"\n" for v in values)
+
+
+# --- Jsonl ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_line_is_a_sample(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl_bytes("one", "zwei ü", "", "日本"))
+    assert texts(source(tmp_path)) == ["one", "zwei ü", "", "日本"]
+
+
+def test_a_missing_newline_at_the_end_loses_nothing(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl_bytes("one", "two").rstrip())
+    assert texts(source(tmp_path)) == ["one", "two"]
+
+
+def test_blank_lines_carriage_returns_and_a_byte_order_mark_are_no_faults(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\r\n\r\n  \n{"text": "two"}\r\n')
+    assert texts(source(tmp_path)) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"text": "\xff"}',
+        b'{"text": null}',
+        b'{"other": "x"}',
+        b'{"text": 3}',
+        b"[]",
+        b'{"text": "cut',
+        b'{"text": "\\ud800"}',
+    ],
+)
+def test_a_line_that_does_not_decode_is_a_sample_without_text(tmp_path, line):
+    (tmp_path / "a.jsonl").write_bytes(jsonl_bytes("one") + line + b"\n" + jsonl_bytes("two"))
+    assert texts(source(tmp_path)) == ["one", None, "two"]
+
+
+@pytest.mark.parametrize("size", [1, 7, 13, 14, 15, 64, 1000])
+def test_ranges_of_any_size_give_each_line_once(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(jsonl, "RANGE", size)
+    monkeypatch.setattr(jsonl, "_AHEAD", 5)
+    lines = ["x" * n for n in (0, 1, 2, 40, 3, 0, 90, 1)]
+    (tmp_path / "a.jsonl").write_bytes(jsonl_bytes(*lines))
+    assert texts(source(tmp_path)) == lines
+
+
+def test_a_sample_is_found_again_at_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(jsonl, "RANGE", 50)
+    (tmp_path / "a.jsonl").write_bytes(jsonl_bytes(*(f"line {i}" for i in range(20))))
+    mine = source(tmp_path)
+    found = [mine.read(b).text(s.at) for b in mine.blocks() for s in mine.read(b).samples()]
+    assert found == [f"line {i}" for i in range(20)]
+
+
+def test_an_empty_file_has_no_block_and_beside_others_does_no_harm(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"")
+    (tmp_path / "b.jsonl").write_bytes(jsonl_bytes("one"))
+    assert texts(source(tmp_path)) == ["one"]
+
+
+def test_a_line_beyond_the_limit_is_refused_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(jsonl, "RANGE", 16)
+    monkeypatch.setattr(jsonl, "MAX_WHOLE", 32)
+    monkeypatch.setattr(jsonl, "_AHEAD", 16)
+    (tmp_path / "long.jsonl").write_bytes(jsonl_bytes("x" * 500))
+    with pytest.raises(Refused, match=r"long\.jsonl") as caught:
+        samples(source(tmp_path))
+    assert caught.value.reason == "ObjectTooLarge"
+
+
+# --- compressed -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress], ids=["gz", "zst"])
+def test_a_compressed_object_is_one_block_with_the_same_samples(tmp_path, pack):
+    name = "a.jsonl.gz" if pack is gzip.compress else "a.jsonl.zst"
+    (tmp_path / name).write_bytes(pack(jsonl_bytes("one")) + pack(jsonl_bytes("two", "three")))
+    mine = source(tmp_path)
+    assert len(mine.blocks()) == 1
+    assert texts(mine) == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+@pytest.mark.parametrize("harm", ["truncated", "garbage"])
+def test_a_corrupt_archive_is_refused_by_name(tmp_path, name, harm):
+    data = (gzip.compress if name.endswith("gz") else zstandard.ZstdCompressor().compress)(jsonl_bytes(*range(500)))
+    (tmp_path / name).write_bytes(data[:-20] if harm == "truncated" else b"not an archive" * 9)
+    with pytest.raises(Refused, match=name) as caught:
+        samples(source(tmp_path))
+    assert caught.value.reason == "ObjectUnreadable"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+def test_an_archive_that_unpacks_to_more_than_the_limit_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("coxswain_data.formats.compression.MAX_WHOLE", 1 << 20)
+    data = (gzip.compress if name.endswith("gz") else zstandard.ZstdCompressor().compress)(b"0" * (3 << 20))
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(Refused, match="can only be read whole"):
+        samples(source(tmp_path))
+
+
+# --- Text -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_object_of_text_is_one_sample(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress("drei ü".encode()))
+    assert texts(source(tmp_path, "Text")) == ["one\ntwo\n", "drei ü"]
+
+
+def test_text_that_is_not_utf8_is_a_sample_without_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes("grün".encode("latin-1"))
+    assert texts(source(tmp_path, "Text")) == [None]
+
+
+# --- Parquet --------------------------------------------------------------------------------------------------------
+
+
+def parquet(path: Path, column: pa.Array, rows: int = 2, **columns: pa.Array) -> None:
+    pq.write_table(pa.table({"text": column, **columns}), path, row_group_size=rows)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.string_view()], ids=str)
+def test_a_row_group_is_a_block_whatever_the_kind_of_string(tmp_path, kind):
+    parquet(tmp_path / "a.parquet", pa.array(["one", "zwei ü", "three"], kind), other=pa.array([1, 2, 3]))
+    mine = source(tmp_path, "Parquet")
+    assert [b.ordinal for b in mine.blocks()] == [0, 1]
+    assert texts(mine) == ["one", "zwei ü", "three"]
+
+
+def test_a_dictionary_column_reads_like_a_plain_one(tmp_path):
+    parquet(tmp_path / "a.parquet", pa.array(["one", "two", "one"]).dictionary_encode())
+    assert texts(source(tmp_path, "Parquet")) == ["one", "two", "one"]
+
+
+def test_nulls_and_bad_utf8_are_samples_without_text(tmp_path):
+    broken = pa.StringArray.from_buffers(2, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"\xffa"))
+    parquet(tmp_path / "a.parquet", broken)
+    parquet(tmp_path / "b.parquet", pa.array([None, "b"], pa.string()))
+    assert texts(source(tmp_path, "Parquet")) == [None, "a", None, "b"]
+
+
+def test_a_missing_text_column_is_refused_with_the_columns_that_are_there(tmp_path):
+    pq.write_table(pa.table({"content": ["x"], "id": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(Refused, match="content, id"):
+        source(tmp_path, "Parquet").blocks()
+
+
+def test_a_text_column_of_numbers_is_refused_with_its_type(tmp_path):
+    parquet(tmp_path / "a.parquet", pa.array([1, 2]))
+    with pytest.raises(Refused, match="int64"):
+        source(tmp_path, "Parquet").blocks()
+
+
+@pytest.mark.parametrize("harm", ["truncated", "empty", "garbage"])
+def test_a_file_that_is_not_parquet_is_refused_by_name(tmp_path, harm):
+    parquet(tmp_path / "a.parquet", pa.array(["x" * 99] * 50))
+    data = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes({"truncated": data[:-30], "empty": b"", "garbage": b"PAR1" * 50}[harm])
+    with pytest.raises(Refused, match=r"a\.parquet") as caught:
+        source(tmp_path, "Parquet").blocks()
+    assert caught.value.reason == "ObjectUnreadable"
+
+
+def test_damaged_pages_are_refused_by_name(tmp_path):
+    parquet(tmp_path / "a.parquet", pa.array([f"{i}" * 50 for i in range(500)]), rows=500)
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    data[40:400] = b"\xff" * 360
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises(Refused, match=r"a\.parquet"):
+        samples(source(tmp_path, "Parquet"))
+
+
+# --- sources --------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_come_by_path_and_then_by_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(jsonl, "RANGE", 10)
+    for name in ("b/1.jsonl", "a.jsonl", "b.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(jsonl_bytes("12345678"))
+    blocks = source(tmp_path).blocks()
+    assert blocks == sorted(blocks)
+    assert [(b.path, b.ordinal) for b in blocks][1:4] == [("a.jsonl", 1), ("a.jsonl", 2), ("b.jsonl", 0)]
+
+
+@pytest.mark.parametrize(
+    ("glob", "path", "matches"),
+    [
+        ("**/*.parquet", "a.parquet", True), ("**/*.parquet", "x/y/a.parquet", True), ("*.parquet", "x/a.parquet", False),
+        ("x/*.jsonl", "x/a.jsonl", True), ("x/**", "x/y/z", True), ("", "any/thing", True), ("a?.txt", "ab.txt", True),
+        ("a?.txt", "a/.txt", False), ("a.txt", "abtxt", False),
+    ],
+)  # fmt: skip
+def test_include_is_a_glob_over_relative_paths(glob, path, matches):
+    assert bool(include_pattern(glob).fullmatch(path)) is matches
+
+
+def test_a_uri_that_does_not_exist_is_refused_by_name(tmp_path):
+    with pytest.raises(Refused, match="nowhere") as caught:
+        source(tmp_path / "nowhere")
+    assert caught.value.reason == "SourceNotFound"
+
+
+def test_a_source_without_a_matching_object_is_empty(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(Refused, match=r"none matches include '\*\.jsonl'") as caught:
+        source(tmp_path, include="*.jsonl").blocks()
+    assert caught.value.reason == "SourceEmpty"
+
+
+@pytest.mark.parametrize("format_", ["Tar", "TokenBin"])
+def test_formats_of_later_versions_are_refused_with_those_that_are_there(tmp_path, format_):
+    with pytest.raises(Refused, match="Parquet, Jsonl, Text") as caught:
+        source(tmp_path, format_)
+    assert caught.value.reason == "FormatNotSupported"
+
+
+@pytest.mark.parametrize("harm", ["rewritten", "gone"])
+def test_content_that_changed_after_indexing_is_refused_by_name(tmp_path, harm):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(jsonl_bytes("one"))
+    mine = source(tmp_path)
+    block = mine.blocks()[0]
+    assert list(mine.read(block).samples()) == [Sample(0, "one")]
+    path.unlink()
+    if harm == "rewritten":
+        path.write_bytes(jsonl_bytes("two"))
+    with pytest.raises(Refused, match=r"a\.jsonl") as caught:
+        mine.read(block)
+    assert caught.value.reason == "SourceChanged"

@@ -97,7 +97,7 @@ def _restarts(status: dict[str, Any]) -> str:
 def events(run: Run) -> Markup:
     if not run.events:
         return tag("p", "no events recorded", class_="empty")
-    began = run.events[0].time
+    began = min(e.time for e in run.events)
     return tag("table", join(_event(e, began) for e in run.events), class_="events")
 
 

@@ -126,9 +126,9 @@ class Driver:
     async def _form_world(self) -> bool:
         """The next generation, once every trainer is there and their replicas can hold the longest sequence."""
         run, job = self._run, self._run.job
-        agents = run.registry.of("trainer", job.trainers)
-        if len(agents) < job.trainers:
+        if run.registry.missing("trainer", job.trainers):
             return False
+        agents = run.registry.of("trainer", job.trainers)
         run.short = capacity_fault(job, layout_of(job, agents))
         if run.short:
             return False
@@ -137,8 +137,8 @@ class Driver:
         record = replace_world(job, number, self._author, agents, run.shares, run.manifest)
         if not await self._durably(self._log.create_generation, record):
             return True  # another coordinator was faster; look again
-        if agents != run.registry.of("trainer", job.trainers):
-            return True  # a trainer was replaced meanwhile; the record stands unused
+        if run.registry.missing("trainer", job.trainers) or agents != run.registry.of("trainer", job.trainers):
+            return True  # a trainer went or was replaced meanwhile; the record stands unused
         self._enter(Session(job, record, world_of(record, agents, vocabulary), *self._beginning()))
         return True
 

@@ -1,4 +1,4 @@
-"""JSON lines in the run directory: steps.jsonl, events.jsonl, timings.jsonl."""
+"""JSON lines in the run directory: steps.jsonl and timings.jsonl."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Journal:
 
     def __init__(self, folder: Path | None, name: str) -> None:
         self._path = None if folder is None else folder / name
-        if self._path is not None:
-            _end_torn_line(self._path)
+        if self._path is not None and self._path.exists():
+            _drop_torn_line(self._path)
 
     def append(self, value: Any) -> None:
         if self._path is not None:
@@ -22,11 +22,8 @@ class Journal:
                 file.write(msgspec.json.encode(value) + b"\n")
 
 
-def _end_torn_line(path: Path) -> None:
-    """A killed writer may leave half a line; closing it keeps the next one whole, and readers skip what does not parse."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        if file.tell() > 0:
-            file.seek(-1, 2)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
+def _drop_torn_line(path: Path) -> None:
+    """A killed writer may leave half a line behind the last line end."""
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        file.truncate(data.rfind(b"\n") + 1)

@@ -16,18 +16,21 @@ class Registry:
 
     def __init__(self) -> None:
         self._members: dict[tuple[Role, str], Register] = {}
+        self._awaited: set[tuple[Role, str]] = set()
 
     def register(self, member: Register) -> Arrival:
         """Idempotent by instance. Raises Refused for a name that does not end in a number."""
         index_of(member.name)
         before = self._members.get((member.role, member.name))
         self._members[member.role, member.name] = member
+        self._awaited.discard((member.role, member.name))
         if before is None:
             return "new"
         return "same" if before.instance == member.instance else "replaced"
 
-    def knows(self, instance: str) -> bool:
-        return any(m.instance == instance for m in self._members.values())
+    def expect_again(self, role: Role) -> None:
+        """From now on members of this role are missing until they register again."""
+        self._awaited |= {key for key in self._members if key[0] == role}
 
     def of(self, role: Role, count: int | None = None) -> list[Register]:
         """Members of a role by index; with `count` only the indices below it."""
@@ -35,8 +38,8 @@ class Registry:
         return [m for m in found if count is None or index_of(m.name) < count]
 
     def missing(self, role: Role, count: int) -> list[str]:
-        """Names of the first `count` members of a role that have not registered."""
-        here = {m.name for m in self.of(role)}
+        """Names of the first `count` members of a role that have not registered (again)."""
+        here = {m.name for m in self.of(role) if (role, m.name) not in self._awaited}
         return [name for i in range(count) if (name := f"{role}-{i}") not in here]
 
     def loader_addresses(self) -> tuple[LoaderAddress, ...]:

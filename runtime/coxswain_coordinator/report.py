@@ -30,7 +30,7 @@ def job_report(run: Run) -> JobReport:
         phase=phase_of(run),
         generation=run.generation,
         step=step,
-        steps=end,
+        steps=run.job.total_steps,
         tokens=_tokens(run),
         loss=last.loss if last else None,
         tokens_per_second=tokens_per_second(run.recent),

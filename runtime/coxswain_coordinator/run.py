@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coxswain.config import JobConfig
-from coxswain.errors import Refused, Stale
+from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain.planlog import LoaderShare
 from coxswain.wire import (
@@ -44,7 +44,7 @@ class Run:
     def __init__(self, job: JobConfig, metrics: Metrics, run_dir: Path | None, clock: Callable[[], float]) -> None:
         self.job, self.metrics, self.clock = job, metrics, clock
         self.bell, self.registry = Bell(), Registry()
-        self.events = EventBook(Journal(run_dir, "events.jsonl"), f"TrainingJob/{job.name}")
+        self.events = EventBook(clock)
         self.steps, self.timings = Journal(run_dir, "steps.jsonl"), Journal(run_dir, "timings.jsonl")
         self.shares: tuple[LoaderShare, ...] = ()
         self.indexed: dict[tuple[str, int], Indexed] = {}
@@ -55,6 +55,7 @@ class Run:
         self.session: Session | None = None
         self.recent: deque[StepLine] = deque(maxlen=20)
         self.best = 0  # the highest step ever closed in this process, plus one
+        self.losses = 0  # worlds lost so far
         self.failures = 0  # of successive worlds, without progress
         self.stop: StopRequest | None = None
         self.fault: Fault | None = None
@@ -79,11 +80,6 @@ class Run:
         self.bell.ring()
         return Registered(self.generation)
 
-    def recognise(self, instance: str) -> None:
-        """Raises Stale for a service that this coordinator does not know (it has restarted since): it registers again."""
-        if instance and not self.registry.knows(instance):
-            raise Stale("the coordinator has restarted and does not know this process; register again")
-
     def add_indexed(self, part: Indexed) -> None:
         if part.fault is not None:
             self.fail(part.fault)
@@ -107,7 +103,9 @@ class Run:
 
     def live(self, generation: int) -> Session:
         """The session that a message of this generation is for. Raises Stale when it is another one."""
-        if self.session is None or generation != self.generation:
+        if self.session is None:
+            raise Retryable("there is no world yet; the coordinator has just started")
+        if generation != self.generation:
             raise Stale(f"generation {generation} is not the current one ({self.generation})")
         return self.session
 
@@ -158,9 +156,15 @@ class Run:
             )
 
     def lose(self, why: str) -> None:
-        """The current world cannot go on; the driver replaces it."""
+        """The current world cannot go on; the driver replaces it once every trainer has registered again.
+
+        Agents register before each poll of the world, and polls are cut short by a loss, so the living are there at once,
+        and no world is formed with the dead.
+        """
         if self.session is not None and not self.session.lost and not self.session.saved_end:
             self.session.lost = why
+            self.losses += 1
+            self.registry.expect_again("trainer")
 
     def fail(self, fault: Fault) -> None:
         """The first fault counts."""
@@ -173,4 +177,4 @@ class Run:
         self.bell.ring()
 
     def note(self, reason: str, message: str, warning: bool = False) -> None:
-        self.events.add(self.clock(), reason, message, warning)
+        self.events.add(reason, message, warning)

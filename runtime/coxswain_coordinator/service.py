@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from aiohttp import web
 
@@ -74,14 +74,16 @@ class Calls:
 
     async def world(self, request: web.Request, _: None) -> World | None:
         after = int(request.query.get("after", "0"))
-        self._check_ended()
-        self._run.recognise(request.query.get("instance", ""))
+        losses = self._run.losses
 
-        def newer() -> World | None:
+        def news() -> World | Literal[True] | None:
             session = self._run.session
-            return session.world if session and session.record.generation > after else None
+            if session and session.record.generation > after:
+                return session.world
+            return True if self._run.losses != losses else None  # cut short: the agent is to register again
 
-        return await self._wait(request, newer)
+        found = await self._wait(request, news)
+        return found if isinstance(found, World) else None
 
     async def meet(self, _: web.Request, body: Rendezvous) -> None:
         self._run.live(body.generation).rendezvous = body

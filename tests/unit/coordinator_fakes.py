@@ -32,7 +32,7 @@ from coxswain_coordinator.coordinator import Coordinator
 from coxswain_link.http import AsyncClient, Ended
 from coxswain_link.store import Store, open_store
 
-TOKEN = "secret"  # noqa: S105
+TOKEN = "secret"
 BLOCKS, SAMPLES = 6, 20
 
 
@@ -147,12 +147,14 @@ class Cluster:
 
     async def _agent(self, index: int) -> None:
         name = f"trainer-{index}"
-        await self.register("trainer", name, self.job.devices_per_trainer)
         workers: list[asyncio.Task[None]] = []
         generation = 0
         try:
             while True:
-                world = await self._worlds(generation)
+                await self.register("trainer", name, self.job.devices_per_trainer)
+                world = await self.client.get("/v1/world", wire.World, after=generation, wait=5)
+                if world is None:
+                    continue
                 await _cancel(workers)
                 generation = world.generation
                 seats = [s for s in world.seats if s.device.trainer == index]

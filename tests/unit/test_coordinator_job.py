@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from tests.unit.coordinator_fakes import cluster, make_job

@@ -130,6 +130,11 @@ def _neediest(active: list[SourceCursor], weights: Mapping[str, int]) -> str:
 
 
 def _weights(mix: MixConfig, phase: int) -> dict[str, int]:
+    if phase > len(mix.phases):
+        raise Refused(
+            "PhasesRemoved",
+            f"mix.phases has {len(mix.phases)} entries and phase {phase} has begun; phases that have begun must stay",
+        )
     if phase == 0:
         return {s.name: s.weight for s in mix.sources}
     return {s.name: mix.phases[phase - 1].weights.get(s.name, 0) for s in mix.sources}

@@ -1,0 +1,178 @@
+"""The block index: the same for any number of loaders, reused, and strict about what it leaves out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from coxswain.config import MixConfig, SourceConfig, TokenizerConfig
+from coxswain.errors import Refused
+from coxswain.index import decode, object_key
+from coxswain.membership.types import Sequence
+from coxswain.planlog import LoaderShare
+from coxswain.wire import Indexed
+from coxswain_data import indexer
+from coxswain_data.formats import jsonl
+from coxswain_data.local import LocalData, materialise
+from coxswain_data.source import Source
+from coxswain_data.tokenizer import BytesTokenizer
+from coxswain_link.store import Store, open_store
+
+DOCUMENTS = [f"document {i} " + "x" * (i * 37 % 101) for i in range(60)]
+
+
+def config(folder: Path, format_: str = "Jsonl", **fields: object) -> SourceConfig:
+    return SourceConfig(
+        name="mine", source="mine", uri=folder.as_uri(), format=format_, include="**", text_field="text",
+        tokenizer=TokenizerConfig(kind="bytes"), weight=1, **fields,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store((tmp_path / "runs").as_uri(), create=True)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three Jsonl files of several blocks each."""
+    monkeypatch.setattr(jsonl, "RANGE", 300)
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for part in range(3):
+        lines = [json.dumps({"text": d}) for d in DOCUMENTS[part * 20 : part * 20 + 20]]
+        (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def indexed(folder: Path, store: Store, share: int = 0, shares: int = 1, **fields: object) -> Indexed:
+    return indexer.index_share(
+        Source(config(folder, **fields)), BytesTokenizer(), store, LoaderShare("l", "mine", share, shares)
+    )
+
+
+def write_lines(folder: Path, *lines: bytes) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    return folder
+
+
+def test_the_index_counts_every_document_and_its_tokens(corpus, store):
+    blocks = indexed(corpus, store).blocks
+    assert sum(b.samples for b in blocks) == len(DOCUMENTS)
+    assert sum(b.tokens for b in blocks) == sum(len(d) + 1 for d in DOCUMENTS)
+    assert len(blocks) > 9
+
+
+@pytest.mark.parametrize("shares", [2, 3, 7])
+def test_any_number_of_loaders_gives_the_same_index(corpus, store, tmp_path, shares):
+    whole = indexed(corpus, store).blocks
+    other = open_store((tmp_path / "other").as_uri(), create=True)
+    parts = [indexed(corpus, other, i, shares).blocks for i in range(shares)]
+    assert sorted(b for p in parts for b in p) == list(whole)
+    assert [other.get(object_key(b.key)) for b in whole] == [store.get(object_key(b.key)) for b in whole]
+
+
+def test_a_second_job_over_the_same_data_reads_none_of_it(corpus, store, monkeypatch):
+    first = indexed(corpus, store)
+    monkeypatch.setattr(Source, "read", lambda self, entry: pytest.fail(f"read {entry}"))
+    assert indexed(corpus, store) == first
+
+
+def test_a_torn_index_object_is_built_again(corpus, store):
+    first = indexed(corpus, store)
+    key = object_key(first.blocks[1].key)
+    whole = store.get(key)
+    store.put(key, whole[: len(whole) // 2])
+    assert indexed(corpus, store) == first
+    assert len(decode(store.get(key)).at) == first.blocks[1].samples
+
+
+def test_more_loaders_than_blocks_leave_some_without_work(tmp_path, store):
+    folder = write_lines(tmp_path / "c", b'{"text": "one"}')
+    assert [sum(b.samples for b in indexed(folder, store, i, 3).blocks) for i in range(3)] == [1, 0, 0]
+
+
+def test_rejected_samples_are_counted_and_not_indexed(tmp_path, store):
+    folder = write_lines(tmp_path / "c", b'{"text": "one"}', b"no json", b'{"text": "two"}', b'{"text": null}')
+    block = indexed(folder, store, max_rejected=2).blocks[0]
+    assert (block.samples, block.rejected) == (2, 2)
+    assert indexed(folder, store, max_rejected=2).blocks[0] == block  # from the store, the count included
+
+
+def test_more_rejected_samples_than_allowed_refuse_the_source_and_name_the_first(tmp_path, store):
+    folder = write_lines(tmp_path / "c", b'{"text": "one"}', b"no json", b'{"text": null}')
+    with pytest.raises(
+        Refused, match=r"2 samples .* 1 are allowed.*a\.jsonl at byte 16; .*at byte 24.*maxRejected"
+    ) as caught:
+        indexed(folder, store, max_rejected=1)
+    assert caught.value.reason == "TooManyRejected"
+
+
+def test_rejected_rows_of_parquet_are_named_by_row_group(tmp_path, store):
+    (tmp_path / "c").mkdir()
+    pq.write_table(pa.table({"text": ["a", "b", "c", None]}), tmp_path / "c" / "a.parquet", row_group_size=2)
+    with pytest.raises(Refused, match="row 1 of row group 1"):
+        indexed(tmp_path / "c", store, format_="Parquet")
+
+
+def test_documents_without_text_are_left_out_and_not_counted_as_rejected(tmp_path, store):
+    block = indexed(write_lines(tmp_path / "c", b'{"text": ""}', b'{"text": "x"}'), store).blocks[0]
+    assert (block.samples, block.rejected, block.tokens) == (1, 0, 2)
+
+
+def test_a_source_with_nothing_to_read_is_empty(tmp_path, store):
+    with pytest.raises(Refused, match="no readable sample") as caught:
+        indexed(write_lines(tmp_path / "c", b'{"text": ""}'), store)
+    assert caught.value.reason == "SourceEmpty"
+
+
+def test_the_same_content_read_in_another_way_has_another_index(tmp_path, store):
+    folder = write_lines(tmp_path / "c", b'{"text": "one", "title": "two words"}')
+    other = indexer.index_share(
+        Source(msgspec.structs.replace(config(folder), text_field="title")),
+        BytesTokenizer(),
+        store,
+        LoaderShare("l", "mine", 0, 1),
+    )
+    assert indexed(folder, store).blocks[0].key != other.blocks[0].key
+    assert other.blocks[0].tokens == len("two words") + 1
+
+
+def local(folder: Path, store: Store) -> LocalData:
+    return LocalData(MixConfig(name="m", seed=1, sources=(config(folder),)), store)
+
+
+def test_one_process_reads_the_documents_that_the_index_names(corpus, store):
+    whole = [Sequence("mine", 0, i, 0, len(d) + 1, len(d) + 1) for i, d in enumerate(DOCUMENTS)]
+    got = materialise(local(corpus, store), whole)
+    assert [g.tolist() for g in got] == [[*d.encode(), 256] for d in DOCUMENTS]
+
+
+def test_a_piece_of_a_sample_is_that_part_of_its_tokens(corpus, store):
+    length = len(DOCUMENTS[7]) + 1
+    got = local(corpus, store).tokens(Sequence("mine", 0, 7, 3, 10, length))
+    assert bytes(got.tolist()).decode() == DOCUMENTS[7][3:10]
+
+
+@pytest.mark.parametrize("harm", [lambda p: p.unlink(), lambda p: p.write_text('{"text": "another"}\n')])
+def test_content_that_changed_under_a_run_is_refused_by_name(corpus, store, harm: Callable[[Path], object]):
+    data = local(corpus, store)
+    data.blocks("mine")
+    harm(corpus / "0.jsonl")
+    with pytest.raises(Refused, match=r"0\.jsonl") as caught:
+        data.tokens(Sequence("mine", 0, 0, 0, 5, len(DOCUMENTS[0]) + 1))
+    assert caught.value.reason == "SourceChanged"
+
+
+def test_an_index_that_was_removed_is_refused_with_the_way_out(corpus, store):
+    data = local(corpus, store)
+    store.delete(object_key(data.blocks("mine")[0].key))
+    with pytest.raises(Refused, match="start the run again"):
+        data.tokens(Sequence("mine", 0, 0, 0, 5, len(DOCUMENTS[0]) + 1))

@@ -8,11 +8,12 @@ from typing import Literal
 
 import msgspec
 
+from coxswain.api.presets import PRESETS
 from coxswain.config import ModelConfig
 from coxswain.errors import Refused
 
 SHIPPED = ("a100-40g", "a100-80g", "cpu", "h100-80g")
-# ByteScale's evaluation (its section 6): grouped-query attention with 8 groups in all of them.
+# ByteScale's evaluation: grouped-query attention with 8 groups in all of them, unlike the presets of the same names.
 MODELS = {
     "llama-7b": ModelConfig(layers=32, hidden=4096, heads=32, kv_heads=8, feed_forward=11008, vocabulary=32000),
     "llama-13b": ModelConfig(layers=40, hidden=5120, heads=40, kv_heads=8, feed_forward=13824, vocabulary=32000),
@@ -53,26 +54,24 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def load_constants(name_or_path: str, model: str = "llama-7b") -> Constants:
     """Constants of a named model. A file may also hold plain Constants, which then are those of any model."""
-    return _constants(name_or_path, MODELS.get(model), model)
+    loaded = _load(name_or_path)
+    if isinstance(loaded, Constants):
+        return loaded
+    if model in loaded.models:
+        return loaded.models[model]
+    shapes = {str(name): shape for name, shape in PRESETS.items()} | MODELS
+    if model not in shapes:
+        known = ", ".join(sorted({*shapes, *loaded.models}))
+        raise Refused(
+            "UnknownModel", f"model {model!r}: not known; use one of {known}, or a hardware file with constants"
+        )
+    return scaled(loaded.rates, shapes[model])
 
 
 def constants_for(hardware: str, model: ModelConfig) -> Constants:
-    """Constants of a model given by its shape; those of the file where it knows the preset."""
-    return _constants(hardware, model, model.preset)
-
-
-def _constants(hardware: str, shape: ModelConfig | None, name: str) -> Constants:
+    """Constants of a job's model, from its shape: a preset's name may stand for another shape in a constants file."""
     loaded = _load(hardware)
-    if isinstance(loaded, Constants):
-        return loaded
-    if name in loaded.models:
-        return loaded.models[name]
-    if shape is None:
-        known = ", ".join(sorted({*MODELS, *loaded.models}))
-        raise Refused(
-            "UnknownModel", f"model {name!r}: not known; use one of {known}, or a hardware file with constants"
-        )
-    return scaled(loaded.rates, shape)
+    return loaded if isinstance(loaded, Constants) else scaled(loaded.rates, model)
 
 
 def scaled(rates: Rates, model: ModelConfig) -> Constants:

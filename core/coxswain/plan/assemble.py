@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+
+import msgspec
+
 from coxswain.plan.chunks import ring_slices
 from coxswain.plan.problem import Draft, Problem
 from coxswain.plan.simulate import simulate
@@ -43,3 +47,8 @@ def one_sequence_a_ring(drafts: list[Draft]) -> list[Draft]:
         for d in drafts
         for part in ([(i,) for i in d.sequences] if len(d.members) > 1 else [d.sequences])
     ]
+
+
+def digest(placement: Placement) -> str:
+    """Names the tasks: equal on all ranks that follow the same plan."""
+    return "sha256:" + hashlib.sha256(msgspec.json.encode(placement.tasks)).hexdigest()

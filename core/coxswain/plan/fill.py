@@ -33,10 +33,11 @@ class Bins:
 
 @dataclass(frozen=True, slots=True)
 class Poured:
-    """Per sequence, in the order given: its bin, and the number of its pack within the bin."""
+    """Per sequence, in the order given: its bin, and the number of its pack within the bin. Per bin its level afterwards."""
 
     bin: Ints
     pack: Ints
+    level: Floats
 
 
 def pour(problem: Problem, lengths: Ints, bins: Bins) -> Poured:
@@ -60,7 +61,7 @@ def pour(problem: Problem, lengths: Ints, bins: Bins) -> Poured:
         level[chosen] += (cost[now] + problem.cost.task * fresh) / speed[chosen]
         where[now], pack[now] = chosen, at
         done += chosen.size
-    return Poured(where, pack)
+    return Poured(where, pack, level)
 
 
 def _round(level: Floats, limit: Floats, seconds: Floats, most: int) -> Ints:

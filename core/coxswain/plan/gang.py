@@ -1,4 +1,4 @@
-"""Rings onto replicas: each ring needs all its members at once, so the longest go first, and one that would stick out is widened."""
+"""Rings onto replicas: a ring needs all its members at once, so the longest go first, and one that would stick out is widened."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ class Gang:
 
 
 def place_rings(problem: Problem, sequences: Ints, degrees: Ints, target: float) -> Gang:
-    """Longest duration first; each ring starts as soon as its members can, and gets more of them if it would end after the target."""
+    """Longest duration first, each as soon as its members can; a ring that would end after the target gets more of them."""
     seconds = _seconds(problem, problem.lengths[sequences], degrees)
     ground = Ground(problem)
     flat = ground.loads.reshape(-1)
     rings: list[Ring] = []
     gaps: list[tuple[int, float, float]] = []
     for k in np.lexsort((sequences, -degrees, -seconds)).tolist():
-        members, stop = _place(problem, ground, int(problem.lengths[sequences[k]]), int(degrees[k]), float(seconds[k]), target)
+        members, stop = _place(
+            problem, ground, int(problem.lengths[sequences[k]]), int(degrees[k]), float(seconds[k]), target
+        )
         before = flat[members]
         start, names = float(before.max()), tuple(members.tolist())
         gaps += [(r, free, start) for r, free in zip(names, before.tolist(), strict=True) if free < start]

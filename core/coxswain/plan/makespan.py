@@ -1,72 +1,109 @@
 """Makespan: every long sequence gets just enough replicas to end within a target time, short ones fill what is left.
 
-The target is searched over a few factors of the lower bound; each trial schedules the rings and estimates by water-filling
-how far the packs would rise. Counts of trials, never seconds, limit the search, so the same input gives the same plan.
+The target is searched over a few factors of the lower bound; each trial places rings and packs whole. Counts of trials, never
+seconds, limit the search, so the same input gives the same plan.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from coxswain.cost.model import Floats
 from coxswain.plan.degrees import least_degrees
-from coxswain.plan.fill import Bins, Ints, pour, water_level
+from coxswain.plan.fill import Bins, Poured, pour, water_level
 from coxswain.plan.gang import Gang, place_rings
+from coxswain.plan.ground import Ints
 from coxswain.plan.problem import Draft, Problem
 
-TARGETS = (1.0, 1.03, 1.08, 1.2)  # times the lower bound
+TARGETS = (1.0, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6, 2.0)  # times the lower bound
+SHELVES = (1, 2, 3, 4)  # rings of a target's half, third, quarter stack up to it where whole ones lie badly
+CLOSE = 1.012  # times the target: near enough to stop
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Where everything goes for one target, and when the last replica is done."""
+
+    gang: Gang
+    bins: Bins
+    poured: Poured
+    makespan: float
 
 
 def makespan(problem: Problem) -> list[Draft]:
     order = np.argsort(-problem.lengths, kind="stable")
     count = int((problem.lengths > problem.capacity).sum())
     long, short = order[:count], order[count:]
-    trials = [
-        _trial(problem, long, short, factor * problem.lower_bound()) for factor in (TARGETS if count else TARGETS[:1])
-    ]
-    level, gang = min(trials, key=lambda trial: trial[0])
-    return _schedule(problem, gang, short, level)
+    trial = _search(problem, long, short)
+    tasks = _rings(trial.gang) + _packs(problem, trial, short)
+    tasks.sort(key=lambda task: (task[0], -len(task[1].members), task[1].members[0]))
+    return [draft for _, draft in tasks]
 
 
-def _trial(problem: Problem, long: Ints, short: Ints, target: float) -> tuple[float, Gang]:
-    """Rings for one target, and the makespan to expect of them."""
-    reference = float(np.median(problem.speeds))
-    degrees = least_degrees(problem, problem.lengths[long], target * reference)
+def _search(problem: Problem, long: Ints, short: Ints) -> Trial:
+    """The best trial. A target above what has been reached already cannot help, so most steps need just one."""
+    bound = problem.lower_bound()
+    best = _trial(problem, long, short, bound, bound)
+    for target in TARGETS:
+        for shelves in SHELVES:
+            if best.makespan <= target * bound * CLOSE or not long.size:
+                return best
+            other = _trial(problem, long, short, target * bound, target * bound / shelves)
+            best = min(best, other, key=lambda trial: trial.makespan)
+    return best
+
+
+def _trial(problem: Problem, long: Ints, short: Ints, target: float, duration: float) -> Trial:
+    """Rings no longer than `duration` where they can, all to end by `target`; then the packs."""
+    usual = float(np.median(problem.speeds))
+    degrees = least_degrees(problem, problem.lengths[long], duration * usual)
     gang = place_rings(problem, long, degrees, target)
-    lengths = problem.lengths[short]
+    bins = _bins(problem, gang, problem.lengths[short])
+    poured = pour(problem, problem.lengths[short], bins)
+    return Trial(gang, bins, poured, float(poured.level[: problem.replicas].max()))
+
+
+def _bins(problem: Problem, gang: Gang, lengths: Ints) -> Bins:
+    """Every replica's tail first, then the gaps that could hold the shortest sequence."""
     packs = -(-int(lengths.sum()) // problem.capacity)
     work = float(problem.cost.work_seconds(lengths).sum()) + packs * problem.cost.task
-    return max(water_level(gang.loads, problem.speeds, work), float(gang.loads.max(initial=0.0))), gang
-
-
-def _schedule(problem: Problem, gang: Gang, short: Ints, level: float) -> list[Draft]:
-    """Rings and packs in the order in which they start."""
-    bins = _bins(problem, gang, level, int(problem.lengths.min(initial=1)))
-    poured = pour(problem, problem.lengths[short], bins)
-    timed = [(ring.start, -len(ring.members), Draft(ring.members, (ring.sequence,))) for ring in gang.rings]
-    order = np.lexsort((poured.pack, poured.bin))
-    bin_, pack = poured.bin[order], poured.pack[order]
-    cuts = np.flatnonzero((np.diff(bin_) != 0) | (np.diff(pack) != 0)) + 1
-    work = problem.cost.work_seconds(problem.lengths[short])[order]
-    clock: dict[int, float] = {}
-    names = short[order].tolist()
-    edges = [0, *cuts.tolist(), len(names)] if names else []
-    totals = np.add.reduceat(work, edges[:-1]).tolist() if names else []
-    for a, b, seconds in zip(edges[:-1], edges[1:], totals, strict=True):
-        at = int(bin_[a])
-        replica = int(bins.replica[at])
-        start = clock.get(at, float(bins.start[at]))
-        clock[at] = start + (seconds + problem.cost.task) / float(problem.speeds[replica])
-        timed.append((start, -1, Draft((replica,), tuple(names[a:b]))))
-    timed.sort(key=lambda t: (t[0], t[1], t[2].members[0]))
-    return [draft for _, _, draft in timed]
-
-
-def _bins(problem: Problem, gang: Gang, level: float, shortest: int) -> Bins:
-    """Every replica's tail, and the gaps that can hold at least the shortest sequence."""
-    least = problem.cost.pack_seconds([shortest])
+    level = max(water_level(gang.loads, problem.speeds, work), float(gang.loads.max()))
+    least = problem.cost.pack_seconds(lengths[-1:])
     gaps = [g for g in gang.gaps if (g[2] - g[1]) * problem.speeds[g[0]] >= least]
-    replica = np.array([*range(problem.replicas), *(g[0] for g in gaps)], dtype=np.int64)
-    start = np.array([*gang.loads.tolist(), *(g[1] for g in gaps)])
-    level_ = np.array([*gang.loads.tolist(), *(level - (g[2] - g[1]) for g in gaps)])
-    limit = np.array([np.inf] * problem.replicas + [level] * len(gaps))
-    return Bins(replica, level_, limit, start)
+    return Bins(
+        replica=np.array([*range(problem.replicas), *(r for r, _, _ in gaps)], dtype=np.int64),
+        start=np.array([*gang.loads.tolist(), *(start for _, start, _ in gaps)]),
+        level=np.array([*gang.loads.tolist(), *(level - (stop - start) for _, start, stop in gaps)]),
+        limit=np.array([np.inf] * problem.replicas + [level] * len(gaps)),
+    )
+
+
+def _rings(gang: Gang) -> list[tuple[float, Draft]]:
+    return [(ring.start, Draft(ring.members, (ring.sequence,))) for ring in gang.rings]
+
+
+def _packs(problem: Problem, trial: Trial, short: Ints) -> list[tuple[float, Draft]]:
+    """The packs with their starts: those of a bin follow each other from the bin's start on."""
+    if not short.size:
+        return []
+    order = np.lexsort((trial.poured.pack, trial.poured.bin))
+    bins, packs, names = trial.poured.bin[order], trial.poured.pack[order], short[order].tolist()
+    first = np.concatenate([[0], np.flatnonzero((np.diff(bins) != 0) | (np.diff(packs) != 0)) + 1])
+    seconds = np.add.reduceat(problem.cost.work_seconds(problem.lengths[short])[order], first) + problem.cost.task
+    replicas = trial.bins.replica[bins[first]]
+    seconds /= problem.speeds[replicas]
+    starts = trial.bins.start[bins[first]] + _before(seconds, bins[first])
+    edges = [*first.tolist(), len(names)]
+    return [
+        (start, Draft((replica,), tuple(names[a:b])))
+        for start, replica, a, b in zip(starts.tolist(), replicas.tolist(), edges[:-1], edges[1:], strict=True)
+    ]
+
+
+def _before(seconds: Floats, groups: Ints) -> Floats:
+    """Sum of the earlier entries of the same group; equal groups lie together."""
+    total = np.cumsum(seconds) - seconds
+    fresh = np.concatenate([[True], np.diff(groups) != 0])
+    return total - total[np.maximum.accumulate(np.where(fresh, np.arange(groups.size), 0))]

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from coxswain.plan.naive import best_fit
 from coxswain.plan.problem import Draft, Problem
 
 
 def static(problem: Problem) -> list[Draft]:
-    """Best-fit packs of CP x C tokens, dealt to the DP groups in turn; every sequence is cut over the whole group."""
+    """Packs of CP x C tokens, filled in the order of the data and dealt to the DP groups in turn.
+
+    Every sequence is cut over the whole group, all those of a pack in one ring.
+    """
     longest = int(problem.lengths.max(initial=1))
     cp = _least_divisor(-(-longest // problem.capacity), problem.replicas)
     groups = problem.replicas // cp
-    packs = best_fit(problem.lengths.tolist(), list(range(problem.lengths.size)), cp * problem.capacity)
+    packs = _next_fit(problem.lengths.tolist(), cp * problem.capacity)
     members = np.arange(groups * cp).reshape(groups, cp).tolist()
     return [Draft(tuple(members[k % groups]), pack) for k, pack in enumerate(packs)]
+
+
+def _next_fit(lengths: list[int], capacity: int) -> list[tuple[int, ...]]:
+    packs: list[list[int]] = []
+    room = 0
+    for i, s in enumerate(lengths):
+        if s > room:
+            packs.append([])
+            room = capacity
+        packs[-1].append(i)
+        room -= s
+    return [tuple(pack) for pack in packs]
 
 
 def _least_divisor(least: int, total: int) -> int:

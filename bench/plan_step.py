@@ -1,0 +1,88 @@
+"""Step placement against its lower bound and its rivals, on length sets like those of the literature (design 04, targets).
+
+    python bench/plan_step.py [--replicas 64,256,1024] [--seeds 20] [--balances makespan,static,naive]
+
+Prints one JSON object, then one line of text per set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from statistics import median
+
+import numpy as np
+
+from coxswain.cost import CostModel, load_constants
+from coxswain.plan.balances import plan, planner
+from coxswain.plan.lengths import draw_lengths
+from coxswain.plan.problem import pose
+from coxswain.plan.simulate import drafts_of, ring_bytes, simulate
+
+K = 1024
+SETS = tuple((name, context) for name in ("wikipedia", "github", "byted") for context in (256 * K, K * K, 2 * K * K))
+CAPACITY = 8 * K
+TOKENS_PER_REPLICA = 32 * K  # 32M tokens at 1,024 replicas; other numbers scale the tokens
+
+
+def measure(name: str, context: int, replicas: int, seed: int, balances: list[str], slow: float) -> dict[str, float]:
+    """One step planned by every balance."""
+    lengths = draw_lengths(name, context=context, tokens=TOKENS_PER_REPLICA * replicas, seed=seed)
+    speeds = None if slow == 1 else [1 / slow] + [1.0] * (replicas - 1)
+    given = {
+        "replicas": replicas, "capacity": CAPACITY, "cost": CostModel(load_constants("h100-80g")), "speeds": speeds,
+        "max_degree": replicas, "node_size": 8,
+    }  # fmt: skip
+    problem, row = pose(lengths, **given), {}
+    for balance in balances:
+        begin = time.perf_counter()
+        placement = plan(balance, lengths, **given)
+        row[f"{balance}_planner_seconds"] = time.perf_counter() - begin
+        row[balance] = simulate(problem, drafts_of(placement)).makespan
+        row[f"{balance}_over_bound"] = row[balance] / placement.lower_bound_seconds
+        row[f"{balance}_bytes_between"] = ring_bytes(problem, drafts_of(placement))[1]
+        row[f"{balance}_idle"] = placement.idle_fraction
+    return row
+
+
+def summarise(rows: list[dict[str, float]], balances: list[str]) -> dict[str, float]:
+    ours = balances[0]
+    out = {
+        "over_bound_median": median(r[f"{ours}_over_bound"] for r in rows),
+        "over_bound_worst": max(r[f"{ours}_over_bound"] for r in rows),
+        "idle_median": median(r[f"{ours}_idle"] for r in rows),
+        "planner_p95_seconds": float(np.percentile([r[f"{ours}_planner_seconds"] for r in rows], 95)),
+    }
+    for rival in balances[1:]:
+        out[f"{rival}_over_{ours}"] = median(r[rival] / r[ours] for r in rows)
+        out[f"bytes_between_over_{rival}"] = median(
+            r[f"{ours}_bytes_between"] / max(1.0, r[f"{rival}_bytes_between"]) for r in rows
+        )
+    return {k: round(v, 4) for k, v in out.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replicas", default="64,256,1024")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--balances", default="makespan,static,naive")
+    parser.add_argument("--slow", type=float, default=1.0, help="replica 0 is this many times slower")
+    args = parser.parse_args()
+    balances = args.balances.split(",")
+    [planner(b) for b in balances]
+    results = []
+    for replicas in map(int, args.replicas.split(",")):
+        for name, context in SETS:
+            if context > CAPACITY * replicas:
+                continue  # more than all replicas can hold
+            rows = [measure(name, context, replicas, seed, balances, args.slow) for seed in range(args.seeds)]
+            results.append({"replicas": replicas, "set": name, "context": context, **summarise(rows, balances)})
+            text = ", ".join(f"{k} {v}" for k, v in list(results[-1].items())[3:])
+            print(f"N={replicas} {name} {context // K}K: {text}", file=sys.stderr, flush=True)
+    print(json.dumps({"bench": "plan_step", "seeds": args.seeds, "slow": args.slow, "results": results}))
+
+
+if __name__ == "__main__":
+    main()

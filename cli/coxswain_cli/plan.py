@@ -1,0 +1,131 @@
+"""`cox plan step`: places one step's sequences on replicas, and says how good the placement is."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from coxswain.cost import CostModel, load_constants
+from coxswain.errors import Refused
+from coxswain.exits import Exit
+from coxswain.plan.assemble import assemble, digest
+from coxswain.plan.balances import BALANCES, planner
+from coxswain.plan.problem import Problem, pose
+from coxswain.plan.simulate import drafts_of, ring_bytes
+from coxswain.plan.types import Placement
+
+
+def step_command(
+    lengths: Annotated[Path, typer.Option(help="Sequence lengths: a JSON array of integers, or one a line.")],
+    replicas: Annotated[int, typer.Option(help="Number of replicas.")],
+    capacity: Annotated[int, typer.Option(help="Tokens that one replica holds in one task.")],
+    balance: Annotated[str, typer.Option(help=f"One of {', '.join(BALANCES)}.")] = "makespan",
+    model: Annotated[str, typer.Option(help="Model that the constants are for.")] = "llama-7b",
+    hardware: Annotated[str, typer.Option(help="Shipped constants by name, or a file.")] = "h100-80g",
+    node_size: Annotated[int, typer.Option(help="Replicas on one node.")] = 8,
+    speeds: Annotated[
+        Path | None, typer.Option(help="Speed of each replica, as --lengths; 1 is the cost model's.")
+    ] = None,
+    max_degree: Annotated[int, typer.Option(help="Most replicas for one sequence; 0: all.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="Write the plan here instead of to standard output.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the JSON, no table.")] = False,
+) -> None:
+    """Plan one step and judge the plan; exit 2 with the reason if it cannot be planned."""
+    try:
+        problem = pose(
+            _numbers(lengths, "lengths", int),
+            replicas=replicas,
+            capacity=capacity,
+            cost=CostModel(load_constants(hardware, model)),
+            speeds=None if speeds is None else _numbers(speeds, "speeds", float),
+            max_degree=max_degree or max(1, replicas),
+            node_size=node_size,
+        )
+        begin = time.perf_counter()
+        placement = assemble(problem, balance.lower(), planner(balance)(problem))
+        took = time.perf_counter() - begin
+        _write(output, json.dumps(_report(problem, placement, took)))
+    except Refused as refused:
+        print(f"{refused.reason}: {refused.message}", file=sys.stderr)
+        raise typer.Exit(Exit.USER_FAULT) from None
+    if not as_json:
+        _table(problem, placement, took)
+
+
+def _numbers(path: Path, option: str, type_: type[int] | type[float]) -> list[Any]:
+    """A JSON array, or numbers separated by white space; the place of the first bad one is named."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(
+            "BadFile", f"--{option} {path}: {error}; give a JSON array of numbers or one number a line"
+        ) from None
+    words = re.split(r"[\s,]+", text.strip().removeprefix("[").removesuffix("]").strip())
+    numbers = []
+    for place, word in enumerate(w for w in words if w):
+        try:
+            numbers.append(type_(word))
+        except ValueError:
+            want = "an integer" if type_ is int else "a number"
+            raise Refused("BadFile", f"--{option} {path}: entry {place} is {word!r}; it must be {want}") from None
+    if not numbers:
+        raise Refused("BadFile", f"--{option} {path}: no numbers; give a JSON array of numbers or one number a line")
+    return numbers
+
+
+def _report(problem: Problem, placement: Placement, took: float) -> dict[str, Any]:
+    inside, between = ring_bytes(problem, drafts_of(placement))
+    return {
+        "balance": placement.balance,
+        "replicas": placement.replicas,
+        "capacity": placement.capacity,
+        "makespan_seconds": placement.makespan_seconds,
+        "lower_bound_seconds": placement.lower_bound_seconds,
+        "makespan_over_bound": placement.makespan_over_bound,
+        "work_seconds": placement.work_seconds,
+        "idle_fraction": placement.idle_fraction,
+        "ring_bytes": {"inside_node": inside, "between_nodes": between},
+        "planner_seconds": took,
+        "digest": digest(placement),
+        "constants": msgspec.structs.asdict(problem.cost.constants),
+        "tasks": [_task(task) for task in msgspec.to_builtins(placement.tasks)],
+    }
+
+
+def _task(task: dict[str, Any]) -> dict[str, Any]:
+    names = ("replica", "sequence", "start", "stop")
+    return {**task, "slices": [dict(zip(names, s, strict=True)) for s in task["slices"]]}
+
+
+def _write(output: Path | None, text: str) -> None:
+    if output is None:
+        print(text)
+        return
+    try:
+        output.write_text(text + "\n")
+    except OSError as error:
+        raise Refused("BadFile", f"--output {output}: {error.strerror}; give a path that can be written") from None
+
+
+def _table(problem: Problem, placement: Placement, took: float) -> None:
+    """For people, on standard error."""
+    rings = [t for t in placement.tasks if t.kind == "ring"]
+    widest = max((len(t.replicas) for t in rings), default=1)
+    inside, between = ring_bytes(problem, drafts_of(placement))
+    rows = {
+        "sequences": f"{problem.lengths.size} with {int(problem.lengths.sum())} tokens, longest {int(problem.lengths.max())}",
+        "tasks": f"{len(placement.tasks) - len(rings)} packs, {len(rings)} rings, widest over {widest} replicas",
+        "makespan": f"{placement.makespan_seconds:.3f} s, {placement.makespan_over_bound:.3f} x the lower bound",
+        "idle": f"{100 * placement.idle_fraction:.1f} %",
+        "ring traffic": f"{inside / 1e9:.1f} GB inside nodes, {between / 1e9:.1f} GB between them",
+        "planned in": f"{1000 * took:.0f} ms by {placement.balance}",
+    }
+    for name, text in rows.items():
+        print(f"{name:>13}  {text}", file=sys.stderr)

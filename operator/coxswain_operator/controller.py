@@ -9,8 +9,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
+from coxswain.errors import Refused, Retryable
 from coxswain.names import LABEL_JOB_UID
-from coxswain.wire import JobReport
+from coxswain.wire import Fault, JobReport
 from coxswain_operator.children import KINDS
 from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, Happening, JobControl, Manifest
 from coxswain_operator.observe import Pairs, child_view, node_conditions, pod_view
@@ -56,6 +57,7 @@ class Controller:
         self._cluster, self._control, self._clock = cluster, control, clock
         self._settings = settings or Settings()
         self._poll_seconds, self._told = poll_seconds, told
+        self._refused: dict[str, Fault] = {}  # by the job's uid
 
     async def run_job(self, namespace: str, name: str, until_terminal: bool = True) -> Manifest | None:
         """Passes until the job is over and its pods are gone; returns it as it then is, None if it does not exist.
@@ -78,7 +80,11 @@ class Controller:
     async def pass_once(self, namespace: str, name: str) -> Decision | None:
         """One look, one decision, and its actions. Raises what the cluster raises; None: there is no such job."""
         observed = await self.look(namespace, name)
-        return None if observed is None else await self._decide_and_do(observed)
+        if observed is None:
+            return None
+        decision = reconcile(observed, self._clock(), self._settings)
+        await self._do_all(observed.job, decision)
+        return decision
 
     async def look(self, namespace: str, name: str) -> Observed | None:
         """Everything that reconcile wants to know, as of now."""
@@ -97,6 +103,7 @@ class Controller:
             pods=tuple(pod_view(p, nodes) for p in pods),
             children=tuple(child_view(c) for c in children),
             report=await self._report(job),
+            refused=self._refused.get(job["metadata"]["uid"]),
             fresh_token=secrets.token_urlsafe(32),
         )
 
@@ -114,23 +121,23 @@ class Controller:
 
     async def _pass(self, observed: Observed) -> float:
         """One pass that may fail; returns after how many seconds to look again at the latest."""
+        name = observed.job["metadata"]["name"]
         try:
-            decision = await self._decide_and_do(observed)
-        except (Conflict, OSError) as error:
-            log.info("%s: %s: %s; looking again", observed.job["metadata"]["name"], type(error).__name__, error)
+            decision = reconcile(observed, self._clock(), self._settings)
+            smooth = await self._do_all(observed.job, decision)
+        except (Conflict, Retryable, OSError) as error:
+            log.info("%s: %s: %s; looking again", name, type(error).__name__, error)
             return RETRY_SECONDS
         if decision.of(WriteStatus, Create, Delete):
-            return 0.0
+            return 0.0 if smooth else RETRY_SECONDS
         wakes = [a.time - self._clock() for a in decision.actions if isinstance(a, WakeAt)]
         return max(0.0, min([self._poll_seconds, *wakes]))
 
-    async def _decide_and_do(self, observed: Observed) -> Decision:
-        decision = reconcile(observed, self._clock(), self._settings)
-        for action in decision.actions:
-            await self._do(observed.job, action)
-        return decision
+    async def _do_all(self, job: Manifest, decision: Decision) -> bool:
+        """In order. False: something was not as expected."""
+        return all([await self._do(job, action) for action in decision.actions])
 
-    async def _do(self, job: Manifest, action: Action) -> None:
+    async def _do(self, job: Manifest, action: Action) -> bool:
         namespace = job["metadata"]["namespace"]
         match action:
             case WriteStatus(kind, name, status, version):
@@ -138,18 +145,25 @@ class Controller:
             case Delete(kind, name, uid):
                 await self._cluster.delete(kind, namespace, name, uid)
             case Create(manifest):
-                await self._create(manifest)
+                return await self._create(job, manifest)
             case CheckpointAndStop(reason, at_step):
-                await self._control.checkpoint_and_stop(job, reason, at_step)
+                return await self._control.checkpoint_and_stop(job, reason, at_step)
             case Happening():
                 await self._cluster.publish(job, action)
             case WakeAt():
                 pass
+        return True
 
-    async def _create(self, manifest: Manifest) -> None:
-        """A name that is taken is a pass that was cut short, or a leftover that is on its way out: the next look will tell."""
-        with suppress(AlreadyExists):
+    async def _create(self, job: Manifest, manifest: Manifest) -> bool:
+        """A name that is taken is a leftover on its way out: the next look will tell. A refusal ends the job."""
+        try:
             await self._cluster.create(manifest)
+        except AlreadyExists:
+            return False
+        except Refused as error:
+            self._refused[job["metadata"]["uid"]] = Fault(error.reason, error.message)
+            return False
+        return True
 
 
 def _over(observed: Observed) -> bool:

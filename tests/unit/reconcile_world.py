@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from coxswain.api.trainingjob_status import TrainingJobStatus
 from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_ROLE
 from coxswain.wire import JobReport
 from coxswain_operator.cluster import AlreadyExists, Change, Conflict, Happening, Manifest
@@ -128,7 +129,9 @@ class World:
         found = self.objects[kind, name]
         if found["metadata"]["resourceVersion"] != resource_version:
             raise Conflict(name)
-        self.status_writes += kind == "TrainingJob"
+        if kind == "TrainingJob":
+            self.status_writes += 1
+            TrainingJobStatus.model_validate(status)  # what the CRD would refuse or prune must not be written
         found["status"] = copy.deepcopy(status)
         found["metadata"]["resourceVersion"] = str(next(self.versions))
         return copy.deepcopy(found)

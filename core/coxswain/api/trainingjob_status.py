@@ -21,12 +21,18 @@ class TrainerCounts(Model):
 
 
 class Incarnation(Model):
-    """Which pod of a trainer or loader is the current one; stored before that pod is created."""
+    """Which pod of a member (coordinator, loader or trainer) is the current one; stored before that pod is created."""
 
     name: Name
     """Stable name, such as trainer-2."""
     number: Whole
     """Counts its pods, from 0."""
+    uid: Annotated[str, Field(max_length=64)] | None = None
+    """The pod's uid, once it has been seen: if it is missing then, it has vanished."""
+    since: Time | None = None
+    """When this number was stored."""
+    delay_seconds: Whole | None = None
+    """How long after that the pod is created: grows with pods that do not live long."""
 
 
 class Restarts(Model):
@@ -135,8 +141,8 @@ class TrainingJobStatus(Model):
     """Trainer pods that exist, for the scale subresource."""
     selector: Text | None = None
     """Label selector of the trainer pods, for the scale subresource."""
-    incarnations: Annotated[list[Incarnation], *list_map("name", 101_024)] | None = None
-    """Only those that are not 0."""
+    incarnations: Annotated[list[Incarnation], list_map("name", 101_024)] | None = None
+    """Of every member."""
     restarts: Restarts | None = None
     """Pods replaced."""
     progress: Progress | None = None
@@ -153,3 +159,9 @@ class TrainingJobStatus(Model):
     """When the first attempt's pods were created."""
     completion_time: Time | None = None
     """When the job ended."""
+    active_seconds: Whole | None = None
+    """Seconds that the job was active before its last suspension."""
+    event_sequence: Whole | None = None
+    """The last of the coordinator's events that has been published."""
+    updated_at: Time | None = None
+    """When this status was written."""

@@ -40,7 +40,9 @@ def reconcile(observed: Observed, now: float, settings: Settings | None = None) 
 def decide(s: Situation) -> Step:
     """The policies in their order: ends, then suspension, then the gang."""
     suspending = suspend.wanted(s)
-    ending = finish.completed(s) or deadlines.exceeded(s) or failure.fatal(s, counting=not suspending)
+    ending = (
+        finish.refused(s) or finish.completed(s) or deadlines.exceeded(s) or failure.fatal(s, counting=not suspending)
+    )
     if ending is not None:
         return finish.ended(s, ending)
     if suspending:
@@ -56,7 +58,7 @@ def conclude(s: Situation, step: Step) -> Decision:
     new = replace(
         progress.counted(step.status, s),
         conditions=conditions(s, step),
-        event_sequence=mark,
+        event_sequence=events.mark_after(old, step.status, mark),
         observed_generation=generation(s.observed.job),
     )
     due = due_at(old, new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coxswain_operator.cluster import Happening
-from coxswain_operator.reconcile.situation import Situation
+from coxswain_operator.reconcile.situation import COORDINATOR, Situation
 from coxswain_operator.reconcile.status import JobStatus
 
 # Told by reconcile, from its own transitions; the coordinator's word for the same thing is not repeated.
@@ -29,10 +29,22 @@ def _turned(old: JobStatus, new: JobStatus, type_: str) -> bool:
     return new.is_(type_) and not old.is_(type_)
 
 
-def told(s: Situation) -> tuple[tuple[Happening, ...], int]:
-    """The coordinator's events that are not published yet, and the sequence number up to which all are."""
+def told(s: Situation) -> tuple[tuple[Happening, ...], int | None]:
+    """The coordinator's events that are not published yet, and the number up to which all are then.
+
+    A coordinator counts its events from 0, and a pod holds one coordinator: its successor's start with no mark.
+    """
     mark = s.status.event_sequence
-    events = s.report.events if s.report else ()
-    new = [e for e in events if e.sequence > mark]
+    events = s.report.events if s.report and s.settings.relay_events else ()
+    new = [e for e in events if mark is None or e.sequence > mark]
     news = tuple(Happening(e.reason, e.message, e.warning) for e in new if e.reason not in OURS)
     return news, max((e.sequence for e in new), default=mark)
+
+
+def mark_after(old: JobStatus, new: JobStatus, mark: int | None) -> int | None:
+    """The mark belongs to one pod of the coordinator."""
+    return mark if _coordinator(old) == _coordinator(new) else None
+
+
+def _coordinator(status: JobStatus) -> int:
+    return next((e.number for e in status.incarnations if e.name == COORDINATOR), 0)

@@ -79,26 +79,42 @@ def _loss_of_living(s: Situation, pod: PodView) -> Loss | None:
 
 
 def _loss_of_ended(s: Situation, pod: PodView) -> Loss | None:
-    if pod.exit_code in LEAVING and pod.role != COORDINATOR:
+    if pod.role == COORDINATOR and pod.exit_code in LEAVING:
+        return _loss_of_coordinator(s, pod)
+    if pod.role != COORDINATOR and (pod.exit_code in LEAVING or pod.exit_code == _announced(s)):
         return _left(s, pod)
-    if pod.exit_code == Exit.STOPPED:
-        return Loss(
-            pod.member, "StoppedUnasked", "the coordinator saved and left, but the job is not suspended", pod=pod
-        )
-    if pod.exit_code == Exit.DONE:
-        why = finish.unfinished(s)
-        return Loss(pod.member, *why, pod=pod) if why else None
     disrupted = ("DisruptionTarget", "True") in pod.conditions
     text = f"{pod.member}: {_how(pod)}"
     return Loss(pod.member, pod.reason or "Error", text, disrupted=disrupted, exit_code=pod.exit_code, pod=pod)
 
 
-def _left(s: Situation, pod: PodView) -> Loss | None:
-    """Told the end by a coordinator that has itself been replaced since: it is needed again."""
-    coordinator = s.coordinator
-    if coordinator is None or not coordinator.live or not 0 < pod.finished < coordinator.created:
+def _loss_of_coordinator(s: Situation, pod: PodView) -> Loss | None:
+    """It saved and left, but the job is to go on: it is neither over nor suspended."""
+    if pod.exit_code == Exit.STOPPED:
+        return Loss(pod.member, "StoppedUnasked", "the coordinator saved and left unasked by the job's spec", pod=pod)
+    why = finish.unfinished(s)
+    return Loss(pod.member, *why, pod=pod) if why else None
+
+
+def _announced(s: Situation) -> int | None:
+    """The exit code with which the coordinator leaves, or is about to, and tells everybody else to."""
+    if s.coordinator is not None and not s.coordinator.live:
+        return s.coordinator.exit_code
+    if s.report is None or s.report.phase != "Failed" or s.report.fault is None:
         return None
-    return Loss(pod.member, "LeftEarly", f"{pod.member}: had left before the coordinator was replaced", True, pod=pod)
+    return Exit.RETRYABLE if s.report.fault.retryable else Exit.USER_FAULT
+
+
+def _left(s: Situation, pod: PodView) -> Loss | None:
+    """Told the end by its coordinator. If that was a failure, or the coordinator has been replaced since, it is needed again."""
+    coordinator = s.coordinator
+    if coordinator is None:
+        return None
+    replaced = coordinator.live and 0 < pod.finished <= coordinator.created
+    failed = not coordinator.live and coordinator.exit_code not in LEAVING
+    if not (replaced or failed):
+        return None
+    return Loss(pod.member, "LeftEarly", f"{pod.member}: had left with its coordinator", disrupted=True, pod=pod)
 
 
 def _how(pod: PodView) -> str:

@@ -24,13 +24,20 @@ def completed(s: Situation) -> Ending | None:
     return Ending("Completed", reason, f"at step {report.step}" if report else "")
 
 
+def refused(s: Situation) -> Ending | None:
+    """The cluster will never accept one of the job's children, such as a pod of an impossible template."""
+    fault = s.observed.refused
+    return Ending("Failed", fault.reason, fault.message) if fault else None
+
+
 def unfinished(s: Situation) -> tuple[str, str] | None:
     """Why a coordinator's exit code 0 does not end the job: reason and message."""
     report = s.report
     if report is not None and report.checkpoint_step < report.step:
         return "FinalCheckpointMissing", "the coordinator left without the last checkpoint"
-    if report is not None and s.config is not None and 0 < report.steps < s.config.stop_steps:
-        return "StopRaised", f"stop.steps was raised from {report.steps} to {s.config.stop_steps} while the job ran"
+    wanted = s.config.stop_steps if s.config else 0
+    if report is not None and report.reason == "StopReached" and 0 < report.steps < wanted:
+        return "StopRaised", f"stop.steps was raised from {report.steps} to {wanted} while the job ran"
     return None
 
 

@@ -93,7 +93,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     attempts: tuple[Attempt, ...] = ()  # last 10
     start_time: str | None = None
     completion_time: str | None = None
-    event_sequence: int = -1  # of the coordinator's events, the last one published
+    event_sequence: int | None = None  # of this coordinator's events, the last one published
     active_seconds: int = 0  # before the last suspension
     updated_at: str = ""  # when this was written
 

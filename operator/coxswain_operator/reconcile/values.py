@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from coxswain.wire import JobReport
+from coxswain.wire import Fault, JobReport
 from coxswain_operator.cluster import Happening, Manifest
 
 
@@ -68,6 +68,7 @@ class Observed:
     pods: tuple[PodView, ...] = ()
     children: tuple[ChildView, ...] = ()
     report: JobReport | None = None
+    refused: Fault | None = None  # what the cluster said about a child that it will never accept
     fresh_token: str = ""  # random for every look; used once, when the job's Secret does not exist yet
 
 

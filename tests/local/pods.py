@@ -17,11 +17,18 @@ def container(program: str, name: str = "main", **spec: Any) -> Manifest:
 def pod(*containers: Manifest, name: str = "p", sidecars: tuple[Manifest, ...] = (), **spec: Any) -> Manifest:
     """restartPolicy Never and a grace period of one second, unless said otherwise."""
     inits = [{**c, "restartPolicy": "Always"} for c in sidecars]
-    base = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "initContainers": inits, "containers": [*containers]}
+    base = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "initContainers": inits,
+        "containers": [*containers],
+    }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}, "spec": base | spec}
 
 
-async def until(cluster: LocalCluster, condition: Callable[[Manifest], Any], name: str = "p", deadline: float = 20) -> Manifest:
+async def until(
+    cluster: LocalCluster, condition: Callable[[Manifest], Any], name: str = "p", deadline: float = 20
+) -> Manifest:
     """The pod once `condition` holds of it."""
     last: Manifest = {}
     try:
@@ -38,7 +45,9 @@ async def until(cluster: LocalCluster, condition: Callable[[Manifest], Any], nam
 async def run_to_end(cluster: LocalCluster, manifest: Manifest) -> Manifest:
     """The status of a pod that has ended."""
     await cluster.create(manifest)
-    ended = await until(cluster, lambda p: p["status"]["phase"] in ("Succeeded", "Failed"), manifest["metadata"]["name"])
+    ended = await until(
+        cluster, lambda p: p["status"]["phase"] in ("Succeeded", "Failed"), manifest["metadata"]["name"]
+    )
     return ended["status"]
 
 

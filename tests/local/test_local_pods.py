@@ -49,7 +49,9 @@ async def test_a_program_that_does_not_exist_is_a_start_error(cluster):
 
 
 async def test_last_words_become_the_termination_message(cluster):
-    program = "import os, pathlib; pathlib.Path(os.environ['COXSWAIN_TERMINATION_LOG']).write_text('bad corpus'); exit(2)"
+    program = (
+        "import os, pathlib; pathlib.Path(os.environ['COXSWAIN_TERMINATION_LOG']).write_text('bad corpus'); exit(2)"
+    )
     status = await run_to_end(cluster, pod(container(program)))
     assert terminated(status)["message"] == "bad corpus"
 
@@ -61,7 +63,9 @@ async def test_output_lands_in_the_containers_log(cluster):
 
 async def test_a_sidecar_starts_first_restarts_and_does_not_decide_the_phase(cluster):
     sidecar = container("print('up', flush=True); exit(5)", "helper")
-    waits = "import time, pathlib\nwhile pathlib.Path('logs/p/helper.log').read_text().count('up') < 2: time.sleep(0.02)"
+    waits = (
+        "import time, pathlib\nwhile pathlib.Path('logs/p/helper.log').read_text().count('up') < 2: time.sleep(0.02)"
+    )
     status = await run_to_end(cluster, pod(container(waits), sidecars=(sidecar,)))
     assert status["phase"] == "Succeeded"
     assert status["initContainerStatuses"][0]["restartCount"] >= 1
@@ -82,7 +86,9 @@ async def test_a_pod_is_ready_once_its_probe_answers(cluster):
     probe = {"httpGet": {"path": "/readyz", "port": "http"}, "periodSeconds": 1}
     server = container(READY, ports=[{"name": "http", "containerPort": 7400}], readinessProbe=probe, env=[POD_IP])
     await cluster.create(pod(server))
-    ready = await until(cluster, lambda p: p["status"]["conditions"][0]["status"] == "True" if "podIP" in p["status"] else False)
+    ready = await until(
+        cluster, lambda p: p["status"]["conditions"][0]["status"] == "True" if "podIP" in p["status"] else False
+    )
     assert ready["status"]["containerStatuses"][0]["ready"] is True
 
 
@@ -137,7 +143,9 @@ async def test_a_pod_that_was_running_is_found_lost_after_a_restart(tmp_path):
     async with LocalCluster(tmp_path) as cluster:
         status = (await cluster.list("Pod", "default"))[0]["status"]
     assert status["phase"] == "Failed"
-    assert {"type": "DisruptionTarget", "status": "True", "reason": "ProcessLost"}.items() <= status["conditions"][0].items()
+    assert {"type": "DisruptionTarget", "status": "True", "reason": "ProcessLost"}.items() <= status["conditions"][
+        0
+    ].items()
     assert terminated(status)["exitCode"] == 137
 
 

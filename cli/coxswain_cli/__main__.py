@@ -1,0 +1,58 @@
+"""`cox`: the table of commands. Each one's module is imported only when it is called, so that `cox --help` answers at once."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Coxswain: one operator for a whole language-model training run.", no_args_is_help=True, add_completion=False
+)
+plan = typer.Typer(help="Plan one step, and judge the plan.", no_args_is_help=True)
+
+COMMANDS = {
+    "run": ("coxswain_cli.run:run_command", "Run the TrainingJob in FILE... on this machine; again: resume it."),
+    "status": ("coxswain_cli.status:status_command", "What a job does, and why it waits."),
+    "validate": ("coxswain_cli.validate:validate_command", "Check FILE... offline; every fault at once."),
+    "report": ("coxswain_cli.report:report_command", "One self-contained HTML page about a run."),
+    "crds": ("coxswain_cli.crds:crds_command", "Print the CustomResourceDefinitions."),
+}
+PLAN_COMMANDS = {"step": ("coxswain_cli.plan:step_command", "Plan one step for a file of sequence lengths.")}
+
+
+def _add(group: typer.Typer, name: str, target: str, text: str) -> None:
+    """A command that hands all its arguments, --help too, to the function `module:name`."""
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+    @group.command(name, help=text, add_help_option=False, context_settings=settings)
+    def forward(context: typer.Context) -> None:
+        module, function = target.split(":")
+        inner = typer.Typer(add_completion=False)
+        inner.command(help=text)(getattr(importlib.import_module(module), function))
+        typer.main.get_command(inner)(args=context.args, prog_name=context.command_path)
+
+
+@app.callback(invoke_without_command=True)
+def version_option(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"cox {installed('coxswain')}")
+        raise typer.Exit
+
+
+for _name, (_target, _text) in COMMANDS.items():
+    _add(app, _name, _target, _text)
+for _name, (_target, _text) in PLAN_COMMANDS.items():
+    _add(plan, _name, _target, _text)
+app.add_typer(plan, name="plan")
+
+
+def main() -> None:
+    app(prog_name="cox")
+
+
+if __name__ == "__main__":
+    main()

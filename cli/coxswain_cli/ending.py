@@ -1,0 +1,51 @@
+"""The end of a run: its exit code, and where everything is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from coxswain.exits import Exit
+from coxswain_cli.progress import amount
+from coxswain_cli.workdir import Tail, condition, steps_of
+
+Manifest = dict[str, Any]
+
+FAILED = 1
+
+
+def has_ended(job: Manifest) -> bool:
+    """Completed or Failed, for ever."""
+    return condition(job, "Succeeded").get("status") in ("True", "False")
+
+
+def is_suspended(job: Manifest) -> bool:
+    return condition(job, "Suspended").get("status") == "True"
+
+
+def exit_code(job: Manifest) -> int:
+    """0 for Succeeded and for suspended, 1 for Failed."""
+    return int(Exit.DONE) if condition(job, "Succeeded").get("status") == "True" or is_suspended(job) else FAILED
+
+
+def summary(job: Manifest, workdir: Path) -> Iterator[str]:
+    """Lines for people."""
+    end = condition(job, "Succeeded")
+    yield f"{job['metadata']['name']}: {end.get('reason', 'Unknown')}" + (
+        f" ({end['message']})" if end.get("message") else ""
+    )
+    steps = steps_of(Tail(workdir / "steps.jsonl", from_start=True))
+    if steps:
+        valid = {s.step: s for s in steps}  # the last line of a step is valid
+        first, last = valid[min(valid)], valid[max(valid)]
+        tokens = sum(s.tokens for s in valid.values())
+        yield f"  steps       {last.step + 1}, {amount(tokens)} tokens, loss {first.loss:.4f} -> {last.loss:.4f}"
+    if checkpoint := job.get("status", {}).get("lastCheckpoint"):
+        yield f"  checkpoint  before step {checkpoint['step']}, {checkpoint['uri']}"
+    for name in ("steps.jsonl", "events.jsonl", "logs"):
+        if (workdir / name).exists():
+            yield f"  {name:<12}{workdir / name}"
+    yield f"  report      cox report {workdir}"
+    if is_suspended(job):
+        yield "  to go on    repeat the command without --until-step"

@@ -1,0 +1,48 @@
+"""The user's files as checked objects: what `cox run` may start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from coxswain.api.faults import Fault
+from coxswain.api.load import load_documents
+from coxswain.api.resolve import resolve
+from coxswain.api.validate import defaulted, validate
+from coxswain.errors import Refused
+
+Manifest = dict[str, Any]
+
+_OURS = ("DataSource", "DataMix", "ParallelismPolicy", "TrainingJob")
+
+
+def load_run(files: list[Path]) -> list[Manifest]:
+    """One TrainingJob and what it refers to, defaults in place. Raises Refused with every fault at once."""
+    documents, faults = load_documents(files)
+    faults = [*faults, *validate(documents)]
+    if not faults:
+        objects = [defaulted(d.manifest) if d.identity[0] in _OURS else d.manifest for d in documents]
+        faults = _unresolved(_only_job(objects), objects)
+    if faults:
+        raise Refused("Invalid", "\n".join(["refused", *(_line(f) for f in faults)]))
+    return objects
+
+
+def _only_job(objects: list[Manifest]) -> Manifest:
+    jobs = [o for o in objects if o["kind"] == "TrainingJob"]
+    if len(jobs) != 1:
+        names = ", ".join(o["metadata"]["name"] for o in jobs) or "none"
+        raise Refused("OneJob", f"`cox run` runs exactly one TrainingJob; the files hold {len(jobs)} ({names})")
+    return jobs[0]
+
+
+def _unresolved(job: Manifest, objects: list[Manifest]) -> list[Fault]:
+    """On a cluster a missing reference may still come; here the files are all there is."""
+    of = {kind: [o for o in objects if o["kind"] == kind] for kind in _OURS}
+    found = resolve(job, of["DataSource"], of["DataMix"], of["ParallelismPolicy"], uid="")
+    return found if isinstance(found, list) else []
+
+
+def _line(fault: Fault) -> str:
+    place = f"{fault.file} (document {fault.document}): " if fault.file else ""
+    return f"  {place}{fault.text}"

@@ -1,0 +1,107 @@
+"""What people want to know of a run, as one frozen value: gathered from the work directory and the coordinator's reports."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coxswain.wire import JobReport, StepLine
+from coxswain_cli.workdir import Event, Tail, condition, events_of, steps_of
+
+Manifest = dict[str, Any]
+
+_RECENT_STEPS = 8  # that speed and time left are averaged over
+_RECENT_EVENTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One look. `new_steps` and `new_events` came since the last look."""
+
+    name: str
+    state: str
+    message: str
+    step: int  # done
+    steps: int  # 0: unknown
+    loss: float | None
+    tokens_per_second: float
+    idle_fraction: float | None
+    eta_seconds: float | None
+    waiting_for: str
+    checkpoint_step: int  # -1: none
+    layout: str
+    new_steps: tuple[StepLine, ...]
+    new_events: tuple[Event, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("Completed", "Failed", "Suspended")
+
+
+class Watcher:
+    """Looks at a run again and again. Only what this run adds counts: earlier lines of the files are skipped."""
+
+    def __init__(self, workdir: Path) -> None:
+        self._steps, self._events = Tail(workdir / "steps.jsonl"), Tail(workdir / "events.jsonl")
+        self._recent: deque[StepLine] = deque(maxlen=_RECENT_STEPS)
+        self._told: deque[Event] = deque(maxlen=_RECENT_EVENTS)
+
+    def look(self, job: Manifest, report: JobReport | None) -> View:
+        new_steps, new_events = tuple(steps_of(self._steps)), tuple(events_of(self._events))
+        self._recent.extend(new_steps)
+        self._told.extend(new_events)
+        summary, last = condition(job, "Succeeded"), self._recent[-1] if self._recent else None
+        step = last.step + 1 if last else report.step if report else 0
+        steps = report.steps if report else 0
+        speed, pace = _speed(self._recent)
+        return View(
+            name=job["metadata"]["name"],
+            state=summary.get("reason", "Queued"),
+            message=summary.get("message", ""),
+            step=step,
+            steps=steps,
+            loss=last.loss if last else report.loss if report else None,
+            tokens_per_second=speed,
+            idle_fraction=last.idle_fraction if last else None,
+            eta_seconds=(steps - step) * pace if pace and steps else None,
+            waiting_for=report.waiting_for if report else "",
+            checkpoint_step=report.checkpoint_step if report else -1,
+            layout=report.layout_summary if report else "",
+            new_steps=new_steps,
+            new_events=new_events,
+            events=tuple(self._told),
+        )
+
+
+def _speed(steps: deque[StepLine]) -> tuple[float, float]:
+    """Tokens a second, and seconds a step, over the latest steps."""
+    seconds = sum(s.seconds for s in steps)
+    if not seconds:
+        return 0.0, 0.0
+    return sum(s.tokens for s in steps) / seconds, seconds / len(steps)
+
+
+def duration(seconds: float) -> str:
+    """For people: 42 s, 3 m 07 s, 2 h 05 m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
+
+
+def amount(number: float) -> str:
+    """For people: 812, 12.3 k, 4.56 M."""
+    for size, unit, digits in ((1e9, "G", 2), (1e6, "M", 2), (1e3, "k", 1)):
+        if number >= size:
+            return f"{number / size:.{digits}f} {unit}"
+    return f"{number:.0f}"
+
+
+def clock() -> str:
+    return time.strftime("%H:%M:%S")

@@ -1,0 +1,159 @@
+"""`cox run`: the operator's own reconcile over processes of this machine, until the job ends or is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from coxswain import names
+from coxswain.errors import Refused
+from coxswain.exits import Exit
+from coxswain.wire import JobReport
+from coxswain_cli.apply import NAMESPACE, apply
+from coxswain_cli.display import Display, display_for
+from coxswain_cli.ending import exit_code, has_ended, is_suspended, summary
+from coxswain_cli.load import load_run
+from coxswain_cli.progress import Watcher
+from coxswain_cli.workdir import condition, default_workdir
+from coxswain_operator.controller import Controller
+from coxswain_operator.jobcontrol import HttpJobControl
+from coxswain_operator.local import LocalCluster
+
+Manifest = dict[str, Any]
+
+_LOOK = 0.25  # seconds between two looks at the run
+_STOPPED = 130  # exit code of a run that was stopped at once, as shells say it
+
+
+def run_command(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="YAML files with one TrainingJob and what it refers to.")
+    ],
+    workdir: Annotated[Path | None, typer.Option(help="Where the run keeps its state [runs/JOB].")] = None,
+    until_step: Annotated[int | None, typer.Option(min=1, help="Save and stop before this step.")] = None,
+) -> None:
+    """Run the TrainingJob in FILE... on this machine; again: resume it.
+
+    Exit code 0: Succeeded, or stopped as asked. 1: Failed. 2: refused. Ctrl-C saves and stops; twice stops at once.
+    """
+    console = Console(file=sys.stdout)
+    try:
+        objects = load_run(files)
+        job = next(o for o in objects if o["kind"] == "TrainingJob")
+        folder = workdir or default_workdir(job["metadata"]["name"])
+        code = asyncio.run(run(objects, folder, until_step, console))
+    except Refused as error:
+        typer.echo(f"cox run: {error.message}", err=True)
+        raise typer.Exit(Exit.USER_FAULT) from error
+    except StoppedAtOnce as stop:
+        typer.echo(f"stopped at once; the same command goes on from the last checkpoint in {folder}", err=True)
+        raise typer.Exit(_STOPPED) from stop
+    raise typer.Exit(code)
+
+
+class StoppedAtOnce(Exception):
+    """The second Ctrl-C."""
+
+
+async def run(objects: list[Manifest], workdir: Path, until_step: int | None, console: Console) -> int:
+    """The whole run; its exit code."""
+    async with LocalCluster(workdir) as cluster:
+        job = await apply(cluster, objects)
+        if not has_ended(job):
+            with display_for(console) as display:
+                job = await Run(cluster, job, until_step, display).until_end()
+    for line in summary(job, workdir):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return exit_code(job)
+
+
+class Interrupts:
+    """Counts Ctrl-C (and SIGTERM) instead of dying of it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> Interrupts:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _interrupt(self) -> None:
+        self.count += 1
+
+
+class Run:
+    """One job on one cluster, watched by a person."""
+
+    def __init__(self, cluster: LocalCluster, job: Manifest, until_step: int | None, display: Display) -> None:
+        self._cluster, self._until_step, self._display = cluster, until_step, display
+        self._name: str = job["metadata"]["name"]
+        self._report: JobReport | None = None
+        self._watcher = Watcher(cluster.workdir)
+        self._stop_asked = False
+
+    async def until_end(self) -> Manifest:
+        """The job, ended or suspended. Raises StoppedAtOnce."""
+        control = HttpJobControl(self._cluster)
+        controller = Controller(self._cluster, control, told=self._hear)
+        passes = asyncio.create_task(controller.run_job(NAMESPACE, self._name))
+        with Interrupts() as interrupts:
+            try:
+                while not (self._is_over(job := await self._job()) or passes.done()):
+                    self._display.show(self._watcher.look(job, self._report))
+                    await self._steer(job, interrupts.count)
+                    await asyncio.wait([passes], timeout=_LOOK)
+            finally:
+                passes.cancel()
+                await asyncio.wait([passes])
+                await control.close()
+        if not passes.cancelled():
+            passes.result()  # raises what it died of
+        self._display.show(self._watcher.look(job, self._report))
+        return job
+
+    async def _steer(self, job: Manifest, interrupts: int) -> None:
+        """Passes on what the person wants: a stop at a step, a stop soon, a stop now."""
+        if interrupts > 1:
+            raise StoppedAtOnce
+        if interrupts and not job["spec"].get("suspend"):
+            self._display.say("stopping: a checkpoint first; Ctrl-C again stops at once")
+            await self._ask({**job, "spec": {**job["spec"], "suspend": True}})
+        elif (
+            self._until_step is not None
+            and not self._stop_asked
+            and condition(job, "Suspended").get("status") == "False"
+        ):
+            note = {names.ANNOTATION_STOP_AT: str(self._until_step)}
+            await self._ask({**job, "metadata": {**job["metadata"], "annotations": note}})
+
+    def _hear(self, _: Manifest, report: JobReport | None) -> None:
+        self._report = report or self._report
+
+    async def _ask(self, job: Manifest) -> None:
+        await self._cluster.replace(job)
+        self._stop_asked = True
+
+    def _is_over(self, job: Manifest) -> bool:
+        """Suspended counts only when it was asked for: a resumed job still says so until its first reconcile."""
+        asked = self._stop_asked or job["spec"].get("suspend", False)
+        return has_ended(job) or (asked and is_suspended(job))
+
+    async def _job(self) -> Manifest:
+        job = await self._cluster.get("TrainingJob", NAMESPACE, self._name)
+        if job is None:
+            raise Refused("JobGone", f"TrainingJob {self._name} was deleted from {self._cluster.workdir}/cluster")
+        return job

@@ -1,0 +1,129 @@
+"""The local object store has an API server's manners, and survives whoever is killed."""
+
+import asyncio
+import json
+
+import pytest
+
+from coxswain.errors import Refused
+from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, Happening
+from coxswain_operator.local import LocalCluster
+
+
+def job(name="j", **metadata):
+    return {"kind": "TrainingJob", "metadata": {"name": name, "namespace": "default", **metadata}, "spec": {"seed": 1}}
+
+
+@pytest.fixture
+async def cluster(tmp_path):
+    async with LocalCluster(tmp_path) as cluster:
+        yield cluster
+
+
+async def test_it_is_a_cluster(cluster):
+    assert isinstance(cluster, Cluster)
+
+
+async def test_create_gives_uid_version_and_generation_and_refuses_a_second_object(cluster):
+    stored = await cluster.create(job())
+    assert {"uid", "resourceVersion", "creationTimestamp", "generation"} <= stored["metadata"].keys()
+    with pytest.raises(AlreadyExists):
+        await cluster.create(job())
+
+
+async def test_a_status_write_on_an_older_version_is_a_conflict(cluster):
+    stored = await cluster.create(job())
+    version = stored["metadata"]["resourceVersion"]
+    written = await cluster.patch_status("TrainingJob", "default", "j", {"step": 1}, version)
+    assert written["status"] == {"step": 1}
+    with pytest.raises(Conflict):
+        await cluster.patch_status("TrainingJob", "default", "j", {"step": 2}, version)
+
+
+async def test_a_status_write_does_not_touch_the_generation_but_another_spec_does(cluster):
+    stored = await cluster.create(job())
+    written = await cluster.patch_status("TrainingJob", "default", "j", {"a": 1}, "")
+    replaced = await cluster.replace({**written, "spec": {"seed": 2}})
+    assert [m["metadata"]["generation"] for m in (stored, written, replaced)] == [1, 1, 2]
+    assert replaced["status"] == {"a": 1}
+
+
+async def test_what_is_handed_out_is_a_copy(cluster):
+    (await cluster.create(job()))["spec"]["seed"] = 99
+    assert (await cluster.list("TrainingJob", "default"))[0]["spec"]["seed"] == 1
+
+
+async def test_labels_select(cluster):
+    await cluster.create(job("a", labels={"x": "1"}))
+    await cluster.create(job("b", labels={"x": "2"}))
+    assert [m["metadata"]["name"] for m in await cluster.list("TrainingJob", "default", {"x": "2"})] == ["b"]
+
+
+async def test_a_watch_shows_what_is_there_and_then_every_change(cluster):
+    await cluster.create(job("a"))
+    seen = []
+
+    async def follow():
+        async for change in cluster.watch("TrainingJob", "default"):
+            seen.append((change.kind, change.object["metadata"]["name"]))
+            if change.kind == "DELETED":
+                return
+
+    follower = asyncio.create_task(follow())
+    await asyncio.sleep(0)
+    await cluster.create(job("b"))
+    await cluster.patch_status("TrainingJob", "default", "a", {}, "")
+    await cluster.delete("TrainingJob", "default", "b")
+    await asyncio.wait_for(follower, 5)
+    assert seen == [("ADDED", "a"), ("ADDED", "b"), ("MODIFIED", "a"), ("MODIFIED", "b"), ("DELETED", "b")]
+
+
+async def test_what_an_object_owns_goes_with_it(cluster):
+    owner = await cluster.create(job())
+    child = {
+        "kind": "Secret",
+        "metadata": {"name": "s", "namespace": "default", "ownerReferences": [{"uid": owner["metadata"]["uid"]}]},
+    }
+    await cluster.create(child)
+    await cluster.delete("TrainingJob", "default", "j")
+    async for change in cluster.watch("Secret", "default"):
+        if change.kind == "DELETED":
+            break
+    assert await cluster.list("Secret", "default") == []
+
+
+async def test_a_name_that_would_leave_the_folder_is_refused(cluster):
+    with pytest.raises(Refused, match="lower-case letters"):
+        await cluster.create(job("../../etc"))
+
+
+async def test_objects_survive_and_versions_go_on(tmp_path):
+    async with LocalCluster(tmp_path) as cluster:
+        first = await cluster.create(job())
+    async with LocalCluster(tmp_path) as cluster:
+        assert await cluster.list("TrainingJob", "default") == [first]
+        second = await cluster.create(job("k"))
+    assert int(second["metadata"]["resourceVersion"]) > int(first["metadata"]["resourceVersion"])
+
+
+async def test_a_broken_object_file_is_refused_by_name(tmp_path):
+    async with LocalCluster(tmp_path) as cluster:
+        await cluster.create(job())
+    (tmp_path / "cluster/TrainingJob/default/j.json").write_text("{")
+    with pytest.raises(Refused, match=r"j\.json is not JSON"):
+        async with LocalCluster(tmp_path):
+            pass
+
+
+async def test_a_second_cluster_in_the_same_workdir_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("coxswain_operator.local.cluster._LOCK_PATIENCE", 0.1)
+    async with LocalCluster(tmp_path):
+        with pytest.raises(Refused, match="in use by another run"):
+            async with LocalCluster(tmp_path):
+                pass
+
+
+async def test_published_events_are_lines_of_a_file(cluster):
+    await cluster.publish(job(), Happening("Completed", "done"))
+    line = json.loads((cluster.workdir / "events.jsonl").read_text())
+    assert (line["reason"], line["message"], line["object"]) == ("Completed", "done", "TrainingJob/j")

@@ -1,0 +1,144 @@
+"""Volumes are folders; mount paths, references and host names in a container's words point to this machine."""
+
+import base64
+import json
+import stat
+
+import pytest
+
+from coxswain_operator.local import LocalCluster
+from tests.local.pods import container, pod, run_to_end, terminated, until
+
+DUMP = "import json, os, sys; json.dump({'argv': sys.argv[1:], 'env': dict(os.environ)}, open(os.environ['OUT'], 'w'))"
+
+
+def configuration(kind, name, **files):
+    return {"kind": kind, "apiVersion": "v1", "metadata": {"name": name, "namespace": "default"}, **files}
+
+
+def mounted(name, path):
+    return {"name": name, "mountPath": path}
+
+
+@pytest.fixture
+async def cluster(tmp_path):
+    async with LocalCluster(tmp_path / "work") as cluster:
+        yield cluster
+
+
+async def surroundings(cluster, env=(), args=(), mounts=(), **spec):
+    """What a container saw."""
+    out = cluster.workdir / "out.json"
+    environment = [{"name": "OUT", "value": str(out)}, *({"name": k, "value": v} for k, v in dict(env).items())]
+    main = container(DUMP, env=environment, volumeMounts=[*mounts])
+    main["args"] = [*main["args"], *args]
+    status = await run_to_end(cluster, pod(main, **spec))
+    assert status["phase"] == "Succeeded", (status, (cluster.workdir / "logs/p/main.log").read_text())
+    return json.loads(out.read_text())
+
+
+async def test_a_secret_is_a_folder_that_only_its_owner_reads(cluster):
+    await cluster.create(configuration("Secret", "token", stringData={"token": "s3cret"}))
+    program = "import os, pathlib, shutil; shutil.copytree(os.environ['DIR'], 'copy')"
+    main = container(program, env=[{"name": "DIR", "value": "/etc/token"}], volumeMounts=[mounted("t", "/etc/token")])
+    await run_to_end(cluster, pod(main, volumes=[{"name": "t", "secret": {"secretName": "token"}}]))
+    copy = cluster.workdir / "copy/token"
+    assert copy.read_text() == "s3cret"
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+
+
+async def test_stored_secrets_are_private_files_in_base64(cluster):
+    stored = await cluster.create(configuration("Secret", "token", stringData={"token": "s3cret"}))
+    assert stored["data"] == {"token": base64.b64encode(b"s3cret").decode()}
+    assert stat.S_IMODE((cluster.workdir / "cluster/Secret/default/token.json").stat().st_mode) == 0o600
+
+
+async def test_the_emptydir_named_run_is_the_work_directory(cluster):
+    seen = await surroundings(
+        cluster,
+        {"RUN": "/var/run/coxswain"},
+        mounts=[mounted("run", "/var/run/coxswain")],
+        volumes=[{"name": "run", "emptyDir": {}}],
+    )
+    assert seen["env"]["RUN"] == str(cluster.workdir)
+
+
+async def test_mount_paths_are_replaced_at_the_start_of_words_only(cluster):
+    volumes = [{"name": "v", "emptyDir": {}}]
+    seen = await surroundings(
+        cluster,
+        {"OTHER": "/etc/jobs", "IN": "x/etc/job"},
+        ["/etc/job/job.json"],
+        [mounted("v", "/etc/job")],
+        volumes=volumes,
+    )
+    assert seen["argv"][0].endswith("/volumes/p/volumes/v/job.json")
+    assert (seen["env"]["OTHER"], seen["env"]["IN"]) == ("/etc/jobs", "x/etc/job")
+
+
+async def test_the_parent_of_mounts_is_a_folder_of_them(cluster):
+    for name in ("a", "b"):
+        await cluster.create(configuration("Secret", name, stringData={"key": name}))
+    program = "import os, pathlib\nfor p in sorted(pathlib.Path(os.environ['ALL']).iterdir()): print(p.name, (p / 'key').read_text())"
+    volumes = [{"name": n, "secret": {"secretName": n}} for n in ("a", "b")]
+    mounts = [mounted(n, f"/etc/secrets/{n}") for n in ("a", "b")]
+    await run_to_end(
+        cluster,
+        pod(container(program, env=[{"name": "ALL", "value": "/etc/secrets"}], volumeMounts=mounts), volumes=volumes),
+    )
+    assert (cluster.workdir / "logs/p/main.log").read_text().split() == ["a", "a", "b", "b"]
+
+
+async def test_a_host_name_of_the_pods_subdomain_is_the_address_of_that_pod_before_and_after_it_exists(cluster):
+    seen = await surroundings(
+        cluster, {"URL": "http://demo-coordinator.demo:7400"}, subdomain="demo", hostname="demo-trainer-0"
+    )
+    await cluster.create(
+        pod(container("pass"), name="demo-coordinator-3", subdomain="demo", hostname="demo-coordinator")
+    )
+    coordinator = await until(cluster, lambda p: "podIP" in p["status"], "demo-coordinator-3")
+    assert seen["env"]["URL"] == f"http://{coordinator['status']['podIP']}:7400"
+
+
+async def test_field_references_name_the_pod_itself(cluster):
+    fields = {"NAME": "metadata.name", "UID": "metadata.uid", "IP": "status.podIP", "LABEL": "metadata.labels['role']"}
+    env = [{"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in fields.items()]
+    manifest = pod(container("import os; print(*[os.environ[k] for k in ('NAME', 'UID', 'IP', 'LABEL')])", env=env))
+    manifest["metadata"]["labels"] = {"role": "trainer"}
+    stored = await cluster.create(manifest)
+    ended = await until(cluster, lambda p: p["status"]["phase"] == "Succeeded")
+    expected = ["p", stored["metadata"]["uid"], ended["status"]["podIP"], "trainer"]
+    assert (cluster.workdir / "logs/p/main.log").read_text().split() == expected
+
+
+async def test_a_pod_waits_for_a_secret_that_comes_later(cluster):
+    manifest = pod(
+        container("pass", volumeMounts=[mounted("t", "/t")]), volumes=[{"name": "t", "secret": {"secretName": "late"}}]
+    )
+    await cluster.create(manifest)
+    await until(cluster, lambda p: "'late' does not exist" in p["status"].get("message", ""))
+    await cluster.create(configuration("Secret", "late", stringData={"k": "v"}))
+    await until(cluster, lambda p: p["status"]["phase"] == "Succeeded")
+
+
+async def test_an_emptydir_goes_with_its_pod(cluster):
+    manifest = pod(container("pass", volumeMounts=[mounted("v", "/v")]), volumes=[{"name": "v", "emptyDir": {}}])
+    await run_to_end(cluster, manifest)
+    assert (cluster.workdir / "volumes/p/volumes/v").is_dir()
+    await cluster.delete("Pod", "default", "p")
+    async for change in cluster.watch("Pod", "default"):
+        if change.kind == "DELETED":
+            break
+    assert not (cluster.workdir / "volumes/p").exists()
+
+
+async def test_variables_in_arguments_are_expanded(cluster):
+    seen = await surroundings(cluster, {"STEP": "7"}, ["--step=$(STEP)", "$(UNKNOWN)"])
+    assert seen["argv"] == ["--step=7", "$(UNKNOWN)"]
+
+
+async def test_a_container_without_a_command_is_refused_by_name(cluster):
+    status = await run_to_end(cluster, pod({"name": "imageonly", "image": "x"}))
+    assert (status["phase"], status["reason"]) == ("Failed", "NoCommand")
+    with pytest.raises(KeyError):
+        terminated(status)

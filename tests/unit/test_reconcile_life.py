@@ -6,12 +6,17 @@ import asyncio
 
 import pytest
 
+from coxswain.api.datasource import DataSourceStatus
+from coxswain.errors import Refused
+from coxswain.names import CONDITIONS
+from coxswain.wire import JobEvent, SourceReport
 from coxswain_operator.controller import Controller
+from coxswain_operator.settings import Settings
 from tests.unit.reconcile_world import NAMESPACE, World, data_mix, data_source, report, report_text, training_job
 
 
-async def passes(world: World, count: int = 4) -> None:
-    controller = Controller(world, world, world.clock)
+async def passes(world: World, count: int = 4, settings: Settings | None = None) -> None:
+    controller = Controller(world, world, world.clock, settings)
     for _ in range(count):
         await controller.pass_once(NAMESPACE, "demo")
         world.tick()
@@ -66,3 +71,127 @@ async def test_run_job_returns_once_the_job_is_over_and_its_pods_are_gone() -> N
         world.end(pod, 0, report_text("Completed", step=100, reason="DataExhausted"))
     job = await run
     assert job is not None and job["status"]["progress"]["step"] == 100
+
+
+async def test_a_job_whose_mix_is_missing_waits_by_name_and_starts_when_it_comes() -> None:
+    world = World(data_source(), training_job())
+    await passes(world)
+    assert (world.state, world.condition("Validated")["status"], world.pods()) == ("Queued", "False", [])
+    assert "mix" in world.condition("Validated")["message"]
+    world.put(data_mix())
+    await passes(world)
+    assert world.condition("Validated")["status"] == "True"
+    assert len(world.pods()) == 4
+
+
+async def test_all_conditions_are_set_from_the_first_pass_on() -> None:
+    world = World(training_job())
+    await passes(world, 1)
+    assert [c["type"] for c in world.job["status"]["conditions"]] == list(CONDITIONS)
+
+
+async def test_a_transition_time_moves_only_with_the_status() -> None:
+    world = await running()
+    since = world.condition("Succeeded")["lastTransitionTime"]
+    assert world.condition("Succeeded")["reason"] == "Running"
+    world.tick(60)
+    await passes(world)
+    assert world.condition("Succeeded")["lastTransitionTime"] == since
+    assert world.condition("PodsReady")["lastTransitionTime"] > since
+
+
+async def test_progress_alone_is_written_every_fifteen_seconds() -> None:
+    world = await running()
+    writes = world.status_writes
+    for second in range(60):
+        world.report_now = report("Running", 10, tokens=second, tokens_per_second=float(second))
+        await passes(world, 1)
+    assert 3 <= world.status_writes - writes <= 5
+
+
+async def test_a_pass_without_news_does_nothing_at_all() -> None:
+    world = await running()
+    decision = await Controller(world, world, world.clock).pass_once(NAMESPACE, "demo")
+    assert decision is not None and decision.actions == ()
+
+
+async def test_a_lost_coordinator_is_replaced_and_nobody_else() -> None:
+    world = await running()
+    world.vanish(world.pod("coordinator"))
+    await passes(world)
+    assert (world.created[4:], world.deleted) == (["demo-coordinator-1"], [])
+    assert world.state == "Restarting"
+
+
+async def test_a_deadline_fails_the_job_and_ends_its_pods() -> None:
+    world = await running(activeDeadlineSeconds=60)
+    world.tick(60)
+    await passes(world)
+    assert world.condition("Progressing")["reason"] == "DeadlineExceeded"
+    assert world.pods() == []
+
+
+async def test_a_finished_job_goes_when_its_time_to_live_is_over() -> None:
+    world = await running(ttlSecondsAfterFinished=100)
+    world.end(world.pod("coordinator"), 0, report_text("Completed", step=100))
+    await passes(world)
+    world.tick(90)
+    await passes(world)
+    assert world.state == "Completed"
+    world.tick(10)
+    await passes(world)
+    assert ("TrainingJob", "demo") not in world.objects
+
+
+async def test_what_indexing_found_is_told_at_the_source() -> None:
+    world = await running()
+    found = SourceReport("code", "code", 1643, 31184220, 7204, 44120, 165001, 1184337, 0, "sha256:1")
+    world.report_now = report("Running", 11, sources=(found,))
+    await passes(world)
+    status = world.objects["DataSource", "code"]["status"]
+    assert (status["documents"], status["tokens"], status["conditions"][0]["status"]) == (1643, "31184220", "True")
+    DataSourceStatus.model_validate(status)
+
+
+async def test_each_of_the_coordinators_events_is_published_once_and_those_of_its_successor_too() -> None:
+    world, settings = await running(), Settings(relay_events=True)
+    for _ in range(2):
+        for sequence in range(3):
+            saved = tuple(JobEvent(n, 1.0, "CheckpointSaved", f"step {n}") for n in range(sequence + 1))
+            world.report_now = report("Running", 11, events=saved)
+            await passes(world, 2, settings)
+        world.vanish(world.pod("coordinator"))
+        world.report_now = None
+        await passes(world, 2, settings)
+        world.run_all()
+    assert [h.message for h in world.happenings if h.reason == "CheckpointSaved"] == ["step 0", "step 1", "step 2"] * 2
+
+
+async def test_a_changed_setting_reaches_the_config_map_and_no_pod() -> None:
+    world = await running()
+    world.edit("TrainingJob", "demo", stragglers={"action": "Warn"})
+    await passes(world)
+    assert "Warn" in world.objects["ConfigMap", "demo-config"]["data"]["job.json"]
+    assert (world.deleted, len(world.created)) == ([], 4)
+
+
+async def test_the_token_is_made_once() -> None:
+    world = await running()
+    token = world.objects["Secret", "demo-token"]["data"]
+    world.edit("TrainingJob", "demo", stragglers={"action": "Warn"})
+    await passes(world)
+    assert world.objects["Secret", "demo-token"]["data"] == token
+
+
+async def test_a_pod_that_the_cluster_refuses_ends_the_job_with_the_clusters_words() -> None:
+    world = World(data_source(), data_mix(), training_job())
+    controller = Controller(world, world, world.clock)
+
+    def refuse(verb: str, what: str) -> None:
+        if (verb, what) == ("create", "demo-trainer-0-0"):
+            raise Refused("UnsupportedVolume", "volume 'data' needs Kubernetes")
+
+    world.before_call = refuse
+    for _ in range(4):
+        await controller.pass_once(NAMESPACE, "demo")
+    assert world.condition("Succeeded")["message"] == "UnsupportedVolume: volume 'data' needs Kubernetes"

@@ -1,0 +1,188 @@
+"""The failure rules as a table, and what losses lead to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from coxswain.wire import Fault
+from coxswain_operator.reconcile.failure import Loss, Verdict, count, judge
+from coxswain_operator.reconcile.spec import Rule
+from coxswain_operator.reconcile.values import PodView
+from tests.unit.reconcile_world import World, report, report_text
+from tests.unit.test_reconcile_life import passes, running
+
+
+def rule(action: str = "Fail", **selectors: Any) -> Rule:
+    return msgspec.convert({"name": "mine", "action": action, **selectors}, Rule)
+
+
+def loss(code: int | None = 1, reason: str = "Error", disrupted: bool = False, **pod: Any) -> Loss:
+    view = PodView("demo-trainer-2-0", "u", "trainer", 2, 0, phase="Failed", exit_code=code, reason=reason, **pod)
+    return Loss("trainer-2", reason, "trainer-2: it died", disrupted, code, view)
+
+
+IN_2 = {"onExitCodes": {"operator": "In", "values": [2, 3]}}
+NOT_IN_1 = {"onExitCodes": {"operator": "NotIn", "values": [1]}}
+PRESSURE = {("MemoryPressure", "True")}
+
+TABLE: dict[str, tuple[Loss, Rule, bool]] = {
+    "an exit code in the list matches In": (loss(2), rule(**IN_2), True),
+    "an exit code that is not in the list does not match In": (loss(1), rule(**IN_2), False),
+    "an exit code that is not in the list matches NotIn": (loss(137), rule(**NOT_IN_1), True),
+    "no exit code at all matches neither In nor NotIn": (loss(None), rule(**NOT_IN_1), False),
+    "a pod condition matches by type": (
+        loss(conditions=frozenset({("DisruptionTarget", "True")})),
+        rule(onPodConditions=[{"type": "DisruptionTarget"}]),
+        True,
+    ),
+    "a pod condition that is False does not match": (
+        loss(conditions=frozenset({("DisruptionTarget", "False")})),
+        rule(onPodConditions=[{"type": "DisruptionTarget"}]),
+        False,
+    ),
+    "a pod that vanished counts as disrupted": (
+        Loss("trainer-2", "Vanished", "gone", disrupted=True),
+        rule(onPodConditions=[{"type": "DisruptionTarget"}]),
+        True,
+    ),
+    "a container's reason matches": (loss(137, "OOMKilled"), rule(onReasons=["OOMKilled"]), True),
+    "another reason does not": (loss(137, "Error"), rule(onReasons=["OOMKilled"]), False),
+    "a condition of the node matches": (
+        loss(node_conditions=frozenset(PRESSURE)),
+        rule(onNodeConditions=[{"type": "MemoryPressure"}]),
+        True,
+    ),
+    "of two selectors one is not enough": (loss(2, "Error"), rule(**IN_2, onReasons=["OOMKilled"]), False),
+    "a rule that names nothing matches nothing": (loss(1), rule(), False),
+}
+
+
+@pytest.mark.parametrize(("what", "mine", "holds"), TABLE.values(), ids=TABLE.keys())
+def test_a_rule_matches_when_all_that_it_names_holds(what: Loss, mine: Rule, holds: bool) -> None:
+    assert (judge(what, (mine,)).rule == "mine") is holds
+
+
+def test_the_first_rule_that_matches_wins() -> None:
+    first, second = rule("RestartJob", **NOT_IN_1), rule("Fail", **IN_2)
+    assert judge(loss(2), (first, second)).action == "RestartJob"
+
+
+@pytest.mark.parametrize(
+    ("what", "action"),
+    [
+        (loss(1), "RestartTrainer"),
+        (loss(2), "Fail"),
+        (loss(143, disrupted=True), "RestartTrainerIgnoringLimit"),
+        (Loss("loader-0", "Vanished", "gone", disrupted=True), "RestartTrainerIgnoringLimit"),
+    ],
+)
+def test_without_rules_only_the_users_fault_fails_and_disruptions_are_not_counted(what: Loss, action: str) -> None:
+    assert judge(what, ()).action == action
+
+
+def test_a_restart_of_the_whole_job_counts_once_however_many_pods_asked_for_it() -> None:
+    lost = tuple(Verdict(loss(), "r", "RestartJob") for _ in range(4))
+    assert count(lost) == 1
+    assert count(tuple(Verdict(loss(), "r", "RestartTrainer") for _ in range(4))) == 4
+
+
+async def test_a_failed_trainer_is_replaced_alone_and_counted() -> None:
+    world = await running()
+    world.end(world.pod("trainer-1"), 1)
+    await passes(world)
+    assert world.created[4:] == ["demo-trainer-1-1"]
+    assert [p["metadata"]["name"] for p in world.deleted] == ["demo-trainer-1-0"]
+    assert world.job["status"]["restarts"] == {"counted": 1, "ignored": 0}
+
+
+async def test_a_lost_node_is_replaced_without_counting_and_told_as_such() -> None:
+    world = await running()
+    world.end(world.pod("trainer-1"), 137, disrupted=True)
+    await passes(world)
+    assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 1}
+    assert [h.reason for h in world.happenings if h.warning] == ["NodeLost"]
+
+
+async def test_a_second_failure_waits_a_second_and_a_third_two() -> None:
+    world = await running()
+    for _ in range(3):
+        await passes(world, 5)
+        world.end(world.pod("trainer-1"), 1)
+    await passes(world, 1)
+    entry = next(e for e in world.job["status"]["incarnations"] if e["name"] == "trainer-1")
+    assert (entry["number"], entry["delaySeconds"]) == (3, 2)
+    assert world.pod("trainer-1") is None
+    await passes(world, 3)
+    assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-3"
+
+
+async def test_one_restart_more_than_allowed_fails_the_job_by_name_of_the_limit() -> None:
+    world = await running(failurePolicy={"maxRestarts": 1})
+    for _ in range(2):
+        world.end(world.pod("trainer-1"), 1)
+        await passes(world)
+        world.run_all()
+    assert world.state == "Failed"
+    assert world.condition("Progressing")["reason"] == "RestartLimitExceeded"
+    assert "maxRestarts (1)" in world.condition("Succeeded")["message"]
+    assert not [p for p in world.pods() if p["status"]["phase"] == "Running"]
+
+
+async def test_the_users_fault_is_told_in_the_coordinators_own_words() -> None:
+    world = await running()
+    fault = Fault("EmptySource", "source code has no documents")
+    world.report_now = report("Failed", 0, fault=fault)
+    world.end(world.pod("loader-0"), 2)  # told to leave; says nothing itself
+    await passes(world, 2)
+    assert world.state != "Failed"
+    world.end(world.pod("coordinator"), 2, report_text("Failed", fault=fault))
+    await passes(world)
+    assert world.condition("Succeeded")["message"] == "EmptySource: coordinator: source code has no documents"
+
+
+async def test_who_left_with_a_coordinator_that_gave_up_is_replaced_without_counting() -> None:
+    world = await running()
+    for pod in list(world.pods()):
+        world.end(pod, 1)
+    await passes(world)
+    assert world.job["status"]["restarts"] == {"counted": 1, "ignored": 3}
+    assert sorted(world.created[4:]) == [
+        "demo-coordinator-1",
+        "demo-loader-0-1",
+        "demo-trainer-0-1",
+        "demo-trainer-1-1",
+    ]
+
+
+async def test_a_rule_may_restart_the_whole_job_as_a_new_attempt() -> None:
+    rules = [{"name": "all", "onExitCodes": {"operator": "In", "values": [9]}, "action": "RestartJob"}]
+    world = await running(failurePolicy={"rules": rules})
+    world.end(world.pod("trainer-1"), 9)
+    await passes(world, 6)
+    status = world.job["status"]
+    assert (status["attempt"], status["restarts"]["counted"]) == (1, 1)
+    assert [(a["number"], a.get("rule"), a.get("exitCode"), a.get("resumedStep")) for a in status["attempts"]] == [
+        (0, "all", 9, None), (1, None, None, 10),
+    ]  # fmt: skip
+    assert {p["metadata"]["labels"]["coxswain.dev/attempt"] for p in world.pods()} == {"1"}
+
+
+async def test_a_pod_that_does_not_start_in_time_is_replaced_and_counted() -> None:
+    world = await running(startTimeoutSeconds=60)
+    world.vanish(world.pod("trainer-1"))
+    await passes(world)
+    world.tick(61)
+    await passes(world)
+    assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-2"
+    assert world.job["status"]["restarts"] == {"counted": 1, "ignored": 1}
+
+
+async def test_a_coordinator_that_leaves_with_0_but_no_last_checkpoint_is_replaced() -> None:
+    world: World = await running()
+    world.end(world.pod("coordinator"), 0, report_text("Completed", step=100, checkpoint_step=90))
+    await passes(world)
+    assert world.state == "Restarting"
+    assert world.pod("coordinator")["metadata"]["name"] == "demo-coordinator-1"

@@ -139,7 +139,7 @@ def _request(content: bytes | None, generation: int | None, params: dict[str, An
     return {
         "content": content,
         "headers": headers,
-        "params": params,
+        "params": params or None,  # an empty one would take away the query that a path brings
         "timeout": httpx.Timeout(min(limit, 5.0), read=read),
     }
 

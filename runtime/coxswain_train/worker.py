@@ -182,8 +182,8 @@ def meet(client: Client, place: Place, record: wire.World, host: str, device: to
 def _find_rendezvous(client: Client, place: Place) -> wire.Rendezvous:
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
-        path = f"/v1/rendezvous?generation={place.generation}"
-        there = client.get(path, wire.Rendezvous, generation=place.generation, wait=_POLL)
+        path = f"/v1/rendezvous?generation={place.generation}&wait=5"
+        there = client.get(path, wire.Rendezvous, generation=place.generation)
         if there is not None:
             return there
     raise Retryable(f"rank {place.rank}: rank 0 of generation {place.generation} did not open its store")

@@ -122,6 +122,16 @@ def _torn(key: str, why: str) -> Refused:
     )
 
 
+def check_batch(job: JobConfig) -> None:
+    """Refuses a batch whose steps would be empty now and then."""
+    if job.batch.max_sequence_tokens > job.batch.tokens_per_step:
+        raise Refused(
+            "BatchTooSmall",
+            f"batch.tokensPerStep is {job.batch.tokens_per_step}; it must be at least batch.maxSequenceTokens "
+            f"({job.batch.max_sequence_tokens}), else some steps would be empty",
+        )
+
+
 class SaveBook:
     """Who has saved what of the checkpoints that are under way, in one generation."""
 

@@ -62,8 +62,8 @@ def waiting_for(run: Run) -> str:
     """Who waits for whom, for people; empty when the job simply runs (or has ended)."""
     if run.finished is not None:
         return ""
-    if run.trouble:
-        return f"the store: {run.trouble}"
+    if run.durably.trouble:
+        return f"the store: {run.durably.trouble}"
     if run.index is None:
         return _waiting_for_index(run)
     if run.session is None or run.session.lost:

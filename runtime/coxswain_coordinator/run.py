@@ -27,6 +27,8 @@ from coxswain.wire import (
     WorkerExit,
 )
 from coxswain_coordinator.bell import Bell
+from coxswain_coordinator.checkpoints import manifest_key_of
+from coxswain_coordinator.durable import Durable
 from coxswain_coordinator.events import EventBook
 from coxswain_coordinator.indexing import Index, assign_shares
 from coxswain_coordinator.journal import Journal
@@ -43,7 +45,7 @@ class Run:
 
     def __init__(self, job: JobConfig, metrics: Metrics, run_dir: Path | None, clock: Callable[[], float]) -> None:
         self.job, self.metrics, self.clock = job, metrics, clock
-        self.bell, self.registry = Bell(), Registry()
+        self.bell, self.registry, self.durably = Bell(), Registry(), Durable()
         self.events = EventBook(clock)
         self.steps, self.timings = Journal(run_dir, "steps.jsonl"), Journal(run_dir, "timings.jsonl")
         self.shares: tuple[LoaderShare, ...] = ()
@@ -60,7 +62,6 @@ class Run:
         self.stop: StopRequest | None = None
         self.fault: Fault | None = None
         self.finished: Finished | None = None
-        self.trouble = ""  # what the store answers at the moment
         self.short = ""  # why the trainers at hand do not suffice
 
     @property
@@ -126,6 +127,66 @@ class Run:
             session.saves.saved(saved)
         self.bell.ring()
 
+    def close_step(self, session: Session) -> bool:
+        """Closes the open step if all of it has been reported."""
+        plan = session.open_plan()
+        closed = session.book.close(plan, self.clock()) if plan is not None else None
+        if closed is None:
+            return False
+        line, timing = closed
+        self.steps.append(line)
+        self.timings.append(timing)
+        if not self.recent:
+            self.note("TrainingStarted", f"step {line.step} is done, loss {line.loss:.4f}")
+        self.recent.append(line)
+        self._measure(line)
+        if session.book.open > self.best:
+            self.best, self.failures = session.book.open, 0
+        session.forget_before(session.book.open)
+        self.bell.ring()
+        return True
+
+    def _measure(self, line: StepLine) -> None:
+        self.metrics["coxswain_step"].set(line.step)
+        self.metrics["coxswain_loss"].set(line.loss)
+        self.metrics["coxswain_step_seconds"].observe(line.seconds)
+        self.metrics["coxswain_idle_fraction"].set(line.idle_fraction)
+        self.metrics["coxswain_makespan_over_bound"].set(line.makespan_over_bound)
+        for source, tokens in line.tokens_by_source.items():
+            self.metrics["coxswain_tokens_total"].labels(source).inc(tokens)
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean duration of the latest steps; 0: none yet."""
+        return sum(line.seconds for line in self.recent) / len(self.recent) if self.recent else 0.0
+
+    def add_manifest(self, session: Session, manifest: Manifest, seconds: float) -> None:
+        """A checkpoint counts from now on."""
+        self.manifest, self.manifests = manifest, self.manifests + 1
+        session.mark_saved(manifest.step)
+        self.metrics["coxswain_checkpoint_step"].set(manifest.step)
+        self.metrics["coxswain_checkpoint_seconds"].observe(seconds)
+        if self.manifests % 10 == 1:
+            self.note("CheckpointSaved", f"{manifest_key_of(manifest)}, {len(manifest.shards)} shards")
+        self.bell.ring()
+
+    # --- worlds -------------------------------------------------------------------------------------------------------
+
+    def enter(self, session: Session) -> None:
+        """A new world begins; a stop that was asked for stays asked for."""
+        before, record = self.session, session.record
+        if self.stop is not None:
+            session.request_stop(before.stop_at if before and before.stop_at is not None else self.stop.at_step)
+        where = f"generation {record.generation} from step {record.first_step}"
+        gang = f"{where}: {len(session.world.seats)} ranks, {record.layout.summary()}"
+        if before is not None:
+            self.note("WorkerRestarted", f"{before.lost}; {gang}", warning=True)
+        else:
+            self.note("Resumed" if self.manifest else "GangStarted", gang)
+        self.session = session
+        self.metrics["coxswain_world_generation"].set(record.generation)
+        self.bell.ring()
+
     # --- failure and end ----------------------------------------------------------------------------------------------
 
     def add_exit(self, exit_: WorkerExit) -> None:
@@ -175,6 +236,15 @@ class Run:
         if self.session is not None:
             self.session.request_stop(request.at_step)
         self.bell.ring()
+
+    def finish(self, finished: Finished) -> Finished:
+        """The job has ended; every long poll hears of it."""
+        reasons = {Exit.DONE: "Completed", Exit.STOPPED: "Suspended"}
+        reason = reasons.get(Exit(finished.exit_code), "Failed")
+        self.note(reason, f"{finished.reason}: {finished.message}", warning=reason == "Failed")
+        self.finished = finished
+        self.bell.ring()
+        return finished
 
     def note(self, reason: str, message: str, warning: bool = False) -> None:
         self.events.add(reason, message, warning)

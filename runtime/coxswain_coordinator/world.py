@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coxswain.config import JobConfig
+from coxswain.errors import Refused
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.planlog import Generation, LoaderShare
 from coxswain.wire import Manifest, Register, World
@@ -51,6 +52,18 @@ def replace_world(
         loaders=loaders,
         checkpoint=manifest_key_of(manifest) if manifest else "",
     )
+
+
+def vocabulary_of(job: JobConfig, tokenizer: int) -> int:
+    """Rows of the embedding, for a tokenizer of that many ids: the model's own number, or the next multiple of 64."""
+    fixed = job.model.vocabulary
+    if fixed and fixed < tokenizer:
+        raise Refused(
+            "VocabularyTooSmall",
+            f"model.config.vocabulary is {fixed}, the tokenizer has {tokenizer} ids; give at least {tokenizer}, or 0 to "
+            "follow the tokenizer",
+        )
+    return fixed or -(-tokenizer // 64) * 64
 
 
 def world_of(record: Generation, agents: Sequence[Register], vocabulary: int) -> World:

@@ -224,7 +224,6 @@ def store_of(job: JobConfig) -> Store:
 @contextlib.asynccontextmanager
 async def cluster(job: JobConfig, folder: Path, token: str = TOKEN, instance: str = "one") -> AsyncIterator[Cluster]:
     """A coordinator on a port of the kernel's choice, and a client for it."""
-    folder.mkdir(exist_ok=True)
     coordinator = Coordinator(job, store_of(job), TOKEN, place, f"coordinator-{instance}", folder, time.time)
     port = await coordinator.start("127.0.0.1", 0)
     client = AsyncClient(f"http://127.0.0.1:{port}", token, deadline=5)

@@ -27,7 +27,7 @@ def validate_command(
 ) -> None:
     """Check files offline: every fault at once, with what is allowed and the way out. Exit 0, or 2 with faults."""
     documents, faults = load_documents(files)
-    faults += validate(documents)
+    faults = sorted([*faults, *validate(documents)], key=lambda fault: (fault.file, fault.document))
     if as_json:
         print(json.dumps([asdict(fault) for fault in faults], indent=2))
     elif faults:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+import ssl
 import tempfile
 import time
 from pathlib import Path
@@ -42,7 +43,9 @@ class ApiServer:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if hasattr(self, "http"):
             self.http.close()
         for child in reversed(self._children):
@@ -70,7 +73,8 @@ class ApiServer:
         child = self._start("kube-apiserver", self._apiserver_command(etcd, port, certificates))
         child.wait_until(lambda: accepts(self._address, port) and self.ca.exists())
         headers = {"Authorization": f"Bearer {self.token}"}
-        self.http = httpx.Client(base_url=self.url, verify=str(self.ca), headers=headers, timeout=30)
+        trust = ssl.create_default_context(cafile=str(self.ca))
+        self.http = httpx.Client(base_url=self.url, verify=trust, headers=headers, timeout=30, trust_env=False)
         child.wait_until(lambda: self.http.get("/readyz").status_code == 200)
         self._write_kubeconfig()
 
@@ -130,5 +134,7 @@ class ApiServer:
 
 def _elliptic_key() -> str:
     """A fresh P-256 private key (RFC 5915, without the public part, which its reader computes)."""
-    der = bytes.fromhex("30310201010420") + b"\x01" + secrets.token_bytes(31) + bytes.fromhex("a00a06082a8648ce3d030107")
+    der = (
+        bytes.fromhex("30310201010420") + b"\x01" + secrets.token_bytes(31) + bytes.fromhex("a00a06082a8648ce3d030107")
+    )
     return f"-----BEGIN EC PRIVATE KEY-----\n{base64.b64encode(der).decode()}\n-----END EC PRIVATE KEY-----\n"

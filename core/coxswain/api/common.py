@@ -6,17 +6,13 @@ what it is, its unit, what empty means, and when it may change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
 
 MAX_INTEGER = 2**53 - 1  # what JSON readers in every language keep exactly
 MAX_ITEMS = 64  # sources, phases, rules: enough for people, small enough for the API server's cost estimate
-
-T = TypeVar("T")
 
 
 class Model(BaseModel):
@@ -33,38 +29,36 @@ class Model(BaseModel):
     )
 
 
-def unique_by(key: str) -> Callable[[list[T]], list[T]]:
-    """A check that no two items share `key`: what the API server does for list-maps."""
-
-    def check(items: list[T]) -> list[T]:
-        seen: set[Hashable] = set()
-        for item in items:
-            value = getattr(item, key)
-            if value in seen:
-                raise PydanticCustomError("duplicate", "Duplicate value: {value}", {"value": value, "key": key})
-            seen.add(value)
-        return items
-
-    return check
-
-
-def list_map(key: str, maximum: int = MAX_ITEMS) -> tuple[Any, Any]:
-    """Annotations of a list whose items are known by `key`, so that server-side apply merges them."""
+def list_map(key: str, maximum: int = MAX_ITEMS) -> Any:
+    """Annotation of a list whose items are known by `key`: no two share it, and server-side apply merges them by it."""
     extra: Any = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
-    return AfterValidator(unique_by(key)), Field(max_length=maximum, json_schema_extra=extra)
+    return Field(max_length=maximum, json_schema_extra=extra)
 
 
 ATOMIC: Any = {"x-kubernetes-list-type": "atomic"}
 
-Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
-ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")]
-Word = Annotated[str, Field(min_length=1, max_length=63)]
+_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_SUBDOMAIN = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"
+_URI = r"^(s3://|file:///|pvc://)"
+_URL = r"^(https?://.+)?$"
+_DECIMAL = r"^[0-9]{1,15}(\.[0-9]{1,15})?([eE][-+]?[0-9]{1,2})?$"
+# What the patterns mean, for people.
+PATTERNS = {
+    _LABEL: "lower-case letters, digits and -",
+    _SUBDOMAIN: "lower-case letters, digits, - and .",
+    _URI: "s3://bucket/path, file:///path or pvc://claim/path",
+    _URL: "http:// or https:// and a host",
+    _DECIMAL: 'a decimal string such as "0.1" or "3e-4"',
+}
+
+Name = Annotated[str, Field(min_length=1, max_length=63, pattern=_LABEL)]
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=_SUBDOMAIN)]
 Text = Annotated[str, Field(max_length=1024)]
 LongText = Annotated[str, Field(max_length=32768)]
-Uri = Annotated[str, Field(max_length=1024, pattern=r"^(s3://|file:///|pvc://)")]
-Url = Annotated[str, Field(max_length=1024, pattern=r"^(https?://.+)?$")]
+Uri = Annotated[str, Field(max_length=1024, pattern=_URI)]
+Url = Annotated[str, Field(max_length=1024, pattern=_URL)]
 Image = Annotated[str, Field(max_length=512)]
-Decimal = Annotated[str, Field(max_length=32, pattern=r"^[0-9]{1,15}(\.[0-9]{1,15})?([eE][-+]?[0-9]{1,2})?$")]
+Decimal = Annotated[str, Field(max_length=32, pattern=_DECIMAL)]
 Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
 
 Whole = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
@@ -112,4 +106,4 @@ class Condition(Model):
     """metadata.generation that the condition was computed from."""
 
 
-Conditions = Annotated[list[Condition], *list_map("type", 32)]
+Conditions = Annotated[list[Condition], list_map("type", 32)]

@@ -48,7 +48,7 @@ class Phase(Model):
     """First step with these weights."""
     from_tokens: Whole | None = None
     """Token count of the mixed stream from which these weights hold."""
-    weights: Annotated[list[PhaseWeight], *list_map("name"), Field(min_length=1)]
+    weights: Annotated[list[PhaseWeight], list_map("name"), Field(min_length=1)]
     """Weights by name of the source within the mix; a source that is not named gets nothing."""
 
 
@@ -57,7 +57,7 @@ class DataMixSpec(Model):
 
     seed: Whole = 0
     """Seed of the order of the samples. Immutable."""
-    sources: Annotated[list[MixSource], *list_map("name"), Field(min_length=1)]
+    sources: Annotated[list[MixSource], list_map("name"), Field(min_length=1)]
     """The sources, known by name. None can be added or removed: that is another stream, so another DataMix."""
     phases: list[Phase] = Field(max_length=MAX_ITEMS, json_schema_extra=ATOMIC, default_factory=list)
     """Changes of weights over the run; all by step or all by tokens. Recorded, so a replay is exact. Empty: none. May change."""

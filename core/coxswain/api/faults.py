@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from coxswain.api.common import Model
+from coxswain.api.common import PATTERNS, Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ def _enumeration(detail: ErrorDetails, context: Mapping[str, Any]) -> tuple[str,
 
 
 def _pattern(detail: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str]:
-    return f"{shorten(detail['input'])!r} does not match the pattern", str(context["pattern"])
+    pattern = str(context["pattern"])
+    return f"{shorten(detail['input'])!r} has not the form that is needed", PATTERNS.get(pattern, pattern)
 
 
 def _bound(sign: str, key: str, unit: str = "") -> Any:
@@ -93,7 +94,20 @@ def _bound(sign: str, key: str, unit: str = "") -> Any:
     return say
 
 
+def _type(name: str) -> Any:
+    def say(detail: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str]:
+        return f"{shorten(detail['input'])} is not {name}", name
+
+    return say
+
+
 _SHAPES: dict[str, Any] = {
+    "int_type": _type("a whole number"),
+    "string_type": _type("a string"),
+    "bool_type": _type("true or false"),
+    "list_type": _type("a list"),
+    "model_type": _type("a mapping"),
+    "dict_type": _type("a mapping"),
     "literal_error": _enumeration,
     "string_pattern_mismatch": _pattern,
     "greater_than_equal": _bound("at least", "ge"),
@@ -108,7 +122,7 @@ _WAYS_OUT = {
     "int_type": "write a whole number without quotes",
     "string_type": "put the value in quotes",
     "bool_type": "write true or false",
-    "duplicate": "give every item a name of its own",
+    "string_pattern_mismatch": "write it in the allowed form",
 }
 
 

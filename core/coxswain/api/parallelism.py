@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from coxswain.api.common import Conditions, Count, Degree, Model, Tokens, Whole
+from coxswain.api.common import Conditions, Count, Degree, Model, Name, Tokens, Whole
 
 
 class HybridData(Model):
@@ -37,9 +35,7 @@ class ParallelismPolicySpec(Model):
     """Auto: activations move to host memory as far as the copy hides behind compute."""
     optimizer_sharding: Literal["ZeRO1"] = "ZeRO1"
     """How optimizer state is spread over the replicas."""
-    hardware: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] = (
-        "a100-80g"
-    )
+    hardware: Name = "a100-80g"
     """Constants of the cost model: a100-40g, a100-80g, h100-80g, cpu, or the name of a table of your own."""
 
 

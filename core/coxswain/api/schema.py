@@ -7,6 +7,7 @@ have to go.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 from coxswain.api.common import Model
@@ -82,3 +83,23 @@ def with_defaults(schema: Schema, value: Any) -> Any:
         if name in result:
             result[name] = with_defaults(member, result[name])
     return result
+
+
+def repeated(schema: Schema, value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Path and key of every item of a list-map whose key an earlier item has: the API server refuses them."""
+    if isinstance(value, dict):
+        for name, member in schema.get("properties", {}).items():
+            if name in value:
+                yield from repeated(member, value[name], f"{path}.{name}" if path else name)
+    if isinstance(value, list) and "items" in schema:
+        yield from _repeated_items(schema, value, path)
+        for index, item in enumerate(value):
+            yield from repeated(schema["items"], item, f"{path}[{index}]")
+
+
+def _repeated_items(schema: Schema, items: list[Any], path: str) -> Iterator[tuple[str, Any]]:
+    for key in schema.get("x-kubernetes-list-map-keys", ()):
+        keys = [item.get(key) if isinstance(item, dict) else None for item in items]
+        for index, found in enumerate(keys):
+            if isinstance(found, str) and found in keys[:index]:
+                yield f"{path}[{index}].{key}", found

@@ -214,7 +214,7 @@ class FailurePolicy(Model):
 
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 10
     """Counted restarts before the job fails."""
-    rules: Annotated[list[FailureRule], *list_map("name")] = Field(default_factory=list)
+    rules: Annotated[list[FailureRule], list_map("name")] = Field(default_factory=list)
     """The first that matches wins. Empty or no match: exit code 2 fails the job, everything else restarts the trainer."""
 
 

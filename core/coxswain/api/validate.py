@@ -13,19 +13,19 @@ from coxswain.api.judge import judge
 from coxswain.api.kinds import BY_NAME, Kind
 from coxswain.api.load import Document
 from coxswain.api.resolve import resolve
-from coxswain.api.schema import Schema, with_defaults
+from coxswain.api.schema import Schema, repeated, with_defaults
 
 # Found between objects that are both in the files. A missing object is no fault: it may be on the cluster, or come later.
 _BETWEEN = ("TokenizerMismatch", "CapacityTooSmall")
 
 
 def validate(documents: Sequence[Document]) -> list[Fault]:
-    """Every fault of the documents, in their order."""
+    """Every fault of each document, then of repeated names; and of the references between them, once all else is right."""
     faults = [fault for document in documents for fault in _place(document, check(document.manifest))]
     faults += _repeated(documents)
     if not faults:
         faults += _between(documents)
-    return sorted(faults, key=lambda fault: (fault.file, fault.document))
+    return faults
 
 
 def check(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[Fault]:
@@ -59,7 +59,10 @@ def _shape(kind: Kind, manifest: dict[str, Any]) -> list[Fault]:
         faults.append(Fault("metadata.name", "required, but missing", way_out="give the object a name"))
     faults += parse(kind.spec, manifest["spec"], "spec")[1] if "spec" in manifest else [_missing_spec()]
     faults += parse(kind.status, manifest["status"], "status")[1] if "status" in manifest else []
-    return faults
+    return faults + [
+        Fault(path, f"{key!r} appears twice", key, way_out="give every item a name of its own")
+        for path, key in repeated(_schema(kind.name), manifest)
+    ]
 
 
 def _missing_spec() -> Fault:

@@ -68,12 +68,6 @@ def test_event_times_are_read_as_numbers_and_as_iso_texts(tmp_path: Path) -> Non
     assert [e.time for e in read_run(tmp_path).events] == [1_800_000_060.0, 1_800_000_000.0, 0.0]
 
 
-def test_an_event_that_coordinator_and_operator_both_wrote_is_told_once(tmp_path: Path) -> None:
-    times = [1_800_000_000.7, "2027-01-15T08:00:01Z", 1_800_000_900.0]
-    samples.write_lines(tmp_path / "events.jsonl", [{"time": t, "reason": "R", "message": "m"} for t in times])
-    assert [e.time for e in read_run(tmp_path).events] == [1_800_000_000.7, 1_800_000_900.0]
-
-
 def test_name_weights_and_status_come_from_the_clusters_objects(tmp_path: Path) -> None:
     run = read_run(samples.write_run(tmp_path, steps=2))
     assert run.job == samples.job()

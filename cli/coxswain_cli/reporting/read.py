@@ -17,7 +17,6 @@ from coxswain_cli.reporting.record import Event, Run, Step, StepTiming
 T = TypeVar("T")
 
 STEPS, EVENTS, TIMINGS = "steps.jsonl", "events.jsonl", "timings.jsonl"
-ECHO_SECONDS = 60.0
 
 
 def read_run(directory: Path) -> Run:
@@ -76,20 +75,7 @@ def _converted(path: Path, type_: type[T]) -> tuple[list[T], int]:
 def _events(path: Path) -> tuple[tuple[Event, ...], int]:
     values, bad = _lines(path)
     events = [_event(v) for v in values if isinstance(v, dict)]
-    return _told_once(events), bad + len(values) - len(events)
-
-
-def _told_once(events: list[Event]) -> tuple[Event, ...]:
-    """In the order of the file, which is the order of writing. The coordinator notes an event, and the operator that hears
-    of it publishes it again a moment later: the second telling is left out."""
-    last: dict[tuple[str, str], float] = {}
-    kept = []
-    for event in events:
-        told = last.get((event.reason, event.message))
-        if told is None or abs(event.time - told) > ECHO_SECONDS:
-            kept.append(event)
-            last[event.reason, event.message] = event.time
-    return tuple(kept)
+    return tuple(events), bad + len(values) - len(events)
 
 
 def _event(value: dict[str, Any]) -> Event:

@@ -47,7 +47,8 @@ def _walk(lists: dict[tuple[int, int], tuple[Operation, ...]], tasks: tuple[Task
             for replica in sorted(here):
                 at[replica, stage[1]] += 1
                 ready.append((replica, stage[1]))
-    return [_hang(operation, here, tasks) for (_, operation), here in waiting.items()]
+    stuck = sorted(waiting.items(), key=lambda item: (item[0][1].task, item[0][0]))
+    return [_hang(operation, here, tasks) for (_, operation), here in stuck]
 
 
 def _hang(operation: Operation, here: set[int], tasks: tuple[Task, ...]) -> str:

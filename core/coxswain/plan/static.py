@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from coxswain.errors import Refused
 from coxswain.plan.problem import Draft, Problem
 
 
@@ -15,6 +16,12 @@ def static(problem: Problem) -> list[Draft]:
     longest = int(problem.lengths.max(initial=1))
     cp = _least_divisor(-(-longest // problem.capacity), problem.replicas)
     groups = problem.replicas // cp
+    if cp > problem.max_degree:
+        raise Refused(
+            "CapacityLost",
+            f"{longest} tokens need a mesh of {cp} replicas (a divisor of {problem.replicas}), but maxDegree is "
+            f"{problem.max_degree}: raise it, raise tokensPerReplica, or use balance Makespan",
+        )
     packs = _next_fit(problem.lengths.tolist(), cp * problem.capacity)
     members = np.arange(groups * cp).reshape(groups, cp).tolist()
     return [Draft(tuple(members[k % groups]), pack) for k, pack in enumerate(packs)]

@@ -1,0 +1,109 @@
+"""The cost model and its constants."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coxswain.config import ModelConfig
+from coxswain.cost import CostModel, constants_for, load_constants
+from coxswain.cost.constants import SHIPPED
+from coxswain.errors import Refused
+
+H100 = CostModel(load_constants("h100-80g"))
+
+
+def test_the_shipped_h100_numbers_are_those_of_the_targets() -> None:
+    c = H100.constants
+    assert (c.linear_us_per_token, c.attention_ns_per_token2, c.kv_bytes_per_token) == (77.3, 2.87, 393216)
+    assert (c.inside_node_gbps, c.between_nodes_gbps, c.task_ms) == (300, 50, 20)
+
+
+def test_the_shape_of_the_7b_model_gives_the_shipped_numbers_within_a_percent() -> None:
+    shape = ModelConfig(layers=32, hidden=4096, heads=32, kv_heads=8, feed_forward=11008, vocabulary=32000)
+    derived, shipped = constants_for("h100-80g", shape), H100.constants
+    for field in shipped.__struct_fields__:
+        assert getattr(derived, field) == pytest.approx(getattr(shipped, field), rel=0.01), field
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_file_serves_every_known_model(name: str) -> None:
+    assert load_constants(name, "llama-70b").linear_us_per_token > load_constants(name, "llama-7b").linear_us_per_token
+
+
+def test_a_pack_costs_its_sequences_and_one_task() -> None:
+    assert H100.pack_seconds([1000, 2000]) == pytest.approx(0.02 + 77.3e-6 * 3000 + 2.87e-9 * 5e6)
+
+
+def test_a_ring_bound_by_travel_waits_for_keys_and_values() -> None:
+    s, degree = 64_000.0, 64.0  # 1,000 tokens a member: less than travel between nodes takes
+    travel = 393216 * 1000 / 50e9
+    want = 0.02 + 77.3e-6 * 1000 + 2.87e-9 * 1e6 + 63 * travel
+    assert H100.ring_seconds(s, degree, False) == pytest.approx(want)
+    assert H100.ring_seconds(s, degree, True) < want
+
+
+def test_ring_times_of_arrays_equal_those_of_numbers() -> None:
+    s, d = np.array([9000.0, 70000.0]), np.array([2.0, 16.0])
+    assert H100.ring_seconds(s, d, False).tolist() == [
+        H100.ring_seconds(a, b, False) for a, b in zip(s, d, strict=True)
+    ]
+
+
+def test_a_ring_of_one_sequence_costs_what_a_packed_ring_of_it_costs() -> None:
+    assert H100.packed_ring_seconds([50_000], 8, True) == pytest.approx(H100.ring_seconds(50_000.0, 8.0, True))
+
+
+def test_the_bound_is_work_over_speed_or_the_longest_sequence() -> None:
+    even = H100.lower_bound([8192] * 8, [1.0] * 4, 8192, 4, 8)
+    assert even == pytest.approx(2 * H100.pack_seconds([8192]))
+    long = H100.lower_bound([32768, 1], [1.0] * 8, 8192, 4, 8)
+    assert long == pytest.approx(H100.ring_seconds(32768.0, 4.0, True))
+
+
+def test_the_bound_knows_speeds() -> None:
+    assert H100.lower_bound([8192] * 8, [2.0] * 4, 8192, 4, 8) == pytest.approx(H100.pack_seconds([8192]))
+    mixed = H100.lower_bound([16384], [1.0, 0.5], 8192, 2, 8)
+    assert mixed == pytest.approx(2 * H100.ring_seconds(16384.0, 2.0, True))
+
+
+def test_a_plain_constants_file_serves_any_model(tmp_path: Path) -> None:
+    plain = {"linear_us_per_token": 1, "attention_ns_per_token2": 1, "kv_bytes_per_token": 8, "inside_node_gbps": 1}
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({**plain, "between_nodes_gbps": 1, "task_ms": 0}))
+    assert load_constants(str(file), "whatever").kv_bytes_per_token == 8
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        ("{", "truncated"),
+        ('{"linear_us_per_token": 1}', "missing required field"),
+        ('{"rates": {"tflops": 3}}', "unknown field"),
+    ],
+    ids=["missing", "cut", "short", "unknown"],
+)
+def test_a_bad_hardware_file_is_refused_by_name(tmp_path: Path, content: str | None, says: str) -> None:
+    file = tmp_path / "bad.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(Refused, match=says) as refused:
+        load_constants(str(file))
+    assert "bad.json" in refused.value.message
+
+
+def test_a_constant_of_zero_is_refused(tmp_path: Path) -> None:
+    constants = {**dict.fromkeys(H100.constants.__struct_fields__, 1.0), "inside_node_gbps": 0.0}
+    file = tmp_path / "zero.json"
+    file.write_text(json.dumps(constants))
+    with pytest.raises(Refused, match="inside_node_gbps is 0"):
+        load_constants(str(file))
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(Refused, match=r"'gpt-9'.*llama-7b"):
+        load_constants("cpu", "gpt-9")

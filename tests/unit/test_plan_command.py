@@ -1,0 +1,103 @@
+"""`cox plan step` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from coxswain_cli.plan import step_command
+
+
+@pytest.fixture
+def lengths(tmp_path: Path) -> Path:
+    file = tmp_path / "lengths.json"
+    file.write_text(json.dumps([17000, 300, 8192, 5, 40000, *range(100, 6000, 150)]))
+    return file
+
+
+def cox(*args: object) -> Result:
+    app = typer.Typer()
+    app.command()(step_command)
+    return CliRunner().invoke(app, ["--replicas", "8", "--capacity", "8192", *map(str, args)])
+
+
+def plan(*args: object) -> dict[str, Any]:
+    result = cox(*args)
+    assert result.exit_code == 0, result.output
+    loaded: dict[str, Any] = json.loads(result.stdout)
+    return loaded
+
+
+def test_the_plan_has_every_field_of_the_design(lengths: Path) -> None:
+    report = plan("--lengths", lengths)
+    assert list(report) == [
+        "balance", "replicas", "capacity", "makespan_seconds", "lower_bound_seconds", "makespan_over_bound", "work_seconds",
+        "idle_fraction", "ring_bytes", "planner_seconds", "digest", "constants", "tasks",
+    ]  # fmt: skip
+    assert set(report["tasks"][0]) == {"index", "kind", "replicas", "seconds", "slices"}
+    assert set(report["tasks"][0]["slices"][0]) == {"replica", "sequence", "start", "stop"}
+    assert report["constants"]["linear_us_per_token"] == 77.3
+
+
+def test_tokens_of_the_tasks_are_tokens_of_the_file(lengths: Path) -> None:
+    slices = [s for t in plan("--lengths", lengths)["tasks"] for s in t["slices"]]
+    assert sum(s["stop"] - s["start"] for s in slices) == 65497 + sum(range(100, 6000, 150))
+
+
+def test_one_number_a_line_is_the_same_step(lengths: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "lengths.txt"
+    lines.write_text("\n".join(map(str, json.loads(lengths.read_text()))))
+    assert plan("--lengths", lines)["digest"] == plan("--lengths", lengths)["digest"]
+
+
+def test_the_output_file_holds_the_json_and_people_get_a_table(lengths: Path, tmp_path: Path) -> None:
+    result = cox("--lengths", lengths, "--output", tmp_path / "plan.json")
+    assert result.stdout == ""
+    assert "x the lower bound" in result.stderr
+    assert json.loads((tmp_path / "plan.json").read_text())["balance"] == "makespan"
+
+
+@pytest.mark.parametrize("balance", ["naive", "static"])
+def test_rivals_need_longer_on_four_nodes(balance: str, lengths: Path) -> None:
+    ours, rival = (
+        plan("--lengths", lengths, "--replicas", 32, "--balance", name)["makespan_seconds"]
+        for name in ("makespan", balance)
+    )
+    assert rival > ours
+
+
+def test_a_slow_replica_costs_time(lengths: Path, tmp_path: Path) -> None:
+    speeds = tmp_path / "speeds"
+    speeds.write_text("\n".join(["0.5"] * 8))
+    slow = plan("--lengths", lengths, "--speeds", speeds)
+    assert slow["makespan_seconds"] == pytest.approx(2 * plan("--lengths", lengths)["makespan_seconds"])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[100, -4]", "lengths[1] is -4"),
+        ("[100, 2.5]", "entry 1 is '2.5'"),
+        ("", "no numbers"),
+        ("[70000]", "hold only 65536"),
+    ],
+)
+def test_bad_lengths_end_with_2_and_say_where(text: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad"
+    file.write_text(text)
+    result = cox("--lengths", file)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_missing_file_an_unknown_balance_and_unknown_hardware_end_with_2(lengths: Path, tmp_path: Path) -> None:
+    for args in (["--lengths", tmp_path / "no"], ["--balance", "x"], ["--hardware", "x"], ["--model", "x"]):
+        result = cox("--lengths", lengths, *args)
+        assert result.exit_code == 2
+        assert "use one of" in result.stderr or "No such file" in result.stderr

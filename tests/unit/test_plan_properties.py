@@ -1,0 +1,116 @@
+"""What holds for every step that any planner places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import given as for_all
+
+from coxswain.plan.assemble import digest, one_sequence_a_ring
+from coxswain.plan.balances import BALANCES, plan, planner
+from coxswain.plan.problem import pose
+from coxswain.plan.simulate import drafts_of, simulate
+from coxswain.plan.types import Placement
+from coxswain.plan.validator import validate
+from tests.unit.plan_cases import given, layout_of, planned, steps
+
+EVERY = pytest.mark.parametrize("balance", sorted(BALANCES))
+many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def faults_of(placement: Placement, lengths: list[int], numbers: dict[str, Any]) -> list[str]:
+    return validate(placement, lengths, layout_of(numbers["replicas"]), numbers["capacity"], numbers["max_degree"])
+
+
+def any_degree(step: tuple[list[int], dict[str, Any]]) -> tuple[list[int], dict[str, Any]]:
+    """The same step with rings of up to all replicas: a static mesh has to divide them."""
+    lengths, numbers = step
+    return lengths, {**numbers, "max_degree": numbers["replicas"]}
+
+
+@many
+@for_all(step=steps())
+def test_any_step_is_covered_once_within_capacity_and_without_a_hang(step: tuple[list[int], dict[str, Any]]) -> None:
+    lengths, numbers = step
+    assert faults_of(planned("makespan", lengths, **numbers), lengths, numbers) == []
+
+
+@many
+@for_all(step=steps())
+def test_naive_plans_are_runnable_too(step: tuple[list[int], dict[str, Any]]) -> None:
+    lengths, numbers = step
+    assert faults_of(planned("naive", lengths, **numbers), lengths, numbers) == []
+
+
+@many
+@for_all(step=steps())
+def test_a_static_mesh_keeps_every_token_once(step: tuple[list[int], dict[str, Any]]) -> None:
+    lengths, numbers = any_degree(step)
+    problem = pose(lengths, **numbers)
+    drafts = one_sequence_a_ring(planner("static")(problem))
+    assert sorted(i for d in drafts for i in d.sequences) == list(range(len(lengths)))
+
+
+@EVERY
+@settings(max_examples=40, deadline=None)
+@for_all(step=steps())
+def test_the_same_input_gives_the_same_bytes(balance: str, step: tuple[list[int], dict[str, Any]]) -> None:
+    lengths, numbers = any_degree(step)
+    one, two = (plan(balance, lengths, **numbers) for _ in range(2))
+    assert msgspec.json.encode(one) == msgspec.json.encode(two)
+    assert digest(one) == digest(two)
+
+
+@EVERY
+@settings(max_examples=40, deadline=None)
+@for_all(step=steps())
+def test_the_reported_makespan_is_what_the_simulation_of_the_tasks_gives(
+    balance: str, step: tuple[list[int], dict[str, Any]]
+) -> None:
+    lengths, numbers = any_degree(step)
+    placement = plan(balance, lengths, **numbers)
+    timeline = simulate(pose(lengths, **numbers), drafts_of(placement))
+    assert placement.makespan_seconds == timeline.makespan
+    assert [t.seconds for t in placement.tasks] == list(timeline.seconds)
+
+
+@many
+@for_all(step=steps())
+def test_no_plan_beats_the_lower_bound(step: tuple[list[int], dict[str, Any]]) -> None:
+    lengths, numbers = step
+    for balance in ("makespan", "naive"):
+        placement = plan(balance, lengths, **numbers)
+        assert placement.makespan_seconds >= placement.lower_bound_seconds * (1 - 1e-9)
+
+
+@many
+@for_all(step=steps())
+def test_sequences_that_fit_one_replica_are_never_rings(step: tuple[list[int], dict[str, Any]]) -> None:
+    lengths, numbers = step
+    rings = [t for t in plan("makespan", lengths, **numbers).tasks if t.kind == "ring"]
+    assert all(lengths[t.slices[0].sequence] > numbers["capacity"] for t in rings)
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("lengths", "replicas", "capacity"),
+    [
+        pytest.param([], 4, 10, id="empty"),
+        pytest.param([1], 1, 1, id="one token"),
+        pytest.param([1], 4, 10, id="idle replicas"),
+        pytest.param([1] * 9, 4, 10, id="single tokens"),
+        pytest.param([10], 4, 10, id="just C"),
+        pytest.param([40], 4, 10, id="just N x C"),
+        pytest.param([10] * 7, 1, 10, id="one replica"),
+        pytest.param([3, 40, 10, 11], 4, 10, id="mixed"),
+    ],
+)
+def test_edges_are_placed_like_anything_else(balance: str, lengths: list[int], replicas: int, capacity: int) -> None:
+    numbers = given(replicas, capacity)
+    placement = planned(balance, lengths, **numbers)
+    if balance != "static":  # whose rings hold several sequences until they are split for execution
+        assert faults_of(placement, lengths, numbers) == []
+    assert {s.sequence for t in placement.tasks for s in t.slices} == set(range(len(lengths)))

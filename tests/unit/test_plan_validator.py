@@ -1,0 +1,233 @@
+"""The validator refuses every plan that could hang, lose a token or overfill a replica."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+from msgspec.structs import replace
+
+from coxswain.layout import Device, Layout, Replica, Stage
+from coxswain.plan.operations import operations
+from coxswain.plan.types import Operation, Placement, Slice, Task
+from coxswain.plan.validator import validate
+from tests.unit.plan_cases import given, layout_of, planned
+
+REPLICAS, CAPACITY, MAX_DEGREE = 8, 64, 6
+Mutation = Callable[[Placement, random.Random], Placement]
+MUTATIONS: dict[str, Mutation] = {}
+
+
+def a_step(rng: random.Random) -> list[int]:
+    return [rng.choice([rng.randint(1, 64), rng.randint(65, 384)]) for _ in range(rng.randint(12, 30))] + [200, 300]
+
+
+def faults(placement: Placement, lengths: list[int], layout: Layout | None = None) -> list[str]:
+    return validate(placement, lengths, layout or layout_of(REPLICAS), CAPACITY, MAX_DEGREE)
+
+
+def mutation(name: str) -> Callable[[Mutation], Mutation]:
+    def keep(mutate: Mutation) -> Mutation:
+        MUTATIONS[name] = mutate
+        return mutate
+
+    return keep
+
+
+def a_task(placement: Placement, rng: random.Random, kind: str = "") -> Task:
+    return rng.choice([t for t in placement.tasks if kind in ("", t.kind)])
+
+
+def with_task(placement: Placement, task: Task) -> Placement:
+    return replace(placement, tasks=tuple(task if t.index == task.index else t for t in placement.tasks))
+
+
+def with_lists(
+    placement: Placement, change: Callable[[int, tuple[Operation, ...]], tuple[Operation, ...]]
+) -> Placement:
+    lists = tuple(replace(o, operations=change(o.replica, o.operations)) for o in placement.operations)
+    return replace(placement, operations=lists)
+
+
+@mutation("a slice is lost")
+def _(p: Placement, rng: random.Random) -> Placement:
+    task = a_task(p, rng)
+    at = rng.randrange(len(task.slices))
+    return with_task(p, replace(task, slices=task.slices[:at] + task.slices[at + 1 :]))
+
+
+@mutation("a slice is computed twice")
+def _(p: Placement, rng: random.Random) -> Placement:
+    task = a_task(p, rng)
+    return with_task(p, replace(task, slices=(*task.slices, rng.choice(task.slices))))
+
+
+@mutation("a slice is cut short by a token")
+def _(p: Placement, rng: random.Random) -> Placement:
+    task = a_task(p, rng)
+    at = rng.randrange(len(task.slices))
+    s = task.slices[at]
+    short = Slice(s.replica, s.sequence, s.start, s.stop - 1)
+    return with_task(p, replace(task, slices=(*task.slices[:at], short, *task.slices[at + 1 :])))
+
+
+@mutation("a border between two members moves by a token")
+def _(p: Placement, rng: random.Random) -> Placement:
+    task = a_task(p, rng, "ring")
+    a, b = task.slices[0], next(s for s in task.slices if s.start == task.slices[0].stop)
+    moved = {a: Slice(a.replica, a.sequence, a.start, a.stop + 1), b: Slice(b.replica, b.sequence, b.start + 1, b.stop)}
+    return with_task(p, replace(task, slices=tuple(moved.get(s, s) for s in task.slices)))
+
+
+@mutation("two members of a ring change places")
+def _(p: Placement, rng: random.Random) -> Placement:
+    task = a_task(p, rng, "ring")
+    one, two, *rest = task.replicas
+    return with_task(p, replace(task, replicas=(two, one, *rest)))
+
+
+@mutation("a member appears twice")
+def _(p: Placement, rng: random.Random) -> Placement:
+    task = a_task(p, rng, "ring")
+    return with_task(p, replace(task, replicas=(task.replicas[1], *task.replicas[1:])))
+
+
+@mutation("a replica does not exist")
+def _(p: Placement, rng: random.Random) -> Placement:
+    task = a_task(p, rng)
+    return with_task(p, replace(task, replicas=(rng.choice([-1, REPLICAS]), *task.replicas[1:])))
+
+
+@mutation("a slice goes to a replica outside the task")
+def _(p: Placement, rng: random.Random) -> Placement:
+    task = rng.choice([t for t in p.tasks if len(t.replicas) < REPLICAS])
+    outside = rng.choice([r for r in range(REPLICAS) if r not in task.replicas])
+    s = task.slices[-1]
+    return with_task(p, replace(task, slices=(*task.slices[:-1], Slice(outside, s.sequence, s.start, s.stop))))
+
+
+@mutation("a sequence does not exist")
+def _(p: Placement, rng: random.Random) -> Placement:
+    task = a_task(p, rng)
+    ghosts = tuple(Slice(s.replica, 10_000, s.start, s.stop) for s in task.slices)
+    return with_task(p, replace(task, slices=ghosts))
+
+
+@mutation("a task is dropped with its operations")
+def _(p: Placement, rng: random.Random) -> Placement:
+    kept = [t for t in p.tasks if t.index != a_task(p, rng).index][: len(p.tasks) - 1]
+    return renumbered(p, kept)
+
+
+@mutation("a task is run twice")
+def _(p: Placement, rng: random.Random) -> Placement:
+    return renumbered(p, [*p.tasks, a_task(p, rng)])
+
+
+@mutation("two tasks have the same index")
+def _(p: Placement, rng: random.Random) -> Placement:
+    at = rng.randrange(1, len(p.tasks))
+    return replace(p, tasks=(*p.tasks[:at], replace(p.tasks[at], index=at - 1), *p.tasks[at + 1 :]))
+
+
+@mutation("two packs are merged beyond the capacity")
+def _(p: Placement, rng: random.Random) -> Placement:
+    full = max((t for t in p.tasks if t.kind == "pack"), key=lambda t: sum(s.stop for s in t.slices))
+    others = [t for t in p.tasks if t.kind == "pack" and t is not full]
+    need = CAPACITY - sum(s.stop for s in full.slices)
+    other = next(t for t in others if sum(s.stop for s in t.slices) > need)
+    moved = tuple(Slice(full.replicas[0], s.sequence, s.start, s.stop) for s in other.slices)
+    merged = replace(full, slices=full.slices + moved)
+    return renumbered(p, [merged if t is full else t for t in p.tasks if t is not other])
+
+
+@mutation("a pack becomes a ring of one")
+def _(p: Placement, rng: random.Random) -> Placement:
+    return with_task(p, replace(a_task(p, rng, "pack"), kind="ring"))
+
+
+@mutation("one replica swaps two of its rings")
+def _(p: Placement, rng: random.Random) -> Placement:
+    rings = [t for t in p.tasks if t.kind == "ring"]
+    one, two = next(
+        (a, b) for a in rings for b in rings if a.index < b.index and len({*a.replicas} & {*b.replicas}) > 1
+    )
+    who = min({*one.replicas} & {*two.replicas})
+    swap = {one.index: two.index, two.index: one.index}
+    return with_lists(
+        p, lambda r, ops: tuple(Operation(o.kind, swap.get(o.task, o.task)) for o in ops) if r == who else ops
+    )
+
+
+@mutation("a backward comes before its forward")
+def _(p: Placement, rng: random.Random) -> Placement:
+    return with_lists(p, lambda r, ops: (ops[1], ops[0], *ops[2:]) if len(ops) > 1 else ops)
+
+
+@mutation("an operation is missing")
+def _(p: Placement, rng: random.Random) -> Placement:
+    return with_lists(p, lambda r, ops: ops[:-1])
+
+
+@mutation("an operation of a task that the replica has no part in")
+def _(p: Placement, rng: random.Random) -> Placement:
+    task = rng.choice([t for t in p.tasks if len(t.replicas) < REPLICAS])
+    who = next(r for r in range(REPLICAS) if r not in task.replicas)
+    extra = (Operation("F", task.index), Operation("B", task.index))
+    return with_lists(p, lambda r, ops: ops + extra if r == who else ops)
+
+
+@mutation("a replica has no list")
+def _(p: Placement, rng: random.Random) -> Placement:
+    return replace(p, operations=p.operations[:-1])
+
+
+def renumbered(placement: Placement, tasks: list[Task]) -> Placement:
+    numbered = tuple(replace(t, index=i) for i, t in enumerate(tasks))
+    return replace(placement, tasks=numbered, operations=operations(layout_of(REPLICAS), numbered))
+
+
+@cache
+def good_plan(seed: int) -> tuple[list[int], Placement]:
+    lengths = a_step(random.Random(seed))
+    return lengths, planned("makespan", lengths, **given(REPLICAS, CAPACITY, max_degree=MAX_DEGREE))
+
+
+@pytest.mark.parametrize("kind", sorted(MUTATIONS))
+def test_every_mutated_plan_is_refused(kind: str) -> None:
+    for seed in range(25):
+        lengths, good = good_plan(seed)
+        assert faults(good, lengths) == []
+        bad = MUTATIONS[kind](good, random.Random(seed))
+        assert bad != good
+        assert faults(bad, lengths), f"seed {seed}"
+
+
+def crossed() -> Placement:
+    """Two rings over the same two replicas, walked in opposite order."""
+    good = planned("naive", [100, 100], **given(2, CAPACITY))
+    return with_lists(good, lambda r, ops: ops if r == 0 else (*ops[2:], *ops[:2]))
+
+
+def test_a_hang_is_reported_with_replica_task_and_sequence() -> None:
+    found = validate(crossed(), [100, 100], layout_of(2), CAPACITY, 2)
+    assert found[0] == "hang: replica 0 waits in F of task 0 (sequence 0) for replica 1, which stands elsewhere"
+
+
+def test_a_ring_over_unlike_replicas_is_refused() -> None:
+    halves = (Stage((Device(0, 0),), 0, 1), Stage((Device(0, 1),), 1, 2))
+    layout = Layout((Replica(halves), Replica((Stage((Device(1, 0),), 0, 2),))))
+    good = planned("naive", [100], **given(2, CAPACITY))
+    assert "differ in layer split" in validate(good, [100], layout, CAPACITY, 2)[0]
+
+
+def test_a_degree_above_the_maximum_is_refused() -> None:
+    good = planned("naive", [200], **given(4, CAPACITY))
+    assert "between 2 and 3 replicas, not 4" in validate(good, [200], layout_of(4), CAPACITY, 3)[0]
+
+
+def test_an_overfull_member_is_named_with_its_sequence() -> None:
+    good = planned("naive", [200], **given(4, CAPACITY))
+    assert "sequence 0: replica 0 would hold 50 tokens" in validate(good, [200], layout_of(4), 49, 4)[0]

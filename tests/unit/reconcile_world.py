@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -92,7 +91,7 @@ class World:
         self.before_call("list", kind)
         wanted = (labels or {}).items()
         found = (o for (k, _), o in self.objects.items() if k == kind)
-        return [copy.deepcopy(o) for o in found if wanted <= o["metadata"].get("labels", {}).items()]
+        return [copied(o) for o in found if wanted <= o["metadata"].get("labels", {}).items()]
 
     async def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[Change]:
         queue: asyncio.Queue[Change] = asyncio.Queue()
@@ -109,7 +108,7 @@ class World:
         if key[0] == "Pod":
             self.created.append(key[1])
             stored["status"] = {"phase": "Pending"}
-        return copy.deepcopy(stored)
+        return copied(stored)
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
         self.before_call("delete", name)
@@ -119,7 +118,7 @@ class World:
         if kind != "Pod":
             del self.objects[kind, name]
         elif "deletionTimestamp" not in found["metadata"]:
-            self.deleted.append(copy.deepcopy(found))
+            self.deleted.append(copied(found))
             found["metadata"]["deletionTimestamp"] = stamp(self.now)
 
     async def patch_status(
@@ -132,9 +131,9 @@ class World:
         if kind == "TrainingJob":
             self.status_writes += 1
             TrainingJobStatus.model_validate(status)  # what the CRD would refuse or prune must not be written
-        found["status"] = copy.deepcopy(status)
+        found["status"] = copied(status)
         found["metadata"]["resourceVersion"] = str(next(self.versions))
-        return copy.deepcopy(found)
+        return copied(found)
 
     async def publish(self, involved: Manifest, happening: Happening) -> None:
         self.before_call("publish", happening.reason)
@@ -160,7 +159,7 @@ class World:
         return self.now
 
     def put(self, manifest: Manifest) -> Manifest:
-        stored = copy.deepcopy(manifest)
+        stored = copied(manifest)
         meta = stored["metadata"]
         meta.setdefault("uid", f"uid-{next(self.uids)}")
         meta.setdefault("generation", 1)
@@ -222,6 +221,12 @@ class World:
 
     def tick(self, seconds: float = 1.0) -> None:
         self.now += seconds
+
+
+def copied(value: Manifest) -> Manifest:
+    """Deep, and quicker than copy.deepcopy."""
+    fresh: Manifest = msgspec.json.decode(msgspec.json.encode(value))
+    return fresh
 
 
 def member_of(pod: Manifest) -> str:

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coxswain.config import PhaseConfig
+from coxswain.errors import Refused
+from coxswain.membership.stream import initial_cursor
+from tests.unit.membership_fakes import random_view, steps, stream, view
+
+SEEDS = st.integers(0, 10_000)
+
+
+def two_sources(seed: int, **options):
+    return stream([random_view("code", seed), random_view("docs", seed)], [700, 300], **options)
+
+
+def sequences(s, count=10_000):
+    return [q for m in steps(s, count) for q in m.sequences]
+
+
+@given(SEEDS, st.sampled_from([10, 25, 60]))
+def test_no_token_is_lost_or_repeated_within_a_pass(seed, longest):
+    s = two_sources(seed, longest=longest, passes=2)
+    pieces = defaultdict(list)
+    for q in sequences(s):
+        pieces[q.source, q.turn, q.index].append((q.start, q.stop, q.length))
+    expected = {(v.name, turn, i) for v in s.views.values() for turn in range(2) for i in range(v.samples)}
+    assert set(pieces) == expected
+    for parts in pieces.values():
+        assert [p[0] for p in parts] == [0] + [p[1] for p in parts[:-1]]
+        assert parts[-1][1] == parts[-1][2]
+
+
+@given(SEEDS, st.integers(1, 30))
+def test_any_cursor_gives_the_same_continuation(seed, k):
+    all_steps = steps(two_sources(seed), 40)
+    fresh = two_sources(seed)
+    assert steps(fresh, 40 - k, all_steps[k].cursor) == all_steps[k:]
+
+
+@given(SEEDS)
+def test_a_sequence_belongs_to_the_step_in_which_its_first_token_falls(seed):
+    offset = 0
+    for m in steps(two_sources(seed, tokens=200), 30):
+        assert m.cursor.offset == offset
+        for q in m.sequences:
+            assert m.step * 200 <= offset < (m.step + 1) * 200
+            offset += q.tokens
+
+
+@given(SEEDS)
+def test_shares_of_tokens_stay_within_one_sequence_of_the_weights(seed):
+    s = two_sources(seed)
+    total = Counter()
+    for q in sequences(s, 50):
+        total[q.source] += q.tokens
+        assert abs(total["code"] - 0.7 * total.total()) <= 60
+
+
+@given(SEEDS, st.integers(1, 5000))
+def test_another_weight_or_another_source_does_not_reorder_a_source(seed, weight):
+    alone = [q for q in sequences(stream([random_view("code", seed)], [1]), 30) if q.source == "code"]
+    mixed = [q for q in sequences(two_sources(seed), 30) if q.source == "code"]
+    other = stream([random_view("art", seed), random_view("code", seed)], [weight, 300])
+    beside = [q for q in sequences(other, 30) if q.source == "code"]
+    for found in (mixed, beside):
+        shared = min(len(alone), len(found))
+        assert found[:shared] == alone[:shared]
+
+
+def test_a_split_piece_has_the_next_token_as_its_last_label():
+    s = stream([view("code", [[25]])], [1], tokens=25, longest=10, passes=1)
+    [m] = steps(s, 5)
+    assert [(q.start, q.stop, q.labels) for q in m.sequences] == [(0, 10, 10), (10, 20, 10), (20, 25, 4)]
+
+
+def test_a_split_sample_continues_in_the_next_step():
+    s = stream([view("code", [[50]])], [1], tokens=20, longest=20, passes=1)
+    assert [[(q.start, q.stop) for q in m.sequences] for m in steps(s, 5)] == [[(0, 20)], [(20, 40)], [(40, 50)]]
+
+
+def test_truncate_keeps_the_beginning_of_each_sample():
+    s = stream([view("code", [[25, 8]])], [1], longest=10, passes=1, policy="Truncate")
+    assert sorted((q.start, q.stop, q.length) for q in sequences(s)) == [(0, 8, 8), (0, 10, 25)]
+
+
+def test_drop_leaves_long_samples_out():
+    s = stream([view("code", [[25, 8, 30, 9]])], [1], longest=10, passes=1, policy="Drop")
+    assert sorted(q.length for q in sequences(s)) == [8, 9]
+
+
+def test_a_source_of_which_everything_is_dropped_is_refused():
+    s = stream([view("code", [[25, 30]])], [1], longest=10, policy="Drop")
+    with pytest.raises(Refused, match="'code': none of its 2 samples has at most 10 tokens"):
+        steps(s, 1)
+
+
+def test_an_empty_source_is_refused_by_name():
+    with pytest.raises(Refused, match="without a readable sample: docs"):
+        stream([view("code", [[5]]), view("docs", [[], []])], [1, 1])
+
+
+def test_a_source_that_reached_its_passes_leaves_and_the_others_go_on():
+    s = stream([view("code", [[10] * 5]), view("docs", [[10] * 50])], [500, 500], tokens=100, passes=1)
+    last = steps(s, 100)[-1]
+    assert last.exhausted
+    assert {q.source for q in last.sequences} == {"docs"}
+
+
+def test_the_last_step_may_be_short():
+    s = stream([view("code", [[30] * 7])], [1], tokens=100, passes=1)
+    assert [(m.tokens, m.exhausted) for m in steps(s, 10)] == [(120, False), (90, True)]
+
+
+@given(SEEDS)
+def test_a_phase_by_step_begins_there_and_does_not_make_up_for_the_past(seed):
+    later = PhaseConfig(from_step=10, weights={"docs": 1})
+    found = steps(two_sources(seed, phases=(later,)), 20)
+    assert all({q.source for q in m.sequences} == {"docs"} for m in found[10:])
+    assert found[:10] == steps(two_sources(seed), 10)
+
+
+def test_a_phase_by_tokens_begins_with_the_first_step_behind_them():
+    later = PhaseConfig(from_tokens=250, weights={"code": 1})
+    s = stream([view("code", [[10] * 50]), view("docs", [[10] * 50])], [0, 1], tokens=100, phases=(later,))
+    assert [m.sequences[0].source for m in steps(s, 5)] == ["docs", "docs", "docs", "code", "code"]
+
+
+def test_phases_that_have_begun_cannot_be_removed():
+    later = PhaseConfig(from_step=1, weights={"docs": 1})
+    cursor = steps(two_sources(1, phases=(later,)), 5)[4].cursor
+    with pytest.raises(Refused, match="phases that have begun must stay"):
+        two_sources(1).advance(cursor)
+
+
+def test_the_stream_is_that_of_version_1():
+    views = [view("code", [[3, 9, 4], [8, 2], [5]]), view("docs", [[7, 6], [1, 12]])]
+    s = stream(views, [700, 300], tokens=20, longest=6)
+    found = [[(q.source, q.turn, q.index, q.start, q.stop) for q in m.sequences] for m in steps(s, 3)]
+    assert found == GOLDEN
+
+
+def test_a_cursor_is_small():
+    s = two_sources(3)
+    cursor = steps(s, 40)[-1].cursor
+    assert len(msgspec.json.encode(cursor)) < 400
+    assert initial_cursor(s.mix).offset == 0
+
+
+GOLDEN = [
+    [("code", 0, 4, 0, 2), ("docs", 0, 0, 0, 6), ("code", 0, 5, 0, 5), ("code", 0, 1, 0, 6), ("code", 0, 1, 6, 9)],
+    [("docs", 0, 0, 6, 7), ("code", 0, 0, 0, 3), ("docs", 0, 1, 0, 6), ("code", 0, 3, 0, 6), ("code", 0, 3, 6, 8)],
+    [("code", 0, 2, 0, 4), ("docs", 0, 3, 0, 6), ("code", 1, 1, 0, 6), ("code", 1, 1, 6, 9), ("code", 1, 4, 0, 2)],
+]

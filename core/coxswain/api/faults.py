@@ -51,9 +51,16 @@ def shorten(value: object, limit: int = 80) -> str:
 def parse(model: type[Model], value: object, under: str) -> tuple[Model | None, list[Fault]]:
     """The value as a model, or every fault of its shape."""
     try:
-        return model.model_validate(value), []
+        return model.model_validate(_present(value)), []
     except ValidationError as error:
         return None, [_translate(model, detail, under) for detail in error.errors(include_url=False)]
+
+
+def _present(value: Any) -> Any:
+    """The value without members that are null: to the API server null is absent."""
+    if isinstance(value, dict):
+        return {name: _present(member) for name, member in value.items() if member is not None}
+    return [_present(item) for item in value] if isinstance(value, list) else value
 
 
 def _translate(model: type[Model], detail: ErrorDetails, under: str) -> Fault:

@@ -38,7 +38,7 @@ def _break(rule: Rule, path: str, new: Manifest, old: Manifest | None, well_shap
         try:
             if _evaluate(rule.cel, variables) is not True:
                 yield _fault(rule, where, variables)
-        except (RuntimeError, TypeError, ValueError):
+        except (RuntimeError, TypeError, ValueError, LookupError):
             if well_shaped:
                 raise
 

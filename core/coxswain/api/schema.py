@@ -68,7 +68,7 @@ def _property(node: Schema, required: bool, definitions: Schema) -> Schema:
 
 
 def with_defaults(schema: Schema, value: Any) -> Any:
-    """A copy of the value with the schema's defaults in place, null meaning absent where there is a default.
+    """A copy of the value with the schema's defaults in place; null means absent.
 
     Values of a wrong shape are left as they are: saying so is the validator's business.
     """
@@ -78,10 +78,10 @@ def with_defaults(schema: Schema, value: Any) -> Any:
         return copy.deepcopy(value)
     result = dict(value)
     for name, member in schema["properties"].items():
-        if result.get(name) is None and "default" in member:
-            result[name] = member["default"]
-        if name in result:
-            result[name] = with_defaults(member, result[name])
+        given = result.pop(name, None)
+        given = member.get("default") if given is None else given
+        if given is not None:
+            result[name] = with_defaults(member, given)
     return result
 
 

@@ -15,7 +15,7 @@ from coxswain.layout import Layout
 from coxswain.plan.types import Operation
 from coxswain.wire import TaskTiming
 from coxswain_train.init import init_box
-from coxswain_train.model import Llama, weight_shapes
+from coxswain_train.model import Llama
 from coxswain_train.schedule import learning_rate
 from coxswain_train.shards import shard
 from coxswain_train.step import Batch, Clock, Part, Walk, run_operations
@@ -56,8 +56,8 @@ class Engine:
         device: torch.device, dtype: torch.dtype,
     ) -> None:  # fmt: skip
         self._config, self._optimizer, self._total_steps, self._world = model, optimizer, total_steps, world
-        self.shapes = weight_shapes(model, vocabulary)
-        self.model = build(model, vocabulary, device, dtype)
+        self.model = Llama(model, vocabulary).to(device, dtype)
+        self.shapes = {name: tuple(weight.shape) for name, weight in self.model.weights().items()}
         shards = shard(self.shapes, world.ranks)
         self.zero = Zero(self.model.weights(), shards, world.rank, world)
 
@@ -89,13 +89,6 @@ class Engine:
             reduce_seconds=time.perf_counter() - computed,
             timings=tuple(outcome.timings),
         )
-
-
-def build(config: ModelConfig, vocabulary: int, device: torch.device, dtype: torch.dtype) -> Llama:
-    """The model with memory for its weights, but no values yet."""
-    with torch.device("meta"):
-        model = Llama(config, vocabulary)
-    return model.to(dtype).to_empty(device=device)
 
 
 def check_layout(layout: Layout) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from coxswain.config import ModelConfig
 from coxswain_train.loss import linear_cross_entropy
@@ -46,6 +47,17 @@ class Decoder(Protocol):
         ...
 
 
+class Matrix(nn.Module):
+    """A weight [outputs, inputs] without values yet. (torch's own layers draw some, or on `meta` import 900 modules: 4 s.)"""
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight)
+
+
 class RMSNorm(nn.Module):
     """Zhang and Sennrich, arXiv 1910.07467; computed in at least fp32."""
 
@@ -67,10 +79,10 @@ class SelfAttention(nn.Module):
         super().__init__()
         size = config.hidden // config.heads
         self.size = size
-        self.q_proj = nn.Linear(config.hidden, config.heads * size, bias=False)
-        self.k_proj = nn.Linear(config.hidden, config.kv_heads * size, bias=False)
-        self.v_proj = nn.Linear(config.hidden, config.kv_heads * size, bias=False)
-        self.o_proj = nn.Linear(config.heads * size, config.hidden, bias=False)
+        self.q_proj = Matrix(config.heads * size, config.hidden)
+        self.k_proj = Matrix(config.kv_heads * size, config.hidden)
+        self.v_proj = Matrix(config.kv_heads * size, config.hidden)
+        self.o_proj = Matrix(config.hidden, config.heads * size)
 
     def forward(self, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         q, k, v = (proj(x).unflatten(-1, (-1, self.size)) for proj in (self.q_proj, self.k_proj, self.v_proj))
@@ -84,12 +96,12 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden, config.feed_forward, bias=False)
-        self.up_proj = nn.Linear(config.hidden, config.feed_forward, bias=False)
-        self.down_proj = nn.Linear(config.feed_forward, config.hidden, bias=False)
+        self.gate_proj = Matrix(config.feed_forward, config.hidden)
+        self.up_proj = Matrix(config.feed_forward, config.hidden)
+        self.down_proj = Matrix(config.hidden, config.feed_forward)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
 
@@ -112,7 +124,7 @@ class _Body(nn.Module):
 
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(vocabulary, config.hidden)
+        self.embed_tokens = Matrix(vocabulary, config.hidden)
         self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.hidden, config.norm_epsilon)
 
@@ -124,7 +136,7 @@ class Llama(nn.Module):
         super().__init__()
         self.config = config
         self.model = _Body(config, vocabulary)
-        self.lm_head = None if config.tied_head else nn.Linear(config.hidden, vocabulary, bias=False)
+        self.lm_head = None if config.tied_head else Matrix(vocabulary, config.hidden)
 
     @property
     def stack(self) -> Sequence[Layer]:
@@ -140,8 +152,7 @@ class Llama(nn.Module):
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self.model.embed_tokens(tokens)
-        return out
+        return functional.embedding(tokens, self.model.embed_tokens.weight)
 
     def token_losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
@@ -156,9 +167,3 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     cos, sin = (part[:, None] for part in rotary)
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
-
-
-def weight_shapes(config: ModelConfig, vocabulary: int) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter, without memory for any."""
-    with torch.device("meta"):
-        return {name: tuple(p.shape) for name, p in Llama(config, vocabulary).weights().items()}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from coxswain.boxes import whole
@@ -81,7 +81,9 @@ def _rope(config: ModelConfig, x: Tensor) -> Tensor:
     """By complex numbers: element i pairs with element i + size/2."""
     half = x.shape[-1] // 2
     angles = torch.arange(x.shape[1]).double()[:, None] * config.rope_theta ** -(torch.arange(half).double() / half)
-    turned = torch.complex(x[..., :half].double(), x[..., half:].double()) * torch.polar(torch.ones_like(angles), angles)
+    turned = torch.complex(x[..., :half].double(), x[..., half:].double()) * torch.polar(
+        torch.ones_like(angles), angles
+    )
     return torch.cat((turned.real, turned.imag), -1).to(x.dtype)
 
 

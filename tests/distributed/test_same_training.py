@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from coxswain_train.model import weight_shapes
+from coxswain_train.model import Llama
 from coxswain_train.schedule import learning_rate
 from tests.distributed import reference, training
 from tests.distributed.plans import Plan, random_plan
@@ -23,7 +23,8 @@ RATES = [learning_rate(training.OPTIMIZER, step, STEPS) for step in range(STEPS)
 @functools.cache
 def plain(dtype: torch.dtype, tied: bool = False) -> tuple[dict[str, np.ndarray], list[float]]:
     model = training.MODEL if not tied else _tied()
-    weights = reference.initial(model, weight_shapes(model, training.VOCABULARY), training.SEED, dtype)
+    shapes = {name: tuple(w.shape) for name, w in Llama(model, training.VOCABULARY).weights().items()}
+    weights = reference.initial(model, shapes, training.SEED, dtype)
     losses = reference.train(model, weights, STREAM, training.OPTIMIZER, RATES)
     return {name: w.detach().double().numpy() for name, w in weights.items()}, losses
 
@@ -40,7 +41,9 @@ def difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
 
 
 def plans_for(replicas: int, degree: int = 0, idle: tuple[int, ...] = ()) -> list[Plan]:
-    return [random_plan(STREAM.lengths, replicas, seed=97 * replicas + s, degree=degree, idle=idle) for s in range(STEPS)]
+    return [
+        random_plan(STREAM.lengths, replicas, seed=97 * replicas + s, degree=degree, idle=idle) for s in range(STEPS)
+    ]
 
 
 # (replicas, degree of the rings (0: any), idle replicas)
@@ -52,6 +55,6 @@ def test_twenty_steps_in_fp64_equal_one_plain_process(replicas: int, degree: int
     expected, losses = plain(torch.float64)
     results = run_ranks(replicas, training.train, torch.float64, STREAM, plans_for(replicas, degree, idle))
     d = [difference(weights, expected) for weights, _ in results]
-    print(replicas,degree,d)
+    print(replicas, degree, d)
     assert max(d) <= 1e-12
     assert np.allclose(np.sum([part for _, part in results], axis=0), losses, rtol=1e-12)

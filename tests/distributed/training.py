@@ -52,7 +52,11 @@ def work_of(stream: Stream, step: int, plan: Plan, replica: int) -> Work:
 
 
 def engine_of(
-    world: World, dtype: torch.dtype, model: ModelConfig = MODEL, optimizer: OptimizerConfig = OPTIMIZER, steps: int = 20
+    world: World,
+    dtype: torch.dtype,
+    model: ModelConfig = MODEL,
+    optimizer: OptimizerConfig = OPTIMIZER,
+    steps: int = 20,
 ) -> Engine:
     return Engine(model, VOCABULARY, optimizer, steps, world, torch.device("cpu"), dtype)
 

@@ -40,12 +40,12 @@ def summary(job: Manifest, workdir: Path) -> Iterator[str]:
         valid = {s.step: s for s in steps}  # the last line of a step is valid
         first, last = valid[min(valid)], valid[max(valid)]
         tokens = sum(s.tokens for s in valid.values())
-        yield f"  steps       {last.step + 1}, {amount(tokens)} tokens, loss {first.loss:.4f} -> {last.loss:.4f}"
+        yield f"  steps        {last.step + 1}, {amount(tokens)} tokens, loss {first.loss:.4f} -> {last.loss:.4f}"
     if checkpoint := job.get("status", {}).get("lastCheckpoint"):
-        yield f"  checkpoint  before step {checkpoint['step']}, {checkpoint['uri']}"
+        yield f"  checkpoint   before step {checkpoint['step']}, {checkpoint['uri']}"
     for name in ("steps.jsonl", "events.jsonl", "logs"):
         if (workdir / name).exists():
-            yield f"  {name:<12}{workdir / name}"
-    yield f"  report      cox report {workdir}"
+            yield f"  {name:<12} {workdir / name}"
+    yield f"  report       cox report {workdir}"
     if is_suspended(job):
-        yield "  to go on    repeat the command without --until-step"
+        yield "  to go on     repeat the command without --until-step"

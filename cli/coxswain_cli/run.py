@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -65,6 +66,7 @@ class StoppedAtOnce(Exception):
 async def run(objects: list[Manifest], workdir: Path, until_step: int | None, console: Console) -> int:
     """The whole run; its exit code."""
     async with LocalCluster(workdir) as cluster:
+        _log_to(workdir / "logs" / "cox.log")
         job = await apply(cluster, objects)
         if not has_ended(job):
             with display_for(console) as display:
@@ -72,6 +74,14 @@ async def run(objects: list[Manifest], workdir: Path, until_step: int | None, co
     for line in summary(job, workdir):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return exit_code(job)
+
+
+def _log_to(path: Path) -> None:
+    """The operator's own words go to a file: the terminal belongs to the display."""
+    path.parent.mkdir(exist_ok=True)
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(filename=path, level=logging.INFO, format=form)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 class Interrupts:

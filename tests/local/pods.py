@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from coxswain_operator.cluster import Manifest
@@ -53,3 +54,16 @@ async def run_to_end(cluster: LocalCluster, manifest: Manifest) -> Manifest:
 
 def terminated(status: Manifest, index: int = 0) -> Manifest:
     return status["containerStatuses"][index]["state"]["terminated"]
+
+
+async def until_text(path: Path, text: str, deadline: float = 20) -> None:
+    """A container's log holds `text`: the only sign that its program got so far."""
+    async with asyncio.timeout(deadline):
+        while not (path.exists() and text in path.read_text()):  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.02)
+
+
+async def until_gone(cluster: LocalCluster, kind: str = "Pod") -> None:
+    async for change in cluster.watch(kind, "default"):
+        if change.kind == "DELETED":
+            return

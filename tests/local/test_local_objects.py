@@ -8,6 +8,7 @@ import pytest
 from coxswain.errors import Refused
 from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, Happening
 from coxswain_operator.local import LocalCluster
+from tests.local.pods import until_gone
 
 
 def job(name="j", **metadata):
@@ -86,9 +87,7 @@ async def test_what_an_object_owns_goes_with_it(cluster):
     }
     await cluster.create(child)
     await cluster.delete("TrainingJob", "default", "j")
-    async for change in cluster.watch("Secret", "default"):
-        if change.kind == "DELETED":
-            break
+    await until_gone(cluster, "Secret")
     assert await cluster.list("Secret", "default") == []
 
 

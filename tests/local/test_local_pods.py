@@ -1,6 +1,5 @@
 """The local cluster runs pods as a kubelet does: real processes, tiny programs."""
 
-import asyncio
 import os
 import socket
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from coxswain.errors import Refused
 from coxswain_operator.local import LocalCluster
-from tests.local.pods import container, pod, run_to_end, terminated, until
+from tests.local.pods import container, pod, run_to_end, terminated, until, until_gone, until_text
 
 SLEEP = "import signal; signal.pause()"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
@@ -101,7 +100,8 @@ async def test_two_pods_use_the_same_port_at_their_own_addresses(cluster):
 
 
 async def test_deletion_sends_sigterm_and_removes_the_object(cluster):
-    polite = "import signal, sys\nsignal.signal(15, lambda *_: (print('bye', flush=True), sys.exit()))\nprint('up', flush=True)\nsignal.pause()"
+    polite = "import signal, sys\nsignal.signal(15, lambda *_: (print('bye', flush=True), sys.exit()))\n"
+    polite += "print('up', flush=True)\nsignal.pause()"
     await cluster.create(pod(container(polite)))
     log = cluster.workdir / "logs/p/main.log"
     await until_text(log, "up")
@@ -163,18 +163,6 @@ async def test_an_address_stays_held_while_a_process_of_the_pod_lives(cluster):
     running = await until(cluster, lambda p: p["status"]["phase"] == "Running")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, pytest.raises(OSError, match="in use"):
         other.bind((running["status"]["podIP"], 7399))
-
-
-async def until_text(path, text):
-    async with asyncio.timeout(20):
-        while not (path.exists() and text in path.read_text()):
-            await asyncio.sleep(0.02)
-
-
-async def until_gone(cluster):
-    async with asyncio.timeout(20):
-        while await cluster.list("Pod", "default"):
-            await asyncio.sleep(0.02)
 
 
 def is_alive(pid):

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from coxswain_operator.local import LocalCluster
-from tests.local.pods import container, pod, run_to_end, terminated, until
+from tests.local.pods import container, pod, run_to_end, terminated, until, until_gone
 
 DUMP = "import json, os, sys; json.dump({'argv': sys.argv[1:], 'env': dict(os.environ)}, open(os.environ['OUT'], 'w'))"
 
@@ -79,7 +79,8 @@ async def test_mount_paths_are_replaced_at_the_start_of_words_only(cluster):
 async def test_the_parent_of_mounts_is_a_folder_of_them(cluster):
     for name in ("a", "b"):
         await cluster.create(configuration("Secret", name, stringData={"key": name}))
-    program = "import os, pathlib\nfor p in sorted(pathlib.Path(os.environ['ALL']).iterdir()): print(p.name, (p / 'key').read_text())"
+    program = "import os, pathlib\nfor p in sorted(pathlib.Path(os.environ['ALL']).iterdir()):"
+    program += " print(p.name, (p / 'key').read_text())"
     volumes = [{"name": n, "secret": {"secretName": n}} for n in ("a", "b")]
     mounts = [mounted(n, f"/etc/secrets/{n}") for n in ("a", "b")]
     await run_to_end(
@@ -126,9 +127,7 @@ async def test_an_emptydir_goes_with_its_pod(cluster):
     await run_to_end(cluster, manifest)
     assert (cluster.workdir / "volumes/p/volumes/v").is_dir()
     await cluster.delete("Pod", "default", "p")
-    async for change in cluster.watch("Pod", "default"):
-        if change.kind == "DELETED":
-            break
+    await until_gone(cluster)
     assert not (cluster.workdir / "volumes/p").exists()
 
 

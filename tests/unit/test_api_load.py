@@ -1,0 +1,110 @@
+"""YAML comes in as Kubernetes would read it, and what is wrong with it is said with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coxswain.api.faults import Fault
+from coxswain.api.load import MAX_BYTES, Document, load_documents
+
+SOURCE = """\
+apiVersion: coxswain.dev/v1alpha1
+kind: DataSource
+metadata: {name: code}
+spec: {uri: "file:./corpus/", format: Parquet, tokenizer: {file: {uri: "file:../tokenizer.json"}}}
+"""
+
+
+def load(folder: Path, text: str) -> tuple[list[Document], list[Fault]]:
+    path = folder / "job.yaml"
+    path.write_text(text)
+    return load_documents([path])
+
+
+def refused(folder: Path, text: str) -> Fault:
+    documents, (fault,) = load(folder, text)
+    assert documents == []
+    return fault
+
+
+def test_every_document_of_a_file_is_numbered_and_empty_ones_are_skipped(tmp_path: Path) -> None:
+    documents, faults = load(tmp_path, f"---\n{SOURCE}---\n---\n{SOURCE}")
+    assert [document.number for document in documents] == [1, 3]
+    assert faults == []
+
+
+def test_relative_uris_start_at_the_folder_of_their_file(tmp_path: Path) -> None:
+    (document,), _ = load(tmp_path, SOURCE)
+    spec = document.manifest["spec"]
+    assert spec["uri"] == f"file://{tmp_path}/corpus/"
+    assert spec["tokenizer"]["file"]["uri"] == f"file://{tmp_path.parent}/tokenizer.json"
+
+
+def test_absolute_uris_stay_as_they_are(tmp_path: Path) -> None:
+    (document,), _ = load(tmp_path, SOURCE.replace("file:./corpus/", "file:///data/corpus"))
+    assert document.manifest["spec"]["uri"] == "file:///data/corpus"
+
+
+def test_malformed_yaml_is_refused_with_line_and_column(tmp_path: Path) -> None:
+    fault = refused(tmp_path, "kind: DataMix\nspec: {seed: 7\nmetadata: {}\n")
+    assert "malformed YAML at line 3, column 9" in fault.message
+    assert (fault.file, fault.document) == (str(tmp_path / "job.yaml"), 1)
+
+
+def test_documents_before_a_malformed_one_are_kept(tmp_path: Path) -> None:
+    documents, (fault,) = load(tmp_path, f"{SOURCE}---\nspec: [\n")
+    assert len(documents) == 1
+    assert fault.document == 2
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    fault = refused(tmp_path, SOURCE + "kind: DataMix\n")
+    assert "key 'kind' appears twice" in fault.message
+    assert "line 5, column 1" in fault.message
+
+
+def test_a_tag_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    assert "malformed YAML" in refused(tmp_path, "!!python/object/apply:os.getcwd []\n").message
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "words"),
+    [
+        ("kind: DataSorce\n", "kind", "DataSource, DataMix"),
+        ("apiVersion: coxswain.dev/v1\nkind: DataMix\n", "apiVersion", "coxswain.dev/v1alpha1"),
+        ("- a\n- b\n", "", "a mapping"),
+        ("apiVersion: v1\nkind: Pod\n", "kind", "TrainingJob"),
+    ],
+)
+def test_what_is_no_object_of_ours_is_refused_with_what_is_allowed(
+    tmp_path: Path, text: str, path: str, words: str
+) -> None:
+    fault = refused(tmp_path, text)
+    assert fault.path == path
+    assert words in fault.allowed
+
+
+def test_secrets_of_endpoints_may_lie_in_the_same_file(tmp_path: Path) -> None:
+    documents, faults = load(tmp_path, "apiVersion: v1\nkind: Secret\nmetadata: {name: s3}\n")
+    assert [document.identity for document in documents] == [("Secret", "default", "s3")]
+    assert faults == []
+
+
+def test_an_unquoted_rate_is_a_number_as_it_is_for_kubectl(tmp_path: Path) -> None:
+    (document,), _ = load(tmp_path, SOURCE + "x: {rate: 3e-4, date: 2026-11-21, word: None}\n")
+    assert document.manifest["x"] == {"rate": 3e-4, "date": "2026-11-21", "word": "None"}
+
+
+def test_an_unreadable_file_is_a_fault_and_the_others_are_read(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b"\xff\xfe\xfa")
+    (tmp_path / "large.yaml").write_text("#" * (MAX_BYTES + 1))
+    (tmp_path / "right.yaml").write_text(SOURCE)
+    documents, faults = load_documents(
+        [tmp_path / n for n in ("absent.yaml", "latin.yaml", "large.yaml", "right.yaml")]
+    )
+    assert len(documents) == 1
+    assert [fault.message.split(":")[-1].strip() for fault in faults] == [
+        "No such file or directory", "it is not UTF-8 text", "the file is too large",
+    ]  # fmt: skip

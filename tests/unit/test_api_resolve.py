@@ -1,0 +1,182 @@
+"""Custom resources become the one JobConfig, or faults with the names and numbers that a person needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coxswain.api.faults import Fault
+from coxswain.api.presets import PRESETS
+from coxswain.api.resolve import claims, resolve
+from coxswain.api.validate import check
+from coxswain.config import JobConfig
+from tests.api_samples import PHASE, REMOVED, SHAPE, Manifest, sample
+
+BY_REFERENCE = {"spec.parallelism": REMOVED, "spec.parallelismRef": {"name": "policy"}}
+TWO = [{"name": n, "sourceRef": {"name": n}, "weight": w} for n, w in (("docs", 300), ("code", 700))]
+
+
+def world(job: dict[str, Any] | None = None, *, sources: list[Manifest] | None = None, mixes: list[Manifest] | None = None,
+          policies: list[Manifest] | None = None) -> JobConfig | list[Fault]:  # fmt: skip
+    sources = [sample("DataSource")] if sources is None else sources
+    mixes = [sample("DataMix")] if mixes is None else mixes
+    return resolve(sample("TrainingJob", job), sources, mixes, policies or [], "uid-1")
+
+
+def right(*args: Any, **more: Any) -> JobConfig:
+    resolved = world(*args, **more)
+    assert isinstance(resolved, JobConfig), resolved
+    return resolved
+
+
+def wrong(*args: Any, **more: Any) -> list[Fault]:
+    resolved = world(*args, **more)
+    assert isinstance(resolved, list), resolved
+    return resolved
+
+
+def test_defaults_are_in_place_and_decimal_strings_are_numbers() -> None:
+    job = right()
+    assert (job.name, job.namespace, job.uid, job.trainers, job.min_trainers, job.loaders) == (
+        "demo",
+        "default",
+        "uid-1",
+        4,
+        2,
+        1,
+    )
+    assert (job.optimizer.learning_rate, job.optimizer.weight_decay, job.optimizer.gradient_clip) == (3e-4, 0.1, 1.0)
+    assert (job.stop_steps, job.stop_tokens, job.total_steps) == (100, 0, 100)
+    assert (job.parallelism.tokens_per_replica, job.parallelism.max_degree, job.parallelism.balance) == (
+        1024,
+        64,
+        "Makespan",
+    )
+    assert job.checkpoint.every_steps == 100
+
+
+def test_the_resolved_job_survives_its_config_map() -> None:
+    job = right()
+    assert msgspec.json.decode(msgspec.json.encode(job), type=JobConfig) == job
+
+
+def test_a_preset_keeps_its_name_and_brings_its_shape() -> None:
+    model = right({"spec.model.initFrom": {"uri": "s3://weights/"}}).model
+    assert (model.preset, model.init_from) == ("llama-tiny", "s3://weights/")
+    assert (model.layers, model.hidden) == (PRESETS["llama-tiny"].layers, PRESETS["llama-tiny"].hidden)
+
+
+def test_a_shape_of_ones_own_is_taken_as_it_is() -> None:
+    model = right({"spec.model": {"config": {**SHAPE, "head": "Tied", "ropeTheta": 500_000, "vocabulary": 512}}}).model
+    assert (model.preset, model.kv_heads, model.tied_head, model.rope_theta, model.vocabulary) == (
+        "",
+        2,
+        True,
+        5e5,
+        512,
+    )
+
+
+def test_sources_are_sorted_by_their_name_in_the_mix() -> None:
+    sources = [sample("DataSource", name=name) for name in ("docs", "code")]
+    job = right(sources=sources, mixes=[sample("DataMix", {"spec.sources": TWO})])
+    assert [(source.name, source.weight) for source in job.mix.sources] == [("code", 700), ("docs", 300)]
+
+
+def test_phases_come_in_the_order_in_which_they_start() -> None:
+    phases = [{**PHASE, "fromStep": 20}, {**PHASE, "fromStep": 10}]
+    job = right(mixes=[sample("DataMix", {"spec.phases": phases})])
+    assert [(phase.from_step, phase.from_tokens, phase.weights) for phase in job.mix.phases] == [
+        (10, -1, {"code": 1}),
+        (20, -1, {"code": 1}),
+    ]
+
+
+def test_a_mix_and_a_policy_in_line_need_no_other_object() -> None:
+    mix = sample("DataMix")["spec"]
+    job = right({"spec.mixRef": REMOVED, "spec.mix": mix}, mixes=[])
+    assert (job.mix.name, job.mix.seed) == ("", 7)
+
+
+def test_claims_become_folders_that_the_pods_mount() -> None:
+    job = right(
+        {"spec.checkpoint.uri": "pvc://runs/demo/"}, sources=[sample("DataSource", {"spec.uri": "pvc://corpus/code"})]
+    )
+    assert (job.checkpoint.uri, job.mix.sources[0].uri) == (
+        "file:///mnt/claims/runs/demo/",
+        "file:///mnt/claims/corpus/code",
+    )
+    assert claims(job) == ["corpus", "runs"]
+
+
+def test_a_missing_source_is_named() -> None:
+    (fault,) = wrong(sources=[sample("DataSource", name="docs")])
+    assert (fault.reason, fault.path, fault.value) == (
+        "SourceNotFound",
+        "DataMix/mix spec.sources[0].sourceRef.name",
+        "code",
+    )
+    assert "docs" in fault.way_out
+
+
+def test_a_missing_mix_and_a_missing_policy_are_both_named() -> None:
+    faults = wrong(BY_REFERENCE, mixes=[])
+    assert [(fault.reason, fault.value) for fault in faults] == [("MixNotFound", "mix"), ("PolicyNotFound", "policy")]
+
+
+def test_sources_with_different_tokenizers_do_not_mix() -> None:
+    other = {"file": {"uri": "s3://corpus/tokenizer.json"}}
+    sources = [sample("DataSource"), sample("DataSource", {"spec.tokenizer": other}, name="docs")]
+    (fault,) = wrong(sources=sources, mixes=[sample("DataMix", {"spec.sources": TWO})])
+    assert fault.reason == "TokenizerMismatch"
+    assert "code: bytes" in fault.message
+    assert "docs: s3://corpus/tokenizer.json" in fault.message
+
+
+def test_too_long_a_sequence_is_refused_with_the_numbers_and_the_way_out() -> None:
+    (fault,) = wrong({**BY_REFERENCE, "spec.batch.maxSequenceTokens": 2049}, policies=[sample("ParallelismPolicy")])
+    assert (fault.reason, fault.path, fault.allowed) == (
+        "CapacityTooSmall",
+        "spec.batch.maxSequenceTokens",
+        "at most 2048",
+    )
+    for number in ("2049", "minCount", "1024", "64"):
+        assert number in fault.message
+    assert "tokensPerReplica" in fault.way_out
+
+
+def test_a_replica_larger_than_all_devices_holds_nothing() -> None:
+    policy = sample("ParallelismPolicy", {"spec.pipeline": 3})
+    (fault,) = wrong({**BY_REFERENCE, "spec.batch.maxSequenceTokens": 1}, policies=[policy])
+    assert "2 devices at minCount make 0 replicas of 3 devices" in fault.message
+
+
+def test_an_object_of_a_wrong_shape_is_a_fault_and_no_crash() -> None:
+    faults = wrong(mixes=[sample("DataMix", {"spec.sources": []})])
+    assert [fault.path for fault in faults] == ["DataMix/mix spec.sources"]
+
+
+@given(longest=st.integers(1, 8192), held=st.integers(1, 4096), degree=st.integers(1, 8), least=st.integers(1, 4),
+       devices=st.integers(1, 4), pipeline=st.integers(1, 4))  # fmt: skip
+def test_rule_and_resolve_agree_on_what_fits(
+    longest: int, held: int, degree: int, least: int, devices: int, pipeline: int
+) -> None:
+    changes = {
+        "spec.batch.maxSequenceTokens": longest,
+        "spec.trainers": {"count": 4, "minCount": least, "devicesPerTrainer": devices},
+        "spec.parallelism": {"pipeline": pipeline, "hybridData": {"tokensPerReplica": held, "maxDegree": degree}},
+    }
+    at_apply_time = [fault.path for fault in check(sample("TrainingJob", changes))]
+    resolved = world(changes)
+    assert (at_apply_time == []) == isinstance(resolved, JobConfig)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_keeps_the_rules_of_a_shape(name: str) -> None:
+    shape = PRESETS[name]  # type: ignore[index]
+    assert shape.hidden % (2 * shape.heads) == 0
+    assert shape.heads % shape.kv_heads == 0

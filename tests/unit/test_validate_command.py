@@ -1,0 +1,105 @@
+"""`cox validate` says every fault at once, in one run, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner, Result
+
+from coxswain.api.crd import crds
+from coxswain_cli.crds import crds_command
+from coxswain_cli.validate import validate_command
+from tests.api_samples import REMOVED, Manifest, sample
+
+
+def run(folder: Path, *manifests: Manifest, options: tuple[str, ...] = ()) -> Result:
+    path = folder / "job.yaml"
+    # As JSON, which is YAML: safe_dump leaves "3e-4" without quotes, and Kubernetes takes that for a number.
+    path.write_text("\n---\n".join(json.dumps(manifest) for manifest in manifests))
+    app = typer.Typer()
+    app.command()(validate_command)
+    return CliRunner().invoke(app, [str(path), *options])
+
+
+def faults(folder: Path, *manifests: Manifest) -> list[dict[str, Any]]:
+    result = run(folder, *manifests, options=("--json",))
+    assert result.exit_code == 2
+    found: list[dict[str, Any]] = json.loads(result.stdout)
+    return found
+
+
+def test_right_files_exit_with_0(tmp_path: Path) -> None:
+    result = run(tmp_path, *(sample(kind) for kind in ("DataSource", "DataMix", "ParallelismPolicy", "TrainingJob")))
+    assert (result.exit_code, result.stdout) == (0, "4 objects in 1 files: no faults\n")
+
+
+def test_faults_of_all_layers_and_documents_come_at_once(tmp_path: Path) -> None:
+    changes = {"spec.bogus": 1, "spec.stragglers.action": "Panic", "spec.stop": {}, "metadata.name": "a" * 41}
+    found = faults(tmp_path, sample("TrainingJob", changes), sample("DataSource", {"spec.uri": REMOVED}))
+    assert {(fault["document"], fault["path"]) for fault in found} == {
+        (1, "spec.bogus"), (1, "spec.stragglers.action"), (1, "spec.stop"), (1, "metadata.name"), (2, "spec.uri"),
+    }  # fmt: skip
+
+
+def test_each_fault_says_value_what_is_allowed_and_the_way_out(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, sample("TrainingJob", {"spec.stragglers.action": "Panic"}))
+    assert fault["value"] == "Panic"
+    assert fault["allowed"] == "None, Warn, Rebalance, Migrate, ReplaceNode"
+    assert fault["way_out"] == "use one of the allowed values"
+    assert fault["file"] == str(tmp_path / "job.yaml")
+
+
+def test_a_misspelt_field_gets_its_nearest_neighbour(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, sample("TrainingJob", {"spec.checkpoint.keeplast": 3}))
+    assert (fault["path"], fault["way_out"]) == ("spec.checkpoint.keeplast", "did you mean keepLast?")
+
+
+def test_people_read_plain_lines_on_standard_error(tmp_path: Path) -> None:
+    result = run(tmp_path, sample("TrainingJob", {"spec.trainers.count": 9}))
+    assert result.exit_code == 2
+    assert "\x1b" not in result.stderr
+    assert "spec.trainers.count: count 9 may not be above maxCount 8; lower count, or raise maxCount" in result.stderr
+    assert "1 fault\n" in result.stderr
+
+
+def test_an_object_given_twice_is_a_fault(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, sample("DataMix"), sample("DataMix"))
+    assert fault["document"] == 2
+    assert "already in" in fault["message"]
+
+
+def test_objects_that_lie_elsewhere_are_no_fault(tmp_path: Path) -> None:
+    assert run(tmp_path, sample("TrainingJob")).exit_code == 0
+
+
+def test_faults_between_objects_of_the_files_are_found(tmp_path: Path) -> None:
+    by_reference = {
+        "spec.parallelism": REMOVED,
+        "spec.parallelismRef": {"name": "policy"},
+        "spec.batch.maxSequenceTokens": 4096,
+    }
+    found = faults(tmp_path, sample("TrainingJob", by_reference), sample("ParallelismPolicy"))
+    assert [(fault["reason"], fault["path"]) for fault in found] == [
+        ("CapacityTooSmall", "spec.batch.maxSequenceTokens")
+    ]
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"name": 3}, "demo"])
+def test_an_object_without_a_name_is_a_fault(tmp_path: Path, metadata: Any) -> None:
+    assert "metadata.name" in [fault["path"] for fault in faults(tmp_path, sample("DataMix", {"metadata": metadata}))]
+
+
+@pytest.mark.parametrize("spec", [None, [], "text", 3])
+def test_a_spec_that_is_no_mapping_is_a_fault(tmp_path: Path, spec: Any) -> None:
+    assert "spec" in [fault["path"] for fault in faults(tmp_path, sample("TrainingJob", {"spec": spec}))]
+
+
+def test_cox_crds_prints_what_kubectl_can_apply() -> None:
+    app = typer.Typer()
+    app.command()(crds_command)
+    assert list(yaml.safe_load_all(CliRunner().invoke(app, []).stdout)) == crds()

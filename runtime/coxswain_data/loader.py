@@ -61,12 +61,13 @@ class Loader:
             self.ready = True
             world = self._coordinator.get("/v1/world", World, after=self.generation, wait=_POLL)
             if world is not None:
-                self.generation = world.generation
+                self.generation = max(self.generation, world.generation)
 
     def serve(self, request: Request) -> Iterator[Part]:
         """The parts of a request in its order. Raises Stale for a generation that is over."""
         if request.generation < self.generation:
             raise Stale(f"generation {request.generation} is over; the current one is {self.generation}")
+        self.generation = request.generation  # whoever knows of a newer world first tells the others
         began = time.monotonic()
         for item, wanted in enumerate(request.slices):
             yield self._part(item, wanted)

@@ -55,7 +55,10 @@ class SliceServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def __init__(self, host: str, port: int, token: str, serve: Serve) -> None:
         self._serve = serve
-        super().__init__(f"grpc://{host}:{port}", middleware={"token": _TokenCheck(token)})
+        try:
+            super().__init__(f"grpc://{host}:{port}", middleware={"token": _TokenCheck(token)})
+        except pa.ArrowException as error:  # which does not say why
+            raise Retryable(f"cannot listen on {host}:{port}; is another process there?") from error
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         try:

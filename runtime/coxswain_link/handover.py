@@ -217,6 +217,12 @@ class Handover:
             self._peer.close()
             self._peer = None
 
+    def __enter__(self) -> Handover:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _receive(self, generation: int, step: int, rank: int, end: float) -> StepArrays:
         while True:
             wait = max(0.0, end - time.monotonic())

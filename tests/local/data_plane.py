@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import sys
 import threading
 import uuid
@@ -285,16 +286,17 @@ class DataPlane:
     coordinator: FakeCoordinator
     children: dict[str, Child] = field(default_factory=dict)
     prefix: str = field(default_factory=lambda: uuid.uuid4().hex)
+    number: int = field(default_factory=itertools.count().__next__)  # of the planes that this test process has made
 
     def start_loader(self, index: int) -> Child:
-        return self._start("coxswain_data.loader", f"loader-{index}", 10 + index)
+        return self._start("coxswain_data.loader", f"loader-{index}", 1 + index)
 
     def start_constructor(self, trainer: int) -> Child:
-        return self._start("coxswain_data.constructor", f"trainer-{trainer}", 100 + trainer)
+        return self._start("coxswain_data.constructor", f"trainer-{trainer}", 11 + trainer)
 
     def address(self, host: int) -> str:
         pid = os.getpid()
-        return f"127.{128 + (pid >> 8 & 63)}.{pid & 255}.{host}"
+        return f"127.{128 + (pid >> 8 & 63)}.{pid & 255}.{self.number % 8 * 30 + host}"
 
     def worker(self, trainer: int) -> Handover:
         return Handover(names.constructor_socket(f"{self.prefix}-trainer-{trainer}"), TOKEN)
@@ -303,9 +305,8 @@ class DataPlane:
         """What every rank of the current world gets for a step."""
         out = {}
         for seat in self.coordinator.world().seats:
-            worker = self.worker(seat.device.trainer)
-            out[seat.rank] = worker.receive(self.coordinator.generation, step, seat.rank, deadline)
-            worker.close()
+            with self.worker(seat.device.trainer) as worker:
+                out[seat.rank] = worker.receive(self.coordinator.generation, step, seat.rank, deadline)
         return out
 
     def _start(self, module: str, name: str, host: int) -> Child:
@@ -320,9 +321,13 @@ class DataPlane:
 
 
 @contextmanager
-def data_plane(folder: Path, loaders: int = 1, trainers: int = 1, devices: int = 1) -> Iterator[DataPlane]:
-    """Loaders and constructors of a job, started; the coordinator has no world yet."""
+def data_plane(
+    folder: Path, loaders: int = 1, trainers: int = 1, devices: int = 1, without: tuple[str, ...] = ()
+) -> Iterator[DataPlane]:
+    """Loaders and constructors of a job, started; the coordinator has no world yet. `without`: sources that are not there."""
     corpus = write_corpus(folder / "corpus")
+    for name in without:
+        shutil.rmtree(folder / "corpus" / name)
     coordinator = FakeCoordinator(corpus, loaders, trainers, devices)
     (folder / "job.json").write_bytes(msgspec.json.encode(job_of(corpus, folder / "runs", loaders)))
     (folder / "token").write_text(TOKEN + "\n")

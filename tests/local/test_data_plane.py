@@ -1,16 +1,114 @@
-"""Loaders and constructors as processes: what arrives at the workers, and what they survive."""
+"""Loaders and constructors as processes: what arrives at the workers, whom they refuse, and how they end."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
-from tests.local.data_plane import check, data_plane, digests_of
+from coxswain import names
+from coxswain.errors import Refused, Stale
+from coxswain.exits import Exit
+from coxswain.wire import Fault, Finished
+from coxswain_link.flight import Part, Request, SliceClient, SliceRequest
+from coxswain_link.handover import Handover
+from tests.local.data_plane import TOKEN, DataPlane, check, data_plane, digests_of, sequences_of
 
 
-@pytest.mark.parametrize(("loaders", "trainers", "devices"), [(1, 1, 1), (3, 2, 2)])
-def test_every_token_arrives_once_and_the_digests_are_those_of_the_documents(tmp_path, loaders, trainers, devices):
-    with data_plane(tmp_path, loaders, trainers, devices) as plane:
-        plane.coordinator.begin(trainers * devices)
-        for step in range(4):
-            check(plane, step, plane.receive(step))
-            assert plane.coordinator.await_served(step) == digests_of(plane.corpus, step)
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory):
+    """Two loaders, one trainer of three devices; tests only move it to newer generations."""
+    with data_plane(tmp_path_factory.mktemp("plane"), loaders=2, devices=3) as plane:
+        yield plane
+
+
+def ask(plane: DataPlane, generation: int, token: str = TOKEN) -> list[Part]:
+    """The first slices of step 0, from loader 0."""
+    plane.coordinator.await_registrations("loader", 2)
+    wanted = [SliceRequest(s, 0, s.tokens) for s in sequences_of(plane.corpus, 0)]
+    client = SliceClient(plane.address(1), names.PORT_LOADER, token)
+    try:
+        return list(client.fetch(Request(generation, tuple(wanted)), 30.0))
+    finally:
+        client.close()
+
+
+def test_every_token_arrives_once_with_its_label_and_the_digests_are_those_of_the_documents(plane):
+    plane.coordinator.begin(replicas=3)
+    for step in range(4):
+        check(plane, step, plane.receive(step))
+        assert plane.coordinator.await_served(step) == digests_of(plane.corpus, step)
+
+
+def test_another_world_with_another_placement_gives_the_same_stream(plane):
+    for replicas in (1, 2):
+        plane.coordinator.begin(replicas)
+        plane.coordinator.served.clear()
+        check(plane, 0, plane.receive(0))
+        assert plane.coordinator.await_served(0) == digests_of(plane.corpus, 0)
+
+
+def test_ranks_of_a_world_that_is_over_are_told_so(plane):
+    old = plane.coordinator.begin(replicas=1)
+    plane.receive(0)
+    plane.coordinator.begin(replicas=1)
+    plane.receive(0)
+    with plane.worker(0) as worker, pytest.raises(Stale, match=f"generation {old} is over"):
+        worker.receive(old, 1, 0, 5.0)
+
+
+def test_a_loader_refuses_requests_of_a_world_that_is_over(plane):
+    generation = plane.coordinator.begin(replicas=1)
+    assert ask(plane, generation)[0].item == 0
+    with pytest.raises(Stale, match="is over"):
+        ask(plane, generation - 1)
+
+
+def test_a_loader_refuses_a_wrong_token(plane):
+    with pytest.raises(Refused, match="token") as caught:
+        ask(plane, 99, "another")
+    assert caught.value.reason == "TokenRejected"
+
+
+def test_a_constructor_refuses_a_wrong_token(plane):
+    generation = plane.coordinator.begin(replicas=1)
+    plane.receive(0)
+    socket = names.constructor_socket(f"{plane.prefix}-trainer-0")
+    with Handover(socket, "another") as stranger, pytest.raises(Refused, match="token"):
+        stranger.receive(generation, 0, 0, 5.0)
+
+
+def test_content_that_changes_under_a_job_reaches_the_worker_by_its_name(tmp_path):
+    with data_plane(tmp_path) as plane:
+        plane.coordinator.begin(replicas=1)
+        plane.receive(0)
+        for path in plane.corpus.folder.rglob("*.*"):
+            path.write_bytes(path.read_bytes() + b"\n")
+        with pytest.raises(Refused, match=r"was indexed with") as caught:
+            for step in range(1, 12):
+                plane.receive(step)
+        assert caught.value.reason == "SourceChanged"
+
+
+def test_at_the_end_both_leave_with_the_code_that_the_coordinator_names_and_leave_nothing_behind(tmp_path):
+    before = set(Path("/dev/shm").iterdir())
+    with data_plane(tmp_path) as plane:
+        files = set(tmp_path.rglob("*"))
+        plane.coordinator.begin(replicas=1)
+        plane.receive(0)
+        plane.coordinator.end(Finished(Exit.STOPPED, "Suspended", "asked to stop"))
+        codes = [child.process.wait(30) for child in plane.children.values()]
+        assert codes == [Exit.STOPPED, Exit.STOPPED]
+        left = {p for p in set(tmp_path.rglob("*")) - files if "runs" not in p.parts}
+        assert not left
+    assert not set(Path("/dev/shm").iterdir()) - before
+
+
+def test_a_source_that_is_not_there_ends_the_loader_and_is_told_to_the_coordinator(tmp_path):
+    with data_plane(tmp_path, without=("docs",)) as plane:
+        assert plane.children["loader-0"].process.wait(60) == Exit.USER_FAULT
+        fault = msgspec.json.decode((tmp_path / "loader-0.termination").read_bytes(), type=Fault)
+        told = [i.fault for i in plane.coordinator.indexed.values() if i.fault]
+    assert fault.reason == told[0].reason == "SourceNotFound"
+    assert "docs" in fault.message

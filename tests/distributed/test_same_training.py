@@ -7,35 +7,39 @@ import functools
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
+from coxswain.config import ModelConfig, ParallelConfig
+from coxswain.layout import Device, uniform_layout
+from coxswain.plan.step import plan_step
 from coxswain_train.model import Llama
 from coxswain_train.schedule import learning_rate
 from tests.distributed import reference, training
 from tests.distributed.plans import Plan, random_plan
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import RankFailed, run_ranks
 from tests.distributed.reference import Stream
 
 STEPS = 20
 STREAM = Stream(lengths=(1, 2, 3, 7, 16, 29, 41), vocabulary=training.VOCABULARY)
 RATES = [learning_rate(training.OPTIMIZER, step, STEPS) for step in range(STEPS)]
+TIED = replace(training.MODEL, tied_head=True, kv_heads=4)
+
+# (replicas, degree of the rings (0: any), idle replicas): pairwise, so that the tier stays short.
+WORLDS = [(1, 0, ()), (2, 2, ()), (3, 0, ()), (3, 3, (1,)), (4, 3, (0,)), (5, 5, ()), (8, 7, (3,)), (8, 8, ())]
+
+Weights = dict[str, np.ndarray]
 
 
 @functools.cache
-def plain(dtype: torch.dtype, tied: bool = False) -> tuple[dict[str, np.ndarray], list[float]]:
-    model = training.MODEL if not tied else _tied()
+def plain(dtype: torch.dtype, model: ModelConfig = training.MODEL) -> tuple[Weights, list[float]]:
+    """Weights and losses after twenty steps of the plain process."""
     shapes = {name: tuple(w.shape) for name, w in Llama(model, training.VOCABULARY).weights().items()}
     weights = reference.initial(model, shapes, training.SEED, dtype)
     losses = reference.train(model, weights, STREAM, training.OPTIMIZER, RATES)
     return {name: w.detach().double().numpy() for name, w in weights.items()}, losses
 
 
-def _tied():  # type: ignore[no-untyped-def]
-    from msgspec.structs import replace
-
-    return replace(training.MODEL, tied_head=True, kv_heads=4)
-
-
-def difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
+def difference(a: Weights, b: Weights) -> float:
     assert a.keys() == b.keys()
     return max(float(np.abs(a[name] - b[name]).max()) for name in a)
 
@@ -46,15 +50,46 @@ def plans_for(replicas: int, degree: int = 0, idle: tuple[int, ...] = ()) -> lis
     ]
 
 
-# (replicas, degree of the rings (0: any), idle replicas)
-WORLDS = [(1, 0, ()), (2, 2, ()), (3, 0, ()), (3, 3, (1,)), (4, 3, (0,)), (5, 5, ()), (8, 7, (3,)), (8, 8, ())]
-
-
 @pytest.mark.parametrize(("replicas", "degree", "idle"), WORLDS)
 def test_twenty_steps_in_fp64_equal_one_plain_process(replicas: int, degree: int, idle: tuple[int, ...]) -> None:
     expected, losses = plain(torch.float64)
     results = run_ranks(replicas, training.train, torch.float64, STREAM, plans_for(replicas, degree, idle))
-    d = [difference(weights, expected) for weights, _ in results]
-    print(replicas, degree, d)
-    assert max(d) <= 1e-12
+    assert max(difference(weights, expected) for weights, _ in results) <= 1e-12
     assert np.allclose(np.sum([part for _, part in results], axis=0), losses, rtol=1e-12)
+
+
+@pytest.mark.parametrize("replicas", [2, 5, 8])
+def test_twenty_steps_in_fp32_stay_within_rounding_of_the_plain_process(replicas: int) -> None:
+    expected, _ = plain(torch.float64)
+    results = run_ranks(replicas, training.train, torch.float32, STREAM, plans_for(replicas))
+    assert max(difference(weights, expected) for weights, _ in results) <= 3e-5
+
+
+def test_a_tied_head_without_shared_keys_trains_the_same() -> None:
+    expected, _ = plain(torch.float64, TIED)
+    results = run_ranks(3, training.train, torch.float64, STREAM, plans_for(3), TIED)
+    assert max(difference(weights, expected) for weights, _ in results) <= 1e-12
+
+
+def test_the_planners_own_plans_train_the_same() -> None:
+    layout = uniform_layout([Device(0, i) for i in range(4)], layers=training.MODEL.layers)
+    parallel = ParallelConfig(tokens_per_replica=24, max_degree=4)
+    placement = plan_step(STREAM.lengths, layout, parallel, training.MODEL)
+    assert any(task.kind == "ring" for task in placement.tasks)
+    plan = (placement.tasks, placement.operations)
+    results = run_ranks(4, training.train, torch.float64, STREAM, [plan] * STEPS)
+    assert max(difference(weights, plain(torch.float64)[0]) for weights, _ in results) <= 1e-12
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-14), (torch.float32, 1e-6)])
+def test_fifty_random_plans_of_one_batch_give_one_gradient(dtype: torch.dtype, bound: float) -> None:
+    plans = [random_plan(STREAM.lengths, 4, seed, rings=(seed % 5) / 4) for seed in range(50)]
+    shards = run_ranks(4, training.gradients, dtype, STREAM, plans)
+    gradients = np.stack([np.concatenate(parts) for parts in zip(*shards, strict=True)])
+    assert np.abs(gradients).max() > 0.01
+    assert np.abs(gradients - gradients[0]).max() <= bound
+
+
+def test_a_rank_that_follows_another_plan_stops_the_step_before_anything_changed() -> None:
+    with pytest.raises(RankFailed, match=r"ranks \[1\] followed another step plan"):
+        run_ranks(2, training.train_with_a_foreign_plan, STREAM, random_plan(STREAM.lengths, 2, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -90,3 +91,15 @@ def _gradient(world: World, engine: Engine, work: Work) -> Tensor:
     clock = Clock(lambda: world.waited, time.perf_counter())
     run_operations(walk, work.parts, work.operations, engine.zero.fold, clock)
     return engine.zero.reduce()
+
+
+def train_with_a_foreign_plan(world: World, stream: Stream, plan: Plan) -> None:
+    """Each rank says that it followed another plan. State must be as before when the step is refused."""
+    engine = engine_of(world, torch.float64)
+    engine.initialise(SEED)
+    before = weights_of(engine)
+    work = replace(work_of(stream, 0, plan, world.rank), plan=world.rank)
+    try:
+        engine.step(work, time.perf_counter())
+    finally:
+        assert all(np.array_equal(before[name], now) for name, now in weights_of(engine).items())

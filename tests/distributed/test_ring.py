@@ -1,0 +1,144 @@
+"""Rings over explicit chunk tables, without processes: the members take turns as threads over queues."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from coxswain_train import attention
+from coxswain_train.attention import pack_attention
+from coxswain_train.ring import Block, Chunk, Message, Ring, blocks, merge, ring_attention
+
+LENGTH, HEADS, KV_HEADS, SIZE = 131, 4, 2, 8
+
+
+class Mail:
+    """Queues between the members of one ring."""
+
+    def __init__(self, degree: int) -> None:
+        self.boxes = {(a, b): queue.Queue[Tensor]() for a in range(degree) for b in range(degree)}
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member's end of the queues."""
+
+    mail: Mail
+    place: int
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Arrivals:
+        for peer, tensor in sends:
+            self.mail.boxes[self.place, peer].put(tensor.clone())
+        return Arrivals(self, receives)
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    member: Member
+    receives: Sequence[Message]
+
+    def wait(self) -> None:
+        for peer, tensor in self.receives:
+            tensor.copy_(self.member.mail.boxes[peer, self.member.place].get(timeout=20))
+
+
+def table(length: int, degree: int) -> tuple[tuple[Chunk, ...], ...]:
+    cuts = [length * i // (2 * degree) for i in range(2 * degree + 1)]
+    chunks = list(itertools.pairwise(cuts))
+    pairs = [(chunks[i], chunks[2 * degree - 1 - i]) for i in range(degree)]
+    return tuple(tuple(c for c in pair if c[1] > c[0]) for pair in pairs)
+
+
+def inputs(length: int, dtype: torch.dtype) -> list[Tensor]:
+    """Query, key, value and the gradient of the output."""
+    g = torch.Generator().manual_seed(3)
+    shapes = [(HEADS, length, SIZE), (KV_HEADS, length, SIZE), (KV_HEADS, length, SIZE), (HEADS, length, SIZE)]
+    return [torch.randn(shape, generator=g, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def run(tensors: list[Tensor], chunks: tuple[tuple[Chunk, ...], ...]) -> list[Tensor]:
+    """Output and gradients of query, key and value of the whole sequence, computed by the members of a ring."""
+    mail = Mail(len(chunks))
+
+    def member(place: int) -> list[Tensor]:
+        rows = torch.cat([torch.arange(*c) for c in chunks[place]] or [torch.arange(0)])
+        q, k, v = (x[:, rows].clone().requires_grad_() for x in tensors[:3])
+        out = ring_attention(Ring(place, chunks, Member(mail, place)))(q, k, v)
+        out.backward(tensors[3][:, rows])
+        return [rows, out.detach(), *(x.grad for x in (q, k, v))]
+
+    with ThreadPoolExecutor(len(chunks)) as threads:
+        results = list(threads.map(member, range(len(chunks)), timeout=60))
+    order = torch.cat([r[0] for r in results]).argsort()
+    return [torch.cat([r[i] for r in results], 1)[:, order] for i in range(1, 5)]
+
+
+def alone(tensors: list[Tensor]) -> list[Tensor]:
+    q, k, v = (x.clone().requires_grad_() for x in tensors[:3])
+    out = pack_attention([q.shape[1]])(q, k, v)
+    out.backward(tensors[3])
+    return [out.detach(), *(x.grad for x in (q, k, v))]
+
+
+def error(found: list[Tensor], expected: list[Tensor]) -> float:
+    return max(
+        float((a.double() - b.double()).norm() / b.double().norm()) for a, b in zip(found, expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3, 5, 8, 16])
+@pytest.mark.parametrize("length", [LENGTH, 7, 1])
+def test_a_ring_of_any_degree_equals_one_device(degree: int, length: int) -> None:
+    tensors = inputs(length, torch.float64)
+    assert error(run(tensors, table(length, degree)), alone(tensors)) <= 1e-13
+
+
+def test_any_partition_of_the_sequence_is_a_legal_chunk_table() -> None:
+    chunks = (((0, 5), (60, 90)), ((20, 60),), ((5, 20), (90, 91), (100, LENGTH)), ((91, 100),))
+    tensors = inputs(LENGTH, torch.float64)
+    assert error(run(tensors, chunks), alone(tensors)) <= 1e-13
+
+
+def test_the_error_of_a_ring_of_sixteen_is_at_most_one_and_a_half_times_that_of_two() -> None:
+    exact = alone(inputs(1024, torch.float64))
+    two, sixteen = (error(run(inputs(1024, torch.float32), table(1024, degree)), exact) for degree in (2, 16))
+    assert sixteen <= 1.5 * two
+
+
+def test_bfloat16_rings_merge_in_fp32() -> None:
+    exact = alone(inputs(256, torch.float64))
+    ring, flash = run(inputs(256, torch.bfloat16), table(256, 8)), alone(inputs(256, torch.bfloat16))
+    worst = [
+        max(float((a.double() - b).abs().max()) for a, b in zip(each, exact, strict=True)) for each in (ring, flash)
+    ]
+    assert worst[0] <= 2.5 * worst[1] + 2e-3
+
+
+def test_a_head_tail_pair_needs_one_block_a_hop_and_skips_the_future() -> None:
+    head_tail = table(80, 4)  # member 1 holds [10, 20) and [60, 70)
+    assert blocks(head_tail[1], head_tail[0]) == [Block(0, 20, 10)]
+    assert blocks(head_tail[1], head_tail[2]) == [Block(10, 20, 20)]
+
+
+def test_merging_extreme_weights_does_not_overflow() -> None:
+    out, lse = torch.zeros(1, 2, 3), torch.tensor([[-1e4, 1e4]])
+    merge(out, lse, torch.ones(1, 2, 3), torch.tensor([[1e4, -1e4]]))
+    assert out[0, :, 0].tolist() == [1.0, 0.0]
+    assert lse.tolist() == [[1e4, 1e4]]
+
+
+def test_the_kernels_gradients_of_shared_keys_are_sums_over_their_heads() -> None:
+    q, k, v, g = inputs(9, torch.float64)
+    wide = [x.repeat_interleave(HEADS // KV_HEADS, 0) for x in (k, v)]
+    out, lse = attention.forward(q, k, v, causal=True)
+    few = attention.backward(g, q, k, v, out, lse, causal=True)
+    many = attention.backward(g, q, *wide, out, lse, causal=True)
+    assert torch.allclose(few[1], many[1].view(KV_HEADS, -1, 9, SIZE).sum(1), atol=1e-14)
+    assert torch.allclose(few[2], many[2].view(KV_HEADS, -1, 9, SIZE).sum(1), atol=1e-14)

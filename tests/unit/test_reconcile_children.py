@@ -1,0 +1,134 @@
+"""The manifests of a job's children: what others rely on, and what keeps them in their place."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from coxswain.api.resolve import resolve
+from coxswain.config import JobConfig
+from coxswain_operator.children import children, pod
+from coxswain_operator.children.overlay import merged
+from coxswain_operator.cluster import Manifest
+from coxswain_operator.settings import Settings
+from tests.unit.reconcile_world import data_mix, data_source, training_job
+
+ROLES = ("coordinator", "loader-0", "trainer-1")
+
+
+def job_and_config(source: Manifest | None = None, **spec: Any) -> tuple[Manifest, JobConfig]:
+    job = training_job(**spec)
+    job["metadata"] |= {"uid": "uid-of-demo"}
+    config = resolve(job, [source or data_source()], [data_mix()], [], "uid-of-demo")
+    assert isinstance(config, JobConfig), config
+    return job, config
+
+
+def made(member: str, number: int = 0, **spec: Any) -> Manifest:
+    job, config = job_and_config(**spec)
+    return pod(job, config, Settings(), member, number, attempt=0)
+
+
+def environment(container: Manifest) -> dict[str, str]:
+    return {e["name"]: e.get("value", "") for e in container["env"]}
+
+
+def test_a_pods_host_name_does_not_change_with_its_incarnation_but_its_name_does() -> None:
+    first, second = made("trainer-1", 0), made("trainer-1", 1)
+    assert first["spec"]["hostname"] == second["spec"]["hostname"] == "demo-trainer-1"
+    assert (first["metadata"]["name"], second["metadata"]["name"]) == ("demo-trainer-1-0", "demo-trainer-1-1")
+
+
+@pytest.mark.parametrize("member", ROLES)
+def test_no_container_runs_with_more_rights_than_it_needs(member: str) -> None:
+    spec = made(member)["spec"]
+    assert spec["automountServiceAccountToken"] is False and spec["restartPolicy"] == "Never"
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        rights = container["securityContext"]
+        assert rights["readOnlyRootFilesystem"] and not rights["allowPrivilegeEscalation"]
+        assert rights["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("member", ROLES)
+def test_every_mount_has_its_volume(member: str) -> None:
+    spec = made(member)["spec"]
+    volumes = {v["name"] for v in spec["volumes"]}
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        assert {m["name"] for m in container["volumeMounts"]} <= volumes
+
+
+def test_a_trainer_has_its_constructor_as_a_native_sidecar() -> None:
+    spec = made("trainer-1")["spec"]
+    (sidecar,), (trainer,) = spec["initContainers"], spec["containers"]
+    assert (sidecar["name"], sidecar["restartPolicy"]) == ("constructor", "Always")
+    assert sidecar["command"] == ["python", "-m", "coxswain_data.constructor"]
+    assert environment(sidecar)["COXSWAIN_NAME"] == environment(trainer)["COXSWAIN_NAME"] == "trainer-1"
+
+
+def test_only_the_coordinator_has_a_run_directory() -> None:
+    has = {m: "COXSWAIN_RUN_DIR" in environment(made(m)["spec"]["containers"][0]) for m in ROLES}
+    assert has == {"coordinator": True, "loader-0": False, "trainer-1": False}
+
+
+def test_secrets_of_endpoints_are_mounted_under_their_names() -> None:
+    source = data_source()
+    source["spec"]["endpoint"] = {"url": "http://s3:7070", "secretRef": {"name": "corpus-s3"}}
+    job, config = job_and_config(source)
+    (container,) = pod(job, config, Settings(), "loader-0", 0, 0)["spec"]["containers"]
+    assert "/etc/coxswain/secrets/corpus-s3" in [m["mountPath"] for m in container["volumeMounts"]]
+    assert environment(container)["COXSWAIN_SECRETS_DIR"] == "/etc/coxswain/secrets"
+
+
+def test_a_claim_of_a_pvc_uri_is_mounted() -> None:
+    spec = made("trainer-1", checkpoint={"uri": "pvc://runs/demo"})["spec"]
+    claims = [v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"] if "persistentVolumeClaim" in v]
+    assert claims == ["runs"]
+
+
+def test_the_template_adds_to_a_trainer_and_cannot_take_its_identity() -> None:
+    template = {
+        "nodeSelector": {"gpu": "h100"}, "tolerations": [{"key": "gpu"}], "hostname": "mine", "restartPolicy": "Always",
+        "resources": {"limits": {"nvidia.com/gpu": "8"}}, "env": [{"name": "NCCL_DEBUG", "value": "INFO"}],
+        "volumes": [{"name": "data", "emptyDir": {}}],
+    }  # fmt: skip
+    spec = made("trainer-1", trainers={"count": 2, "template": template})["spec"]
+    (trainer,) = spec["containers"]
+    assert spec["nodeSelector"] == {"gpu": "h100"} and spec["tolerations"] == [{"key": "gpu"}]
+    assert (spec["hostname"], spec["restartPolicy"]) == ("demo-trainer-1", "Never")
+    assert trainer["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+    assert environment(trainer)["NCCL_DEBUG"] == "INFO" and environment(trainer)["COXSWAIN_NAME"] == "trainer-1"
+    assert {"data", "token", "shm"} <= {v["name"] for v in spec["volumes"]}
+
+
+def test_an_overlay_merges_named_things_by_name_and_changes_neither_side() -> None:
+    base = {"containers": [{"name": "a", "env": [{"name": "X", "value": "1"}]}], "list": [1]}
+    laid = merged(
+        base, {"containers": [{"name": "a", "env": [{"name": "X", "value": "2"}]}, {"name": "b"}], "list": [2]}
+    )
+    assert laid == {"containers": [{"name": "a", "env": [{"name": "X", "value": "2"}]}, {"name": "b"}], "list": [1, 2]}
+    assert base["containers"] == [{"name": "a", "env": [{"name": "X", "value": "1"}]}]
+
+
+def test_all_children_belong_to_the_job_and_carry_its_uid() -> None:
+    job, config = job_and_config()
+    for child in (*children(job, config, Settings(), "t"), pod(job, config, Settings(), "coordinator", 0, 0)):
+        (owner,) = child["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"], owner["controller"]) == ("TrainingJob", "uid-of-demo", True)
+        assert child["metadata"]["labels"]["coxswain.dev/job-uid"] == "uid-of-demo"
+
+
+def test_the_token_is_in_the_secret_and_nowhere_else() -> None:
+    job, config = job_and_config()
+    secret, *others = children(job, config, Settings(), "swordfish")
+    assert base64.b64decode(secret["data"]["token"]) == b"swordfish"
+    assert not [c for c in others if "swordfish" in str(c) or secret["data"]["token"] in str(c)]
+
+
+def test_the_names_of_a_job_of_forty_characters_fit() -> None:
+    job, config = job_and_config(trainers={"count": 100_000})
+    job["metadata"]["name"] = "j" * 40
+    spec = pod(job, config, Settings(), "trainer-99999", 9999, 9)
+    assert len(spec["metadata"]["name"]) <= 63 and len(spec["spec"]["hostname"]) <= 63

@@ -1,0 +1,186 @@
+"""The controller's loop in virtual time: watches that lag, repeat and lose events cost time and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import looptime
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coxswain.errors import Retryable
+from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
+from coxswain_operator.cluster import Change, Conflict, Manifest
+from coxswain_operator.controller import WATCHED, Controller
+from tests.unit.reconcile_world import NAMESPACE, World, data_mix, data_source, live, report_text, training_job
+from tests.unit.test_reconcile_properties import Watched
+
+
+def in_virtual_time(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
+        runner.run(scenario())
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def foreign_pod(name: str) -> Manifest:
+    """Of a job of the same name that existed before."""
+    labels = {LABEL_ROLE: "trainer", LABEL_INDEX: "0", LABEL_INCARNATION: "0", LABEL_JOB_UID: "before"}
+    head = {"name": name, "namespace": NAMESPACE, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": {}, "status": {"phase": "Running"}}
+
+
+def controller(world: World, poll: float = 1.0) -> Controller:
+    return Controller(world, world, lambda: 1000.0 + now(), poll_seconds=poll)
+
+
+class Kubelet:
+    """Starts pods, and tells the watchers as `delivery` says: 0 loses the event, 1 delivers it, 3 delivers it three times."""
+
+    def __init__(self, world: World, delivery: list[int]) -> None:
+        self._world, self._delivery = world, delivery
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(0.4)
+            self._world.now = 1000.0 + now()
+            self._world.reap()
+            self._world.run_all()
+            ring(self._world, self._delivery.pop() if self._delivery else 0)
+
+
+def ring(world: World, times: int) -> None:
+    for queue in world.watchers:
+        for _ in range(times):
+            queue.put_nowait(Change("MODIFIED", world.job))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Within five virtual minutes."""
+    for _ in range(3000):
+        if holds():
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("it never came to hold")
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 3]), max_size=30),
+    st.lists(st.sampled_from(["fail", "vanish", "delete"]), max_size=4),
+)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_lost_and_repeated_events_lead_to_the_same_end(delivery: list[int], fates: list[str]) -> None:
+    async def scenario() -> None:
+        world = Watched()
+        world.before_call = lambda verb, what: None
+        run = asyncio.create_task(controller(world).run_job(NAMESPACE, "demo"))
+        kubelet = asyncio.create_task(Kubelet(world, delivery).run())
+        for fate in fates:
+            await until(lambda: len([p for p in world.pods() if p["status"]["phase"] == "Running"]) == 4)
+            world.hurt("trainer-1", fate)
+            await asyncio.sleep(3)
+        await until(lambda: len([p for p in world.pods() if p["status"]["phase"] == "Running"]) == 4)
+        world.ending = True
+        world.end(world.pod("coordinator"), 0, report_text("Completed", step=100))
+        job = await run
+        kubelet.cancel()
+        assert job is not None and world.state == "Completed"
+        assert not [p for p in world.pods() if live(p)]
+
+    in_virtual_time(scenario)
+
+
+def test_a_change_wakes_the_controller_long_before_its_poll() -> None:
+    async def scenario() -> None:
+        world = World(training_job(), data_source())
+        run = asyncio.create_task(controller(world, poll=3600).run_job(NAMESPACE, "demo"))
+        await until(lambda: len(world.watchers) == len(WATCHED))
+        await asyncio.sleep(10)
+        world.put(data_mix())
+        ring(world, 1)
+        began = now()
+        await until(lambda: len(world.pods()) == 4)
+        assert now() - began < 1
+        run.cancel()
+
+    in_virtual_time(scenario)
+
+
+def test_a_storm_of_events_is_one_pass() -> None:
+    async def scenario() -> None:
+        world = World(training_job(), data_source())
+        run = asyncio.create_task(controller(world, poll=3600).run_job(NAMESPACE, "demo"))
+        await asyncio.sleep(10)
+        looks: list[str] = []
+        world.before_call = lambda verb, what: looks.append(what) if what == "TrainingJob" else None
+        ring(world, 200)
+        await asyncio.sleep(10)
+        assert len(looks) == 1
+        run.cancel()
+
+    in_virtual_time(scenario)
+
+
+def test_a_conflict_is_a_second_look_and_no_second_create() -> None:
+    async def scenario() -> None:
+        world = World(data_source(), data_mix(), training_job())
+        refusals = [Conflict("moved on"), Retryable("503"), OSError("reset")]
+
+        def refuse(verb: str, what: str) -> None:
+            if verb == "patch" and refusals:
+                raise refusals.pop()
+
+        world.before_call = refuse
+        run = asyncio.create_task(controller(world).run_job(NAMESPACE, "demo"))
+        await until(lambda: len(world.pods()) == 4)
+        assert len(world.created) == 4 and not refusals
+        run.cancel()
+
+    in_virtual_time(scenario)
+
+
+def test_a_leftover_of_the_same_name_is_waited_for_without_haste() -> None:
+    async def scenario() -> None:
+        world = World(data_source(), data_mix(), training_job())
+        leftover = foreign_pod("demo-trainer-0-0")
+        world.put(leftover)
+        looks: list[str] = []
+        world.before_call = lambda verb, what: looks.append(what) if what == "TrainingJob" else None
+        run = asyncio.create_task(controller(world).run_job(NAMESPACE, "demo"))
+        await asyncio.sleep(30)
+        assert len(looks) < 40
+        world.vanish(leftover)
+        await until(lambda: "demo-trainer-0-0" in world.created)
+        run.cancel()
+
+    in_virtual_time(scenario)
+
+
+def test_a_job_that_does_not_exist_is_nothing_to_run() -> None:
+    async def scenario() -> None:
+        assert await controller(World()).run_job(NAMESPACE, "demo") is None
+
+    in_virtual_time(scenario)
+
+
+def test_a_watch_that_dies_leaves_the_poll() -> None:
+    class Deaf(World):
+        async def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[Change]:
+            raise ConnectionError("watch closed")
+            yield
+
+    async def scenario() -> None:
+        world = Deaf(training_job(), data_source())
+        run = asyncio.create_task(controller(world).run_job(NAMESPACE, "demo"))
+        await asyncio.sleep(5)
+        world.put(data_mix())
+        began = now()
+        await until(lambda: len(world.pods()) == 4)
+        assert now() - began < 3
+        run.cancel()
+
+    in_virtual_time(scenario)

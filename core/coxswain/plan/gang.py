@@ -7,46 +7,62 @@ from dataclasses import dataclass
 import numpy as np
 
 from coxswain.cost.model import Floats
-from coxswain.plan.ground import Ground, Ints
+from coxswain.plan.ground import Ground, Ints, ground_of
 from coxswain.plan.problem import Problem
+
+SLACK = 1.002  # of the target: not worth another look
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """One long sequence with its replicas and its planned time."""
+    """One long sequence with its replicas and its planned start."""
 
     sequence: int
-    members: tuple[int, ...]
+    members: Ints
     start: float
-    stop: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Times that replicas wait in before a ring."""
+
+    replica: Ints
+    start: Floats
+    stop: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """All rings, when each replica has done its last one, and the gaps (replica, start, stop) that replicas wait in."""
+    """All rings, when each replica has done its last one, and the gaps between them."""
 
     rings: tuple[Ring, ...]
     loads: Floats
-    gaps: tuple[tuple[int, float, float], ...]
+    gaps: Gaps
 
 
-def place_rings(problem: Problem, sequences: Ints, degrees: Ints, target: float) -> Gang:
-    """Longest duration first, each as soon as its members can; a ring that would end after the target gets more of them."""
-    seconds = _seconds(problem, problem.lengths[sequences], degrees)
-    ground = Ground(problem)
-    flat = ground.loads.reshape(-1)
+def place_rings(problem: Problem, sequences: Ints, degrees: Ints, target: float, give_up: float) -> Gang | None:
+    """Longest duration first, each as soon as its members can; a ring that would end after the target gets more of them.
+
+    None as soon as one ends at `give_up` or later: then another plan is better anyway.
+    """
+    lengths = problem.lengths[sequences]
+    seconds = ring_seconds(problem, lengths, degrees)
+    ground = ground_of(problem)
     rings: list[Ring] = []
-    gaps: list[tuple[int, float, float]] = []
+    gaps = [(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))]
     for k in np.lexsort((sequences, -degrees, -seconds)).tolist():
-        members, stop = _place(
-            problem, ground, int(problem.lengths[sequences[k]]), int(degrees[k]), float(seconds[k]), target
-        )
-        before = flat[members]
-        start, names = float(before.max()), tuple(members.tolist())
-        gaps += [(r, free, start) for r, free in zip(names, before.tolist(), strict=True) if free < start]
-        rings.append(Ring(int(sequences[k]), names, start, stop))
+        members, stop = _place(problem, ground, int(lengths[k]), int(degrees[k]), float(seconds[k]), target)
+        if stop >= give_up:
+            return None
+        before = ground.loads[members]
+        start = float(before.max())
+        if before.min() < start:
+            waiting = before < start
+            gaps.append((members[waiting], before[waiting], np.full(int(waiting.sum()), start)))
+        rings.append(Ring(int(sequences[k]), members, start))
         ground.occupy(members, stop)
-    return Gang(tuple(rings), flat[: problem.replicas].copy(), tuple(gaps))
+    columns = [np.concatenate(column) for column in zip(*gaps, strict=True)]
+    return Gang(tuple(rings), ground.loads[: problem.replicas].copy(), Gaps(*columns))
 
 
 def _place(
@@ -55,7 +71,7 @@ def _place(
     """Members, and when the ring ends on them."""
     members = ground.choose(degree, seconds)
     stop = ground.end(members, seconds)
-    if stop <= target:
+    if stop <= SLACK * target or ground.first_free() >= target:
         return members, stop
     wider, shorter = _widen(problem, ground, length, degree, seconds, target)
     if wider > degree:
@@ -77,13 +93,15 @@ def _widen(
     if not possible.any():
         return degree, seconds
     degrees, starts = degrees[possible], starts[possible]
-    took = _seconds(problem, np.full_like(degrees, length), degrees)
+    took = ring_seconds(problem, np.full_like(degrees, length), degrees)
     ends = starts + took / ground.usual
-    best = int((ends <= target).argmax()) if (ends <= target).any() else int(ends.argmin())
+    good = ends <= target
+    best = int(good.argmax()) if good.any() else int(ends.argmin())
     return int(degrees[best]), float(took[best])
 
 
-def _seconds(problem: Problem, lengths: Ints, degrees: Ints) -> Floats:
+def ring_seconds(problem: Problem, lengths: Ints, degrees: Ints) -> Floats:
+    """Rings at speed 1, within a node where the degree allows it."""
     s, d = lengths.astype(np.float64), degrees.astype(np.float64)
     inside, between = problem.cost.ring_seconds(s, d, True), problem.cost.ring_seconds(s, d, False)
     return np.where(degrees <= problem.node_size, inside, between)

@@ -1,4 +1,8 @@
-"""The replicas' loads while rings are placed, by nodes: which members are free first for a ring of a given degree."""
+"""The replicas' loads while rings are placed, by nodes: which members are free first for a ring of a given degree.
+
+A slow replica makes the whole ring slow. So replicas are compared by load plus handicap: the time by which a ring would end
+later on them than on a replica of the usual speed. With equal speeds there is none, and nodes are kept in order as they fill.
+"""
 
 from __future__ import annotations
 
@@ -12,68 +16,106 @@ Ints = NDArray[np.int64]
 
 
 class Ground:
-    """Loads as a matrix, one row per node, each row also kept in order; a short last node is filled up with inf.
-
-    A slow replica makes the whole ring slow. So replicas are compared by load plus handicap: the time by which a ring would
-    end later on them than on a replica of the usual speed.
-    """
+    """Loads of replicas of equal speed, one row per node; a short last node is filled up with inf."""
 
     def __init__(self, problem: Problem) -> None:
         self.size = min(problem.node_size, problem.replicas)
-        nodes = -(-problem.replicas // self.size)
-        self.loads = np.zeros((nodes, self.size))
-        self.loads.reshape(-1)[problem.replicas :] = np.inf
         self.usual = float(np.median(problem.speeds))
-        slowness = np.zeros_like(self.loads)
-        slowness.reshape(-1)[: problem.replicas] = 1 / problem.speeds - 1 / self.usual
-        self.slowness = slowness if slowness.any() else None
-        self._sorted = self.loads.copy()
-
-    def keys(self, seconds: float) -> tuple[Floats, Floats]:
-        """Load plus handicap of every replica for a ring of so many seconds at speed 1: by node, and sorted within nodes."""
-        if self.slowness is None:
-            return self.loads, self._sorted
-        keys = self.loads + self.slowness * seconds
-        return keys, np.sort(keys, axis=1)
-
-    def occupy(self, members: Ints, until: float) -> None:
-        self.loads.reshape(-1)[members] = until
-        if self.slowness is None:
-            rows = np.unique(members // self.size)
-            self._sorted[rows] = np.sort(self.loads[rows], axis=1)
+        nodes = -(-problem.replicas // self.size)
+        self.loads = np.zeros(nodes * self.size)
+        self.loads[problem.replicas :] = np.inf
+        self.rows = self.loads.reshape(nodes, self.size)
+        # ordered[d - 1, n]: when d replicas of node n are free
+        self.ordered = np.ascontiguousarray(np.sort(self.rows, axis=1).T)
 
     def choose(self, degree: int, seconds: float) -> Ints:
-        """Members for a ring: within one node where it fits, else whole nodes and the remainder from one more."""
-        keys, ordered = self.keys(seconds)
+        """Members for a ring of so many seconds at speed 1: within one node where it fits, else over whole nodes."""
         if degree <= self.size:
-            node = int(ordered[:, degree - 1].argmin())
-            return np.sort(np.argsort(keys[node], kind="stable")[:degree]) + node * self.size
-        members = self._nodes(degree, keys, ordered)
-        if self.slowness is not None or members is None:
-            loose = np.argsort(keys.reshape(-1), kind="stable")[:degree]
-            if members is None or self.end(loose, seconds) < 0.98 * self.end(members, seconds):
-                members = loose
-        return np.sort(members)
+            return _of_node(self.rows, int(self.ordered[degree - 1].argmin()), degree)
+        return _of_nodes(self.rows, self.ordered, degree)
 
-    def _nodes(self, degree: int, keys: Floats, ordered: Floats) -> Ints | None:
-        whole, rest = divmod(degree, self.size)
-        full = np.argsort(ordered[:, -1], kind="stable")[:whole]
-        members = (full[:, None] * self.size + np.arange(self.size)).reshape(-1)
-        if rest:
-            others = ordered[:, rest - 1].copy()
-            others[full] = np.inf
-            node = int(others.argmin())
-            few = np.argsort(keys[node], kind="stable")[:rest] + node * self.size
-            members = np.concatenate([members, few])
-        finite = np.unique(members).size == degree and np.isfinite(keys.reshape(-1)[members]).all()
-        return members if finite else None
+    def occupy(self, members: Ints, until: float) -> None:
+        self.loads[members] = until
+        if members.size <= self.size:
+            for node in {int(members[0]) // self.size, int(members[-1]) // self.size}:
+                self.ordered[:, node] = np.sort(self.rows[node])
+            return
+        nodes = np.flatnonzero(np.bincount(members // self.size))
+        self.ordered[:, nodes] = np.sort(self.rows[nodes], axis=1).T
 
     def end(self, members: Ints, seconds: float) -> float:
         """When a ring of so many seconds at speed 1 would end on these members."""
-        slow = 0.0 if self.slowness is None else float(self.slowness.reshape(-1)[members].max())
-        return float(self.loads.reshape(-1)[members].max()) + seconds * (1 / self.usual + slow)
+        return float(self.loads[members].max()) + seconds / self.usual
+
+    def first_free(self) -> float:
+        return float(self.ordered[0].min())
 
     def starts(self, seconds: float) -> tuple[Floats, Floats]:
         """The earliest start of a ring within a node, by degree 1, 2, ..., and of one on 1, 2, ... whole nodes."""
-        _, ordered = self.keys(seconds)
-        return ordered.min(axis=0), np.sort(ordered[:, -1])
+        return self.ordered.min(axis=1), np.sort(self.ordered[-1])
+
+
+class UnevenGround(Ground):
+    """Loads of replicas of different speeds."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.slowness = np.zeros_like(self.loads)
+        self.slowness[: problem.replicas] = 1 / problem.speeds - 1 / self.usual
+
+    def _keys(self, seconds: float) -> tuple[Floats, Floats]:
+        keys = (self.loads + self.slowness * seconds).reshape(self.rows.shape)
+        return keys, np.sort(keys, axis=1).T
+
+    def choose(self, degree: int, seconds: float) -> Ints:
+        keys, ordered = self._keys(seconds)
+        if degree <= self.size:
+            near = _of_node(keys, int(ordered[degree - 1].argmin()), degree)
+        else:
+            near = _of_nodes(keys, ordered, degree)
+        loose = np.sort(np.argsort(keys.reshape(-1), kind="stable")[:degree])
+        worth = degree > self.size and self.end(loose, seconds) < WORTH * self.end(near, seconds)
+        return loose if worth else near
+
+    def occupy(self, members: Ints, until: float) -> None:
+        self.loads[members] = until
+
+    def first_free(self) -> float:
+        return float(self.loads.min())
+
+    def end(self, members: Ints, seconds: float) -> float:
+        return float(self.loads[members].max()) + seconds * (1 / self.usual + float(self.slowness[members].max()))
+
+    def starts(self, seconds: float) -> tuple[Floats, Floats]:
+        _, ordered = self._keys(seconds)
+        return ordered.min(axis=1), np.sort(ordered[-1])
+
+
+WORTH = 0.98  # members strewn over nodes must end a ring this much sooner
+
+
+def ground_of(problem: Problem) -> Ground:
+    even = bool((problem.speeds == problem.speeds[0]).all())
+    return Ground(problem) if even else UnevenGround(problem)
+
+
+def _of_node(keys: Floats, node: int, degree: int) -> Ints:
+    """The members of a node with the least keys, in order of their numbers."""
+    members: Ints = np.sort(keys[node].argsort(kind="stable")[:degree]) + node * keys.shape[1]
+    return members
+
+
+def _of_nodes(keys: Floats, ordered: Floats, degree: int) -> Ints:
+    """Whole nodes that are free first, the remainder from one more; any replicas where whole nodes do not suffice."""
+    size = keys.shape[1]
+    whole, rest = divmod(degree, size)
+    full = ordered[-1].argsort(kind="stable")[:whole]
+    members: Ints = (full[:, None] * size + np.arange(size)).reshape(-1)
+    if rest:
+        others = ordered[rest - 1].copy()
+        others[full] = np.inf
+        members = np.concatenate([members, _of_node(keys, int(others.argmin()), rest)])
+    flat, members = keys.reshape(-1), np.sort(members)
+    if members.size < degree or not np.isfinite(flat[members]).all() or (rest and np.isinf(others.min())):
+        members = np.sort(flat.argsort(kind="stable")[:degree])
+    return members

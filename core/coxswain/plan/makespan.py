@@ -18,8 +18,8 @@ from coxswain.plan.ground import Ints
 from coxswain.plan.problem import Draft, Problem
 
 TARGETS = (1.0, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6, 2.0)  # times the lower bound
-SHELVES = (1, 2, 3, 4)  # rings of a target's half, third, quarter stack up to it where whole ones lie badly
-CLOSE = 1.012  # times the target: near enough to stop
+SHELVES = (1, 2, 3, 4, 6, 8)  # rings of a target's half, third, quarter ... stack up to it where whole ones lie badly
+CLOSE = 1.008  # times the target: near enough to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +45,28 @@ def makespan(problem: Problem) -> list[Draft]:
 def _search(problem: Problem, long: Ints, short: Ints) -> Trial:
     """The best trial. A target above what has been reached already cannot help, so most steps need just one."""
     bound = problem.lower_bound()
-    best = _trial(problem, long, short, bound, bound)
+    best = _trial(problem, long, short, bound, bound, np.inf)
+    assert best is not None  # the first one never gives up
     for target in TARGETS:
         for shelves in SHELVES:
             if best.makespan <= target * bound * CLOSE or not long.size:
                 return best
-            other = _trial(problem, long, short, target * bound, target * bound / shelves)
-            best = min(best, other, key=lambda trial: trial.makespan)
+            better = _trial(problem, long, short, target * bound, target * bound / shelves, best.makespan)
+            best = better or best
     return best
 
 
-def _trial(problem: Problem, long: Ints, short: Ints, target: float, duration: float) -> Trial:
-    """Rings no longer than `duration` where they can, all to end by `target`; then the packs."""
+def _trial(problem: Problem, long: Ints, short: Ints, target: float, duration: float, give_up: float) -> Trial | None:
+    """Rings no longer than `duration` where they can, all to end by `target`; then the packs. None if not before `give_up`."""
     usual = float(np.median(problem.speeds))
     degrees = least_degrees(problem, problem.lengths[long], duration * usual)
-    gang = place_rings(problem, long, degrees, target)
+    gang = place_rings(problem, long, degrees, target, give_up)
+    if gang is None:
+        return None
     bins = _bins(problem, gang, problem.lengths[short])
     poured = pour(problem, problem.lengths[short], bins)
-    return Trial(gang, bins, poured, float(poured.level[: problem.replicas].max()))
+    stop = float(poured.level[: problem.replicas].max())
+    return Trial(gang, bins, poured, stop) if stop < give_up else None
 
 
 def _bins(problem: Problem, gang: Gang, lengths: Ints) -> Bins:
@@ -71,17 +75,18 @@ def _bins(problem: Problem, gang: Gang, lengths: Ints) -> Bins:
     work = float(problem.cost.work_seconds(lengths).sum()) + packs * problem.cost.task
     level = max(water_level(gang.loads, problem.speeds, work), float(gang.loads.max()))
     least = problem.cost.pack_seconds(lengths[-1:])
-    gaps = [g for g in gang.gaps if (g[2] - g[1]) * problem.speeds[g[0]] >= least]
+    gaps, room = gang.gaps, gang.gaps.stop - gang.gaps.start
+    use = room * problem.speeds[gaps.replica] >= least
     return Bins(
-        replica=np.array([*range(problem.replicas), *(r for r, _, _ in gaps)], dtype=np.int64),
-        start=np.array([*gang.loads.tolist(), *(start for _, start, _ in gaps)]),
-        level=np.array([*gang.loads.tolist(), *(level - (stop - start) for _, start, stop in gaps)]),
-        limit=np.array([np.inf] * problem.replicas + [level] * len(gaps)),
+        replica=np.concatenate([np.arange(problem.replicas), gaps.replica[use]]),
+        start=np.concatenate([gang.loads, gaps.start[use]]),
+        level=np.concatenate([gang.loads, level - room[use]]),
+        limit=np.concatenate([np.full(problem.replicas, np.inf), np.full(int(use.sum()), level)]),
     )
 
 
 def _rings(gang: Gang) -> list[tuple[float, Draft]]:
-    return [(ring.start, Draft(ring.members, (ring.sequence,))) for ring in gang.rings]
+    return [(ring.start, Draft(tuple(ring.members.tolist()), (ring.sequence,))) for ring in gang.rings]
 
 
 def _packs(problem: Problem, trial: Trial, short: Ints) -> list[tuple[float, Draft]]:

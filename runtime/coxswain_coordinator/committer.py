@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from coxswain.config import JobConfig, PhaseConfig
-from coxswain.errors import Refused, Retryable
+from coxswain.errors import Refused, Stale
 from coxswain.membership.stream import Stream
 from coxswain.membership.types import Cursor, Membership
 from coxswain.plan.types import Placement
@@ -58,10 +58,10 @@ class Committer:
     def commit(self, cursor: Cursor, stop: int) -> Committed:
         """Commits from the cursor's step to the end of its segment; placements only for steps below `stop`.
 
-        Raises Retryable when another coordinator has taken over, Refused("StreamChanged") when the log holds another stream.
+        Raises Stale when another coordinator has taken over, Refused("StreamChanged") when the log holds another stream.
         """
         if self.log.superseded(self.generation.generation):
-            raise Retryable(f"another coordinator has created generation {self.generation.generation + 1}")
+            raise Stale(f"another coordinator has created generation {self.generation.generation + 1}")
         segment = self._membership(cursor)
         mine = [m for m in segment.memberships if m.step >= cursor.step]
         runnable = [m for m in mine if m.labels and m.step < stop]

@@ -42,5 +42,9 @@ class Coordinator:
     async def stop(self) -> None:
         await self._service.stop()
 
+    async def until(self, holds: Callable[[JobReport], bool], seconds: float) -> bool:
+        """Waits until the report is as wished; False when the time is up first."""
+        return bool(await self._run.bell.until(lambda: holds(self.report()) or None, seconds))
+
     def report(self) -> JobReport:
         return job_report(self._run)

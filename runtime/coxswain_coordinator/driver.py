@@ -121,8 +121,8 @@ class Driver:
         if run.registry.missing("trainer", job.trainers):
             return False
         agents = run.registry.of("trainer", job.trainers)
-        run.short = capacity_fault(job, layout_of(job, agents))
-        if run.short:
+        if short := capacity_fault(job, layout_of(job, agents)):
+            run.wait_for(short)
             return False
         number = await self._durably(self._log.last_generation) + 1
         record = replace_world(job, number, self._author, agents, run.shares, run.manifest)

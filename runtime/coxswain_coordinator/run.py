@@ -170,6 +170,12 @@ class Run:
             self.note("CheckpointSaved", f"{manifest_key_of(manifest)}, {len(manifest.shards)} shards")
         self.bell.ring()
 
+    def wait_for(self, short: str) -> None:
+        """The trainers at hand do not suffice."""
+        if short != self.short:
+            self.short = short
+            self.bell.ring()
+
     # --- worlds -------------------------------------------------------------------------------------------------------
 
     def enter(self, session: Session) -> None:
@@ -183,7 +189,7 @@ class Run:
             self.note("WorkerRestarted", f"{before.lost}; {gang}", warning=True)
         else:
             self.note("Resumed" if self.manifest else "GangStarted", gang)
-        self.session = session
+        self.session, self.short = session, ""
         self.metrics["coxswain_world_generation"].set(record.generation)
         self.bell.ring()
 

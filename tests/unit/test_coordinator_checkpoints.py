@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from coxswain.config import CheckpointConfig
+from coxswain.digests import STREAM_SEED
+from coxswain.errors import Refused
+from coxswain.membership.stream import initial_cursor
+from coxswain.wire import Manifest, Saved, Shard
+from coxswain_coordinator.checkpoint_store import CheckpointStore
+from coxswain_coordinator.checkpoints import (
+    MANIFEST_VERSION,
+    SaveBook,
+    check_index,
+    garbage,
+    job_of,
+    kept_steps,
+    manifest_key_of,
+    stream_hash,
+)
+from coxswain_link.store import NotFound, Store, open_store
+from tests.unit.coordinator_fakes import make_job
+
+
+def shard(name: str) -> Shard:
+    return Shard(f"shards/{name}.safetensors", 4, (), ())
+
+
+def manifest(job, step: int, shards=()) -> Manifest:
+    return Manifest(
+        version=MANIFEST_VERSION, job=job_of(job), step=step, attempt_generation=1, cursor=initial_cursor(job.mix),
+        stream_digest=STREAM_SEED, tokens=0, model_hash=job.model_hash(), stream_hash=stream_hash(job),
+        index_hash="code=1,docs=2", vocabulary=320, shards=tuple(shards), time=0.0,
+    )  # fmt: skip
+
+
+def store_with(job, *manifests: Manifest) -> Store:
+    store = open_store(job.checkpoint.uri, create=True)
+    for m in manifests:
+        store.put(manifest_key_of(m), msgspec.json.encode(m))
+        for s in m.shards:
+            store.put(s.key, b"1234")
+    return store
+
+
+def refusal(job, store: Store) -> tuple[str, str]:
+    with pytest.raises(Refused) as caught:
+        CheckpointStore(job, store).open()
+    return caught.value.reason, caught.value.message
+
+
+def test_the_newest_checkpoint_is_the_one_to_resume_from(tmp_path):
+    job = make_job(tmp_path)
+    store = store_with(job, manifest(job, 6, [shard("a")]), manifest(job, 12, [shard("b")]))
+    found = CheckpointStore(job, store).open()
+    assert found is not None
+    assert found.step == 12
+
+
+def test_a_fresh_location_has_no_checkpoint(tmp_path):
+    job = make_job(tmp_path)
+    assert CheckpointStore(job, store_with(job)).open() is None
+
+
+def test_a_missing_shard_is_a_torn_checkpoint_and_is_named(tmp_path):
+    job = make_job(tmp_path)
+    store = store_with(job, manifest(job, 6, [shard("a")]))
+    store.delete("shards/a.safetensors")
+    reason, message = refusal(job, store)
+    assert reason == "TornCheckpoint"
+    assert "names shards/a.safetensors, which is missing; delete checkpoints/step-0000000006.json" in message
+
+
+def test_a_shortened_shard_is_a_torn_checkpoint(tmp_path):
+    job = make_job(tmp_path)
+    store = store_with(job, manifest(job, 6, [shard("a")]))
+    store.put("shards/a.safetensors", b"1")
+    assert refusal(job, store)[1].count("has 1 bytes instead of 4") == 1
+
+
+def test_half_a_manifest_is_a_torn_checkpoint(tmp_path):
+    job = make_job(tmp_path)
+    store = store_with(job, manifest(job, 6))
+    store.put("checkpoints/step-0000000006.json", store.get("checkpoints/step-0000000006.json")[:50])
+    assert refusal(job, store)[0] == "TornCheckpoint"
+
+
+def test_a_manifest_of_a_later_version_is_refused_before_its_shape_is_read(tmp_path):
+    job = make_job(tmp_path)
+    store = store_with(job)
+    store.put("checkpoints/step-0000000006.json", b'{"version": 9, "shape": "unknown"}')
+    reason, message = refusal(job, store)
+    assert reason == "NewerCheckpoint"
+    assert "has version 9, this release reads up to 1" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        pytest.param({"job": "default/other"}, "another job: default/other", id="job"),
+        pytest.param({"model_hash": "x"}, "another model", id="model"),
+        pytest.param({"stream_hash": "v0:x"}, "another stream", id="stream"),
+    ],
+)
+def test_a_foreign_checkpoint_is_refused_with_what_is_foreign(tmp_path, changes, what):
+    job = make_job(tmp_path)
+    reason, message = refusal(job, store_with(job, replace(manifest(job, 6), **changes)))
+    assert reason == "ForeignCheckpoint"
+    assert what in message
+    assert "give this job its own checkpoint.uri" in message
+
+
+def test_the_location_of_another_job_is_foreign_before_its_first_checkpoint(tmp_path):
+    job = make_job(tmp_path)
+    CheckpointStore(job, store_with(job)).open()
+    other = replace(job, name="other", uid="u2")
+    assert refusal(other, store_with(other))[0] == "ForeignCheckpoint"
+
+
+def test_resume_never_leaves_another_run_alone_but_continues_its_own(tmp_path):
+    config = CheckpointConfig(uri=f"file://{tmp_path}/store", resume="Never")
+    job = make_job(tmp_path, checkpoint=config)
+    assert CheckpointStore(job, store_with(job)).open() is None
+    assert CheckpointStore(job, store_with(job)).open() is None
+    reason, message = refusal(replace(job, uid="u2"), store_with(job))
+    assert reason == "RunExists"
+    assert "set it to Auto to continue that run, or give a fresh checkpoint.uri" in message
+
+
+def test_a_changed_source_is_named(tmp_path):
+    with pytest.raises(Refused, match="sources docs have other content than at checkpoints/step-"):
+        check_index(manifest(make_job(tmp_path), 6), "code=1,docs=3")
+
+
+@given(st.sets(st.integers(0, 200)), st.integers(0, 5), st.integers(0, 50))
+def test_the_last_and_every_nth_checkpoint_are_kept(steps, last, every):
+    kept = kept_steps(CheckpointConfig(uri="x", keep_last=last, keep_every=every), steps)
+    newest = set(sorted(steps)[-max(last, 1) :])
+    assert kept == newest | {s for s in steps if every and s % every == 0}
+
+
+def test_a_shard_that_a_kept_checkpoint_shares_is_no_garbage(tmp_path):
+    job = make_job(tmp_path)
+    old, new = manifest(job, 6, [shard("a"), shard("b"), shard("c")]), manifest(job, 12, [shard("b")])
+    keys, shards = garbage([new], [old], pending={"shards/c.safetensors"})
+    assert (keys, shards) == (["checkpoints/step-0000000006.json"], ["shards/a.safetensors"])
+
+
+def test_creating_a_checkpoint_drops_the_oldest(tmp_path):
+    job = make_job(tmp_path, checkpoint=CheckpointConfig(uri=f"file://{tmp_path}/store", keep_last=1))
+    store = store_with(job, manifest(job, 6, [shard("a")]))
+    checkpoints = CheckpointStore(job, store)
+    checkpoints.open()
+    checkpoints.create(manifest(job, 12, [shard("b")]), set())
+    assert [o.path for o in store.list("checkpoints/")] == ["checkpoints/step-0000000012.json"]
+    with pytest.raises(NotFound):
+        store.get("shards/a.safetensors")
+
+
+def test_shards_of_saves_that_never_completed_are_orphans(tmp_path):
+    job = make_job(tmp_path)
+    store = store_with(job, manifest(job, 6, [shard("a")]))
+    store.put("shards/orphan.safetensors", b"x")
+    checkpoints = CheckpointStore(job, store)
+    checkpoints.open()
+    assert checkpoints.collect_orphans() == 1
+    assert [o.path for o in store.list("shards/")] == ["shards/a.safetensors"]
+
+
+def test_a_checkpoint_is_complete_once_every_rank_has_saved():
+    book = SaveBook(1)
+    book.saved(Saved(1, 6, 0, 2, (shard("a"),), 1.0))
+    assert book.complete(2) is None
+    book.saved(Saved(1, 6, 1, 2, (shard("a"), shard("b")), 2.0))
+    assert book.complete(2) == 6
+    assert [s.key for s in book.shards(6)] == ["shards/a.safetensors", "shards/b.safetensors"]
+    assert book.seconds(6) == 2.0

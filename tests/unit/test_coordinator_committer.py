@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from coxswain.config import PhaseConfig
+from coxswain.errors import Refused, Stale
+from coxswain.membership.order import SourceView
+from coxswain.membership.stream import Stream, initial_cursor
+from coxswain.planlog import Generation, membership_key, placement_key
+from coxswain_coordinator.committer import Committed, Committer
+from coxswain_coordinator.plan_log import PlanLog
+from coxswain_coordinator.world import replace_world
+from coxswain_link.store import Store, open_store
+from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, lengths_of, make_job, make_source, place
+from tests.unit.test_coordinator_parts import agents
+
+
+def committer(job, generation: int = 1, trainers: int = 2) -> Committer:
+    store = open_store(job.checkpoint.uri, create=True)
+    record = replace_world(job, generation, "me", agents(trainers), (), None)
+    PlanLog(store).create_generation(record)
+    return Committer(job, PlanLog(store), stream_of(job), record, lambda lengths: place(lengths, record.layout, job))
+
+
+def stream_of(job) -> Stream:
+    counts = np.full(BLOCKS, SAMPLES)
+    views = {s.name: SourceView(s.name, counts, lambda b, n=s.name: lengths_of(n, b)) for s in job.mix.sources}
+    return Stream(job.mix, job.batch, views)
+
+
+def commit(c: Committer, segments: int = 1, stop: int = 100) -> list[Committed]:
+    cursor, out = initial_cursor(c.job.mix), []
+    for _ in range(segments):
+        out.append(c.commit(cursor, stop))
+        cursor = out[-1].cursors[out[-1].next]
+    return out
+
+
+def test_a_segment_holds_eight_steps_and_the_next_one_begins_behind_it(tmp_path):
+    first, second = commit(committer(make_job(tmp_path)), 2)
+    assert [p.step for p in first.plans + second.plans] == list(range(16))
+    assert (first.next, second.next, second.end) == (8, 16, None)
+
+
+def test_another_generation_keeps_the_membership_and_places_it_anew(tmp_path):
+    job = make_job(tmp_path)
+    [one], [two] = commit(committer(job)), commit(committer(job, 2, trainers=3))
+    assert [p.sequences for p in one.plans] == [p.sequences for p in two.plans]
+    assert {p.generation for p in two.plans} == {2}
+    paths = [o.path for o in open_store(job.checkpoint.uri).list("log/")]
+    assert [p for p in paths if "membership" in p] == [membership_key(0)]
+    assert [p for p in paths if "placements" in p] == [placement_key(1, 0), placement_key(2, 0)]
+
+
+def test_a_commit_from_the_middle_of_a_segment_uses_the_segment_that_is_there(tmp_path):
+    job = make_job(tmp_path)
+    [first] = commit(committer(job))
+    again = committer(job, 2).commit(first.cursors[5], 100)
+    assert [p.step for p in again.plans] == [5, 6, 7]
+    assert again.plans[0].sequences == first.plans[5].sequences
+
+
+def test_steps_behind_the_stop_are_not_placed(tmp_path):
+    [found] = commit(committer(make_job(tmp_path)), stop=3)
+    assert ([p.step for p in found.plans], found.next) == ([0, 1, 2], 8)
+
+
+def test_a_recorded_segment_that_is_no_longer_what_the_sources_give_is_refused(tmp_path):
+    job = make_job(tmp_path)
+    commit(committer(job))
+    other = replace(job, mix=replace(job.mix, sources=(make_source("code", 100), make_source("docs", 900))))
+    with pytest.raises(Refused, match=r"segment 0 \(from step 0\) holds other sequences") as caught:
+        commit(committer(other, 2))
+    assert caught.value.reason == "StreamChanged"
+
+
+def test_a_phase_added_later_leaves_the_recorded_steps_as_they_are(tmp_path):
+    job = make_job(tmp_path)
+    [before] = commit(committer(job))
+    phase = PhaseConfig(from_step=4, weights={"docs": 1})
+    first, second = commit(committer(replace(job, mix=replace(job.mix, phases=(phase,))), 2), 2)
+    assert [p.sequences for p in first.plans] == [p.sequences for p in before.plans]
+    assert {s.source for p in second.plans for s in p.sequences} == {"docs"}
+
+
+def test_a_coordinator_that_was_superseded_stops_committing(tmp_path):
+    job = make_job(tmp_path)
+    old = committer(job)
+    committer(job, 2)
+    with pytest.raises(Stale, match="another coordinator has created generation 2"):
+        commit(old)
+
+
+def test_a_generation_number_can_be_taken_once(tmp_path):
+    log = PlanLog(store_at(tmp_path))
+    record = replace_world(make_job(tmp_path), 1, "me", agents(1), (), None)
+    assert log.create_generation(record)
+    assert not log.create_generation(replace(record, author="another"))
+    assert (log.last_generation(), log.generation(1)) == (1, record)
+    assert isinstance(log.generation(1), Generation)
+
+
+def store_at(folder) -> Store:
+    return open_store(f"file://{folder}/store", create=True)
+
+
+def test_the_end_of_the_data_is_known_when_it_is_committed(tmp_path):
+    job = make_job(tmp_path)
+    once = replace(job, mix=replace(job.mix, sources=tuple(replace(s, max_passes=1) for s in job.mix.sources)))
+    found = commit_to_end(committer(once))
+    assert found.end == found.plans[-1].step + 1
+
+
+def commit_to_end(c: Committer) -> Committed:
+    cursor = initial_cursor(c.job.mix)
+    while True:
+        found = c.commit(cursor, 1000)
+        if found.end is not None:
+            return found
+        cursor = found.cursors[found.next]

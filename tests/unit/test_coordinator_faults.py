@@ -1,0 +1,204 @@
+"""What goes wrong around a coordinator, and what its services and the operator then see."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from coxswain import wire
+from coxswain.config import CheckpointConfig
+from coxswain.errors import Refused, Stale
+from coxswain_coordinator.report import termination_message
+from coxswain_link.http import AsyncClient, Ended
+from tests.unit.coordinator_fakes import TOKEN, cluster, make_job, make_source
+
+
+async def undisturbed(tmp_path) -> list[tuple[str, str]]:
+    async with cluster(make_job(tmp_path / "undisturbed"), tmp_path / "undisturbed") as c:
+        await c.play()
+        return digests(c)
+
+
+def digests(c) -> list[tuple[str, str]]:
+    return [(line.stream_digest, line.delivered_digest) for _, line in sorted(c.steps().items())]
+
+
+async def test_a_wrong_token_is_refused(tmp_path):
+    async with cluster(make_job(tmp_path), tmp_path, token="wrong") as c:
+        with pytest.raises(Refused) as caught:
+            await c.register("loader", "loader-0")
+        assert caught.value.reason == "TokenRejected"
+
+
+async def test_an_older_generation_is_told_so(tmp_path):
+    async with cluster(make_job(tmp_path), tmp_path) as c:
+        game = asyncio.create_task(c.play())
+        world = await c.client.get("/v1/world", wire.World, after=0, wait=30)
+        assert world is not None
+        with pytest.raises(Stale, match="generation 0 is over; the current one is 1"):
+            await c.client.get("/v1/steps", wire.Ticket, generation=0, step=0, wait=0)
+        with pytest.raises(Stale, match="generation 0 is not the current one"):
+            await c.client.post("/v1/served", wire.Served(0, 0, ()))
+        await game
+
+
+async def test_a_coordinator_killed_and_made_anew_continues_with_the_same_digests(tmp_path):
+    expected, job = await undisturbed(tmp_path), make_job(tmp_path)
+    async with cluster(job, tmp_path) as c:
+        game = asyncio.create_task(c.play())
+        assert await c.coordinator.until(lambda report: report.checkpoint_step >= 6, 60)
+        game.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await game
+    async with cluster(job, tmp_path, instance="two") as c:
+        report = await c.play()
+        assert (report.phase, report.generation) == ("Completed", 2)
+        assert digests(c) == expected
+
+
+@pytest.mark.parametrize("trainers", [1, 3])
+async def test_a_suspended_job_resumes_with_another_number_of_trainers(tmp_path, trainers):
+    expected = await undisturbed(tmp_path)
+    async with cluster(make_job(tmp_path), tmp_path) as c:
+        await c.client.post("/v1/stop", wire.StopRequest("suspend", at_step=9))
+        report = await c.play()
+        assert (report.phase, report.step, report.checkpoint_step) == ("Suspended", 9, 9)
+    async with cluster(make_job(tmp_path, trainers=trainers), tmp_path, instance="two") as c:
+        assert (await c.play()).phase == "Completed"
+        assert digests(c) == expected
+
+
+async def test_a_job_that_is_suspended_before_its_world_exists_ends_at_once(tmp_path):
+    async with cluster(make_job(tmp_path), tmp_path) as c:
+        await c.client.post("/v1/stop", wire.StopRequest("suspend"))
+        assert (await c.coordinator.drive()).exit_code == 3
+
+
+async def test_a_completed_job_that_is_started_again_says_so_without_services(tmp_path):
+    async with cluster(make_job(tmp_path), tmp_path) as c:
+        await c.play()
+    async with cluster(make_job(tmp_path), tmp_path, instance="two") as c:
+        finished = await c.coordinator.drive()
+        assert (finished.exit_code, finished.reason, finished.message) == (0, "StopReached", "completed 20 steps")
+
+
+async def test_a_raised_stop_continues_the_stream(tmp_path):
+    expected = await undisturbed(tmp_path)
+    for stop in (7, 20):
+        async with cluster(make_job(tmp_path, stop_steps=stop), tmp_path, instance=str(stop)) as c:
+            assert (await c.play()).step == stop
+    assert digests(c) == expected
+
+
+async def test_data_that_ends_before_the_stop_completes_the_job(tmp_path):
+    job = make_job(tmp_path)
+    mix = replace(job.mix, sources=(make_source("code", 700, 1), make_source("docs", 300, 1)))
+    async with cluster(replace(job, mix=mix, stop_steps=1000), tmp_path) as c:
+        report = await c.play()
+        assert (report.phase, report.reason) == ("Completed", "DataExhausted")
+        assert report.checkpoint_step == report.step == max(c.steps()) + 1
+        assert sum(line.tokens for line in c.steps().values()) == sum(s.tokens for s in report.sources)
+
+
+async def test_a_worker_that_says_the_user_is_at_fault_ends_the_job(tmp_path):
+    async with cluster(make_job(tmp_path), tmp_path) as c:
+        game = asyncio.create_task(c.play())
+        fault = wire.Fault("BadModel", "heads do not divide hidden")
+        await c.client.get("/v1/world", wire.World, after=0, wait=30)
+        await c.client.post("/v1/exits", wire.WorkerExit(1, "trainer-0", 0, 0, 2, fault))
+        report = await game
+        assert (report.phase, report.fault) == ("Failed", fault)
+
+
+async def test_a_source_that_cannot_be_indexed_ends_the_job_by_name(tmp_path):
+    async with cluster(make_job(tmp_path), tmp_path) as c:
+        drive = asyncio.create_task(c.coordinator.drive())
+        await c.register("loader", "loader-0")
+        shares = await c.client.get("/v1/shares", wire.Shares, loader="loader-0", wait=5)
+        fault = wire.Fault("SourceNotFound", "source 'code': no objects under file:///code")
+        await c.client.post("/v1/indexed", wire.Indexed(shares.shares[0], (), fault=fault))
+        with pytest.raises(Ended, match="SourceNotFound: source 'code': no objects"):
+            await c.client.get("/v1/world", wire.World, after=0, wait=30)
+        assert (await drive).exit_code == 2
+
+
+async def test_workers_that_die_at_the_same_step_for_ever_end_the_job(tmp_path):
+    async with cluster(make_job(tmp_path), tmp_path) as c:
+        c.crashes[0, 3] = 100
+        report = await c.play()
+        assert report.phase == "Failed"
+        assert report.fault.reason == "WorkerCrashLoop"
+        assert "5 worlds failed one after another without a new step; last: rank 0 on trainer-0" in report.fault.message
+
+
+async def test_a_trainer_that_was_replaced_gets_a_new_world(tmp_path):
+    expected = await undisturbed(tmp_path)
+    async with cluster(make_job(tmp_path), tmp_path) as c:
+        game = asyncio.create_task(c.play())
+        assert await c.coordinator.until(lambda report: report.checkpoint_step >= 6, 60)
+        await c.client.post("/v1/register", wire.Register("trainer", "trainer-1", "demo-trainer-1-1", "new", "h", 0, 1))
+        report = await game
+        assert report.phase == "Completed"
+        assert report.generation >= 2
+        assert digests(c) == expected
+
+
+async def test_changed_lengths_are_refused_and_not_read_silently(tmp_path):
+    job = make_job(tmp_path)
+    async with cluster(job, tmp_path) as c:
+        await c.client.post("/v1/stop", wire.StopRequest("suspend", at_step=3))
+        await c.play()
+    mix = replace(job.mix, sources=(job.mix.sources[0], replace(job.mix.sources[1], weight=900)))
+    async with cluster(replace(job, mix=mix), tmp_path, instance="two") as c:
+        report = await c.play()
+        assert report.fault.reason == "StreamChanged"
+        assert "segment 0 (from step 0) holds other sequences" in report.fault.message
+
+
+async def test_a_batch_below_the_longest_sequence_is_refused(tmp_path):
+    job = make_job(tmp_path)
+    async with cluster(replace(job, batch=replace(job.batch, tokens_per_step=100)), tmp_path) as c:
+        assert (await c.coordinator.drive()).reason == "BatchTooSmall"
+
+
+async def test_trainers_that_cannot_hold_the_longest_sequence_are_waited_for(tmp_path):
+    job = make_job(tmp_path)
+    short = replace(job, parallelism=replace(job.parallelism, tokens_per_replica=100))
+    async with cluster(short, tmp_path) as c:
+        game = asyncio.create_task(c.play())
+        why = "CapacityLost: 2 replicas hold 200 tokens of one sequence, batch.maxSequenceTokens is 256"
+        assert await c.coordinator.until(lambda report: report.waiting_for.startswith(why), 60)
+        await c.client.post("/v1/stop", wire.StopRequest("enough"))
+        assert (await game).phase == "Suspended"
+
+
+async def test_a_run_that_must_not_be_resumed_is_refused(tmp_path):
+    async with cluster(make_job(tmp_path), tmp_path) as c:
+        await c.play()
+    never = CheckpointConfig(uri=f"file://{tmp_path}/store", resume="Never")
+    async with cluster(make_job(tmp_path, uid="u2", checkpoint=never), tmp_path) as c:
+        assert (await c.coordinator.drive()).reason == "RunExists"
+
+
+async def test_the_page_and_the_metrics_need_no_token_and_tell_no_secret(tmp_path):
+    async with cluster(make_job(tmp_path), tmp_path) as c:
+        await c.play()
+        http = AsyncClient(f"http://127.0.0.1:{c.port}", "none")
+        texts = [(await http._http.get(path)).text for path in ("/", "/metrics", "/healthz")]
+        await http.close()
+        assert "Completed" in texts[0]
+        assert "coxswain_step 19.0" in texts[1]
+        assert not any(TOKEN in text for text in texts)
+
+
+async def test_the_report_fits_into_a_termination_message(tmp_path):
+    async with cluster(make_job(tmp_path), tmp_path) as c:
+        report = await c.play()
+        long = replace(report, events=tuple(wire.JobEvent(i, 0.0, "R", "m" * 900) for i in range(64)))
+        message = termination_message(long)
+        assert len(message) <= 4096
+        assert msgspec.json.decode(message, type=wire.JobReport).phase == "Completed"

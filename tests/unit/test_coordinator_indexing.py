@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from coxswain.errors import Refused
+from coxswain.planlog import LoaderShare
+from coxswain.wire import Indexed
+from coxswain_coordinator.indexing import assign_shares, merge, source_reports
+from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, block_of, lengths_of, make_job, make_source
+
+
+def parts_of(mix, loaders: int) -> list[Indexed]:
+    shares = assign_shares(mix.sources, [f"loader-{i}" for i in range(loaders)])
+    return [Indexed(s, blocks_of(s.source)[s.share :: s.shares], "hash", 257) for s in shares]
+
+
+def blocks_of(source: str):
+    return tuple(block_of(source, b) for b in range(BLOCKS))
+
+
+@given(st.integers(1, 9), st.lists(st.integers(0, 1000), min_size=1, max_size=9))
+def test_every_share_has_one_loader_and_no_loader_is_idle(loaders, weights):
+    sources = [make_source(f"s{i}", w) for i, w in enumerate(weights)]
+    shares = assign_shares(sources, [f"loader-{i}" for i in range(loaders)])
+    assert len({s.loader for s in shares}) == loaders if loaders <= len(shares) else len(shares)
+    for source in sources:
+        mine = [s for s in shares if s.source == source.name]
+        assert [s.share for s in mine] == list(range(mine[0].shares)) == list(range(len(mine)))
+
+
+def test_sources_stay_whole_while_there_are_enough():
+    sources = [make_source(n, w) for n, w in (("a", 500), ("b", 300), ("c", 200))]
+    shares = assign_shares(sources, ["loader-0", "loader-1"])
+    assert shares == (
+        LoaderShare("loader-0", "a", 0, 1),
+        LoaderShare("loader-1", "b", 0, 1),
+        LoaderShare("loader-1", "c", 0, 1),
+    )
+
+
+def test_the_heaviest_source_is_split_first():
+    shares = assign_shares([make_source("a", 700), make_source("b", 300)], [f"loader-{i}" for i in range(3)])
+    assert [(s.source, s.share, s.shares) for s in shares] == [("a", 0, 2), ("a", 1, 2), ("b", 0, 1)]
+
+
+@pytest.mark.parametrize("loaders", [1, 2, 3, 5])
+def test_the_merged_index_does_not_depend_on_the_number_of_loaders(tmp_path, loaders):
+    mix = make_job(tmp_path).mix
+    assert merge(mix, parts_of(mix, loaders)) == merge(mix, parts_of(mix, 1))
+
+
+def test_different_tokenizers_are_refused_with_the_sources_named(tmp_path):
+    mix = make_job(tmp_path).mix
+    code, docs = parts_of(mix, 2)
+    with pytest.raises(Refused, match="code and docs have different tokenizers") as caught:
+        merge(mix, [code, replace(docs, tokenizer="other")])
+    assert caught.value.reason == "TokenizerMismatch"
+
+
+def test_loaders_that_listed_different_objects_are_noticed(tmp_path):
+    mix = make_job(tmp_path).mix
+    first, *others = parts_of(mix, 3)
+    with pytest.raises(Refused, match="'code': its loaders listed different objects"):
+        merge(mix, [replace(first, blocks=first.blocks[:1]), *others])
+
+
+def test_a_source_without_readable_samples_is_refused_by_name(tmp_path):
+    mix = make_job(tmp_path).mix
+    code, docs = parts_of(mix, 1)
+    empty = tuple(replace(b, samples=0) for b in docs.blocks)
+    with pytest.raises(Refused, match="without a readable sample: docs") as caught:
+        merge(mix, [code, replace(docs, blocks=empty)])
+    assert caught.value.reason == "SourceEmpty"
+
+
+def test_the_hash_tells_which_source_changed(tmp_path):
+    mix = make_job(tmp_path).mix
+    code, docs = parts_of(mix, 1)
+    changed = merge(mix, [code, replace(docs, blocks=(replace(docs.blocks[0], key="new"), *docs.blocks[1:]))])
+    before, after = merge(mix, [code, docs]).hash.split(","), changed.hash.split(",")
+    assert before[0] == after[0]
+    assert before[1] != after[1]
+    assert after[1].startswith("docs=")
+
+
+def test_the_report_of_a_source_counts_its_documents_and_tokens(tmp_path):
+    mix = make_job(tmp_path).mix
+    index = merge(mix, parts_of(mix, 1))
+    code, _ = source_reports(mix, index, lambda b: lengths_of("code", int(b.path[5:7])))
+    lengths = np.concatenate([lengths_of("code", b) for b in range(BLOCKS)])
+    assert (code.documents, code.tokens, code.max) == (BLOCKS * SAMPLES, lengths.sum(), lengths.max())
+    assert code.p50 <= code.p90 <= code.p99 <= code.max

@@ -19,7 +19,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 def binary(name: str) -> Path:
     """The pinned tool `name`, built on first use (make binaries does it beforehand, since a build outlasts a test)."""
-    build = [sys.executable, REPOSITORY / "e2e" / "tools" / "build.py", name]
+    build: list[str | Path] = [sys.executable, REPOSITORY / "e2e" / "tools" / "build.py", name]
     return Path(subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
 
 
@@ -61,7 +61,7 @@ class Child:
         while not ready():
             if self.process.poll() is not None or time.monotonic() > end:
                 tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
-                raise RuntimeError(f"{self.process.args} is not ready, exit code {self.process.poll()}:\n{tail}")
+                raise RuntimeError(f"{self.process.args!r} is not ready, exit code {self.process.poll()}:\n{tail}")
             time.sleep(0.02)
 
     def stop(self) -> None:

@@ -75,7 +75,17 @@ def build(name: str) -> Path:
 def compile_tool(name: str) -> None:
     print(f"building {name} (once, into {BIN}) ...", file=sys.stderr, flush=True)
     partial = BIN / f"{name}.partial"
-    arguments = ["build", "-p", "2", "-trimpath", "-ldflags", LINKER_FLAGS, "-o", partial, TOOLS[name]]
+    arguments: list[str | Path] = [
+        "build",
+        "-p",
+        "2",
+        "-trimpath",
+        "-ldflags",
+        LINKER_FLAGS,
+        "-o",
+        partial,
+        TOOLS[name],
+    ]
     subprocess.run([go_command(), *arguments], cwd=MODULE, env=environment(), check=True)
     partial.replace(BIN / name)
     (BIN / f"{name}.stamp").write_text(stamp(name))

@@ -56,7 +56,7 @@ class ApiServer:
         """etcd's address. It need not outlive a power cut, so it does not wait for the disk."""
         port = free_port(self._address)
         client, peer = f"http://{self._address}:{port}", f"http://{self._address}:{free_port(self._address)}"
-        command = [
+        command: list[str | Path] = [
             binary("etcd"), "--data-dir", self._root / "etcd", "--unsafe-no-fsync", "--log-level", "error",
             "--listen-client-urls", client, "--advertise-client-urls", client,
             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",

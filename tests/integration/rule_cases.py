@@ -68,6 +68,7 @@ _REWEIGHED = [{**source, "weight": 1, "maxPasses": 2} for source in _SOURCES]
 _FILE = {"file": {"uri": "s3://corpus/tokenizer.json"}}
 _BY_CODE = {"name": "bug", "onExitCodes": {"operator": "In", "values": [2]}, "action": "Fail"}
 _BY_CONDITION = {"name": "gone", "onPodConditions": [{"type": "DisruptionTarget"}], "action": "RestartTrainer"}
+_BY_REASON = {"name": "memory", "onReasons": ["OOMKilled"], "action": "RestartJob"}
 _OTHER_STREAM = "make another DataMix: it is another stream"
 
 
@@ -111,6 +112,7 @@ def _suspended(name: str, old: Any, new: Any) -> Case:
 _CORPUS = "make another DataSource: it is another corpus"
 _MODEL = "make another job: it is another model"
 _STREAM = "make another job: it is another stream"
+_BATCH = {"tokensPerStep": 512, "maxSequenceTokens": 64}
 _OPTIMIZER = {"learningRate": "3e-4"}
 
 CASES: list[Case] = [
@@ -253,8 +255,10 @@ CASES: list[Case] = [
         "spec.checkpoint.endpoint",
     ),
     _job(
-        "failure-rule-one-of", "spec.failurePolicy.rules", [_BY_CODE, _BY_CONDITION], [{**_BY_CODE, **_BY_CONDITION}],
-        "a rule has exactly one of onExitCodes and onPodConditions; split it into two rules", "spec.failurePolicy.rules[0]",
+        "failure-rule-matches", "spec.failurePolicy.rules", [_BY_CODE, _BY_CONDITION, _BY_REASON],
+        [{"name": "any", "action": "Fail"}],
+        "a rule needs at least one of onExitCodes, onPodConditions, onNodeConditions and onReasons; say what it matches",
+        "spec.failurePolicy.rules[0]",
     ),
     _job(
         "failure-exit-zero", "spec.failurePolicy.rules", [_BY_CODE],
@@ -271,7 +275,7 @@ CASES: list[Case] = [
     ),
     _immutable("TrainingJob", "seed", 1, 2, _MODEL),
     _immutable("TrainingJob", "model", {"preset": "llama-tiny"}, {"preset": "llama-7b"}, _MODEL),
-    _immutable("TrainingJob", "batch", *({"tokensPerStep": n, "maxSequenceTokens": 64} for n in (512, 1024)), _STREAM),
+    _immutable("TrainingJob", "batch", _BATCH, {**_BATCH, "tokensPerStep": 1024}, _STREAM),
     _immutable("TrainingJob", "mixRef", {"name": "mix"}, {"name": "other"}, _STREAM),
     _immutable("TrainingJob", "checkpoint.uri", "s3://runs/a/", "s3://runs/b/", "make another job, or copy the checkpoints"),
     _suspended("image", "train:1", "train:2"),

@@ -239,8 +239,9 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
         says="an endpoint belongs to an s3:// uri, not to %s", values=("self.uri",),
     ),
     Rule(
-        "failure-rule-one-of", (f"{_JOB}.failurePolicy.rules[]",), "has(self.onExitCodes) != has(self.onPodConditions)",
-        "a rule has exactly one of onExitCodes and onPodConditions", "split it into two rules",
+        "failure-rule-matches", (f"{_JOB}.failurePolicy.rules[]",),
+        "has(self.onExitCodes) || has(self.onPodConditions) || has(self.onNodeConditions) || has(self.onReasons)",
+        "a rule needs at least one of onExitCodes, onPodConditions, onNodeConditions and onReasons", "say what it matches",
     ),
     Rule(
         "failure-exit-zero", (f"{_JOB}.failurePolicy.rules[].onExitCodes",), "self.values.all(v, v != 0)",

@@ -28,6 +28,7 @@ from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.presets import PresetName
 
 LabelKey = Annotated[str, Field(max_length=317)]
+Overlay = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 
 
 class ModelShape(Model):
@@ -121,11 +122,9 @@ class Trainers(Model):
     """Fewest that training goes on with. Empty: `count`. May change while suspended."""
     max_count: Count | None = None
     """Most the job may be scaled to. Empty: `count` stays as it is. May change while suspended."""
-    template: (
-        Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] | None
-    ) = None
-    """Overlay on the trainer's pod spec, such as nodeSelector, tolerations, volumes, and `resources` and `env` of the trainer's
-    container. May change while suspended."""
+    template: Overlay | None = None
+    """Overlay on the trainers' pod spec, merged as by `kubectl patch`: nodeSelector, tolerations, volumes and so on; `resources`
+    and `env` at its top are the trainer container's. May change while suspended."""
 
 
 class Loaders(Model):
@@ -185,28 +184,34 @@ class OnExitCodes(Model):
     """Exit codes. 0 is no failure and never matches."""
 
 
-class OnPodCondition(Model):
-    """Matches a condition of the pod."""
+class OnCondition(Model):
+    """Matches a condition."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
-    """Type of the condition, such as DisruptionTarget."""
+    """Type of the condition, such as DisruptionTarget of a pod or Ready of a node."""
     status: Literal["True", "False", "Unknown"] = "True"
     """Its status."""
 
 
+OnConditions = Annotated[list[OnCondition], Field(min_length=1, max_length=20, json_schema_extra=ATOMIC)]
+Reason = Annotated[str, Field(min_length=1, max_length=128)]
+
+
 class FailureRule(Model):
-    """What a failed pod leads to. Exactly one of onExitCodes and onPodConditions."""
+    """What a lost pod leads to. At least one of the `on` fields; all that are given must hold."""
 
     name: Name
     """Name of the rule, for status and events."""
     on_exit_codes: OnExitCodes | None = None
     """Matches by exit code."""
-    on_pod_conditions: (
-        Annotated[list[OnPodCondition], Field(min_length=1, max_length=20, json_schema_extra=ATOMIC)] | None
-    ) = None
+    on_pod_conditions: OnConditions | None = None
     """Matches when the pod has one of these conditions."""
-    action: Literal["Fail", "RestartTrainer", "RestartTrainerIgnoringLimit", "RestartJob"]
-    """Fail the job, replace the pod (with or without counting it), or restart the whole job from its checkpoint."""
+    on_node_conditions: OnConditions | None = None
+    """Matches when the pod's node has one of these conditions."""
+    on_reasons: Annotated[list[Reason], Field(min_length=1, max_length=20)] | None = None
+    """Matches when the container or pod ended for one of these reasons, such as OOMKilled."""
+    action: Literal["Fail", "RestartTrainer", "RestartTrainerIgnoringLimit", "RestartJob", "RestartJobIgnoringLimit"]
+    """Fail the job, replace the pod, or restart the whole job from its checkpoint. IgnoringLimit: maxRestarts is not touched."""
 
 
 class FailurePolicy(Model):
@@ -215,7 +220,8 @@ class FailurePolicy(Model):
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 10
     """Counted restarts before the job fails."""
     rules: Annotated[list[FailureRule], list_map("name")] = Field(default_factory=list)
-    """The first that matches wins. Empty or no match: exit code 2 fails the job, everything else restarts the trainer."""
+    """The first that matches wins. Empty or no match: exit code 2 fails the job, a disruption (such as a drained node) replaces
+    the pod without counting, everything else replaces it and counts."""
 
 
 class Queueing(Model):

@@ -57,8 +57,8 @@ class Builder:
             found = self._coordinator.get("/v1/plans", StepPlans, generation=self._generation, **query)
             plans = found.plans if found else ()
             self._plans = {p.step: p for p in plans if p.generation == self._generation}
-            if plans and step not in self._plans:  # answered at once, but not with this step
-                self._shelf.await_change(_POLL)
+            if plans and step not in self._plans:  # closed before this constructor was started
+                self._shelf.skip_to(self._generation, plans[0].step)
         return self._plans.get(step)
 
     def _build(self, plan: StepPlan) -> None:

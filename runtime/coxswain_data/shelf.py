@@ -49,10 +49,11 @@ class Shelf:
                 self._change.wait()
             return None
 
-    def await_change(self, seconds: float) -> None:
-        """Returns when anything happens, or after `seconds`."""
+    def skip_to(self, generation: int, step: int) -> None:
+        """Nobody needs the steps before this one any more: they are closed."""
         with self._change:
-            self._change.wait(seconds)
+            if generation == self._generation:
+                self._first, self._front = max(self._first, step), max(self._front, step - 1)
 
     def is_open(self, generation: int) -> bool:
         return generation == self._generation

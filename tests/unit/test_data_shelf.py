@@ -85,6 +85,12 @@ def test_after_a_restart_the_step_that_a_worker_waits_for_is_built_first():
     assert shelf.next_step(1) == 501
 
 
+def test_steps_that_are_closed_are_skipped():
+    shelf = opened(first=0)
+    shelf.skip_to(1, 500)
+    assert shelf.next_step(1) == 500
+
+
 def test_a_new_generation_throws_the_old_one_away():
     shelf = filled(opened(), 10)
     shelf.open(2, 5, {0: 0})

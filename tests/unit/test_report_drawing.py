@@ -16,7 +16,7 @@ from coxswain_cli.reporting import bars, charts, figures, mix, picture
 from coxswain_cli.reporting.charts import Chart, Series
 from coxswain_cli.reporting.choose import chosen_steps
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
-from coxswain_cli.reporting.record import Operation, PlannedTask, RankTiming, Run, Step, StepTiming
+from coxswain_cli.reporting.record import Operation, PlannedTask, RankTiming, Step, StepTiming
 from tests.unit import report_samples as samples
 
 numbers = st.floats(-1e9, 1e9, allow_nan=False)
@@ -148,35 +148,36 @@ def samples_timing(ranks: int) -> StepTiming:
     return msgspec.convert(samples.timing_line(1, ranks), StepTiming)
 
 
-def run(count: int, **seconds: float) -> Run:
-    steps = tuple(Step(step=k, seconds=seconds.get(f"s{k}", 1.0), tokens=10) for k in range(count))
-    degrees = {4: 3}
-    timings = {
-        k: StepTiming(k, (PlannedTask(0, "ring", tuple(range(degrees.get(k, 2))), 0.0, 1.0),)) for k in range(count)
-    }
-    return Run("r", steps=steps, timings=timings)
+def steps(count: int, **seconds: float) -> list[Step]:
+    return [Step(step=k, seconds=seconds.get(f"s{k}", 1.0)) for k in range(count)]
 
 
 def test_the_chosen_steps_are_first_slowest_longest_ring_and_last() -> None:
-    assert chosen_steps(run(9, s0=9, s6=5)) == (
+    rings = dict.fromkeys(range(9), 2) | {4: 3, 5: 3}
+    assert chosen_steps(steps(9, s0=9, s6=5), rings) == (
         (0, "first"), (4, "longest ring"), (6, "slowest after the first"), (8, "last"),
     )  # fmt: skip
 
 
 def test_a_step_with_several_reasons_is_shown_once() -> None:
-    assert chosen_steps(run(1)) == ((0, "first, slowest after the first, longest ring, last"),)
+    assert chosen_steps(steps(1), {0: 1}) == ((0, "first, slowest after the first, longest ring, last"),)
+
+
+def test_only_steps_with_timings_are_chosen() -> None:
+    assert [step for step, _ in chosen_steps(steps(9), {3: 1, 5: 1})] == [3, 5]
+    assert chosen_steps(steps(9), {}) == ()
 
 
 def test_asked_for_steps_replace_the_choice() -> None:
-    assert chosen_steps(run(9), (3, 7)) == ((3, "asked for"), (7, "asked for"))
+    assert chosen_steps(steps(9), dict.fromkeys(range(9), 2), (3, 7)) == ((3, "asked for"), (7, "asked for"))
 
 
 def test_a_phase_changes_the_wanted_share_from_its_step_on() -> None:
     config = samples.job().mix
     phase = PhaseConfig(from_step=2, weights={"docs": 1})
     config = type(config)(name="m", seed=1, sources=config.sources, phases=(phase,))
-    steps = [Step(step=k, tokens=100, tokens_by_source={"code": 70, "docs": 30}) for k in range(4)]
-    code, docs = mix.source_shares(steps, config)
+    four = [Step(step=k, tokens=100, tokens_by_source={"code": 70, "docs": 30}) for k in range(4)]
+    code, docs = mix.source_shares(four, config)
     assert code.wanted == pytest.approx((70, 140, 140, 140))
     assert docs.wanted == pytest.approx((30, 60, 160, 260))
     assert docs.tokens == (30, 60, 90, 120)

@@ -57,15 +57,33 @@ def test_a_workers_timings_arrive_as_operations(tmp_path: Path) -> None:
     timing = TaskTiming(task=4, kind="B", start=0.5, stop=0.75, waited=0.125)
     rank = {"rank": 0, "timings": [timing], "data_wait": 0.25, "reduce": 0.5, "seat": Seat(0, Device(0, 0), 0, 0, 0)}
     line = {"step": 7, "planned": [], "ranks": [rank], "worldGeneration": 1}
-    (tmp_path / "steps.jsonl").touch()
+    samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(7)])
     (tmp_path / "timings.jsonl").write_bytes(msgspec.json.encode(line) + b"\n")
-    assert read_run(tmp_path).timings[7].ranks[0].timings == (Operation(4, "B", 0.5, 0.75, 0.125),)
+    assert read_run(tmp_path).chosen[0][0].ranks[0].timings == (Operation(4, "B", 0.5, 0.75, 0.125),)
+
+
+def test_of_a_redone_step_the_last_timings_are_pictured(tmp_path: Path) -> None:
+    samples.write_run(tmp_path, steps=3)
+    samples.write_lines(
+        tmp_path / "timings.jsonl", [*(samples.timing_line(k) for k in (0, 1, 2)), {"step": 1, "planned": []}]
+    )
+    (timing, why), *_ = read_run(tmp_path, (1,)).chosen
+    assert (timing.step, timing.planned, why) == (1, (), "asked for")
+
+
+def test_timings_of_an_unknown_shape_do_not_end_the_report(tmp_path: Path) -> None:
+    samples.write_run(tmp_path, steps=1)
+    line = samples.timing_line(0) | {"ranks": [{"rank": "zero"}]}
+    samples.write_lines(tmp_path / "timings.jsonl", [line, {"planned": 3}])
+    run = read_run(tmp_path)
+    assert [t.step for t, _ in run.chosen] == [0]
+    assert run.unreadable == 1
 
 
 def test_event_times_are_read_as_numbers_and_as_iso_texts(tmp_path: Path) -> None:
-    times = [1_800_000_060, "2027-01-15T08:00:00Z", None]
+    times = [1_800_000_060, "2027-01-15T08:00:00Z", None, "soon", 1e300]
     samples.write_lines(tmp_path / "events.jsonl", [{"time": t, "reason": "R", "message": str(t)} for t in times])
-    assert [e.time for e in read_run(tmp_path).events] == [1_800_000_060.0, 1_800_000_000.0, 0.0]
+    assert [e.time for e in read_run(tmp_path).events] == [1_800_000_060.0, 1_800_000_000.0, 0.0, 0.0, 0.0]
 
 
 def test_name_weights_and_status_come_from_the_clusters_objects(tmp_path: Path) -> None:

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from coxswain_cli.reporting.record import Run
+from collections.abc import Mapping, Sequence
+
+from coxswain.errors import Refused
+from coxswain_cli.reporting.record import Step
+
+Reasons = tuple[tuple[int, str], ...]
 
 
-def chosen_steps(run: Run, wanted: tuple[int, ...] = ()) -> tuple[tuple[int, str], ...]:
-    """(step, why): those asked for, else the first, the slowest, the one with the longest ring, and the last."""
-    known = [s for s in run.steps if s.step in run.timings]
-    if wanted:
-        return tuple((s, "asked for") for s in wanted if s in run.timings)
-    if not known:
-        return ()
-    later = known[1:] or known  # the first step pays for warming up: it is slow for reasons of its own
+def chosen_steps(steps: Sequence[Step], rings: Mapping[int, int], wanted: tuple[int, ...] = ()) -> Reasons:
+    """(step, why): those wanted, else the first, the slowest, the one with the longest ring, and the last.
+
+    `rings` has the longest ring's degree of every step with timings. Raises Refused for a wanted step without.
+    """
+    missing = [s for s in wanted if s not in rings]
+    if missing:
+        known = f"{min(rings)} to {max(rings)}" if rings else "none"
+        raise Refused("NoSuchStep", f"--steps {missing[0]}: no timings of this step; recorded are {known}")
+    known_steps = [s for s in steps if s.step in rings]
+    if wanted or not known_steps:
+        return tuple((s, "asked for") for s in wanted)
+    later = known_steps[1:] or known_steps  # the first step pays for warming up: it is slow for reasons of its own
     slowest = max(later, key=lambda s: s.seconds).step
-    ring = max(known, key=lambda s: (run.timings[s.step].longest_ring, -s.step)).step
-    picks = (
-        (known[0].step, "first"),
-        (slowest, "slowest after the first"),
-        (ring, "longest ring"),
-        (known[-1].step, "last"),
-    )
-    return _merged(picks)
+    ring = max(known_steps, key=lambda s: (rings[s.step], -s.step)).step
+    first, last = known_steps[0].step, known_steps[-1].step
+    return _merged(((first, "first"), (slowest, "slowest after the first"), (ring, "longest ring"), (last, "last")))
 
 
-def _merged(picks: tuple[tuple[int, str], ...]) -> tuple[tuple[int, str], ...]:
+def _merged(picks: Reasons) -> Reasons:
     """One entry a step, its reasons joined, in step order."""
     reasons: dict[int, list[str]] = {}
     for step, why in picks:

@@ -1,4 +1,4 @@
-"""Which curves a report shows: loss, throughput, idle share, gradient norm, and the plan's distance to its bound."""
+"""Which curves a report shows: loss, throughput, idle share, and the plan's distance to its bound."""
 
 from __future__ import annotations
 

@@ -7,14 +7,13 @@ import hashlib
 from importlib.resources import files
 
 from coxswain_cli.reporting import charts, curves, mix, picture, summary
-from coxswain_cli.reporting.choose import chosen_steps
 from coxswain_cli.reporting.figures import seconds
 from coxswain_cli.reporting.markup import Markup, join, tag
-from coxswain_cli.reporting.record import Run
+from coxswain_cli.reporting.record import Run, Step, StepTiming
 
 
-def page(run: Run, wanted: tuple[int, ...] = ()) -> str:
-    """The report of a run; `wanted` are the steps to picture, empty for a choice of telling ones."""
+def page(run: Run) -> str:
+    """The report of a run."""
     style, script = _asset("page.css"), _asset("page.js")
     # The hash lets this very script run and no other, so that even a flaw in the escaping could not execute anything.
     hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -25,17 +24,17 @@ def page(run: Run, wanted: tuple[int, ...] = ()) -> str:
         tag("title", f"{run.name}: report"),
         Markup(f"<style>{style}</style>"),
     ))  # fmt: skip
-    content = tag("body", PATTERNS, tag("main", *body(run, wanted)), Markup(f"<script>{script}</script>"))
+    content = tag("body", PATTERNS, tag("main", *body(run)), Markup(f"<script>{script}</script>"))
     return f"<!doctype html>\n{tag('html', tag('head', head), content, lang='en')}\n"
 
 
-def body(run: Run, wanted: tuple[int, ...]) -> tuple[Markup, ...]:
+def body(run: Run) -> tuple[Markup, ...]:
     return (
         summary.heading(run),
         summary.tiles(run),
         _section("Training", tag("div", *map(charts.draw, curves.charts(run)), class_="cards")),
         _section("Sources", tag("div", mix.section(run), class_="cards")),
-        _section("Steps: planned and measured", _pictures(run, wanted)),
+        _section("Steps: planned and measured", _pictures(run)),
         _section("Events", summary.events(run)),
         _section("End", summary.end(run)),
     )
@@ -45,22 +44,22 @@ def _section(title: str, content: Markup) -> Markup:
     return tag("section", tag("h2", title), content)
 
 
-def _pictures(run: Run, wanted: tuple[int, ...]) -> Markup:
-    chosen = chosen_steps(run, wanted)
-    if not chosen:
-        return tag("p", "no timings of these steps recorded", class_="empty")
-    return join((LEGEND, *(_step(run, step, why) for step, why in chosen)))
+def _pictures(run: Run) -> Markup:
+    if not run.chosen:
+        return tag("p", "no timings recorded", class_="empty")
+    lines = {s.step: s for s in run.steps}
+    return join((LEGEND, *(_step(timing, lines.get(timing.step), why) for timing, why in run.chosen)))
 
 
-def _step(run: Run, step: int, why: str) -> Markup:
-    line = next((s for s in run.steps if s.step == step), None)
+def _step(timing: StepTiming, line: Step | None, why: str) -> Markup:
     facts = (
-        f"{seconds(line.seconds)}, {line.sequences} sequences, {line.tokens:,} tokens, idle {100 * line.idle_fraction:.0f} %"
+        f"{seconds(line.seconds)}, {line.sequences} sequences, {line.tokens:,} tokens, "
+        f"idle {100 * line.idle_fraction:.0f} %"
         if line
         else ""
     )
-    title = tag("summary", tag("b", f"Step {step}"), f" {why} ", tag("span", facts, class_="unit"))
-    return tag("details", title, picture.draw(run.timings[step]), open="")
+    title = tag("summary", tag("b", f"Step {timing.step}"), f" {why} ", tag("span", facts, class_="unit"))
+    return tag("details", title, picture.draw(timing), open="")
 
 
 def _asset(name: str) -> str:

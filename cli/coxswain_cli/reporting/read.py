@@ -1,8 +1,10 @@
-"""Reads a work directory into a `Run`. A run may have been killed at any byte: what cannot be read is counted, not fatal."""
+"""Reads a work directory into a `Run`. A run may have been killed at any byte: what cannot be read is counted, not fatal.
+
+Files are read line by line, and of the timings only the lines that are pictured: a long run's would not fit in memory.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -12,95 +14,116 @@ import msgspec
 
 from coxswain.config import JobConfig
 from coxswain.errors import Refused
-from coxswain_cli.reporting.record import Event, Run, Step, StepTiming
+from coxswain_cli.reporting.choose import chosen_steps
+from coxswain_cli.reporting.record import Event, Glance, Run, Step, StepTiming
+
+STEPS, EVENTS, TIMINGS = "steps.jsonl", "events.jsonl", "timings.jsonl"
+LATEST = 4e9  # seconds since 1970 (the year 2096): what lies beyond is no time of an event
 
 T = TypeVar("T")
 
-STEPS, EVENTS, TIMINGS = "steps.jsonl", "events.jsonl", "timings.jsonl"
 
+def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> Run:
+    """The run, with the timings of the steps that are `wanted`, or of telling ones.
 
-def read_run(directory: Path) -> Run:
-    """Raises Refused when the folder holds neither steps nor events of a run."""
+    Raises Refused when the folder holds neither steps nor events, or a wanted step has no timings.
+    """
     if not (directory / STEPS).exists() and not (directory / EVENTS).exists():
         raise Refused(
             "NoRun",
             f"{directory}: holds neither {STEPS} nor {EVENTS}; name the work directory of a run (`cox run` prints it, "
             "by default runs/JOB)",
         )
-    lines, bad_steps = _converted(directory / STEPS, Step)
-    steps = {line.step: line for line in lines}  # a redone step appends a line: the last one is valid
-    timings, bad_timings = _converted(directory / TIMINGS, StepTiming)
-    events, bad_events = _events(directory / EVENTS)
+    lines, bad_steps = _good(_values(directory / STEPS, Step))
+    latest = {line.step: line for line in lines}  # a redone step appends a line: the last one is valid
+    steps = tuple(latest[k] for k in sorted(latest))
+    events, bad_events = _good(_values(directory / EVENTS, _EventLine))
+    offsets, rings, bad_timings = _glances(directory / TIMINGS)
+    chosen = chosen_steps(steps, rings, wanted)
     job = _job(_objects(directory / "cluster", "ConfigMap"))
     training = next(_objects(directory / "cluster", "TrainingJob"), {})
     return Run(
         name=job.name if job else training.get("metadata", {}).get("name", directory.resolve().name),
-        steps=tuple(steps[k] for k in sorted(steps)),
-        events=events,
-        timings={t.step: t for t in timings},
+        steps=steps,
+        events=tuple(Event(_seconds(e.time), e.reason, e.message, e.object) for e in events),
+        chosen=tuple((_timing(directory / TIMINGS, step, offsets[step]), why) for step, why in chosen),
         job=job,
         status=training.get("status") or {},
         redone=len(lines) - len(steps),
-        unreadable=bad_steps + bad_timings + bad_events,
+        unreadable=bad_steps + bad_events + bad_timings,
     )
 
 
-def _lines(path: Path) -> tuple[list[Any], int]:
-    """The values of a JSON-lines file, and how many lines are none. A torn last line is what a kill leaves: not counted."""
+class _EventLine(msgspec.Struct, frozen=True):
+    time: float | str | None = None  # the cluster writes ISO 8601
+    reason: str = ""
+    message: str = ""
+    object: str = ""
+
+
+def _values(path: Path, type_: type[T]) -> Iterator[tuple[int, T | None]]:
+    """(offset, value) of each line; None where it is no such value. A torn last line is what a kill leaves: passed over."""
     if not path.exists():
-        return [], 0
-    *whole, torn = path.read_bytes().split(b"\n")
-    values, bad = [], 0
-    for line in (*whole, torn):
-        try:
-            if line.strip():
-                values.append(json.loads(line))
-        except ValueError:
-            bad += line is not torn
-    return values, bad
+        return
+    decoder, offset = msgspec.json.Decoder(type_), 0
+    with path.open("rb") as file:
+        for line in file:
+            value = _decoded(decoder, line)
+            if line.strip() and (value is not None or line.endswith(b"\n")):
+                yield offset, value
+            offset += len(line)
 
 
-def _converted(path: Path, type_: type[T]) -> tuple[list[T], int]:
-    """The lines as values of a type, and how many are none."""
-    values, bad = _lines(path)
-    good: list[T] = []
-    for value in values:
-        try:
-            good.append(msgspec.convert(value, type_))
-        except msgspec.ValidationError:
-            bad += 1
-    return good, bad
-
-
-def _events(path: Path) -> tuple[tuple[Event, ...], int]:
-    values, bad = _lines(path)
-    events = [_event(v) for v in values if isinstance(v, dict)]
-    return tuple(events), bad + len(values) - len(events)
-
-
-def _event(value: dict[str, Any]) -> Event:
-    texts = [str(value.get(key) or "") for key in ("reason", "message", "object")]
-    return Event(_seconds(value.get("time")), *texts)
-
-
-def _seconds(time: object) -> float:
-    """Seconds since 1970 of a number or an ISO 8601 text; 0 when it is neither."""
-    if isinstance(time, int | float):
-        return float(time)
+def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
     try:
-        return datetime.fromisoformat(str(time)).timestamp()
+        return decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _good(values: Iterator[tuple[int, T | None]]) -> tuple[list[T], int]:
+    """The values, and how many lines were none."""
+    found = [value for _, value in values]
+    good = [value for value in found if value is not None]
+    return good, len(found) - len(good)
+
+
+def _glances(path: Path) -> tuple[dict[int, int], dict[int, int], int]:
+    """By step: where its valid line begins, and the degree of its longest ring. And how many lines are unreadable."""
+    offsets: dict[int, int] = {}
+    rings: dict[int, int] = {}
+    bad = 0
+    for offset, glance in _values(path, Glance):
+        if glance is None:
+            bad += 1
+        else:
+            offsets[glance.step], rings[glance.step] = offset, glance.longest_ring
+    return offsets, rings, bad
+
+
+def _timing(path: Path, step: int, offset: int) -> StepTiming:
+    """The line at `offset`; nothing but its step where it has an unknown shape."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        line = file.readline()
+    return _decoded(msgspec.json.Decoder(StepTiming), line) or StepTiming(step)
+
+
+def _seconds(time: float | str | None) -> float:
+    """Seconds since 1970; 0 when it is no time."""
+    try:
+        value = datetime.fromisoformat(time).timestamp() if isinstance(time, str) else float(time or 0)
     except ValueError:
         return 0.0
+    return value if 0 <= value < LATEST else 0.0
 
 
 def _objects(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
     """The local cluster's objects of one kind. Only kinds without secrets are ever asked for: people pass reports on."""
+    decoder = msgspec.json.Decoder(dict[str, Any])
     for path in sorted(folder.glob(f"{kind}/*/*.json")):
-        try:
-            value = json.loads(path.read_bytes())
-        except (ValueError, OSError):
-            continue
-        if isinstance(value, dict):
+        value = _decoded(decoder, path.read_bytes())
+        if value is not None:
             yield value
 
 
@@ -109,8 +132,5 @@ def _job(config_maps: Iterator[dict[str, Any]]) -> JobConfig | None:
     for value in config_maps:
         text = (value.get("data") or {}).get("job.json")
         if text:
-            try:
-                return msgspec.json.decode(text, type=JobConfig)
-            except msgspec.MsgspecError:
-                return None
+            return _decoded(msgspec.json.Decoder(JobConfig), text.encode())
     return None

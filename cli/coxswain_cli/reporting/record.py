@@ -78,6 +78,17 @@ class StepTiming(msgspec.Struct, frozen=True):
     planned: tuple[PlannedTask, ...] = ()
     ranks: tuple[RankTiming, ...] = ()
 
+
+class GlanceTask(msgspec.Struct, frozen=True):
+    replicas: tuple[int, ...]
+
+
+class Glance(msgspec.Struct, frozen=True):
+    """What the choice of telling steps has to know of a line of `timings.jsonl`."""
+
+    step: int
+    planned: tuple[GlanceTask, ...] = ()
+
     @property
     def longest_ring(self) -> int:
         """The highest degree among the step's rings; 1 where all tasks are packs."""
@@ -86,12 +97,12 @@ class StepTiming(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All of it. `steps` and `timings` by step number, each step once."""
+    """All of it. Each step once, in order; `chosen` are the steps to picture, and why those."""
 
     name: str
     steps: tuple[Step, ...] = ()
     events: tuple[Event, ...] = ()
-    timings: dict[int, StepTiming] = field(default_factory=dict)
+    chosen: tuple[tuple[StepTiming, str], ...] = ()
     job: JobConfig | None = None
     status: dict[str, Any] = field(default_factory=dict)  # the TrainingJob's
     redone: int = 0  # lines of steps that were computed again

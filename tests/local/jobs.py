@@ -16,14 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 
 Object = dict[str, Any]
 
 # One replica holds the longest sequence, so any number of replicas can run the same stream.
 LONGEST = 384
 TOKENS_PER_STEP = 1536
-STEPS = 8
+STEPS = 24
 
 
 def write_corpus(folder: Path) -> None:
@@ -57,11 +56,13 @@ def job_objects(corpus: str, checkpoint: str, *, trainers: int = 2, loaders: int
     job = {
         "image": "coxswain-train",
         "seed": 1,
-        "model": {"config": {"layers": 2, "hidden": 32, "heads": 2, "kvHeads": 1, "feedForward": 64, "vocabulary": 320}},
+        "model": {
+            "config": {"layers": 2, "hidden": 32, "heads": 2, "kvHeads": 1, "feedForward": 64, "vocabulary": 320}
+        },
         "mixRef": {"name": "mix"},
         "parallelism": {"mode": "Fixed", "hybridData": hybrid, "hardware": "cpu"},
         "batch": {"tokensPerStep": TOKENS_PER_STEP, "maxSequenceTokens": LONGEST},
-        "optimizer": {"learningRate": "3e-3", "warmupSteps": 2, "weightDecay": "0.1", "gradientClip": "1.0"},
+        "optimizer": {"learningRate": "3e-3", "warmupSteps": 4, "weightDecay": "0.1", "gradientClip": "1.0"},
         "stop": {"steps": STEPS},
         "trainers": {"count": trainers, "devicesPerTrainer": 1, "minCount": trainers},
         "data": {"loaders": {"min": loaders, "max": loaders}},
@@ -95,8 +96,17 @@ class Run:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         self.folder.mkdir(parents=True, exist_ok=True)
         job_file = self.folder / "job.yaml"
-        job_file.write_text(yaml.safe_dump_all(self.objects))
-        command = [sys.executable, "-m", "coxswain_cli", "run", str(job_file), "--workdir", str(self.workdir), *arguments]
+        job_file.write_text("\n---\n".join(json.dumps(o, indent=1) for o in self.objects))  # JSON is YAML
+        command = [
+            sys.executable,
+            "-m",
+            "coxswain_cli",
+            "run",
+            str(job_file),
+            "--workdir",
+            str(self.workdir),
+            *arguments,
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment}
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
@@ -178,38 +188,69 @@ def wait_until(condition: Callable[[], Any], what: str, deadline: float = 60) ->
     raise AssertionError(f"not within {deadline} s: {what}")
 
 
-def kill_service(run: Run, cox: subprocess.Popen[str], module: str, after_step: int) -> None:
-    """SIGKILL to one process of a service once `after_step` is done."""
+def kill_service(run: Run, cox: subprocess.Popen[str], module: str, after_step: int) -> Footprint:
+    """SIGKILL to one process of a service once `after_step` is done; returns what the run had on the machine just before."""
+    wait_for_step(run, cox, after_step)
+    footprint = Footprint.of(run, cox)
+    pid = wait_until(lambda: find_service(cox, module), f"a process of {module}")
+    os.kill(pid, signal.SIGKILL)
+    assert max(run.steps()) < STEPS - 2, "the kill came too late to matter"
+    return footprint
+
+
+def wait_for_step(run: Run, cox: subprocess.Popen[str], step: int) -> None:
+    """Until `step` is done; fails at once when the run ends before."""
 
     def reached() -> bool:
         assert cox.poll() is None, f"cox ended too early:\n{run.finish(cox)}\n{run.output}\n{run.logs()}"
-        return after_step in run.steps()
+        return step in run.steps()
 
-    wait_until(reached, f"step {after_step}")
-    pid = wait_until(lambda: find_service(cox, module), f"a process of {module}")
-    os.kill(pid, signal.SIGKILL)
+    wait_until(reached, f"step {step}")
 
 
 @dataclass(frozen=True)
-class Traces:
-    """What a run could leave on the machine."""
+class Footprint:
+    """What a run in full swing has on this machine, to be looked for once it has ended."""
 
-    processes: frozenset[int]
+    mark: bytes  # its folder: every process of it has that in its environment or command line
+    addresses: frozenset[str]  # of its pods
+    pods: frozenset[str]  # their uids, which name the constructors' sockets
     mounts: str
     shared_memory: frozenset[str]
-    sockets: int
-    listeners: int
+
+    @staticmethod
+    def of(run: Run, cox: subprocess.Popen[str]) -> Footprint:
+        environments = [_environment(pid) for pid in descendants(cox.pid)]
+        found = {key: frozenset(e[key] for e in environments if key in e) for key in ("POD_IP", "POD_UID")}
+        assert found["POD_IP"] and found["POD_UID"], "no pod is alive"
+        return Footprint(str(run.folder).encode(), found["POD_IP"], found["POD_UID"], _mounts(), _shared_memory())
+
+    def rest(self) -> list[str]:
+        """What is still there of it, in words."""
+        found = [f"process {pid}" for pid in _processes_with(self.mark)]
+        found += [f"listener on {address}" for address in _listening() & self.addresses]
+        found += [f"socket of pod {uid}" for uid in self.pods if f"-{uid}" in Path("/proc/net/unix").read_text()]
+        found += [f"shared memory {name}" for name in _shared_memory() - self.shared_memory]
+        return found + ([] if _mounts() == self.mounts else ["another set of mounts"])
+
+    def assert_gone(self, deadline: float = 15) -> None:
+        wait_until(lambda: not self.rest(), f"nothing is left of {self.mark.decode()}", deadline)
 
 
-def traces(mark: Path) -> Traces:
-    """Everything on this machine that belongs to runs below the folder `mark`, and the global tables."""
-    return Traces(
-        processes=frozenset(_processes_with(str(mark).encode())),
-        mounts=Path("/proc/self/mounts").read_text(),
-        shared_memory=frozenset(os.listdir("/dev/shm")),
-        sockets=Path("/proc/net/unix").read_text().count("@coxswain-"),
-        listeners=_pod_listeners(),
-    )
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return dict(e.decode().split("=", 1) for e in entries if b"=" in e)
+
+
+def _mounts() -> str:
+    return Path("/proc/self/mounts").read_text()
+
+
+def _shared_memory() -> frozenset[str]:
+    return frozenset(entry.name for entry in Path("/dev/shm").iterdir())
 
 
 def _processes_with(mark: bytes) -> Iterator[int]:
@@ -223,8 +264,8 @@ def _processes_with(mark: bytes) -> Iterator[int]:
             continue
 
 
-def _pod_listeners() -> int:
-    """Listening TCP sockets on 127.64.0.0/10, where local pods live (addresses in /proc are little-endian hex)."""
+def _listening() -> frozenset[str]:
+    """Addresses with a listening TCP socket (in /proc they are little-endian hex)."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    listening = [row[1] for row in rows if row[3] == "0A"]
-    return sum(1 for a in listening if a[6:8] == "7F" and 0x40 <= int(a[4:6], 16) < 0x80)
+    words = [bytes.fromhex(row[1].split(":")[0])[::-1] for row in rows if row[3] == "0A"]
+    return frozenset(".".join(map(str, word)) for word in words)

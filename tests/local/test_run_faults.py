@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.local.jobs import Run, job_objects, kill_service, traces, wait_until, write_corpus
+from tests.local.jobs import STEPS, Run, job_objects, kill_service, write_corpus
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -13,6 +13,8 @@ SERVICES = {
     "agent": "coxswain_train.agent",
     "coordinator": "coxswain_coordinator",
 }
+# Whose death needs another world; the others are replaced beside running workers.
+NEW_WORLD = {"worker", "agent", "coordinator"}
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +34,11 @@ def undisturbed(tmp_path_factory, corpus):
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_killed_service_costs_no_data_and_leaves_nothing(tmp_path, corpus, undisturbed, service):
-    before = traces(tmp_path)
     run = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/checkpoints"))
     cox = run.start()
-    kill_service(run, cox, SERVICES[service], after_step=4)
+    footprint = kill_service(run, cox, SERVICES[service], after_step=7)
     assert run.finish(cox, 150) == 0, run.output + run.logs()
     assert run.digests() == undisturbed.digests()
+    assert run.steps()[STEPS - 1]["worldGeneration"] == (2 if service in NEW_WORLD else 1)
     assert run.losses()[-1] == pytest.approx(undisturbed.losses()[-1], rel=1e-5)
-    wait_until(lambda: traces(tmp_path) == before, "nothing is left", deadline=10)
+    footprint.assert_gone()

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.local.jobs import STEPS, Run, job_objects, traces, wait_until, write_corpus
+from tests.local.jobs import STEPS, Footprint, Run, job_objects, wait_for_step, write_corpus
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -47,25 +47,27 @@ def test_replicas_and_loaders_do_not_change_the_stream(tmp_path, corpus, undistu
 
 def test_a_run_stopped_at_a_step_goes_on_with_another_number_of_replicas(tmp_path, corpus, undisturbed):
     first = run_in(tmp_path, corpus, trainers=2)
-    assert first.run("--until-step", "4") == 0, first.output + first.logs()
+    assert first.run("--until-step", "10") == 0, first.output + first.logs()
     assert max(first.steps()) < STEPS - 1
     second = Run(tmp_path / "again", run_in(tmp_path, corpus, trainers=3, loaders=2).objects)
     assert second.run() == 0, second.output + second.logs()
     joined = first.steps() | second.steps()
-    assert [(joined[k]["stream_digest"], joined[k]["delivered_digest"]) for k in sorted(joined)] == undisturbed.digests()
+    assert [
+        (joined[k]["stream_digest"], joined[k]["delivered_digest"]) for k in sorted(joined)
+    ] == undisturbed.digests()
 
 
 def test_cox_killed_and_repeated_ends_with_the_same_digests_and_leaves_nothing(tmp_path, corpus, undisturbed):
-    before = traces(tmp_path)
     run = run_in(tmp_path, corpus, trainers=2)
     cox = run.start()
-    wait_until(lambda: 4 in run.steps(), "step 4")
+    wait_for_step(run, cox, 4)
+    footprint = Footprint.of(run, cox)
     os.kill(cox.pid, signal.SIGKILL)
     run.finish(cox)
-    wait_until(lambda: traces(tmp_path) == before, "nothing of the killed run is left", deadline=20)
+    footprint.assert_gone()
     assert run.run() == 0, run.output + run.logs()
     assert run.digests() == undisturbed.digests()
-    assert traces(tmp_path) == before
+    footprint.assert_gone()
 
 
 def test_a_finished_run_repeated_prints_its_end_and_trains_nothing(undisturbed):

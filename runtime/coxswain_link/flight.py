@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -68,17 +68,11 @@ class SliceServer(flight.FlightServerBase):  # type: ignore[misc]
         return flight.GeneratorStream(_SCHEMA, self._batches(request))
 
     def _batches(self, request: Request) -> Iterator[pa.RecordBatch]:
-        rows: list[Part] = []
         try:
-            for row in _rows(self._serve(request)):
-                rows.append(row)
-                if sum(len(r.tokens) for r in rows) >= BATCH_TOKENS:
-                    yield _batch(rows)
-                    rows = []
+            for rows in _batched(_rows(self._serve(request))):
+                yield _batch(rows)
         except CoxswainError as error:
             raise _to_flight(error) from error
-        if rows:
-            yield _batch(rows)
 
 
 class SliceClient:
@@ -118,6 +112,20 @@ def _rows(parts: Iterator[Part]) -> Iterator[Part]:
     for part in parts:
         for start in range(0, max(1, len(part.tokens)), BATCH_TOKENS):
             yield Part(part.item, part.tokens[start : start + BATCH_TOKENS], part.digest if start == 0 else None)
+
+
+def _batched(rows: Iterable[Part]) -> Iterator[list[Part]]:
+    """Rows together until they make a batch."""
+    batch: list[Part] = []
+    size = 0
+    for row in rows:
+        batch.append(row)
+        size += len(row.tokens)
+        if size >= BATCH_TOKENS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _batch(rows: list[Part]) -> pa.RecordBatch:

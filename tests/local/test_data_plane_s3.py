@@ -1,0 +1,65 @@
+"""Sources on a real S3 server read like files."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from coxswain.config import EndpointConfig, MixConfig
+from coxswain.errors import Refused
+from coxswain.membership.types import Sequence
+from coxswain_data.local import LocalData
+from coxswain_link.store import open_store
+from tests.local.data_plane import Corpus, job_of, write_corpus
+from tests.s3server import S3Server
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def corpus(s3, tmp_path_factory) -> Corpus:
+    """The corpus of the data plane's tests, in a bucket as well."""
+    corpus = write_corpus(tmp_path_factory.mktemp("corpus"))
+    bucket = s3.bucket("corpus")
+    for path in sorted(p for p in corpus.folder.rglob("*") if p.is_file()):
+        s3.client().put_object(Bucket=bucket, Key=str(path.relative_to(corpus.folder)), Body=path.read_bytes())
+    return corpus
+
+
+def on_s3(s3: S3Server, corpus: Corpus, tmp_path, bucket: str = "corpus") -> LocalData:
+    endpoint = EndpointConfig(url=s3.endpoint_url, region=s3.region, secret="s3")
+    mix = job_of(corpus, tmp_path, 1).mix
+    sources = tuple(msgspec.structs.replace(s, uri=f"s3://{bucket}/{s.name}/", endpoint=endpoint) for s in mix.sources)
+    store = open_store((tmp_path / "runs").as_uri(), create=True)
+    return LocalData(MixConfig(name="m", seed=1, sources=sources), store, s3.secrets_dir)
+
+
+@pytest.mark.parametrize("source", ["code", "docs"])
+def test_every_document_comes_out_as_it_was_put_in(s3, corpus, tmp_path, source):
+    data = on_s3(s3, corpus, tmp_path)
+    assert sum(b.samples for b in data.blocks(source)) == len(corpus.documents[source])
+    for index, text in enumerate(corpus.documents[source]):
+        length = len(text.encode()) + 1
+        assert data.tokens(Sequence(source, 0, index, 0, length, length)).tolist() == [*text.encode(), 256]
+
+
+def test_an_object_that_is_overwritten_is_refused_by_its_name(s3, corpus, tmp_path):
+    data = on_s3(s3, corpus, tmp_path)
+    first = next(i for i, b in enumerate(data.blocks("docs")) if b.path == "5.jsonl")
+    index = sum(b.samples for b in data.blocks("docs")[:first])
+    s3.client().put_object(
+        Bucket="corpus", Key="docs/5.jsonl", Body=(corpus.folder / "docs/5.jsonl").read_bytes()[::-1]
+    )
+    with pytest.raises(Refused, match=r"s3://corpus/docs/5\.jsonl") as caught:
+        data.tokens(Sequence("docs", 0, index, 0, 1, 1))
+    assert caught.value.reason == "SourceChanged"
+
+
+def test_a_bucket_that_does_not_exist_is_refused_by_its_uri(s3, corpus, tmp_path):
+    with pytest.raises(Refused, match=r"s3://nowhere/code/") as caught:
+        on_s3(s3, corpus, tmp_path, "nowhere").blocks("code")
+    assert caught.value.reason == "SourceNotFound"

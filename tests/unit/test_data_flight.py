@@ -1,0 +1,131 @@
+"""Slices over Arrow Flight, server and client in one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from coxswain.errors import CoxswainError, Refused, Retryable, Stale
+from coxswain.membership.types import Sequence
+from coxswain_link.flight import BATCH_TOKENS, Part, Request, Serve, SliceClient, SliceRequest, SliceServer
+
+
+@contextmanager
+def served(serve: Serve, token: str = "t") -> Iterator[Callable[..., list[Part]]]:
+    """A function that fetches slices [start, stop) of one endless sequence."""
+    server = SliceServer("127.0.0.1", 0, "t", serve)
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    client = SliceClient("127.0.0.1", server.port, token)
+
+    def fetch(*ranges: tuple[int, int], deadline: float = 20.0) -> list[Part]:
+        endless = Sequence("a", 0, 0, 0, 1 << 40, 1 << 40)
+        return list(client.fetch(Request(1, tuple(SliceRequest(endless, a, b) for a, b in ranges)), deadline))
+
+    yield fetch
+    client.close()
+    server.shutdown()
+    thread.join(10)
+
+
+def counting(request: Request) -> Iterator[Part]:
+    for item, wanted in enumerate(request.slices):
+        yield Part(
+            item, np.arange(wanted.start, wanted.stop, dtype=np.int32), None if wanted.start else f"digest {item}"
+        )
+
+
+def failing(error: CoxswainError) -> Serve:
+    """Delivers more than a batch before it fails."""
+
+    def serve(request: Request) -> Iterator[Part]:
+        yield Part(0, np.zeros(2 * BATCH_TOKENS, np.int32))
+        raise error
+
+    return serve
+
+
+def test_slices_come_in_order_with_their_tokens_and_digests():
+    with served(counting) as fetch:
+        parts = fetch((0, 3), (5, 5), (7, 9))
+    assert [(p.item, p.tokens.tolist(), p.digest) for p in parts] == [
+        (0, [0, 1, 2], "digest 0"),
+        (1, [], None),
+        (2, [7, 8], None),
+    ]
+
+
+def test_a_slice_of_a_million_tokens_comes_in_several_batches_with_one_digest():
+    with served(counting) as fetch:
+        parts = fetch((0, 1_000_000))
+    assert len(parts) == -(-1_000_000 // BATCH_TOKENS)
+    assert np.array_equal(np.concatenate([p.tokens for p in parts]), np.arange(1_000_000))
+    assert [p.digest for p in parts] == ["digest 0"] + [None] * (len(parts) - 1)
+
+
+def test_nothing_asked_for_is_nothing_sent():
+    with served(counting) as fetch:
+        assert fetch() == []
+
+
+def test_many_small_slices_share_batches():
+    with served(counting) as fetch:
+        parts = fetch(*((i, i + 10) for i in range(5000)))
+    assert [p.tokens[0] for p in parts] == list(range(5000))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Stale("generation 1 is over"), Refused("SourceChanged", "a.txt changed"), Retryable("the store is busy")],
+    ids=repr,
+)
+def test_an_error_in_the_middle_of_a_stream_arrives_as_what_it_was(error):
+    with served(failing(error)) as fetch, pytest.raises(type(error), match=str(error)) as caught:
+        fetch((0, 1))
+    assert getattr(caught.value, "reason", None) == getattr(error, "reason", None)
+
+
+def test_a_bug_in_the_loader_is_not_taken_for_a_fault_of_the_user():
+    def serve(request: Request) -> Iterator[Part]:
+        raise KeyError("oops")
+        yield
+
+    with served(serve) as fetch, pytest.raises(Retryable, match="oops"):
+        fetch((0, 1))
+
+
+def test_a_wrong_token_is_refused():
+    with served(counting, token="other") as fetch, pytest.raises(Refused, match="token") as caught:
+        fetch((0, 1))
+    assert caught.value.reason == "TokenRejected"
+
+
+def test_a_loader_that_hangs_is_given_up_at_the_deadline():
+    release = threading.Event()
+
+    def serve(request: Request) -> Iterator[Part]:
+        release.wait(20)
+        yield from ()
+
+    with served(serve) as fetch:
+        with pytest.raises(Retryable, match="is away"):
+            fetch((0, 1), deadline=0.2)
+        release.set()
+
+
+def test_a_loader_that_is_not_there_is_retryable():
+    client = SliceClient("127.0.0.1", 1, "t")
+    with pytest.raises(Retryable, match=r"127\.0\.0\.1:1 is away"):
+        list(client.fetch(Request(1, ()), 5.0))
+    client.close()
+
+
+def test_a_port_that_is_taken_is_said_by_its_number():
+    server = SliceServer("127.0.0.1", 0, "t", counting)
+    with pytest.raises(Retryable, match=str(server.port)):
+        SliceServer("127.0.0.1", server.port, "t", counting)
+    server.shutdown()

@@ -15,5 +15,3 @@ class Settings:
     user: int = 65532  # numeric id that the containers run as
     prometheus_namespace: str = ""  # label kubernetes.io/metadata.name of who may scrape; empty: nobody
     operator_namespace: str = "coxswain-system"
-    # Locally the coordinator's own events.jsonl is the cluster's; on Kubernetes its events have to be published.
-    relay_events: bool = False

@@ -11,12 +11,11 @@ from coxswain.errors import Refused
 from coxswain.names import CONDITIONS
 from coxswain.wire import JobEvent, SourceReport
 from coxswain_operator.controller import Controller
-from coxswain_operator.settings import Settings
 from tests.unit.reconcile_world import NAMESPACE, World, data_mix, data_source, report, report_text, training_job
 
 
-async def passes(world: World, count: int = 4, settings: Settings | None = None) -> None:
-    controller = Controller(world, world, world.clock, settings)
+async def passes(world: World, count: int = 4) -> None:
+    controller = Controller(world, world, world.clock)
     for _ in range(count):
         await controller.pass_once(NAMESPACE, "demo")
         world.tick()
@@ -154,15 +153,15 @@ async def test_what_indexing_found_is_told_at_the_source() -> None:
 
 
 async def test_each_of_the_coordinators_events_is_published_once_and_those_of_its_successor_too() -> None:
-    world, settings = await running(), Settings(relay_events=True)
+    world = await running()
     for _ in range(2):
         for sequence in range(3):
             saved = tuple(JobEvent(n, 1.0, "CheckpointSaved", f"step {n}") for n in range(sequence + 1))
             world.report_now = report("Running", 11, events=saved)
-            await passes(world, 2, settings)
+            await passes(world, 2)
         world.vanish(world.pod("coordinator"))
         world.report_now = None
-        await passes(world, 2, settings)
+        await passes(world, 2)
         world.run_all()
     assert [h.message for h in world.happenings if h.reason == "CheckpointSaved"] == ["step 0", "step 1", "step 2"] * 2
 

@@ -32,10 +32,10 @@ def _turned(old: JobStatus, new: JobStatus, type_: str) -> bool:
 def told(s: Situation) -> tuple[tuple[Happening, ...], int | None]:
     """The coordinator's events that are not published yet, and the number up to which all are then.
 
-    A coordinator counts its events from 0, and a pod holds one coordinator: its successor's start with no mark.
+    A pod holds one coordinator, and its successor tells only events of its own: they start with no mark.
     """
     mark = s.status.event_sequence
-    events = s.report.events if s.report and s.settings.relay_events else ()
+    events = s.report.events if s.report else ()
     new = [e for e in events if mark is None or e.sequence > mark]
     news = tuple(Happening(e.reason, e.message, e.warning) for e in new if e.reason not in OURS)
     return news, max((e.sequence for e in new), default=mark)

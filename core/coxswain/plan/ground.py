@@ -73,7 +73,7 @@ class UnevenGround(Ground):
             near = _of_node(keys, int(ordered[degree - 1].argmin()), degree)
         else:
             near = _of_nodes(keys, ordered, degree)
-        loose = np.sort(np.argsort(keys.reshape(-1), kind="stable")[:degree])
+        loose = np.sort(_earliest(keys.reshape(-1), degree))
         worth = degree > self.size and self.end(loose, seconds) < WORTH * self.end(near, seconds)
         return loose if worth else near
 
@@ -100,16 +100,26 @@ def ground_of(problem: Problem) -> Ground:
 
 
 def _of_node(keys: Floats, node: int, degree: int) -> Ints:
-    """The members of a node with the least keys, in order of their numbers."""
-    members: Ints = np.sort(keys[node].argsort(kind="stable")[:degree]) + node * keys.shape[1]
+    """Members of a node for the earliest start, in order of their numbers."""
+    members: Ints = np.sort(_earliest(keys[node], degree)) + node * keys.shape[1]
     return members
+
+
+def _earliest(keys: Floats, count: int) -> Ints:
+    """Which `count` are free first; of several choices the one that leaves the least waiting behind it.
+
+    The last to be free sets the start, so whoever is free just as late costs nothing and saves an earlier one.
+    """
+    order = keys.argsort(kind="stable")
+    stop = int(np.searchsorted(keys[order], keys[order[count - 1]], side="right"))
+    return order[stop - count : stop]
 
 
 def _of_nodes(keys: Floats, ordered: Floats, degree: int) -> Ints:
     """Whole nodes that are free first, the remainder from one more; any replicas where whole nodes do not suffice."""
     size = keys.shape[1]
     whole, rest = divmod(degree, size)
-    full = ordered[-1].argsort(kind="stable")[:whole]
+    full = _earliest(ordered[-1], whole)
     members: Ints = (full[:, None] * size + np.arange(size)).reshape(-1)
     if rest:
         others = ordered[rest - 1].copy()
@@ -117,5 +127,5 @@ def _of_nodes(keys: Floats, ordered: Floats, degree: int) -> Ints:
         members = np.concatenate([members, _of_node(keys, int(others.argmin()), rest)])
     flat, members = keys.reshape(-1), np.sort(members)
     if members.size < degree or not np.isfinite(flat[members]).all() or (rest and np.isinf(others.min())):
-        members = np.sort(flat.argsort(kind="stable")[:degree])
+        members = np.sort(_earliest(flat, degree))
     return members

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 
-class Slice(msgspec.Struct, frozen=True, array_like=True):
+class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens [start, stop) of the sequence at position `sequence` in the step's membership, computed by `replica`."""
 
     replica: int

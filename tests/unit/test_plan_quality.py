@@ -1,0 +1,79 @@
+"""How good plans are: against the lower bound, against the rivals, and against every plan of a small step."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from coxswain.plan.balances import plan
+from coxswain.plan.lengths import SETS, draw_lengths
+from coxswain.plan.problem import Draft, pose
+from coxswain.plan.simulate import drafts_of, ring_bytes, simulate
+from tests.unit.plan_cases import given
+
+K = 1024
+CONTEXTS = (256 * K, K * K, 2 * K * K)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("name", sorted(SETS))
+def test_a_step_on_256_replicas_ends_within_a_tenth_of_the_lower_bound(name: str, context: int) -> None:
+    for seed in range(3):
+        lengths = draw_lengths(name, context=context, tokens=8 * K * K, seed=seed)
+        assert plan("makespan", lengths, **given(256, 8 * K)).makespan_over_bound <= 1.10, f"seed {seed}"
+
+
+@pytest.mark.parametrize("name", sorted(SETS))
+def test_rivals_are_slower_on_every_length_set(name: str) -> None:
+    lengths = draw_lengths(name, context=256 * K, tokens=8 * K * K, seed=0)
+    ours, static, naive = (plan(b, lengths, **given(256, 8 * K)) for b in ("makespan", "static", "naive"))
+    assert static.makespan_seconds > 1.5 * ours.makespan_seconds
+    assert naive.makespan_seconds > 1.5 * ours.makespan_seconds
+
+
+def test_one_slow_replica_of_256_costs_no_more_than_its_share() -> None:
+    lengths = draw_lengths("github", context=256 * K, tokens=8 * K * K, seed=0)
+    slow = plan("makespan", lengths, **given(256, 8 * K, speeds=[1 / 1.3, *[1.0] * 255]))
+    assert slow.makespan_over_bound <= 1.05
+
+
+def test_sequences_that_fit_move_no_bytes() -> None:
+    lengths = draw_lengths("github", context=8 * K, tokens=K * K, seed=0)
+    numbers = given(32, 8 * K)
+    assert ring_bytes(pose(lengths, **numbers), drafts_of(plan("makespan", lengths, **numbers))) == (0, 0)
+
+
+def test_rings_of_up_to_a_node_stay_inside_it() -> None:
+    lengths = draw_lengths("github", context=64 * K, tokens=2 * K * K, seed=0)
+    numbers = given(64, 8 * K)
+    problem = pose(lengths, **numbers)
+    small = [d for d in drafts_of(plan("makespan", lengths, **numbers)) if 2 <= len(d.members) <= 8]
+    assert small
+    assert ring_bytes(problem, small)[1] == 0
+
+
+@pytest.mark.parametrize("lengths", [[8000, 7000, 6000, 5000, 4000], [20000, 8192, 100], [9000, 9000, 3000, 200, 8000]])
+def test_a_small_step_is_within_a_tenth_of_the_best_of_all_plans(lengths: list[int]) -> None:
+    numbers = given(3, 8192)
+    problem = pose(lengths, **numbers)
+    places = [p for r in (1, 2, 3) for p in ((0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)) if len(p) == r]
+    fits = [[p for p in places if s <= 8192 * len(p) and (len(p) == 1 or s > 8192)] for s in lengths]
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    best = min(simulate(problem, [Draft(choice[i], (i,)) for i in order]).makespan for choice in product(*fits))
+    assert plan("makespan", lengths, **numbers).makespan_seconds <= 1.1 * best
+
+
+@pytest.mark.parametrize("name", sorted(SETS))
+def test_drawn_lengths_have_just_the_tokens_asked_for_and_follow_the_seed(name: str) -> None:
+    one, two, three = (draw_lengths(name, context=64 * K, tokens=300 * K, seed=s) for s in (1, 1, 2))
+    assert one.tolist() == two.tolist() != three.tolist()
+    assert int(one.sum()) == 300 * K
+    assert 1 <= int(one.min()) <= int(one.max()) <= 64 * K
+
+
+def test_the_byted_set_has_the_token_shares_that_were_published() -> None:
+    lengths = draw_lengths("byted", context=2 * K * K, tokens=2000 * K * K, seed=0)
+    share = {k: float(lengths[lengths > k * K].sum() / lengths.sum()) for k in (128, 256)}
+    assert share[128] == pytest.approx(0.443, abs=0.05)
+    assert share[256] == pytest.approx(0.37, abs=0.05)

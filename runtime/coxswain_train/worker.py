@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -45,10 +46,11 @@ class Place:
 
 def main(env: Environment) -> int:
     place = Place.detect()
-    with Client(env.coordinator_url, env.token) as client:
+    socket = names.constructor_socket(env.pod_uid)
+    with Client(env.coordinator_url, env.token) as client, closing(Handover(socket, env.token)) as handover:
         try:
             record = fetch_world(client, place)
-            return Worker(env, place, record, client).run()
+            return Worker(env, place, record, client, handover).run()
         except Ended as ended:
             return ended.finished.exit_code
         except RuntimeError as error:  # torch's word for a peer that is gone, among others
@@ -59,10 +61,9 @@ def main(env: Environment) -> int:
 
 
 class Worker:
-    def __init__(self, env: Environment, place: Place, record: wire.World, client: Client) -> None:
-        self._env, self._place, self._record, self._client = env, place, record, client
+    def __init__(self, env: Environment, place: Place, record: wire.World, client: Client, handover: Handover) -> None:
+        self._env, self._place, self._record, self._client, self._handover = env, place, record, client, handover
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._handover = Handover(names.constructor_socket(env.pod_uid), env.token)
         config = env.job.checkpoint
         self._store = open_store(config.uri, config.endpoint, env.secrets_dir, create=True)
         self._saver = checkpoint.Saver(self._store)

@@ -1,0 +1,267 @@
+"""A worker against a coordinator and a constructor that say what the test wants. One rank, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from coxswain import names, wire
+from coxswain.config import (
+    BatchConfig,
+    CheckpointConfig,
+    JobConfig,
+    MixConfig,
+    OptimizerConfig,
+    ParallelConfig,
+)
+from coxswain.errors import Refused, Retryable, Stale
+from coxswain.layout import Device, uniform_layout
+from coxswain.membership.types import Cursor, Sequence
+from coxswain.plan.types import Operation, Slice, StageOperations, Task
+from coxswain_link.environment import Environment
+from coxswain_link.handover import Buffer, HandoverServer, StepArrays, StepSlice, pack
+from coxswain_link.metrics import build
+from coxswain_link.serve import Service
+from coxswain_link.store import open_store
+from coxswain_train import worker
+from tests.distributed import training
+
+LENGTH = 12
+LAYOUT = uniform_layout([Device(0, 0)], layers=training.MODEL.layers)
+
+
+def plan(step: int) -> wire.StepPlan:
+    task = Task(index=0, kind="pack", replicas=(0,), slices=(Slice(0, 0, 0, LENGTH),))
+    return wire.StepPlan(
+        generation=1,
+        step=step,
+        sequences=(Sequence("code", 0, step, 0, LENGTH, LENGTH),),
+        tasks=(task,),
+        operations=(StageOperations(0, 0, (Operation("F", 0), Operation("B", 0))),),
+        labels=LENGTH - 1,
+        digest=f"sha256:{step:064x}",
+        makespan_seconds=1.0,
+        makespan_over_bound=1.0,
+    )
+
+
+def arrays(step: int, token: int = 7, start: int = 0) -> StepArrays:
+    tokens = np.full(LENGTH, token, dtype=np.int32)
+    labels = np.concatenate((tokens[1:], [-100])).astype(np.int32)
+    slices = (StepSlice(0, 0, start, start + LENGTH, 0),)
+    return StepArrays(1, step, tokens, labels, np.arange(LENGTH, dtype=np.int32), slices)
+
+
+@dataclass
+class Coordinator:
+    """Serves one world of one rank, and steps until `steps`, where it says `end`."""
+
+    steps: int = 3
+    end: str = "Completed"
+    generation: int = 1
+    checkpoint: str = ""
+    first_step: int = 0
+    reports: list[wire.StepReport] = field(default_factory=list)
+    saved: list[wire.Saved] = field(default_factory=list)
+    met: wire.Rendezvous | None = None
+
+    async def world(self, _: web.Request, __: None) -> wire.World:
+        return wire.World(
+            generation=self.generation,
+            first_step=self.first_step,
+            layout=LAYOUT,
+            seats=LAYOUT.ranks(),
+            trainers=("trainer-0",),
+            loaders=(),
+            checkpoint=self.checkpoint,
+            vocabulary=training.VOCABULARY,
+        )
+
+    async def ticket(self, request: web.Request, _: None) -> wire.Ticket:
+        step = int(request.query["step"])
+        if step >= self.steps:
+            return wire.Ticket(step=step, checkpoint=True, end=self.end, plan=None)  # type: ignore[arg-type]
+        return wire.Ticket(step=step, checkpoint=False, end="", plan=plan(step))
+
+    async def report(self, _: web.Request, body: wire.StepReport) -> None:
+        self.reports.append(body)
+
+    async def save(self, _: web.Request, body: wire.Saved) -> None:
+        self.saved.append(body)
+
+    async def meet(self, _: web.Request, body: wire.Rendezvous) -> None:
+        self.met = body
+
+    def service(self) -> Service:
+        service = Service("secret", lambda: self.generation, build("coordinator"))
+        service.route("GET", "/v1/world", self.world)
+        service.route("GET", "/v1/steps", self.ticket)
+        service.route("POST", "/v1/reports", self.report, wire.StepReport)
+        service.route("POST", "/v1/saved", self.save, wire.Saved)
+        service.route("POST", "/v1/rendezvous", self.meet, wire.Rendezvous)
+        return service
+
+
+@contextmanager
+def served(service: Service) -> Iterator[str]:
+    """The service's address, while its loop runs in a thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def call(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(timeout=10)
+
+    try:
+        yield f"http://127.0.0.1:{call(service.start('127.0.0.1', 0))}"
+    finally:
+        call(service.stop())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(timeout=10)
+        loop.close()
+
+
+def job(folder: Path) -> JobConfig:
+    return JobConfig(
+        name="small",
+        namespace="default",
+        uid="u",
+        seed=training.SEED,
+        model=training.MODEL,
+        mix=MixConfig(name="mix", seed=1, sources=()),
+        parallelism=ParallelConfig(),
+        batch=BatchConfig(tokens_per_step=LENGTH, max_sequence_tokens=LENGTH),
+        optimizer=OptimizerConfig(learning_rate=1e-2, gradient_clip=1.0),
+        stop_steps=6,
+        trainers=1,
+        devices_per_trainer=1,
+        min_trainers=1,
+        loaders=1,
+        checkpoint=CheckpointConfig(uri=f"file://{folder}"),
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a worker with a coordinator and the arrays that the constructor hands over; returns its exit code."""
+    monkeypatch.setenv("COXSWAIN_GENERATION", "1")
+    monkeypatch.setenv("COXSWAIN_RANK", "0")
+
+    def start(coordinator: Coordinator, hand_over: Any = arrays) -> int:
+        def provide(generation: int, step: int, rank: int, wait: float) -> Buffer:
+            return pack(hand_over(step))
+
+        pod = uuid4().hex
+        constructor = HandoverServer(names.constructor_socket(pod), "secret", provide)
+        try:
+            with served(coordinator.service()) as url:
+                return worker.main(environment(tmp_path, url, pod))
+        finally:
+            constructor.close()
+
+    return start
+
+
+def environment(folder: Path, url: str, pod: str) -> Environment:
+    return Environment(
+        name="trainer-0",
+        index=0,
+        coordinator_url=url,
+        job=job(folder),
+        token="secret",
+        pod_name="small-trainer-0-0",
+        pod_ip="127.0.0.1",
+        pod_uid=pod,
+    )
+
+
+def test_a_worker_steps_to_the_end_saves_and_leaves_with_zero(run: Any) -> None:
+    coordinator = Coordinator()
+    assert run(coordinator) == 0
+    assert [r.step for r in coordinator.reports] == [0, 1, 2]
+    assert coordinator.reports[2].loss_sum < coordinator.reports[0].loss_sum
+    (saved,) = coordinator.saved
+    assert (saved.step, saved.rank, saved.ranks) == (3, 0, 1)
+    assert {kind for shard in saved.shards for kind in shard.kinds} == {"parameter", "exp_avg", "exp_avg_sq"}
+
+
+def test_a_suspended_worker_leaves_with_three(run: Any) -> None:
+    assert run(Coordinator(steps=1, end="Suspended")) == 3
+
+
+def test_timings_count_from_the_begin_of_the_step_and_lie_within_it(run: Any) -> None:
+    coordinator = Coordinator(steps=1)
+    run(coordinator)
+    (report,) = coordinator.reports
+    assert [(t.task, t.kind) for t in report.timings] == [(0, "F"), (0, "B")]
+    assert report.data_wait_seconds <= report.timings[0].start <= report.timings[1].start < report.seconds
+
+
+def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(run: Any, tmp_path: Path) -> None:
+    undisturbed, first = Coordinator(steps=4), Coordinator(steps=2, end="Suspended")
+    run(undisturbed)
+    run(first)
+    store_manifest(tmp_path, first.saved[0])
+    second = Coordinator(steps=4, first_step=2, checkpoint="checkpoints/m.json")
+    assert run(second) == 0
+    joined = [r.loss_sum for r in first.reports + second.reports]
+    assert joined == [r.loss_sum for r in undisturbed.reports]
+
+
+def test_a_checkpoint_whose_shard_is_gone_is_refused_by_name(run: Any, tmp_path: Path) -> None:
+    first = Coordinator(steps=1, end="Suspended")
+    run(first)
+    store_manifest(tmp_path, first.saved[0])
+    key = first.saved[0].shards[0].key
+    open_store(f"file://{tmp_path}").delete(key)
+    with pytest.raises(Refused, match=key) as refused:
+        run(Coordinator(steps=2, first_step=1, checkpoint="checkpoints/m.json"))
+    assert refused.value.reason == "TornCheckpoint"
+
+
+def store_manifest(folder: Path, saved: wire.Saved) -> None:
+    import msgspec
+
+    manifest = wire.Manifest(
+        version=1,
+        job="default/small",
+        step=saved.step,
+        attempt_generation=1,
+        cursor=Cursor(saved.step, 0, 0, ()),
+        stream_digest="",
+        tokens=0,
+        model_hash="",
+        stream_hash="",
+        index_hash="",
+        vocabulary=training.VOCABULARY,
+        shards=saved.shards,
+        time=0.0,
+    )
+    open_store(f"file://{folder}").put("checkpoints/m.json", msgspec.json.encode(manifest))
+
+
+def test_a_worker_of_an_older_generation_is_stale(run: Any) -> None:
+    with pytest.raises(Stale, match="started for generation 1, the world's is 2"):
+        run(Coordinator(generation=2))
+
+
+def test_other_slices_than_the_plans_are_not_trained_on(run: Any) -> None:
+    coordinator = Coordinator()
+    with pytest.raises(Retryable, match="handed over slices"):
+        run(coordinator, lambda step: arrays(step, start=4))
+    assert coordinator.reports == []
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_with_the_field_to_change(run: Any) -> None:
+    with pytest.raises(Refused, match=r"token id 64, model.vocabulary is 64"):
+        run(Coordinator(), lambda step: arrays(step, token=64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -37,10 +38,15 @@ def _add(group: typer.Typer, name: str, target: str, text: str) -> None:
 @app.callback(invoke_without_command=True)
 def version_option(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"cox {installed('coxswain')}")
+        typer.echo(f"cox {_installed_version()}")
         raise typer.Exit
+
+
+def _installed_version() -> str:
+    try:
+        return metadata.version("coxswain")
+    except metadata.PackageNotFoundError:
+        return "(a checkout that is not installed)"
 
 
 for _name, (_target, _text) in COMMANDS.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -47,10 +47,11 @@ class Lines:
             self.say(
                 f"step {line.step + 1}/{view.steps or '?'}  loss {line.loss:.4f}  "
                 f"{amount(line.tokens / line.seconds if line.seconds else 0)} tokens/s  idle {line.idle_fraction:.1%}"
+                f"{_left(view, line.step)}"
             )
-        now = (view.state, "" if view.new_steps else view.waiting_for)
-        if now != self._last and not view.new_steps:
-            self.say(" - ".join(part for part in now if part))
+        now = (view.state, view.waiting_for)
+        if now != self._last and not view.new_steps and not view.ended:
+            self.say(": waiting for ".join(part for part in now if part))
         self._last = now
 
     def say(self, text: str) -> None:
@@ -87,18 +88,32 @@ class Panels:
         self._live.stop()
 
 
+def _left(view: View, step: int) -> str:
+    """Time left, with the last of several new steps only."""
+    if view.eta_seconds is None or step != view.new_steps[-1].step:
+        return ""
+    return f"  left {duration(view.eta_seconds)}"
+
+
 def panel(view: View) -> RenderableType:
     """The whole picture of a run."""
-    parts: list[RenderableType] = [_numbers(view)]
+    rows = Table.grid(expand=True)  # a grid, since a progress bar in a plain group swallows what follows it
+    rows.add_row(_numbers(view))
+    rows.add_row(_line(view.waiting_for or view.message or view.layout))
     if view.steps:
-        parts.append(ProgressBar(total=view.steps, completed=view.step))
-    parts += [Text(f"{e.reason}: {e.message}", style="dim", overflow="ellipsis", no_wrap=True) for e in view.events]
-    return Panel(Group(*parts), title=f"{view.name}: {view.state}", title_align="left")
+        rows.add_row(ProgressBar(total=view.steps, completed=view.step))
+    for event in view.events:
+        rows.add_row(_line(f"{event.reason}: {event.message}", style="dim"))
+    return Panel(rows, title=f"{view.name}: {view.state}", title_align="left")
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, overflow="ellipsis", no_wrap=True)
 
 
 def _numbers(view: View) -> Table:
-    table = Table.grid(padding=(0, 3))
     idle = "-" if view.idle_fraction is None else f"{view.idle_fraction:.1%}"
+    table = Table.grid(padding=(0, 3))
     table.add_row(
         f"step {view.step}/{view.steps or '?'}",
         f"loss {'-' if view.loss is None else f'{view.loss:.4f}'}",
@@ -107,7 +122,4 @@ def _numbers(view: View) -> Table:
         f"left {'-' if view.eta_seconds is None else duration(view.eta_seconds)}",
         f"checkpoint {'none yet' if view.checkpoint_step < 0 else f'step {view.checkpoint_step}'}",
     )
-    grid = Table.grid()
-    grid.add_row(table)
-    grid.add_row(Text(view.waiting_for or view.message or view.layout, overflow="ellipsis", no_wrap=True))
-    return grid
+    return table

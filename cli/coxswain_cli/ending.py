@@ -48,4 +48,4 @@ def summary(job: Manifest, workdir: Path) -> Iterator[str]:
             yield f"  {name:<12} {workdir / name}"
     yield f"  report       cox report {workdir}"
     if is_suspended(job):
-        yield "  to go on     repeat the command without --until-step"
+        yield "  to go on     repeat the command (without --until-step)"

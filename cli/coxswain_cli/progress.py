@@ -68,7 +68,7 @@ class Watcher:
             tokens_per_second=speed,
             idle_fraction=last.idle_fraction if last else None,
             eta_seconds=(steps - step) * pace if pace and steps else None,
-            waiting_for=report.waiting_for if report else "",
+            waiting_for=report.waiting_for if report and report.step >= step else "",  # else it is older than the step
             checkpoint_step=report.checkpoint_step if report else -1,
             layout=report.layout_summary if report else "",
             new_steps=new_steps,

@@ -1,0 +1,139 @@
+"""`cox`: what it refuses, what it prints, how it exits. No service is started here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coxswain_cli.__main__ import app
+from coxswain_operator.local import LocalCluster
+from tests.local.jobs import job_objects
+
+CONDITION = {"message": "StopReached: at step 8", "lastTransitionTime": "", "observedGeneration": 1}
+
+
+def cox(*arguments):
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def job_file(tmp_path):
+    return write(tmp_path / "job.yaml", job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/checkpoints"))
+
+
+def write(path: Path, objects) -> Path:
+    path.write_text("\n---\n".join(json.dumps(o) for o in objects))
+    return path
+
+
+def refused(job_file, tmp_path, objects):
+    code, output = cox("run", write(job_file, objects), "--workdir", tmp_path / "work")
+    assert code == 2
+    assert not (tmp_path / "work").exists()
+    return output
+
+
+async def stored_job(workdir: Path, job_file: Path, state: str, status: str) -> None:
+    """A work directory whose job has ended."""
+    from coxswain_cli.apply import apply
+    from coxswain_cli.load import load_run
+
+    async with LocalCluster(workdir) as cluster:
+        job = await apply(cluster, load_run([job_file]))
+        conditions = [{**CONDITION, "type": "Succeeded", "status": status, "reason": state}]
+        restarts = {"counted": 1, "ignored": 2}
+        await cluster.patch_status(
+            "TrainingJob", "default", job["metadata"]["name"], {"conditions": conditions, "restarts": restarts}, ""
+        )
+
+
+def test_help_imports_nothing_heavy():
+    heavy = "{'torch', 'pyarrow', 'aiohttp', 'httpx', 'pydantic', 'msgspec', 'coxswain_operator', 'coxswain_cli.run'}"
+    check = "import sys; from coxswain_cli.__main__ import app; app(['--help'], standalone_mode=False);"
+    check += f"sys.exit(bool({heavy} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+    assert all(command in done.stdout for command in ("run", "status", "validate", "report", "crds", "plan"))
+
+
+def test_every_command_explains_itself():
+    for command in (["run"], ["status"], ["validate"], ["report"], ["crds"], ["plan", "step"]):
+        code, output = cox(*command, "--help")
+        assert code == 0, output
+        assert "Usage: " in output
+
+
+def test_the_version_is_printed():
+    code, output = cox("--version")
+    assert (code, output.startswith("cox ")) == (0, True)
+
+
+def test_malformed_yaml_is_refused_with_its_place(job_file, tmp_path):
+    job_file.write_text("kind: [TrainingJob\n")
+    code, output = cox("run", job_file, "--workdir", tmp_path / "work")
+    assert (code, "malformed YAML at line" in output) == (2, True)
+
+
+def test_all_faults_of_a_file_are_told_at_once(job_file, tmp_path):
+    objects = job_objects("file:///c", "file:///k", colour="red", stop={"steps": 1, "tokens": 2})
+    output = refused(job_file, tmp_path, objects)
+    assert "spec.colour" in output
+    assert "exactly one of" in output
+
+
+def test_a_source_that_is_not_in_the_files_is_refused_by_name(job_file, tmp_path):
+    output = refused(job_file, tmp_path, job_objects("file:///c", "file:///k")[1:])
+    assert "'code'" in output
+
+
+def test_a_run_has_exactly_one_training_job(job_file, tmp_path):
+    output = refused(job_file, tmp_path, job_objects("file:///c", "file:///k")[:-1])
+    assert "the files hold 0 (none)" in output
+
+
+async def test_a_finished_job_prints_its_end_and_exits_by_it(job_file, tmp_path):
+    for state, status, expected in (("Completed", "True", 0), ("Failed", "False", 1)):
+        workdir = tmp_path / state
+        await stored_job(workdir, job_file, state, status)
+        done = run_cox("run", job_file, "--workdir", workdir)
+        assert (done.returncode, f"small: {state}" in done.stdout) == (expected, True), done.stdout
+
+
+async def test_a_changed_field_of_the_stream_is_refused_by_name(job_file, tmp_path):
+    await stored_job(tmp_path / "work", job_file, "Suspended", "Unknown")
+    objects = job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/checkpoints", seed=2)
+    done = run_cox("run", write(job_file, objects), "--workdir", tmp_path / "work")
+    assert done.returncode == 2
+    assert "TrainingJob small: spec.seed" in done.stderr
+    assert "another --workdir" in done.stderr
+
+
+async def test_a_workdir_in_use_is_refused(job_file, tmp_path):
+    async with LocalCluster(tmp_path / "work"):
+        done = run_cox("run", job_file, "--workdir", tmp_path / "work")
+    assert done.returncode == 2
+    assert f"in use by another run (process {os.getpid()})" in done.stderr
+
+
+async def test_status_says_what_a_job_does_and_as_json_everything(job_file, tmp_path):
+    await stored_job(tmp_path / "work", job_file, "Completed", "True")
+    done = run_cox("status", tmp_path / "work")
+    assert "small: Completed" in done.stdout
+    assert "1 counted, 2 ignored" in done.stdout
+    assert json.loads(run_cox("status", tmp_path / "work", "--json").stdout)["job"]["metadata"]["name"] == "small"
+
+
+def test_status_of_an_unknown_job_says_where_it_looked(tmp_path):
+    code, output = cox("status", tmp_path / "nothing")
+    assert (code, "neither a work directory nor a job below runs/" in output) == (2, True)
+
+
+def run_cox(*arguments):
+    """As a process: an event loop runs here already."""
+    command = [sys.executable, "-m", "coxswain_cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -1,0 +1,110 @@
+"""Progress is read from what a run leaves, torn lines included, and shown as a panel or as lines."""
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from coxswain.wire import JobReport, StepLine
+from coxswain_cli.display import Lines, Panels, display_for
+from coxswain_cli.progress import Watcher, amount, duration
+
+JOB = {
+    "metadata": {"name": "demo"},
+    "status": {"conditions": [{"type": "Succeeded", "reason": "Running", "status": "Unknown"}]},
+}
+REPORT = JobReport(
+    phase="Running", generation=1, step=0, steps=10, tokens=0, loss=None, tokens_per_second=0, idle_fraction=0, eta_seconds=0,
+    layout_hash="", layout_summary="2 x tp1pp1", checkpoint_step=-1, checkpoint_uri="", checkpoint_time=0,
+    waiting_for="trainer-1 to register",
+)  # fmt: skip
+
+
+def step(number, loss=2.5):
+    return StepLine(
+        step=number, worldGeneration=1, tokens=4000, sequences=3, loss=loss, stream_digest="", delivered_digest="", seconds=2.0,
+        idle_fraction=0.25, makespan_over_bound=1.0, gradient_norm=1.0, learning_rate=0.1, tokens_by_source={},
+        data_wait_seconds=0.0, time=0.0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """A watcher, and how to add to its run."""
+    watcher = Watcher(tmp_path)
+
+    def add(*steps, events=(), torn=b""):
+        with (tmp_path / "steps.jsonl").open("ab") as file:
+            file.write(b"".join(msgspec.json.encode(s) + b"\n" for s in steps) + torn)
+        with (tmp_path / "events.jsonl").open("ab") as file:
+            file.write(b"".join(msgspec.json.encode(e) + b"\n" for e in events))
+        return watcher.look(JOB, REPORT)
+
+    return add
+
+
+def printed(display_class, *views, width=120):
+    out = io.StringIO()
+    display = display_class(Console(file=out, width=width, force_terminal=display_class is Panels))
+    with display:
+        for view in views:
+            display.show(view)
+    return out.getvalue()
+
+
+def test_speed_and_time_left_come_from_the_latest_steps(watched):
+    view = watched(step(0), step(1))
+    assert (view.step, view.steps, view.tokens_per_second, view.eta_seconds) == (2, 10, 2000.0, 16.0)
+
+
+def test_a_torn_line_waits_for_its_rest(watched):
+    whole = msgspec.json.encode(step(1)) + b"\n"
+    assert [s.step for s in watched(step(0), torn=whole[:20]).new_steps] == [0]
+    assert [s.step for s in watched(torn=whole[20:]).new_steps] == [1]
+
+
+def test_what_an_earlier_run_left_is_not_progress(tmp_path):
+    (tmp_path / "steps.jsonl").write_bytes(msgspec.json.encode(step(0)) + b"\n")
+    assert Watcher(tmp_path).look(JOB, None).new_steps == ()
+
+
+def test_lines_tell_steps_events_and_what_is_waited_for(watched):
+    waiting = watched(events=[{"reason": "GangStarted", "message": "2/2 trainers", "time": "t"}])
+    text = printed(Lines, waiting, watched(step(0), step(1)))
+    assert "Running: waiting for trainer-1 to register" in text
+    assert "GangStarted: 2/2 trainers" in text
+    assert "step 2/10  loss 2.5000  2.0 k tokens/s  idle 25.0%  left 16 s" in text
+
+
+def test_waiting_is_not_told_once_steps_are_newer_than_the_report(watched):
+    assert watched(step(0)).waiting_for == ""
+
+
+def test_the_panel_shows_the_whole_picture(watched):
+    text = printed(Panels, watched(step(0), events=[{"reason": "TrainingStarted", "message": "step 0", "time": "t"}]))
+    for part in (
+        "demo: Running",
+        "step 1/10",
+        "loss 2.5000",
+        "2.0 k tokens/s",
+        "idle 25.0%",
+        "left 18 s",
+        "TrainingStarted",
+    ):
+        assert part in text
+
+
+def test_a_terminal_gets_the_panel_and_a_file_gets_lines():
+    assert isinstance(display_for(Console(file=io.StringIO(), force_terminal=True)), Panels)
+    assert isinstance(display_for(Console(file=io.StringIO())), Lines)
+
+
+@pytest.mark.parametrize("seconds, text", [(0.4, "0 s"), (59.4, "59 s"), (187, "3 m 07 s"), (7500, "2 h 05 m")])
+def test_durations_are_for_people(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("number, text", [(812, "812"), (12_345, "12.3 k"), (4_560_000, "4.56 M"), (2e9, "2.00 G")])
+def test_amounts_are_for_people(number, text):
+    assert amount(number) == text

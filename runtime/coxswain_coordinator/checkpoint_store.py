@@ -33,26 +33,30 @@ class CheckpointStore:
         record = run_record(self._job)
         if not self._store.create(RUN_KEY, msgspec.json.encode(record)):
             check_run(self._job, msgspec.json.decode(self._store.get(RUN_KEY), type=RunRecord))
-        keys = [o.path for o in self._store.list("checkpoints/")]
-        found = [read_manifest(key, self._store.get(key)) for key in keys]
-        self._manifests = {m.step: m for m in found}
-        if not found:
+        self._manifests = self._read_all()
+        if not self._manifests:
             return None
-        newest = max(found, key=lambda m: m.step)
+        newest = self._manifests[max(self._manifests)]
         check_manifest(self._job, newest, self._shard_sizes())
         return newest
 
     def create(self, manifest: Manifest, pending: set[str]) -> None:
         """Makes the checkpoint count, then drops what `keepLast` and `keepEvery` no longer keep.
 
-        A manifest of that step which exists already (redone after a restart) holds the same state: it stays.
+        A manifest of that step which exists already (a coordinator before this one made it) holds the same state: it stays.
         """
-        if self._store.create(manifest_key_of(manifest), msgspec.json.encode(manifest)):
-            self._manifests[manifest.step] = manifest
+        key = manifest_key_of(manifest)
+        if not self._store.create(key, msgspec.json.encode(manifest)):
+            manifest = read_manifest(key, self._store.get(key))
+        self._manifests[manifest.step] = manifest
         self._collect(pending)
 
     def collect_orphans(self) -> int:
-        """Deletes shards that no manifest names: leftovers of saves that never completed. Only while no worker runs."""
+        """Deletes shards that no manifest names: leftovers of saves that never completed.
+
+        Only between the creation of a process's first generation, which fences the coordinator before, and its first worker.
+        """
+        self._manifests = self._read_all()
         live = {s.key for m in self._manifests.values() for s in m.shards}
         orphans = [key for key in self._shard_sizes() if key not in live]
         for key in orphans:
@@ -67,6 +71,10 @@ class CheckpointStore:
         for key in manifests + shards:
             self._store.delete(key)
         self._manifests = {m.step: m for m in kept}
+
+    def _read_all(self) -> dict[int, Manifest]:
+        found = [read_manifest(o.path, self._store.get(o.path)) for o in self._store.list("checkpoints/")]
+        return {m.step: m for m in found}
 
     def _shard_sizes(self) -> dict[str, int]:
         return {o.path: o.size for o in self._store.list("shards/")}

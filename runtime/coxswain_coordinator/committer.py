@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from coxswain.config import JobConfig, PhaseConfig
-from coxswain.errors import Refused, Stale
+from coxswain.errors import Refused
 from coxswain.membership.stream import Stream
 from coxswain.membership.types import Cursor, Membership
 from coxswain.plan.types import Placement
@@ -60,8 +60,7 @@ class Committer:
 
         Raises Stale when another coordinator has taken over, Refused("StreamChanged") when the log holds another stream.
         """
-        if self.log.superseded(self.generation.generation):
-            raise Stale(f"another coordinator has created generation {self.generation.generation + 1}")
+        self.log.check_current(self.generation.generation)
         segment = self._membership(cursor)
         mine = [m for m in segment.memberships if m.step >= cursor.step]
         runnable = [m for m in mine if m.labels and m.step < stop]

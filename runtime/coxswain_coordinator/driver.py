@@ -73,7 +73,6 @@ class Driver:
     async def _open(self) -> None:
         check_batch(self._run.job)
         self._run.manifest = await self._durably(self._checkpoints.open)
-        await self._durably(self._checkpoints.collect_orphans)
 
     async def _advance(self) -> bool:
         """Does the next thing that can be done; False when there is nothing but to wait."""
@@ -130,6 +129,8 @@ class Driver:
             return True  # another coordinator was faster; look again
         if run.registry.missing("trainer", job.trainers) or agents != run.registry.of("trainer", job.trainers):
             return True  # a trainer went or was replaced meanwhile; the record stands unused
+        if run.session is None:
+            await self._durably(self._checkpoints.collect_orphans)
         assert run.index is not None
         world = world_of(record, agents, vocabulary_of(job, run.index.vocabulary))
         self._enter(Session(job, record, world, *self._beginning()))
@@ -172,6 +173,7 @@ class Driver:
     async def _create_manifest(self, session: Session, step: int) -> bool:
         began, saving = time.monotonic(), session.saves.seconds(step)
         manifest = self._manifest(session, step)
+        await self._durably(self._log.check_current, session.record.generation)
         await self._durably(self._checkpoints.create, manifest, session.saves.pending_keys())
         self._run.add_manifest(session, manifest, saving + time.monotonic() - began)
         return True

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 import zstandard
 
+from coxswain.errors import Stale
 from coxswain.planlog import (
     Generation,
     MembershipSegment,
@@ -38,9 +39,10 @@ class PlanLog:
         """False when another coordinator took this number."""
         return self._store.create(generation_key(record.generation), _pack(record))
 
-    def superseded(self, generation: int) -> bool:
-        """Whether another coordinator has created a newer generation than this one."""
-        return self._store.exists(generation_key(generation + 1))
+    def check_current(self, generation: int) -> None:
+        """The fence: raises Stale when another coordinator has created a newer generation."""
+        if self._store.exists(generation_key(generation + 1)):
+            raise Stale(f"another coordinator has created generation {generation + 1}")
 
     def membership(self, segment: int) -> MembershipSegment | None:
         return self._read(membership_key(segment), MembershipSegment)

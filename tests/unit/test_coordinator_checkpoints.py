@@ -179,3 +179,14 @@ def test_a_checkpoint_is_complete_once_every_rank_has_saved():
     assert book.complete(2) == 6
     assert [s.key for s in book.shards(6)] == ["shards/a.safetensors", "shards/b.safetensors"]
     assert book.seconds(6) == 2.0
+
+
+def test_a_checkpoint_that_a_coordinator_before_has_made_stays(tmp_path):
+    job = make_job(tmp_path)
+    store = store_with(job)
+    checkpoints = CheckpointStore(job, store)
+    checkpoints.open()
+    earlier = store_with(job, manifest(job, 6, [shard("a")]))
+    checkpoints.create(manifest(job, 6, [shard("b")]), set())
+    assert [o.path for o in earlier.list("shards/")] == ["shards/a.safetensors"]
+    assert CheckpointStore(job, store).open().shards == (shard("a"),)

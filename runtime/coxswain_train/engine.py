@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -19,6 +20,7 @@ from coxswain_train.model import Llama
 from coxswain_train.schedule import learning_rate
 from coxswain_train.shards import shard
 from coxswain_train.step import Batch, Clock, Part, Walk, run_operations
+from coxswain_train.weights import load_pretrained
 from coxswain_train.world import World
 from coxswain_train.zero import Tally, Zero
 
@@ -61,10 +63,13 @@ class Engine:
         shards = shard(self.shapes, world.ranks)
         self.zero = Zero(self.model.weights(), shards, world.rank, world)
 
-    def initialise(self, seed: int) -> None:
-        """Fresh state from the job's seed: every owner computes its own boxes."""
-        for box, values in self.zero.boxes()["parameter"].items():
+    def initialise(self, seed: int, secrets: Path | None = None) -> None:
+        """Fresh state from the job's seed, then from `initFrom` if there is one: every owner fills its own boxes."""
+        boxes = self.zero.boxes()["parameter"]
+        for box, values in boxes.items():
             values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
+        if self._config.init_from:
+            load_pretrained(self._config.init_from, boxes, self.shapes, secrets)
         self.zero.publish()
 
     def boxes(self) -> dict[str, dict[Box, torch.Tensor]]:

@@ -71,6 +71,11 @@ class Zero:
         """The owned state by kind and box: views, to be filled or saved."""
         return {kind: dict(_views(flat, self._shards.boxes[self._me])) for kind, flat in self._state.items()}
 
+    @property
+    def elements(self) -> int:
+        """Of the owned boxes."""
+        return len(self._state["parameter"])
+
     def fold(self) -> None:
         """After each backward: moves gradients of narrow parameters into fp32 sums."""
         if self._wide is None:

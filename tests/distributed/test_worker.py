@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
@@ -26,7 +27,7 @@ from coxswain.config import (
 )
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.layout import Device, uniform_layout
-from coxswain.membership.types import Cursor, Sequence
+from coxswain.membership.types import Sequence
 from coxswain.plan.types import Operation, Slice, StageOperations, Task
 from coxswain_link.environment import Environment
 from coxswain_link.handover import Buffer, HandoverServer, StepArrays, StepSlice, pack
@@ -230,23 +231,7 @@ def test_a_checkpoint_whose_shard_is_gone_is_refused_by_name(run: Any, tmp_path:
 
 
 def store_manifest(folder: Path, saved: wire.Saved) -> None:
-    import msgspec
-
-    manifest = wire.Manifest(
-        version=1,
-        job="default/small",
-        step=saved.step,
-        attempt_generation=1,
-        cursor=Cursor(saved.step, 0, 0, ()),
-        stream_digest="",
-        tokens=0,
-        model_hash="",
-        stream_hash="",
-        index_hash="",
-        vocabulary=training.VOCABULARY,
-        shards=saved.shards,
-        time=0.0,
-    )
+    manifest = training.manifest(saved.step, saved.shards)
     open_store(f"file://{folder}").put("checkpoints/m.json", msgspec.json.encode(manifest))
 
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from coxswain.config import ModelConfig, OptimizerConfig
+from coxswain.errors import Refused
+from coxswain.membership.types import Cursor
+from coxswain.planlog import manifest_key
+from coxswain.wire import Manifest, Shard
+from coxswain_link.store import open_store
+from coxswain_train import checkpoint
 from coxswain_train.engine import Engine, Work
 from coxswain_train.step import Batch, Clock, Part, Walk, parts, run_operations
 from coxswain_train.world import World
-from tests.distributed.plans import Plan
+from coxswain_train.zero import Agreement
+from tests.distributed.plans import Plan, random_plan
 from tests.distributed.reference import Stream
 
 MODEL = ModelConfig(layers=2, hidden=32, heads=4, kv_heads=2, feed_forward=48)
@@ -103,3 +113,59 @@ def train_with_a_foreign_plan(world: World, stream: Stream, plan: Plan) -> None:
         engine.step(work, time.perf_counter())
     finally:
         assert all(np.array_equal(before[name], now) for name, now in weights_of(engine).items())
+
+
+def step_with_a_broken_gradient(world: World, stream: Stream) -> str:
+    """What the refusal says; the state must be as before."""
+    engine = engine_of(world, torch.float32)
+    engine.initialise(SEED)
+    before = weights_of(engine)
+    agreed = Agreement(loss_sum=0.0, norm=math.nan)
+    with pytest.raises(Refused) as refused:
+        engine.zero.apply(torch.zeros(engine.zero.elements), agreed, OPTIMIZER, 1e-3, 0)
+    assert all(np.array_equal(before[name], now) for name, now in weights_of(engine).items())
+    return refused.value.message
+
+
+def masters(world: World, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan]) -> np.ndarray:
+    """This rank's master parameters after some steps."""
+    engine = engine_of(world, dtype, steps=len(plans))
+    engine.initialise(SEED)
+    for step, plan in enumerate(plans):
+        engine.step(work_of(stream, step, plan, world.rank), time.perf_counter())
+    return np.concatenate([values.numpy().ravel() for values in engine.boxes()["parameter"].values()])
+
+
+def initial_weights(world: World, model: ModelConfig) -> dict[str, np.ndarray]:
+    engine = engine_of(world, torch.float32, model)
+    engine.initialise(SEED)
+    return weights_of(engine)
+
+
+def save_with_manifest(world: World, stream: Stream, uri: str) -> dict[str, np.ndarray]:
+    """One step, then a checkpoint; the weights in it."""
+    engine, store = engine_of(world, torch.float32), open_store(uri, create=True)
+    engine.initialise(SEED)
+    engine.step(work_of(stream, 0, random_plan(stream.lengths, 1, 0), 0), time.perf_counter())
+    shards = tuple(checkpoint.write_shards(store, checkpoint.snapshot(engine.boxes())))
+    store.put(manifest_key(1), msgspec.json.encode(manifest(1, shards)))
+    return weights_of(engine)
+
+
+def manifest(step: int, shards: tuple[Shard, ...]) -> Manifest:
+    """Of a checkpoint, with nothing but its shards in it."""
+    return Manifest(
+        version=1,
+        job="default/small",
+        step=step,
+        attempt_generation=1,
+        cursor=Cursor(step, 0, 0, ()),
+        stream_digest="",
+        tokens=0,
+        model_hash="",
+        stream_hash="",
+        index_hash="",
+        vocabulary=VOCABULARY,
+        shards=shards,
+        time=0.0,
+    )

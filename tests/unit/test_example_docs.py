@@ -1,0 +1,73 @@
+"""README and docs name only what exists: files, commands, reasons, ports."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from coxswain import names
+from coxswain_cli.__main__ import COMMANDS, PLAN_COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ROOTS = ("core", "operator", "runtime", "cli", "crds", "docs", "examples", "tests", "bench", "e2e")
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+
+
+def code(page: Path) -> list[str]:
+    """What stands in backticks."""
+    return re.findall(r"`([^`\n]+)`", page.read_text())
+
+
+@cache
+def sources() -> str:
+    return "\n".join(
+        p.read_text() for root in ("core", "operator", "runtime", "cli") for p in (ROOT / root).rglob("*.py")
+    )
+
+
+@each_page
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    targets = [t for t in re.findall(r"\]\(([^)#]+)\)", page.read_text()) if "://" not in t]
+    assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+@each_page
+def test_paths_of_the_checkout_exist(page: Path) -> None:
+    paths = [word for word in code(page) if re.fullmatch(rf"({'|'.join(ROOTS)})/[\w./-]*", word)]
+    assert [p for p in paths if not (ROOT / p).exists()] == []
+
+
+@each_page
+def test_commands_exist(page: Path) -> None:
+    said = re.findall(r"(?:^|`|bin/)cox ([a-z]+)(?: ([a-z]+))?", page.read_text(), re.MULTILINE)
+    known = [name in COMMANDS or (name == "plan" and sub in PLAN_COMMANDS) for name, sub in said]
+    assert all(known), said
+
+
+def test_reasons_in_the_pages_are_reasons_in_the_code() -> None:
+    reasons = {word for page in PAGES for word in code(page) if re.fullmatch(r"(?:[A-Z][a-z]+){2,}", word)}
+    assert {"ForeignCheckpoint", "SourceChanged", "WorkerCrashLoop"} <= reasons
+    assert [r for r in sorted(reasons) if r not in sources()] == []
+
+
+def test_the_ports_of_the_metrics_table_are_the_services_ports() -> None:
+    table = dict(re.findall(r"^\| (\w+) \| (\d+) \|$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE))
+    assert {service: int(port) for service, port in table.items()} == {
+        "coordinator": names.PORT_COORDINATOR, "loader": names.PORT_LOADER_HTTP,
+        "constructor": names.PORT_CONSTRUCTOR_HTTP, "agent": names.PORT_AGENT_HTTP,
+    }  # fmt: skip
+
+
+def test_fields_that_the_readme_calls_without_effect_are_fields_of_the_api() -> None:
+    (sentence,) = re.findall(
+        r"accepted and have no effect yet: (.*?)\. What", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    reference = (ROOT / "docs" / "reference" / "api.md").read_text()
+    fields = [word.split(":")[0].split(".")[-1] for word in re.findall(r"`([^`]+)`", sentence)]
+    assert fields
+    assert [f for f in fields if f not in reference] == []

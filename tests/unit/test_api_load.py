@@ -108,3 +108,22 @@ def test_an_unreadable_file_is_a_fault_and_the_others_are_read(tmp_path: Path) -
     assert [fault.message.split(":")[-1].strip() for fault in faults] == [
         "No such file or directory", "it is not UTF-8 text", "the file is too large",
     ]  # fmt: skip
+
+
+def test_aliases_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
+    levels = "\n".join(f"l{n}: &l{n} [{', '.join(9 * [f'*l{n - 1}'])}]" for n in range(1, 9))
+    fault = refused(tmp_path, f"{SOURCE}l0: &l0 [x]\n{levels}\n")
+    assert "too large with its aliases written out" in fault.message
+
+
+def test_a_circle_of_aliases_is_refused(tmp_path: Path) -> None:
+    assert "too large" in refused(tmp_path, f"{SOURCE}x: &x [*x]\n").message
+
+
+def test_nesting_without_end_is_refused(tmp_path: Path) -> None:
+    assert "malformed YAML" in refused(tmp_path, 5000 * "[").message
+
+
+def test_an_alias_for_what_several_objects_share_is_welcome(tmp_path: Path) -> None:
+    (document,), faults = load(tmp_path, f"{SOURCE}x: &x [1]\ny: *x\n")
+    assert (document.manifest["y"], faults) == ([1], [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -140,12 +141,17 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 
 def field_names(model: type[Model], location: Sequence[str | int]) -> list[str]:
     """The fields allowed at a place within a model, by their names in YAML."""
-    schema: Any = model.model_json_schema()
+    schema: Any = _schema(model)
     definitions = schema.get("$defs", {})
     for step in location:
         schema = _open(schema, definitions)
         schema = schema["items"] if isinstance(step, int) else schema["properties"][step]
     return sorted(_open(schema, definitions).get("properties", {}))
+
+
+@lru_cache(maxsize=64)
+def _schema(model: type[Model]) -> Any:
+    return model.model_json_schema()
 
 
 def _open(schema: Any, definitions: Any) -> Any:

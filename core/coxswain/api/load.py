@@ -16,6 +16,7 @@ from coxswain.names import API_VERSION
 
 Manifest = dict[str, Any]
 MAX_BYTES = 3_000_000  # what etcd takes, twice
+MAX_NODES = 100_000  # of a document with its aliases written out
 # What a local run needs besides our kinds: the Secrets of endpoints.
 _FOREIGN = {("v1", "Secret")}
 
@@ -99,21 +100,44 @@ def _parse(path: Path, text: str) -> Iterator[Document | Fault]:
             number += 1
             if value is not None:
                 yield _document(path, number, value)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
         yield Fault(
             "", f"malformed YAML{where}: {problem}", way_out="correct the YAML", file=str(path), document=number + 1
         )
 
 
 def _document(path: Path, number: int, value: Any) -> Document | Fault:
-    fault = _unknown(value)
+    fault = _oversized(value) or _unknown(value)
     if fault is not None:
         field, message, found, allowed = fault
         return Fault(field, message, found, allowed, "use one of the allowed values", str(path), number)
     return Document(str(path), number, _absolute(value, path.resolve().parent))
+
+
+def _oversized(value: Any) -> tuple[str, str, str, str] | None:
+    """Why the value cannot be written out: a few aliases of aliases make billions of nodes, or a circle."""
+    if _nodes(value, {}) <= MAX_NODES:
+        return None
+    return (
+        "",
+        "the document is too large with its aliases written out",
+        "",
+        f"at most {MAX_NODES} values, and no circles",
+    )
+
+
+def _nodes(value: Any, known: dict[int, int]) -> int:
+    """How many values a tree has, each shared part counted wherever it stands."""
+    if not isinstance(value, (dict, list)):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = MAX_NODES + 1  # stands until it is known better: a circle never is
+        members = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_nodes(member, known) for member in members)
+    return known[id(value)]
 
 
 def _unknown(value: Any) -> tuple[str, str, str, str] | None:

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coxswain.config import PhaseConfig
+from coxswain.wire import TaskTiming
 from coxswain_cli.reporting import bars, charts, figures, mix, picture
 from coxswain_cli.reporting.charts import Chart, Series
 from coxswain_cli.reporting.choose import chosen_steps
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
-from coxswain_cli.reporting.record import Operation, PlannedTask, RankTiming, Step, StepTiming
+from coxswain_cli.reporting.record import PlannedTask, RankTiming, Step, StepTiming
 from tests.unit import report_samples as samples
 
 numbers = st.floats(-1e9, 1e9, allow_nan=False)
@@ -109,7 +110,7 @@ def timing() -> StepTiming:
         PlannedTask(1, "pack", (2,), 0.0, 0.5, (1, 2), 900),
         PlannedTask(2, "ring", (1, 2), 1.0, 2.0, (7,), 4096),
     )
-    operations = (Operation(0, "F", 0.25, 0.5, 0.125), Operation(0, "B", 0.5, 1.0))
+    operations = (TaskTiming(0, "F", 0.25, 0.5, 0.125), TaskTiming(0, "B", 0.5, 1.0))
     return StepTiming(3, planned, (RankTiming(0, operations, data_wait=0.25, reduce=0.5), RankTiming(1), RankTiming(2)))
 
 
@@ -130,7 +131,7 @@ def test_a_measured_row_shows_data_wait_passes_ring_waits_and_reduction() -> Non
 
 
 def test_planned_and_measured_share_a_time_axis_unless_one_would_vanish() -> None:
-    slow = StepTiming(3, timing().planned, (RankTiming(0, (Operation(0, "F", 0.0, 40.0),)),))
+    slow = StepTiming(3, timing().planned, (RankTiming(0, (TaskTiming(0, "F", 0.0, 40.0),)),))
     assert "time axis of its own" not in picture.draw(timing())
     assert "time axis of its own" in picture.draw(slow)
 

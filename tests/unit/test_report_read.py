@@ -12,7 +12,6 @@ from coxswain.errors import Refused
 from coxswain.layout import Device, Seat
 from coxswain.wire import StepLine, TaskTiming
 from coxswain_cli.reporting.read import read_run
-from coxswain_cli.reporting.record import Operation
 from tests.unit import report_samples as samples
 
 
@@ -59,7 +58,7 @@ def test_a_workers_timings_arrive_as_operations(tmp_path: Path) -> None:
     line = {"step": 7, "planned": [], "ranks": [rank], "worldGeneration": 1}
     samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(7)])
     (tmp_path / "timings.jsonl").write_bytes(msgspec.json.encode(line) + b"\n")
-    assert read_run(tmp_path).chosen[0][0].ranks[0].timings == (Operation(4, "B", 0.5, 0.75, 0.125),)
+    assert read_run(tmp_path).chosen[0][0].ranks[0].timings == (timing,)
 
 
 def test_of_a_redone_step_the_last_timings_are_pictured(tmp_path: Path) -> None:

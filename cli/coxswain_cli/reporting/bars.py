@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from coxswain.wire import TaskTiming
 from coxswain_cli.reporting.figures import seconds
-from coxswain_cli.reporting.record import Operation, PlannedTask, RankTiming, StepTiming
+from coxswain_cli.reporting.record import PlannedTask, RankTiming, StepTiming
 
 COLOURS = 6
 
@@ -64,7 +65,7 @@ def _measured(timing: StepTiming, rank: RankTiming) -> Iterator[Bar]:
         yield Bar(last, last + rank.reduce, "reduce", "", words)
 
 
-def _operation(timing: StepTiming, rank: int, o: Operation) -> Iterator[Bar]:
+def _operation(timing: StepTiming, rank: int, o: TaskTiming) -> Iterator[Bar]:
     """The operation, and its waits hatched at its front: they are known by length, not by place."""
     forward = o.kind == "F"
     shade = look(timing, o.task) + (" light" if forward else "")

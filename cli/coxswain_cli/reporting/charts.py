@@ -41,13 +41,13 @@ def draw(chart: Chart) -> Markup:
     """A figure: title, readout, curves, axes with units."""
     known = [v for s in chart.series for v in s.values if v is not None]
     if not known:
-        return tag("figure", caption(chart), tag("p", "no values", class_="empty"), class_="chart")
+        return tag("figure", _caption(chart), tag("p", "no values", class_="empty"), class_="chart")
     low, high = min(known), max(known)
     scale = ticks(min(0.0, low) if chart.from_zero else low, high)
-    return tag("figure", caption(chart), _plot(chart, scale), class_="chart")
+    return tag("figure", _caption(chart), _plot(chart, scale), class_="chart")
 
 
-def caption(chart: Chart) -> Markup:
+def _caption(chart: Chart) -> Markup:
     unit = tag("span", f"{chart.unit}, by step", class_="unit")
     return tag("figcaption", tag("b", chart.title), unit, tag("output"), tag("small", chart.note))
 

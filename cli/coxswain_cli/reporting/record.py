@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from coxswain.config import JobConfig
+from coxswain.wire import TaskTiming
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -52,21 +53,11 @@ class PlannedTask(msgspec.Struct, frozen=True):
     tokens: int = 0
 
 
-class Operation(msgspec.Struct, frozen=True, array_like=True):
-    """A measured forward ("F") or backward ("B") of a task on one rank; `waited` of it went to ring peers."""
-
-    task: int
-    kind: str
-    start: float
-    stop: float
-    waited: float = 0.0
-
-
 class RankTiming(msgspec.Struct, frozen=True):
     """What one rank did in a step, in seconds since its own begin of the step."""
 
     rank: int
-    timings: tuple[Operation, ...] = ()
+    timings: tuple[TaskTiming, ...] = ()
     data_wait: float = 0.0
     reduce: float = 0.0
 

@@ -9,6 +9,7 @@ from coxswain.names import LABEL_JOB_UID, LABEL_ROLE, PORT_COORDINATOR
 from coxswain.wire import JobReport, StopRequest
 from coxswain_link.http import AsyncClient
 from coxswain_operator.cluster import Cluster, Manifest
+from coxswain_operator.observe import conditions_of
 
 DEADLINE_SECONDS = 2.0  # for one call: the next pass asks again
 
@@ -62,12 +63,13 @@ class HttpJobControl:
         return client
 
     async def _address(self, job: Manifest) -> str:
-        """Of the coordinator that runs; empty if none does."""
+        """Of the coordinator that is ready; empty if none is. One that only starts would hold up the pass."""
         meta = job["metadata"]
         labels = {LABEL_JOB_UID: meta["uid"], LABEL_ROLE: "coordinator"}
         pods = await self._cluster.list("Pod", meta["namespace"], labels)
-        running = [p["status"] for p in pods if (p.get("status") or {}).get("phase") == "Running"]
-        return str(running[-1].get("podIP", "")) if running else ""
+        statuses = [p.get("status") or {} for p in pods]
+        ready = [s for s in statuses if s.get("phase") == "Running" and ("Ready", "True") in conditions_of(s)]
+        return str(ready[-1].get("podIP", "")) if ready else ""
 
     async def _token(self, job: Manifest) -> str:
         meta = job["metadata"]

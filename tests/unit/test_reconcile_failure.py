@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from coxswain.wire import Fault
-from coxswain_operator.reconcile.failure import Loss, Verdict, count, judge
+from coxswain_operator.reconcile.failure import Verdict, count, judge
+from coxswain_operator.reconcile.losses import Loss
 from coxswain_operator.reconcile.spec import Rule
 from coxswain_operator.reconcile.values import PodView
 from tests.unit.reconcile_world import World, report, report_text
@@ -76,6 +77,7 @@ def test_the_first_rule_that_matches_wins() -> None:
         (loss(1), "RestartTrainer"),
         (loss(2), "Fail"),
         (loss(143, disrupted=True), "RestartTrainerIgnoringLimit"),
+        (loss(2, disrupted=True), "RestartTrainerIgnoringLimit"),
         (Loss("loader-0", "Vanished", "gone", disrupted=True), "RestartTrainerIgnoringLimit"),
     ],
 )
@@ -186,3 +188,11 @@ async def test_a_coordinator_that_leaves_with_0_but_no_last_checkpoint_is_replac
     await passes(world)
     assert world.state == "Restarting"
     assert world.pod("coordinator")["metadata"]["name"] == "demo-coordinator-1"
+
+
+async def test_a_pod_that_failed_without_an_exit_code_is_replaced() -> None:
+    world = await running()
+    world.pod("trainer-1")["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
+    await passes(world)
+    assert world.created[4:] == ["demo-trainer-1-1"]
+    assert "UnexpectedAdmissionError" in world.happenings[-1].message

@@ -32,7 +32,7 @@ class Coordinator:
 
 @asynccontextmanager
 async def talking(
-    token: str = "right", phase: str = "Running"
+    token: str = "right", ready: str = "True"
 ) -> AsyncIterator[tuple[HttpJobControl, Coordinator, Manifest]]:
     """A coordinator that listens, and a control that knows it from the cluster's objects."""
     coordinator, service = Coordinator(), Service("right", lambda: 0, build("coordinator"))
@@ -43,7 +43,9 @@ async def talking(
     labels = {LABEL_JOB_UID: world.job["metadata"]["uid"]}
     for kind, name, more in (("Pod", "c", {LABEL_ROLE: "coordinator"}), ("Secret", "t", {})):
         world.put({"kind": kind, "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels | more}})
-    world.objects["Pod", "c"]["status"] = {"phase": phase, "podIP": "127.0.0.1"}
+    world.objects["Pod", "c"]["status"] = {
+        "phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": ready}],
+    }  # fmt: skip
     world.objects["Secret", "t"]["data"] = {"token": base64.b64encode(token.encode()).decode()}
     control = HttpJobControl(world, port)
     try:
@@ -72,6 +74,6 @@ async def test_a_wrong_token_is_no_answer() -> None:
         assert coordinator.stops == []
 
 
-async def test_a_coordinator_that_does_not_run_is_not_asked() -> None:
-    async with talking(phase="Failed") as (control, _, job):
+async def test_a_coordinator_that_is_not_ready_is_not_asked() -> None:
+    async with talking(ready="False") as (control, _, job):
         assert await control.report(job) is None

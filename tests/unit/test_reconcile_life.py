@@ -194,3 +194,18 @@ async def test_a_pod_that_the_cluster_refuses_ends_the_job_with_the_clusters_wor
     for _ in range(4):
         await controller.pass_once(NAMESPACE, "demo")
     assert world.condition("Succeeded")["message"] == "UnsupportedVolume: volume 'data' needs Kubernetes"
+
+
+async def test_one_missed_report_changes_nothing_that_people_see() -> None:
+    world = await running()
+    before, world.report_now = world.job["status"], None
+    await passes(world, 3)
+    assert world.job["status"] == before
+
+
+async def test_a_mix_that_is_deleted_while_the_job_runs_is_told_and_stops_nothing() -> None:
+    world = await running()
+    del world.objects["DataMix", "mix"]
+    await passes(world)
+    assert (world.state, world.condition("Validated")["status"]) == ("Running", "False")
+    assert (world.deleted, len(world.pods())) == ([], 4)

@@ -47,8 +47,9 @@ def decide(s: Situation) -> Step:
         return finish.ended(s, ending)
     if suspending:
         return suspend.suspended(s)
-    if s.config is None:
-        return Step("Queued", s.status, s.faults[0].reason, s.faults[0].message)
+    if s.config is None:  # what runs goes on; nothing is created or replaced
+        state = s.state_of_gang if s.pods else "Queued"
+        return Step(state, s.status, s.faults[0].reason, s.faults[0].message)
     return gang.kept(s, s.config)
 
 

@@ -1,4 +1,4 @@
-"""Failure rules: which pods are lost, what the job's policy says about each, and what follows for the counters."""
+"""Failure rules: what the job's policy says about each loss, and what follows for the counters."""
 
 from __future__ import annotations
 
@@ -8,32 +8,13 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from coxswain.exits import Exit
-from coxswain.wire import Fault
 from coxswain_operator.cluster import Happening
-from coxswain_operator.reconcile import attempts, finish, incarnations
-from coxswain_operator.reconcile.situation import COORDINATOR, Situation, parse_fault
+from coxswain_operator.reconcile import attempts, incarnations
+from coxswain_operator.reconcile.losses import Loss, loss_of
+from coxswain_operator.reconcile.situation import Situation
 from coxswain_operator.reconcile.spec import Rule, RuleAction
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.reconcile.step import Ending
-from coxswain_operator.reconcile.values import PodView
-
-LEAVING = (Exit.DONE, Exit.STOPPED)  # how loaders and trainers leave when the coordinator tells them the end
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A member without a working pod. `reason` is the container's, the pod's, or ours (Vanished, Deleted, StartTimeout ...)."""
-
-    member: str
-    reason: str
-    message: str
-    disrupted: bool = False  # by the cluster or a person, not by itself
-    exit_code: int | None = None
-    pod: PodView | None = None
-
-    @property
-    def fault(self) -> Fault | None:
-        return parse_fault(self.pod.message) if self.pod else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,78 +38,11 @@ def verdicts(s: Situation) -> tuple[Verdict, ...]:
     return tuple(judge(loss, s.spec.failure_policy.rules) for loss in found if loss)
 
 
-def loss_of(s: Situation, member: str) -> Loss | None:
-    """None: works, is about to be created, or has left as it should."""
-    entry, pod = s.entries.get(member), s.pods.get(member)
-    if entry is None or (pod is None and not entry.uid):
-        return None
-    if pod is None:
-        return Loss(member, "Vanished", f"{member}: its pod is gone without a trace", disrupted=True)
-    if pod.live:
-        return _loss_of_living(s, pod)
-    return _loss_of_ended(s, pod)
-
-
-def _loss_of_living(s: Situation, pod: PodView) -> Loss | None:
-    if pod.deleting:
-        return Loss(pod.member, "Deleted", f"{pod.member}: its pod is being deleted", disrupted=True, pod=pod)
-    if pod.phase == "Pending" and s.now >= pod.created + s.spec.start_timeout_seconds:
-        text = f"{pod.member}: not started within startTimeoutSeconds ({s.spec.start_timeout_seconds})"
-        return Loss(pod.member, "StartTimeout", text, pod=pod)
-    return None
-
-
-def _loss_of_ended(s: Situation, pod: PodView) -> Loss | None:
-    if pod.role == COORDINATOR and pod.exit_code in LEAVING:
-        return _loss_of_coordinator(s, pod)
-    if pod.role != COORDINATOR and (pod.exit_code in LEAVING or pod.exit_code == _announced(s)):
-        return _left(s, pod)
-    disrupted = ("DisruptionTarget", "True") in pod.conditions
-    text = f"{pod.member}: {_how(pod)}"
-    return Loss(pod.member, pod.reason or "Error", text, disrupted=disrupted, exit_code=pod.exit_code, pod=pod)
-
-
-def _loss_of_coordinator(s: Situation, pod: PodView) -> Loss | None:
-    """It saved and left, but the job is to go on: it is neither over nor suspended."""
-    if pod.exit_code == Exit.STOPPED:
-        return Loss(pod.member, "StoppedUnasked", "the coordinator saved and left unasked by the job's spec", pod=pod)
-    why = finish.unfinished(s)
-    return Loss(pod.member, *why, pod=pod) if why else None
-
-
-def _announced(s: Situation) -> int | None:
-    """The exit code with which the coordinator leaves, or is about to, and tells everybody else to."""
-    if s.coordinator is not None and not s.coordinator.live:
-        return s.coordinator.exit_code
-    if s.report is None or s.report.phase != "Failed" or s.report.fault is None:
-        return None
-    return Exit.RETRYABLE if s.report.fault.retryable else Exit.USER_FAULT
-
-
-def _left(s: Situation, pod: PodView) -> Loss | None:
-    """Told the end by its coordinator. If that was a failure, or the coordinator has been replaced since, it is needed again."""
-    coordinator = s.coordinator
-    if coordinator is None:
-        return None
-    replaced = coordinator.live and 0 < pod.finished <= coordinator.created
-    failed = not coordinator.live and coordinator.exit_code not in LEAVING
-    if not (replaced or failed):
-        return None
-    return Loss(pod.member, "LeftEarly", f"{pod.member}: had left with its coordinator", disrupted=True, pod=pod)
-
-
-def _how(pod: PodView) -> str:
-    fault = parse_fault(pod.message)
-    said = f"{fault.reason}: {fault.message}" if fault else pod.reason
-    code = f"exit code {pod.exit_code}" if pod.exit_code is not None else "no exit code"
-    return f"{code} ({said})" if said else code
-
-
 # Behind the job's own rules. The first that matches decides.
 BUILT_IN: tuple[tuple[str, Callable[[Loss], bool], RuleAction], ...] = (
     ("StopMoved", lambda loss: loss.reason in ("StoppedUnasked", "StopRaised"), "RestartJobIgnoringLimit"),
-    ("UserFault", lambda loss: loss.exit_code == Exit.USER_FAULT, "Fail"),
     ("Disruption", lambda loss: loss.disrupted, "RestartTrainerIgnoringLimit"),
+    ("UserFault", lambda loss: loss.exit_code == Exit.USER_FAULT, "Fail"),
 )
 
 

@@ -24,7 +24,7 @@ def kept(s: Situation, config: JobConfig) -> Step:
     status = _begun(s, incarnations.first(status, s.members, s.now), config)
     deletes = (*_stale_pods(s, status), *_stale_children(s, config))
     return Step(
-        state=_state(s),
+        state=s.state_of_gang,
         status=status,
         message=s.report.waiting_for if s.report else "",
         deletes=deletes,
@@ -41,13 +41,6 @@ def _begun(s: Situation, status: JobStatus, config: JobConfig) -> JobStatus:
     if status.attempt != s.status.attempt:
         return status
     return replace(status, trainers=replace(status.trainers, desired=config.trainers))
-
-
-def _state(s: Situation) -> str:
-    phase = s.report.phase if s.report and s.coordinator else "Waiting"
-    if phase in ("Indexing", "Running"):
-        return phase
-    return "Restarting" if s.status.progress is not None else "Starting"
 
 
 def _stale_pods(s: Situation, status: JobStatus) -> Iterator[Delete]:

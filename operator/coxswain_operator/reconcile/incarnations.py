@@ -26,7 +26,7 @@ def seen(status: JobStatus, pods: dict[str, PodView]) -> JobStatus:
 def first(status: JobStatus, members: tuple[str, ...], now: float) -> JobStatus:
     """Gives every new member its number 0."""
     known = {e.name for e in status.incarnations}
-    new = tuple(Incarnation(name=m, since=stamp(now)) for m in members if m not in known)
+    new = tuple(Incarnation(name=m, number=0, since=stamp(now)) for m in members if m not in known)
     return replace(status, incarnations=status.incarnations + new)
 
 

@@ -41,9 +41,9 @@ class Situation:
 
     @cached_property
     def members(self) -> tuple[str, ...]:
-        """Names of all that belong to the gang now, the coordinator first."""
+        """Names of all that belong to the gang now, the coordinator first; of all that ever did while the job is not valid."""
         if self.config is None:
-            return ()
+            return tuple(self.entries)
         loaders = (member_name("loader", i) for i in range(self.config.loaders))
         trainers = (member_name("trainer", i) for i in range(self.config.trainers))
         return (COORDINATOR, *loaders, *trainers)
@@ -61,6 +61,16 @@ class Situation:
     @property
     def coordinator(self) -> PodView | None:
         return self.pods.get(COORDINATOR)
+
+    @property
+    def state_of_gang(self) -> str:
+        """What people see of a job that is neither over nor suspended."""
+        pod = self.coordinator
+        if pod is not None and self.report is not None and self.report.phase in ("Indexing", "Running"):
+            return self.report.phase
+        if self.report is None and pod is not None and pod.live and pod.ready and self.status.state:
+            return self.status.state  # it did not answer this once: no news
+        return "Restarting" if self.status.progress is not None else "Starting"
 
     @cached_property
     def report(self) -> JobReport | None:

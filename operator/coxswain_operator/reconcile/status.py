@@ -21,11 +21,11 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     observed_generation: int = 0
 
 
-class Incarnation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Incarnation(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """Which pod of a member is the current one. Stored before the pod is created; `uid` once it has been seen."""
 
     name: str  # the member
-    number: int = 0
+    number: int
     uid: str = ""
     since: str = ""  # when this number was stored
     delay_seconds: int = 0  # the pod is created not before since + delay

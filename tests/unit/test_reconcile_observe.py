@@ -1,0 +1,54 @@
+"""What is read from a pod as a kubelet leaves it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coxswain_operator.cluster import Manifest
+from coxswain_operator.observe import pod_view
+
+
+def trainer(**status: Any) -> Manifest:
+    labels = {"coxswain.dev/role": "trainer", "coxswain.dev/index": "2", "coxswain.dev/incarnation": "3"}
+    head = {"name": "demo-trainer-2-3", "uid": "u", "creationTimestamp": "1970-01-01T00:01:00Z", "labels": labels}
+    return {"metadata": head, "spec": {"nodeName": "gpu-7"}, "status": status}
+
+
+def ended(name: str, code: int, **more: Any) -> dict[str, Any]:
+    return {"name": name, "state": {"terminated": {"exitCode": code, **more}}}
+
+
+def test_a_pod_says_who_it_is() -> None:
+    view = pod_view(trainer(phase="Running", conditions=[{"type": "Ready", "status": "True"}]))
+    assert (view.member, view.incarnation, view.node, view.created) == ("trainer-2", 3, "gpu-7", 60.0)
+    assert view.ready and view.live and view.exit_code is None
+
+
+def test_a_pod_without_a_status_is_pending() -> None:
+    view = pod_view(trainer())
+    assert (view.phase, view.ready, view.live) == ("Pending", False, True)
+
+
+def test_the_trainers_exit_decides_and_not_its_sidecars() -> None:
+    statuses = [ended("trainer", 3, finishedAt="1970-01-01T00:02:00Z", message="saved")]
+    view = pod_view(
+        trainer(phase="Failed", containerStatuses=statuses, initContainerStatuses=[ended("constructor", 137)])
+    )
+    assert (view.exit_code, view.message, view.finished) == (3, "saved", 120.0)
+
+
+def test_an_evicted_pod_has_a_reason_and_no_exit_code() -> None:
+    view = pod_view(trainer(phase="Failed", reason="Evicted", containerStatuses=None))
+    assert (view.reason, view.exit_code, view.live) == ("Evicted", None, False)
+
+
+def test_a_killed_container_tells_its_own_reason_first() -> None:
+    view = pod_view(
+        trainer(phase="Failed", reason="Failed", containerStatuses=[ended("trainer", 137, reason="OOMKilled")])
+    )
+    assert view.reason == "OOMKilled"
+
+
+def test_conditions_of_the_node_come_with_the_pod() -> None:
+    view = pod_view(trainer(), {"gpu-7": frozenset({("MemoryPressure", "True")}), "gpu-8": frozenset()})
+    assert view.node_conditions == {("MemoryPressure", "True")}

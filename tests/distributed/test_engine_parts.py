@@ -59,7 +59,7 @@ def test_the_rate_warms_up_then_falls_to_its_minimum_and_stays() -> None:
     config = OptimizerConfig(learning_rate=1.0, warmup_steps=4, minimum_ratio=0.1)
     rates = [learning_rate(config, step, 24) for step in range(40)]
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert all(a > b for a, b in itertools.pairwise(rates))
+    assert all(a > b for a, b in itertools.pairwise(rates[4:25]))
     assert rates[14] == pytest.approx(0.55)
     assert rates[24:] == pytest.approx([0.1] * 16)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coxswain.config import PhaseConfig
 from coxswain.errors import Refused
-from coxswain.membership.stream import initial_cursor
+from coxswain.membership.stream import initial_cursor, neediest
 from tests.unit.membership_fakes import random_view, steps, stream, view
 
 SEEDS = st.integers(0, 10_000)
@@ -150,6 +150,12 @@ def test_a_cursor_is_small():
     cursor = steps(s, 40)[-1].cursor
     assert len(msgspec.json.encode(cursor)) < 400
     assert initial_cursor(s.mix).offset == 0
+
+
+def test_a_tie_goes_to_the_first_source_by_name():
+    assert neediest([1, 1, 1], [0, 0, 0]) == 0
+    assert neediest([2, 1], [10, 5]) == 0
+    assert neediest([2, 1], [11, 5]) == 1
 
 
 GOLDEN = [

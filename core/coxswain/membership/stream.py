@@ -81,20 +81,25 @@ class _Draws:
 
     def __init__(self, stream: Stream, cursor: Cursor) -> None:
         self._stream, self._phase = stream, cursor.phase
-        self._weights = _weights(stream.mix, cursor.phase)
         self._configs: dict[str, SourceConfig] = {s.name: s for s in stream.mix.sources}
         self._cursors = {c.name: c for c in cursor.sources}
+        weights = _weights(stream.mix, cursor.phase)
+        self._active = [
+            c.name for c in sorted(cursor.sources, key=lambda c: c.name) if not c.exhausted and weights[c.name]
+        ]
+        self._weights = [weights[name] for name in self._active]
+        self._tokens = [self._cursors[name].tokens for name in self._active]
         self.offset = cursor.offset
 
     @property
     def ended(self) -> bool:
-        return not self._active()
+        return not self._active
 
     def next(self) -> Sequence | None:
         """The next sequence of the mixed stream; None once every source has left."""
-        while active := self._active():
-            name = _neediest(active, self._weights)
-            sequence = self._draw(name)
+        while self._active:
+            place = neediest(self._weights, self._tokens)
+            sequence = self._draw(place)
             if sequence is not None:
                 self.offset += sequence.tokens
                 return sequence
@@ -103,30 +108,33 @@ class _Draws:
     def cursor(self, step: int) -> Cursor:
         return Cursor(step, self.offset, self._phase, tuple(self._cursors[s.name] for s in self._stream.mix.sources))
 
-    def _active(self) -> list[SourceCursor]:
-        return [c for c in self._cursors.values() if not c.exhausted and self._weights[c.name]]
-
-    def _draw(self, name: str) -> Sequence | None:
-        stream, config = self._stream, self._configs[name]
-        sequence, self._cursors[name] = draw(
+    def _draw(self, place: int) -> Sequence | None:
+        """Draws from the `place`-th active source; one that is exhausted then leaves."""
+        stream, name = self._stream, self._active[place]
+        sequence, after = draw(
             self._cursors[name],
             stream.views[name].samples,
-            config.max_passes,
+            self._configs[name].max_passes,
             lambda turn, n: stream.order(name, turn).at(n),
             stream.batch.max_sequence_tokens,
             stream.mix.long_sequences,
         )
+        self._cursors[name], self._tokens[place] = after, after.tokens
+        if after.exhausted:
+            for column in (self._active, self._weights, self._tokens):
+                del column[place]
         return sequence
 
 
-def _neediest(active: list[SourceCursor], weights: Mapping[str, int]) -> str:
-    """The source with the largest token deficit against its weight, in integers: weight x all tokens - tokens x all weights.
+def neediest(weights: list[int], tokens: list[int]) -> int:
+    """Which source has the largest token deficit: weight x all tokens - own tokens x all weights, in integers.
 
-    Only sources that are still in the mix count, so one that has left does not distort the others' shares. Ties by name.
+    Only sources that are still in the mix are listed, so one that has left does not distort the others' shares. Ties go to
+    the first, which is the first by name.
     """
-    tokens = sum(c.tokens for c in active)
-    weight = sum(weights[c.name] for c in active)
-    return min(active, key=lambda c: (c.tokens * weight - weights[c.name] * tokens, c.name)).name
+    all_weights, all_tokens = sum(weights), sum(tokens)
+    surplus = [t * all_weights - w * all_tokens for w, t in zip(weights, tokens, strict=True)]
+    return surplus.index(min(surplus))
 
 
 def _weights(mix: MixConfig, phase: int) -> dict[str, int]:

@@ -7,6 +7,7 @@ seconds, limit the search, so the same input gives the same plan.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -44,22 +45,29 @@ def makespan(problem: Problem) -> list[Draft]:
 
 def _search(problem: Problem, long: Ints, short: Ints) -> Trial:
     """The best trial. A target above what has been reached already cannot help, so most steps need just one."""
-    bound = problem.lower_bound()
-    best = _trial(problem, long, short, bound, bound, np.inf)
-    assert best is not None  # the first one never gives up
-    for target in TARGETS:
-        for shelves in SHELVES:
-            if best.makespan <= target * bound * CLOSE or not long.size:
-                return best
-            better = _trial(problem, long, short, target * bound, target * bound / shelves, best.makespan)
-            best = better or best
+    bound, tried = problem.lower_bound(), set[tuple[float, bytes]]()
+    best: Trial | None = None
+    for target, shelves in product(TARGETS if long.size else TARGETS[:1], SHELVES):
+        if best and best.makespan <= target * bound * CLOSE:
+            break
+        degrees = _degrees(problem, long, target * bound / shelves)
+        if (target, degrees.tobytes()) not in tried:
+            tried.add((target, degrees.tobytes()))
+            best = _trial(problem, long, short, degrees, target * bound, best) or best
+    assert best is not None  # the first trial never gives up
     return best
 
 
-def _trial(problem: Problem, long: Ints, short: Ints, target: float, duration: float, give_up: float) -> Trial | None:
-    """Rings no longer than `duration` where they can, all to end by `target`; then the packs. None if not before `give_up`."""
-    usual = float(np.median(problem.speeds))
-    degrees = least_degrees(problem, problem.lengths[long], duration * usual)
+def _degrees(problem: Problem, long: Ints, seconds: float) -> Ints:
+    """The least degrees for rings no longer than this on replicas of the usual speed."""
+    return least_degrees(problem, problem.lengths[long], seconds * float(np.median(problem.speeds)))
+
+
+def _trial(
+    problem: Problem, long: Ints, short: Ints, degrees: Ints, target: float, rival: Trial | None
+) -> Trial | None:
+    """Rings of these degrees or more, all to end by `target`; then the packs. None if not done before the rival."""
+    give_up = rival.makespan if rival else np.inf
     gang = place_rings(problem, long, degrees, target, give_up)
     if gang is None:
         return None

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import importlib
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
 app = typer.Typer(
-    help="Coxswain: one operator for a whole language-model training run.", no_args_is_help=True, add_completion=False
+    help="Coxswain: one operator for a whole language-model training run.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: rich would double the time to the first word
 )
-plan = typer.Typer(help="Plan one step, and judge the plan.", no_args_is_help=True)
+plan = typer.Typer(help="Plan one step, and judge the plan.", no_args_is_help=True, rich_markup_mode=None)
 
 COMMANDS = {
-    "run": ("coxswain_cli.run:run_command", "Run the TrainingJob in FILE... on this machine; again: resume it."),
+    "run": ("coxswain_cli.run:run_command", "Run the TrainingJob of the given files on this machine, or resume it."),
     "status": ("coxswain_cli.status:status_command", "What a job does, and why it waits."),
-    "validate": ("coxswain_cli.validate:validate_command", "Check FILE... offline; every fault at once."),
+    "validate": ("coxswain_cli.validate:validate_command", "Check the given files offline, and tell every fault at once."),
     "report": ("coxswain_cli.report:report_command", "One self-contained HTML page about a run."),
     "crds": ("coxswain_cli.crds:crds_command", "Print the CustomResourceDefinitions."),
 }
@@ -30,7 +32,7 @@ def _add(group: typer.Typer, name: str, target: str, text: str) -> None:
     @group.command(name, help=text, add_help_option=False, context_settings=settings)
     def forward(context: typer.Context) -> None:
         module, function = target.split(":")
-        inner = typer.Typer(add_completion=False)
+        inner = typer.Typer(add_completion=False, rich_markup_mode=None)
         inner.command(help=text)(getattr(importlib.import_module(module), function))
         typer.main.get_command(inner)(args=context.args, prog_name=context.command_path)
 
@@ -43,6 +45,8 @@ def version_option(version: Annotated[bool, typer.Option("--version", help="Prin
 
 
 def _installed_version() -> str:
+    from importlib import metadata
+
     try:
         return metadata.version("coxswain")
     except metadata.PackageNotFoundError:

@@ -40,7 +40,7 @@ def run_command(
     workdir: Annotated[Path | None, typer.Option(help="Where the run keeps its state [runs/JOB].")] = None,
     until_step: Annotated[int | None, typer.Option(min=1, help="Save and stop before this step.")] = None,
 ) -> None:
-    """Run the TrainingJob in FILE... on this machine; again: resume it.
+    """Run the TrainingJob of the given files on this machine, or resume it.
 
     Exit code 0: Succeeded, or stopped as asked. 1: Failed. 2: refused. Ctrl-C saves and stops; twice stops at once.
     """
@@ -142,13 +142,14 @@ class Run:
         if interrupts and not job["spec"].get("suspend"):
             self._display.say("stopping: a checkpoint first; Ctrl-C again stops at once")
             await self._ask({**job, "spec": {**job["spec"], "suspend": True}})
-        elif (
-            self._until_step is not None
-            and not self._stop_asked
-            and condition(job, "Suspended").get("status") == "False"
-        ):
-            note = {names.ANNOTATION_STOP_AT: str(self._until_step)}
-            await self._ask({**job, "metadata": {**job["metadata"], "annotations": note}})
+        elif self._until_step is not None and self._may_stop_at_step(job):
+            notes = job["metadata"].get("annotations") or {}
+            annotations = {**notes, names.ANNOTATION_STOP_AT: str(self._until_step)}
+            await self._ask({**job, "metadata": {**job["metadata"], "annotations": annotations}})
+
+    def _may_stop_at_step(self, job: Manifest) -> bool:
+        """Not before reconcile has resumed a job that an earlier stop had suspended: that stop would still bind."""
+        return not self._stop_asked and condition(job, "Suspended").get("status") == "False"
 
     def _hear(self, _: Manifest, report: JobReport | None) -> None:
         self._report = report or self._report

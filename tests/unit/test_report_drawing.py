@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coxswain.config import PhaseConfig
@@ -24,6 +24,8 @@ numbers = st.floats(-1e9, 1e9, allow_nan=False)
 
 
 @given(numbers, numbers)
+@example(0.0, 5e-324)
+@example(3.0, 3.0)
 def test_axis_ticks_cover_all_values_and_stay_few(a: float, b: float) -> None:
     low, high = sorted((a, b))
     ticks = figures.ticks(low, high)

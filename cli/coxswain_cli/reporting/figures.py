@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+TINY = 1e-9  # relative: smaller differences than this are noise, and one value needs an axis too
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def ticks(low: float, high: float, about: int = 5) -> tuple[float, ...]:
     """Round values that cover [low, high]: the first is at or below low, the last at or above high."""
-    if high <= low:
-        high = low + (abs(low) or 1.0)
+    if high - low <= TINY * max(abs(low), abs(high), TINY):
+        high = low + (abs(low) if abs(low) > TINY else 1.0)
     step = _round_step((high - low) / max(about - 1, 1))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return tuple(round(i * step, 12) for i in range(first, last + 1))

@@ -16,7 +16,7 @@ def ticks(low: float, high: float, about: int = 5) -> tuple[float, ...]:
         high = low + (abs(low) if abs(low) > TINY else 1.0)
     step = _round_step((high - low) / max(about - 1, 1))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return tuple(round(i * step, 12) for i in range(first, last + 1))
+    return tuple(float(f"{i * step:.12g}") for i in range(first, last + 1))
 
 
 def whole_ticks(low: int, high: int, about: int = 5) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ from coxswain_operator.settings import Settings
 log = logging.getLogger(__name__)
 
 WATCHED = ("TrainingJob", "Pod", "DataSource", "DataMix", "ParallelismPolicy")
-COALESCE_SECONDS = 0.05  # changes that come together are one pass
+COALESCE_SECONDS = 0.05
 RETRY_SECONDS = 1.0  # after a pass that failed half-way
 
 
@@ -66,16 +66,17 @@ class Controller:
         """
         async with _doorbell(self._cluster, namespace) as bell:
             while True:
-                observed = await self.look(namespace, name)
-                if observed is None:
-                    return None
-                if until_terminal and _over(observed):
-                    return observed.job
-                delay = await self._pass(observed)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(bell.wait(), delay)
-                await asyncio.sleep(min(delay, COALESCE_SECONDS))
-                bell.clear()
+                try:
+                    observed = await self.look(namespace, name)
+                    if observed is None:
+                        return None
+                    if until_terminal and _over(observed):
+                        return observed.job
+                    delay = await self._pass(observed)
+                except (Conflict, Retryable, OSError) as error:
+                    log.info("%s/%s: %s: %s; looking again", namespace, name, type(error).__name__, error)
+                    delay = RETRY_SECONDS
+                await _rest(bell, delay)
 
     async def pass_once(self, namespace: str, name: str) -> Decision | None:
         """One look, one decision, and its actions. Raises what the cluster raises; None: there is no such job."""
@@ -120,14 +121,9 @@ class Controller:
         return node_conditions(await self._cluster.list("Node", ""))
 
     async def _pass(self, observed: Observed) -> float:
-        """One pass that may fail; returns after how many seconds to look again at the latest."""
-        name = observed.job["metadata"]["name"]
-        try:
-            decision = reconcile(observed, self._clock(), self._settings)
-            smooth = await self._do_all(observed.job, decision)
-        except (Conflict, Retryable, OSError) as error:
-            log.info("%s: %s: %s; looking again", name, type(error).__name__, error)
-            return RETRY_SECONDS
+        """Decides and does; returns after how many seconds to look again at the latest."""
+        decision = reconcile(observed, self._clock(), self._settings)
+        smooth = await self._do_all(observed.job, decision)
         if decision.of(WriteStatus, Create, Delete):
             return 0.0 if smooth else RETRY_SECONDS
         wakes = [a.time - self._clock() for a in decision.actions if isinstance(a, WakeAt)]
@@ -168,6 +164,14 @@ class Controller:
 
 def _over(observed: Observed) -> bool:
     return read_status(observed.job).ended and not any(p.live for p in observed.pods)
+
+
+async def _rest(bell: asyncio.Event, delay: float) -> None:
+    """Until something changes, at most `delay` seconds; then a moment more, so that changes that come together are one pass."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(bell.wait(), delay)
+    await asyncio.sleep(min(delay, COALESCE_SECONDS))
+    bell.clear()
 
 
 @asynccontextmanager

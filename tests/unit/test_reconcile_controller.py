@@ -125,19 +125,23 @@ def test_a_storm_of_events_is_one_pass() -> None:
     in_virtual_time(scenario)
 
 
-def test_a_conflict_is_a_second_look_and_no_second_create() -> None:
+def test_whatever_the_api_server_refuses_once_is_done_by_a_second_look() -> None:
     async def scenario() -> None:
         world = World(data_source(), data_mix(), training_job())
-        refusals = [Conflict("moved on"), Retryable("503"), OSError("reset")]
+        refusals = {
+            "patch": [Conflict("moved on"), Retryable("503")],
+            "list": [OSError("reset")],
+            "create": [Retryable("500")],
+        }
 
         def refuse(verb: str, what: str) -> None:
-            if verb == "patch" and refusals:
-                raise refusals.pop()
+            if refusals.get(verb):
+                raise refusals[verb].pop()
 
         world.before_call = refuse
         run = asyncio.create_task(controller(world).run_job(NAMESPACE, "demo"))
         await until(lambda: len(world.pods()) == 4)
-        assert len(world.created) == 4 and not refusals
+        assert len(world.created) == 4 and not any(refusals.values())
         run.cancel()
 
     in_virtual_time(scenario)

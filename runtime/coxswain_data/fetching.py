@@ -20,7 +20,7 @@ from coxswain_link.metrics import Registry
 
 log = logging.getLogger(__name__)
 
-_CALL = 120.0  # seconds for one request of slices: a cold loader may have to read and tokenise a lot
+_CALL = 60.0  # seconds for one request of slices: a cold loader may have to read and tokenise a lot
 _POLL = 10.0
 _LOADERS_AT_ONCE = 4
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterable
 
 import msgspec
@@ -18,6 +19,7 @@ from coxswain_data.tokenizer import Tokenizer
 from coxswain_link.store import NotFound, Store
 
 _NAMED_PLACES = 3
+_TORN = (EOFError, KeyError, OSError, ValueError, zipfile.BadZipFile, zlib.error)  # what numpy raises
 
 
 def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: LoaderShare) -> Indexed:
@@ -46,7 +48,7 @@ def block_index(source: Source, tokenizer: Tokenizer, store: Store, entry: Block
     key = object_key(entry.key)
     try:
         return decode(store.get(key))
-    except (NotFound, ValueError, KeyError, OSError, zipfile.BadZipFile):
+    except (NotFound, *_TORN):
         index = build(source.read(entry), tokenizer)
     store.put(key, encode(index))
     return index

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from coxswain.errors import Refused
-from coxswain.index import BlockEntry, BlockIndex, decode, object_key
+from coxswain.index import BlockEntry, BlockIndex
 from coxswain_data.cache import LeastRecent
 from coxswain_data.formats.base import Block
+from coxswain_data.indexer import block_index
 from coxswain_data.library import Library
-from coxswain_link.store import NotFound, Store
+from coxswain_link.store import Store
 
 Tokens = NDArray[np.int32]
 
@@ -64,11 +64,10 @@ class Samples:
             ) from error
 
     def _index(self, source: str, entry: BlockEntry) -> BlockIndex:
-        try:
-            return decode(self._store.get(object_key(entry.key)))
-        except NotFound as error:
-            raise Refused(
-                "IndexGone",
-                f"source {source!r}: the index of {entry.path} ({object_key(entry.key)}) was removed from the "
-                "checkpoint location; start the run again, which builds it anew",
-            ) from error
+        """From the store; built again, from the same content, when somebody has removed it."""
+        index = block_index(self._library.source(source), self._library.tokenizer(source), self._store, entry)
+        if len(index.at) != entry.samples:
+            raise self._library.source(source).changed(
+                entry.path, f"block {entry.ordinal} has {len(index.at)} samples and was indexed with {entry.samples}"
+            )
+        return index

@@ -62,7 +62,7 @@ def open_tokenizer(config: TokenizerConfig, endpoint: EndpointConfig, secrets_di
         return BytesTokenizer()
     folder, _, name = config.uri.rpartition("/")
     try:
-        data = open_store(folder, endpoint, secrets_dir).get(name)
+        data = open_store(f"{folder}/", endpoint, secrets_dir).get(name)
     except NotFound as error:
         raise Refused("TokenizerUnusable", f"tokenizer.file.uri {config.uri!r} does not exist") from error
     return FileTokenizer(data, config.eos, config.uri)

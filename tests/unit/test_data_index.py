@@ -171,8 +171,28 @@ def test_content_that_changed_under_a_run_is_refused_by_name(corpus, store, harm
     assert caught.value.reason == "SourceChanged"
 
 
-def test_an_index_that_was_removed_is_refused_with_the_way_out(corpus, store):
+@pytest.mark.parametrize("left", [None, 0, 50, 400])
+def test_an_index_that_is_lost_or_torn_under_a_run_is_built_again(corpus, store, left):
     data = local(corpus, store)
-    store.delete(object_key(data.blocks("mine")[0].key))
-    with pytest.raises(Refused, match="start the run again"):
+    key = object_key(data.blocks("mine")[0].key)
+    whole = store.get(key)
+    store.delete(key) if left is None else store.put(key, whole[:left])
+    assert bytes(data.tokens(Sequence("mine", 0, 0, 0, 5, len(DOCUMENTS[0]) + 1)).tolist()) == DOCUMENTS[0].encode()[:5]
+    assert store.get(key) == whole
+
+
+def test_an_index_of_other_content_is_refused(corpus, store):
+    data = local(corpus, store)
+    first, *_, last = data.blocks("mine")
+    assert first.samples != last.samples
+    store.put(object_key(first.key), store.get(object_key(last.key)))
+    with pytest.raises(Refused, match="was indexed with"):
         data.tokens(Sequence("mine", 0, 0, 0, 5, len(DOCUMENTS[0]) + 1))
+
+
+@pytest.mark.parametrize("name", ["a b.jsonl", "50%.jsonl", "ü#1.jsonl", "a%20b.jsonl", "[x]?.jsonl", "~a+b&c.jsonl"])
+def test_a_file_may_have_any_name(tmp_path, store, name):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / name).write_text('{"text": "one"}\n')
+    data = local(tmp_path / "c", store)
+    assert data.tokens(Sequence("mine", 0, 0, 0, 4, 4)).tolist() == [*b"one", 256]

@@ -181,3 +181,9 @@ def test_a_preset_keeps_the_rules_of_a_shape(name: str) -> None:
     shape = PRESETS[name]  # type: ignore[index]
     assert shape.hidden % (2 * shape.heads) == 0
     assert shape.heads % shape.kv_heads == 0
+
+
+def test_a_tokenizer_file_keeps_its_end_of_text() -> None:
+    tokenizer = {"file": {"uri": "pvc://corpus/tokenizer.json", "eos": "</s>"}}
+    source = right(sources=[sample("DataSource", {"spec.tokenizer": tokenizer})]).mix.sources[0]
+    assert (source.tokenizer.uri, source.tokenizer.eos) == ("file:///mnt/claims/corpus/tokenizer.json", "</s>")

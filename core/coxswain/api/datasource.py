@@ -20,8 +20,9 @@ class FileTokenizer(Model):
 
     uri: Uri
     """The tokenizer.json. Read with the source's endpoint."""
-    end_of_text: Annotated[str, Field(min_length=1, max_length=128)] = "<|endoftext|>"
-    """The token that is put after each document. It must be in the tokenizer's vocabulary."""
+    eos: Annotated[str, Field(max_length=128)] = ""
+    """The token that is put after each document, one of the tokenizer's. Empty: that one of <|endoftext|>, <|end_of_text|>, </s>,
+    <eos> and <|im_end|> which the tokenizer has."""
 
 
 class Tokenizer(Model):

@@ -79,7 +79,7 @@ def _default(schema: Schema, required: bool) -> str:
         return ""
     if isinstance(default, bool):
         default = str(default).lower()
-    return f"`{default}`" if default != "" else '`""`'
+    return f"`{_cell(str(default))}`" if default != "" else '`""`'
 
 
 def _bounds(schema: Schema) -> str:

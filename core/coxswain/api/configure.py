@@ -1,0 +1,164 @@
+"""The specs of the kinds as the frozen values that services read: decimal strings parsed, presets filled in, claims mounted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from coxswain import config
+from coxswain.api.common import Endpoint
+from coxswain.api.datamix import DataMixSpec, MixSource
+from coxswain.api.datasource import DataSourceSpec, Tokenizer
+from coxswain.api.parallelism import ParallelismPolicySpec
+from coxswain.api.presets import PRESETS
+from coxswain.api.trainingjob import Checkpoint, ModelSpec, Optimizer, TrainingJobSpec
+
+# Where pods mount the claims of pvc:// uris, one folder a claim; services see plain file uris.
+CLAIMS_ROOT = "/mnt/claims"
+
+Used = tuple[MixSource, DataSourceSpec]
+
+
+def mounted(uri: str) -> str:
+    """A uri as the services see it: claims are folders."""
+    return f"file://{CLAIMS_ROOT}/{uri.removeprefix('pvc://')}" if uri.startswith("pvc://") else uri
+
+
+def job_config(
+    metadata: Mapping[str, Any], spec: TrainingJobSpec, mix: config.MixConfig, policy: ParallelismPolicySpec, uid: str
+) -> config.JobConfig:
+    trainers = spec.trainers
+    return config.JobConfig(
+        name=metadata["name"],
+        namespace=metadata.get("namespace", "default"),
+        uid=uid,
+        seed=spec.seed,
+        model=_model(spec.model),
+        mix=mix,
+        parallelism=_parallelism(policy),
+        batch=config.BatchConfig(
+            tokens_per_step=spec.batch.tokens_per_step, max_sequence_tokens=spec.batch.max_sequence_tokens
+        ),
+        optimizer=_optimizer(spec.optimizer),
+        stop_steps=spec.stop.steps or 0,
+        stop_tokens=spec.stop.tokens or 0,
+        trainers=trainers.count,
+        devices_per_trainer=trainers.devices_per_trainer,
+        min_trainers=trainers.min_count or trainers.count,
+        loaders=spec.data.loaders.min,
+        prefetch_steps=spec.data.prefetch_steps,
+        checkpoint=_checkpoint(spec.checkpoint),
+        stragglers=config.StragglerConfig(
+            action=spec.stragglers.action,
+            threshold_percent=spec.stragglers.threshold_percent,
+            window_steps=spec.stragglers.window_steps,
+        ),
+    )
+
+
+def mix_config(spec: TrainingJobSpec, mix: DataMixSpec, used: list[Used]) -> config.MixConfig:
+    phases = (
+        config.PhaseConfig(
+            from_step=-1 if phase.from_step is None else phase.from_step,
+            from_tokens=-1 if phase.from_tokens is None else phase.from_tokens,
+            weights={entry.name: entry.weight for entry in phase.weights},
+        )
+        for phase in mix.phases
+    )
+    return config.MixConfig(
+        name=spec.mix_ref.name if spec.mix_ref else "",
+        seed=mix.seed,
+        sources=tuple(sorted((_source(*pair) for pair in used), key=lambda source: source.name)),
+        phases=tuple(sorted(phases, key=lambda phase: (phase.from_step, phase.from_tokens))),
+        long_sequences=mix.long_sequences,
+    )
+
+
+def _source(entry: MixSource, source: DataSourceSpec) -> config.SourceConfig:
+    return config.SourceConfig(
+        name=entry.name,
+        source=entry.source_ref.name,
+        uri=mounted(source.uri),
+        format=source.format,
+        include=source.include,
+        text_field=source.text_field,
+        tokenizer=_tokenizer(source.tokenizer),
+        endpoint=_endpoint(source.endpoint),
+        weight=entry.weight,
+        max_passes=entry.max_passes,
+        max_rejected=source.max_rejected,
+    )
+
+
+def _tokenizer(tokenizer: Tokenizer) -> config.TokenizerConfig:
+    if tokenizer.file is None:
+        return config.TokenizerConfig(kind="bytes")
+    return config.TokenizerConfig(kind="file", uri=mounted(tokenizer.file.uri), eos=tokenizer.file.eos)
+
+
+def _endpoint(endpoint: Endpoint | None) -> config.EndpointConfig:
+    if endpoint is None:
+        return config.EndpointConfig()
+    secret = endpoint.secret_ref.name if endpoint.secret_ref else ""
+    return config.EndpointConfig(url=endpoint.url, region=endpoint.region, secret=secret)
+
+
+def _model(model: ModelSpec) -> config.ModelConfig:
+    start = mounted(model.init_from.uri) if model.init_from else ""
+    if model.config is None:
+        assert model.preset is not None, "rule: exactly one of preset and config"
+        shape = PRESETS[model.preset]
+        fields = {name: getattr(shape, name) for name in shape.__struct_fields__}
+        return config.ModelConfig(**{**fields, "preset": model.preset, "init_from": start})
+    own = model.config
+    return config.ModelConfig(
+        layers=own.layers,
+        hidden=own.hidden,
+        heads=own.heads,
+        kv_heads=own.kv_heads,
+        feed_forward=own.feed_forward,
+        vocabulary=own.vocabulary,
+        rope_theta=float(own.rope_theta),
+        norm_epsilon=float(own.norm_epsilon),
+        tied_head=own.head == "Tied",
+        init_from=start,
+    )
+
+
+def _parallelism(policy: ParallelismPolicySpec) -> config.ParallelConfig:
+    hybrid = policy.hybrid_data
+    return config.ParallelConfig(
+        mode=policy.mode,
+        tensor=policy.tensor,
+        pipeline=policy.pipeline,
+        tokens_per_replica=hybrid.tokens_per_replica,
+        max_degree=hybrid.max_degree,
+        balance=hybrid.balance,
+        attention=hybrid.attention,
+        offload=policy.offload,
+        hardware=policy.hardware,
+    )
+
+
+def _optimizer(optimizer: Optimizer) -> config.OptimizerConfig:
+    return config.OptimizerConfig(
+        learning_rate=float(optimizer.learning_rate),
+        warmup_steps=optimizer.warmup_steps,
+        weight_decay=float(optimizer.weight_decay),
+        gradient_clip=float(optimizer.gradient_clip),
+        schedule=optimizer.schedule,
+        beta1=float(optimizer.beta1),
+        beta2=float(optimizer.beta2),
+        epsilon=float(optimizer.epsilon),
+    )
+
+
+def _checkpoint(checkpoint: Checkpoint) -> config.CheckpointConfig:
+    return config.CheckpointConfig(
+        uri=mounted(checkpoint.uri),
+        endpoint=_endpoint(checkpoint.endpoint),
+        every_steps=checkpoint.every_steps,
+        keep_last=checkpoint.keep_last,
+        keep_every=checkpoint.keep_every,
+        resume=checkpoint.resume,
+    )

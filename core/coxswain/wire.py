@@ -191,9 +191,9 @@ class StepReport(msgspec.Struct, frozen=True):
     generation: int
     step: int
     rank: int
-    loss_sum: float  # this rank's tokens
+    loss_sum: float | None  # this rank's tokens; JSON has no NaN or infinity: they arrive as None
     delivered: int  # this rank's part of the delivered digest, unsigned 64 bits
-    gradient_norm: float
+    gradient_norm: float | None
     learning_rate: float
     seconds: float  # whole step
     compute_seconds: float

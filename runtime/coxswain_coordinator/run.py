@@ -40,6 +40,16 @@ MOST_FAILURES = 5
 """Worlds that may fail one after another without a new step, before the coordinator gives up."""
 
 
+def diverged(report: StepReport, manifest: Manifest | None) -> Fault:
+    """A loss or gradient that is not finite spoils the parameters for ever: stop before a checkpoint holds them."""
+    last = f"the last checkpoint is {manifest_key_of(manifest)}" if manifest else "there is no checkpoint yet"
+    return Fault(
+        "Diverged",
+        f"step {report.step}: the loss or the gradient of rank {report.rank} is not finite; {last}. Lower "
+        "optimizer.learningRate, raise warmupSteps or set gradientClip, and start again from there",
+    )
+
+
 class Run:
     """Everything the coordinator knows. One event loop, so no locks; the bell rings after every change."""
 
@@ -111,7 +121,10 @@ class Run:
         return self.session
 
     def add_report(self, report: StepReport) -> None:
-        self.live(report.generation).book.report(report)
+        session = self.live(report.generation)
+        if report.loss_sum is None or report.gradient_norm is None:
+            self.fail(diverged(report, self.manifest))
+        session.book.report(report)
         self.bell.ring()
 
     def add_served(self, served: Served) -> None:

@@ -101,7 +101,10 @@ class StepBook:
 
 
 def step_line(plan: StepPlan, reports: Mapping[int, StepReport], stream_digest: str, now: float) -> StepLine:
-    """Design 02: loss = sum of token losses / valid tokens; idle = 1 - compute / (ranks x step seconds)."""
+    """Design 02: loss = sum of token losses / valid tokens; idle = 1 - compute / (ranks x step seconds).
+
+    Losses and norms are finite here: `Run.add_report` has ended a job that diverged.
+    """
     ranks = list(reports.values())
     seconds = max(r.seconds for r in ranks)
     busy = sum(r.compute_seconds for r in ranks)
@@ -113,13 +116,13 @@ def step_line(plan: StepPlan, reports: Mapping[int, StepReport], stream_digest: 
         worldGeneration=plan.generation,
         tokens=sum(s.tokens for s in plan.sequences),
         sequences=len(plan.sequences),
-        loss=sum(r.loss_sum for r in ranks) / plan.labels,
+        loss=sum(r.loss_sum or 0.0 for r in ranks) / plan.labels,
         stream_digest=stream_digest,
         delivered_digest=f"{reduce(digests.add, (r.delivered for r in ranks)):016x}",
         seconds=seconds,
         idle_fraction=1 - busy / (len(ranks) * seconds) if seconds else 0.0,
         makespan_over_bound=plan.makespan_over_bound,
-        gradient_norm=ranks[0].gradient_norm,
+        gradient_norm=ranks[0].gradient_norm or 0.0,
         learning_rate=ranks[0].learning_rate,
         tokens_by_source=dict(sorted(by_source.items())),
         data_wait_seconds=max(r.data_wait_seconds for r in ranks),

@@ -114,6 +114,18 @@ async def test_a_worker_that_says_the_user_is_at_fault_ends_the_job(tmp_path):
         assert (report.phase, report.fault) == ("Failed", fault)
 
 
+async def test_a_loss_that_is_not_finite_ends_the_job_before_a_checkpoint_holds_it(tmp_path):
+    async with cluster(make_job(tmp_path), tmp_path) as c:
+        game = asyncio.create_task(c.play())
+        await c.client.get("/v1/world", wire.World, after=0, wait=30)
+        nan = float("nan")
+        spoilt = wire.StepReport(1, 0, 0, nan, 0, nan, 1e-3, 1.0, 1.0, 0.0, 0.0)
+        await c.client.post("/v1/reports", spoilt, generation=1)
+        report = await game
+        assert report.fault.reason == "Diverged"
+        assert report.checkpoint_step == -1
+
+
 async def test_a_source_that_cannot_be_indexed_ends_the_job_by_name(tmp_path):
     async with cluster(make_job(tmp_path), tmp_path) as c:
         drive = asyncio.create_task(c.coordinator.drive())

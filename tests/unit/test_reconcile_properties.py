@@ -39,6 +39,7 @@ class Watched(World):
         super().__init__(data_source(), data_mix(), training_job(**spec))
         self.harmed: set[str] = set()  # uids of pods that the test has hurt
         self.failures = 0  # that must be counted
+        self.unseen = 0  # pods that went before the operator had seen them: their numbers are used again
         self.ending = False  # the job may end its pods now
         self.crash_after = -1  # mutating calls until the operator dies
         self.writes_in_pass = 0
@@ -73,6 +74,15 @@ class Watched(World):
             assert allowed, f"{name} was healthy, and was deleted"
         await super().delete(kind, namespace, name, uid)
 
+    def vanish(self, pod: Manifest) -> None:
+        seen = {e.get("uid") for e in self.job.get("status", {}).get("incarnations", ())}
+        self.unseen += pod["metadata"]["uid"] not in seen and ("Pod", pod["metadata"]["name"]) in self.objects
+        super().vanish(pod)
+
+    def check_creates(self) -> None:
+        """Every pod has a number of its own."""
+        assert len(self.created) <= sum(number + 1 for number in self.recorded().values()) + self.unseen
+
     def recorded(self) -> dict[str, int]:
         return {e["name"]: e["number"] for e in self.job.get("status", {}).get("incarnations", ())}
 
@@ -93,6 +103,7 @@ class Watched(World):
             self.reap()
             self.run_all()
             self.tick(61)  # longer than any back-off
+        self.check_creates()
 
     # --- fates ---------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 
@@ -39,6 +40,18 @@ def test_every_token_arrives_once_with_its_label_and_the_digests_are_those_of_th
     for step in range(4):
         check(plane, step, plane.receive(step))
         assert plane.coordinator.await_served(step) == digests_of(plane.corpus, step)
+
+
+def test_both_say_that_they_are_ready_and_what_they_have_done(plane):
+    plane.coordinator.begin(replicas=2)
+    plane.receive(0)
+    for host, port, metric in (
+        (1, names.PORT_LOADER_HTTP, "coxswain_loader_tokens_served_total"),
+        (11, names.PORT_CONSTRUCTOR_HTTP, "coxswain_constructor_handover_seconds_count"),
+    ):
+        url = f"http://{plane.address(host)}:{port}"
+        assert httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
+        assert metric in httpx.get(f"{url}/metrics", trust_env=False).text
 
 
 def test_another_world_with_another_placement_gives_the_same_stream(plane):

@@ -10,12 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coxswain.config import SourceConfig, TokenizerConfig
 from coxswain.errors import Refused
 from coxswain_data.formats import jsonl
 from coxswain_data.formats.base import Sample
 from coxswain_data.source import Source, include_pattern
+from coxswain_link.store import ObjectInfo
 
 
 def source(folder: Path, format_: str = "Jsonl", include: str = "**", **fields: object) -> Source:
@@ -81,6 +84,35 @@ def test_ranges_of_any_size_give_each_line_once(tmp_path, monkeypatch, size):
     lines = ["x" * n for n in (0, 1, 2, 40, 3, 0, 90, 1)]
     (tmp_path / "a.jsonl").write_bytes(jsonl_bytes(*lines))
     assert texts(source(tmp_path)) == lines
+
+
+class Memory:
+    """A store of one object."""
+
+    uri = "memory://"
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def get_range(self, key: str, start: int, stop: int) -> bytes:
+        return self._data[start:stop]
+
+
+@given(
+    lines=st.lists(st.text(max_size=20), max_size=12),
+    size=st.integers(1, 50),
+    ahead=st.integers(1, 9),
+    end=st.booleans(),
+)
+def test_any_cut_into_ranges_gives_each_line_once_and_at_its_place(lines, size, ahead, end):
+    data = jsonl_bytes(*lines) if end else jsonl_bytes(*lines)[:-1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsonl, "RANGE", size)
+        patch.setattr(jsonl, "_AHEAD", ahead)
+        opened = jsonl.JsonlObject(Memory(data), ObjectInfo("a.jsonl", len(data), ""), "text")  # type: ignore[arg-type]
+        blocks = [opened.read(extent) for extent in opened.extents()]
+        assert [s.text for b in blocks for s in b.samples()] == lines
+        assert [b.text(s.at) for b in blocks for s in b.samples()] == lines
 
 
 def test_a_sample_is_found_again_at_its_place(tmp_path, monkeypatch):

@@ -122,6 +122,12 @@ async def test_a_pod_waits_for_a_secret_that_comes_later(cluster):
     await until(cluster, lambda p: p["status"]["phase"] == "Succeeded")
 
 
+async def test_a_key_that_no_secret_has_fails_the_pod_by_name(cluster):
+    reference = {"name": "K", "valueFrom": {"secretKeyRef": {"name": "nosuch", "key": "k"}}}
+    status = await run_to_end(cluster, pod(container("pass", env=[reference])))
+    assert (status["reason"], status["message"]) == ("CreateContainerConfigError", "Secret 'nosuch' has no key 'k'")
+
+
 async def test_an_emptydir_goes_with_its_pod(cluster):
     manifest = pod(container("pass", volumeMounts=[mounted("v", "/v")]), volumes=[{"name": "v", "emptyDir": {}}])
     await run_to_end(cluster, manifest)

@@ -41,10 +41,14 @@ class LocalCluster:
         self.workdir.mkdir(parents=True, exist_ok=True)
         self._addresses = Addresses(str(self.workdir))
         self._lock = _lock(self.workdir / "cluster.lock")
-        shutil.rmtree(self.workdir / "volumes", ignore_errors=True)  # of pods that a killed run had
-        self._objects = Objects(self.workdir / "cluster")
+        try:
+            shutil.rmtree(self.workdir / "volumes", ignore_errors=True)  # of pods that a killed run had
+            self._objects = Objects(self.workdir / "cluster")
+            self._mark_lost_pods()
+        except BaseException:
+            os.close(self._lock)
+            raise
         self._prober = Prober()
-        self._mark_lost_pods()
         return self
 
     async def __aexit__(

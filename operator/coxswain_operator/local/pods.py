@@ -73,6 +73,8 @@ class Pod:
             phase = await self._run_containers()
         except Refused as error:
             self._complaint = {"reason": error.reason, "message": error.message}
+        except NotMountable as error:
+            self._complaint = {"reason": "CreateContainerConfigError", "message": str(error)}
         finally:
             await self._stop_sidecars()
             self._phase = phase

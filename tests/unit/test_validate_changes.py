@@ -1,0 +1,121 @@
+"""Which fields of a running job, and of what it reads, may change: every field of the schemas is on one side or the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from coxswain.api.judge import judge
+from coxswain.api.rules import RULES
+from coxswain.api.validate import check, defaulted
+from tests.api_samples import PHASE, REMOVED, Manifest, changed, sample
+
+# What design 02 lets change while the job runs; a prefix stands for all below it.
+MUTABLE = {
+    "TrainingJob": (
+        "suspend", "stop", "trainers.count", "stragglers", "failurePolicy", "activeDeadlineSeconds", "startTimeoutSeconds",
+        "ttlSecondsAfterFinished", "mix.phases", "mix.sources[].weight", "mix.sources[].maxPasses",
+    ),
+    "DataMix": ("phases", "sources[].weight", "sources[].maxPasses"),
+    "DataSource": ("endpoint", "maxRejected"),
+    "ParallelismPolicy": ("",),
+}  # fmt: skip
+FULL: dict[str, dict[str, Any]] = {
+    "TrainingJob": {
+        "spec.mixRef": REMOVED,
+        "spec.mix": {**sample("DataMix")["spec"], "phases": [PHASE]},
+        "spec.image": "train:1",
+        "spec.model.initFrom": {"uri": "s3://weights/"},
+        "spec.checkpoint.endpoint": {"url": "http://s3", "secretRef": {"name": "s3"}},
+        "spec.trainers.template": {"nodeSelector": {"gpu": "a"}},
+        "spec.activeDeadlineSeconds": 60,
+        "spec.ttlSecondsAfterFinished": 60,
+        "spec.failurePolicy.rules": [{"name": "a", "onReasons": ["OOMKilled"], "action": "Fail"}],
+    },
+    "DataMix": {"spec.phases": [PHASE]},
+    "DataSource": {"spec.endpoint": {"url": "http://s3", "secretRef": {"name": "s3"}}},
+    "ParallelismPolicy": {},
+}
+TRANSITIONS = {rule.message for rule in RULES if rule.is_transition}
+
+
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, member in steps:
+        yield from leaves(member, (*path, step))
+    if not isinstance(value, (dict, list)):
+        yield path, value
+
+
+def another(value: Any) -> Any:
+    return not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else f"{value}1"
+
+
+def put(value: Any, path: tuple[str | int, ...], new: Any) -> Any:
+    if not path:
+        return new
+    result = value.copy()
+    result[path[0]] = put(value[path[0]], path[1:], new)
+    return result
+
+
+def spelt(path: tuple[str | int, ...]) -> str:
+    return "".join("[]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
+
+
+def may_change(kind: str, path: str) -> bool:
+    return any(prefix == "" or re.match(rf"{re.escape(prefix)}($|[.\[])", path) for prefix in MUTABLE[kind])
+
+
+@pytest.mark.parametrize("kind", FULL)
+def test_every_field_changes_while_the_job_runs_or_is_refused_as_the_design_says(kind: str) -> None:
+    old = defaulted(sample(kind, FULL[kind]))
+    wrong = []
+    for path, value in leaves(old["spec"]):
+        new = {**old, "spec": put(old["spec"], path, another(value))}
+        refused = any(fault.message in TRANSITIONS for fault in judge(kind, new, old, well_shaped=False))
+        if refused == may_change(kind, spelt(path)):
+            wrong.append((spelt(path), refused))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("field", ["optimizer", "data", "scheduling", "parallelism", "image", "trainers"])
+def test_a_suspended_job_takes_the_changes_that_a_running_one_refuses(field: str) -> None:
+    new = changed(sample("TrainingJob"), CHANGES[field])
+    assert check(new, sample("TrainingJob")) != []
+    suspended = {"spec.suspend": True}
+    assert check(changed(new, suspended), sample("TrainingJob", suspended)) == []
+    assert check(new, sample("TrainingJob", suspended)) == []  # also in the update that resumes it
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "optimizer": {"spec.optimizer.learningRate": "1e-4"},
+    "data": {"spec.data.loaders": {"min": 2, "max": 4}},
+    "scheduling": {"spec.scheduling.priorityClassName": "high"},
+    "parallelism": {"spec.parallelism.hybridData.maxDegree": 8},
+    "image": {"spec.image": "train:2"},
+    "trainers": {"spec.trainers.devicesPerTrainer": 2},
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec.suspend": True},
+        {"spec.stop": {"steps": 200}},
+        {"spec.trainers.count": 8},
+        {"spec.stragglers": {"action": "Migrate"}},
+        {"spec.failurePolicy": {"maxRestarts": 3}},
+        {"spec.activeDeadlineSeconds": 60, "spec.startTimeoutSeconds": 60, "spec.ttlSecondsAfterFinished": 0},
+    ],
+)
+def test_what_may_change_in_a_running_job_has_no_fault(changes: Manifest) -> None:
+    assert check(sample("TrainingJob", changes), sample("TrainingJob")) == []
+
+
+def test_a_job_cannot_move_from_a_mix_of_its_own_to_a_reference() -> None:
+    own = {"spec.mixRef": REMOVED, "spec.mix": sample("DataMix")["spec"]}
+    assert [fault.path for fault in check(sample("TrainingJob"), sample("TrainingJob", own))] == ["spec.mixRef"]

@@ -1,6 +1,6 @@
 """Step placement against its lower bound and its rivals, on length sets like those of the literature (design 04, targets).
 
-    python bench/plan_step.py [--replicas 64,256,1024] [--seeds 20] [--balances makespan,static,naive]
+    python bench/plan_step.py [--replicas 64,256,1024] [--seeds 20] [--balances makespan,static,naive] [--sets byted]
 
 Prints one JSON object, then one line of text per set.
 """
@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--replicas", default="64,256,1024")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--balances", default="makespan,static,naive")
+    parser.add_argument("--sets", default="wikipedia,github,byted")
     parser.add_argument("--slow", type=float, default=1.0, help="replica 0 is this many times slower")
     args = parser.parse_args()
     balances = args.balances.split(",")
@@ -76,8 +77,8 @@ def main() -> None:
     results = []
     for replicas in map(int, args.replicas.split(",")):
         for name, context in SETS:
-            if context > CAPACITY * replicas:
-                continue  # more than all replicas can hold
+            if name not in args.sets.split(",") or context > CAPACITY * replicas:
+                continue  # not asked for, or longer than all replicas can hold
             rows = [measure(name, context, replicas, seed, balances, args.slow) for seed in range(args.seeds)]
             results.append({"replicas": replicas, "set": name, "context": context, **summarise(rows, balances)})
             text = ", ".join(f"{k} {v}" for k, v in list(results[-1].items())[3:])

@@ -36,7 +36,10 @@ FULL: dict[str, dict[str, Any]] = {
         "spec.failurePolicy.rules": [{"name": "a", "onReasons": ["OOMKilled"], "action": "Fail"}],
     },
     "DataMix": {"spec.phases": [PHASE]},
-    "DataSource": {"spec.endpoint": {"url": "http://s3", "secretRef": {"name": "s3"}}},
+    "DataSource": {
+        "spec.endpoint": {"url": "http://s3", "secretRef": {"name": "s3"}},
+        "spec.tokenizer": {"file": {"uri": "s3://corpus/tokenizer.json"}},
+    },
     "ParallelismPolicy": {},
 }
 TRANSITIONS = {rule.message for rule in RULES if rule.is_transition}

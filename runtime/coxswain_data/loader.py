@@ -52,13 +52,9 @@ class Loader:
     def follow(self, me: Register) -> NoReturn:
         """Registers, indexes its shares and follows the world, until the job ends (raises Ended) or a source is refused."""
         while True:
-            self._coordinator.post("/v1/register", me, Registered)
-            owned = self._coordinator.get("/v1/shares", Shares, loader=self._name, wait=_POLL)
-            if owned is None:
-                continue
-            for share in owned.shares:
-                self._announce(share)
-            self.ready = True
+            registered = self._coordinator.post("/v1/register", me, Registered)
+            has_world = registered is not None and registered.generation > 0
+            self.ready = has_world or self._announce_shares()  # a coordinator without a world needs the index
             world = self._coordinator.get("/v1/world", World, after=self.generation, wait=_POLL)
             if world is not None:
                 self.generation = max(self.generation, world.generation)
@@ -87,6 +83,13 @@ class Loader:
         part = tokens[sequence.start + wanted.start : sequence.start + wanted.stop]
         self._metrics["coxswain_loader_tokens_served_total"].labels(sequence.source).inc(len(part))
         return Part(item, part, None if wanted.start else tokens_digest(tokens[sequence.start : sequence.stop]))
+
+    def _announce_shares(self) -> bool:
+        """Whether the shares are known, indexed and sent."""
+        owned = self._coordinator.get("/v1/shares", Shares, loader=self._name, wait=_POLL)
+        for share in owned.shares if owned else ():
+            self._announce(share)
+        return owned is not None
 
     def _announce(self, share: LoaderShare) -> None:
         """Sends the index of a share, unless the coordinator has the source's whole index already."""

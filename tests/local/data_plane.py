@@ -189,6 +189,9 @@ class FakeCoordinator:
             LoaderShare(f"loader-{i}", s, i, self.loaders) for s in self.corpus.documents for i in range(self.loaders)
         ]
 
+    def _is_indexed(self) -> bool:
+        return all(s in self.indexed for s in self._shares())
+
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
@@ -237,7 +240,7 @@ class FakeCoordinator:
             if body.role == "loader":
                 self.addresses[body.name] = LoaderAddress(body.name, body.host, body.port, body.instance)
             self._changed.notify_all()
-        return Registered(self.generation)
+        return Registered(self.generation if self._is_indexed() else 0)
 
     async def _get_shares(self, request: Any, _: None) -> Shares:
         return Shares(tuple(s for s in self._shares() if s.loader == request.query["loader"]))
@@ -255,7 +258,8 @@ class FakeCoordinator:
 
     async def _get_world(self, request: Any, _: None) -> World | None:
         after = int(request.query["after"])
-        if not await self._poll(request, lambda: self.generation > after or self.finished is not None):
+        there = lambda: (self.generation > after and self._is_indexed()) or self.finished is not None  # noqa: E731
+        if not await self._poll(request, there):
             return None
         if self.finished is not None:
             raise Ended(self.finished)

@@ -18,7 +18,10 @@ plan = typer.Typer(help="Plan one step, and judge the plan.", no_args_is_help=Tr
 COMMANDS = {
     "run": ("coxswain_cli.run:run_command", "Run the TrainingJob of the given files on this machine, or resume it."),
     "status": ("coxswain_cli.status:status_command", "What a job does, and why it waits."),
-    "validate": ("coxswain_cli.validate:validate_command", "Check the given files offline, and tell every fault at once."),
+    "validate": (
+        "coxswain_cli.validate:validate_command",
+        "Check the given files offline, and tell every fault at once.",
+    ),
     "report": ("coxswain_cli.report:report_command", "One self-contained HTML page about a run."),
     "crds": ("coxswain_cli.crds:crds_command", "Print the CustomResourceDefinitions."),
 }

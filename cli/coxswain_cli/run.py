@@ -68,7 +68,11 @@ async def run(objects: list[Manifest], workdir: Path, until_step: int | None, co
     async with LocalCluster(workdir) as cluster:
         _log_to(workdir / "logs" / "cox.log")
         job = await apply(cluster, objects)
-        if not has_ended(job):
+        if has_ended(job):
+            console.print(
+                f"ended before; nothing is trained. A new run needs another --workdir than {workdir}", soft_wrap=True
+            )
+        else:
             with display_for(console) as display:
                 job = await Run(cluster, job, until_step, display).until_end()
     for line in summary(job, workdir):

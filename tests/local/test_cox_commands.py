@@ -102,6 +102,7 @@ async def test_a_finished_job_prints_its_end_and_exits_by_it(job_file, tmp_path)
         await stored_job(workdir, job_file, state, status)
         done = run_cox("run", job_file, "--workdir", workdir)
         assert (done.returncode, f"small: {state}" in done.stdout) == (expected, True), done.stdout
+        assert "nothing is trained" in done.stdout
 
 
 async def test_a_changed_field_of_the_stream_is_refused_by_name(job_file, tmp_path):

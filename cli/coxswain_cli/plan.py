@@ -19,7 +19,7 @@ from coxswain.plan.assemble import assemble, digest
 from coxswain.plan.balances import BALANCES, planner
 from coxswain.plan.problem import Problem, pose
 from coxswain.plan.simulate import drafts_of, ring_bytes
-from coxswain.plan.types import Placement
+from coxswain.plan.values import Placement
 
 
 def step_command(

@@ -153,7 +153,9 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     def stream_hash(self) -> str:
         """Names all that membership depends on but index contents and phases: a checkpoint of another stream is foreign."""
         mix = msgspec.structs.replace(self.mix, phases=())
-        sources = tuple(msgspec.structs.replace(s, weight=0, endpoint=EndpointConfig(), max_passes=0) for s in mix.sources)
+        sources = tuple(
+            msgspec.structs.replace(s, weight=0, endpoint=EndpointConfig(), max_passes=0) for s in mix.sources
+        )
         what = (msgspec.structs.replace(mix, sources=sources, name=""), self.batch)
         return hashlib.sha256(msgspec.json.encode(what)).hexdigest()
 

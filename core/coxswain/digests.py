@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from numpy.typing import NDArray
 
-from coxswain.membership.types import Sequence
+from coxswain.membership.values import Sequence
 
 STREAM_SEED = hashlib.sha256(b"coxswain stream v1").hexdigest()
 _MASK = 0xFFFFFFFFFFFFFFFF

@@ -1,9 +1,9 @@
 """What can go wrong, as types.
 
-    CoxswainError
-    ├── Refused     the user's fault; retrying cannot help (exit 2). Says field, value, what is allowed, the way out
-    ├── Retryable   may pass by itself or after a restart (exit 1)
-    └── Stale       the caller belongs to an older world generation; it must look at the world again
+CoxswainError
+├── Refused     the user's fault; retrying cannot help (exit 2). Says field, value, what is allowed, the way out
+├── Retryable   may pass by itself or after a restart (exit 1)
+└── Stale       the caller belongs to an older world generation; it must look at the world again
 """
 
 from __future__ import annotations

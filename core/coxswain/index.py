@@ -38,7 +38,17 @@ class BlockIndex(msgspec.Struct, frozen=True):
 
 def block_key(entry: BlockEntry, tokenizer: str, format_key: str) -> str:
     """Names a block's content under a tokenizer (`tokenizer` is its hash) and the way it is read (format, text field)."""
-    what = (entry.path, entry.ordinal, entry.offset, entry.size, entry.object_size, entry.etag, tokenizer, format_key, 1)
+    what = (
+        entry.path,
+        entry.ordinal,
+        entry.offset,
+        entry.size,
+        entry.object_size,
+        entry.etag,
+        tokenizer,
+        format_key,
+        1,
+    )
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()
 
 

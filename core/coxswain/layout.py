@@ -76,7 +76,8 @@ def uniform_layout(devices: list[Device], layers: int, tensor: int = 1, pipeline
     for r in range(count):
         mine = devices[r * per_replica : (r + 1) * per_replica]
         stages = tuple(
-            Stage(devices=tuple(mine[s * tensor : (s + 1) * tensor]), start=cuts[s], stop=cuts[s + 1]) for s in range(pipeline)
+            Stage(devices=tuple(mine[s * tensor : (s + 1) * tensor]), start=cuts[s], stop=cuts[s + 1])
+            for s in range(pipeline)
         )
         replicas.append(Replica(stages=stages))
     return Layout(replicas=tuple(replicas), standby=tuple(devices[count * per_replica :]))

@@ -14,7 +14,7 @@ LABEL_ROLE = "coxswain.dev/role"  # coordinator | loader | trainer
 LABEL_INDEX = "coxswain.dev/index"
 LABEL_INCARNATION = "coxswain.dev/incarnation"
 
-# On a TrainingJob, put there by `cox run --until-step N`: checkpoint and stop at the first boundary not before this step, and stay
+# On a TrainingJob, put there by `cox run --until-step N`: checkpoint and stop at the first boundary not before it, and stay
 # suspended until the annotation names a later step or is taken away.
 ANNOTATION_STOP_AT = "coxswain.dev/stop-at-step"
 

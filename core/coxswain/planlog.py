@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from coxswain.layout import Layout
-from coxswain.membership.types import Cursor, Membership
-from coxswain.plan.types import Placement
+from coxswain.membership.values import Cursor, Membership
+from coxswain.plan.values import Placement
 
 
 class LoaderShare(msgspec.Struct, frozen=True):

@@ -13,8 +13,8 @@ import msgspec
 from coxswain.boxes import Box
 from coxswain.index import BlockEntry
 from coxswain.layout import Layout, Seat
-from coxswain.membership.types import Cursor, Sequence
-from coxswain.plan.types import StageOperations, Task
+from coxswain.membership.values import Cursor, Sequence
+from coxswain.plan.values import StageOperations, Task
 from coxswain.planlog import LoaderShare
 
 TOKEN_HEADER = "Authorization"

@@ -14,11 +14,11 @@ from coxswain.wire import JobReport
 Manifest = dict[str, Any]
 
 
-class AlreadyExists(Exception):  # noqa: N818  the API's own word
+class AlreadyExists(Exception):
     """Create met an object of that name."""
 
 
-class Conflict(Exception):  # noqa: N818
+class Conflict(Exception):
     """The status write was based on an older resourceVersion."""
 
 
@@ -79,7 +79,7 @@ class JobControl(Protocol):
         ...
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
-        """Asks for a checkpoint at the first boundary not before `at_step` and exit code 3; False when nobody could be reached."""
+        """Asks for a checkpoint at the first boundary not before `at_step` and exit code 3; False: nobody was reached."""
         ...
 
     async def scale(self, job: Manifest, trainers: int) -> bool:

@@ -13,7 +13,7 @@ from coxswain.errors import Retryable
 from coxswain.layout import Layout
 from coxswain.names import PORT_COORDINATOR
 from coxswain.plan.step import plan_step
-from coxswain.plan.types import Placement
+from coxswain.plan.values import Placement
 from coxswain.wire import Finished
 from coxswain_coordinator.coordinator import Coordinator
 from coxswain_coordinator.report import termination_message

@@ -12,8 +12,8 @@ import msgspec
 from coxswain.config import JobConfig, PhaseConfig
 from coxswain.errors import Refused
 from coxswain.membership.stream import Stream
-from coxswain.membership.types import Cursor, Membership
-from coxswain.plan.types import Placement
+from coxswain.membership.values import Cursor, Membership
+from coxswain.plan.values import Placement
 from coxswain.planlog import Generation, MembershipSegment, PlacementSegment
 from coxswain.wire import StepPlan
 from coxswain_coordinator.plan_log import PlanLog

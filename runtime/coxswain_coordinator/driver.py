@@ -15,8 +15,8 @@ from coxswain.digests import STREAM_SEED
 from coxswain.errors import Refused
 from coxswain.layout import Layout
 from coxswain.membership.stream import Stream, initial_cursor
-from coxswain.membership.types import Cursor
-from coxswain.plan.types import Placement
+from coxswain.membership.values import Cursor
+from coxswain.plan.values import Placement
 from coxswain.wire import Fault, Finished, Manifest
 from coxswain_coordinator import ending
 from coxswain_coordinator.checkpoint_store import CheckpointStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from coxswain.config import JobConfig
-from coxswain.membership.types import Cursor
+from coxswain.membership.values import Cursor
 from coxswain.planlog import Generation
 from coxswain.wire import Rendezvous, StepPlan, StepPlans, Ticket, World
 from coxswain_coordinator.checkpoints import SaveBook

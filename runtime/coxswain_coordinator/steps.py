@@ -11,7 +11,7 @@ import msgspec
 from coxswain import digests
 from coxswain.errors import Refused
 from coxswain.layout import Seat
-from coxswain.plan.types import Task
+from coxswain.plan.values import Task
 from coxswain.wire import Served, StepLine, StepPlan, StepReport, TaskTiming
 
 

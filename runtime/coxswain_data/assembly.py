@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from coxswain.plan.types import Slice
+from coxswain.plan.values import Slice
 from coxswain.wire import StepPlan
 from coxswain_link.flight import SliceRequest
 from coxswain_link.handover import NO_LABEL, StepArrays, StepSlice

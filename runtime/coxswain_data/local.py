@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coxswain.config import MixConfig
 from coxswain.index import BlockEntry
-from coxswain.membership.types import Sequence
+from coxswain.membership.values import Sequence
 from coxswain.planlog import LoaderShare
 from coxswain_data.indexer import index_share
 from coxswain_data.library import Library

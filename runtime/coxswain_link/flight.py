@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pyarrow import flight
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
-from coxswain.membership.types import Sequence
+from coxswain.membership.values import Sequence
 from coxswain.wire import TOKEN_HEADER, Fault
 
 BATCH_TOKENS = 256 << 10  # of a record batch: 1 MiB

@@ -13,7 +13,7 @@ from coxswain.boxes import Box
 from coxswain.config import ModelConfig, OptimizerConfig
 from coxswain.errors import Refused
 from coxswain.layout import Layout
-from coxswain.plan.types import Operation
+from coxswain.plan.values import Operation
 from coxswain.wire import TaskTiming
 from coxswain_train.init import init_box
 from coxswain_train.model import Llama

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from coxswain.plan.types import Operation, Slice, Task
+from coxswain.plan.values import Operation, Slice, Task
 from coxswain.wire import TaskTiming
 from coxswain_train.attention import pack_attention
 from coxswain_train.model import Attend, Decoder

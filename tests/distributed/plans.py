@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from coxswain.plan.types import Operation, Slice, StageOperations, Task
+from coxswain.plan.values import Operation, Slice, StageOperations, Task
 
 Plan = tuple[tuple[Task, ...], tuple[StageOperations, ...]]
 

@@ -27,8 +27,8 @@ from coxswain.config import (
 )
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.layout import Device, uniform_layout
-from coxswain.membership.types import Sequence
-from coxswain.plan.types import Operation, Slice, StageOperations, Task
+from coxswain.membership.values import Sequence
+from coxswain.plan.values import Operation, Slice, StageOperations, Task
 from coxswain_link.environment import Environment
 from coxswain_link.handover import Buffer, HandoverServer, StepArrays, StepSlice, pack
 from coxswain_link.metrics import build

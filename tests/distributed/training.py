@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coxswain.config import ModelConfig, OptimizerConfig
 from coxswain.errors import Refused
-from coxswain.membership.types import Cursor
+from coxswain.membership.values import Cursor
 from coxswain.planlog import manifest_key
 from coxswain.wire import Manifest, Shard
 from coxswain_link.store import open_store

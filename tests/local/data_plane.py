@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 from coxswain import config, names
 from coxswain.digests import tokens_digest
 from coxswain.layout import Device, uniform_layout
-from coxswain.membership.types import Sequence
-from coxswain.plan.types import Slice, Task
+from coxswain.membership.values import Sequence
+from coxswain.plan.values import Slice, Task
 from coxswain.planlog import LoaderShare
 from coxswain.wire import (
     Finished,

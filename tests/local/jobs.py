@@ -87,6 +87,7 @@ class Run:
     folder: Path
     objects: list[Object]
     environment: dict[str, str] = field(default_factory=dict)
+    job_text: str = ""  # instead of the objects
     output: str = ""
 
     @property
@@ -96,7 +97,8 @@ class Run:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         self.folder.mkdir(parents=True, exist_ok=True)
         job_file = self.folder / "job.yaml"
-        job_file.write_text("\n---\n".join(json.dumps(o, indent=1) for o in self.objects))  # JSON is YAML
+        objects = "\n---\n".join(json.dumps(o, indent=1) for o in self.objects)  # JSON is YAML
+        job_file.write_text(self.job_text or objects)
         command = [
             sys.executable,
             "-m",

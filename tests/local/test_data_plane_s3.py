@@ -7,7 +7,7 @@ import pytest
 
 from coxswain.config import EndpointConfig, MixConfig
 from coxswain.errors import Refused
-from coxswain.membership.types import Sequence
+from coxswain.membership.values import Sequence
 from coxswain_data.local import LocalData
 from coxswain_link.store import open_store
 from tests.local.data_plane import Corpus, job_of, write_corpus

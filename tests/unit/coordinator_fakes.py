@@ -26,7 +26,7 @@ from coxswain.config import (
 )
 from coxswain.errors import Stale
 from coxswain.index import BlockEntry, BlockIndex, encode, object_key
-from coxswain.membership.types import Sequence
+from coxswain.membership.values import Sequence
 from coxswain.plan.step import plan_step
 from coxswain_coordinator.coordinator import Coordinator
 from coxswain_link.http import AsyncClient, Ended

@@ -7,7 +7,7 @@ import numpy as np
 from coxswain.config import BatchConfig, MixConfig, PhaseConfig, SourceConfig, TokenizerConfig
 from coxswain.membership.order import SourceView
 from coxswain.membership.stream import Stream, initial_cursor
-from coxswain.membership.types import Cursor, Membership
+from coxswain.membership.values import Cursor, Membership
 
 
 def source(name: str, weight: int, max_passes: int = 0) -> SourceConfig:

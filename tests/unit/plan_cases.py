@@ -12,7 +12,7 @@ from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.plan.balances import plan, planner
 from coxswain.plan.operations import operations
 from coxswain.plan.problem import pose
-from coxswain.plan.types import Placement
+from coxswain.plan.values import Placement
 
 COST = CostModel(load_constants("h100-80g"))
 

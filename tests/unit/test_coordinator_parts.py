@@ -13,8 +13,8 @@ from coxswain.digests import STREAM_SEED
 from coxswain.errors import Refused, Retryable
 from coxswain.layout import Device
 from coxswain.membership.stream import initial_cursor
-from coxswain.membership.types import Sequence
-from coxswain.plan.types import Slice, Task
+from coxswain.membership.values import Sequence
+from coxswain.plan.values import Slice, Task
 from coxswain.wire import Fault, Register, Served, StepPlan, StepReport, StopRequest
 from coxswain_coordinator import ending
 from coxswain_coordinator.bell import Bell

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from coxswain import digests
 from coxswain.boxes import Box, intersect, match, whole, window, zero_shard
 from coxswain.layout import Device, uniform_layout
-from coxswain.membership.types import Sequence
+from coxswain.membership.values import Sequence
 
 DEVICES = [Device(t, d) for t in range(3) for d in range(2)]
 

@@ -11,8 +11,8 @@ import pytest
 from coxswain.digests import add, delivered
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry
-from coxswain.membership.types import Sequence
-from coxswain.plan.types import Slice, Task
+from coxswain.membership.values import Sequence
+from coxswain.plan.values import Slice, Task
 from coxswain.planlog import LoaderShare
 from coxswain.wire import StepPlan
 from coxswain_data.assembly import arrays, needs

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
-from coxswain.membership.types import Sequence
+from coxswain.membership.values import Sequence
 from coxswain_link.flight import BATCH_TOKENS, Part, Request, Serve, SliceClient, SliceRequest, SliceServer
 
 

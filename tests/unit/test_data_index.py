@@ -14,7 +14,7 @@ import pytest
 from coxswain.config import MixConfig, SourceConfig, TokenizerConfig
 from coxswain.errors import Refused
 from coxswain.index import decode, object_key
-from coxswain.membership.types import Sequence
+from coxswain.membership.values import Sequence
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Indexed
 from coxswain_data import indexer

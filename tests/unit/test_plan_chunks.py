@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coxswain.plan.chunks import chunk_table, member_chunks, ring_chunks, ring_slices
-from coxswain.plan.types import Task
+from coxswain.plan.values import Task
 
 SHAPES = {"length": st.integers(1, 100_000), "degree": st.integers(2, 128)}
 

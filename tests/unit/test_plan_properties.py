@@ -13,8 +13,8 @@ from coxswain.plan.assemble import digest, one_sequence_a_ring
 from coxswain.plan.balances import BALANCES, plan, planner
 from coxswain.plan.problem import pose
 from coxswain.plan.simulate import drafts_of, simulate
-from coxswain.plan.types import Placement
 from coxswain.plan.validator import validate
+from coxswain.plan.values import Placement
 from tests.unit.plan_cases import given, layout_of, planned, steps
 
 EVERY = pytest.mark.parametrize("balance", sorted(BALANCES))

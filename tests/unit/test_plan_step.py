@@ -11,7 +11,7 @@ from coxswain.plan.operations import operations
 from coxswain.plan.problem import Draft, pose
 from coxswain.plan.simulate import ring_bytes, simulate
 from coxswain.plan.step import plan_step, replicas_per_trainer
-from coxswain.plan.types import Operation
+from coxswain.plan.values import Operation
 from tests.unit.plan_cases import COST, given, layout_of
 
 MODEL = ModelConfig(layers=4, hidden=128, heads=4, kv_heads=2, feed_forward=384, vocabulary=1024)

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from coxswain.layout import Device, Layout, Replica, Stage
 from coxswain.plan.operations import operations
-from coxswain.plan.types import Operation, Placement, Slice, Task
 from coxswain.plan.validator import validate
+from coxswain.plan.values import Operation, Placement, Slice, Task
 from tests.unit.plan_cases import given, layout_of, planned
 
 REPLICAS, CAPACITY, MAX_DEGREE = 8, 64, 6

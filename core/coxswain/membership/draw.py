@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from coxswain.errors import Refused
-from coxswain.membership.types import Sequence, SourceCursor
+from coxswain.membership.values import Sequence, SourceCursor
 
 LongSequences = Literal["Split", "Truncate", "Drop"]
 At = Callable[[int, int], tuple[int, int]]

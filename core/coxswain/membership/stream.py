@@ -16,7 +16,7 @@ from coxswain.config import BatchConfig, MixConfig, PhaseConfig, SourceConfig
 from coxswain.errors import Refused
 from coxswain.membership.draw import draw
 from coxswain.membership.order import PassOrder, SourceView
-from coxswain.membership.types import Cursor, Membership, Sequence, SourceCursor
+from coxswain.membership.values import Cursor, Membership, Sequence, SourceCursor
 
 
 def initial_cursor(mix: MixConfig) -> Cursor:

@@ -9,7 +9,7 @@ import msgspec
 from coxswain.plan.chunks import ring_slices
 from coxswain.plan.problem import Draft, Problem
 from coxswain.plan.simulate import simulate
-from coxswain.plan.types import Placement, Slice, Task
+from coxswain.plan.values import Placement, Slice, Task
 
 
 def assemble(problem: Problem, balance: str, drafts: list[Draft]) -> Placement:

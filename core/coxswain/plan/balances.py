@@ -14,7 +14,7 @@ from coxswain.plan.makespan import makespan
 from coxswain.plan.naive import naive
 from coxswain.plan.problem import Planner, pose
 from coxswain.plan.static import static
-from coxswain.plan.types import Placement
+from coxswain.plan.values import Placement
 
 BALANCES: dict[str, Planner] = {"makespan": makespan, "naive": naive, "static": static}
 

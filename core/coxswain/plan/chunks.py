@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
-from coxswain.plan.types import Slice, Task
+from coxswain.plan.values import Slice, Task
 
 Chunk = tuple[int, int]  # tokens [start, stop) of the sequence
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from coxswain.errors import Refused
 from coxswain.layout import Layout
-from coxswain.plan.types import Operation, StageOperations, Task
+from coxswain.plan.values import Operation, StageOperations, Task
 
 
 def operations(layout: Layout, tasks: Sequence[Task]) -> tuple[StageOperations, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from coxswain.layout import Layout
-from coxswain.plan.types import Operation, Placement, Task
+from coxswain.plan.values import Operation, Placement, Task
 
 
 def replay(placement: Placement, layout: Layout) -> list[str]:

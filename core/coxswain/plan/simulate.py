@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coxswain.plan.problem import Draft, Problem
-from coxswain.plan.types import Placement
+from coxswain.plan.values import Placement
 
 
 @dataclass(frozen=True, slots=True)

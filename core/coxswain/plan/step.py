@@ -13,8 +13,8 @@ from coxswain.plan.assemble import assemble, one_sequence_a_ring
 from coxswain.plan.balances import planner
 from coxswain.plan.operations import operations
 from coxswain.plan.problem import pose
-from coxswain.plan.types import Placement
 from coxswain.plan.validator import validate
+from coxswain.plan.values import Placement
 
 
 def plan_step(

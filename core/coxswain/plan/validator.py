@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from coxswain.layout import Layout
 from coxswain.plan.chunks import ring_slices
 from coxswain.plan.replay import replay
-from coxswain.plan.types import Placement, Task
+from coxswain.plan.values import Placement, Task
 
 
 def validate(placement: Placement, lengths: Sequence[int], layout: Layout, capacity: int, max_degree: int) -> list[str]:

@@ -1,0 +1,118 @@
+"""First bad input: `cox run` says what is wrong and the way out, and loses nothing.
+
+It leaves with 2 when it refuses the files, with 1 when the job fails on what only its services can see.
+"""
+
+import json
+import re
+
+import pytest
+
+from tests.local.jobs import Run, job_objects, source, write_corpus
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return f"file://{folder}"
+
+
+@pytest.fixture
+def objects(tmp_path, corpus):
+    return job_objects(corpus, f"file://{tmp_path}/checkpoints")
+
+
+def refused(run, *words):
+    """Runs it and demands a refusal with all of these words (spaces as they break)."""
+    code = run.run()
+    said = re.sub(r"\s+", " ", run.output)
+    assert code in {1, 2}, f"exit {code}:\n{run.output}\n{run.logs()}"
+    for word in words:
+        assert word in said, f"{word!r} is not in:\n{run.output}\n{run.logs()}"
+    assert "Traceback" not in run.output
+    assert not run.steps()
+    return code
+
+
+def test_malformed_yaml_is_named_by_line(tmp_path, objects):
+    run = Run(tmp_path, objects)
+    run.job_text = "kind: TrainingJob\nspec: {stop: {steps: 3}\nmetadata: x\n"
+    assert refused(run, "job.yaml", "line 3") == 2
+
+
+def test_several_faults_are_told_at_once(tmp_path, objects):
+    job = objects[-1]["spec"]
+    job["tainers"] = {"count": 3}
+    job["stop"] = {"steps": 10, "tokens": 5}
+    job["optimizer"]["learningRate"] = "fast"
+    objects[0]["spec"]["format"] = "Csv"
+    assert refused(Run(tmp_path, objects), "tainers", "stop", "learningRate", "Csv", "Parquet") == 2
+
+
+def test_a_mix_that_names_an_absent_source_is_refused_by_that_name(tmp_path, objects):
+    del objects[1]
+    assert refused(Run(tmp_path, objects), "DataSource 'docs' does not exist; create the DataSource docs") == 2
+
+
+def test_a_source_whose_folder_is_absent_is_refused_by_its_uri(tmp_path, objects):
+    objects[1] = source("docs", f"file://{tmp_path}/nowhere", "Jsonl", "**/*.jsonl")
+    assert refused(Run(tmp_path, objects), "SourceNotFound", f"{tmp_path}/nowhere") == 1
+
+
+def test_a_source_without_a_matching_object_is_refused(tmp_path, objects, corpus):
+    objects[1] = source("docs", f"{corpus}/docs", "Jsonl", "**/*.json")
+    assert refused(Run(tmp_path, objects), "SourceEmpty", "docs", "**/*.json") == 1
+
+
+def test_a_corrupt_parquet_file_is_refused_by_its_path(tmp_path, objects):
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "torn.parquet").write_bytes(b"PAR1 this is no parquet file")
+    objects[0] = source("code", f"file://{tmp_path}/bad", "Parquet", "**/*.parquet")
+    assert refused(Run(tmp_path, objects), "torn.parquet") == 1
+
+
+def test_undecodable_samples_beyond_the_limit_are_refused_and_within_it_left_out(tmp_path, objects):
+    (tmp_path / "bad").mkdir()
+    good = [json.dumps({"text": "some words " * 40}) for _ in range(60)]
+    (tmp_path / "bad" / "some.jsonl").write_text("\n".join([*good, '{"text": 3}', "{not json"]) + "\n")
+    objects[1] = source("docs", f"file://{tmp_path}/bad", "Jsonl", "**/*.jsonl", maxRejected=1)
+    assert refused(Run(tmp_path / "strict", objects), "TooManyRejected", "some.jsonl") == 1
+    objects[1]["spec"]["maxRejected"] = 2
+    assert Run(tmp_path / "lenient", objects).run() == 0
+
+
+def test_sources_of_one_mix_with_two_tokenizers_are_refused(tmp_path, objects):
+    objects[1]["spec"]["tokenizer"] = {"file": {"uri": f"file://{tmp_path}/tokenizer.json"}}
+    assert refused(Run(tmp_path, objects), "must share one tokenizer", "code: bytes, docs: file") == 2
+
+
+def test_a_sequence_longer_than_all_replicas_hold_is_refused_with_the_numbers(tmp_path, objects):
+    objects[-1]["spec"]["batch"]["maxSequenceTokens"] = 5000
+    assert refused(Run(tmp_path, objects), "maxSequenceTokens", "5000", "tokensPerReplica") == 2
+
+
+def test_a_checkpoint_of_another_model_is_foreign_and_stays_as_it_was(tmp_path, corpus, objects):
+    assert Run(tmp_path / "first", objects).run("--until-step", "3") == 0
+    before = contents(tmp_path / "checkpoints")
+    objects[-1]["spec"]["model"]["config"]["hidden"] = 64
+    assert refused(Run(tmp_path / "second", objects), "ForeignCheckpoint", "checkpoint") == 1
+    assert contents(tmp_path / "checkpoints") == before
+
+
+def test_a_torn_checkpoint_is_refused_by_the_shard_that_is_missing_or_changed(tmp_path, objects):
+    assert Run(tmp_path / "first", objects).run("--until-step", "3") == 0
+    shard = next((tmp_path / "checkpoints" / "shards").iterdir())
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert refused(Run(tmp_path / "second", objects), "TornCheckpoint", shard.name) == 1
+    shard.unlink()
+    assert refused(Run(tmp_path / "third", objects), "TornCheckpoint", shard.name) == 1
+    shard.write_bytes(whole)
+    assert Run(tmp_path / "fourth", objects).run() == 0
+
+
+def contents(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}

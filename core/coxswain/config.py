@@ -151,12 +151,13 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.stop_steps or -(-self.stop_tokens // self.batch.tokens_per_step)
 
     def stream_hash(self) -> str:
-        """Names all that membership depends on but index contents and phases: a checkpoint of another stream is foreign."""
-        mix = msgspec.structs.replace(self.mix, phases=())
-        sources = tuple(
-            msgspec.structs.replace(s, weight=0, endpoint=EndpointConfig(), max_passes=0) for s in mix.sources
-        )
-        what = (msgspec.structs.replace(mix, sources=sources, name=""), self.batch)
+        """Names all that membership depends on but index contents and phases: a checkpoint of another stream is foreign.
+
+        Where the data lies, and what may be changed under a running job, is left out: moved data with the same contents
+        is the same stream.
+        """
+        sources = [(s.name, s.format, s.text_field, s.tokenizer.kind, s.tokenizer.eos) for s in self.mix.sources]
+        what = (sources, self.mix.seed, self.mix.long_sequences, self.batch)
         return hashlib.sha256(msgspec.json.encode(what)).hexdigest()
 
     def model_hash(self) -> str:

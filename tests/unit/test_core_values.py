@@ -7,6 +7,17 @@ from hypothesis import strategies as st
 
 from coxswain import digests
 from coxswain.boxes import Box, intersect, match, whole, window, zero_shard
+from coxswain.config import (
+    BatchConfig,
+    CheckpointConfig,
+    JobConfig,
+    MixConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    SourceConfig,
+    TokenizerConfig,
+)
 from coxswain.layout import Device, uniform_layout
 from coxswain.membership.values import Sequence
 
@@ -101,3 +112,34 @@ def test_the_stream_digest_has_a_golden_value():
 def test_a_pieces_last_label_is_the_next_token_and_a_samples_end_has_none():
     assert Sequence("code", 0, 0, 0, 4, 9).labels == 4
     assert Sequence("code", 0, 0, 4, 9, 9).labels == 4
+
+
+def config(**source):
+    """A job over one source."""
+    base = {
+        "name": "code",
+        "source": "code",
+        "uri": "file:///a",
+        "format": "Text",
+        "include": "**",
+        "text_field": "text",
+    }
+    one = SourceConfig(**(base | {"tokenizer": TokenizerConfig(kind="bytes"), "weight": 1} | source))
+    return JobConfig(
+        name="j", namespace="n", uid="u", seed=1, model=ModelConfig(layers=1, hidden=8, heads=1, kv_heads=1, feed_forward=8),
+        mix=MixConfig(name="m", seed=1, sources=(one,)), parallelism=ParallelConfig(),
+        batch=BatchConfig(tokens_per_step=8, max_sequence_tokens=4), optimizer=OptimizerConfig(learning_rate=0.1),
+        trainers=1, devices_per_trainer=1, min_trainers=1, loaders=1, checkpoint=CheckpointConfig(uri="file:///c"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change", [{"uri": "s3://b/a"}, {"max_rejected": 9}, {"weight": 5}, {"max_passes": 2}, {"source": "x"}]
+)
+def test_moved_data_and_raised_limits_are_the_same_stream(change):
+    assert config(**change).stream_hash() == config().stream_hash()
+
+
+@pytest.mark.parametrize("change", [{"name": "docs"}, {"text_field": "body"}, {"format": "Jsonl"}])
+def test_another_reading_of_the_data_is_another_stream(change):
+    assert config(**change).stream_hash() != config().stream_hash()

@@ -11,7 +11,7 @@ from coxswain_link.http import AsyncClient
 from coxswain_operator.cluster import Cluster, Manifest
 from coxswain_operator.observe import conditions_of
 
-DEADLINE_SECONDS = 2.0  # for one call: the next pass asks again
+DEADLINE_SECONDS = 2.0  # for one attempt; the next pass asks again, so that a coordinator that left holds up nobody
 
 
 class HttpJobControl:
@@ -58,7 +58,7 @@ class HttpJobControl:
             return known[1]
         if known:
             await known[1].close()
-        client = AsyncClient(f"http://{address}:{self._port}", token, DEADLINE_SECONDS)
+        client = AsyncClient(f"http://{address}:{self._port}", token, DEADLINE_SECONDS, patient=False)
         self._clients[meta["uid"]] = (key, client)
         return client
 

@@ -84,11 +84,11 @@ class Client:
 
 
 class AsyncClient:
-    """The same verbs for an event loop."""
+    """The same verbs for an event loop. Not `patient`: one attempt a call, for who asks again anyway."""
 
-    def __init__(self, base_url: str, token: str, deadline: float = 30.0) -> None:
+    def __init__(self, base_url: str, token: str, deadline: float = 30.0, patient: bool = True) -> None:
         self._http = httpx.AsyncClient(base_url=base_url, headers=_headers(token), trust_env=False)
-        self._base_url, self._deadline = base_url, deadline
+        self._base_url, self._deadline, self._patient = base_url, deadline, patient
 
     async def get(
         self, path: str, type_: type[T], *, generation: int | None = None, deadline: float | None = None, **params: Any
@@ -120,7 +120,7 @@ class AsyncClient:
             return _read(response, type_)
 
         try:
-            return await tenacity.AsyncRetrying(**_policy(limit))(attempt)
+            return await tenacity.AsyncRetrying(**_policy(limit if self._patient else 0.0))(attempt)
         except _Again as error:
             raise Retryable(f"{method} {self._base_url}{path} did not succeed within {limit:g} s: {error}") from error
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
@@ -110,7 +111,7 @@ async def test_a_broken_object_file_is_refused_by_name(tmp_path):
         await cluster.create(job())
     (tmp_path / "cluster/TrainingJob/default/j.json").write_text("{")
     for _ in range(2):  # the refusal lets go of the work directory
-        with pytest.raises(Refused, match=r"j\.json is not JSON"):
+        with pytest.raises(Refused, match=r"j\.json is not an object"):
             async with LocalCluster(tmp_path):
                 pass
 
@@ -127,3 +128,34 @@ async def test_published_events_are_lines_of_a_file(cluster):
     await cluster.publish(job(), Happening("Completed", "done"))
     line = json.loads((cluster.workdir / "events.jsonl").read_text())
     assert (line["reason"], line["message"], line["object"]) == ("Completed", "done", "TrainingJob/j")
+
+
+async def test_a_torn_file_and_one_of_another_object_are_refused_alike(tmp_path):
+    async with LocalCluster(tmp_path) as cluster:
+        await cluster.create(job())
+    path = tmp_path / "cluster" / "TrainingJob" / "default" / "j.json"
+    for content in ("{}", "[]", "", '{"kind": "TrainingJob", "metadata": {"name": "other", "uid": "1"}}'):
+        path.write_text(content)
+        with pytest.raises(Refused, match=r"j\.json is not an object of this folder"):
+            await LocalCluster(tmp_path).__aenter__()
+
+
+async def test_a_deletion_that_a_kill_interrupted_is_finished_at_the_next_start(tmp_path):
+    async with LocalCluster(tmp_path) as cluster:
+        owner = await cluster.create(job())
+        owned = job("owned", ownerReferences=[{"uid": owner["metadata"]["uid"]}])
+        await cluster.create({**owned, "kind": "ConfigMap"})
+        await cluster.create(job("other"))
+    path = tmp_path / "cluster" / "TrainingJob" / "default" / "j.json"
+    owner["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    path.write_text(json.dumps(owner))
+    async with LocalCluster(tmp_path) as cluster:
+        assert [j["metadata"]["name"] for j in await cluster.list("TrainingJob", "default")] == ["other"]
+        assert await cluster.list("ConfigMap", "default") == []
+
+
+async def test_a_place_that_cannot_be_a_work_directory_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")):
+        with pytest.raises(Refused, match="cannot be a work directory"):
+            await LocalCluster(place).__aenter__()

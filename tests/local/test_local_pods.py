@@ -1,6 +1,8 @@
 """The local cluster runs pods as a kubelet does: real processes, tiny programs."""
 
+import asyncio
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -172,3 +174,29 @@ def is_alive(pid):
         return False
     state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     return state != "Z"
+
+
+async def test_a_sidecar_that_leaves_with_zero_is_not_restarted_while_its_pod_ends(cluster):
+    main = container("import time; time.sleep(1)")
+    status = await run_to_end(cluster, pod(main, sidecars=(container("pass", "side"),)))
+    side = status["initContainerStatuses"][0]
+    assert side["restartCount"] == 0
+    assert side["state"]["terminated"]["exitCode"] == 0
+
+
+async def test_a_container_beside_one_that_cannot_start_does_not_outlive_the_pod(cluster):
+    status = await run_to_end(cluster, pod(container(SLEEP), {"name": "other", "image": "x"}))
+    assert (status["phase"], status["reason"]) == ("Failed", "NoCommand")
+    assert terminated(status)["signal"] == signal.SIGTERM
+
+
+async def test_a_cluster_that_closes_during_a_deletion_ends_the_pods_sidecars(tmp_path):
+    side = container("import os; print(os.getpid(), flush=True); " + STUBBORN, "side")
+    side["startupProbe"] = {"httpGet": {"path": "/", "port": 9}}  # never answers, so the pod stays Pending
+    log = tmp_path / "logs" / "p" / "side.log"
+    async with LocalCluster(tmp_path) as cluster:
+        await cluster.create(pod(container("pass"), sidecars=(side,)))
+        await until_text(log, "deaf")
+        await cluster.delete("Pod", "default", "p")
+        await asyncio.sleep(0.1)  # the deletion is on its way, and waits for the sidecar's grace
+    assert not is_alive(int(log.read_text().split()[0]))

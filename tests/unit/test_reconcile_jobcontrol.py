@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,7 +14,7 @@ from coxswain.wire import JobReport, StopRequest
 from coxswain_link.metrics import build
 from coxswain_link.serve import Service
 from coxswain_operator.cluster import Manifest
-from coxswain_operator.jobcontrol import HttpJobControl
+from coxswain_operator.jobcontrol import DEADLINE_SECONDS, HttpJobControl
 from tests.unit.reconcile_world import NAMESPACE, World, report, training_job
 
 
@@ -77,3 +78,12 @@ async def test_a_wrong_token_is_no_answer() -> None:
 async def test_a_coordinator_that_is_not_ready_is_not_asked() -> None:
     async with talking(ready="False") as (control, _, job):
         assert await control.report(job) is None
+
+
+async def test_a_coordinator_that_is_gone_is_asked_once_and_holds_up_nobody() -> None:
+    async with talking() as (control, _, job):
+        control._port = 1  # nothing listens there
+        begun = time.monotonic()
+        assert await control.report(job) is None
+        assert not await control.checkpoint_and_stop(job, "suspended")
+    assert time.monotonic() - begun < DEADLINE_SECONDS / 2

@@ -38,12 +38,17 @@ class LocalCluster:
         self._deletions: dict[Key, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> LocalCluster:
-        self.workdir.mkdir(parents=True, exist_ok=True)
         self._addresses = Addresses(str(self.workdir))
-        self._lock = _lock(self.workdir / "cluster.lock")
+        try:
+            self.workdir.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self.workdir / "cluster.lock")
+        except OSError as error:
+            message = f"{self.workdir} cannot be a work directory ({error.strerror}); choose another --workdir"
+            raise Refused("WorkdirUnusable", message) from error
         try:
             shutil.rmtree(self.workdir / "volumes", ignore_errors=True)  # of pods that a killed run had
             self._objects = Objects(self.workdir / "cluster")
+            self._finish_deletions()
             self._mark_lost_pods()
         except BaseException:
             os.close(self._lock)
@@ -132,18 +137,22 @@ class LocalCluster:
             del self._pods[key]
         self._objects.remove(key)
         del self._deletions[key]
-        for child in self._objects.owned_by(uid):
+        for child, _ in self._objects.owned_by(uid):
             await self.delete(*child)
+
+    def _finish_deletions(self) -> None:
+        """Of objects whose deletion a killed run had only begun, with all that they own."""
+        doomed = self._objects.deleting()
+        while doomed:
+            key, uid = doomed.pop()
+            self._objects.remove(key)
+            doomed += self._objects.owned_by(uid)
 
     def _mark_lost_pods(self) -> None:
         """No process outlives its cluster, so a pod that was running is lost: a disruption, not a fault of its own."""
-        for namespace_key in self._objects.keys("Pod"):
-            pod = self._objects.get(*namespace_key)
-            assert pod is not None
-            if "deletionTimestamp" in pod["metadata"]:
-                self._objects.remove(namespace_key)
-            elif pod["status"]["phase"] not in _TERMINAL:
-                self._objects.write_status(namespace_key, _lost(pod["status"]))
+        for pod in self._objects.everything("Pod"):
+            if pod["status"]["phase"] not in _TERMINAL:
+                self._objects.write_status(key_of(pod), _lost(pod["status"]))
 
 
 def _lost(status: Manifest) -> Manifest:

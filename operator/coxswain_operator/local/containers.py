@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 Probe = Callable[[dict[str, Any]], Awaitable[bool]]
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.25, 10.0  # seconds; a laptop's patience is shorter than a kubelet's
-_IMPATIENCE = 0.2  # seconds between probes until the first success
+_LEFT_BACKOFF = 5.0  # a sidecar leaves with 0 when its job has ended: the pod's own end follows soon
+_IMPATIENCE = 0.1  # seconds between probes until the first success
 _STEADY_AFTER = 60.0  # a sidecar that ran this long starts over with the first back-off
 _MESSAGE_LIMIT = 4096  # bytes, the kubelet's
 _CANNOT_START = 128
@@ -88,11 +89,15 @@ class Container:
             if self._ending:
                 return
             backoff = _FIRST_BACKOFF if loop.time() - begun > _STEADY_AFTER else backoff
-            log.warning("sidecar %s ended with %d, again in %.2f s", self.name, code, backoff)
-            self._restarts, self._last = self._restarts + 1, self._state
-            self._show({"waiting": {"reason": "CrashLoopBackOff", "message": f"restarts in {backoff:g} s"}})
-            await asyncio.sleep(backoff)
-            backoff = min(backoff * 2, _LONGEST_BACKOFF)
+            self._last = self._state
+            if code == 0:
+                await asyncio.sleep(_LEFT_BACKOFF)
+            else:
+                self._show({"waiting": {"reason": "CrashLoopBackOff", "message": f"restarts in {backoff:g} s"}})
+                await asyncio.sleep(backoff)
+                backoff = min(backoff * 2, _LONGEST_BACKOFF)
+            log.warning("sidecar %s ended with %d and starts again", self.name, code)
+            self._restarts += 1
 
     async def stop(self, grace: float) -> None:
         self._ending = True

@@ -38,8 +38,9 @@ class Objects:
     def select(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
         return [copy.deepcopy(m) for m in self._objects.values() if _matches(m, kind, namespace, labels)]
 
-    def keys(self, kind: str) -> list[Key]:
-        return [k for k in self._objects if k[0] == kind]
+    def everything(self, kind: str) -> list[Manifest]:
+        """All objects of a kind, of all namespaces."""
+        return [copy.deepcopy(m) for k, m in self._objects.items() if k[0] == kind]
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         return copy.deepcopy(self._objects.get((kind, namespace, name)))
@@ -89,11 +90,16 @@ class Objects:
             self._path(key).unlink(missing_ok=True)
             self._tell(Change("DELETED", gone))
 
-    def owned_by(self, uid: str) -> list[Key]:
-        """Objects that name this uid as an owner."""
-        return [
-            k for k, m in self._objects.items() if uid in (o["uid"] for o in m["metadata"].get("ownerReferences", ()))
-        ]
+    def deleting(self) -> list[tuple[Key, str]]:
+        """Keys and uids of objects whose deletion has begun."""
+        return self._found(lambda metadata: "deletionTimestamp" in metadata)
+
+    def owned_by(self, uid: str) -> list[tuple[Key, str]]:
+        """Keys and uids of objects that name this uid as an owner."""
+        return self._found(lambda metadata: uid in (o["uid"] for o in metadata.get("ownerReferences", ())))
+
+    def _found(self, wanted: Callable[[Manifest], bool]) -> list[tuple[Key, str]]:
+        return [(k, m["metadata"]["uid"]) for k, m in self._objects.items() if wanted(m["metadata"])]
 
     async def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[Change]:
         """Current objects as ADDED, then every change."""
@@ -155,9 +161,12 @@ def _encode_strings(manifest: Manifest) -> Manifest:
 def _read(path: Path) -> Manifest:
     try:
         manifest: Manifest = json.loads(path.read_bytes())
-    except ValueError as error:
+        if key_of(manifest)[::2] != (path.parent.parent.name, path.stem) or not manifest["metadata"]["uid"]:
+            raise ValueError("it names another object")
+    except (ValueError, KeyError, TypeError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise Refused(
-            "CorruptObject", f"{path} is not JSON ({error}); delete it, or start in another --workdir"
+            "CorruptObject", f"{path} is not an object of this folder ({why}); delete it, or start in another --workdir"
         ) from error
     return manifest
 

@@ -61,7 +61,7 @@ class Pod:
         self._containers = [self._container(c) for c in spec["containers"]]
         self._phase, self._begun = "Pending", timestamp()
         self._complaint: Manifest = {}
-        self._running = False
+        self._running, self._stopping = False, False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def live(self) -> None:
@@ -76,6 +76,7 @@ class Pod:
         except NotMountable as error:
             self._complaint = {"reason": "CreateContainerConfigError", "message": str(error)}
         finally:
+            await self._stop_containers()  # all have ended, but for one beside another that cannot be started
             await self._stop_sidecars()
             self._phase = phase
             self._changed()
@@ -83,9 +84,10 @@ class Pod:
     async def stop(self, life: asyncio.Task[None], longest: float = math.inf) -> None:
         """Ends the pod as a deletion does: SIGTERM, the grace period (at most `longest` seconds), SIGKILL; sidecars last."""
         self._grace = min(self._grace, longest)
-        if not self._running:
+        if not (self._running or self._stopping):  # cancelled twice, it would leave its sidecars behind
             life.cancel()
-        await asyncio.gather(*(c.stop(self._grace) for c in self._containers))
+        self._stopping = True
+        await self._stop_containers()
         await asyncio.wait([life])
         unmount(self._folder)
 
@@ -132,6 +134,9 @@ class Pod:
         self._phase, self._running = "Running", True
         codes = await asyncio.gather(*(c.run() for c in self._containers))
         return "Failed" if any(codes) else "Succeeded"
+
+    async def _stop_containers(self) -> None:
+        await asyncio.gather(*(c.stop(self._grace) for c in self._containers))
 
     async def _stop_sidecars(self) -> None:
         for sidecar in reversed(self._sidecars):

@@ -99,7 +99,11 @@ def _contents(holder: Manifest, items: list[dict[str, str]] | None) -> dict[str,
     if holder["kind"] == "Secret":
         files = {k: base64.b64decode(v) for k, v in holder.get("data", {}).items()}
     files |= {k: base64.b64decode(v) for k, v in holder.get("binaryData", {}).items()}
-    return files if items is None else {i["path"]: files[i["key"]] for i in items}
+    if items is None:
+        return files
+    if missing := [i["key"] for i in items if i["key"] not in files]:
+        raise NotMountable(f"{holder['kind']} {holder['metadata']['name']!r} has no key {missing[0]!r}")
+    return {i["path"]: files[i["key"]] for i in items}
 
 
 def _link(folder: Path, name: str, target: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from coxswain.wire import Fault
+from coxswain.wire import Fault, JobEvent
 from coxswain_operator.reconcile.failure import Verdict, count, judge
 from coxswain_operator.reconcile.losses import Loss
 from coxswain_operator.reconcile.spec import Rule
@@ -139,10 +139,13 @@ async def test_the_users_fault_is_told_in_the_coordinators_own_words() -> None:
     world.report_now = report("Failed", 0, fault=fault)
     world.end(world.pod("loader-0"), 2)  # told to leave; says nothing itself
     await passes(world, 2)
-    assert world.state != "Failed"
-    world.end(world.pod("coordinator"), 2, report_text("Failed", fault=fault))
+    assert world.state == "Running"  # not Restarting: nothing will be
+    told = (JobEvent(1, 1.0, "IndexingStarted", "1 shares"),)
+    world.end(world.pod("coordinator"), 2, report_text("Failed", fault=fault, events=told))
     await passes(world)
     assert world.condition("Succeeded")["message"] == "EmptySource: coordinator: source code has no documents"
+    assert [h.reason for h in world.happenings][-2:] == ["IndexingStarted", "Failed"]
+    assert "rule" not in world.happenings[-1].message  # only a rule of the user's own is named
 
 
 async def test_who_left_with_a_coordinator_that_gave_up_is_replaced_without_counting() -> None:

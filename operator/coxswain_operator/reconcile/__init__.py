@@ -71,9 +71,9 @@ def conclude(s: Situation, step: Step) -> Decision:
             *step.deletes,
             *step.creates,
             *step.calls,
+            *told,  # what the coordinator saw came before what follows from it
             *step.happenings,
             *events.transitions(old, new),
-            *told,
             *(WakeAt(t) for t in sorted(set(wakes)) if s.now < t < float("inf")),
         )
     )

@@ -45,7 +45,8 @@ def ended(s: Situation, ending: Ending) -> Step:
     """The pass that ends the job: status first, then, if it failed, what still runs."""
     failed = ending.state == "Failed"
     status = replace(attempts.closed(s.status, ending, s.now), completion_time=stamp(s.now))
-    rule = f" (rule {ending.rule})" if ending.rule else ""
+    own = ending.rule in {rule.name for rule in s.spec.failure_policy.rules}  # a built-in one tells people nothing
+    rule = f" (rule {ending.rule})" if own else ""
     news = Happening(ending.state, f"{ending.reason}: {ending.message}{rule}", warning=failed)
     return Step(
         ending.state,

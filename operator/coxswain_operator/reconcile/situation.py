@@ -68,9 +68,18 @@ class Situation:
         pod = self.coordinator
         if pod is not None and self.report is not None and self.report.phase in ("Indexing", "Running"):
             return self.report.phase
-        if self.report is None and pod is not None and pod.live and pod.ready and self.status.state:
-            return self.status.state  # it did not answer this once: no news
+        if (
+            pod is not None
+            and pod.live
+            and self.status.state
+            and (self._leaving or (self.report is None and pod.ready))
+        ):
+            return self.status.state  # what its end means is judged once it has left; no answer this once is no news
         return "Restarting" if self.status.progress is not None else "Starting"
+
+    @property
+    def _leaving(self) -> bool:
+        return self.report is not None and self.report.phase in ("Completed", "Suspended", "Failed")
 
     @cached_property
     def report(self) -> JobReport | None:

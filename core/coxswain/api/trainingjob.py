@@ -294,6 +294,7 @@ class TrainingJobSpec(Model):
     active_deadline_seconds: Seconds | None = None
     """Longest time from the first start to the end, less suspensions; then the job fails. Empty: none. May change at any time."""
     start_timeout_seconds: Seconds = 900
-    """Longest time from creating an attempt's pods until all are ready; then the attempt has failed. May change at any time."""
+    """Longest time from a pod's creation until its containers run; then it is replaced, and the restart counts. Indexing is
+    not part of it. May change at any time."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=315_360_000)] | None = None
     """The finished job is deleted after this time. Empty: never. May change at any time."""

@@ -28,6 +28,9 @@ COMMANDS = {
 PLAN_COMMANDS = {"step": ("coxswain_cli.plan:step_command", "Plan one step for a file of sequence lengths.")}
 
 
+INTERRUPTED = 130  # exit code after Ctrl-C, as shells say it
+
+
 def _add(group: typer.Typer, name: str, target: str, text: str) -> None:
     """A command that hands all its arguments, --help too, to the function `module:name`."""
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -36,7 +39,10 @@ def _add(group: typer.Typer, name: str, target: str, text: str) -> None:
     def forward(context: typer.Context) -> None:
         module, function = target.split(":")
         inner = typer.Typer(add_completion=False, rich_markup_mode=None)
-        inner.command(help=text)(getattr(importlib.import_module(module), function))
+        try:
+            inner.command(help=text)(getattr(importlib.import_module(module), function))
+        except KeyboardInterrupt:  # importing may take a second
+            raise SystemExit(INTERRUPTED) from None
         typer.main.get_command(inner)(args=context.args, prog_name=context.command_path)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from types import TracebackType
 from typing import Protocol
 
@@ -12,7 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coxswain.wire import StepLine
 from coxswain_cli.progress import View, amount, clock, duration
+
+_ENDS = ("Completed", "Failed")  # told by the summary that follows
 
 
 class Display(Protocol):
@@ -34,28 +39,27 @@ def display_for(console: Console) -> Display:
 
 
 class Lines:
-    """One line a step, an event, a change of state or of what is waited for: what a log file can keep."""
+    """One line a step, an event, a change of state or of what is waited for, in the order of time: what a log file can keep.
+
+    Events arrive later than steps, so a line waits until all events of its time are known.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last = ("", "")
+        self._held: list[tuple[float, str]] = []
 
     def show(self, view: View) -> None:
-        for event in view.new_events:
-            self.say(f"{event.reason}: {event.message}")
-        for line in view.new_steps:
-            self.say(
-                f"step {line.step + 1}/{view.steps or '?'}  loss {line.loss:.4f}  "
-                f"{amount(line.tokens / line.seconds if line.seconds else 0)} tokens/s  idle {line.idle_fraction:.1%}"
-                f"{_left(view, line.step)}"
-            )
+        self._held += [(e.seconds, f"{e.reason}: {e.message}") for e in view.new_events if e.reason not in _ENDS]
+        self._held += [(line.time, _step(view, line)) for line in view.new_steps]
         now = (view.state, view.waiting_for)
         if now != self._last and not view.new_steps and not view.ended:
-            self.say(": waiting for ".join(part for part in now if part))
+            self._held.append((time.time(), ": waiting for ".join(part for part in now if part)))
         self._last = now
+        self._print_until(math.inf if view.ended else view.known_until)
 
     def say(self, text: str) -> None:
-        self._console.print(f"{clock()} {text}", markup=False, highlight=False, soft_wrap=True)
+        self._print(time.time(), text)
 
     def __enter__(self) -> Lines:
         return self
@@ -63,7 +67,15 @@ class Lines:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pass
+        self._print_until(math.inf)
+
+    def _print_until(self, end: float) -> None:
+        for when, text in sorted(line for line in self._held if line[0] <= end):
+            self._print(when, text)
+        self._held = [line for line in self._held if line[0] > end]
+
+    def _print(self, when: float, text: str) -> None:
+        self._console.print(f"{clock(when)} {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 class Panels:
@@ -86,6 +98,14 @@ class Panels:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.stop()
+
+
+def _step(view: View, line: StepLine) -> str:
+    speed = amount(line.tokens / line.seconds if line.seconds else 0)
+    return (
+        f"step {line.step + 1}/{view.steps or '?'}  loss {line.loss:.4f}  {speed} tokens/s  "
+        f"idle {line.idle_fraction:.1%}{_left(view, line.step)}"
+    )
 
 
 def _left(view: View, step: int) -> str:

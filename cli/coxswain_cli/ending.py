@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from coxswain_cli.workdir import Tail, condition, steps_of
 Manifest = dict[str, Any]
 
 FAILED = 1
+_WIDTH = 120  # columns, for the reason of the end
 
 
 def has_ended(job: Manifest) -> bool:
@@ -32,9 +34,11 @@ def exit_code(job: Manifest) -> int:
 def summary(job: Manifest, workdir: Path) -> Iterator[str]:
     """Lines for people."""
     end = condition(job, "Succeeded")
-    yield f"{job['metadata']['name']}: {end.get('reason', 'Unknown')}" + (
-        f" ({end['message']})" if end.get("message") else ""
-    )
+    yield f"{job['metadata']['name']}: {end.get('reason', 'Unknown')}"
+    for line in end.get("message", "").splitlines():
+        yield textwrap.fill(
+            line, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        )
     steps = steps_of(Tail(workdir / "steps.jsonl", from_start=True))
     if steps:
         valid = {s.step: s for s in steps}  # the last line of a step is valid

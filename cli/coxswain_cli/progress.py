@@ -36,6 +36,7 @@ class View:
     new_steps: tuple[StepLine, ...]
     new_events: tuple[Event, ...]
     events: tuple[Event, ...]
+    known_until: float  # seconds since 1970: every event up to then has been told
 
     @property
     def ended(self) -> bool:
@@ -50,7 +51,7 @@ class Watcher:
         self._recent: deque[StepLine] = deque(maxlen=_RECENT_STEPS)
         self._told: deque[Event] = deque(maxlen=_RECENT_EVENTS)
 
-    def look(self, job: Manifest, report: JobReport | None) -> View:
+    def look(self, job: Manifest, report: JobReport | None, known_until: float = 0.0) -> View:
         new_steps, new_events = tuple(steps_of(self._steps)), tuple(events_of(self._events))
         self._recent.extend(new_steps)
         self._told.extend(new_events)
@@ -74,6 +75,7 @@ class Watcher:
             new_steps=new_steps,
             new_events=new_events,
             events=tuple(self._told),
+            known_until=known_until,
         )
 
 
@@ -103,5 +105,6 @@ def amount(number: float) -> str:
     return f"{number:.0f}"
 
 
-def clock() -> str:
-    return time.strftime("%H:%M:%S")
+def clock(seconds: float) -> str:
+    """Local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(seconds))

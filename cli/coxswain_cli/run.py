@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
@@ -19,9 +20,9 @@ from coxswain.exits import Exit
 from coxswain.wire import JobReport
 from coxswain_cli.apply import NAMESPACE, apply
 from coxswain_cli.display import Display, display_for
-from coxswain_cli.ending import exit_code, has_ended, is_suspended, summary
+from coxswain_cli.ending import FAILED, exit_code, has_ended, is_suspended, summary
 from coxswain_cli.load import load_run
-from coxswain_cli.progress import Watcher
+from coxswain_cli.progress import View, Watcher
 from coxswain_cli.workdir import condition, default_workdir
 from coxswain_operator.controller import Controller
 from coxswain_operator.jobcontrol import HttpJobControl
@@ -29,6 +30,7 @@ from coxswain_operator.local import LocalCluster
 
 Manifest = dict[str, Any]
 
+_POLL = 0.5  # seconds between two questions to the coordinator, which sits on this machine
 _LOOK = 0.25  # seconds between two looks at the run
 _STOPPED = 130  # exit code of a run that was stopped at once, as shells say it
 
@@ -53,9 +55,12 @@ def run_command(
     except Refused as error:
         typer.echo(f"cox run: {error.message}", err=True)
         raise typer.Exit(Exit.USER_FAULT) from error
-    except StoppedAtOnce as stop:
-        typer.echo(f"stopped at once; the same command goes on from the last checkpoint in {folder}", err=True)
+    except (StoppedAtOnce, KeyboardInterrupt) as stop:
+        typer.echo("stopped at once; the same command goes on from the last checkpoint", err=True)
         raise typer.Exit(_STOPPED) from stop
+    except OSError as error:
+        typer.echo(f"cox run: {error}; once that is mended, the same command goes on", err=True)
+        raise typer.Exit(FAILED) from error
     raise typer.Exit(code)
 
 
@@ -116,18 +121,19 @@ class Run:
         self._cluster, self._until_step, self._display = cluster, until_step, display
         self._name: str = job["metadata"]["name"]
         self._report: JobReport | None = None
+        self._heard, self._known_until = 0.0, 0.0
         self._watcher = Watcher(cluster.workdir)
         self._stop_asked = False
 
     async def until_end(self) -> Manifest:
         """The job, ended or suspended. Raises StoppedAtOnce."""
         control = HttpJobControl(self._cluster)
-        controller = Controller(self._cluster, control, told=self._hear)
+        controller = Controller(self._cluster, control, poll_seconds=_POLL, told=self._hear)
         passes = asyncio.create_task(controller.run_job(NAMESPACE, self._name))
         with Interrupts() as interrupts:
             try:
                 while not (self._is_over(job := await self._job()) or passes.done()):
-                    self._display.show(self._watcher.look(job, self._report))
+                    self._display.show(self._look(job))
                     await self._steer(job, interrupts.count)
                     await asyncio.wait([passes], timeout=_LOOK)
             finally:
@@ -136,8 +142,11 @@ class Run:
                 await control.close()
         if not passes.cancelled():
             passes.result()  # raises what it died of
-        self._display.show(self._watcher.look(job, self._report))
+        self._display.show(self._look(job))
         return job
+
+    def _look(self, job: Manifest) -> View:
+        return self._watcher.look(job, self._report, self._known_until)
 
     async def _steer(self, job: Manifest, interrupts: int) -> None:
         """Passes on what the person wants: a stop at a step, a stop soon, a stop now."""
@@ -156,7 +165,9 @@ class Run:
         return not self._stop_asked and condition(job, "Suspended").get("status") == "False"
 
     def _hear(self, _: Manifest, report: JobReport | None) -> None:
+        """A report's events are published before the next report is asked for."""
         self._report = report or self._report
+        self._known_until, self._heard = self._heard, time.time()
 
     async def _ask(self, job: Manifest) -> None:
         await self._cluster.replace(job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ class Event:
     reason: str
     message: str
     time: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Since 1970; 0 when it has no time."""
+        return datetime.fromisoformat(self.time).timestamp() if self.time else 0.0
 
 
 class Tail:

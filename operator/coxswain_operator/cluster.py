@@ -37,6 +37,7 @@ class Happening:
     reason: str
     message: str
     warning: bool = False
+    time: float = 0.0  # when it happened, in seconds since 1970; 0: now
 
 
 @runtime_checkable

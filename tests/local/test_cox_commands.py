@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -138,3 +139,31 @@ def run_cox(*arguments):
     """As a process: an event loop runs here already."""
     command = [sys.executable, "-m", "coxswain_cli", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_place_that_cannot_be_a_work_directory_is_refused(job_file, tmp_path):
+    done = run_cox("run", job_file, "--workdir", job_file)
+    assert (done.returncode, "choose another --workdir" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "words"),
+    [
+        (KeyboardInterrupt(), 130, "stopped at once"),
+        (OSError(28, "No space left on device"), 1, "No space left on device; once that is mended"),
+    ],
+)
+def test_what_happens_before_the_job_runs_has_an_exit_code_too(job_file, monkeypatch, trouble, code, words):
+    def fail(files):
+        raise trouble
+
+    monkeypatch.setattr("coxswain_cli.run.load_run", fail)
+    found, output = cox("run", job_file)
+    assert (found, words in output) == (code, True)
+
+
+def test_help_takes_little_cpu_time():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert run_cox("--help").returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime <= 0.4

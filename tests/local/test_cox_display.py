@@ -21,11 +21,11 @@ REPORT = JobReport(
 )  # fmt: skip
 
 
-def step(number, loss=2.5):
+def step(number, loss=2.5, time=0.0):
     return StepLine(
         step=number, worldGeneration=1, tokens=4000, sequences=3, loss=loss, stream_digest="", delivered_digest="", seconds=2.0,
         idle_fraction=0.25, makespan_over_bound=1.0, gradient_norm=1.0, learning_rate=0.1, tokens_by_source={},
-        data_wait_seconds=0.0, time=0.0,
+        data_wait_seconds=0.0, time=time,
     )  # fmt: skip
 
 
@@ -34,12 +34,12 @@ def watched(tmp_path):
     """A watcher, and how to add to its run."""
     watcher = Watcher(tmp_path)
 
-    def add(*steps, events=(), torn=b""):
+    def add(*steps, events=(), torn=b"", known_until=0.0):
         with (tmp_path / "steps.jsonl").open("ab") as file:
             file.write(b"".join(msgspec.json.encode(s) + b"\n" for s in steps) + torn)
         with (tmp_path / "events.jsonl").open("ab") as file:
             file.write(b"".join(msgspec.json.encode(e) + b"\n" for e in events))
-        return watcher.look(JOB, REPORT)
+        return watcher.look(JOB, REPORT, known_until)
 
     return add
 
@@ -70,11 +70,19 @@ def test_what_an_earlier_run_left_is_not_progress(tmp_path):
 
 
 def test_lines_tell_steps_events_and_what_is_waited_for(watched):
-    waiting = watched(events=[{"reason": "GangStarted", "message": "2/2 trainers", "time": "t"}])
+    waiting = watched(events=[{"reason": "GangStarted", "message": "2/2 trainers", "time": "2026-01-01T00:00:00Z"}])
     text = printed(Lines, waiting, watched(step(0), step(1)))
     assert "Running: waiting for trainer-1 to register" in text
     assert "GangStarted: 2/2 trainers" in text
     assert "step 2/10  loss 2.5000  2.0 k tokens/s  idle 25.0%  left 16 s" in text
+
+
+def test_lines_wait_for_the_events_of_their_time(watched):
+    first = watched(step(0, time=10.0), step(1, time=12.0), known_until=9.0)
+    event = {"reason": "TrainingStarted", "message": "step 0 is done", "time": "1970-01-01T00:00:11Z"}
+    lines = printed(Lines, first, watched(events=[event], known_until=11.5)).splitlines()
+    order = [word for line in lines for word in ("step 1/", "TrainingStarted", "step 2/") if word in line]
+    assert order == ["step 1/", "TrainingStarted", "step 2/"]
 
 
 def test_waiting_is_not_told_once_steps_are_newer_than_the_report(watched):
@@ -82,7 +90,10 @@ def test_waiting_is_not_told_once_steps_are_newer_than_the_report(watched):
 
 
 def test_the_panel_shows_the_whole_picture(watched):
-    text = printed(Panels, watched(step(0), events=[{"reason": "TrainingStarted", "message": "step 0", "time": "t"}]))
+    text = printed(
+        Panels,
+        watched(step(0), events=[{"reason": "TrainingStarted", "message": "step 0", "time": "2026-01-01T00:00:00Z"}]),
+    )
     for part in (
         "demo: Running",
         "step 1/10",

@@ -8,8 +8,8 @@ import pytest
 
 from coxswain.errors import Refused
 from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, Happening
-from coxswain_operator.local import LocalCluster
-from tests.local.pods import until_gone
+from coxswain_operator.local import LocalCluster, objects
+from tests.local.pods import container, pod, run_to_end, until_gone
 
 
 def job(name="j", **metadata):
@@ -159,3 +159,17 @@ async def test_a_place_that_cannot_be_a_work_directory_is_refused(tmp_path):
     for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")):
         with pytest.raises(Refused, match="cannot be a work directory"):
             await LocalCluster(place).__aenter__()
+
+
+async def test_a_full_disk_delays_a_pods_status_and_loses_nothing(cluster, monkeypatch):
+    write, full = objects.write_atomically, ["once"]
+
+    def fail_once(path, content, mode=0o600):
+        if path.parent.parent.name == "Pod" and b"Succeeded" in content and full:
+            full.clear()
+            raise OSError(28, "No space left on device")
+        write(path, content, mode)
+
+    monkeypatch.setattr(objects, "write_atomically", fail_once)
+    assert (await run_to_end(cluster, pod(container("pass"))))["phase"] == "Succeeded"
+    assert not full

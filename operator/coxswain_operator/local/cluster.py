@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import logging
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
@@ -20,8 +23,11 @@ from coxswain_operator.local.objects import Key, Objects, key_of, timestamp
 from coxswain_operator.local.pods import Machine, Pod, check_supported
 from coxswain_operator.local.probes import Prober
 
+log = logging.getLogger(__name__)
+
 _LOCK_PATIENCE = 5.0  # seconds that the processes of a killed run may take to die
 _CLOSING_GRACE = 2.0  # seconds; whoever closes has let the job save what it wants to keep
+_WRITE_RETRY = 1.0  # seconds
 _TERMINAL = ("Succeeded", "Failed")
 
 
@@ -104,7 +110,7 @@ class LocalCluster:
     async def publish(self, involved: Manifest, happening: Happening) -> None:
         """Appends one line to events.jsonl."""
         line = {
-            "time": timestamp(),
+            "time": _precise(happening.time or time.time()),
             "reason": happening.reason,
             "message": happening.message,
             "object": "/".join((involved["kind"], involved["metadata"]["name"])),
@@ -129,6 +135,13 @@ class LocalCluster:
             self._objects.write_status(key, status)
         except Conflict:  # deleted meanwhile: nobody asks any more
             return
+        except OSError as error:  # a full disk must not end the life of a pod
+            log.error("status of %s is not written: %s; again in %g s", "/".join(key), error, _WRITE_RETRY)
+            asyncio.get_running_loop().call_later(_WRITE_RETRY, self._report_again, key)
+
+    def _report_again(self, key: Key) -> None:
+        if key in self._pods:
+            self._report(key, self._pods[key][0].status())
 
     async def _delete(self, key: Key, uid: str) -> None:
         if key in self._pods:
@@ -153,6 +166,11 @@ class LocalCluster:
         for pod in self._objects.everything("Pod"):
             if pod["status"]["phase"] not in _TERMINAL:
                 self._objects.write_status(key_of(pod), _lost(pod["status"]))
+
+
+def _precise(seconds: float) -> str:
+    """With milliseconds: events and steps are told in their order."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _lost(status: Manifest) -> Manifest:

@@ -37,7 +37,7 @@ def told(s: Situation) -> tuple[tuple[Happening, ...], int | None]:
     mark = s.status.event_sequence
     events = s.report.events if s.report else ()
     new = [e for e in events if mark is None or e.sequence > mark]
-    news = tuple(Happening(e.reason, e.message, e.warning) for e in new if e.reason not in OURS)
+    news = tuple(Happening(e.reason, e.message, e.warning, e.time) for e in new if e.reason not in OURS)
     return news, max((e.sequence for e in new), default=mark)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 import time
 
 from coxswain.config import JobConfig
@@ -17,7 +16,7 @@ from coxswain.plan.values import Placement
 from coxswain.wire import Finished
 from coxswain_coordinator.coordinator import Coordinator
 from coxswain_coordinator.report import termination_message
-from coxswain_link.environment import Environment, run_service
+from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.store import open_store
 
 
@@ -42,11 +41,13 @@ async def _serve(environment: Environment) -> int:
 
 
 async def _until_told_to_leave(coordinator: Coordinator) -> Finished:
-    """SIGTERM cancels the work: plans and checkpoints are in the store, so nothing has to be saved."""
+    """SIGTERM cancels the work: plans and checkpoints are in the store, so nothing has to be saved. An end stays an end."""
     work = asyncio.ensure_future(coordinator.drive())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         return await work
+    if (finished := coordinator.finished) is not None:
+        return finished
     raise Retryable("told to stop (SIGTERM)")
 
 
@@ -55,4 +56,4 @@ def place(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:
 
 
 if __name__ == "__main__":
-    sys.exit(run_service(main))
+    leave(run_service(main))

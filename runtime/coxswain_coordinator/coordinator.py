@@ -39,6 +39,11 @@ class Coordinator:
         await self._driver.farewell()
         return finished
 
+    @property
+    def finished(self) -> Finished | None:
+        """How the job has ended; None as long as it goes on."""
+        return self._run.finished
+
     async def stop(self) -> None:
         await self._service.stop()
 

@@ -16,7 +16,7 @@ from coxswain.wire import Register, Registered, World
 from coxswain_data.builder import Builder
 from coxswain_data.fetching import Fetcher
 from coxswain_data.shelf import Shelf
-from coxswain_link.environment import Environment, run_service
+from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.handover import HandoverServer
 from coxswain_link.http import Client, Ended
 from coxswain_link.metrics import Registry, build
@@ -74,4 +74,4 @@ def main(env: Environment) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_service(main))
+    leave(run_service(main))

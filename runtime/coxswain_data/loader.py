@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 import uuid
@@ -23,7 +22,7 @@ from coxswain.wire import Fault, Indexed, Register, Registered, Shares, SourceBl
 from coxswain_data.indexer import index_share
 from coxswain_data.library import Library
 from coxswain_data.samples import Samples
-from coxswain_link.environment import Environment, run_service
+from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.flight import Part, Request, SliceRequest, SliceServer
 from coxswain_link.http import Client, Ended
 from coxswain_link.metrics import Registry, build
@@ -144,4 +143,4 @@ def _myself(env: Environment, port: int) -> Register:
 
 
 if __name__ == "__main__":
-    sys.exit(run_service(main))
+    leave(run_service(main))

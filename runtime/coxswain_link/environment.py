@@ -9,8 +9,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import msgspec
 
@@ -33,7 +35,7 @@ class Environment:
     index: int
     coordinator_url: str
     job: JobConfig
-    token: str
+    token: str = field(repr=False)
     pod_name: str
     pod_ip: str
     pod_uid: str
@@ -89,11 +91,25 @@ def write_fault(path: Path | None, fault: Fault) -> None:
         path.write_bytes(msgspec.json.encode(fault))
 
 
+class _Terminated(BaseException):
+    """SIGTERM, in the main thread. No Exception, so that no handler of those takes it for a failure."""
+
+
+def _terminate(_: int, __: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: cleaning up is under way
+    raise _Terminated
+
+
 def run_service(main: Callable[[Environment], int]) -> int:
-    """Runs a service's main and turns its errors into exit codes and a termination message."""
+    """Runs a service's main and turns its errors into exit codes and a termination message.
+
+    SIGTERM has a handler, since without one process 1 of a container does not notice it: `finally` runs, then exit 1. An
+    event loop may set its own.
+    """
     _set_up_logging()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks on demand, for stalls
     die_with_parent()
+    signal.signal(signal.SIGTERM, _terminate)
     termination_log = _path(names.ENV_TERMINATION_LOG)
     try:
         return int(main(Environment.detect()))
@@ -105,6 +121,21 @@ def run_service(main: Callable[[Environment], int]) -> int:
         log.error("%s: %s", type(error).__name__, error)
         write_fault(termination_log, Fault(type(error).__name__, str(error), retryable=True))
         return Exit.RETRYABLE
+    except _Terminated:
+        log.info("told to leave (SIGTERM)")
+        return Exit.RETRYABLE
+    except Exception as error:
+        log.exception("a fault of this program")
+        write_fault(termination_log, Fault("Crashed", f"{type(error).__name__}: {error}", retryable=True))
+        return Exit.RETRYABLE
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process at once: threads that wait for a peer, a store or a broken world do not get a say."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _set_up_logging() -> None:

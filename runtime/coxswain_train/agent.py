@@ -23,7 +23,7 @@ from coxswain.errors import CoxswainError, Retryable
 from coxswain.exits import Exit
 from coxswain.layout import Seat
 from coxswain.wire import Fault, Finished, Register, Registered, WorkerExit, World
-from coxswain_link.environment import Environment, die_with_parent, run_service
+from coxswain_link.environment import Environment, die_with_parent, leave, run_service
 from coxswain_link.http import AsyncClient, Ended
 from coxswain_link.metrics import Registry, build
 from coxswain_link.serve import Service
@@ -36,7 +36,7 @@ _POLL = 5.0  # seconds of one long poll; also how soon a coordinator that restar
 _IMPATIENCE = 0.5  # seconds until a broken poll is noticed
 _GIVE_UP = 60.0  # seconds without a coordinator
 _GRACE = 2.0  # seconds between SIGTERM and SIGKILL: a worker of a past world has nothing to save
-_LAST_WORK = 120.0  # seconds for workers to finish their checkpoint once the job has ended
+_LAST_WORK = 20.0  # seconds for workers to leave once the job has ended well: all that counts is saved by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,10 @@ class Agent:
         return Worker(self._generation, seat, process, fault_file)
 
     async def _watch(self, worker: Worker) -> None:
-        """Reports a worker's end. What the report runs into, the world's long poll runs into as well and acts upon."""
+        """Reports a worker's end, also of a world that is over: it may be the user's fault.
+
+        What the report runs into, the world's long poll runs into as well and acts upon.
+        """
         code = await worker.process.wait()
         fault = read_fault(worker.fault_file)
         log.log(
@@ -153,14 +156,14 @@ class Agent:
             fault=fault,
         )
         try:
-            await self._client.post("/v1/exits", report, generation=worker.generation, deadline=self._give_up)
+            await self._client.post("/v1/exits", report, deadline=self._give_up)
         except CoxswainError as error:
             log.warning("exit of rank %d not reported: %s", worker.seat.rank, error)
 
     async def _leave(self, finished: Finished) -> int:
-        """Workers know the end from their tickets; they get the time to write what they still hold."""
+        """Workers know a good end from their tickets; after a failure they may wait for data or peers that never come."""
         log.info("the job has ended: %s: %s", finished.reason, finished.message)
-        if self._crew:
+        if self._crew and finished.exit_code in (Exit.DONE, Exit.STOPPED):
             await asyncio.wait(self._crew.values(), timeout=_LAST_WORK)
         return finished.exit_code
 
@@ -237,4 +240,4 @@ def main(env: Environment) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_service(main))
+    leave(run_service(main))

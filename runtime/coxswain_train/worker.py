@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 from coxswain import names, wire
 from coxswain.errors import Retryable, Stale
 from coxswain.exits import Exit
-from coxswain_link.environment import Environment, run_service
+from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.handover import Handover
 from coxswain_link.http import Client, Ended
 from coxswain_link.store import open_store
@@ -24,7 +25,7 @@ from coxswain_train import batch as batches
 from coxswain_train import checkpoint
 from coxswain_train.engine import Engine, StepResult, Work, check_layout
 from coxswain_train.step import parts
-from coxswain_train.world import World, abort_world, join, listen
+from coxswain_train.world import World, join, leave_world, listen
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Place:
 
 
 def main(env: Environment) -> int:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # while a collective waits, no handler of Python's runs
     place = Place.detect()
     socket = names.constructor_socket(env.pod_uid)
     with Client(env.coordinator_url, env.token) as client, closing(Handover(socket, env.token)) as handover:
@@ -55,9 +57,7 @@ def main(env: Environment) -> int:
             return ended.finished.exit_code
         except RuntimeError as error:  # torch's word for a peer that is gone, among others
             log.exception("rank %d", place.rank)
-            raise Retryable(f"rank {place.rank}: {str(error).splitlines()[0][:500]}") from error
-        finally:
-            abort_world()
+            raise Retryable(f"rank {place.rank}: {str(error)[:500].partition(chr(10))[0]}") from error
 
 
 class Worker:
@@ -155,6 +155,7 @@ class Worker:
     def _leave(self, ticket: wire.Ticket) -> int:
         self._saver.wait()
         log.info("rank %d leaves before step %d: %s", self._place.rank, ticket.step, ticket.end)
+        leave_world()
         return Exit.DONE if ticket.end == "Completed" else Exit.STOPPED
 
 
@@ -211,6 +212,4 @@ def _report(
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    code = run_service(main)
-    logging.shutdown()
-    os._exit(code)  # threads of a broken world do not get a say
+    leave(run_service(main))

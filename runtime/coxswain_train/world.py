@@ -110,7 +110,7 @@ def _member(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:
     return group
 
 
-def abort_world() -> None:
-    """Leaves the world in whatever state it is. The one place that knows how: today the process ends right behind it."""
+def leave_world() -> None:
+    """Leaves a world in which nothing is under way. One that broke is left by ending the process: this might wait for ever."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -95,7 +95,7 @@ def _serve(pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from coxswain_train.world import World, abort_world
+    from coxswain_train.world import World, leave_world
 
     torch.set_num_threads(1)
     while True:
@@ -105,5 +105,5 @@ def _serve(pipe: Connection) -> None:
             reply = (True, fn(world, *args))
         except BaseException:
             reply = (False, traceback.format_exc())
-        abort_world()
+        leave_world()
         pipe.send(reply)

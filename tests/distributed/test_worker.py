@@ -14,6 +14,7 @@ from uuid import uuid4
 import msgspec
 import numpy as np
 import pytest
+import torch.distributed as dist
 from aiohttp import web
 
 from coxswain import names, wire
@@ -169,6 +170,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 return worker.main(environment(tmp_path, url, pod))
         finally:
             constructor.close()
+            if dist.is_initialized():  # a worker that fails ends its process, which this one must survive
+                dist.destroy_process_group()
 
     return start
 

@@ -62,10 +62,10 @@ class Coordinator:
         self.met = asyncio.Event()
         self._changed = asyncio.Event()
         self._service: Service | None = None
-        self.port = 0
+        self.port, self.generation = 0, 0
 
     async def start(self) -> str:
-        self._service = Service(TOKEN, lambda: self.worlds[-1].generation if self.worlds else 0, build("coordinator"))
+        self._service = Service(TOKEN, lambda: self.generation, build("coordinator"))
         self._service.route("POST", "/v1/register", self._register, Register)
         self._service.route("GET", "/v1/world", self._world)
         self._service.route("POST", "/v1/exits", self._exit, WorkerExit)
@@ -78,6 +78,7 @@ class Coordinator:
 
     def publish(self, world: World) -> None:
         self.worlds.append(world)
+        self.generation = world.generation
         self._changed.set()
 
     def finish(self, exit_code: int) -> None:

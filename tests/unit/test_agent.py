@@ -95,6 +95,24 @@ async def test_at_the_end_it_waits_for_its_workers_and_leaves_with_the_jobs_code
     assert coordinator.exits.qsize() == 2
 
 
+async def test_a_failed_job_leaves_its_workers_no_time(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        await workers(tmp_path, 1, 2)
+        coordinator.finish(2)
+        assert await asyncio.wait_for(started.life, 15) == 2
+
+
+async def test_an_exit_of_a_world_that_is_over_is_still_told(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        pid = (await workers(tmp_path, 1, 2))[0]["pid"]
+        coordinator.generation = 2
+        os.kill(pid, 9)
+        assert (await asyncio.wait_for(coordinator.exits.get(), 30)).generation == 1
+        assert not started.life.done()
+
+
 async def test_it_survives_a_coordinator_that_is_away_and_registers_again(tmp_path, coordinator):
     async with Started(coordinator.url, tmp_path, FOREVER):
         coordinator.publish(world(1))

@@ -1,0 +1,96 @@
+"""How services start and leave: as processes, since signals and exits belong to those."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from coxswain_link.environment import Environment
+from tests.unit.agent_fakes import JOB, environment
+
+PROGRAM = """
+import signal, sys, threading, time
+from coxswain.errors import Refused, Retryable
+from coxswain_link.environment import leave, run_service
+
+def main(env):
+    {body}
+
+leave(run_service(main))
+"""
+
+
+def start(folder: Path, body: str) -> subprocess.Popen[str]:
+    for name, content in (("job.json", msgspec.json.encode(JOB)), ("token", b"job-token")):
+        (folder / name).write_bytes(content)
+    own = {
+        "COXSWAIN_NAME": "loader-0", "COXSWAIN_COORDINATOR_URL": "http://127.0.0.1:1", "POD_IP": "127.0.0.1",
+        "COXSWAIN_JOB_DIR": str(folder), "COXSWAIN_TOKEN_DIR": str(folder), "COXSWAIN_TERMINATION_LOG": str(folder / "log"),
+    }  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(body=body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **own},
+    )
+
+
+def end(service: subprocess.Popen[str]) -> tuple[int, str]:
+    try:
+        _, errors = service.communicate(timeout=30)
+    finally:
+        service.kill()
+    return service.returncode, errors
+
+
+def test_a_service_that_is_told_to_leave_cleans_up_and_leaves_with_1(tmp_path):
+    body = "\n    ".join(
+        ["try: print('up', flush=True); threading.Event().wait()", "finally: print('clean', file=sys.stderr)"]
+    )
+    service = start(tmp_path, body)
+    assert service.stdout.readline() == "up\n"
+    service.send_signal(signal.SIGTERM)
+    code, errors = end(service)
+    assert code == 1
+    assert "clean" in errors
+    assert "Traceback" not in errors
+
+
+def test_the_signal_passes_through_code_that_catches_every_exception(tmp_path):
+    lines = ["print('up', flush=True)", "try: threading.Event().wait()", "except Exception: return 0"]
+    service = start(tmp_path, "\n    ".join(lines))
+    assert service.stdout.readline() == "up\n"
+    service.send_signal(signal.SIGTERM)
+    assert end(service)[0] == 1
+
+
+def test_a_thread_that_never_ends_holds_nobody_back(tmp_path):
+    service = start(tmp_path, "threading.Thread(target=threading.Event().wait).start(); return 3")
+    assert end(service)[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "reason", "retryable"),
+    [
+        ("raise Refused('Bad', 'no')", 2, "Bad", False),
+        ("raise Retryable('away')", 1, "Retryable", True),
+        ("{}['key']", 1, "Crashed", True),
+    ],
+)
+def test_last_words_say_why_and_the_code_who_is_at_fault(tmp_path, body, code, reason, retryable):
+    assert end(start(tmp_path, body))[0] == code
+    fault = json.loads((tmp_path / "log").read_text())
+    assert (fault["reason"], fault.get("retryable", False)) == (reason, retryable)
+
+
+def test_an_environment_does_not_print_its_token():
+    assert isinstance(environment(), Environment)
+    assert "job-token" not in repr(environment())

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import zipfile
+import zlib
 
 import msgspec
 import numpy as np
@@ -61,6 +63,10 @@ def encode(index: BlockIndex) -> bytes:
     at, lengths, rejected = index.at.astype("<i8"), index.lengths.astype("<u4"), index.rejected.astype("<i8")
     np.savez_compressed(out, at=at, lengths=lengths, rejected=rejected)
     return out.getvalue()
+
+
+TORN = (EOFError, KeyError, OSError, ValueError, zipfile.BadZipFile, zlib.error)
+"""What `decode` raises for an object that is damaged or something else."""
 
 
 def decode(data: bytes) -> BlockIndex:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import msgspec
 
 from coxswain.config import JobConfig
+from coxswain.errors import Refused
 from coxswain.wire import Manifest
 from coxswain_coordinator.checkpoints import (
-    RunRecord,
     check_manifest,
     check_run,
     garbage,
     kept_steps,
     manifest_key_of,
     read_manifest,
+    read_run,
     run_record,
 )
-from coxswain_link.store import Store
+from coxswain_link.store import NotFound, Store
 
 RUN_KEY = "run.json"
 
@@ -30,15 +31,22 @@ class CheckpointStore:
 
     def open(self) -> Manifest | None:
         """Claims the location for this run and returns the newest manifest. Raises Refused naming a torn or foreign one."""
-        record = run_record(self._job)
-        if not self._store.create(RUN_KEY, msgspec.json.encode(record)):
-            check_run(self._job, msgspec.json.decode(self._store.get(RUN_KEY), type=RunRecord))
+        if not self._claim():
+            check_run(self._job, read_run(RUN_KEY, self._store.get(RUN_KEY)))
         self._manifests = self._read_all()
         if not self._manifests:
             return None
         newest = self._manifests[max(self._manifests)]
         check_manifest(self._job, newest, self._shard_sizes())
         return newest
+
+    def _claim(self) -> bool:
+        try:
+            return self._store.create(RUN_KEY, msgspec.json.encode(run_record(self._job)))
+        except NotFound as error:
+            raise Refused(
+                "CheckpointNotFound", f"checkpoint.uri: {error}; create the bucket or name another"
+            ) from error
 
     def create(self, manifest: Manifest, pending: set[str]) -> None:
         """Makes the checkpoint count, then drops what `keepLast` and `keepEvery` no longer keep.

@@ -58,6 +58,16 @@ def check_run(job: JobConfig, found: RunRecord) -> None:
         raise _foreign(where, "stream (mix, seed, batch or algorithm)", found.stream_hash, stream_hash(job))
 
 
+def read_run(key: str, data: bytes) -> RunRecord:
+    try:
+        return msgspec.json.decode(data, type=RunRecord)
+    except msgspec.DecodeError as error:
+        raise Refused(
+            "TornCheckpoint",
+            f"{key} is not a run's record ({error}); restore it, or start a new run with a fresh checkpoint.uri",
+        ) from error
+
+
 def read_manifest(key: str, data: bytes) -> Manifest:
     """Decodes a manifest. A newer version is named before its unknown shape can confuse."""
     try:

@@ -105,7 +105,7 @@ class Driver:
 
     async def _merge_index(self) -> bool:
         run, lengths = self._run, self._index_store.lengths
-        index = merge(run.job.mix, run.indexed.values())
+        index = await self._durably(merge, run.job.mix, tuple(run.indexed.values()))
         if run.manifest is not None:
             check_index(run.manifest, index.hash)
         run.sources = await self._durably(source_reports, run.job.mix, index, lengths)

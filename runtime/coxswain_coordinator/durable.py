@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import tenacity
@@ -18,12 +20,19 @@ T = TypeVar("T")
 PATIENCE = 60.0
 """Seconds for which a store may be away; then the coordinator leaves with 1, to be started again."""
 
+DEADLINE = 600.0
+"""Seconds for one piece of work with its repetitions: beyond, a store or a planner hangs, and only a restart helps."""
+
 
 class Durable:
-    """Runs blocking work. `trouble` says what the store answers at the moment; empty: nothing is wrong."""
+    """Runs blocking work. `trouble` says what the store answers at the moment; empty: nothing is wrong.
 
-    def __init__(self, patience: float = PATIENCE) -> None:
-        self.trouble = ""
+    Its threads are its own: the event loop waits for those of its default executor before it closes.
+    """
+
+    def __init__(self, patience: float = PATIENCE, deadline: float = DEADLINE) -> None:
+        self.trouble, self._deadline = "", deadline
+        self._threads = ThreadPoolExecutor(thread_name_prefix="durable")
         self._retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(Retryable),
             stop=tenacity.stop_after_delay(patience),
@@ -34,9 +43,16 @@ class Durable:
 
     async def __call__(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Raises what `work` raises; Retryable only once the patience is over."""
-        result: T = await self._retrying(asyncio.to_thread, work, *args, **kwargs)
+        try:
+            async with asyncio.timeout(self._deadline):
+                result: T = await self._retrying(self._run, partial(work, *args, **kwargs))
+        except TimeoutError as error:
+            raise Retryable(f"{work.__qualname__} did not end within {self._deadline:g} s") from error
         self.trouble = ""
         return result
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _tell(self, state: tenacity.RetryCallState) -> None:
         assert state.outcome is not None

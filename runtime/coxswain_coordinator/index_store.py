@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.errors import Refused
-from coxswain.index import BlockEntry, decode, object_key
+from coxswain.index import TORN, BlockEntry, decode, object_key
 from coxswain_link.store import Store
 
 _KEPT_BLOCKS = 256
@@ -23,10 +23,14 @@ class IndexStore:
 
     def _read(self, block: BlockEntry) -> NDArray[np.uint32]:
         key = object_key(block.key)
-        lengths = decode(self._store.get(key)).lengths
+        try:
+            lengths = decode(self._store.get(key)).lengths
+        except TORN as error:
+            raise _corrupt(key, f"cannot be read ({error})") from error
         if len(lengths) != block.samples:
-            raise Refused(
-                "IndexCorrupt",
-                f"{key} has {len(lengths)} samples, its loader reported {block.samples}; delete the object to index anew",
-            )
+            raise _corrupt(key, f"has {len(lengths)} samples, its loader reported {block.samples}")
         return lengths
+
+
+def _corrupt(key: str, how: str) -> Refused:
+    return Refused("IndexCorrupt", f"{key} {how}; delete the object to index anew")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -39,14 +40,14 @@ def assign_shares(sources: Sequence[SourceConfig], loaders: Sequence[str]) -> tu
     return tuple(sorted(out, key=lambda s: (s.source, s.share)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SourceIndex:
     """All blocks of one source, in (path, ordinal) order."""
 
     name: str
     blocks: tuple[BlockEntry, ...]
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         content = [(b.key, b.samples, b.tokens) for b in self.blocks]
         return "sha256:" + hashlib.sha256(msgspec.json.encode(content)).hexdigest()
@@ -77,7 +78,7 @@ def merge(mix: MixConfig, parts: Iterable[Indexed]) -> Index:
     """The index made of all shares. Raises Refused when loaders saw different sources or use different tokenizers."""
     parts = list(parts)
     _same_tokenizer(parts)
-    sources = tuple(_merge_source(s.name, [p for p in parts if p.share.source == s.name]) for s in mix.sources)
+    sources = tuple(_merge_source(s, [p for p in parts if p.share.source == s.name]) for s in mix.sources)
     empty = [s.name for s in sources if not sum(b.samples for b in s.blocks)]
     if empty:
         raise Refused(
@@ -96,8 +97,9 @@ def _same_tokenizer(parts: Sequence[Indexed]) -> None:
         )
 
 
-def _merge_source(name: str, parts: Sequence[Indexed]) -> SourceIndex:
-    blocks = tuple(sorted(b for p in parts for b in p.blocks))
+def _merge_source(config: SourceConfig, parts: Sequence[Indexed]) -> SourceIndex:
+    _bounded(config, sum(b.rejected for p in parts for b in p.blocks))
+    name, blocks = config.name, tuple(sorted(b for p in parts for b in p.blocks))
     for part in parts:
         if blocks[part.share.share :: part.share.shares] != tuple(part.blocks):
             raise Refused(
@@ -106,6 +108,16 @@ def _merge_source(name: str, parts: Sequence[Indexed]) -> SourceIndex:
                 "then start the job again",
             )
     return SourceIndex(name, blocks)
+
+
+def _bounded(config: SourceConfig, rejected: int) -> None:
+    """What every loader has seen to for its share holds for all shares together."""
+    if rejected > config.max_rejected:
+        raise Refused(
+            "TooManyRejected",
+            f"source {config.name!r}: {rejected} samples do not decode (bad UTF-8, bad JSON, or {config.text_field!r} missing "
+            f"or null) and {config.max_rejected} are allowed. Repair them, or raise maxRejected of the source",
+        )
 
 
 def source_reports(mix: MixConfig, index: Index, lengths: Lengths) -> tuple[SourceReport, ...]:

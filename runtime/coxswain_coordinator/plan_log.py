@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 import zstandard
 
-from coxswain.errors import Stale
+from coxswain.errors import Refused, Stale
 from coxswain.planlog import (
     Generation,
     MembershipSegment,
@@ -29,8 +29,8 @@ class PlanLog:
 
     def last_generation(self) -> int:
         """Number of the newest generation; 0: none yet."""
-        found = self._store.list("log/generations/")
-        return max((int(o.path.rsplit("/", 1)[-1].split(".")[0]) for o in found), default=0)
+        names = (o.path.rsplit("/", 1)[-1].partition(".")[0] for o in self._store.list("log/generations/"))
+        return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def generation(self, number: int) -> Generation | None:
         return self._read(generation_key(number), Generation)
@@ -57,11 +57,11 @@ class PlanLog:
     def _claim(self, key: str, record: T, type_: type[T]) -> T:
         if self._store.create(key, _pack(record)):
             return record
-        return _unpack(self._store.get(key), type_)
+        return _unpack(key, self._store.get(key), type_)
 
     def _read(self, key: str, type_: type[T]) -> T | None:
         try:
-            return _unpack(self._store.get(key), type_)
+            return _unpack(key, self._store.get(key), type_)
         except NotFound:
             return None
 
@@ -70,5 +70,11 @@ def _pack(record: object) -> bytes:
     return zstandard.compress(msgspec.json.encode(record))
 
 
-def _unpack(data: bytes, type_: type[T]) -> T:
-    return msgspec.json.decode(zstandard.decompress(data), type=type_)
+def _unpack(key: str, data: bytes, type_: type[T]) -> T:
+    try:
+        return msgspec.json.decode(zstandard.decompress(data), type=type_)
+    except (msgspec.DecodeError, zstandard.ZstdError) as error:
+        raise Refused(
+            "TornPlanLog",
+            f"{key} cannot be read ({error}); restore it, or start a new run with a fresh checkpoint.uri",
+        ) from error

@@ -88,6 +88,7 @@ class Run:
             self.note("IndexingStarted", f"{len(self.shares)} shares of {len(self.job.mix.sources)} sources")
         if arrival == "replaced" and member.role == "trainer":
             self.lose(f"{member.name} was replaced by pod {member.pod}")
+            self.registry.register(member)  # this one is there already
         self.bell.ring()
         return Registered(self.generation)
 

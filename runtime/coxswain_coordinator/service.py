@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from aiohttp import web
 
@@ -161,16 +161,16 @@ class Calls:
     async def _wait(self, request: web.Request, look: Callable[[], T | None]) -> T | None:
         """The first value of `look`, within the request's `wait` seconds. The request's generation is looked at throughout."""
         seconds = min(float(request.query.get("wait", "0")), LONGEST_WAIT)
-        admitted = self._run.generation
+        theirs = int(request.headers.get(GENERATION_HEADER, "-1"))
 
-        def either() -> Any:
+        def either() -> T | None:
             self._check_ended()
-            if admitted and self._run.generation != admitted and GENERATION_HEADER in request.headers:
-                raise Stale(f"generation {admitted} is over; the current one is {self._run.generation}")
-            return look()
+            if 0 <= theirs < self._run.generation:
+                raise Stale(f"generation {theirs} is over; the current one is {self._run.generation}")
+            # A newer one is of a coordinator before this one, which has no world yet.
+            return look() if theirs <= self._run.generation else None
 
-        found: T | None = await self._run.bell.until(either, seconds)
-        return found
+        return await self._run.bell.until(either, seconds)
 
     def _check_ended(self) -> None:
         if self._run.finished is not None:

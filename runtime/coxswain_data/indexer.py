@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterable
 
 import msgspec
 import numpy as np
 
 from coxswain.errors import Refused
-from coxswain.index import BlockEntry, BlockIndex, block_key, decode, encode, object_key
+from coxswain.index import TORN, BlockEntry, BlockIndex, block_key, decode, encode, object_key
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Indexed
 from coxswain_data.formats.base import Block
@@ -19,7 +17,6 @@ from coxswain_data.tokenizer import Tokenizer
 from coxswain_link.store import NotFound, Store
 
 _NAMED_PLACES = 3
-_TORN = (EOFError, KeyError, OSError, ValueError, zipfile.BadZipFile, zlib.error)  # what numpy raises
 
 
 def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: LoaderShare) -> Indexed:
@@ -48,7 +45,7 @@ def block_index(source: Source, tokenizer: Tokenizer, store: Store, entry: Block
     key = object_key(entry.key)
     try:
         return decode(store.get(key))
-    except (NotFound, *_TORN):
+    except (NotFound, *TORN):
         index = build(source.read(entry), tokenizer)
     store.put(key, encode(index))
     return index

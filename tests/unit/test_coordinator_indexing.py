@@ -77,6 +77,18 @@ def test_a_source_without_readable_samples_is_refused_by_name(tmp_path):
     assert caught.value.reason == "SourceEmpty"
 
 
+def test_samples_that_do_not_decode_are_counted_over_all_shares(tmp_path):
+    mix = make_job(tmp_path).mix
+    mix = replace(mix, sources=(replace(mix.sources[0], max_rejected=5), mix.sources[1]))
+
+    def with_rejects(each: int) -> list[Indexed]:
+        return [replace(p, blocks=tuple(replace(b, rejected=each) for b in p.blocks)) for p in parts_of(mix, 5)]
+
+    with pytest.raises(Refused, match=r"'code': 6 samples do not decode .* 5 are allowed") as caught:
+        merge(mix, [p for p in with_rejects(1) if p.share.source == "code"] + parts_of(mix, 5)[-2:])
+    assert caught.value.reason == "TooManyRejected"
+
+
 def test_the_hash_tells_which_source_changed(tmp_path):
     mix = make_job(tmp_path).mix
     code, docs = parts_of(mix, 1)

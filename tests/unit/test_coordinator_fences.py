@@ -1,0 +1,100 @@
+"""What an old world, a dead process or a damaged store may not do to a coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from coxswain import wire
+from coxswain.errors import Refused, Retryable, Stale
+from coxswain.index import BlockIndex, encode, object_key
+from coxswain.planlog import generation_key, membership_key
+from coxswain_coordinator.checkpoint_store import RUN_KEY, CheckpointStore
+from coxswain_coordinator.durable import Durable
+from coxswain_coordinator.index_store import IndexStore
+from coxswain_coordinator.plan_log import PlanLog
+from coxswain_coordinator.run import Run
+from coxswain_link.metrics import build
+from tests.unit.coordinator_fakes import block_of, cluster, make_job, store_of
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/v1/steps", wire.Ticket), ("/v1/plans", wire.StepPlans)])
+async def test_who_waits_since_the_coordinator_before_gets_nothing_of_the_new_world(tmp_path, path, kind):
+    job = make_job(tmp_path)
+    PlanLog(store_of(job))._store.put(generation_key(1), b"the coordinator before made it")
+    async with cluster(job, tmp_path) as c:
+        query = {"step": 0, "from": 0, "wait": 30}
+        old = asyncio.create_task(c.client.get(path, kind, generation=1, **query))
+        report = await c.play()
+        assert report.generation == 2
+        with pytest.raises(Stale, match="generation 1 is over"):
+            await old
+
+
+def test_a_trainer_that_was_replaced_is_there_at_once_and_the_others_are_asked_again(tmp_path):
+    run = Run(make_job(tmp_path), build("coordinator"), None, lambda: 0.0)
+    for i in range(2):
+        run.register(trainer(i, "old"))
+    run.session = AnySession()
+    run.register(trainer(1, "new"))
+    assert run.session.lost
+    assert run.registry.missing("trainer", 2) == ["trainer-0"]
+
+
+def trainer(index: int, instance: str) -> wire.Register:
+    return wire.Register("trainer", f"trainer-{index}", "pod", instance, "127.0.0.1", 0, 1)
+
+
+class AnySession:
+    """A world that stands."""
+
+    lost, saved_end = "", False
+
+    class record:
+        generation = 1
+
+
+@pytest.mark.parametrize("content", [b"", b'{"version": 1, "jo', b"[]"])
+def test_a_torn_run_record_is_refused_by_its_name(tmp_path, content):
+    job = make_job(tmp_path)
+    store_of(job).put(RUN_KEY, content)
+    with pytest.raises(Refused, match=r"run\.json is not") as caught:
+        CheckpointStore(job, store_of(job)).open()
+    assert caught.value.reason == "TornCheckpoint"
+
+
+@pytest.mark.parametrize("content", [b"", b"not zstd", b"\x28\xb5\x2f\xfd"])
+def test_a_torn_record_of_the_plan_log_is_refused_by_its_name(tmp_path, content):
+    log = PlanLog(store_of(make_job(tmp_path)))
+    log._store.put(membership_key(0), content)
+    with pytest.raises(Refused, match=membership_key(0)) as caught:
+        log.membership(0)
+    assert caught.value.reason == "TornPlanLog"
+
+
+def test_a_file_that_is_no_generation_does_not_confuse_the_plan_log(tmp_path):
+    log = PlanLog(store_of(make_job(tmp_path)))
+    log._store.put(generation_key(3), b"x")
+    log._store.put("log/generations/notes.txt", b"x")
+    assert log.last_generation() == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"PK torn", encode(BlockIndex(np.arange(1), np.arange(1)))])
+def test_a_damaged_index_object_is_refused_by_its_name(tmp_path, content):
+    store, block = store_of(make_job(tmp_path)), block_of("code", 0)
+    store.put(object_key(block.key), content)
+    with pytest.raises(Refused, match=object_key(block.key)) as caught:
+        IndexStore(store).lengths(block)
+    assert caught.value.reason == "IndexCorrupt"
+
+
+async def test_blocking_work_that_does_not_end_is_left_alone_after_a_deadline():
+    release = threading.Event()
+    try:
+        with pytest.raises(Retryable, match=r"did not end within 0\.1 s"):
+            await Durable(deadline=0.1)(release.wait)
+    finally:
+        release.set()

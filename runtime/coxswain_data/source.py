@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from coxswain.config import SourceConfig
-from coxswain.errors import Refused, Retryable
+from coxswain.errors import Refused
 from coxswain.index import BlockEntry
 from coxswain_data.cache import LeastRecent
 from coxswain_data.formats import format_named
@@ -72,11 +72,8 @@ class Source:
         wanted = include_pattern(self.config.include)
         try:
             found = self._store.list()
-        except Retryable as error:
-            # The store words a bucket that does not exist as a generic error.
-            if isinstance(error, NotFound) or "NoSuchBucket" in str(error.__cause__):
-                raise _not_found(self.config) from error
-            raise
+        except NotFound as error:
+            raise _not_found(self.config) from error
         mine = [info for info in found if wanted.fullmatch(info.path)]
         if not mine:
             raise self._empty(f"{len(found)} objects are there and none matches include {self.config.include!r}")

@@ -73,7 +73,8 @@ def _load(data: bytes, where: str) -> tokenizers.Tokenizer:
         tokenizer = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises plain Exception
         raise Refused(
-            "TokenizerUnusable", f"{where} is not a tokenizer.json of Hugging Face's tokenizers library ({error})"
+            "TokenizerUnusable",
+            f"tokenizer.file.uri {where!r} is not a tokenizer.json of Hugging Face's tokenizers library ({error})",
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -85,9 +86,10 @@ def _only_eos(tokenizer: tokenizers.Tokenizer, where: str) -> str:
     """The one end-of-text token under a usual name."""
     found = [name for name in COMMON_EOS if tokenizer.token_to_id(name) is not None]
     if len(found) != 1:
+        why = f"several: {', '.join(found)}" if found else "none of the usual"
         raise Refused(
             "TokenizerUnusable",
-            f"{where}: cannot tell its end-of-text token ({'several: ' + ', '.join(found) if found else 'none of the usual'}); "
+            f"tokenizer.file.uri {where!r}: cannot tell its end-of-text token ({why}); "
             f"set tokenizer.file.eos to one of its special tokens: {_special(tokenizer)}",
         )
     return found[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from obstore.store import S3Config
 
 _TIMEOUT = "30s"
+_RETRIES = timedelta(seconds=20)  # within one call; who has more patience calls again
 
 
 class NotFound(Retryable):
@@ -114,6 +116,8 @@ class _errors:
                 "AccessDenied",
                 f"{self._where}: credentials refused; check the endpoint's secretRef and the bucket's policy",
             ) from error
+        if isinstance(error, BaseError) and "NoSuchBucket" in str(error):  # the store words it as a generic error
+            raise NotFound(f"{self._where} does not exist: there is no such bucket") from error
         if isinstance(error, BaseError):
             raise Retryable(f"{self._where}: {_first_line(error)}") from error
 
@@ -153,6 +157,7 @@ def _s3(bucket: str, prefix: str, endpoint: EndpointConfig, secrets_dir: Path | 
         bucket,
         prefix=prefix or None,
         config=config,
+        retry_config={"max_retries": 5, "retry_timeout": _RETRIES},
         client_options={"allow_http": endpoint.url.startswith("http://"), "timeout": _TIMEOUT, "connect_timeout": "5s"},
         **_credentials(endpoint, secrets_dir),
     )

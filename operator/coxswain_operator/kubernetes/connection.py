@@ -1,0 +1,169 @@
+"""HTTP calls to an API server: one session, retries that honour what the server asks for, and its refusals as our errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+import msgspec
+import tenacity
+from aiohttp.connector import NEEDS_CLEANUP_CLOSED
+
+from coxswain.errors import CoxswainError, Refused, Retryable
+from coxswain_operator.cluster import AlreadyExists, Conflict, Manifest
+from coxswain_operator.kubernetes.access import Access
+
+JSON, APPLY = "application/json", "application/apply-patch+yaml"
+_LONGEST_PAUSE = 10.0  # seconds
+_DECODER = msgspec.json.Decoder()
+
+
+class NotFound(CoxswainError):
+    """There is no such object, or the server does not know the kind."""
+
+
+class Expired(CoxswainError):
+    """The server no longer remembers this resourceVersion: list again."""
+
+
+class _Again(Exception):
+    """This attempt failed in a way that may pass. `after`: seconds that the server asks to wait."""
+
+    def __init__(self, words: str, after: float = 0.0) -> None:
+        super().__init__(words)
+        self.after = after
+
+
+class Connection:
+    """Calls of one API server. Use as `async with`.
+
+    Errors: NotFound, Expired, AlreadyExists, Conflict; Refused with the server's words for what it will never accept;
+    Retryable once the deadline has passed.
+    """
+
+    def __init__(self, access: Access, deadline: float = 10.0) -> None:
+        self._access, self._deadline = access, deadline
+
+    async def __aenter__(self) -> Connection:
+        # trust_env stays off: the way to the API server is the kubeconfig's business, not the environment's.
+        trust = self._access.trust() if self._access.url.startswith("https") else True
+        connector = aiohttp.TCPConnector(ssl=trust, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED)
+        self._http = aiohttp.ClientSession(connector=connector)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.close()
+
+    async def call(
+        self, method: str, path: str, body: Any = None, content_type: str = JSON, deadline: float = 0.0, **params: Any
+    ) -> Manifest:
+        """The answer's body. Repeated until the deadline, so a create may find what its own first attempt created."""
+        limit = deadline or self._deadline
+
+        async def attempt() -> Manifest:
+            timeout = aiohttp.ClientTimeout(total=limit)
+            try:
+                async with self._request(method, path, body, content_type, params, timeout) as response:
+                    return _read(method, path, response, await response.read())
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise _Again(f"{type(error).__name__}: {error}") from error
+
+        try:
+            return await tenacity.AsyncRetrying(**_policy(limit))(attempt)
+        except _Again as error:
+            raise Retryable(f"{method} {path} did not succeed within {limit:g} s: {error}") from error
+
+    async def lines(self, path: str, silence: float, **params: str) -> AsyncIterator[Manifest]:
+        """A watch's messages until the server ends it. Raises Retryable after `silence` seconds without one, Expired."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._deadline, sock_read=silence)
+        try:
+            async with self._request("GET", path, None, JSON, params, timeout) as response:
+                if response.status != 200:
+                    _read("GET", path, response, await response.read())
+                async for line in _split(response):
+                    yield _DECODER.decode(line)
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, _Again) as error:
+            raise Retryable(f"watch {path} broke off: {type(error).__name__}: {error}") from error
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        content_type: str,
+        params: dict[str, str],
+        timeout: aiohttp.ClientTimeout,
+    ) -> Any:
+        headers = {"Content-Type": content_type, "User-Agent": "coxswain-operator"}
+        if authorization := self._access.authorization():
+            headers["Authorization"] = authorization
+        data = None if body is None else msgspec.json.encode(body)
+        return self._http.request(
+            method, self._access.url + path, data=data, params=params, headers=headers, timeout=timeout
+        )
+
+
+async def _split(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Lines of any length: those of aiohttp's own reader must fit its buffer."""
+    rest = b""
+    async for chunk in response.content.iter_any():
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line
+
+
+def _read(method: str, path: str, response: aiohttp.ClientResponse, body: bytes) -> Manifest:
+    if response.status < 300:
+        decoded: Manifest = _DECODER.decode(body)
+        return decoded
+    reason, words = _status(body)
+    words = f"{method} {path}: {words or response.reason}"
+    match response.status:
+        case 401 | 408 | 429:
+            raise _Again(words, _pause(response))
+        case code if code >= 500:
+            raise _Again(words, _pause(response))
+        case 404:
+            raise NotFound(words)
+        case 409:
+            raise AlreadyExists(words) if reason == "AlreadyExists" else Conflict(words)
+        case 410:
+            raise Expired(words)
+        case code:
+            raise Refused(reason or f"Http{code}", words)
+
+
+def _status(body: bytes) -> tuple[str, str]:
+    """Reason and message of a `Status` object; the plain text of anything else."""
+    try:
+        status = json.loads(body)
+        return str(status.get("reason") or ""), str(status.get("message") or "")
+    except (ValueError, AttributeError):
+        return "", body[:500].decode(errors="replace").strip()
+
+
+def _pause(response: aiohttp.ClientResponse) -> float:
+    asked = response.headers.get("Retry-After", "")
+    return min(float(asked), _LONGEST_PAUSE) if asked.isdigit() else 0.0
+
+
+def _policy(limit: float) -> dict[str, Any]:
+    jitter = tenacity.wait_random_exponential(multiplier=0.2, max=2.0)
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        return max(jitter(state), error.after if isinstance(error, _Again) else 0.0)
+
+    return {
+        "retry": tenacity.retry_if_exception_type(_Again),
+        "stop": tenacity.stop_before_delay(limit),
+        "wait": wait,
+        "sleep": asyncio.sleep,
+        "reraise": True,
+    }

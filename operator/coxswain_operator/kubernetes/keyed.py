@@ -1,0 +1,92 @@
+"""A queue of keys: rung as often as anybody likes, handled one at a time for each key, again after a while by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from types import TracebackType
+
+from coxswain_operator.cluster import Conflict
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str]  # namespace, name
+COALESCE_SECONDS = 0.05  # rings that come together are one turn
+AT_ONCE = 16  # turns of different keys
+LONGEST_PAUSE = 60.0  # after turns that failed
+
+
+class KeyedQueue:
+    """`turn(key)` answers after how many seconds to come again at the latest, or None: the key is gone.
+
+    A turn that raises is repeated after a pause that doubles up to a minute; a Conflict only means that it was overtaken.
+    Use as `async with`; leaving it ends all turns.
+    """
+
+    def __init__(self, turn: Callable[[Key], Awaitable[float | None]]) -> None:
+        self._turn = turn
+        self._bells: dict[Key, asyncio.Event] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._due: dict[Key, float] = {}  # rung and not begun: since when
+        self._places = asyncio.Semaphore(AT_ONCE)
+
+    async def __aenter__(self) -> KeyedQueue:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def ring(self, key: Key) -> None:
+        """Asks for a turn soon, also if one is under way."""
+        self._due.setdefault(key, time.monotonic())
+        if key not in self._tasks:
+            self._bells[key] = asyncio.Event()
+            self._tasks[key] = asyncio.create_task(self._serve(key), name=f"job {key[0]}/{key[1]}")
+        self._bells[key].set()
+
+    @property
+    def keys(self) -> list[Key]:
+        return list(self._tasks)
+
+    def oldest(self, now: float) -> float:
+        """Seconds that the most patient ring has waited for its turn."""
+        return max((now - since for since in self._due.values()), default=0.0)
+
+    async def _serve(self, key: Key) -> None:
+        """Turns until the key is gone and nobody has rung since."""
+        bell, failures = self._bells[key], 0
+        delay: float | None = 0.0
+        while delay is not None or bell.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(bell.wait(), delay)
+            await asyncio.sleep(COALESCE_SECONDS)
+            bell.clear()
+            try:
+                delay, failures = await self._one(key), 0
+            except Exception as error:
+                failures += 1
+                delay = _pause(key, error, failures)
+                await asyncio.sleep(delay)  # rings do not shorten it, or a busy job would hammer an ailing server
+        del self._tasks[key], self._bells[key]
+
+    async def _one(self, key: Key) -> float | None:
+        async with self._places:
+            self._due.pop(key, None)
+            return await self._turn(key)
+
+
+def _pause(key: Key, error: Exception, failures: int) -> float:
+    if isinstance(error, Conflict):
+        log.info("%s/%s: overtaken: %s", *key, error)
+        return COALESCE_SECONDS
+    log.warning("%s/%s: %s: %s", *key, type(error).__name__, error, exc_info=not str(error))
+    return random.uniform(0.5, 1.0) * min(LONGEST_PAUSE, 2.0 ** (failures - 1))

@@ -1,0 +1,41 @@
+"""Where the API server keeps each kind that the operator deals with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coxswain.api.kinds import KINDS as OUR_KINDS
+from coxswain.names import API_VERSION, LABEL_JOB_UID
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One kind's place. `selector`: of a kind that others use too, only what carries this label is looked at."""
+
+    api_version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+    selector: str = ""
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """Of the collection (of all namespaces without one), an object, or a subresource."""
+        root = f"/api/{self.api_version}" if "/" not in self.api_version else f"/apis/{self.api_version}"
+        within = f"namespaces/{namespace}" if self.namespaced and namespace else ""
+        return "/".join(part for part in (root, within, self.plural, name, subresource) if part)
+
+
+_ALL = (
+    *(Resource(API_VERSION, kind.name, kind.plural) for kind in OUR_KINDS),
+    Resource("v1", "Pod", "pods", selector=LABEL_JOB_UID),
+    Resource("v1", "Secret", "secrets", selector=LABEL_JOB_UID),
+    Resource("v1", "ConfigMap", "configmaps", selector=LABEL_JOB_UID),
+    Resource("v1", "Service", "services", selector=LABEL_JOB_UID),
+    Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies", selector=LABEL_JOB_UID),
+    Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", selector=LABEL_JOB_UID),
+    Resource("v1", "Node", "nodes", namespaced=False),
+)
+
+BY_KIND = {resource.kind: resource for resource in _ALL}
+EVENTS = Resource("events.k8s.io/v1", "Event", "events")
+LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")

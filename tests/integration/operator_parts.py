@@ -1,0 +1,92 @@
+"""What tests of the operator on a real API server share: a namespace of their own, objects, a kubelet that only speaks."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from coxswain.names import LABEL_JOB_UID
+from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
+from tests.integration.apiserver import ApiServer
+from tests.unit.reconcile_world import data_mix, data_source, training_job
+
+Manifest = dict[str, Any]
+MERGE = {"Content-Type": "application/merge-patch+json"}
+RUNNING = {"phase": "Running", "podIP": "127.64.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+
+
+def new_namespace(api: ApiServer) -> str:
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    assert api.http.post("/api/v1/namespaces", json={"metadata": {"name": name}}).is_success
+    return name
+
+
+@asynccontextmanager
+async def connected(api: ApiServer, **options: Any) -> AsyncIterator[KubernetesCluster]:
+    """A cluster as a fresh operator process would have it."""
+    async with Connection(find_access(api.kubeconfig)) as connection:
+        async with KubernetesCluster(connection, **options) as cluster:
+            yield cluster
+
+
+def within(namespace: str, manifest: Manifest) -> Manifest:
+    return {**manifest, "metadata": {**manifest["metadata"], "namespace": namespace}}
+
+
+def config_map(namespace: str, name: str = "c", job: str = "j") -> Manifest:
+    head = {"name": name, "namespace": namespace, "labels": {LABEL_JOB_UID: job}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": head, "data": {"a": "b"}}
+
+
+def a_job(namespace: str, name: str = "demo", **spec: Any) -> Manifest:
+    return within(namespace, training_job(name, **spec))
+
+
+def apply_all(api: ApiServer, namespace: str, **spec: Any) -> None:
+    """A source, a mix and the job `demo`, as `kubectl apply` would."""
+    for plural, manifest in (
+        ("datasources", data_source()), ("datamixes", data_mix()), ("trainingjobs", training_job(**spec)),
+    ):  # fmt: skip
+        answer = api.http.post(api.path(plural, namespace=namespace), json=within(namespace, manifest))
+        assert answer.is_success, answer.text
+
+
+class Kubelet:
+    """Says of pods what a kubelet would say."""
+
+    def __init__(self, api: ApiServer, namespace: str) -> None:
+        self._api, self._path = api, f"/api/v1/namespaces/{namespace}/pods"
+
+    def pods(self) -> list[Manifest]:
+        items: list[Manifest] = self._api.http.get(self._path).json()["items"]
+        return items
+
+    def names(self) -> list[str]:
+        return sorted(pod["metadata"]["name"] for pod in self.pods())
+
+    def say(self, name: str, status: Manifest) -> None:
+        answer = self._api.http.patch(f"{self._path}/{name}/status", json={"status": status}, headers=MERGE)
+        assert answer.is_success, answer.text
+
+    def run_all(self) -> None:
+        for pod in self.pods():
+            if pod["status"]["phase"] == "Pending":
+                self.say(pod["metadata"]["name"], RUNNING)
+
+    def end(self, name: str, code: int, message: str = "") -> None:
+        role = next(p for p in self.pods() if p["metadata"]["name"] == name)["metadata"]["labels"]["coxswain.dev/role"]
+        ended = {"exitCode": code, "reason": "Error" if code else "Completed", "message": message}
+        ended["finishedAt"] = ended["startedAt"] = "2026-11-21T10:00:00Z"
+        container = {"name": role, "image": "", "imageID": "", "ready": False, "restartCount": 0}
+        self.say(
+            name,
+            {
+                "phase": "Failed" if code else "Succeeded",
+                "containerStatuses": [{**container, "state": {"terminated": ended}}],
+            },
+        )
+
+    def remove(self, name: str) -> None:
+        assert self._api.http.delete(f"{self._path}/{name}").is_success

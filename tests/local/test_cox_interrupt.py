@@ -23,7 +23,7 @@ def test_ctrl_c_saves_a_checkpoint_and_stops(run):
     os.kill(cox.pid, signal.SIGINT)
     assert run.finish(cox, 100) == 0, run.output + run.logs()
     done = max(run.steps()) + 1
-    assert f"Suspended (saved before step {done})" in run.output
+    assert f"Suspended\n  saved before step {done}\n" in run.output
     assert (run.folder / "checkpoints" / "checkpoints" / f"step-{done:010d}.json").exists()
     footprint.assert_gone()
 

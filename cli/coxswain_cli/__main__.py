@@ -16,7 +16,7 @@ app = typer.Typer(
 plan = typer.Typer(help="Plan one step, and judge the plan.", no_args_is_help=True, rich_markup_mode=None)
 
 COMMANDS = {
-    "run": ("coxswain_cli.run:run_command", "Run the TrainingJob of the given files on this machine, or resume it."),
+    "run": ("coxswain_cli.run:run_command", "Run a TrainingJob on this machine, or resume it."),
     "status": ("coxswain_cli.status:status_command", "What a job does, and why it waits."),
     "validate": (
         "coxswain_cli.validate:validate_command",

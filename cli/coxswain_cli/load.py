@@ -44,5 +44,5 @@ def _unresolved(job: Manifest, objects: list[Manifest]) -> list[Fault]:
 
 
 def _line(fault: Fault) -> str:
-    place = f"{fault.file} (document {fault.document}): " if fault.file else ""
-    return f"  {place}{fault.text}"
+    place = f"{fault.file}, document {fault.document}" if fault.document else fault.file
+    return "  " + ": ".join(part for part in (place, fault.text) if part)

@@ -79,6 +79,7 @@ async def run(objects: list[Manifest], workdir: Path, until_step: int | None, co
             )
         else:
             with display_for(console) as display:
+                display.say(f"work directory {workdir}")
                 job = await Run(cluster, job, until_step, display).until_end()
     for line in summary(job, workdir):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -33,7 +33,7 @@ def validate_command(
     elif faults:
         print_faults(faults)
     else:
-        print(f"{len(documents)} objects in {len(files)} files: no faults")
+        print(f"{_count(len(documents), 'object')} in {_count(len(files), 'file')}: no faults")
     raise typer.Exit(Exit.USER_FAULT if faults else Exit.DONE)
 
 
@@ -45,7 +45,11 @@ def print_faults(faults: Sequence[Fault], console: Console | None = None) -> Non
         console.print(Text(place, style="bold"))
         for fault in group:
             console.print(_line(fault))
-    console.print(f"{len(faults)} fault{'s' if len(faults) != 1 else ''}")
+    console.print(_count(len(faults), "fault"))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _line(fault: Fault) -> Text:

@@ -35,7 +35,7 @@ def faults(folder: Path, *manifests: Manifest) -> list[dict[str, Any]]:
 
 def test_right_files_exit_with_0(tmp_path: Path) -> None:
     result = run(tmp_path, *(sample(kind) for kind in ("DataSource", "DataMix", "ParallelismPolicy", "TrainingJob")))
-    assert (result.exit_code, result.stdout) == (0, "4 objects in 1 files: no faults\n")
+    assert (result.exit_code, result.stdout) == (0, "4 objects in 1 file: no faults\n")
 
 
 def test_faults_of_all_layers_and_documents_come_at_once(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Fault:
         """The whole fault as one sentence, without the place of the file."""
         allowed = f" (allowed: {self.allowed})" if self.allowed else ""
         way_out = f"; {self.way_out}" if self.way_out else ""
-        return f"{self.path}: {self.message}{allowed}{way_out}"
+        return ": ".join(part for part in (self.path, f"{self.message}{allowed}{way_out}") if part)
 
 
 def join_path(location: Sequence[str | int]) -> str:

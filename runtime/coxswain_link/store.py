@@ -66,7 +66,7 @@ class Store:
             obstore.put(self._backend, key, data, mode="create", use_multipart=False)
         except AlreadyExistsError:
             return self.get(key) == data
-        except BaseError:
+        except (BaseError, FileNotFoundError):  # the latter: there is no such bucket
             if self.exists(key):
                 return self.get(key) == data
             with _errors(self, key):

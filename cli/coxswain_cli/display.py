@@ -124,7 +124,8 @@ def panel(view: View) -> RenderableType:
         rows.add_row(ProgressBar(total=view.steps, completed=view.step))
     for event in view.events:
         rows.add_row(_line(f"{event.reason}: {event.message}", style="dim"))
-    return Panel(rows, title=f"{view.name}: {view.state}", title_align="left")
+    saved = "no checkpoint yet" if view.checkpoint_step < 0 else f"checkpoint before step {view.checkpoint_step}"
+    return Panel(rows, title=f"{view.name}: {view.state}", title_align="left", subtitle=saved, subtitle_align="right")
 
 
 def _line(text: str, style: str = "") -> Text:
@@ -140,6 +141,5 @@ def _numbers(view: View) -> Table:
         f"{amount(view.tokens_per_second)} tokens/s",
         f"idle {idle}",
         f"left {'-' if view.eta_seconds is None else duration(view.eta_seconds)}",
-        f"checkpoint {'none yet' if view.checkpoint_step < 0 else f'step {view.checkpoint_step}'}",
     )
     return table

@@ -70,13 +70,19 @@ class Watcher:
             idle_fraction=last.idle_fraction if last else None,
             eta_seconds=(steps - step) * pace if pace and steps else None,
             waiting_for=report.waiting_for if report and report.step >= step else "",  # else it is older than the step
-            checkpoint_step=report.checkpoint_step if report else -1,
+            checkpoint_step=_saved(job, report),
             layout=report.layout_summary if report else "",
             new_steps=new_steps,
             new_events=new_events,
             events=tuple(self._told),
             known_until=known_until,
         )
+
+
+def _saved(job: Manifest, report: JobReport | None) -> int:
+    """The last checkpoint's step, -1 without one. Of the coordinator's very last word only the job's status knows."""
+    known: int = job.get("status", {}).get("lastCheckpoint", {}).get("step", -1)
+    return max(known, report.checkpoint_step if report else -1)
 
 
 def _speed(steps: deque[StepLine]) -> tuple[float, float]:

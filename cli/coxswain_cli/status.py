@@ -81,7 +81,8 @@ def describe(job: Manifest, pods: list[Manifest], report: JobReport | None) -> I
         yield f"  step        {report.step}/{report.steps}, loss {loss}, {speed}, {duration(report.eta_seconds)} left"
         yield f"  waits for   {report.waiting_for or 'nothing'}"
     elif progress := status.get("progress"):
-        quiet = " when last seen; no coordinator answers" if summary.get("status") == "Unknown" else ""
+        over = summary.get("reason") in ("Completed", "Failed", "Suspended")
+        quiet = "" if over else " when last seen; no coordinator answers"
         yield f"  step        {progress['step']}/{progress['steps']}{quiet}"
     if layout := status.get("layout"):
         yield f"  layout      {layout.get('summary', '')}, world generation {status.get('worldGeneration', 0)}"

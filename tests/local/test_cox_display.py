@@ -106,6 +106,13 @@ def test_the_panel_shows_the_whole_picture(watched):
         assert part in text
 
 
+def test_the_panel_of_eighty_columns_keeps_its_numbers_on_one_line_and_names_the_last_checkpoint(tmp_path):
+    saved = {**JOB, "status": {**JOB["status"], "lastCheckpoint": {"step": 3}}}
+    lines = printed(Panels, Watcher(tmp_path).look(saved, REPORT), width=80).splitlines()
+    assert any(all(word in line for word in ("step 0/10", "tokens/s", "left")) for line in lines)
+    assert any("checkpoint before step 3" in line for line in lines)
+
+
 def test_a_terminal_gets_the_panel_and_a_file_gets_lines():
     assert isinstance(display_for(Console(file=io.StringIO(), force_terminal=True)), Panels)
     assert isinstance(display_for(Console(file=io.StringIO())), Lines)

@@ -135,7 +135,7 @@ def main(env: Environment) -> int:
             return end.finished.exit_code
         finally:
             status.close()
-            server.shutdown()
+            server.close()
 
 
 def _myself(env: Environment, port: int) -> Register:

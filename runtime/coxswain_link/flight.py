@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from coxswain.membership.values import Sequence
 from coxswain.wire import TOKEN_HEADER, Fault
 
 BATCH_TOKENS = 256 << 10  # of a record batch: 1 MiB
+_LAST_REQUESTS = 1.0  # seconds
 _SCHEMA = pa.schema([("item", pa.int32()), ("digest", pa.string()), ("tokens", pa.list_(pa.int32()))])
 
 
@@ -50,7 +52,7 @@ Serve = Callable[[Request], Iterator[Part]]
 class SliceServer(flight.FlightServerBase):  # type: ignore[misc]
     """A loader's Flight endpoint. `serve` may raise Stale, Refused or Retryable, also in the middle of a stream.
 
-    Listens on construction (`port` tells where); `serve()` blocks, `shutdown()` ends it.
+    Listens on construction (`port` tells where); `serve()` blocks, `close()` ends it.
     """
 
     def __init__(self, host: str, port: int, token: str, serve: Serve) -> None:
@@ -66,6 +68,12 @@ class SliceServer(flight.FlightServerBase):  # type: ignore[misc]
         except msgspec.DecodeError as error:
             raise _to_flight(Refused("BadRequest", f"not a request for slices: {error}")) from error
         return flight.GeneratorStream(_SCHEMA, self._batches(request))
+
+    def close(self) -> None:
+        """Ends, with a moment's patience for requests under way: `shutdown` waits for them, however long they take."""
+        ending = threading.Thread(target=self.shutdown, name="flight-end", daemon=True)
+        ending.start()
+        ending.join(_LAST_REQUESTS)
 
     def _batches(self, request: Request) -> Iterator[pa.RecordBatch]:
         try:

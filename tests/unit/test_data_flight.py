@@ -129,3 +129,27 @@ def test_a_port_that_is_taken_is_said_by_its_number():
     with pytest.raises(Retryable, match=str(server.port)):
         SliceServer("127.0.0.1", server.port, "t", counting)
     server.shutdown()
+
+
+def test_a_server_leaves_while_a_request_is_under_way():
+    begun, release, left = threading.Event(), threading.Event(), threading.Event()
+
+    def stuck(request: Request) -> Iterator[Part]:
+        begun.set()
+        release.wait(30)
+        yield from counting(request)
+
+    server = SliceServer("127.0.0.1", 0, "t", stuck)
+    client = SliceClient("127.0.0.1", server.port, "t")
+    request = Request(1, (SliceRequest(Sequence("a", 0, 0, 0, 9, 9), 0, 9),))
+    asking = threading.Thread(target=lambda: list(client.fetch(request, 30)))
+    asking.start()
+    assert begun.wait(10)
+    closing = threading.Thread(target=lambda: (server.close(), left.set()))
+    closing.start()
+    assert left.wait(10)
+    release.set()
+    for thread in (asking, closing):
+        thread.join(10)
+    client.close()
+    server.shutdown()

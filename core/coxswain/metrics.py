@@ -77,4 +77,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("constructor", "coxswain_constructor_bytes_total", "counter", "Bytes fetched from loaders.", ("loader",)),
     Metric("agent", "coxswain_agent_workers", "gauge", "Workers alive."),
     Metric("agent", "coxswain_agent_worker_restarts_total", "counter", "Workers started after the first time."),
+    Metric("operator", "coxswain_reconcile_total", "counter", "Reconcile passes by how they ended.", ("result",)),
+    Metric("operator", "coxswain_reconcile_seconds", "histogram", "One reconcile pass.", (), _SECONDS),
 )

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 WATCHED = ("TrainingJob", "Pod", "DataSource", "DataMix", "ParallelismPolicy")
 COALESCE_SECONDS = 0.05
 RETRY_SECONDS = 1.0  # after a pass that failed half-way
+RESYNC_SECONDS = 600.0  # between looks at a job that is over
 
 
 class Controller:
@@ -77,6 +78,11 @@ class Controller:
                     log.info("%s/%s: %s: %s; looking again", namespace, name, type(error).__name__, error)
                     delay = RETRY_SECONDS
                 await _rest(bell, delay)
+
+    async def turn(self, namespace: str, name: str) -> float | None:
+        """One pass; after how many seconds to look again at the latest. Raises as `pass_once`; None: there is no such job."""
+        observed = await self.look(namespace, name)
+        return None if observed is None else await self._pass(observed)
 
     async def pass_once(self, namespace: str, name: str) -> Decision | None:
         """One look, one decision, and its actions. Raises what the cluster raises; None: there is no such job."""
@@ -127,7 +133,10 @@ class Controller:
         if decision.of(WriteStatus, Create, Delete):
             return 0.0 if smooth else RETRY_SECONDS
         wakes = [a.time - self._clock() for a in decision.actions if isinstance(a, WakeAt)]
-        return max(0.0, min([self._poll_seconds, *wakes]))
+        rest = (
+            RESYNC_SECONDS if _over(observed) else self._poll_seconds
+        )  # of a job that is over there is nothing to poll
+        return max(0.0, min([rest, *wakes]))
 
     async def _do_all(self, job: Manifest, decision: Decision) -> bool:
         """In order. False: something was not as expected."""

@@ -46,6 +46,8 @@ class Informer:
             except Expired:
                 log.info("%s: the watch is too far behind; listing again", self._path)
             except (CoxswainError, OSError) as error:
+                if not isinstance(error, Retryable):  # it answered: to start anew would not help
+                    self.heard = time.monotonic()
                 self._trouble, failures = str(error), failures + 1
                 log.warning("%s: %s", self._path, error)
                 await asyncio.sleep(random.uniform(0.1, min(30.0, 0.5 * 2.0**failures)))

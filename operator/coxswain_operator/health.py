@@ -1,0 +1,52 @@
+"""/healthz, /readyz and /metrics of the operator. Healthy means that what must move is moving."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from coxswain_link.metrics import Registry
+
+LONGEST_SILENCE = 180.0  # seconds: streams are reopened after 70
+LONGEST_WAIT = 300.0  # seconds for a turn: one may take long, all of them may not
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What is measured, in seconds. A loop that lags shows by not answering at all."""
+
+    silence: float = 0.0  # since the quietest stream was heard
+    waiting: float = 0.0  # of the most patient job
+
+    @property
+    def ailment(self) -> str:
+        """What is wrong; empty if nothing is."""
+        if self.silence > LONGEST_SILENCE:
+            return f"a stream has been silent for {self.silence:.0f} s; at most {LONGEST_SILENCE:.0f} are normal"
+        if self.waiting > LONGEST_WAIT:
+            return f"a job has waited for its turn for {self.waiting:.0f} s; at most {LONGEST_WAIT:.0f} are normal"
+        return ""
+
+
+async def serve_health(host: str, port: int, pulse: Callable[[float], Pulse], metrics: Registry) -> web.AppRunner:
+    """Listens until `cleanup()`; `pulse` is asked with time.monotonic(). A standby is ready: it is ready to take over."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        ailment = pulse(time.monotonic()).ailment
+        return web.Response(text=f"{ailment or 'ok'}\n", status=503 if ailment else 200)
+
+    async def readyz(_: web.Request) -> web.Response:
+        return web.Response(text="ready\n")
+
+    async def exposition(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.exposition(), content_type="text/plain", charset="utf-8")
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", exposition)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    return runner

@@ -1,0 +1,146 @@
+"""Leader election on a Lease: at most one operator acts. Whoever cannot renew stops acting before another may begin."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from coxswain.errors import Refused, Retryable
+from coxswain_operator.cluster import AlreadyExists, Conflict, Manifest
+from coxswain_operator.kubernetes.connection import Connection, NotFound
+from coxswain_operator.kubernetes.resources import LEASES
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds. A holder gives up after `renew`, another may take over after `lease`: what lies between is the margin."""
+
+    lease: float = 15.0
+    renew: float = 10.0
+    retry: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.lease > self.renew > self.retry > 0:
+            message = f"lease {self.lease}, renew {self.renew}, retry {self.retry}: each must be longer than the next"
+            raise Refused("InvalidLeaseTiming", f"{message}, and all above 0; the usual values are 15, 10 and 2")
+
+
+class Leader:
+    """One candidate. Clocks of different machines are never compared: a Lease is over when it has not changed for long."""
+
+    def __init__(
+        self, connection: Connection, namespace: str, name: str, identity: str, timing: Timing | None = None
+    ) -> None:
+        self._connection, self._namespace, self._name = connection, namespace, name
+        self._identity, self._timing = identity, timing or Timing()
+        self._seen: tuple[str, float] = ("", 0.0)  # the Lease's version, and when we first saw it
+        self.renewed = 0.0  # time.monotonic() at the start of the last renewal that succeeded; 0: not the leader
+
+    async def acquire(self) -> None:
+        """Returns once the Lease is ours."""
+        while not await self._attempt():  # noqa: ASYNC110 (the Lease is elsewhere: nothing here could wake us)
+            await asyncio.sleep(self._timing.retry)
+        log.info("%s leads", self._identity)
+
+    async def hold(self) -> None:
+        """Renews; returns when the Lease is lost, at the latest `renew` seconds after it was last surely ours."""
+        try:
+            while True:
+                left = self.renewed + self._timing.renew - time.monotonic()
+                try:
+                    if not await asyncio.wait_for(self._attempt(), left):
+                        log.error("the Lease has another holder")
+                        return
+                except TimeoutError:
+                    log.error("the Lease could not be renewed for %g s", self._timing.renew)
+                    return
+                await asyncio.sleep(self._timing.retry)
+        finally:
+            self.renewed = 0.0
+
+    async def release(self) -> None:
+        """Lets another take over at once. The caller has stopped acting."""
+        lease = await self._get()
+        if lease is not None and _holder(lease) == self._identity:
+            await self._put({**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
+
+    async def _attempt(self) -> bool:
+        """Whether the Lease is ours now. Trouble on the way counts as no answer: a holder goes on trying until its time is up."""
+        while True:
+            started = time.monotonic()
+            try:
+                if await self._take():
+                    self.renewed = started
+                    return True
+                return False
+            except (Retryable, Refused) as error:
+                log.warning("Lease %s/%s: %s", self._namespace, self._name, error)
+                await asyncio.sleep(self._timing.retry)
+
+    async def _take(self) -> bool:
+        lease = await self._get()
+        if lease is None:
+            return await self._create()
+        if _holder(lease) == self._identity:
+            if not await self._put(self._renewed(lease, transition=False)):
+                raise Retryable("written meanwhile, perhaps by our own call whose answer was lost; looking again")
+            return True
+        if _holder(lease) and not self._is_over(lease):
+            return False
+        return await self._put(self._renewed(lease, transition=True))
+
+    def _is_over(self, lease: Manifest) -> bool:
+        now, version = time.monotonic(), str(lease["metadata"]["resourceVersion"])
+        if version != self._seen[0]:
+            self._seen = version, now
+        return now - self._seen[1] > float(lease["spec"].get("leaseDurationSeconds", self._timing.lease))
+
+    def _renewed(self, lease: Manifest, transition: bool) -> Manifest:
+        spec = {**lease.get("spec", {}), "holderIdentity": self._identity, "renewTime": _now()}
+        spec["leaseDurationSeconds"] = max(1, round(self._timing.lease))
+        if transition:
+            spec |= {"acquireTime": _now(), "leaseTransitions": int(spec.get("leaseTransitions", 0)) + 1}
+        return {**lease, "spec": spec}
+
+    async def _create(self) -> bool:
+        head = {"name": self._name, "namespace": self._namespace}
+        lease = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": head}
+        try:
+            await self._call("POST", LEASES.path(self._namespace), self._renewed(lease, transition=True))
+        except (AlreadyExists, Conflict):
+            return False
+        return True
+
+    async def _get(self) -> Manifest | None:
+        try:
+            return await self._call("GET", self._path)
+        except NotFound:
+            return None
+
+    async def _put(self, lease: Manifest) -> bool:
+        """False: somebody else has written it meanwhile."""
+        try:
+            await self._call("PUT", self._path, lease)
+        except (Conflict, NotFound):
+            return False
+        return True
+
+    async def _call(self, method: str, path: str, body: Manifest | None = None) -> Manifest:
+        return await self._connection.call(method, path, body, deadline=self._timing.renew / 2)
+
+    @property
+    def _path(self) -> str:
+        return LEASES.path(self._namespace, self._name)
+
+
+def _holder(lease: Manifest) -> str:
+    return str((lease.get("spec") or {}).get("holderIdentity") or "")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

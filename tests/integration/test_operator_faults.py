@@ -1,0 +1,201 @@
+"""An API server that is busy, refuses, forgets, or falls silent: what the operator makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from coxswain.errors import Refused, Retryable
+from coxswain_operator.cluster import Manifest
+from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
+from coxswain_operator.kubernetes.access import Access
+from coxswain_operator.kubernetes.keyed import KeyedQueue
+from coxswain_operator.leader import Timing
+from tests.integration.apiserver import ApiServer
+from tests.integration.operator_parts import config_map, connected, new_namespace
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Configuration:
+    """As much of a client configuration as plain HTTP needs."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+
+    def get_api_key_with_prefix(self, *_: str, **__: str) -> str:
+        return ""
+
+
+@asynccontextmanager
+async def answering(answer: Answer) -> AsyncIterator[Connection]:
+    """A connection to a server that answers as the test says."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with Connection(Access(Configuration(f"http://127.0.0.1:{runner.addresses[0][1]}"))) as connection:
+            yield connection
+    finally:
+        await runner.cleanup()
+
+
+def pod(name: str, version: int) -> Manifest:
+    labels = {"coxswain.dev/job-uid": "j"}
+    return {
+        "metadata": {"name": name, "namespace": "n", "uid": name, "resourceVersion": str(version), "labels": labels}
+    }
+
+
+def page(*items: Manifest, version: int, more: str = "") -> web.Response:
+    return web.json_response({"metadata": {"resourceVersion": str(version), "continue": more}, "items": list(items)})
+
+
+async def names_after(cluster: KubernetesCluster, wanted: list[str]) -> None:
+    async with asyncio.timeout(10):
+        while sorted(p["metadata"]["name"] for p in await cluster.list("Pod", "n")) != wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_busy_server_is_asked_again_no_sooner_than_it_says() -> None:
+    calls: list[float] = []
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        calls.append(asyncio.get_running_loop().time())
+        busy = web.Response(status=429, headers={"Retry-After": "1"})
+        return busy if len(calls) == 1 else web.json_response({"kind": "Ok"})
+
+    async with answering(answer) as connection:
+        assert await connection.call("GET", "/x") == {"kind": "Ok"}
+    assert calls[1] - calls[0] >= 1
+
+
+async def test_a_server_that_goes_on_failing_is_retryable_and_quoted() -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=503, text="etcd has no leader")
+
+    async with answering(answer) as connection:
+        with pytest.raises(Retryable, match=r"GET /x did not succeed within 0\.5 s.*etcd has no leader"):
+            await connection.call("GET", "/x", deadline=0.5)
+
+
+async def test_long_lists_are_read_in_pages() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            await asyncio.sleep(60)
+        if request.query.get("continue") == "two":
+            return page(pod("b", 2), version=9)
+        return page(pod("a", 1), version=9, more="two")
+
+    async with answering(answer) as connection, KubernetesCluster(connection) as cluster:
+        assert [p["metadata"]["name"] for p in await cluster.list("Pod", "n")] == ["a", "b"]
+
+
+async def test_a_watch_that_is_too_far_behind_is_followed_by_a_list_that_tells_what_was_missed() -> None:
+    lists = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal lists
+        if "watch" not in request.query:
+            lists += 1
+            return page(pod("old", 1), version=5) if lists == 1 else page(pod("new", 8), version=9)
+        if lists == 1:
+            gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
+            return web.Response(body=msgspec.json.encode(gone) + b"\n")
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async with answering(answer) as connection, KubernetesCluster(connection) as cluster:
+        changes = cluster.watch("Pod", "n")
+        seen = [await anext(changes) for _ in range(3)]
+        assert [(c.kind, c.object["metadata"]["name"]) for c in seen] == [
+            ("ADDED", "old"), ("ADDED", "new"), ("DELETED", "old"),
+        ]  # fmt: skip
+
+
+async def test_a_stream_that_falls_silent_is_opened_again() -> None:
+    lists = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal lists
+        if "watch" not in request.query:
+            lists += 1
+            return page(pod(f"p{lists}", lists), version=lists)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.sleep(60)
+        return response
+
+    async with answering(answer) as connection, KubernetesCluster(connection, silence=0.2) as cluster:
+        await names_after(cluster, ["p1"])
+        await names_after(cluster, ["p2"])
+
+
+async def test_what_the_operator_may_not_do_is_refused_in_the_servers_words(api: ApiServer, tmp_path: Path) -> None:
+    namespace, powerless = new_namespace(api), tmp_path / "kubeconfig"
+    powerless.write_text(api.kubeconfig.read_text().replace(api.token, _powerless(api, namespace)))
+    async with Connection(find_access(powerless)) as connection, KubernetesCluster(connection) as cluster:
+        with pytest.raises(Refused, match=r'cannot create resource "configmaps" in API group "" in the namespace'):
+            await cluster.create(config_map(namespace))
+
+
+async def test_what_the_api_forbids_is_refused_in_its_words(api: ApiServer) -> None:
+    namespace = new_namespace(api)
+    async with connected(api) as cluster:
+        wrong = config_map(namespace) | {"data": {"a/b": "c"}}
+        with pytest.raises(Refused, match=r"a valid config key must consist of") as refusal:
+            await cluster.create(wrong)
+    assert refusal.value.reason == "Invalid"
+
+
+async def test_changes_by_others_arrive(api: ApiServer) -> None:
+    namespace = new_namespace(api)
+    async with connected(api) as cluster:
+        changes = cluster.watch("ConfigMap", namespace)
+        await cluster.create(config_map(namespace))
+        first = await anext(changes)
+        api.http.delete(f"/api/v1/namespaces/{namespace}/configmaps/c")
+        second = await asyncio.wait_for(anext(changes), 10)
+    assert (first.kind, second.kind) == ("ADDED", "DELETED")
+
+
+async def test_a_turn_that_fails_is_repeated_and_rings_meanwhile_are_one_turn() -> None:
+    turns = 0
+    done = asyncio.Event()
+
+    async def turn(key: Any) -> float | None:
+        nonlocal turns
+        turns += 1
+        if turns == 1:
+            raise Retryable("away")
+        done.set()
+        return 60.0
+
+    async with KeyedQueue(turn) as queue:
+        for _ in range(100):
+            queue.ring(("n", "demo"))
+        await asyncio.wait_for(done.wait(), 10)
+    assert turns == 2
+
+
+def test_lease_times_that_leave_no_margin_are_refused() -> None:
+    with pytest.raises(Refused, match="each must be longer than the next"):
+        Timing(lease=10, renew=10, retry=2)
+
+
+def _powerless(api: ApiServer, namespace: str) -> str:
+    """The token of a service account without any right."""
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    assert api.http.post(path, json={"metadata": {"name": "nobody"}}).is_success
+    answer = api.http.post(f"{path}/nobody/token", json={"spec": {"audiences": [], "expirationSeconds": 600}})
+    assert answer.is_success, answer.text
+    return str(answer.json()["status"]["token"])

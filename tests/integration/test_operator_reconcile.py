@@ -1,0 +1,216 @@
+"""A TrainingJob's life on a real API server: what kubectl would show, who owns the status, and crashes at any write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from coxswain.wire import JobReport
+from coxswain_operator.controller import Controller
+from coxswain_operator.kubernetes import KubernetesCluster
+from coxswain_operator.kubernetes.keyed import Key, KeyedQueue
+from tests.integration.apiserver import ApiServer
+from tests.integration.operator_parts import Kubelet, Manifest, apply_all, connected, new_namespace
+from tests.unit.reconcile_world import report, report_text
+
+MEMBERS = ["demo-coordinator-0", "demo-loader-0-0", "demo-trainer-0-0", "demo-trainer-1-0"]
+TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
+
+
+class Coordinator:
+    """The word of a job's coordinator, as the test says."""
+
+    def __init__(self, word: JobReport | None = None) -> None:
+        self.word, self.stops = word, 0
+
+    async def report(self, job: Manifest) -> JobReport | None:
+        return self.word
+
+    async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
+        self.stops += 1
+        return True
+
+    async def scale(self, job: Manifest, trainers: int) -> bool:
+        return False
+
+
+class Crash(BaseException):
+    """The operator's process is gone. No `except Exception` survives it."""
+
+
+class Mortal:
+    """A cluster whose user dies before its `last`-th write."""
+
+    def __init__(self, cluster: KubernetesCluster, last: int) -> None:
+        self._cluster, self._left = cluster, last
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("create", "delete", "patch_status", "publish"):
+            self._left -= 1
+            if self._left < 0:
+                raise Crash
+        return getattr(self._cluster, name)
+
+
+def job(api: ApiServer, namespace: str) -> Manifest:
+    found: Manifest = api.http.get(api.path("trainingjobs", "demo", namespace=namespace)).json()
+    return found
+
+
+def state(api: ApiServer, namespace: str) -> str:
+    conditions = job(api, namespace).get("status", {}).get("conditions", [])
+    return next((c["reason"] for c in conditions if c["type"] == "Succeeded"), "")
+
+
+async def passes(cluster: Any, namespace: str, control: Coordinator | None = None, count: int = 6) -> None:
+    controller = Controller(cluster, control or Coordinator())
+    for _ in range(count):
+        await controller.pass_once(namespace, "demo")
+
+
+async def started(api: ApiServer, cluster: KubernetesCluster, namespace: str, control: Coordinator) -> Kubelet:
+    """A job whose pods are ready and whose coordinator says Running, as the operator's cache has it too."""
+    kubelet = Kubelet(api, namespace)
+    await passes(cluster, namespace)
+    kubelet.run_all()
+    await until_all(cluster, namespace, lambda pod: pod["status"]["phase"] == "Running")
+    control.word = report("Running", 10)
+    await passes(cluster, namespace, control)
+    return kubelet
+
+
+async def until_all(cluster: KubernetesCluster, namespace: str, holds: Callable[[Manifest], bool]) -> None:
+    """The operator has heard of it."""
+    async with asyncio.timeout(10):
+        while not all(holds(pod) for pod in await cluster.list("Pod", namespace)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def until(holds: Callable[[], bool], deadline: float = 15) -> None:
+    async with asyncio.timeout(deadline):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def test_an_applied_job_gets_its_pods_and_all_other_children(api: ApiServer) -> None:
+    namespace = new_namespace(api)
+    apply_all(api, namespace)
+    async with connected(api) as cluster:
+        await passes(cluster, namespace)
+        for kind in ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget"):
+            assert len(await cluster.list(kind, namespace)) == 1
+    assert Kubelet(api, namespace).names() == MEMBERS
+
+
+async def test_a_running_job_shows_its_state_and_progress_in_columns_and_events(api: ApiServer) -> None:
+    namespace, control = new_namespace(api), Coordinator()
+    apply_all(api, namespace)
+    async with connected(api) as cluster:
+        await started(api, cluster, namespace, control)
+    table = api.http.get(api.path("trainingjobs", "demo", namespace=namespace), headers=TABLE).json()
+    cells = dict(zip([c["name"] for c in table["columnDefinitions"]], table["rows"][0]["cells"], strict=True))
+    wanted = {"STATE": "Running", "READY": "2/2", "STEP": 10, "RESTARTS": 0, "LOSS": "2.5000"}
+    assert {name: cells[name] for name in wanted} == wanted
+    events = api.http.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events").json()["items"]
+    assert {"Validated", "GangStarted"} <= {e["reason"] for e in events}
+    assert {e["regarding"]["uid"] for e in events} == {job(api, namespace)["metadata"]["uid"]}
+
+
+async def test_a_job_that_says_nothing_new_is_not_written_again(api: ApiServer) -> None:
+    namespace, control = new_namespace(api), Coordinator()
+    apply_all(api, namespace)
+    async with connected(api) as cluster:
+        await started(api, cluster, namespace, control)
+        before = job(api, namespace)["metadata"]["resourceVersion"]
+        await passes(cluster, namespace, control)
+    assert job(api, namespace)["metadata"]["resourceVersion"] == before
+
+
+async def test_a_job_whose_coordinator_leaves_with_0_is_completed(api: ApiServer) -> None:
+    namespace, control = new_namespace(api), Coordinator()
+    apply_all(api, namespace)
+    async with connected(api) as cluster:
+        kubelet = await started(api, cluster, namespace, control)
+        for name in reversed(MEMBERS):
+            kubelet.end(name, 0, report_text("Completed", step=100, reason="StopReached"))
+        await until_all(cluster, namespace, lambda pod: pod["status"]["phase"] == "Succeeded")
+        await passes(cluster, namespace, control)
+    assert state(api, namespace) == "Completed"
+    assert kubelet.names() == MEMBERS
+
+
+async def test_a_failed_trainer_is_replaced_and_counted(api: ApiServer) -> None:
+    namespace, control = new_namespace(api), Coordinator()
+    apply_all(api, namespace)
+    async with connected(api) as cluster:
+        kubelet = await started(api, cluster, namespace, control)
+        kubelet.end("demo-trainer-1-0", 1)
+        await until_all(
+            cluster,
+            namespace,
+            lambda pod: (pod["metadata"]["name"] == "demo-trainer-1-0") == (pod["status"]["phase"] == "Failed"),
+        )
+        await passes(cluster, namespace, control)
+    assert job(api, namespace)["status"]["restarts"] == {"counted": 1, "ignored": 0}
+    assert kubelet.names() == [*MEMBERS[:3], "demo-trainer-1-1"]
+
+
+async def test_the_status_is_ours_and_the_spec_is_the_users(api: ApiServer) -> None:
+    namespace = new_namespace(api)
+    apply_all(api, namespace)
+    async with connected(api) as cluster:
+        await passes(cluster, namespace)
+    fields = job(api, namespace)["metadata"]["managedFields"]
+    ours = [f for f in fields if f["manager"] == "coxswain-operator"]
+    assert [(f["operation"], f.get("subresource"), set(f["fieldsV1"])) for f in ours] == [
+        ("Apply", "status", {"f:status"})
+    ]
+    assert all("f:status" not in f["fieldsV1"] for f in fields if f not in ours)
+
+
+@pytest.mark.parametrize("last", range(16))
+async def test_an_operator_killed_before_any_write_is_succeeded_by_one_that_creates_nothing_twice(
+    api: ApiServer, last: int
+) -> None:
+    namespace = new_namespace(api)
+    apply_all(api, namespace)
+    async with connected(api) as cluster:
+        with suppress(Crash):
+            await passes(Mortal(cluster, last), namespace)
+    async with connected(api) as successor:
+        await passes(successor, namespace)
+    assert Kubelet(api, namespace).names() == MEMBERS
+    assert job(api, namespace)["status"]["restarts"] == {"counted": 0, "ignored": 0}
+
+
+async def test_a_pod_that_vanished_while_no_operator_ran_is_a_loss_that_counts_for_nothing(api: ApiServer) -> None:
+    namespace, control = new_namespace(api), Coordinator()
+    apply_all(api, namespace)
+    async with connected(api) as cluster:
+        kubelet = await started(api, cluster, namespace, control)
+    kubelet.remove("demo-trainer-0-0")
+    async with connected(api) as successor:
+        await passes(successor, namespace, control)
+    assert "demo-trainer-0-1" in kubelet.names() and len(kubelet.names()) == 4
+    assert job(api, namespace)["status"]["restarts"]["counted"] == 0
+
+
+async def test_turns_for_a_deleted_job_end_and_create_nothing_more(api: ApiServer) -> None:
+    namespace = new_namespace(api)
+    apply_all(api, namespace)
+    async with connected(api) as cluster:
+        controller = Controller(cluster, Coordinator(), poll_seconds=0.1)
+
+        async def turn(key: Key) -> float | None:
+            return await controller.turn(*key)
+
+        async with KeyedQueue(turn) as queue:
+            queue.ring((namespace, "demo"))
+            await until(lambda: Kubelet(api, namespace).names() == MEMBERS)
+            api.http.delete(api.path("trainingjobs", "demo", namespace=namespace))
+            await until(lambda: queue.keys == [])
+    assert Kubelet(api, namespace).names() == MEMBERS  # the garbage collector's part, which this server lacks

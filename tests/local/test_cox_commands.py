@@ -81,7 +81,8 @@ def test_malformed_yaml_is_refused_with_its_place(job_file, tmp_path):
 
 
 def test_a_file_that_does_not_exist_is_refused_by_name(tmp_path):
-    assert cox("run", tmp_path / "nowhere.yaml")[1].splitlines()[1].startswith(f"  {tmp_path}/nowhere.yaml: cannot read")
+    _, output = cox("run", tmp_path / "nowhere.yaml")
+    assert output.splitlines()[1].startswith(f"  {tmp_path}/nowhere.yaml: cannot read")
 
 
 def test_all_faults_of_a_file_are_told_at_once(job_file, tmp_path):

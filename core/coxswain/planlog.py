@@ -61,4 +61,4 @@ def placement_key(generation: int, segment: int) -> str:
 
 
 def manifest_key(step: int) -> str:
-    return f"checkpoints/step-{step:010d}.json"
+    return f"manifests/step-{step:010d}.json"

@@ -23,7 +23,7 @@ RUN_KEY = "run.json"
 
 
 class CheckpointStore:
-    """The checkpoints of one job. Only this class writes under `checkpoints/` or deletes under `shards/`."""
+    """The checkpoints of one job. Only this class writes under `manifests/` or deletes under `shards/`."""
 
     def __init__(self, job: JobConfig, store: Store) -> None:
         self._job, self._store = job, store
@@ -81,7 +81,7 @@ class CheckpointStore:
         self._manifests = {m.step: m for m in kept}
 
     def _read_all(self) -> dict[int, Manifest]:
-        found = [read_manifest(o.path, self._store.get(o.path)) for o in self._store.list("checkpoints/")]
+        found = [read_manifest(o.path, self._store.get(o.path)) for o in self._store.list("manifests/")]
         return {m.step: m for m in found}
 
     def _shard_sizes(self) -> dict[str, int]:

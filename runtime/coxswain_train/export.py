@@ -33,7 +33,7 @@ def export(store: Store, output: Path, step: int | None = None) -> int:
 
 
 def _newest(store: Store) -> str:
-    keys = [o.path for o in store.list("checkpoints/")]
+    keys = [o.path for o in store.list("manifests/")]
     if not keys:
         raise Refused(
             "NoCheckpoint", f"{store.uri} holds no checkpoint; give the checkpoint.uri of a job that saved one"

@@ -216,7 +216,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(run: Any,
     run(undisturbed)
     run(first)
     store_manifest(tmp_path, first.saved[0])
-    second = Coordinator(steps=4, first_step=2, checkpoint="checkpoints/m.json")
+    second = Coordinator(steps=4, first_step=2, checkpoint="manifests/m.json")
     assert run(second) == 0
     joined = [r.loss_sum for r in first.reports + second.reports]
     assert joined == [r.loss_sum for r in undisturbed.reports]
@@ -229,13 +229,13 @@ def test_a_checkpoint_whose_shard_is_gone_is_refused_by_name(run: Any, tmp_path:
     key = first.saved[0].shards[0].key
     open_store(f"file://{tmp_path}").delete(key)
     with pytest.raises(Refused, match=key) as refused:
-        run(Coordinator(steps=2, first_step=1, checkpoint="checkpoints/m.json"))
+        run(Coordinator(steps=2, first_step=1, checkpoint="manifests/m.json"))
     assert refused.value.reason == "TornCheckpoint"
 
 
 def store_manifest(folder: Path, saved: wire.Saved) -> None:
     manifest = training.manifest(saved.step, saved.shards)
-    open_store(f"file://{folder}").put("checkpoints/m.json", msgspec.json.encode(manifest))
+    open_store(f"file://{folder}").put("manifests/m.json", msgspec.json.encode(manifest))
 
 
 def test_a_worker_of_an_older_generation_is_stale(run: Any) -> None:

@@ -24,7 +24,7 @@ def test_ctrl_c_saves_a_checkpoint_and_stops(run):
     assert run.finish(cox, 100) == 0, run.output + run.logs()
     done = max(run.steps()) + 1
     assert f"Suspended\n  saved before step {done}\n" in run.output
-    assert (run.folder / "checkpoints" / "checkpoints" / f"step-{done:010d}.json").exists()
+    assert (run.folder / "checkpoints" / "manifests" / f"step-{done:010d}.json").exists()
     footprint.assert_gone()
 
 

@@ -33,7 +33,7 @@ def test_a_run_ends_succeeded_with_a_falling_loss_and_a_checkpoint_at_its_last_s
     losses = undisturbed.losses()
     assert len(losses) == STEPS
     assert losses[-1] < losses[0]
-    assert (undisturbed.folder / "checkpoints" / "checkpoints" / f"step-{STEPS:010d}.json").exists()
+    assert (undisturbed.folder / "checkpoints" / "manifests" / f"step-{STEPS:010d}.json").exists()
     assert "Completed" in undisturbed.events()
 
 

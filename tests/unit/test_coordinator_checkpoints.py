@@ -72,7 +72,7 @@ def test_a_missing_shard_is_a_torn_checkpoint_and_is_named(tmp_path):
     store.delete("shards/a.safetensors")
     reason, message = refusal(job, store)
     assert reason == "TornCheckpoint"
-    assert "names shards/a.safetensors, which is missing; delete checkpoints/step-0000000006.json" in message
+    assert "names shards/a.safetensors, which is missing; delete manifests/step-0000000006.json" in message
 
 
 def test_a_shortened_shard_is_a_torn_checkpoint(tmp_path):
@@ -85,14 +85,14 @@ def test_a_shortened_shard_is_a_torn_checkpoint(tmp_path):
 def test_half_a_manifest_is_a_torn_checkpoint(tmp_path):
     job = make_job(tmp_path)
     store = store_with(job, manifest(job, 6))
-    store.put("checkpoints/step-0000000006.json", store.get("checkpoints/step-0000000006.json")[:50])
+    store.put("manifests/step-0000000006.json", store.get("manifests/step-0000000006.json")[:50])
     assert refusal(job, store)[0] == "TornCheckpoint"
 
 
 def test_a_manifest_of_a_later_version_is_refused_before_its_shape_is_read(tmp_path):
     job = make_job(tmp_path)
     store = store_with(job)
-    store.put("checkpoints/step-0000000006.json", b'{"version": 9, "shape": "unknown"}')
+    store.put("manifests/step-0000000006.json", b'{"version": 9, "shape": "unknown"}')
     reason, message = refusal(job, store)
     assert reason == "NewerCheckpoint"
     assert "has version 9, this release reads up to 1" in message
@@ -132,7 +132,7 @@ def test_resume_never_leaves_another_run_alone_but_continues_its_own(tmp_path):
 
 
 def test_a_changed_source_is_named(tmp_path):
-    with pytest.raises(Refused, match="sources docs have other content than at checkpoints/step-"):
+    with pytest.raises(Refused, match="sources docs have other content than at manifests/step-"):
         check_index(manifest(make_job(tmp_path), 6), "code=1,docs=3")
 
 
@@ -147,7 +147,7 @@ def test_a_shard_that_a_kept_checkpoint_shares_is_no_garbage(tmp_path):
     job = make_job(tmp_path)
     old, new = manifest(job, 6, [shard("a"), shard("b"), shard("c")]), manifest(job, 12, [shard("b")])
     keys, shards = garbage([new], [old], pending={"shards/c.safetensors"})
-    assert (keys, shards) == (["checkpoints/step-0000000006.json"], ["shards/a.safetensors"])
+    assert (keys, shards) == (["manifests/step-0000000006.json"], ["shards/a.safetensors"])
 
 
 def test_creating_a_checkpoint_drops_the_oldest(tmp_path):
@@ -156,7 +156,7 @@ def test_creating_a_checkpoint_drops_the_oldest(tmp_path):
     checkpoints = CheckpointStore(job, store)
     checkpoints.open()
     checkpoints.create(manifest(job, 12, [shard("b")]), set())
-    assert [o.path for o in store.list("checkpoints/")] == ["checkpoints/step-0000000012.json"]
+    assert [o.path for o in store.list("manifests/")] == ["manifests/step-0000000012.json"]
     with pytest.raises(NotFound):
         store.get("shards/a.safetensors")
 

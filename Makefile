@@ -31,7 +31,7 @@ run: .venv/.ready  ## train the demo job on this machine: real text, rings, a ch
 	@$(BIN)/cox report $(RUN_DIR)
 
 test: lint binaries  ## lint, types, contracts, generated files, and all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow"
 
 lint: .venv/.ready  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

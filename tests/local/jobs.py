@@ -24,6 +24,15 @@ LONGEST = 384
 TOKENS_PER_STEP = 1536
 STEPS = 24
 
+# The kinds of services, by the module that runs each.
+SERVICES = {
+    "loader": "coxswain_data.loader",
+    "constructor": "coxswain_data.constructor",
+    "worker": "coxswain_train.worker",
+    "agent": "coxswain_train.agent",
+    "coordinator": "coxswain_coordinator",
+}
+
 
 def write_corpus(folder: Path) -> None:
     """Two sources: Parquet with row groups of 8 documents, Jsonl; lengths from 1 to some thousand bytes."""

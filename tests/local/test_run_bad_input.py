@@ -8,16 +8,9 @@ import re
 
 import pytest
 
-from tests.local.jobs import Run, job_objects, source, write_corpus
+from tests.local.jobs import Run, job_objects, source
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return f"file://{folder}"
 
 
 @pytest.fixture

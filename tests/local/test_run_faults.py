@@ -2,30 +2,17 @@
 
 import pytest
 
-from tests.local.jobs import STEPS, Run, job_objects, kill_service, write_corpus
+from tests.local.jobs import SERVICES, STEPS, Run, job_objects, kill_service
 
 pytestmark = pytest.mark.timeout(240)
 
-SERVICES = {
-    "loader": "coxswain_data.loader",
-    "constructor": "coxswain_data.constructor",
-    "worker": "coxswain_train.worker",
-    "agent": "coxswain_train.agent",
-    "coordinator": "coxswain_coordinator",
-}
 # Whose death needs another world; the others are replaced beside running workers.
 NEW_WORLD = {"worker", "agent", "coordinator"}
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return f"file://{folder}"
-
-
-@pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, corpus):
+    """Of the same shape as the disturbed runs, so that losses may be compared closely."""
     folder = tmp_path_factory.mktemp("undisturbed")
     run = Run(folder, job_objects(corpus, f"file://{folder}/checkpoints"))
     assert run.run() == 0, run.output + run.logs()

@@ -8,34 +8,12 @@ from contextlib import suppress
 
 import pytest
 
-from tests.local.jobs import Footprint, Run, find_service, job_objects, write_corpus
+from tests.local.jobs import SERVICES, Footprint, Run, find_service, job_objects
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-SERVICES = (
-    "coxswain_data.loader",
-    "coxswain_data.constructor",
-    "coxswain_train.worker",
-    "coxswain_train.agent",
-    "coxswain_coordinator",
-)
 RUNS = 20
 LATEST = 14.0  # seconds from the start, or from the kill before; a kill that comes after the end is none
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return f"file://{folder}"
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, corpus):
-    folder = tmp_path_factory.mktemp("undisturbed")
-    run = Run(folder, job_objects(corpus, f"file://{folder}/checkpoints", trainers=1))
-    assert run.run() == 0, run.output + run.logs()
-    return run
 
 
 def kill_someone(draw, run, cox):
@@ -43,7 +21,7 @@ def kill_someone(draw, run, cox):
     end = time.monotonic() + draw.uniform(0.5, LATEST)
     while time.monotonic() < end and cox.poll() is None:
         time.sleep(0.02)  # the moment is what is drawn; nothing is waited for
-    pid = find_service(cox, draw.choice(SERVICES))
+    pid = find_service(cox, draw.choice([*SERVICES.values()]))
     if pid is None:
         return None
     footprint = Footprint.of(run, cox)

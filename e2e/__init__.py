@@ -1,0 +1,1 @@
+"""End-to-end tests and their tools; run from the repository root, never installed."""

@@ -1,0 +1,93 @@
+"""Servers that tests start: their binaries, an address that no other process has, and an end that is sure to come."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+Argument = str | Path
+
+
+def binary(name: str) -> Path:
+    """The pinned tool `name`, built on first use (make binaries does it beforehand, since a build outlasts a test)."""
+    build: list[Argument] = [sys.executable, REPOSITORY / "e2e" / "tools" / "build.py", name]
+    return Path(subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
+
+
+def own_address() -> str:
+    """A loopback address spelled by this process's id: no other living process uses its ports."""
+    pid = os.getpid()
+    return f"127.{192 + (pid >> 16 & 63)}.{pid >> 8 & 255}.{pid & 255}"
+
+
+def free_port(address: str) -> int:
+    """A port the kernel chose; ours for as long as nobody else uses `own_address`."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def accepts(address: str, port: int) -> bool:
+    """Whether something listens there. An address that cannot be reached (yet) is a no within a second."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((address, port)) == 0
+
+
+def wait_until(ready: Callable[[], bool], what: str, deadline: float = 30.0) -> None:
+    """Returns when `ready()` does; raises TimeoutError naming `what` after `deadline` seconds."""
+    end = time.monotonic() + deadline
+    while not ready():
+        if time.monotonic() > end:
+            raise TimeoutError(f"after {deadline:g} s still waiting for {what}")
+        time.sleep(0.02)
+
+
+def die_with_parent() -> None:
+    """For `preexec_fn`: SIGKILL when the thread that spawned us ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Child:
+    """A server process in a group of its own, with its output in a file. SIGKILL of the tests kills it as well.
+
+    Start it from the main thread: the parent-death signal follows the thread that spawned. With `outlives`
+    nothing but its end or `stop` ends it: for what dies with its namespace anyway.
+    """
+
+    def __init__(
+        self, command: Sequence[Argument], log: Path, env: dict[str, str] | None = None, *, outlives: bool = False
+    ) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,
+                start_new_session=True, preexec_fn=None if outlives else die_with_parent,
+            )  # fmt: skip
+
+    def wait_until(self, ready: Callable[[], bool], deadline: float = 30.0) -> None:
+        """Returns when `ready()` does; raises RuntimeError with the log's tail when the process ends or time runs out."""
+        end = time.monotonic() + deadline
+        while not ready():
+            if self.process.poll() is not None or time.monotonic() > end:
+                tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
+                raise RuntimeError(f"{self.process.args!r} is not ready, exit code {self.process.poll()}:\n{tail}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Kills the whole group: these servers keep nothing that is worth a farewell."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()

@@ -48,8 +48,8 @@ class Child:
     """
 
     def __init__(self, command: list[str | Path], log: Path, env: dict[str, str] | None = None) -> None:
-        self.log = log
-        with log.open("wb") as output:
+        self.command, self.log = command, log
+        with log.open("ab") as output:
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,
                 start_new_session=True, preexec_fn=_die_with_parent,

@@ -4,25 +4,27 @@
         api.install(crds())
         api.http.post(api.path("trainingjobs"), json={...})
 
-There is no controller-manager, scheduler or kubelet: nothing answers but the API. `kubeconfig` serves other clients.
+There is no scheduler and no kubelet, and a controller-manager only where a test asks for it: nothing answers but the API.
+`kubeconfig` serves other clients; `kill` and `revive` are what a crash and a restart of a server are.
 """
 
 from __future__ import annotations
 
-import base64
 import secrets
 import ssl
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
-import yaml
 
 from coxswain.names import GROUP, VERSION
-from tests.children import Child, accepts, binary, free_port, own_address
+from tests.children import Child, accepts, free_port, own_address
+from tests.integration import components
 
 Manifest = dict[str, Any]
 
@@ -33,11 +35,15 @@ class ApiServer:
     def __enter__(self) -> ApiServer:
         self._folder = tempfile.TemporaryDirectory(prefix="coxswain-api-")
         self._root = Path(self._folder.name)
-        self._children: list[Child] = []
+        self._children: dict[str, Child] = {}
         self.token = secrets.token_urlsafe(24)
-        self._address = own_address()
+        self.address = own_address()
+        self._etcd, self._port = free_port(self.address), free_port(self.address)
+        self.url = f"https://{self.address}:{self._port}"
+        self.ca = self._root / "certificates" / "apiserver.crt"
+        self.audit = self._root / "audit.log"
         try:
-            self._start_apiserver(self._start_etcd())
+            self._start_all()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -48,70 +54,55 @@ class ApiServer:
     ) -> None:
         if hasattr(self, "http"):
             self.http.close()
-        for child in reversed(self._children):
+        for child in reversed(self._children.values()):
             child.stop()
         self._folder.cleanup()
 
-    def _start_etcd(self) -> str:
-        """etcd's address. It need not outlive a power cut, so it does not wait for the disk."""
-        port = free_port(self._address)
-        client, peer = f"http://{self._address}:{port}", f"http://{self._address}:{free_port(self._address)}"
-        command: list[str | Path] = [
-            binary("etcd"), "--data-dir", self._root / "etcd", "--unsafe-no-fsync", "--log-level", "error",
-            "--listen-client-urls", client, "--advertise-client-urls", client,
-            "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
-        ]  # fmt: skip
-        child = self._start("etcd", command)
-        child.wait_until(lambda: accepts(self._address, port))
-        return client
-
-    def _start_apiserver(self, etcd: str) -> None:
-        port = free_port(self._address)
-        self.url = f"https://{self._address}:{port}"
-        certificates = self._root / "certificates"
-        self.ca = certificates / "apiserver.crt"
-        child = self._start("kube-apiserver", self._apiserver_command(etcd, port, certificates))
-        child.wait_until(lambda: accepts(self._address, port) and self.ca.exists())
+    def _start_all(self) -> None:
+        command = components.etcd(self._root, self.address, self._etcd, free_port(self.address))
+        etcd = self._start("etcd", command)
+        etcd.wait_until(lambda: accepts(self.address, self._etcd))
+        server = self._start("kube-apiserver", self._apiserver_command())
+        server.wait_until(lambda: accepts(self.address, self._port) and self.ca.exists())
         headers = {"Authorization": f"Bearer {self.token}"}
         trust = ssl.create_default_context(cafile=str(self.ca))
         self.http = httpx.Client(base_url=self.url, verify=trust, headers=headers, timeout=30, trust_env=False)
-        child.wait_until(lambda: self.http.get("/readyz").status_code == 200)
-        self._write_kubeconfig()
+        server.wait_until(self._ready)
+        self.kubeconfig = components.kubeconfig(self._root / "kubeconfig", self.url, self.ca, self.token)
 
-    def _apiserver_command(self, etcd: str, port: int, certificates: Path) -> list[str | Path]:
-        tokens, key = self._root / "tokens.csv", self._root / "service-accounts.pem"
-        tokens.write_text(f'{self.token},admin,admin,"system:masters"\n')
-        key.write_text(_elliptic_key())
-        return [
-            binary("kube-apiserver"), "--etcd-servers", etcd, "--bind-address", self._address, "--secure-port", str(port),
-            "--advertise-address", self._address, "--cert-dir", certificates, "--token-auth-file", tokens,
-            "--authorization-mode", "RBAC", "--service-cluster-ip-range", "10.96.0.0/16",
-            "--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", key,
-            "--service-account-signing-key-file", key,
-            # Without a controller-manager no namespace has a default service account, which this one insists on.
-            "--disable-admission-plugins", "ServiceAccount",
-            # Lets an address of 127.0.0.0/8 be advertised.
-            "--endpoint-reconciler-type", "none",
-        ]  # fmt: skip
+    def _apiserver_command(self) -> components.Command:
+        return components.apiserver(self._root, self.address, self._port, self._etcd, self.token)
 
-    def _start(self, name: str, command: list[str | Path]) -> Child:
-        child = Child(command, self._root / f"{name}.log")
-        self._children.append(child)
-        return child
+    def _start(self, name: str, command: components.Command) -> Child:
+        self._children[name] = Child(command, self._root / f"{name}.log")
+        return self._children[name]
 
-    def _write_kubeconfig(self) -> None:
-        authority = base64.b64encode(self.ca.read_bytes()).decode()
-        cluster = {"server": self.url, "certificate-authority-data": authority}
-        self.kubeconfig = self._root / "kubeconfig"
-        content = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "clusters": [{"name": "test", "cluster": cluster}],
-            "users": [{"name": "admin", "user": {"token": self.token}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
-        }
-        self.kubeconfig.write_text(yaml.safe_dump(content))
+    def _ready(self) -> bool:
+        try:
+            return self.http.get("/readyz").status_code == 200
+        except httpx.TransportError:  # it has not opened its port yet, or a connection of the killed one was tried
+            return False
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to `etcd` or `kube-apiserver`."""
+        self._children[name].stop()
+
+    def revive(self, name: str) -> None:
+        """Starts a killed server again, with its data and on its address; returns when the API answers."""
+        self._start(name, self._children[name].command).wait_until(self._ready)
+
+    @contextmanager
+    def controllers(self, names: str) -> Iterator[None]:
+        """With a controller-manager that runs the named controllers."""
+        child = self._start("kube-controller-manager", components.controllers(self.kubeconfig, names))
+        try:
+            yield
+        finally:
+            child.stop()
+
+    def access_for(self, path: Path, token: str = "", url: str = "") -> Path:
+        """A kubeconfig at `path` for another user, or by another way to the server."""
+        return components.kubeconfig(path, url or self.url, self.ca, token or self.token)
 
     def install(self, crds: list[Manifest], deadline: float = 30.0) -> None:
         """Creates the CRDs and waits until each is served. Raises with the server's words when it refuses one."""
@@ -130,11 +121,3 @@ class ApiServer:
         """Path of our kinds: the collection, an object, or a subresource."""
         parts = [f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{plural}", name, subresource]
         return "/".join(part for part in parts if part)
-
-
-def _elliptic_key() -> str:
-    """A fresh P-256 private key (RFC 5915, without the public part, which its reader computes)."""
-    der = (
-        bytes.fromhex("30310201010420") + b"\x01" + secrets.token_bytes(31) + bytes.fromhex("a00a06082a8648ce3d030107")
-    )
-    return f"-----BEGIN EC PRIVATE KEY-----\n{base64.b64encode(der).decode()}\n-----END EC PRIVATE KEY-----\n"

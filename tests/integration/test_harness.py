@@ -19,14 +19,14 @@ _HOLDER = """
 import sys
 from tests.integration.apiserver import ApiServer
 with ApiServer() as api:
-    print(api._root, *(child.process.pid for child in api._children), flush=True)
+    print(api._root, *(child.process.pid for child in api._children.values()), flush=True)
     sys.stdin.read()
 """
 
 
 def test_both_servers_and_their_folder_are_gone_after_the_block() -> None:
     with ApiServer() as api:
-        processes = [os.pidfd_open(child.process.pid) for child in api._children]
+        processes = [os.pidfd_open(child.process.pid) for child in api._children.values()]
         folder = api._root
     assert len(processes) == 2
     assert all(has_ended(process) for process in processes)

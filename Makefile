@@ -42,8 +42,8 @@ lint: .venv/.ready  ## ruff, mypy --strict, import contracts
 generate: .venv/.ready  ## write the files that come from the models: crds/, docs/reference/, docs/metrics.md
 	$(BIN)/python -m coxswain.api.generate
 
-binaries: .venv/.ready  ## build etcd, kube-apiserver and an S3 server from Go modules into .cache/ (once, some minutes)
-	$(BIN)/python e2e/tools/build.py etcd kube-apiserver versitygw
+binaries: .venv/.ready  ## build etcd, kube-apiserver, Helm and an S3 server from Go modules into .cache/ (once, some minutes)
+	$(BIN)/python e2e/tools/build.py etcd kube-apiserver helm versitygw
 
 test-slow: .venv/.ready binaries  ## the long matrix
 	$(BIN)/python -m pytest -m slow --timeout 1800

@@ -1,35 +1,201 @@
-"""The chart's templates say the same as crds/, behind its two switches."""
+"""The chart says what crds/ says, and its objects keep the promises of docs/security.md whatever is switched."""
+
+from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import yaml
 
 from coxswain.api.crd import crds
-from coxswain.api.generate import REPOSITORY
+from tests.charts import CHART, NAMESPACE, Manifest, helm, is_test, of_kind, operator_rights, render
 
-TEMPLATES = REPOSITORY / "charts" / "coxswain" / "templates"
-KEEP = {"annotations": {"helm.sh/resource-policy": "keep"}}
-
-
-def rendered(text: str) -> dict:
-    """Both switches on: the template without its actions."""
-    return yaml.safe_load("\n".join(line for line in text.splitlines() if not line.startswith("{{-")))
+ROLES = ("ClusterRole", "Role")
 
 
-@pytest.mark.parametrize("crd", crds(), ids=lambda crd: crd["spec"]["names"]["kind"])
-def test_a_template_renders_to_its_crd_kept_on_uninstall(crd):
-    text = (TEMPLATES / f"{crd['metadata']['name']}.yaml").read_text()
-    expected = crd | {"metadata": crd["metadata"] | KEEP}
-    assert rendered(text) == yaml.safe_load(yaml.safe_dump(expected))
+@pytest.fixture(scope="module")
+def plain() -> list[Manifest]:
+    """The chart as it is, without any value."""
+    return render()
 
 
-@pytest.mark.parametrize("crd", crds(), ids=lambda crd: crd["spec"]["names"]["kind"])
-def test_the_switches_enclose_what_they_switch(crd):
-    lines = (TEMPLATES / f"{crd['metadata']['name']}.yaml").read_text().splitlines()
-    actions = [line for line in lines if line.startswith("{{-")]
-    assert actions == ["{{- if .Values.crds.enabled }}", "{{- if .Values.crds.keep }}", "{{- end }}", "{{- end }}"]
-    keep = lines.index("{{- if .Values.crds.keep }}")
-    assert lines[keep + 1 : keep + 4] == ["  annotations:", "    helm.sh/resource-policy: keep", "{{- end }}"]
+def without_keep(crd: Manifest) -> Manifest:
+    return {**crd, "metadata": {k: v for k, v in crd["metadata"].items() if k != "annotations"}}
 
 
-def test_every_crd_has_a_template_and_nothing_else_has():
-    assert {p.stem for p in TEMPLATES.glob("*.yaml")} == {crd["metadata"]["name"] for crd in crds()}
+def deployment(manifests: list[Manifest]) -> Manifest:
+    (found,) = of_kind(manifests, "Deployment")
+    return found
+
+
+def operator(manifests: list[Manifest]) -> Manifest:
+    """The operator's container."""
+    (found,) = deployment(manifests)["spec"]["template"]["spec"]["containers"]
+    container: Manifest = found
+    return container
+
+
+def rules(manifests: list[Manifest]) -> list[dict[str, Any]]:
+    return [rule for role in of_kind(manifests, *ROLES) for rule in role["rules"]]
+
+
+def test_helm_finds_no_fault() -> None:
+    done = helm("lint", "--strict", CHART)
+    assert done.returncode == 0, done.stdout
+
+
+def test_crds_are_those_of_the_models_and_stay_on_uninstall(plain: list[Manifest]) -> None:
+    rendered = {m["metadata"]["name"]: m for m in of_kind(plain, "CustomResourceDefinition")}
+    assert {name: without_keep(m) for name, m in rendered.items()} == {
+        crd["metadata"]["name"]: yaml.safe_load(yaml.safe_dump(crd)) for crd in crds()
+    }
+    assert {m["metadata"]["annotations"]["helm.sh/resource-policy"] for m in rendered.values()} == {"keep"}
+
+
+def test_crds_go_with_the_release_where_that_is_wished() -> None:
+    found = of_kind(render({"crds": {"keep": False}}), "CustomResourceDefinition")
+    assert len(found) == len(crds())
+    assert [m for m in found if "annotations" in m["metadata"]] == []
+
+
+def test_crds_stay_out_where_they_are_kept_elsewhere() -> None:
+    assert of_kind(render({"crds": {"enabled": False}}), "CustomResourceDefinition") == []
+
+
+def test_two_operators_run_spread_over_nodes_and_never_both_leave_for_a_drain(plain: list[Manifest]) -> None:
+    spec = deployment(plain)["spec"]
+    (budget,) = of_kind(plain, "PodDisruptionBudget")
+    labels = spec["template"]["metadata"]["labels"].items()
+    (spread,) = spec["template"]["spec"]["topologySpreadConstraints"]
+    assert (spec["replicas"], budget["spec"]["maxUnavailable"]) == (2, 1)
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels
+    assert spread["labelSelector"]["matchLabels"].items() <= labels
+    assert spec["selector"]["matchLabels"].items() <= labels
+
+
+def test_the_operator_is_asked_for_its_health_where_it_answers(plain: list[Manifest]) -> None:
+    container = operator(plain)
+    assert container["ports"] == [{"name": "http", "containerPort": 8080}]
+    assert "--port=8080" in container["args"]
+    paths = {probe: container[probe]["httpGet"]["path"] for probe in container if probe.endswith("Probe")}
+    assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+
+
+def test_every_pod_keeps_the_restricted_pod_security_standard(plain: list[Manifest]) -> None:
+    pods = [deployment(plain)["spec"]["template"]["spec"], *(m["spec"] for m in of_kind(plain, "Pod"))]
+    assert len(pods) == 2
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not pod.get("hostNetwork") and not pod.get("hostPID") and not pod.get("hostIPC")
+        for container in pod["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert {"requests", "limits"} <= container["resources"].keys()
+        assert {kind for volume in pod.get("volumes", ()) for kind in volume if kind != "name"} <= {"emptyDir"}
+
+
+def test_no_rule_has_a_wildcard() -> None:
+    everything = render({"watchNamespaces": ["team-a"]}) + render()
+    assert [r for r in rules(everything) for key in ("apiGroups", "resources", "verbs") if "*" in r[key]] == []
+
+
+def test_nobody_lists_secrets_or_changes_what_is_not_ours() -> None:
+    for rule in rules(render()):
+        if "secrets" in rule["resources"]:
+            assert set(rule["verbs"]) <= {"get", "create"}
+        assert {"update", "deletecollection", "escalate", "bind", "impersonate"} & set(rule["verbs"]) == set() or (
+            rule["apiGroups"] in (["coxswain.dev"], ["coordination.k8s.io"])
+        )
+
+
+def test_the_operator_never_writes_a_spec() -> None:
+    written = {
+        (resource, verb)
+        for rule in rules(operator_rights({"rbac": {"aggregate": False}}))
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        if rule["apiGroups"] == ["coxswain.dev"] and verb not in ("get", "list", "watch")
+    }
+    assert {(r, v) for r, v in written if not r.endswith("/status")} == {("trainingjobs", "delete")}
+    assert {v for r, v in written if r.endswith("/status")} == {"patch"}
+
+
+def test_an_operator_of_some_namespaces_has_no_right_elsewhere() -> None:
+    found = operator_rights({"watchNamespaces": ["team-a", "team-b"], "rbac": {"nodes": False, "aggregate": False}})
+    assert {m["kind"] for m in found} == {"ServiceAccount", "Role", "RoleBinding"}
+    places = [m["metadata"]["namespace"] for m in found if m["metadata"]["name"].endswith("-jobs")]
+    assert sorted(places) == ["team-a", "team-a", "team-b", "team-b"]
+
+
+def test_an_operator_of_some_namespaces_is_told_which() -> None:
+    args = operator(render({"watchNamespaces": ["team-a", "team-b"]}))["args"]
+    assert [a for a in args if a.startswith("--namespace")] == ["--namespace=team-a", "--namespace=team-b"]
+
+
+def test_rights_are_the_same_everywhere_or_in_some_namespaces() -> None:
+    everywhere = {m["metadata"]["name"]: m["rules"] for m in of_kind(operator_rights(), *ROLES)}
+    some = {m["metadata"]["name"]: m["rules"] for m in of_kind(operator_rights({"watchNamespaces": ["a"]}), *ROLES)}
+    assert everywhere == some
+
+
+@pytest.mark.parametrize("values", [{}, {"watchNamespaces": ["team-a"]}, {"serviceAccount": {"name": "robot"}}])
+def test_every_binding_binds_a_role_of_the_release_to_an_account_of_it(values: dict[str, Any]) -> None:
+    manifests = render(values)
+    known = {(m["kind"], m["metadata"].get("namespace"), m["metadata"]["name"]) for m in manifests}
+    bindings = of_kind(manifests, "ClusterRoleBinding", "RoleBinding")
+    assert bindings
+    for binding in bindings:
+        reference, (subject,) = binding["roleRef"], binding["subjects"]
+        assert (reference["kind"], binding["metadata"].get("namespace"), reference["name"]) in known
+        assert ("ServiceAccount", subject["namespace"], subject["name"]) in known
+
+
+def test_only_the_lease_of_the_operators_own_namespace_can_be_renewed(plain: list[Manifest]) -> None:
+    (lease,) = [m for m in of_kind(plain, "Role") if m["metadata"]["name"].endswith("-lease")]
+    assert lease["metadata"]["namespace"] == NAMESPACE
+    assert [r["resourceNames"] for r in lease["rules"] if set(r["verbs"]) != {"create"}] == [["coxswain-operator"]]
+
+
+def test_people_get_rights_by_the_roles_that_they_have(plain: list[Manifest]) -> None:
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    gains = {
+        m["metadata"]["name"]: {k.removeprefix(prefix) for k in m["metadata"]["labels"] if k.startswith(prefix)}
+        for m in of_kind(plain, "ClusterRole")
+    }
+    assert gains["coxswain-viewer"] == {"view", "edit", "admin"}
+    assert gains["coxswain-editor"] == {"edit", "admin"}
+    assert gains["coxswain-jobs"] == gains["coxswain-nodes"] == set()
+
+
+def test_the_test_pod_may_create_jobs_only_while_it_runs(plain: list[Manifest]) -> None:
+    own = [m for m in plain if m["metadata"]["name"] == "coxswain-test"]
+    assert {m["kind"] for m in own} == {"Pod", "ServiceAccount", "Role", "RoleBinding"}
+    assert all(is_test(m) for m in own)
+    policies = {m["kind"]: m["metadata"]["annotations"]["helm.sh/hook-delete-policy"] for m in own}
+    assert all("hook-succeeded" in policy for policy in policies.values())
+    assert all("hook-failed" in policies[kind] for kind in policies if kind != "Pod")
+
+
+def test_every_object_says_whose_it_is(plain: list[Manifest]) -> None:
+    bare = [
+        (m["kind"], m["metadata"]["name"])
+        for m in plain
+        if m["kind"] != "CustomResourceDefinition"
+        and m["metadata"].get("labels", {}).get("app.kubernetes.io/part-of") != "coxswain"
+    ]
+    assert bare == []
+
+
+def test_nobody_reaches_the_operator_but_the_prometheus_that_is_named() -> None:
+    def ingress(values: dict[str, Any]) -> list[dict[str, Any]]:
+        (policy,) = of_kind(render(values), "NetworkPolicy")
+        found: list[dict[str, Any]] = policy["spec"]["ingress"]
+        return found
+
+    assert ingress({}) == []
+    (way,) = ingress({"metrics": {"prometheusNamespace": "monitoring"}})
+    assert way["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    assert way["ports"] == [{"port": 8080, "protocol": "TCP"}]

@@ -1,0 +1,77 @@
+"""What `helm test` runs in the operator's image: an operator leads, and the API server judges jobs by our schema and rules."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from typing import Any
+
+from kubernetes import client, config
+
+LEASE = "coxswain-operator"
+SECONDS = 120  # for an operator to come up and lead
+JOB: dict[str, Any] = {
+    "apiVersion": "coxswain.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "helm-test"},
+    "spec": {
+        "model": {"preset": "llama-tiny"},
+        "mixRef": {"name": "mix"},
+        "parallelism": {"hybridData": {"tokensPerReplica": 1024}},
+        "batch": {"tokensPerStep": 8192, "maxSequenceTokens": 2048},
+        "optimizer": {"learningRate": "3e-4"},
+        "stop": {"steps": 100},
+        "trainers": {"count": 4},
+        "checkpoint": {"uri": "s3://runs/helm-test/"},
+    },
+}
+
+
+def holder(namespace: str) -> str:
+    """Who leads; empty if nobody does."""
+    try:
+        lease = client.CoordinationV1Api().read_namespaced_lease(LEASE, namespace)
+    except client.ApiException as error:
+        if error.status == 404:
+            return ""
+        raise
+    return str(lease.spec.holder_identity or "")
+
+
+def leader(namespace: str) -> str:
+    end = time.monotonic() + SECONDS
+    while not (found := holder(namespace)):
+        if time.monotonic() > end:
+            sys.exit(f"no operator has taken the Lease {namespace}/{LEASE} within {SECONDS} s; look at its pods")
+        time.sleep(1)
+    return found
+
+
+def answer(namespace: str, job: dict[str, Any]) -> str:
+    """The API server's words on a job that it is asked to judge and not to store; empty: it would take it."""
+    try:
+        client.CustomObjectsApi().create_namespaced_custom_object(
+            "coxswain.dev", "v1alpha1", namespace, "trainingjobs", job, dry_run="All", field_validation="Strict"
+        )
+    except client.ApiException as error:
+        return f"{error.status} {error.body}"
+    return ""
+
+
+def main(namespace: str) -> None:
+    config.load_incluster_config()
+    print(f"{leader(namespace)} leads")
+    if words := answer(namespace, JOB):
+        sys.exit(f"a right TrainingJob was refused: {words}")
+    wrong = copy.deepcopy(JOB)
+    wrong["spec"]["trainers"]["count"] = 0
+    if not answer(namespace, wrong).startswith("422"):
+        sys.exit(
+            "a TrainingJob without trainers was not refused: the kinds in this cluster are not those of this release"
+        )
+    print("jobs are judged")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

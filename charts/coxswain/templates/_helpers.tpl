@@ -1,0 +1,71 @@
+{{- define "coxswain.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "coxswain.fullname" -}}
+{{- $name := include "coxswain.name" . }}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) }}
+{{- default $full .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- end }}
+
+{{- /* What selects the operator's pods: never changes for a release. */}}
+{{- define "coxswain.selector" -}}
+app.kubernetes.io/name: {{ include "coxswain.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "coxswain.labels" -}}
+{{ include "coxswain.selector" . }}
+app.kubernetes.io/part-of: coxswain
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "coxswain.serviceAccount" -}}
+{{- default (ternary (include "coxswain.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
+{{- end }}
+
+{{- /* The reference of one image: list of the root and the image's own values. */}}
+{{- define "coxswain.image" -}}
+{{- $root := first . }}
+{{- $image := last . }}
+{{- $path := list $root.Values.image.registry $image.repository | compact | join "/" }}
+{{- if $image.digest }}
+{{- printf "%s@%s" $path $image.digest }}
+{{- else }}
+{{- printf "%s:%s" $path (default $root.Chart.AppVersion $image.tag) }}
+{{- end }}
+{{- end }}
+
+{{- /* What the operator may do where the jobs are. No wildcards, and of Secrets only those that it knows by name. */}}
+{{- define "coxswain.rules" -}}
+- apiGroups: [coxswain.dev]
+  resources: [trainingjobs]
+  verbs: [get, list, watch, delete]  # delete: ttlSecondsAfterFinished
+- apiGroups: [coxswain.dev]
+  resources: [datasources, datamixes, parallelismpolicies]
+  verbs: [get, list, watch]
+- apiGroups: [coxswain.dev]
+  resources: [trainingjobs/status, datasources/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [pods, configmaps, services]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}

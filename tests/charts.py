@@ -1,0 +1,58 @@
+"""The chart as Helm renders it: what tests of the chart, and tests that need its roles, start from."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.children import REPOSITORY, binary
+
+CHART = REPOSITORY / "charts" / "coxswain"
+KUBERNETES = "1.35.4"  # a Helm built from its module knows no version of its own
+NAMESPACE = "coxswain-system"
+
+Manifest = dict[str, Any]
+Values = dict[str, Any]
+
+
+def helm(*arguments: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs Helm on nothing but its arguments; `text` is its standard input."""
+    return subprocess.run([binary("helm"), *arguments], input=text, capture_output=True, text=True, timeout=60)
+
+
+def template(values: Values | None = None, *options: str) -> subprocess.CompletedProcess[str]:
+    """`helm template` of a release `coxswain` in NAMESPACE with these values."""
+    chosen = ("--namespace", NAMESPACE, "--kube-version", KUBERNETES, "--values", "-")
+    return helm("template", "coxswain", CHART, *chosen, *options, text=yaml.safe_dump(values or {}))
+
+
+def render(values: Values | None = None, *options: str) -> list[Manifest]:
+    """All objects of the release, its test included, in the order of installation. Raises AssertionError with Helm's words."""
+    done = template(values, *options)
+    assert done.returncode == 0, done.stderr
+    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+
+
+def refusal(values: Values) -> str:
+    """Helm's words about values that it refuses."""
+    done = template(values)
+    assert done.returncode != 0, f"{values} was taken"
+    return done.stderr
+
+
+def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:
+    return [m for m in manifests if m["kind"] in kinds]
+
+
+def is_test(manifest: Manifest) -> bool:
+    """Made by `helm test` only."""
+    return (manifest["metadata"].get("annotations") or {}).get("helm.sh/hook") == "test"
+
+
+def operator_rights(values: Values | None = None) -> list[Manifest]:
+    """The operator's ServiceAccount `coxswain` in NAMESPACE with all its roles and bindings: ready to be created."""
+    kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+    return [m for m in of_kind(render(values), *kinds) if not is_test(m)]

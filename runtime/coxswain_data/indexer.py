@@ -13,7 +13,7 @@ from coxswain.planlog import LoaderShare
 from coxswain.wire import Indexed
 from coxswain_data.formats.base import Block
 from coxswain_data.source import Source
-from coxswain_data.tokenizer import Tokenizer
+from coxswain_data.tokenizer import ForeignToken, Tokenizer, token_ids
 from coxswain_link.store import NotFound, Store
 
 _NAMED_PLACES = 3
@@ -46,9 +46,20 @@ def block_index(source: Source, tokenizer: Tokenizer, store: Store, entry: Block
     try:
         return decode(store.get(key))
     except (NotFound, *TORN):
-        index = build(source.read(entry), tokenizer)
+        index = _built(source, tokenizer, entry)
     store.put(key, encode(index))
     return index
+
+
+def _built(source: Source, tokenizer: Tokenizer, entry: BlockEntry) -> BlockIndex:
+    try:
+        return build(source.read(entry), tokenizer)
+    except ForeignToken as error:
+        raise Refused(
+            "TokenizerMismatch",
+            f"source {source.config.name!r}: {source.where(entry.path)} {error}; "
+            "give the source the tokenizer that its tokens were made with",
+        ) from error
 
 
 def build(block: Block, tokenizer: Tokenizer) -> BlockIndex:
@@ -59,9 +70,9 @@ def build(block: Block, tokenizer: Tokenizer) -> BlockIndex:
     for sample in block.samples():
         if sample.text is None:
             rejected.append(sample.at)
-        elif sample.text:
+        elif len(sample.text):
             at.append(sample.at)
-            lengths.append(len(tokenizer.encode(sample.text)))
+            lengths.append(len(token_ids(tokenizer, sample.text)))
     return BlockIndex(np.array(at, np.int64), np.array(lengths, np.uint32), np.array(rejected, np.int64))
 
 

@@ -13,6 +13,7 @@ from coxswain_data.cache import LeastRecent
 from coxswain_data.formats.base import Block
 from coxswain_data.indexer import block_index
 from coxswain_data.library import Library
+from coxswain_data.tokenizer import ForeignToken, token_ids
 from coxswain_link.store import Store
 
 Tokens = NDArray[np.int32]
@@ -57,8 +58,8 @@ class Samples:
     def _encoded(self, source: str, entry: BlockEntry, at: int) -> Tokens:
         block = self._blocks.get((source, entry.key), lambda: self._library.source(source).read(entry))
         try:
-            return self._library.tokenizer(source).encode(block.text(at))
-        except ValueError as error:
+            return token_ids(self._library.tokenizer(source), block.text(at))
+        except (ForeignToken, ValueError) as error:
             raise self._library.source(source).changed(
                 entry.path, f"decoded when it was indexed and does not now (at {at}: {error})"
             ) from error

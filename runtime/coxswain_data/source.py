@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from coxswain.config import SourceConfig
@@ -11,9 +12,12 @@ from coxswain.index import BlockEntry
 from coxswain_data.cache import LeastRecent
 from coxswain_data.formats import format_named
 from coxswain_data.formats.base import Block, Extent, OpenObject
+from coxswain_data.formats.tokenbin import companion
 from coxswain_link.store import NotFound, ObjectInfo, Store, open_store
 
 OPEN_OBJECTS = 8  # held open at once, per source
+_PAIRED = ".bin"  # TokenBin: the objects that hold tokens, each with an index file beside it
+_WITHOUT_FIELD = ("Text", "TokenBin")  # for these `textField` means nothing
 
 
 class Source:
@@ -28,7 +32,11 @@ class Source:
     @property
     def format_key(self) -> str:
         """How blocks are read, for the key of their index."""
-        return self.config.format if self.config.format == "Text" else f"{self.config.format}:{self.config.text_field}"
+        return (
+            self.config.format
+            if self.config.format in _WITHOUT_FIELD
+            else f"{self.config.format}:{self.config.text_field}"
+        )
 
     @property
     def open_objects(self) -> int:
@@ -58,7 +66,7 @@ class Source:
 
     def _checked(self, entry: BlockEntry) -> ObjectInfo:
         try:
-            info = self._store.head(entry.path)
+            info = self._identified(self._store.head(entry.path), self._store.head)
         except NotFound as error:
             raise self.changed(entry.path, "was indexed and is gone") from error
         if (info.size, info.etag) != (entry.object_size, entry.etag):
@@ -74,10 +82,33 @@ class Source:
             found = self._store.list()
         except NotFound as error:
             raise _not_found(self.config) from error
-        mine = [info for info in found if wanted.fullmatch(info.path)]
+        mine = [info for info in found if wanted.fullmatch(info.path) and self._is_data(info.path)]
         if not mine:
-            raise self._empty(f"{len(found)} objects are there and none matches include {self.config.include!r}")
-        return mine
+            of = f" with {_PAIRED}" if self._is_paired else ""
+            raise self._empty(f"{len(found)} objects are there and none{of} matches include {self.config.include!r}")
+        by_path = {info.path: info for info in found}
+        return [self._identified(info, lambda path: self._companion(by_path, path)) for info in mine]
+
+    @property
+    def _is_paired(self) -> bool:
+        return self.config.format == "TokenBin"
+
+    def _is_data(self, path: str) -> bool:
+        return not self._is_paired or path.endswith(_PAIRED)
+
+    def _identified(self, info: ObjectInfo, find: Callable[[str], ObjectInfo]) -> ObjectInfo:
+        """With the identity of its index file, where it has one: if either changes, the data has changed."""
+        if not self._is_paired:
+            return info
+        return ObjectInfo(info.path, info.size, f"{info.etag} {find(companion(info.path)).etag}")
+
+    def _companion(self, found: Mapping[str, ObjectInfo], path: str) -> ObjectInfo:
+        if path not in found:
+            raise Refused(
+                "ObjectUnreadable",
+                f"source {self.config.name!r}: {self.where(path)} is missing; format TokenBin needs it beside its .bin",
+            )
+        return found[path]
 
     def _object(self, info: ObjectInfo) -> OpenObject:
         return self._open.get((info.path, info.etag), lambda: self._format(self._store, info, self.config.text_field))

@@ -1,4 +1,4 @@
-"""Text to token ids: bytes, or a Hugging Face tokenizer file. One EOS behind each sample, no BOS."""
+"""Documents to token ids: bytes, or a Hugging Face tokenizer file. One EOS behind each sample, no BOS."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from coxswain.config import EndpointConfig, TokenizerConfig
 from coxswain.errors import Refused
+from coxswain_data.formats.base import Content
 from coxswain_link.store import NotFound, open_store
 
 COMMON_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
@@ -54,6 +55,26 @@ class FileTokenizer:
         # The fast batch call leaves out offsets, which nobody needs here.
         ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return np.append(np.asarray(ids, dtype=np.int32), np.int32(self.eos))
+
+
+class ForeignToken(Exception):
+    """A document holds a token id that the tokenizer does not have."""
+
+
+def token_ids(tokenizer: Tokenizer, content: Content) -> NDArray[np.int32]:
+    """Ids of a sample, EOS last. Tokens that were there already stay as they are, and get an EOS if they have none.
+
+    Raises ForeignToken.
+    """
+    if isinstance(content, str):
+        return tokenizer.encode(content)
+    foreign = content[(content < 0) | (content >= tokenizer.vocabulary)]
+    if len(foreign):
+        raise ForeignToken(
+            f"holds token id {foreign[0]}, and its tokenizer has the ids 0 to {tokenizer.vocabulary - 1}"
+        )
+    ids = content.astype(np.int32)
+    return ids if len(ids) and ids[-1] == tokenizer.eos else np.append(ids, np.int32(tokenizer.eos))
 
 
 def open_tokenizer(config: TokenizerConfig, endpoint: EndpointConfig, secrets_dir: Path | None) -> Tokenizer:

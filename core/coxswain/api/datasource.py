@@ -40,11 +40,12 @@ class DataSourceSpec(Model):
     uri: Uri
     """Folder of the objects: s3:// (any S3 server), file:/// (a path in the pods) or pvc://claim/path. Immutable."""
     format: Literal["Parquet", "Jsonl", "Text", "Tar", "TokenBin"]
-    """Format of the objects. Jsonl and Text may be .gz or .zst (then the object is the block, of limited size). Immutable."""
+    """Format of the objects. Jsonl, Text and Tar may be .gz or .zst (then the object is the block, of limited size). Tar: as
+    WebDataset writes it. TokenBin: .bin and .idx as Megatron-LM writes them, tokens of `tokenizer` already. Immutable."""
     include: Annotated[str, Field(min_length=1, max_length=256)] = "**/*"
     """Glob relative to `uri`: which objects belong to the source. Immutable."""
     text_field: Annotated[str, Field(min_length=1, max_length=256)] = "text"
-    """Column (Parquet) or key (Jsonl) of the text; ignored by the other formats. Immutable."""
+    """Column (Parquet), key (Jsonl) or extension (Tar, such as txt) of the text; ignored by the others. Immutable."""
     tokenizer: Tokenizer
     """Turns text into tokens. Immutable."""
     endpoint: Endpoint | None = None

@@ -6,10 +6,18 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from coxswain_link.store import ObjectInfo, Store
 
 MAX_WHOLE = 256 << 20  # bytes of one object, or one line, that are held in memory at once
+
+
+Ids = NDArray[np.integer]
+"""A document that is tokens already."""
+
+Content = str | Ids
 
 
 class Extent(msgspec.Struct, frozen=True):
@@ -24,7 +32,7 @@ class Sample(NamedTuple):
     """A document of a block. `at` is its row or its byte offset in the block; `text` is None where it does not decode."""
 
     at: int
-    text: str | None
+    text: Content | None
 
 
 class Block(Protocol):
@@ -35,7 +43,7 @@ class Block(Protocol):
     def samples(self) -> Iterator[Sample]:
         """Every sample in order, the ones that do not decode included."""
 
-    def text(self, at: int) -> str:
+    def text(self, at: int) -> Content:
         """The sample at a row or offset that `samples` gave. Raises ValueError when it does not decode."""
 
 

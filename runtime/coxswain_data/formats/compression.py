@@ -15,8 +15,11 @@ from coxswain_link.store import ObjectInfo, Store
 _CHUNK = 1 << 20
 
 
+_GZIP, _ZSTD = (".gz", ".tgz"), (".zst", ".tzst")
+
+
 def is_compressed(path: str) -> bool:
-    return path.endswith((".gz", ".zst"))
+    return path.endswith(_GZIP + _ZSTD)
 
 
 def read_whole(store: Store, info: ObjectInfo) -> bytes:
@@ -38,9 +41,9 @@ def read_whole(store: Store, info: ObjectInfo) -> bytes:
 
 def _unpack(path: str, data: bytes, limit: int) -> bytes:
     """At most limit + 1 bytes, so that the caller sees that there are more."""
-    if path.endswith(".gz"):
+    if path.endswith(_GZIP):
         return gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1)
-    if path.endswith(".zst"):
+    if path.endswith(_ZSTD):
         return _unpack_zstd(data, limit)
     return data
 
@@ -64,5 +67,5 @@ def _too_large(store: Store, info: ObjectInfo) -> Refused:
     return Refused(
         "ObjectTooLarge",
         f"{store.uri.rstrip('/')}/{info.path} holds more than {MAX_WHOLE >> 20} MiB and can only be read whole; "
-        "split it, or store it as Parquet or plain .jsonl",
+        "split it, or store it as Parquet or unpacked",
     )

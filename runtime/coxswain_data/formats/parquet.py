@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +10,7 @@ import pyarrow.parquet as pq
 
 from coxswain.errors import Refused
 from coxswain_data.formats.base import Extent, Sample, decoded
+from coxswain_data.formats.ranges import RangeFile
 from coxswain_link.store import ObjectInfo, Store
 
 _BUFFER = 1 << 20  # bytes of one read; with pre_buffer on, pyarrow would hold hundreds of MiB
@@ -37,7 +37,7 @@ class ParquetObject:
     def __init__(self, store: Store, info: ObjectInfo, text_field: str) -> None:
         self._where, self._size, self._field = f"{store.uri.rstrip('/')}/{info.path}", info.size, text_field
         with self._named():
-            source = pa.PythonFile(_RangeFile(store, info), mode="r")
+            source = pa.PythonFile(RangeFile(store, info), mode="r")
             self._file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
         self._check_column()
 
@@ -81,30 +81,3 @@ _TEXT_TYPES = (
     pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
     pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
 )  # fmt: skip
-
-
-class _RangeFile(io.RawIOBase):
-    """An object of a store as the seekable file that pyarrow asks for."""
-
-    def __init__(self, store: Store, info: ObjectInfo) -> None:
-        self._store, self._info, self._at = store, info, 0
-
-    def read(self, size: int = -1) -> bytes:
-        stop = self._info.size if size < 0 else min(self._at + size, self._info.size)
-        data = self._store.get_range(self._info.path, self._at, stop) if stop > self._at else b""
-        self._at += len(data)
-        return data
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._info.size}[whence]
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True

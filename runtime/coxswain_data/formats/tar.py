@@ -1,0 +1,142 @@
+"""Tar, as WebDataset writes it: members that share a name up to the first dot are one sample; `textField` is an extension.
+
+An archive is one block. A small or packed one is held in memory; of a larger plain one a sample is read by its place,
+so that members nobody trains on (pictures, metadata) cost nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import PurePosixPath
+from typing import IO
+
+from coxswain.errors import Refused
+from coxswain_data.formats.base import MAX_WHOLE, Extent, Sample, decoded
+from coxswain_data.formats.compression import is_compressed, read_whole
+from coxswain_data.formats.ranges import RangeFile
+from coxswain_link.store import ObjectInfo, Store
+
+IN_MEMORY = 16 << 20  # bytes: the blocks of one window of the order then fit into a loader's cache
+_BUFFER = 256 << 10  # bytes of one ranged read
+
+
+class TarBlock:
+    """An open archive. `at` is where the header of a sample's text begins, or of its first member if it has no text."""
+
+    def __init__(self, file: IO[bytes], size: int, extension: str, where: str, nbytes: int) -> None:
+        self._file, self._size, self._extension, self._where, self.nbytes = file, size, extension, where, nbytes
+
+    def samples(self) -> Iterator[Sample]:
+        """Raises Refused (ObjectUnreadable, TextFieldUnusable) where the archive is torn or has no such member at all."""
+        seen: set[str] = set()
+        found = False
+        for _, group in groupby(self._members(), key=lambda m: _parted(m.name)[0]):
+            members = list(group)
+            texts = [m for m in members if _parted(m.name)[1] == self._extension]
+            seen.update(_parted(m.name)[1] for m in members)
+            found = found or bool(texts)
+            if len(texts) == 1:
+                at = texts[0].offset
+                yield Sample(at, decoded(lambda at=at: self.text(at)))  # type: ignore[misc]
+            else:
+                yield Sample(members[0].offset, None)
+        if seen and not found:
+            raise self._no_text(seen)
+
+    def text(self, at: int) -> str:
+        with self._named():
+            self._file.seek(at)
+            with tarfile.open(fileobj=self._file, mode="r:") as archive:
+                content = self._content(archive, archive.next())
+        return content.decode()
+
+    def _members(self) -> Iterator[tarfile.TarInfo]:
+        """Regular files in their order; the reader's place does not matter in between."""
+        at = 0
+        while (read := self._member(at)) is not None:
+            member, at = read
+            if member.isfile():
+                yield member
+
+    def _member(self, at: int) -> tuple[tarfile.TarInfo, int] | None:
+        """The member whose header begins at `at`, and where the next one does; None at the end mark."""
+        with self._named():
+            self._file.seek(at)
+            if self._is_end(at):
+                return None
+            with tarfile.open(fileobj=self._file, mode="r:") as archive:
+                member = archive.next()
+                if member is None:
+                    raise tarfile.ReadError(f"byte {at}: no member's header")
+                if archive.offset > self._size:
+                    raise tarfile.ReadError(f"{member.name} is cut off")
+                return member, archive.offset
+
+    def _is_end(self, at: int) -> bool:
+        """Two blocks of zeros. `tarfile` takes any end for the end, so a torn archive would lose its rest unseen."""
+        mark = self._file.read(2 * tarfile.BLOCKSIZE)
+        self._file.seek(at)
+        if len(mark) < 2 * tarfile.BLOCKSIZE:
+            raise tarfile.ReadError("there is no end mark: it is cut off")
+        if mark.strip(b"\0"):
+            return False
+        rest = self._file.read(tarfile.RECORDSIZE * 2).strip(b"\0")
+        if rest:
+            raise tarfile.ReadError("more follows behind its end mark: several archives in one file")
+        return True
+
+    def _content(self, archive: tarfile.TarFile, member: tarfile.TarInfo | None) -> bytes:
+        file = archive.extractfile(member) if member is not None else None
+        if member is None or file is None:
+            raise tarfile.ReadError("no regular file is at this place")
+        if member.size > MAX_WHOLE:
+            raise Refused(
+                "ObjectTooLarge",
+                f"{self._where}: {member.name} is larger than {MAX_WHOLE >> 20} MiB; split the document",
+            )
+        return file.read()
+
+    def _no_text(self, seen: set[str]) -> Refused:
+        there = ", ".join(sorted(seen)[:10])
+        return Refused(
+            "TextFieldUnusable",
+            f"textField {self._extension!r}: {self._where} has no member with this extension; it has {there}",
+        )
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """tarfile does not say which archive is torn (and raises bare ValueErrors for some odd headers)."""
+        try:
+            yield
+        except (tarfile.TarError, EOFError, ValueError) as error:
+            raise Refused(
+                "ObjectUnreadable",
+                f"{self._where} is not readable as tar ({error}); upload it again or exclude it with `include`",
+            ) from error
+
+
+class TarObject:
+    def __init__(self, store: Store, info: ObjectInfo, text_field: str) -> None:
+        self._store, self._info, self._extension = store, info, text_field.removeprefix(".")
+
+    def extents(self) -> list[Extent]:
+        return [Extent(0, 0, self._info.size)]
+
+    def read(self, extent: Extent) -> TarBlock:
+        where = f"{self._store.uri.rstrip('/')}/{self._info.path}"
+        if is_compressed(self._info.path) or self._info.size <= IN_MEMORY:
+            data = read_whole(self._store, self._info)
+            return TarBlock(io.BytesIO(data), len(data), self._extension, where, len(data))
+        file = io.BufferedReader(RangeFile(self._store, self._info), _BUFFER)
+        return TarBlock(file, self._info.size, self._extension, where, _BUFFER)
+
+
+def _parted(name: str) -> tuple[str, str]:
+    """(what samples are grouped by, extension): cut at the first dot of the base name, as WebDataset does."""
+    path = PurePosixPath(name)
+    stem, _, extension = path.name.partition(".")
+    return str(path.parent / stem), extension

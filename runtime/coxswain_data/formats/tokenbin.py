@@ -1,0 +1,121 @@
+"""TokenBin: documents that are tokens already, as Megatron-LM keeps them: `x.bin` with the ids, `x.idx` with the documents.
+
+The index file, little-endian: 9 bytes "MMIDIDX\\0\\0", version 1 (u64), the ids' type (u8), number of sequences (u64), number
+of document bounds (u64); then per sequence its length (i32) and its byte in `.bin` (i64); then the bounds, in sequences (i64).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coxswain.errors import Refused
+from coxswain_data.formats.base import MAX_WHOLE, Extent, Ids, Sample
+from coxswain_link.store import ObjectInfo, Store
+
+RANGE = 4 << 20  # bytes: a block has the documents that begin in one such range
+_MAGIC = b"MMIDIDX\0\0"
+_HEAD = struct.Struct("<9sQBQQ")
+_TYPES = {1: "<u1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+"""By the code in the index file. Its signed bytes and floats are no token ids."""
+
+
+class Table(NamedTuple):
+    """Where each document begins in `.bin`, and behind the last where it ends (bytes)."""
+
+    dtype: np.dtype[Any]
+    bounds: NDArray[np.int64]
+
+
+class TokenBinBlock:
+    """Consecutive documents. `at` is a byte in the block."""
+
+    def __init__(self, data: bytes, bounds: NDArray[np.int64], dtype: np.dtype[Any]) -> None:
+        self._data, self._bounds, self._dtype, self.nbytes = data, bounds, dtype, len(data)
+
+    def samples(self) -> Iterator[Sample]:
+        for start, stop in pairwise(self._bounds):
+            yield Sample(int(start), self._ids(int(start), int(stop)))
+
+    def text(self, at: int) -> Ids:
+        document = (
+            int(np.searchsorted(self._bounds, at, side="right")) - 1
+        )  # of several at one place, the one with tokens
+        return self._ids(at, int(self._bounds[document + 1]))
+
+    def _ids(self, start: int, stop: int) -> Ids:
+        return np.frombuffer(self._data, self._dtype, (stop - start) // self._dtype.itemsize, start)
+
+
+class TokenBinObject:
+    """One pair of files. Raises Refused (ObjectUnreadable, ObjectTooLarge) by name."""
+
+    def __init__(self, store: Store, info: ObjectInfo, text_field: str) -> None:
+        self._store, self._info = store, info
+        index = companion(info.path)
+        self._where = f"{store.uri.rstrip('/')}/{index}"
+        size = store.head(index).size
+        if size > MAX_WHOLE:
+            raise Refused("ObjectTooLarge", f"{self._where} is larger than {MAX_WHOLE >> 20} MiB; write several pairs")
+        self._table = self._parsed(store.get(index))
+
+    def extents(self) -> list[Extent]:
+        """A longer document makes a longer block; a range in which none begins makes none."""
+        bounds = self._table.bounds
+        firsts = np.unique(np.searchsorted(bounds[:-1], np.arange(0, int(bounds[-1]), RANGE)))
+        cuts = [*bounds[firsts[firsts < len(bounds) - 1]].tolist(), int(bounds[-1])]
+        return [Extent(i, a, b - a) for i, (a, b) in enumerate(pairwise(cuts))]
+
+    def read(self, extent: Extent) -> TokenBinBlock:
+        stop, bounds = extent.offset + extent.size, self._table.bounds
+        mine = bounds[(bounds >= extent.offset) & (bounds <= stop)]
+        if extent.size > MAX_WHOLE:
+            raise Refused(
+                "ObjectTooLarge",
+                f"{self._where}: the document at byte {extent.offset} is larger than {MAX_WHOLE >> 20} MiB; split it",
+            )
+        data = self._store.get_range(self._info.path, extent.offset, stop)
+        return TokenBinBlock(data, mine - extent.offset, self._table.dtype)
+
+    def _parsed(self, data: bytes) -> Table:
+        try:
+            magic, version, code, sequences, documents = _HEAD.unpack_from(data)
+            if (magic, version) != (_MAGIC, 1) or code not in _TYPES:
+                raise ValueError(f"it begins with {magic!r}, version {version}, type {code}")
+            dtype = np.dtype(_TYPES[code])
+            sizes = np.frombuffer(data, "<i4", sequences, _HEAD.size)
+            starts = np.frombuffer(data, "<i8", sequences, _HEAD.size + sizes.nbytes)
+            bounds = np.frombuffer(data, "<i8", documents, _HEAD.size + sizes.nbytes + starts.nbytes)
+            return Table(dtype, self._checked(sizes, starts, bounds, dtype.itemsize))
+        except (struct.error, ValueError) as error:
+            raise self._unreadable(str(error)) from error
+
+    def _checked(
+        self, sizes: NDArray[np.int32], starts: NDArray[np.int64], bounds: NDArray[np.int64], width: int
+    ) -> NDArray[np.int64]:
+        """Bytes at which documents begin. Raises ValueError where the two files do not belong together."""
+        edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64) * width])
+        if (sizes < 0).any() or not np.array_equal(edges[:-1], starts):
+            raise ValueError("its sequences do not lie one behind the other")
+        if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(sizes) or (np.diff(bounds) < 0).any():
+            raise ValueError("its documents do not cover its sequences")
+        if edges[-1] != self._info.size:
+            raise ValueError(f"it describes {edges[-1]} bytes, and {self._info.path} has {self._info.size}")
+        return edges[bounds]
+
+    def _unreadable(self, why: str) -> Refused:
+        return Refused(
+            "ObjectUnreadable",
+            f"{self._where} is no index of a .bin as Megatron-LM writes it ({why}); write the pair again, or exclude it "
+            "with `include`",
+        )
+
+
+def companion(path: str) -> str:
+    """The index file of a `.bin`."""
+    return path.removesuffix(".bin") + ".idx"

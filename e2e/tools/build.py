@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MODULE = Path(__file__).resolve().parent
+OWN_MODULE = ("kwok",)  # tools that do not compile with the libraries of the others: each has a folder beside this file
 CACHE = MODULE.parents[1] / ".cache"
 BIN = CACHE / "bin"
 KUBERNETES = "v1.35.4"
@@ -51,9 +52,14 @@ def go_command() -> str:
     return str(where / "bin" / "go")
 
 
+def module_of(name: str) -> Path:
+    return MODULE / name if name in OWN_MODULE else MODULE
+
+
 def stamp(name: str) -> str:
     """Names everything that the binary is made from."""
-    parts = [(MODULE / "go.mod").read_bytes(), (MODULE / "go.sum").read_bytes(), LINKER_FLAGS.encode()]
+    module = module_of(name)
+    parts = [(module / "go.mod").read_bytes(), (module / "go.sum").read_bytes(), LINKER_FLAGS.encode()]
     return hashlib.sha256(b"\0".join([*parts, TOOLS[name].encode()])).hexdigest()
 
 
@@ -94,7 +100,7 @@ def compile_tool(name: str) -> None:
         partial,
         TOOLS[name],
     ]
-    subprocess.run([go_command(), *arguments], cwd=MODULE, env=environment(), check=True)
+    subprocess.run([go_command(), *arguments], cwd=module_of(name), env=environment(), check=True)
     partial.replace(BIN / name)
     (BIN / f"{name}.stamp").write_text(stamp(name))
 

@@ -2,44 +2,71 @@
 #   docker build --target operator .    reconcile (no torch)
 #   docker build --target data .        coordinator, loaders, constructors (neither torch nor kopf)
 #   docker build --target train .       agent and workers
-# BASE is any Debian-like image with Python >= 3.11 and its venv module.
-ARG BASE=python:3.12-slim
+#
+# BASE     any Debian-like image with Python >= 3.11 and its venv module
+# WITHOUT  packages that the base or a mounted volume brings along, e.g. "torch": they and what only they need are left out
+# A private package index and its certificates go in as build secrets: see Dockerfile.d/registry.sh.
+ARG BASE=docker.io/library/python:3.12-slim-bookworm
 
-FROM ${BASE} AS build
-RUN python3 -m venv /opt/coxswain
-ENV PATH=/opt/coxswain/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-WORKDIR /src
-COPY pyproject.toml constraints.txt README.md ./
-COPY core core
+# Resolves the pinned packages of each image; nothing of this stage but the lists ends in an image.
+FROM ${BASE} AS resolve
+WORKDIR /work
+COPY pyproject.toml constraints.txt ./
+COPY Dockerfile.d /opt/build
+ARG WITHOUT=""
+RUN --mount=type=secret,id=registry --mount=type=secret,id=certificates sh /opt/build/resolve.sh "${WITHOUT}"
 
-FROM build AS build-operator
-COPY operator operator
-COPY runtime/coxswain_link runtime/coxswain_link
-RUN pip install --constraint constraints.txt '.[operator]' && pip uninstall --yes pip
-
-FROM build AS build-data
-COPY runtime/coxswain_link runtime/coxswain_link
-COPY runtime/coxswain_coordinator runtime/coxswain_coordinator
-COPY runtime/coxswain_data runtime/coxswain_data
-RUN pip install --constraint constraints.txt '.[data]' && pip uninstall --yes pip
-
-FROM build AS build-train
-COPY runtime/coxswain_link runtime/coxswain_link
-COPY runtime/coxswain_train runtime/coxswain_train
-RUN pip install --constraint constraints.txt '.[train]' && pip uninstall --yes pip
-
-# What runs: no build tools, no root, nothing that needs a writable root file system.
+# What all images run on: no build tools, no root, nothing that needs a writable root file system. State and temporary files
+# go to a volume at /var/lib/coxswain; any user id works. Kubernetes probes ask after health (/healthz, /readyz).
 FROM ${BASE} AS runtime
-ENV PATH=/opt/coxswain/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-USER 65532:65532
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.vendor="Coxswain" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+ENV PATH=/opt/coxswain/bin:$PATH HOME=/var/lib/coxswain USER=coxswain \
+    PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONSAFEPATH=1
+WORKDIR /var/lib/coxswain
 
+# Each image: its packages in one layer that changes only with their versions, our own code in a small one on top.
 FROM runtime AS operator
-# The folder `operator/` must never be mistaken for the standard library's module.
-ENV PYTHONSAFEPATH=1
-COPY --from=build-operator /opt/coxswain /opt/coxswain
+LABEL org.opencontainers.image.title="coxswain-operator" \
+      org.opencontainers.image.description="Reconciles TrainingJobs on Kubernetes"
+COPY --from=resolve /requirements/operator.txt /opt/coxswain/requirements.txt
+RUN --mount=type=bind,from=resolve,source=/opt/uv,target=/opt/uv \
+    --mount=type=bind,from=resolve,source=/opt/build,target=/opt/build \
+    --mount=type=secret,id=registry --mount=type=secret,id=certificates sh /opt/build/install.sh
+COPY core/coxswain /opt/coxswain/app/coxswain
+COPY operator/coxswain_operator /opt/coxswain/app/coxswain_operator
+COPY runtime/coxswain_link /opt/coxswain/app/coxswain_link
+RUN python -m compileall -q /opt/coxswain/app
+USER 65532:65532
+CMD ["python", "-m", "coxswain_operator"]
 
 FROM runtime AS data
-COPY --from=build-data /opt/coxswain /opt/coxswain
+LABEL org.opencontainers.image.title="coxswain-data" \
+      org.opencontainers.image.description="Coordinator, loaders and constructors of a TrainingJob"
+COPY --from=resolve /requirements/data.txt /opt/coxswain/requirements.txt
+RUN --mount=type=bind,from=resolve,source=/opt/uv,target=/opt/uv \
+    --mount=type=bind,from=resolve,source=/opt/build,target=/opt/build \
+    --mount=type=secret,id=registry --mount=type=secret,id=certificates sh /opt/build/install.sh
+COPY core/coxswain /opt/coxswain/app/coxswain
+COPY runtime/coxswain_link /opt/coxswain/app/coxswain_link
+COPY runtime/coxswain_coordinator /opt/coxswain/app/coxswain_coordinator
+COPY runtime/coxswain_data /opt/coxswain/app/coxswain_data
+RUN python -m compileall -q /opt/coxswain/app
+USER 65532:65532
+CMD ["python", "-m", "coxswain_coordinator"]
 
 FROM runtime AS train
-COPY --from=build-train /opt/coxswain /opt/coxswain
+LABEL org.opencontainers.image.title="coxswain-train" \
+      org.opencontainers.image.description="Agent and workers of a TrainingJob"
+COPY --from=resolve /requirements/train.txt /opt/coxswain/requirements.txt
+RUN --mount=type=bind,from=resolve,source=/opt/uv,target=/opt/uv \
+    --mount=type=bind,from=resolve,source=/opt/build,target=/opt/build \
+    --mount=type=secret,id=registry --mount=type=secret,id=certificates sh /opt/build/install.sh
+COPY core/coxswain /opt/coxswain/app/coxswain
+COPY runtime/coxswain_link /opt/coxswain/app/coxswain_link
+COPY runtime/coxswain_train /opt/coxswain/app/coxswain_train
+RUN python -m compileall -q /opt/coxswain/app
+USER 65532:65532
+CMD ["python", "-m", "coxswain_train.agent"]

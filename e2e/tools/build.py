@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MODULE = Path(__file__).resolve().parent
-OWN_MODULE = ("kwok",)  # tools that do not compile with the libraries of the others: each has a folder beside this file
+# Tools with a folder beside this file: one that does not compile with the libraries of the others, and one of our own.
+OWN_MODULE = ("kwok", "pause")
 CACHE = MODULE.parents[1] / ".cache"
 BIN = CACHE / "bin"
 KUBERNETES = "v1.35.4"
@@ -36,6 +37,7 @@ TOOLS = {
     "kwok": "sigs.k8s.io/kwok/cmd/kwok",
     "helm": "helm.sh/helm/v3/cmd/helm",
     "versitygw": "github.com/versity/versitygw/cmd/versitygw",
+    "pause": "coxswain.dev/pause",
 }
 # Without the version nodes and `kubectl version` report `v0.0.0-master+$Format:%H$`.
 LINKER_FLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES}"
@@ -59,8 +61,9 @@ def module_of(name: str) -> Path:
 def stamp(name: str) -> str:
     """Names everything that the binary is made from."""
     module = module_of(name)
-    parts = [(module / "go.mod").read_bytes(), (module / "go.sum").read_bytes(), LINKER_FLAGS.encode()]
-    return hashlib.sha256(b"\0".join([*parts, TOOLS[name].encode()])).hexdigest()
+    files = [module / "go.mod", module / "go.sum", *sorted(module.glob("*.go"))]
+    parts = [*(file.read_bytes() for file in files), LINKER_FLAGS.encode(), TOOLS[name].encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def is_current(name: str) -> bool:
@@ -89,18 +92,8 @@ def build(name: str) -> Path:
 def compile_tool(name: str) -> None:
     print(f"building {name} (once, into {BIN}) ...", file=sys.stderr, flush=True)
     partial = BIN / f"{name}.partial"
-    arguments: list[str | Path] = [
-        "build",
-        "-p",
-        "2",
-        "-trimpath",
-        "-ldflags",
-        LINKER_FLAGS,
-        "-o",
-        partial,
-        TOOLS[name],
-    ]
-    subprocess.run([go_command(), *arguments], cwd=module_of(name), env=environment(), check=True)
+    flags: list[str | Path] = ["-p", "2", "-trimpath", "-ldflags", LINKER_FLAGS, "-o", partial]
+    subprocess.run([go_command(), "build", *flags, TOOLS[name]], cwd=module_of(name), env=environment(), check=True)
     partial.replace(BIN / name)
     (BIN / f"{name}.stamp").write_text(stamp(name))
 

@@ -1,0 +1,3 @@
+module coxswain.dev/pause
+
+go 1.26

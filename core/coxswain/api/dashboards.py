@@ -1,0 +1,177 @@
+"""Grafana dashboards of the chart, from the project's metrics: `charts/coxswain/dashboards/`.
+
+Samples of jobs carry the labels training_job, role and index, which the chart's PodMonitor puts there.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+_WIDTH, _HEIGHT = 24, 8  # of Grafana's grid, and of a panel on it
+_JOB = 'namespace="$namespace", training_job="$training_job"'
+_DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One picture. `queries`: (PromQL, legend); `unit`: Grafana's word for it; `stat`: the latest number alone."""
+
+    title: str
+    description: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+    stat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """One page. `variables`: (name, the query for its values), each of which may use those before it."""
+
+    uid: str
+    title: str
+    variables: tuple[tuple[str, str], ...]
+    panels: tuple[Panel, ...]
+
+
+def _quantiles(metric: str, where: str, by: str = "") -> tuple[tuple[str, str], ...]:
+    """Median and 99th percentile of a histogram."""
+    labels = f"le, {by}" if by else "le"
+    return tuple(
+        (
+            f"histogram_quantile({q}, sum by ({labels}) (rate({metric}_bucket{{{where}}}[$__rate_interval])))",
+            f"p{round(q * 100)}{f' {{{{{by}}}}}' if by else ''}",
+        )
+        for q in (0.5, 0.99)
+    )
+
+
+JOB = Dashboard(
+    "coxswain-job",
+    "Coxswain: one job",
+    (
+        ("namespace", "label_values(coxswain_step, namespace)"),
+        ("training_job", 'label_values(coxswain_step{namespace="$namespace"}, training_job)'),
+    ),
+    (
+        Panel("Step", "Last completed step.", "short", ((f"max(coxswain_step{{{_JOB}}})", ""),), stat=True),
+        Panel(
+            "Steps since the checkpoint", "What would be computed again if everything were lost now.", "short",
+            ((f"max(coxswain_step{{{_JOB}}}) - max(coxswain_checkpoint_step{{{_JOB}}})", ""),), stat=True,
+        ),
+        Panel(
+            "World generation", "Goes up with every change of the world: a worker or a pod was replaced.", "short",
+            ((f"max(coxswain_world_generation{{{_JOB}}})", ""),), stat=True,
+        ),
+        Panel("Workers", "Workers alive.", "short", ((f"sum(coxswain_agent_workers{{{_JOB}}})", ""),), stat=True),
+        Panel("Loss", "Nats per token, of each step.", "none", ((f"max(coxswain_loss{{{_JOB}}})", "loss"),)),
+        Panel(
+            "Tokens per second", "Trained on, by source of the mix.", "short",
+            ((f"sum by (source) (rate(coxswain_tokens_total{{{_JOB}}}[$__rate_interval]))", "{{source}}"),),
+        ),
+        Panel("Step time", "Wall time of a step.", "s", _quantiles("coxswain_step_seconds", _JOB)),
+        Panel(
+            "Idle share", "Share of device time without compute in the last step.", "percentunit",
+            ((f"max(coxswain_idle_fraction{{{_JOB}}})", "idle"),),
+        ),
+        Panel(
+            "Plan over bound", "Planned makespan over a bound that no plan can beat: near 1, the plan is not to blame.", "none",
+            ((f"max(coxswain_makespan_over_bound{{{_JOB}}})", "plan"),),
+        ),
+        Panel(
+            "Steps ready", "Assembled ahead of the workers, by trainer: 0 means that the data are to blame.", "short",
+            ((f"min by (index) (coxswain_constructor_ready_steps{{{_JOB}}})", "trainer {{index}}"),),
+        ),
+        Panel("Assembly", "Fetching and assembling a step.", "s", _quantiles("coxswain_constructor_assembly_seconds", _JOB)),
+        Panel("Loader requests", "Time to answer for one slice.", "s", _quantiles("coxswain_loader_request_seconds", _JOB)),
+        Panel(
+            "Loader memory", "Samples whose pieces are in flight, by loader.", "bytes",
+            ((f"sum by (index) (coxswain_loader_cache_bytes{{{_JOB}}})", "loader {{index}}"),),
+        ),
+        Panel("Checkpoint time", "From the step boundary to the manifest.", "s", _quantiles("coxswain_checkpoint_seconds", _JOB)),
+        Panel(
+            "Workers that ended", "By trainer and exit code: 0 and 3 are orderly, 1 is tried again, 2 ends the job.", "short",
+            (
+                (
+                    f"sum by (trainer, exit_code) (increase(coxswain_worker_exits_total{{{_JOB}}}[$__rate_interval]))",
+                    "trainer {{trainer}}: {{exit_code}}",
+                ),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+_OPERATOR = 'namespace="$namespace"'
+OPERATOR = Dashboard(
+    "coxswain-operator",
+    "Coxswain: operator",
+    (("namespace", "label_values(coxswain_reconcile_total, namespace)"),),
+    (
+        Panel(
+            "Passes", "Reconcile passes by how they ended: conflicts are overtaken passes and harmless, errors are repeated.",
+            "ops", ((f"sum by (result) (rate(coxswain_reconcile_total{{{_OPERATOR}}}[$__rate_interval]))", "{{result}}"),),
+        ),
+        Panel("Time of a pass", "Look, decide and do, for one job.", "s", _quantiles("coxswain_reconcile_seconds", _OPERATOR)),
+    ),
+)  # fmt: skip
+
+DASHBOARDS = (JOB, OPERATOR)
+
+
+def dashboard_json(dashboard: Dashboard) -> str:
+    """The file that Grafana reads."""
+    model = {
+        "uid": dashboard.uid,
+        "title": dashboard.title,
+        "tags": ["coxswain"],
+        "schemaVersion": 39,
+        "editable": False,
+        "refresh": "30s",
+        "time": {"from": "now-3h", "to": "now"},
+        "templating": {"list": [_datasource(), *(_variable(*v) for v in dashboard.variables)]},
+        "panels": _placed(dashboard.panels),
+    }
+    return json.dumps(model, indent=1) + "\n"
+
+
+def _datasource() -> dict[str, Any]:
+    return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
+
+
+def _variable(name: str, query: str) -> dict[str, Any]:
+    return {
+        "name": name, "label": name.replace("_", " "), "type": "query", "datasource": _DATASOURCE, "refresh": 2,
+        "query": {"query": query, "refId": name}, "sort": 1,
+    }  # fmt: skip
+
+
+def _placed(panels: tuple[Panel, ...]) -> list[dict[str, Any]]:
+    """Numbers in a row of four, pictures in rows of two."""
+    numbers, pictures = [p for p in panels if p.stat], [p for p in panels if not p.stat]
+    below, ids = (_HEIGHT // 2 if numbers else 0), count(1)
+    return [
+        *(_panel(p, next(ids), i % 4 * 6, i // 4 * 4, 6, 4) for i, p in enumerate(numbers)),
+        *(
+            _panel(p, next(ids), i % 2 * (_WIDTH // 2), below + i // 2 * _HEIGHT, _WIDTH // 2, _HEIGHT)
+            for i, p in enumerate(pictures)
+        ),
+    ]
+
+
+def _panel(panel: Panel, number: int, x: int, y: int, width: int, height: int) -> dict[str, Any]:
+    targets = [
+        {"refId": chr(ord("A") + i), "datasource": _DATASOURCE, "expr": query, "legendFormat": legend or "__auto"}
+        for i, (query, legend) in enumerate(panel.queries)
+    ]
+    return {
+        "id": number,
+        "type": "stat" if panel.stat else "timeseries",
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": _DATASOURCE,
+        "gridPos": {"x": x, "y": y, "w": width, "h": height},
+        "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
+        "targets": targets,
+    }

@@ -1,0 +1,186 @@
+"""A value that the chart does not know, or cannot use, is refused with its name before anything is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from coxswain.api.values_page import values_page
+from tests.charts import CHART, Manifest, of_kind, refusal, render, template
+
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+# Maps whose keys are the user's: labels, annotations, quantities of any resource.
+FREE = {
+    "commonLabels", "podLabels", "podAnnotations", "nodeSelector", "serviceAccount.annotations", "resources.requests",
+    "resources.limits", "metrics.serviceMonitor.labels", "metrics.podMonitor.labels", "metrics.rules.labels",
+    "metrics.dashboards.annotations",
+}  # fmt: skip
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """`a.b` and a value as the values that Helm takes."""
+    for step in reversed(path.split(".") if path else []):
+        value = {step: value}
+    result: dict[str, Any] = value
+    return result
+
+
+def mappings(values: dict[str, Any], under: str = "") -> Iterator[str]:
+    yield under
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from mappings(value, f"{under}.{key}".strip("."))
+
+
+def operator_pod(values: dict[str, Any]) -> Manifest:
+    (deployment,) = of_kind(render(values), "Deployment")
+    pod: Manifest = deployment["spec"]["template"]["spec"]
+    return pod
+
+
+@pytest.mark.parametrize("path", sorted(set(mappings(VALUES)) - FREE))
+def test_an_unknown_key_is_refused_by_name(path: str) -> None:
+    assert "replicaCuont" in refusal(nested(path, {"replicaCuont": 3}))
+
+
+@pytest.mark.parametrize("path", sorted(FREE))
+def test_keys_of_free_maps_are_the_users(path: str) -> None:
+    done = template(nested(path, {"example.org/any": "1"}))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("replicaCount", "two"),
+        ("replicaCount", -1),
+        ("image.pullPolicy", "Sometimes"),
+        ("image.operator.tag", "a tag"),
+        ("image.operator.digest", "sha256:beef"),
+        ("image.registry", "https://registry.example"),
+        ("crds.keep", "yes please"),
+        ("watchNamespaces", ["Team_A"]),
+        ("watchNamespaces", ["a", "a"]),
+        ("leaderElection.leaseSeconds", 0),
+        ("imagePullSecrets", ["plain-name"]),
+        ("extraArgs", [7]),
+        ("extraEnv", [{"value": "nameless"}]),
+        ("tolerations", [{"effect": "Sometimes"}]),
+        ("affinity", {"nodeAfinity": {}}),
+        ("topologySpreadConstraints", [{"topologyKey": "zone"}]),
+        ("securityContext.capabilities", {"dorp": ["ALL"]}),
+        ("resources.limits", {"memory": "a lot"}),
+        ("podDisruptionBudget.maxUnavailable", "half"),
+        ("networkPolicy.egress.apiServerPorts", [0]),
+        ("metrics.serviceMonitor.interval", "half a minute"),
+        ("commonLabels", {"app.kubernetes.io/name": "other"}),
+        ("podLabels", {"app.kubernetes.io/component": "other"}),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused_at_its_place(path: str, value: Any) -> None:
+    assert path.split(".")[-1] in refusal(nested(path, value))
+
+
+def test_lease_times_in_the_wrong_order_are_refused_with_the_usual_ones() -> None:
+    words = refusal({"leaderElection": {"renewSeconds": 20}})
+    assert "leaseSeconds (15) must be more than renewSeconds (20)" in words
+    assert "15, 10 and 2" in words
+
+
+def test_a_digest_decides_over_a_tag_and_the_registry_stands_before_both() -> None:
+    digest = f"sha256:{'0' * 64}"
+    pod = operator_pod({"image": {"registry": "registry.example/team", "operator": {"tag": "1", "digest": digest}}})
+    (container,) = pod["containers"]
+    assert container["image"] == f"registry.example/team/coxswain-operator@{digest}"
+    assert "--data-image=registry.example/team/coxswain-data:0.1.0" in container["args"]
+    assert "--train-image=registry.example/team/coxswain-train:0.1.0" in container["args"]
+
+
+def test_what_places_a_pod_arrives_in_the_operators_pods() -> None:
+    chosen = {
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [{"key": "system", "operator": "Exists", "effect": "NoSchedule"}],
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+        "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+        "priorityClassName": "system-cluster-critical",
+        "imagePullSecrets": [{"name": "registry"}],
+        "terminationGracePeriodSeconds": 7,
+    }
+    pod = operator_pod(chosen)
+    assert {key: pod[key] for key in chosen} == chosen
+
+
+def test_further_arguments_and_variables_reach_the_operator() -> None:
+    (container,) = operator_pod({"extraArgs": ["--host=::"], "extraEnv": [{"name": "A", "value": "b"}]})["containers"]
+    assert container["args"][-1] == "--host=::"
+    assert container["env"] == [{"name": "A", "value": "b"}]
+
+
+def test_labels_for_everything_reach_everything() -> None:
+    bare = [
+        m["metadata"]["name"]
+        for m in render({"commonLabels": {"team": "a"}, "crds": {"enabled": False}})
+        if m["metadata"]["labels"].get("team") != "a"
+    ]
+    assert bare == []
+
+
+def test_names_stay_within_what_kubernetes_takes() -> None:
+    names = [m["metadata"]["name"] for m in render({"fullnameOverride": "x" * 63})]
+    assert [name for name in names if len(name) > 63] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds"),
+    [
+        ({"rbac": {"create": False, "aggregate": False}}, {"ClusterRole", "ClusterRoleBinding"}),
+        ({"serviceAccount": {"create": False}, "tests": {"enabled": False}}, {"ServiceAccount"}),
+        ({"podDisruptionBudget": {"enabled": False}}, {"PodDisruptionBudget"}),
+        ({"networkPolicy": {"enabled": False}}, {"NetworkPolicy"}),
+        ({"tests": {"enabled": False}}, {"Pod"}),
+    ],
+)
+def test_a_switch_takes_its_objects_away(values: dict[str, Any], kinds: set[str]) -> None:
+    assert kinds <= {m["kind"] for m in render()}
+    assert kinds & {m["kind"] for m in render(values)} == set()
+
+
+@pytest.mark.parametrize(
+    ("switch", "kind"),
+    [
+        ("serviceMonitor", "ServiceMonitor"),
+        ("podMonitor", "PodMonitor"),
+        ("dashboards", "ConfigMap"),
+        ("rules", "PrometheusRule"),
+    ],
+)
+def test_a_switch_that_is_off_by_default_adds_its_objects(switch: str, kind: str) -> None:
+    assert of_kind(render(), kind) == []
+    assert of_kind(render({"metrics": {switch: {"enabled": True}}}), kind) != []
+
+
+def test_egress_is_closed_but_for_what_the_operator_needs() -> None:
+    (policy,) = of_kind(
+        render({"networkPolicy": {"egress": {"enabled": True, "apiServerPorts": [6443]}}}), "NetworkPolicy"
+    )
+    ways = policy["spec"]["egress"]
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert [[p["port"] for p in way["ports"]] for way in ways] == [[53, 53], [6443], [7400]]
+    assert ways[-1]["to"][0]["podSelector"] == {"matchLabels": {"coxswain.dev/role": "coordinator"}}
+
+
+def test_a_value_without_a_comment_cannot_be_added() -> None:
+    with pytest.raises(ValueError, match=r"metrics\.silent has no comment"):
+        values_page("metrics:\n  silent: true\n")
+
+
+def test_every_value_has_its_row_in_the_readme() -> None:
+    rows = [line for line in values_page((CHART / "values.yaml").read_text()).splitlines() if line.startswith("| `")]
+    assert (
+        "| `networkPolicy.egress.apiServerPorts` | `[443, 6443]` | Ports of the API server as its endpoints have them. |"
+        in rows
+    )
+    assert [row for row in rows if row.endswith("|  |")] == []

@@ -31,7 +31,7 @@ from e2e.cluster.state import State
 _PORTS = {"etcd": 2379, "etcd-peer": 2380, "kube-apiserver": 6443}
 _FLAGS: dict[str, list[str]] = {
     # Where there is no kube-proxy, Services are reached by their endpoints.
-    "kube-apiserver": ["--enable-aggregator-routing=true"],
+    "kube-apiserver": ["--enable-aggregator-routing=true", "--kubelet-preferred-address-types=InternalIP"],
     # A lost node shows within half a minute instead of one.
     CONTROLLER_MANAGER: ["--node-monitor-period=2s", "--node-monitor-grace-period=20s"],
 }

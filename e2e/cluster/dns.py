@@ -10,14 +10,17 @@ from e2e.cluster.plan import CLUSTER_DNS
 
 def corefile(address: str, kubeconfig: Path) -> str:
     """Names outside the cluster do not exist: tests reach nothing else."""
-    return f""".:53 {{
+    return f"""cluster.local:53 in-addr.arpa:53 {{
     bind {address}
     errors
-    kubernetes cluster.local in-addr.arpa ip6.arpa {{
+    kubernetes {{
         kubeconfig {kubeconfig} coxswain
         ttl 5
     }}
-    template ANY ANY . {{
+}}
+.:53 {{
+    bind {address}
+    template ANY ANY {{
         rcode NXDOMAIN
     }}
 }}

@@ -62,3 +62,8 @@ def placement_key(generation: int, segment: int) -> str:
 
 def manifest_key(step: int) -> str:
     return f"manifests/step-{step:010d}.json"
+
+
+def steps_key(step: int) -> str:
+    """The step lines that the checkpoint before `step` makes final: those of all such objects are the run's `steps.jsonl`."""
+    return f"steps/before-{step:010d}.jsonl"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from coxswain.config import JobConfig
 from coxswain.errors import Refused
-from coxswain.wire import Manifest
+from coxswain.planlog import steps_key
+from coxswain.wire import Manifest, StepLine
 from coxswain_coordinator.checkpoints import (
     check_manifest,
     check_run,
@@ -47,6 +50,11 @@ class CheckpointStore:
             raise Refused(
                 "CheckpointNotFound", f"checkpoint.uri: {error}; create the bucket or name another"
             ) from error
+
+    def record(self, step: int, lines: Sequence[StepLine]) -> None:
+        """Keeps the lines of the steps that a checkpoint before `step` makes final: run directories go with their pods."""
+        if lines:
+            self._store.put(steps_key(step), b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
     def create(self, manifest: Manifest, pending: set[str]) -> None:
         """Makes the checkpoint count, then drops what `keepLast` and `keepEvery` no longer keep.

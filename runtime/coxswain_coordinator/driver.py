@@ -174,6 +174,8 @@ class Driver:
         began, saving = time.monotonic(), session.saves.seconds(step)
         manifest = self._manifest(session, step)
         await self._durably(self._log.check_current, session.record.generation)
+        final = [line for line in self._run.unsaved if line.step < step]
+        await self._durably(self._checkpoints.record, step, final)
         await self._durably(self._checkpoints.create, manifest, session.saves.pending_keys())
         self._run.add_manifest(session, manifest, saving + time.monotonic() - began)
         return True

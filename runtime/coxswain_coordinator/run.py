@@ -66,6 +66,7 @@ class Run:
         self.manifests = 0  # made by this process
         self.session: Session | None = None
         self.recent: deque[StepLine] = deque(maxlen=20)
+        self.unsaved: list[StepLine] = []  # closed since the newest checkpoint
         self.best = 0  # the highest step ever closed in this process, plus one
         self.losses = 0  # worlds lost so far
         self.failures = 0  # of successive worlds, without progress
@@ -153,6 +154,7 @@ class Run:
         if not self.recent:
             self.note("TrainingStarted", f"step {line.step} is done, loss {line.loss:.4f}")
         self.recent.append(line)
+        self.unsaved.append(line)
         self._measure(line)
         if session.book.open > self.best:
             self.best, self.failures = session.book.open, 0
@@ -177,6 +179,7 @@ class Run:
     def add_manifest(self, session: Session, manifest: Manifest, seconds: float) -> None:
         """A checkpoint counts from now on."""
         self.manifest, self.manifests = manifest, self.manifests + 1
+        self.unsaved = [line for line in self.unsaved if line.step >= manifest.step]
         session.mark_saved(manifest.step)
         self.metrics["coxswain_checkpoint_step"].set(manifest.step)
         self.metrics["coxswain_checkpoint_seconds"].observe(seconds)

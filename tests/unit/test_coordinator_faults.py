@@ -14,6 +14,7 @@ from coxswain.config import CheckpointConfig
 from coxswain.errors import Refused, Stale
 from coxswain_coordinator.report import termination_message
 from coxswain_link.http import AsyncClient, Ended
+from coxswain_link.store import open_store
 from tests.unit.coordinator_fakes import TOKEN, cluster, make_job, make_source
 
 
@@ -58,6 +59,23 @@ async def test_a_coordinator_killed_and_made_anew_continues_with_the_same_digest
         report = await c.play()
         assert (report.phase, report.generation) == ("Completed", 2)
         assert digests(c) == expected
+
+
+async def test_the_steps_of_a_run_are_all_in_its_store_although_a_coordinator_and_its_run_directory_went(tmp_path):
+    expected, job = await undisturbed(tmp_path), make_job(tmp_path)
+    async with cluster(job, tmp_path) as c:
+        game = asyncio.create_task(c.play())
+        assert await c.coordinator.until(lambda report: report.checkpoint_step >= 6, 60)
+        game.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await game
+    (tmp_path / "steps.jsonl").unlink()
+    async with cluster(job, tmp_path, instance="two") as c:
+        await c.play()
+    store = open_store(job.checkpoint.uri)
+    lines = b"".join(store.get(found.path) for found in store.list("steps/")).splitlines()
+    steps = {line.step: line for line in (msgspec.json.decode(text, type=wire.StepLine) for text in lines)}
+    assert [(steps[k].stream_digest, steps[k].delivered_digest) for k in range(20)] == expected
 
 
 @pytest.mark.parametrize("trainers", [1, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.children import REPOSITORY, binary
 CHART = REPOSITORY / "charts" / "coxswain"
 KUBERNETES = "1.35.4"  # a Helm built from its module knows no version of its own
 NAMESPACE = "coxswain-system"
+HOME = REPOSITORY / ".cache" / "helm"  # what Helm keeps between calls, instead of the user's own folder
 
 Manifest = dict[str, Any]
 Values = dict[str, Any]
@@ -20,7 +22,10 @@ Values = dict[str, Any]
 
 def helm(*arguments: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
     """Runs Helm on nothing but its arguments; `text` is its standard input."""
-    return subprocess.run([binary("helm"), *arguments], input=text, capture_output=True, text=True, timeout=60)
+    HOME.mkdir(parents=True, exist_ok=True)
+    surroundings = {"PATH": os.environ["PATH"], "HOME": str(HOME)}
+    command = [binary("helm"), *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, env=surroundings)
 
 
 def template(values: Values | None = None, *options: str) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -107,5 +108,17 @@ def _column(column: Column) -> dict[str, Any]:
     return {**printed, "priority": 1} if column.wide else printed
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes strings such as 1e-8: a number to YAML 1.2, and so to kubectl and Helm, but not to PyYAML."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="'" if _NUMBER.fullmatch(value) else None)
+
+
+_NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_Dumper.add_representer(str, _text)
+
+
 def to_yaml(manifest: dict[str, Any]) -> str:
-    return yaml.safe_dump(manifest, sort_keys=False, width=120, allow_unicode=True)
+    return yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)

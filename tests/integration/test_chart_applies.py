@@ -1,0 +1,205 @@
+"""A real API server takes what the chart renders; Helm installs, changes and removes it; its roles give what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from coxswain.api.kinds import KINDS
+from coxswain_operator.kubernetes.resources import Resource
+from tests.api_samples import sample
+from tests.charts import CHART, NAMESPACE, Manifest, helm, is_test, of_kind, operator_rights, render
+from tests.integration.apiserver import ApiServer
+
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:coxswain"
+# Kinds of the chart that no other part of the project has a path for.
+PLACES = {
+    "ServiceAccount": Resource("v1", "ServiceAccount", "serviceaccounts"),
+    "Service": Resource("v1", "Service", "services"),
+    "ConfigMap": Resource("v1", "ConfigMap", "configmaps"),
+    "Pod": Resource("v1", "Pod", "pods"),
+    "Deployment": Resource("apps/v1", "Deployment", "deployments"),
+    "NetworkPolicy": Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+    "PodDisruptionBudget": Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    "Role": Resource("rbac.authorization.k8s.io/v1", "Role", "roles"),
+    "RoleBinding": Resource("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings"),
+    "ClusterRole": Resource("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", namespaced=False),
+    "ClusterRoleBinding": Resource(
+        "rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False
+    ),
+    "CustomResourceDefinition": Resource(
+        "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
+    ),
+}  # fmt: skip
+ALL_VALUES: list[dict[str, Any]] = [
+    {},
+    {"watchNamespaces": ["team-a"], "metrics": {"dashboards": {"enabled": True}, "prometheusNamespace": "monitoring"}},
+    {
+        "networkPolicy": {"egress": {"enabled": True}},
+        "commonLabels": {"team": "a"},
+        "imagePullSecrets": [{"name": "x"}],
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ApiServer]:
+    """One of our own: Helm wants to be the first to bring the kinds."""
+    with ApiServer() as api:
+        for name in (NAMESPACE, "team-a", "elsewhere"):
+            strict = {"pod-security.kubernetes.io/enforce": "restricted"}
+            made = api.http.post("/api/v1/namespaces", json={"metadata": {"name": name, "labels": strict}})
+            assert made.status_code == 201, made.text
+        yield api
+
+
+def path_of(manifest: Manifest) -> str:
+    meta = manifest["metadata"]
+    return PLACES[manifest["kind"]].path(meta.get("namespace", ""), meta["name"])
+
+
+def dry_run(api: ApiServer, manifest: Manifest) -> str:
+    """The server's words about an object that it is asked to judge and not to keep; empty: it would take it."""
+    query = {"dryRun": "All", "fieldManager": "helm", "fieldValidation": "Strict", "force": "true"}
+    kind = {"Content-Type": "application/apply-patch+yaml"}  # JSON is YAML
+    answer = api.http.patch(path_of(manifest), params=query, headers=kind, json=manifest)
+    return (
+        f"{answer.text} {answer.headers.get('Warning', '')}" if answer.is_error or "Warning" in answer.headers else ""
+    )
+
+
+def on_server(api: ApiServer, *options: str, text: str = "") -> str:
+    """What Helm says on this server. Raises AssertionError when it fails."""
+    done = helm(*options, "--namespace", NAMESPACE, "--kubeconfig", str(api.kubeconfig), text=text)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def upgrade(api: ApiServer, values: dict[str, Any]) -> str:
+    return on_server(api, "upgrade", "--install", "coxswain", str(CHART), "--values", "-", text=yaml.safe_dump(values))
+
+
+def living(api: ApiServer, manifests: list[Manifest]) -> set[tuple[str, str]]:
+    """Which of them exist."""
+    return {(m["kind"], m["metadata"]["name"]) for m in manifests if api.http.get(path_of(m)).status_code == 200}
+
+
+@pytest.fixture
+def installed(server: ApiServer) -> Iterator[ApiServer]:
+    upgrade(server, {})
+    yield server
+    on_server(server, "uninstall", "coxswain", "--ignore-not-found")
+
+
+@pytest.mark.parametrize("values", ALL_VALUES, ids=["plain", "namespaced", "closed"])
+def test_the_server_takes_every_object_without_a_warning(server: ApiServer, values: dict[str, Any]) -> None:
+    answers = {f"{m['kind']} {m['metadata']['name']}": dry_run(server, m) for m in render(values)}
+    assert {name: words for name, words in answers.items() if words} == {}
+
+
+def test_pods_are_admitted_where_the_restricted_standard_is_enforced(server: ApiServer) -> None:
+    (deployment,) = of_kind(render(), "Deployment")
+    template = deployment["spec"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {**template["metadata"], "name": "operator"}}
+    where = {"params": {"dryRun": "All"}}
+    answer = server.http.post(f"/api/v1/namespaces/{NAMESPACE}/pods", json={**pod, "spec": template["spec"]}, **where)
+    assert answer.status_code == 201, answer.text
+    template["spec"]["containers"][0]["securityContext"] = {}
+    answer = server.http.post(f"/api/v1/namespaces/{NAMESPACE}/pods", json={**pod, "spec": template["spec"]}, **where)
+    assert answer.status_code == 403, "the server enforces nothing: this test proves nothing"
+
+
+def test_helm_installs_what_it_renders_but_not_the_test(installed: ApiServer) -> None:
+    rendered = render()
+    expected = {(m["kind"], m["metadata"]["name"]) for m in rendered if not is_test(m)}
+    assert living(installed, rendered) == expected
+
+
+def test_an_upgrade_changes_what_the_values_change(installed: ApiServer) -> None:
+    upgrade(installed, {"replicaCount": 3, "podDisruptionBudget": {"enabled": False}})
+    (deployment,) = of_kind(render(), "Deployment")
+    assert installed.http.get(path_of(deployment)).json()["spec"]["replicas"] == 3
+    assert ("PodDisruptionBudget", "coxswain") not in living(installed, render())
+
+
+def test_an_upgrade_brings_the_changes_of_kinds(installed: ApiServer) -> None:
+    crd = next(m for m in of_kind(render(), "CustomResourceDefinition") if m["spec"]["names"]["kind"] == "TrainingJob")
+    old = {"spec": {"names": {"shortNames": ["old"]}}}
+    merge = {"Content-Type": "application/merge-patch+json"}
+    assert installed.http.patch(path_of(crd), json=old, headers=merge).status_code == 200
+    upgrade(installed, {"replicaCount": 1})
+    assert installed.http.get(path_of(crd)).json()["spec"]["names"]["shortNames"] == ["tj"]
+
+
+def test_uninstalling_leaves_the_kinds_and_their_objects_and_nothing_else(installed: ApiServer) -> None:
+    assert installed.http.post(installed.path("datasources"), json=sample("DataSource")).status_code == 201
+    on_server(installed, "uninstall", "coxswain")
+    left = living(installed, render())
+    assert {kind for kind, _ in left} == {"CustomResourceDefinition"}
+    assert len(left) == len(KINDS)
+    assert installed.http.get(installed.path("datasources", "code")).status_code == 200
+    upgrade(installed, {})  # and they are taken over again
+
+
+def test_uninstalling_takes_the_kinds_along_where_that_is_wished(installed: ApiServer) -> None:
+    upgrade(installed, {"crds": {"keep": False}})
+    on_server(installed, "uninstall", "coxswain", "--wait")
+    assert living(installed, render()) == set()
+
+
+def may(api: ApiServer, verb: str, resource: str, namespace: str, name: str = "") -> bool:
+    """Whether the operator's account may do it, by the server's own judgement. `resource`: `group/plural[/subresource]`."""
+    group, plural, *sub = resource.split("/")
+    attributes = {
+        "verb": verb, "group": group, "resource": plural, "subresource": "".join(sub), "namespace": namespace, "name": name,
+    }  # fmt: skip
+    review = {
+        "spec": {"user": ACCOUNT, "groups": [f"system:serviceaccounts:{NAMESPACE}"], "resourceAttributes": attributes}
+    }
+    answer = api.http.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", json=review)
+    return bool(answer.json()["status"]["allowed"])
+
+
+ALLOWED = (
+    ("list", "coxswain.dev/trainingjobs"), ("watch", "coxswain.dev/datamixes"), ("patch", "coxswain.dev/trainingjobs/status"),
+    ("delete", "coxswain.dev/trainingjobs"), ("create", "/pods"), ("delete", "/pods"), ("get", "/secrets"),
+    ("create", "/secrets"), ("create", "policy/poddisruptionbudgets"), ("create", "events.k8s.io/events"),
+)  # fmt: skip
+DENIED = (
+    ("list", "/secrets"), ("watch", "/secrets"), ("update", "/secrets"), ("create", "/pods/exec"), ("patch", "/pods"),
+    ("update", "coxswain.dev/trainingjobs"), ("create", "coxswain.dev/trainingjobs"), ("deletecollection", "/pods"),
+    ("get", "/serviceaccounts"), ("create", "/serviceaccounts/token"), ("create", "rbac.authorization.k8s.io/roles"),
+    ("list", "/namespaces"), ("patch", "/nodes"), ("list", "coordination.k8s.io/leases"),
+)  # fmt: skip
+
+
+def test_the_operator_may_do_its_work_everywhere_and_no_more(installed: ApiServer) -> None:
+    assert [ask for ask in ALLOWED if not may(installed, *ask, "elsewhere")] == []
+    assert [ask for ask in DENIED if may(installed, *ask, "elsewhere")] == []
+    assert may(installed, "list", "/nodes", "")
+
+
+def test_the_operator_may_renew_its_own_lease_and_no_other(installed: ApiServer) -> None:
+    lease = "coordination.k8s.io/leases"
+    assert may(installed, "create", lease, NAMESPACE)
+    assert may(installed, "update", lease, NAMESPACE, "coxswain-operator")
+    assert not may(installed, "update", lease, NAMESPACE, "other")
+    assert not may(installed, "update", lease, "elsewhere", "coxswain-operator")
+
+
+def test_an_operator_of_one_namespace_may_do_nothing_in_another(installed: ApiServer) -> None:
+    upgrade(installed, {"watchNamespaces": ["team-a"], "rbac": {"nodes": False}})
+    assert [ask for ask in ALLOWED if not may(installed, *ask, "team-a")] == []
+    assert [ask for ask in (*ALLOWED, *DENIED) if may(installed, *ask, "elsewhere")] == []
+    assert not may(installed, "list", "/nodes", "")
+
+
+def test_the_rights_alone_can_be_installed_by_whoever_runs_the_operator_otherwise(server: ApiServer) -> None:
+    assert {f"{m['kind']} {m['metadata']['name']}": dry_run(server, m) for m in operator_rights()}.keys() == {
+        "ServiceAccount coxswain", "ClusterRole coxswain-jobs", "ClusterRoleBinding coxswain-jobs", "Role coxswain-lease",
+        "RoleBinding coxswain-lease", "ClusterRole coxswain-nodes", "ClusterRoleBinding coxswain-nodes",
+        "ClusterRole coxswain-viewer", "ClusterRole coxswain-editor",
+    }  # fmt: skip

@@ -15,13 +15,13 @@ import typer
 from rich.console import Console
 
 from coxswain import names
+from coxswain.api.jobfiles import load_run
 from coxswain.errors import Refused
 from coxswain.exits import Exit
 from coxswain.wire import JobReport
 from coxswain_cli.apply import NAMESPACE, apply
 from coxswain_cli.display import Display, display_for
 from coxswain_cli.ending import FAILED, exit_code, has_ended, is_suspended, summary
-from coxswain_cli.load import load_run
 from coxswain_cli.progress import View, Watcher
 from coxswain_cli.workdir import condition, default_workdir
 from coxswain_operator.controller import Controller

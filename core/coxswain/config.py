@@ -151,18 +151,23 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.stop_steps or -(-self.stop_tokens // self.batch.tokens_per_step)
 
     def stream_hash(self) -> str:
-        """Names all that membership depends on but index contents and phases: a checkpoint of another stream is foreign.
-
-        Where the data lies, and what may be changed under a running job, is left out: moved data with the same contents
-        is the same stream.
-        """
-        sources = [(s.name, s.format, s.text_field, s.tokenizer.kind, s.tokenizer.eos) for s in self.mix.sources]
-        what = (sources, self.mix.seed, self.mix.long_sequences, self.batch)
-        return hashlib.sha256(msgspec.json.encode(what)).hexdigest()
+        """Names all that membership depends on but index contents and phases: a checkpoint of another stream is foreign."""
+        return stream_hash(self.mix, self.batch)
 
     def model_hash(self) -> str:
         what = msgspec.structs.replace(self.model, preset="", init_from="")
         return hashlib.sha256(msgspec.json.encode(what)).hexdigest()
+
+
+def stream_hash(mix: MixConfig, batch: BatchConfig) -> str:
+    """Names a stream, whatever the contents of its sources.
+
+    Where the data lies, and what may be changed under a running job, is left out: moved data with the same contents
+    is the same stream.
+    """
+    sources = [(s.name, s.format, s.text_field, s.tokenizer.kind, s.tokenizer.eos) for s in mix.sources]
+    what = (sources, mix.seed, mix.long_sequences, batch)
+    return hashlib.sha256(msgspec.json.encode(what)).hexdigest()
 
 
 def load_job(path: Path) -> JobConfig:

@@ -9,6 +9,7 @@ import hashlib
 import io
 import zipfile
 import zlib
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -52,6 +53,12 @@ def block_key(entry: BlockEntry, tokenizer: str, format_key: str) -> str:
         1,
     )
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()
+
+
+def fingerprint(blocks: Iterable[BlockEntry]) -> str:
+    """Names the content of a source as it was indexed."""
+    content = [(b.key, b.samples, b.tokens) for b in blocks]
+    return "sha256:" + hashlib.sha256(msgspec.json.encode(content)).hexdigest()
 
 
 def object_key(key: str) -> str:

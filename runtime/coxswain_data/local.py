@@ -1,39 +1,85 @@
-"""A loader without sockets: index and tokens of a mix in one process. The reference that the distributed path must equal."""
+"""Loaders without sockets: index and tokens of a mix in one process. The reference that the distributed path must equal."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from coxswain.config import MixConfig
+from coxswain.errors import Refused
 from coxswain.index import BlockEntry
+from coxswain.membership.order import SourceView
 from coxswain.membership.values import Sequence
 from coxswain.planlog import LoaderShare
-from coxswain_data.indexer import index_share
+from coxswain_data.cache import LeastRecent
+from coxswain_data.indexer import block_index, index_share
 from coxswain_data.library import Library
-from coxswain_data.samples import Samples, Tokens
+from coxswain_data.samples import INDEX_BYTES, Samples, Tokens
 from coxswain_link.store import Store
+
+Blocks = tuple[BlockEntry, ...]
 
 
 class LocalData:
-    """Indexes a source when it is first asked for, into `store`. Raises Refused as indexer and samples do."""
+    """Indexes a source when it is first asked for, into `store`. Raises Refused as indexer and samples do.
 
-    def __init__(self, mix: MixConfig, store: Store, secrets_dir: Path | None = None) -> None:
-        self._store = store
+    `known`: the indexes of sources that somebody has listed before.
+    """
+
+    def __init__(
+        self, mix: MixConfig, store: Store, secrets_dir: Path | None = None, known: Mapping[str, Blocks] | None = None
+    ) -> None:
+        self._mix, self._store, self._known = mix, store, dict(known or {})
         self._library = Library(mix, secrets_dir, self._index)
         self._samples = Samples(self._library, store)
+        self._lengths: LeastRecent[str, NDArray[np.uint32]] = LeastRecent(INDEX_BYTES, lambda x: x.nbytes)
 
-    def blocks(self, source: str) -> tuple[BlockEntry, ...]:
+    def blocks(self, source: str) -> Blocks:
         """The whole index of a source."""
         return self._library.catalog(source).blocks
+
+    def views(self) -> dict[str, SourceView]:
+        """What membership has to know of the sources."""
+        return {s.name: self._view(s.name) for s in self._mix.sources}
+
+    def vocabulary(self) -> int:
+        """How many ids the tokenizer has, EOS included. Raises Refused (TokenizerMismatch) when the sources differ."""
+        found = {s.name: self._library.tokenizer(s.name) for s in self._mix.sources}
+        if len({t.hash for t in found.values()}) > 1:
+            raise Refused(
+                "TokenizerMismatch",
+                f"sources {', '.join(sorted(found))} have different tokenizers; give them the same spec.tokenizer",
+            )
+        return next(iter(found.values())).vocabulary
 
     def tokens(self, sequence: Sequence) -> Tokens:
         """The tokens of a sequence."""
         return self._samples.tokens(sequence.source, sequence.index)[sequence.start : sequence.stop]
 
-    def _index(self, source: str) -> tuple[BlockEntry, ...]:
-        whole = LoaderShare("local", source, 0, 1)
-        return index_share(self._library.source(source), self._library.tokenizer(source), self._store, whole).blocks
+    def with_next(self, sequence: Sequence) -> Tokens:
+        """The tokens of a sequence and the one behind it, if there is one: its last label."""
+        return self.tokens(msgspec.structs.replace(sequence, stop=min(sequence.stop + 1, sequence.length)))
+
+    def _index(self, source: str) -> Blocks:
+        if source not in self._known:
+            whole = LoaderShare("local", source, 0, 1)
+            parts = self._library.source(source), self._library.tokenizer(source)
+            self._known[source] = index_share(*parts, self._store, whole).blocks
+        return self._known[source]
+
+    def _view(self, source: str) -> SourceView:
+        blocks = self.blocks(source)
+        counts = np.array([b.samples for b in blocks], dtype=np.int64)
+        return SourceView(source, counts, lambda nth: self._lengths_of(source, blocks[nth]))
+
+    def _lengths_of(self, source: str, entry: BlockEntry) -> NDArray[np.uint32]:
+        parts = self._library.source(source), self._library.tokenizer(source)
+        return self._lengths.get(entry.key, lambda: block_index(*parts, self._store, entry).lengths)
 
 
 def materialise(data: LocalData, sequences: Seq[Sequence]) -> list[Tokens]:

@@ -1,4 +1,4 @@
-"""The user's files as checked objects: what `cox run` may start from."""
+"""The user's files as checked objects: what a run on this machine may start from."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from coxswain.api.faults import Fault
 from coxswain.api.load import load_documents
 from coxswain.api.resolve import resolve
 from coxswain.api.validate import defaulted, validate
+from coxswain.config import JobConfig
 from coxswain.errors import Refused
 
 Manifest = dict[str, Any]
@@ -28,19 +29,31 @@ def load_run(files: list[Path]) -> list[Manifest]:
     return objects
 
 
+def load_config(files: list[Path]) -> JobConfig:
+    """The resolved job of such files. Raises Refused as `load_run` does."""
+    objects = load_run(files)
+    found = _resolved(_only_job(objects), objects)
+    assert isinstance(found, JobConfig), "load_run has refused every fault"
+    return found
+
+
 def _only_job(objects: list[Manifest]) -> Manifest:
     jobs = [o for o in objects if o["kind"] == "TrainingJob"]
     if len(jobs) != 1:
         names = ", ".join(o["metadata"]["name"] for o in jobs) or "none"
-        raise Refused("OneJob", f"`cox run` runs exactly one TrainingJob; the files hold {len(jobs)} ({names})")
+        raise Refused("OneJob", f"a run has exactly one TrainingJob; the files hold {len(jobs)} ({names})")
     return jobs[0]
 
 
 def _unresolved(job: Manifest, objects: list[Manifest]) -> list[Fault]:
     """On a cluster a missing reference may still come; here the files are all there is."""
-    of = {kind: [o for o in objects if o["kind"] == kind] for kind in _OURS}
-    found = resolve(job, of["DataSource"], of["DataMix"], of["ParallelismPolicy"], uid="")
+    found = _resolved(job, objects)
     return found if isinstance(found, list) else []
+
+
+def _resolved(job: Manifest, objects: list[Manifest]) -> JobConfig | list[Fault]:
+    of = {kind: [o for o in objects if o["kind"] == kind] for kind in _OURS}
+    return resolve(job, of["DataSource"], of["DataMix"], of["ParallelismPolicy"], uid="")
 
 
 def _line(fault: Fault) -> str:

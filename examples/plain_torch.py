@@ -1,0 +1,81 @@
+"""A plain torch loop on the stream of a job: no cluster, no services, a model of one's own, and exact resume.
+
+    python examples/make_corpus.py
+    python examples/plain_torch.py examples/stdlib.yaml --steps 5
+
+The batches are those that `cox run examples/stdlib.yaml` trains on, token for token; the digests prove it. Needs the extras
+`data` and `train`. Run it again and it goes on behind the last step that it saved.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from coxswain.digests import STREAM_SEED
+from coxswain_train.dataset import Step, StreamDataset, stream_digest
+
+
+class Gru(nn.Module):
+    """Any model will do that turns token ids [n] into logits [n, vocabulary]."""
+
+    def __init__(self, vocabulary: int, width: int = 64) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.gru = nn.GRU(width, width, batch_first=True)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden, _ = self.gru(self.embedding(tokens[None]))
+        return self.head(hidden[0])
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: Step) -> float:
+    """One update. The sum of all token losses is divided once: a mean of means would weigh short sequences more."""
+    optimizer.zero_grad()
+    loss = 0.0
+    for tokens, labels in step.sequences():
+        part = functional.cross_entropy(model(tokens), labels, ignore_index=-100, reduction="sum") / step.total_labels
+        part.backward()
+        loss += part.item()
+    optimizer.step()
+    return loss
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", help="YAML with one TrainingJob and what it refers to")
+    parser.add_argument("--steps", type=int, default=20, help="where to stop, counted from step 0")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/plain"), help="for the block index and the checkpoint"
+    )
+    parser.add_argument("--workers", type=int, default=0, help="processes that read ahead")
+    options = parser.parse_args()
+
+    folder: Path = options.folder.resolve()
+    dataset = StreamDataset.of_files([options.file], cache=(folder / "index").as_uri(), steps=options.steps)
+    model = Gru(dataset.vocabulary)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    digest, saved = STREAM_SEED, folder / "checkpoint.pt"
+    if saved.exists():
+        state = torch.load(saved)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        dataset.load_state_dict(state["data"])  # before the loader is made: workers get copies
+        digest = state["digest"]
+
+    context = "spawn" if options.workers else None  # the readers have threads, which a fork would lose
+    for step in DataLoader(dataset, batch_size=None, num_workers=options.workers, multiprocessing_context=context):
+        loss = train_step(model, optimizer, step)
+        digest = stream_digest(digest, [step])
+        print(f"step {step.step} loss {loss:.4f} tokens {len(step.tokens)} digest {digest}", flush=True)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "data": step.state, "digest": digest}
+        torch.save(state, saved.with_suffix(".new"))
+        saved.with_suffix(".new").replace(saved)  # whole or not at all
+
+
+if __name__ == "__main__":
+    main()

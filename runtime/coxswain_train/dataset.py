@@ -1,0 +1,204 @@
+"""The stream of a job in one process, as a torch `IterableDataset`: no services, no cluster, the same digests.
+
+    dataset = StreamDataset.of_files(["job.yaml"], cache="file:///tmp/index")
+    for step in dataset:
+        ...  # step.tokens, step.labels; step.state resumes behind it
+
+An item is what one rank computes of one step, so a loop trains on the batches that the job would train on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from coxswain import digests
+from coxswain.api.jobfiles import load_config
+from coxswain.config import BatchConfig, MixConfig, stream_hash
+from coxswain.errors import Refused
+from coxswain.index import fingerprint
+from coxswain.membership import permutation
+from coxswain.membership.stream import Stream, initial_cursor
+from coxswain.membership.values import Cursor, Membership
+from coxswain.membership.values import Sequence as Piece
+from coxswain_data.local import LocalData
+from coxswain_link.store import open_store
+from coxswain_train.loss import IGNORED
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One rank's part of a step: its sequences, one behind the other.
+
+    `tokens`, `labels` (-100: none) and `positions` (in the sequence) are int64 [n]; sequence i is rows bounds[i] to
+    bounds[i + 1] and attends to nothing else. Divide the sum of the token losses by `total_labels`, of all ranks.
+    """
+
+    step: int
+    membership: tuple[Piece, ...]  # of the whole step, in stream order
+    mine: tuple[int, ...]  # which of them this rank has
+    tokens: Tensor
+    labels: Tensor
+    positions: Tensor
+    bounds: Tensor  # [sequences + 1]
+    digests: tuple[str, ...]  # SHA-256 of the tokens of each of mine
+    state: dict[str, Any]  # behind this step, for load_state_dict; the same on all ranks
+
+    @property
+    def total_labels(self) -> int:
+        return sum(s.labels for s in self.membership)
+
+    @property
+    def delivered_digest(self) -> int:
+        """This rank's part: those of all ranks add up (modulo 2^64) to the step's."""
+        total = 0
+        for place, start, stop in zip(self.mine, self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True):
+            rows = slice(start, stop)
+            part = digests.delivered(place, self.positions[rows].numpy(), self.tokens[rows].numpy())
+            total = digests.add(total, part)
+        return total
+
+    def sequences(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(tokens, labels) of each sequence, for models that take one at a time."""
+        for start, stop in zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True):
+            yield self.tokens[start:stop], self.labels[start:stop]
+
+
+def stream_digest(previous: str, parts: Sequence[Step]) -> str:
+    """The stream digest after a step, from all ranks' parts of it; `digests.STREAM_SEED` before step 0."""
+    by_place = {place: digest for part in parts for place, digest in zip(part.mine, part.digests, strict=True)}
+    whole = parts[0].membership
+    return digests.chain(previous, parts[0].step, whole, [by_place[place] for place in range(len(whole))])
+
+
+class StreamDataset(IterableDataset[Step]):
+    """The steps of a mix, for one of `world` ranks.
+
+    `cache` is the uri where block indexes are kept (a job's checkpoint.uri has them already); `steps` 0 means until the
+    data ends. With `DataLoader(batch_size=None, num_workers=n, multiprocessing_context="spawn")` each worker makes every n-th
+    step, in order. Raises Refused as loaders do.
+    """
+
+    def __init__(
+        self, mix: MixConfig, batch: BatchConfig, cache: str, *, steps: int = 0, rank: int = 0, world: int = 1,
+        secrets_dir: Path | None = None,
+    ) -> None:  # fmt: skip
+        if not 0 <= rank < world:
+            raise Refused("BadRank", f"rank is {rank}; with world {world} it must be 0 to {world - 1}")
+        self.mix, self.batch, self.steps, self.rank, self.world = mix, batch, steps, rank, world
+        self._cache, self._secrets_dir = cache, secrets_dir
+        self._cursor = initial_cursor(mix)
+        data = LocalData(mix, open_store(cache, create=True), secrets_dir)
+        self.vocabulary = data.vocabulary()
+        self._blocks = {s.name: data.blocks(s.name) for s in mix.sources}
+        self._open(data)
+
+    @classmethod
+    def of_files(cls, files: Sequence[str | Path], cache: str, **options: Any) -> StreamDataset:
+        """Of the one TrainingJob in these YAML files, for as many steps as it has."""
+        job = load_config([Path(f) for f in files])
+        return cls(job.mix, job.batch, cache, **{"steps": job.total_steps, **options})
+
+    def __iter__(self) -> Iterator[Step]:
+        """Goes on where the dataset stands."""
+        data, stream = self._opened()
+        first, worker = self._cursor.step, get_worker_info()
+        nth, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        for membership, after in self._memberships(stream):
+            self._cursor = after
+            if (membership.step - first) % workers == nth:
+                yield self._step(data, membership)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the dataset stands. The workers of a DataLoader have their own copies: then take `step.state`."""
+        return {
+            "version": STATE_VERSION,
+            "stream": f"v{permutation.VERSION}:{stream_hash(self.mix, self.batch)}",
+            "index": {name: fingerprint(blocks) for name, blocks in self._blocks.items()},
+            "cursor": msgspec.to_builtins(self._cursor),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on behind the step of that state, with any rank and world. Raises Refused when it is of another stream."""
+        mine = self.state_dict()
+        for part in ("version", "stream", "index"):
+            if state.get(part) != mine[part]:
+                raise Refused(
+                    "ForeignCheckpoint",
+                    f"the state's {part} is {state.get(part)}, this dataset's {mine[part]}: sources, tokenizer, seed, batch "
+                    "and longSequences must be those that the state was taken with",
+                )
+        self._cursor = msgspec.convert(state["cursor"], Cursor)
+
+    def _memberships(self, stream: Stream) -> Iterator[tuple[Membership, Cursor]]:
+        """Steps that have something to learn, from the cursor on, each with the cursor behind it."""
+        cursor = self._cursor
+        while not self.steps or cursor.step < self.steps:
+            membership, cursor = stream.advance(cursor)
+            if membership.labels:
+                yield membership, cursor
+            if membership.exhausted:
+                return
+
+    def _step(self, data: LocalData, membership: Membership) -> Step:
+        mine = share([s.tokens for s in membership.sequences], self.rank, self.world)
+        pieces = [membership.sequences[place] for place in mine]
+        found = [data.with_next(piece) for piece in pieces]
+        tokens = [ids[: piece.tokens] for ids, piece in zip(found, pieces, strict=True)]
+        labels = [
+            np.append(ids[1:], [IGNORED] * (piece.tokens - len(ids) + 1))
+            for ids, piece in zip(found, pieces, strict=True)
+        ]
+        positions = [np.arange(piece.tokens) for piece in pieces]
+        return Step(
+            membership.step, membership.sequences, tuple(mine), _joined(tokens), _joined(labels), _joined(positions),
+            torch.tensor(np.cumsum([0, *(p.tokens for p in pieces)])), tuple(map(digests.tokens_digest, tokens)),
+            self.state_dict(),
+        )  # fmt: skip
+
+    def _open(self, data: LocalData) -> None:
+        self._data, self._process = data, os.getpid()
+        self._stream = Stream(self.mix, self.batch, data.views())
+
+    def _opened(self) -> tuple[LocalData, Stream]:
+        """What reads, of this process. The readers' threads do not survive a fork, and waiting for them would never end."""
+        if self._process and self._process != os.getpid():
+            raise Refused(
+                "ForkedDataset",
+                "multiprocessing_context: this process was forked; with num_workers > 0 give the DataLoader "
+                'multiprocessing_context="spawn" (or "forkserver")',
+            )
+        if not self._process:
+            self._open(LocalData(self.mix, open_store(self._cache), self._secrets_dir, self._blocks))
+        return self._data, self._stream
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which opens its own readers."""
+        return {**self.__dict__, "_data": None, "_stream": None, "_process": 0}
+
+
+def share(lengths: Sequence[int], rank: int, world: int) -> list[int]:
+    """Which sequences a rank gets, in order: the longest first, each to the rank with the fewest tokens so far."""
+    loads = [0] * world
+    mine = []
+    for place in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        least = loads.index(min(loads))
+        loads[least] += lengths[place]
+        if least == rank:
+            mine.append(place)
+    return sorted(mine)
+
+
+def _joined(parts: Sequence[np.ndarray[Any, Any]]) -> Tensor:
+    return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64, copy=False))

@@ -1,0 +1,195 @@
+"""The stream in one process: which tokens a step has, ranks and workers, resume, and states of other streams."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from coxswain import digests
+from coxswain.config import BatchConfig, MixConfig, PhaseConfig, SourceConfig, TokenizerConfig
+from coxswain.errors import Refused
+from coxswain_train.dataset import Step, StreamDataset, share, stream_digest
+from tests.local.data_plane import write_corpus
+
+BATCH = BatchConfig(tokens_per_step=700, max_sequence_tokens=300)
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("index").as_uri()
+
+
+def mix_of(corpus, **fields) -> MixConfig:
+    sources = tuple(
+        SourceConfig(
+            name=name, source=name, uri=(corpus.folder / name).as_uri(), format=format_, include="**", text_field="text",
+            tokenizer=TokenizerConfig(kind="bytes"), weight=weight, max_passes=2,
+        )
+        for name, format_, weight in (("code", "Parquet", 7), ("docs", "Jsonl", 3))
+    )  # fmt: skip
+    return MixConfig(name="mix", seed=fields.pop("seed", 3), sources=sources, **fields)
+
+
+@pytest.fixture
+def dataset(corpus, cache):
+    def make(mix=None, batch=BATCH, **options) -> StreamDataset:
+        return StreamDataset(mix or mix_of(corpus), batch, cache, **{"steps": STEPS, **options})
+
+    return make
+
+
+def said(steps) -> list[tuple[int, list[int], list[int]]]:
+    return [(s.step, s.tokens.tolist(), s.labels.tolist()) for s in steps]
+
+
+def chained(steps) -> str:
+    digest = digests.STREAM_SEED
+    for step in steps:
+        digest = stream_digest(digest, [step])
+    return digest
+
+
+def test_a_step_has_the_documents_of_its_membership_with_their_next_tokens_as_labels(corpus, dataset):
+    for step in dataset():
+        assert len(step.tokens) == len(step.labels) == len(step.positions) == sum(s.tokens for s in step.membership)
+        for piece, (tokens, labels), start in zip(step.membership, step.sequences(), step.bounds, strict=False):
+            whole = corpus.ids(msgspec.structs.replace(piece, start=0, stop=piece.length))
+            assert tokens.tolist() == whole[piece.start : piece.stop]
+            assert labels.tolist() == [*whole[1:], -100][piece.start : piece.stop]
+            assert step.positions[start : start + piece.tokens].tolist() == list(range(piece.tokens))
+        assert step.total_labels == int((step.labels != -100).sum())
+    assert any(piece.stop < piece.length for piece in step.membership)
+
+
+def test_every_document_comes_once_a_pass_until_the_data_ends(corpus, dataset):
+    pieces = [p for step in dataset(steps=0) for p in step.membership]
+    for name, documents in corpus.documents.items():
+        for turn in (0, 1):
+            mine = [p for p in pieces if (p.source, p.turn) == (name, turn)]
+            assert sum(p.tokens for p in mine) == sum(len(d.encode()) + 1 for d in documents)
+            assert {p.index for p in mine} == set(range(len(documents)))
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_ranks_share_each_step_and_their_parts_have_its_digests(dataset, world):
+    alone = list(dataset())
+    ranks = [list(dataset(rank=r, world=world)) for r in range(world)]
+    digest = digests.STREAM_SEED
+    for whole, *parts in zip(alone, *ranks, strict=True):
+        assert sorted(place for p in parts for place in p.mine) == list(whole.mine)
+        assert sum(p.delivered_digest for p in parts) % 2**64 == whole.delivered_digest
+        assert {p.total_labels for p in parts} == {whole.total_labels}
+        assert all(p.state == whole.state for p in parts)
+        digest = stream_digest(digest, parts)
+    assert digest == chained(alone)
+
+
+@given(st.lists(st.integers(1, 1000), max_size=30), st.integers(1, 8))
+def test_a_share_is_balanced_up_to_one_sequence(lengths, world):
+    shares = [share(lengths, rank, world) for rank in range(world)]
+    loads = [sum(lengths[i] for i in mine) for mine in shares]
+    assert sorted(itertools.chain(*shares)) == list(range(len(lengths)))
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+@pytest.mark.parametrize("split", range(0, STEPS, 3))
+def test_a_state_resumes_at_any_step_with_any_number_of_ranks(dataset, split):
+    whole = list(dataset())
+    first = dataset(rank=0, world=2)
+    parts = list(itertools.islice(first, split))
+    state = json.loads(json.dumps(parts[-1].state if parts else first.state_dict()))
+    second = dataset()
+    second.load_state_dict(state)
+    assert said(second) == said(whole[split:])
+
+
+def test_a_dataset_goes_on_where_it_stands_and_says_where(dataset):
+    one, whole = dataset(), list(dataset())
+    found: list[Step] = list(itertools.islice(one, 4))
+    assert one.state_dict() == found[-1].state
+    assert said(one) == said(whole[4:])
+    assert list(one) == []
+
+
+def test_under_a_loader_without_workers_it_is_the_same_stream(dataset):
+    assert said(DataLoader(dataset(), batch_size=None)) == said(dataset())
+
+
+def test_spawned_workers_keep_the_order_and_resume_exactly(dataset):
+    whole = list(dataset())
+    one = dataset()
+    one.load_state_dict(whole[2].state)
+    loader = DataLoader(one, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    found = list(loader)
+    assert said(found) == said(whole[3:])
+    assert [s.state for s in found] == [s.state for s in whole[3:]]
+    assert [s.delivered_digest for s in found] == [s.delivered_digest for s in whole[3:]]
+
+
+def test_a_forked_worker_is_refused_with_the_way_out_instead_of_waiting_for_ever(dataset):
+    with pytest.raises(RuntimeError, match='multiprocessing_context="spawn"'):
+        list(DataLoader(dataset(), batch_size=None, num_workers=1, multiprocessing_context="fork", timeout=60))
+
+
+def test_a_copy_for_another_process_lists_and_indexes_nothing_again(dataset, monkeypatch):
+    data, whole = pickle.dumps(dataset()), said(dataset())
+    monkeypatch.setattr("coxswain_data.local.index_share", lambda *_: pytest.fail("indexed again"))
+    assert said(pickle.loads(data)) == whole
+
+
+def test_phases_change_the_mix_and_not_the_identity_of_the_stream(corpus, dataset):
+    phases = (PhaseConfig(from_step=6, weights={"docs": 1}),)
+    phased = list(dataset(mix_of(corpus, phases=phases)))
+    assert said(phased)[:6] == said(dataset())[:6]
+    assert {p.source for s in phased[7:] for p in s.membership} == {"docs"}
+    dataset().load_state_dict(phased[2].state)
+
+
+@pytest.mark.parametrize(
+    ("part", "batch", "seed"),
+    [("stream", BATCH, 4), ("stream", msgspec.structs.replace(BATCH, tokens_per_step=701), 3)],
+)
+def test_a_state_of_another_stream_is_refused(corpus, dataset, part, batch, seed):
+    with pytest.raises(Refused, match=f"the state's {part} is v1:.* seed, batch and longSequences") as caught:
+        dataset(mix_of(corpus, seed=seed), batch).load_state_dict(dataset().state_dict())
+    assert caught.value.reason == "ForeignCheckpoint"
+
+
+def test_a_state_over_other_contents_is_refused_and_the_dataset_stays_where_it_was(dataset):
+    one = dataset()
+    state = one.state_dict()
+    foreign = {**state, "index": {**state["index"], "docs": "sha256:00"}, "cursor": None}
+    with pytest.raises(Refused, match=r"the state's index is .*sha256:00"):
+        one.load_state_dict(foreign)
+    with pytest.raises(Refused, match="the state's version is 2"):
+        one.load_state_dict({**state, "version": 2})
+    assert one.state_dict() == state
+
+
+@pytest.mark.parametrize(("rank", "world"), [(-1, 2), (2, 2), (0, 0)])
+def test_a_rank_outside_its_world_is_refused(dataset, rank, world):
+    with pytest.raises(Refused, match=f"rank is {rank}; with world {world}"):
+        dataset(rank=rank, world=world)
+
+
+def test_a_source_that_is_not_there_is_refused_before_the_first_step(corpus, tmp_path):
+    (tmp_path / "data").mkdir()
+    mix = mix_of(corpus)
+    gone = msgspec.structs.replace(mix.sources[1], uri=(tmp_path / "nowhere").as_uri())
+    with pytest.raises(Refused, match="nowhere") as caught:
+        StreamDataset(msgspec.structs.replace(mix, sources=(mix.sources[0], gone)), BATCH, Path(tmp_path).as_uri())
+    assert caught.value.reason == "SourceNotFound"

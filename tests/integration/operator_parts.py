@@ -75,7 +75,7 @@ class Kubelet:
             if pod["status"]["phase"] == "Pending":
                 self.say(pod["metadata"]["name"], RUNNING)
 
-    def end(self, name: str, code: int, message: str = "") -> None:
+    def end(self, name: str, code: int, message: str = "", disrupted: bool = False) -> None:
         role = next(p for p in self.pods() if p["metadata"]["name"] == name)["metadata"]["labels"]["coxswain.dev/role"]
         ended = {"exitCode": code, "reason": "Error" if code else "Completed", "message": message}
         ended["finishedAt"] = ended["startedAt"] = "2026-11-21T10:00:00Z"
@@ -84,6 +84,7 @@ class Kubelet:
             name,
             {
                 "phase": "Failed" if code else "Succeeded",
+                "conditions": [{"type": "DisruptionTarget", "status": "True"}] if disrupted else [],
                 "containerStatuses": [{**container, "state": {"terminated": ended}}],
             },
         )

@@ -1,0 +1,64 @@
+"""What an API server was asked for, by whom, and how it answered: its audit log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tests.integration.apiserver import ApiServer
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    user: str
+    agent: str
+    verb: str  # as RBAC spells it: get, list, watch, create, patch ...
+    group: str
+    resource: str  # with its subresource: pods, trainingjobs/status
+    namespace: str
+    name: str
+    code: int
+
+    @property
+    def right(self) -> tuple[str, str, str]:
+        """What a role must grant for it."""
+        return self.group, self.resource, self.verb
+
+
+def requests(api: ApiServer, containing: str) -> Iterator[Request]:
+    """Of the requests whose line contains the string (a namespace, a user), all that were about objects."""
+    needle = containing.encode()
+    with api.audit.open("rb") as lines:
+        for line in lines:
+            if needle in line and line.endswith(b"\n"):
+                record = msgspec.json.decode(line)
+                if "objectRef" in record:
+                    yield _request(record)
+
+
+def created(api: ApiServer, namespace: str) -> Counter[str]:
+    """How often each object was created in the namespace, events apart. Nothing that was refused counts."""
+    return Counter(
+        f"{r.resource}/{r.name}"
+        for r in requests(api, namespace)
+        if (r.verb, r.namespace, r.code) == ("create", namespace, 201) and r.resource != "events"
+    )
+
+
+def _request(record: dict[str, Any]) -> Request:
+    what, status = record["objectRef"], record.get("responseStatus") or {}
+    subresource = f"/{what['subresource']}" if "subresource" in what else ""
+    return Request(
+        user=record["user"].get("username", ""),
+        agent=record.get("userAgent", ""),
+        verb=record["verb"],
+        group=what.get("apiGroup", ""),
+        resource=what["resource"] + subresource,
+        namespace=what.get("namespace", ""),
+        name=what.get("name", ""),
+        code=int(status.get("code", 0)),
+    )

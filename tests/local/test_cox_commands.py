@@ -41,8 +41,8 @@ def refused(job_file, tmp_path, objects):
 
 async def stored_job(workdir: Path, job_file: Path, state: str, status: str) -> None:
     """A work directory whose job has ended."""
+    from coxswain.api.jobfiles import load_run
     from coxswain_cli.apply import apply
-    from coxswain_cli.load import load_run
 
     async with LocalCluster(workdir) as cluster:
         job = await apply(cluster, load_run([job_file]))

@@ -12,7 +12,7 @@ CORPUS := runs/corpus
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup run test lint generate test-slow bench binaries clean
+.PHONY: help setup run test lint generate manifests test-slow bench binaries clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,11 @@ lint: .venv/.ready  ## ruff, mypy --strict, import contracts
 
 generate: .venv/.ready  ## write the files that come from the models: crds/, docs/reference/, docs/metrics.md
 	$(BIN)/python -m coxswain.api.generate
+
+manifests: .venv/.ready  ## write dist/install.yaml, the chart for people without Helm (REGISTRY=registry.example/path for the images)
+	@mkdir -p dist
+	@$(BIN)/python charts/plain.py --set image.registry=$(REGISTRY) > dist/install.yaml
+	@echo "wrote dist/install.yaml: kubectl apply --server-side --filename dist/install.yaml"
 
 binaries: .venv/.ready  ## build etcd, kube-apiserver, Helm and an S3 server from Go modules into .cache/ (once, some minutes)
 	$(BIN)/python e2e/tools/build.py etcd kube-apiserver helm versitygw

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -199,3 +201,17 @@ def test_nobody_reaches_the_operator_but_the_prometheus_that_is_named() -> None:
     (way,) = ingress({"metrics": {"prometheusNamespace": "monitoring"}})
     assert way["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     assert way["ports"] == [{"port": 8080, "protocol": "TCP"}]
+
+
+def test_plain_manifests_are_what_helm_installs_and_the_namespace_first() -> None:
+    command = [sys.executable, CHART.parent / "plain.py", "--set", "image.registry=registry.example"]
+    written = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout
+    namespace, *rest = [m for m in yaml.safe_load_all(written) if m]
+    assert (namespace["kind"], namespace["metadata"]["name"]) == ("Namespace", NAMESPACE)
+    assert rest == [m for m in render({"image": {"registry": "registry.example"}}) if not is_test(m)]
+
+
+def test_plain_manifests_refuse_what_the_chart_refuses() -> None:
+    command = [sys.executable, CHART.parent / "plain.py", "--set", "replicaCuont=3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and done.stdout == "" and "replicaCuont" in done.stderr

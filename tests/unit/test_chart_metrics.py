@@ -13,7 +13,7 @@ import yaml
 
 from coxswain.api.dashboards import DASHBOARDS, Panel, dashboard_json
 from coxswain.metrics import METRICS
-from coxswain_operator.children.containers import CONSTRUCTOR, COORDINATOR, LOADER, TRAINER
+from coxswain_operator.children.containers import CONSTRUCTOR, COORDINATOR, LOADER, TRAINER, Service, ports
 from tests.charts import CHART, NAMESPACE, of_kind, render
 
 ON = {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}, "rules": {"enabled": True}}
@@ -46,6 +46,12 @@ def alerts(values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     (group,) = rule["spec"]["groups"]
     found: list[dict[str, Any]] = group["rules"]
     return found
+
+
+def own_port(service: Service) -> str:
+    """Name of the port at which the service's container serves its metrics."""
+    (name,) = (port["name"] for port in ports(service) if port["containerPort"] == service.http)
+    return str(name)
 
 
 def unknown(query: str) -> list[str]:
@@ -124,8 +130,8 @@ def test_the_service_monitor_finds_the_operators_service_and_its_port() -> None:
 
 def test_the_pod_monitor_asks_every_service_of_a_job_at_its_port() -> None:
     (monitor,) = of_kind(render({"metrics": ON}), "PodMonitor")
-    ports = [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]]
-    assert ports == [service.name for service in (COORDINATOR, LOADER, CONSTRUCTOR, TRAINER)]
+    asked_at = [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]]
+    assert asked_at == [own_port(service) for service in (COORDINATOR, LOADER, CONSTRUCTOR, TRAINER)]
     assert monitor["spec"]["namespaceSelector"] == {"any": True}
 
 

@@ -19,8 +19,8 @@ from types import TracebackType
 
 import yaml
 
-from e2e.cluster import dns, images, settings, wires
-from e2e.cluster.access import write_client_certificate
+from e2e.cluster import dns, images, kwok, settings, wires
+from e2e.cluster.access import private, write_client_certificate
 from e2e.cluster.controlplane import CONTROLLER_MANAGER, ControlPlane
 from e2e.cluster.namespaces import Inside, Process, run
 from e2e.cluster.node import Access, Node
@@ -59,10 +59,16 @@ class Cluster:
     """`flags`: further ones by server (see ControlPlane). `detached`: lives until `down`, not until the end of this process."""
 
     def __init__(
-        self, folder: Path, nodes: int = 2, *, flags: Mapping[str, Sequence[str]] | None = None, detached: bool = False
+        self,
+        folder: Path,
+        nodes: int = 2,
+        *,
+        kwok_nodes: int = 0,
+        flags: Mapping[str, Sequence[str]] | None = None,
+        detached: bool = False,
     ) -> None:
         self.state = State(folder.resolve())
-        self._count, self._detached = nodes, detached
+        self._count, self._kwok_nodes, self._detached = nodes, kwok_nodes, detached
         self._flags = dict(flags or {})
         self._reaper: subprocess.Popen[str] | None = None
         self._children: list[Child] = []
@@ -89,6 +95,8 @@ class Cluster:
         for node in self.nodes:
             node.start()
             node.load_image(self._pause_archive)
+        if self._kwok_nodes:
+            self._start_kwok()
         wait_until(self._all_ready, "all nodes to be Ready", 120)
 
     @property
@@ -100,7 +108,7 @@ class Cluster:
 
     @property
     def kubeconfig(self) -> Path:
-        return self.state.control_plane / "kubeconfig"
+        return self.state.root / "kubeconfig"
 
     @property
     def machine_address(self) -> str:
@@ -190,11 +198,12 @@ class Cluster:
         flags = {name: [*_FLAGS.get(name, ()), *self._flags.get(name, ())] for name in {*_FLAGS, *self._flags}}
         flags["kube-apiserver"] = [*mutual, *flags["kube-apiserver"]]
         users = {f"system:node:{name}": "system:nodes" for name in self.plan.nodes}
-        users |= {"system:kube-proxy": "", "coredns": "system:masters"}
+        users |= {"system:kube-proxy": "", "coredns": "system:masters", "kwok": "system:masters"}
         return ControlPlane(folder, flags=flags, users=users, place=Inner(self.plan, self.inside))
 
     def _start_control_plane(self) -> None:
         self.plane.start()
+        private(self.kubeconfig).write_bytes(self.plane.kubeconfig.read_bytes())
         for user in ("system:kube-proxy", "coredns", *(f"system:node:{name}" for name in self.plan.nodes)):
             self.plane.kubeconfig_of(user)
 
@@ -204,13 +213,20 @@ class Cluster:
         self._children.append(self.inside.start([binary("coredns"), "-conf", file], self.state.logs / "coredns.log"))
         self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(dns.manifests(self.plan.control_plane)))
 
+    def _start_kwok(self) -> None:
+        config = kwok.write_config(self.state.root / "kwok.yaml")
+        command = kwok.command(self.plane.kubeconfig_of("kwok"), config, self.plan.control_plane)
+        self._children.append(self.inside.start(command, self.state.logs / "kwok.log"))
+        nodes = [kwok.node(f"kwok-{index}") for index in range(self._kwok_nodes)]
+        self.kubectl("create", "-f", "-", stdin=yaml.safe_dump_all(nodes))
+
     @cached_property
     def _pause_archive(self) -> Path:
         return images.write_pause_archive(binary("pause"), settings.PAUSE_IMAGE, self.state.root / "pause.tar")
 
     def _all_ready(self) -> bool:
         path = "jsonpath={.items[*].status.conditions[?(@.type=='Ready')].status}"
-        return self.kubectl("get", "nodes", "-o", path).split() == ["True"] * len(self.plan.nodes)
+        return self.kubectl("get", "nodes", "-o", path).split() == ["True"] * (len(self.plan.nodes) + self._kwok_nodes)
 
 
 def sweep(state: State) -> None:

@@ -72,7 +72,7 @@ class Node:
         self._write_settings()
         self._make_machine()
         self._connect()
-        containerd = self._start("containerd", ["/usr/bin/containerd", "--config", self.folder / "containerd.toml"])
+        containerd = self._start("containerd", ["containerd", "--config", self.folder / "containerd.toml"])
         containerd.wait_until(self._containerd_answers)
         self._start_kubelet()
         self._start("kube-proxy", [binary("kube-proxy"), "--config", self.folder / "kube-proxy.yaml"])
@@ -119,7 +119,7 @@ class Node:
             names: "",  # the machine's own name servers are none of a pod's business
             self.folder / "kubelet.yaml": kubelet,
             self.folder / "kube-proxy.yaml": settings.kube_proxy(self.plan, self.name, self.access.proxy_config),
-            self.folder / "containerd.toml": settings.containerd(networks),
+            self.folder / "containerd.toml": settings.containerd(networks, settings.plugins_folder()),
             networks / "pods.conflist": json.dumps(settings.pod_network(self.plan, self.name)),
         }
         for path, content in files.items():

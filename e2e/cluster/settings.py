@@ -10,7 +10,8 @@ import yaml
 from e2e.cluster.plan import CLUSTER_DNS, Plan
 
 PAUSE_IMAGE = "coxswain.test/pause:1"
-CNI_PLUGINS = "/usr/lib/cni"
+# Where distributions put the network plugins; the first that exists is taken.
+CNI_FOLDERS = ("/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni")
 
 
 def kubelet(plan: Plan, node: str, authority: Path, name_servers: Path) -> str:
@@ -64,8 +65,8 @@ def kube_proxy(plan: Plan, node: str, kubeconfig: Path) -> str:
     return yaml.safe_dump(content)
 
 
-def containerd(networks: Path) -> str:
-    """`networks`: the folder of the pod network's file."""
+def containerd(networks: Path, plugins: Path) -> str:
+    """`networks`: the folder of the pod network's file. `plugins`: that of the network plugins."""
     return f"""version = 2
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -76,11 +77,19 @@ state = "/run/containerd"
   # Without CAP_SYS_RESOURCE a sandbox whose score is to fall below ours cannot be started.
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{CNI_PLUGINS}"
+    bin_dir = "{plugins}"
     conf_dir = "{networks}"
   [plugins."io.containerd.grpc.v1.cri".containerd]
     discard_unpacked_layers = true
 """
+
+
+def plugins_folder() -> Path:
+    """Raises FileNotFoundError when there is none (preflight tells sooner and better)."""
+    found = next((Path(folder) for folder in CNI_FOLDERS if (Path(folder) / "ptp").exists()), None)
+    if found is None:
+        raise FileNotFoundError(f"no network plugins in any of {', '.join(CNI_FOLDERS)}: install them")
+    return found
 
 
 def pod_network(plan: Plan, node: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from coxswain.errors import Refused, Retryable
 from coxswain.exits import Exit
 from coxswain_link import metrics
 from coxswain_operator.cluster import Conflict
-from coxswain_operator.controller import Controller
+from coxswain_operator.controller import Controller, Rest
 from coxswain_operator.glue import operate
 from coxswain_operator.health import Pulse, serve_health
 from coxswain_operator.jobcontrol import HttpJobControl
@@ -94,7 +94,7 @@ async def run(options: Options) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # of a standby; later it is kopf's
     access, registry = find_access(options.kubeconfig), metrics.build("operator")
     async with AsyncExitStack() as stack:
-        connection = await stack.enter_async_context(Connection(access))
+        connection = await stack.enter_async_context(Connection(access, at_once=options.settings.at_once))
         cluster = await stack.enter_async_context(KubernetesCluster(connection, bool(options.namespaces)))
         control = HttpJobControl(cluster)
         stack.push_async_callback(control.close)
@@ -106,7 +106,9 @@ async def run(options: Options) -> None:
         health = await serve_health(options.host, options.port, pulse, registry)
         stack.push_async_callback(health.cleanup)
         log.info("health on %s:%s", *health.addresses[0][:2])
-        await _lead(_leader(options, connection), queue, operate(cluster, access, queue.ring, options.namespaces))
+        # A connection of its own: a renewal must not stand in line behind a thousand pods.
+        leader = _leader(options, await stack.enter_async_context(Connection(access)))
+        await _lead(leader, queue, operate(cluster, access, queue.ring, options.namespaces))
 
 
 def _leader(options: Options, connection: Connection) -> Leader:
@@ -133,21 +135,21 @@ async def _lead(leader: Leader, queue: KeyedQueue, work: Coroutine[None, None, N
     await working
 
 
-def _turns(controller: Controller, registry: metrics.Registry) -> Callable[[Key], Awaitable[float | None]]:
+def _turns(controller: Controller, registry: metrics.Registry) -> Callable[[Key], Awaitable[Rest | None]]:
     """What the queue does for a key, measured."""
 
-    async def turn(key: Key) -> float | None:
+    async def turn(key: Key) -> Rest | None:
         result = "error"
         with registry["coxswain_reconcile_seconds"].time():
             try:
-                delay = await controller.turn(*key)
+                rest = await controller.turn(*key)
                 result = "ok"
             except Conflict:
                 result = "conflict"
                 raise
             finally:
                 registry["coxswain_reconcile_total"].labels(result).inc()
-        return delay
+        return rest
 
     return turn
 

@@ -1,17 +1,23 @@
 """The two seams of reconcile: `Cluster` (an API server, or this machine) and `JobControl` (a job's coordinator).
 
 Objects are Kubernetes manifests as plain dictionaries on both clusters, so that reconcile cannot tell them apart.
+Pods and nodes are many, so of them only what decisions rest on is handed out.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from coxswain.wire import JobReport
 
+if TYPE_CHECKING:
+    from coxswain_operator.reconcile.values import PodView
+
 Manifest = dict[str, Any]
+Pairs: TypeAlias = frozenset[tuple[str, str]]
+"""Conditions as (type, status)."""
 
 
 class AlreadyExists(Exception):
@@ -24,7 +30,7 @@ class Conflict(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One watch event."""
+    """One watch event. Of a pod, `object` holds only the head."""
 
     kind: Literal["ADDED", "MODIFIED", "DELETED"]
     object: Manifest
@@ -44,8 +50,20 @@ class Happening:
 class Cluster(Protocol):
     """What reconcile's shell needs of a cluster."""
 
+    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """One object, as of now; None if there is none."""
+        ...
+
     async def list(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
-        """All objects of a kind, as of now."""
+        """All objects of a kind, as of now. Not for pods, nodes and Secrets."""
+        ...
+
+    async def pod_views(self, namespace: str, job_uid: str) -> Sequence[PodView]:
+        """The pods of a job, as of now; without the conditions of their nodes."""
+        ...
+
+    async def nodes(self) -> Mapping[str, Pairs] | None:
+        """Conditions of every node by its name; None: nobody may know."""
         ...
 
     def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[Change]:
@@ -56,8 +74,8 @@ class Cluster(Protocol):
         """The object as stored. Raises AlreadyExists."""
         ...
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
-        """Begins deletion (of this uid only, if given). An absent object is no error."""
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "", force: bool = False) -> None:
+        """Begins deletion (of this uid only, if given). An absent object is no error. `force`: of a pod whose node is gone."""
         ...
 
     async def patch_status(
@@ -81,8 +99,4 @@ class JobControl(Protocol):
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
         """Asks for a checkpoint at the first boundary not before `at_step` and exit code 3; False: nobody was reached."""
-        ...
-
-    async def scale(self, job: Manifest, trainers: int) -> bool:
-        """Tells the coordinator how many trainers to expect."""
         ...

@@ -6,15 +6,19 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 
 from coxswain.errors import Refused, Retryable
 from coxswain.names import LABEL_JOB_UID
 from coxswain.wire import Fault, JobReport
+from coxswain_operator.acting import Crew, Deed, alternately
 from coxswain_operator.children import KINDS
+from coxswain_operator.children.configuration import secret_name
 from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, Happening, JobControl, Manifest
-from coxswain_operator.observe import Pairs, child_view, node_conditions, pod_view
+from coxswain_operator.observe import child_view, with_nodes
 from coxswain_operator.reconcile import reconcile
 from coxswain_operator.reconcile.spec import read_spec
 from coxswain_operator.reconcile.status import read_status
@@ -22,9 +26,11 @@ from coxswain_operator.reconcile.values import (
     Action,
     CheckpointAndStop,
     Create,
+    CreatePod,
     Decision,
     Delete,
     Observed,
+    PodView,
     WakeAt,
     WriteStatus,
 )  # fmt: skip
@@ -35,7 +41,17 @@ log = logging.getLogger(__name__)
 WATCHED = ("TrainingJob", "Pod", "DataSource", "DataMix", "ParallelismPolicy")
 COALESCE_SECONDS = 0.05
 RETRY_SECONDS = 1.0  # after a pass that failed half-way
+OVERLAP_SECONDS = 0.5  # of deleting pods before a new look: some members' successors can be created by then
+CALM = 10.0  # times its own cost passes between two passes that found nothing to do
 RESYNC_SECONDS = 600.0  # between looks at a job that is over
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Seconds between two passes over a job: `least` even if something changes, `most` even if nothing does."""
+
+    least: float
+    most: float
 
 
 class Controller:
@@ -79,40 +95,61 @@ class Controller:
                     delay = RETRY_SECONDS
                 await _rest(bell, delay)
 
-    async def turn(self, namespace: str, name: str) -> float | None:
-        """One pass; after how many seconds to look again at the latest. Raises as `pass_once`; None: there is no such job."""
+    async def turn(self, namespace: str, name: str) -> Rest | None:
+        """One pass, and how long to rest after it. Raises as `pass_once`; None: there is no such job."""
+        began = time.perf_counter()
         observed = await self.look(namespace, name)
-        return None if observed is None else await self._pass(observed)
+        if observed is None:
+            return None
+        decision = self._decide(observed)
+        cost = time.perf_counter() - began
+        most = await self._carry_out(observed, decision)
+        return Rest(cost if decision.of(*_WRITES) else CALM * cost, most)
 
     async def pass_once(self, namespace: str, name: str) -> Decision | None:
         """One look, one decision, and its actions. Raises what the cluster raises; None: there is no such job."""
         observed = await self.look(namespace, name)
         if observed is None:
             return None
-        decision = reconcile(observed, self._clock(), self._settings)
+        decision = self._decide(observed)
         await self._do_all(observed.job, decision)
         return decision
 
     async def look(self, namespace: str, name: str) -> Observed | None:
         """Everything that reconcile wants to know, as of now."""
-        jobs = await self._cluster.list("TrainingJob", namespace)
-        job = next((j for j in jobs if j["metadata"]["name"] == name), None)
+        job = await self._cluster.get("TrainingJob", namespace, name)
         if job is None:
             return None
-        mine = {LABEL_JOB_UID: job["metadata"]["uid"]}
-        pods, nodes = await self._cluster.list("Pod", namespace, mine), await self._nodes(job)
-        children = [c for kind in KINDS for c in await self._cluster.list(kind, namespace, mine)]
         return Observed(
             job=job,
             sources=tuple(await self._cluster.list("DataSource", namespace)),
             mixes=tuple(await self._cluster.list("DataMix", namespace)),
             policies=tuple(await self._cluster.list("ParallelismPolicy", namespace)),
-            pods=tuple(pod_view(p, nodes) for p in pods),
-            children=tuple(child_view(c) for c in children),
+            pods=await self._pods(job),
+            children=tuple([child_view(c) for kind in KINDS for c in await self._children(kind, job)]),
             report=await self._report(job),
             refused=self._refused.get(job["metadata"]["uid"]),
             fresh_token=secrets.token_urlsafe(32),
         )
+
+    async def _children(self, kind: str, job: Manifest) -> list[Manifest]:
+        """Secrets are only asked for by name: nobody should see those of others."""
+        meta = job["metadata"]
+        if kind != "Secret":
+            return await self._cluster.list(kind, meta["namespace"], {LABEL_JOB_UID: meta["uid"]})
+        secret = await self._cluster.get(kind, meta["namespace"], secret_name(job))
+        ours = secret is not None and (secret["metadata"].get("labels") or {}).get(LABEL_JOB_UID) == meta["uid"]
+        return [secret] if secret is not None and ours else []
+
+    async def _pods(self, job: Manifest) -> tuple[PodView, ...]:
+        """With their nodes' conditions only where those matter: nodes are many, and reading them needs a cluster-wide right."""
+        meta = job["metadata"]
+        pods = await self._cluster.pod_views(meta["namespace"], meta["uid"])
+        asked = any(rule.on_node_conditions for rule in read_spec(job).failure_policy.rules)
+        if not asked and not any(p.deleting for p in pods):
+            return tuple(pods)
+        nodes = await self._cluster.nodes()
+        return tuple(pods) if nodes is None else with_nodes(pods, nodes)
 
     async def _report(self, job: Manifest) -> JobReport | None:
         report = None if read_status(job).ended else await self._control.report(job)
@@ -120,43 +157,56 @@ class Controller:
             self._told(job, report)
         return report
 
-    async def _nodes(self, job: Manifest) -> dict[str, Pairs]:
-        """Only where a rule asks for them: nodes are many, and reading them needs a cluster-wide right."""
-        if not any(rule.on_node_conditions for rule in read_spec(job).failure_policy.rules):
-            return {}
-        return node_conditions(await self._cluster.list("Node", ""))
+    def _decide(self, observed: Observed) -> Decision:
+        return reconcile(observed, self._clock(), self._settings)
 
     async def _pass(self, observed: Observed) -> float:
-        """Decides and does; returns after how many seconds to look again at the latest."""
-        decision = reconcile(observed, self._clock(), self._settings)
+        return await self._carry_out(observed, self._decide(observed))
+
+    async def _carry_out(self, observed: Observed, decision: Decision) -> float:
+        """Returns after how many seconds to look again at the latest."""
         smooth = await self._do_all(observed.job, decision)
-        if decision.of(WriteStatus, Create, Delete):
+        if decision.of(*_WRITES):
             return 0.0 if smooth else RETRY_SECONDS
         wakes = [a.time - self._clock() for a in decision.actions if isinstance(a, WakeAt)]
-        rest = (
-            RESYNC_SECONDS if _over(observed) else self._poll_seconds
-        )  # of a job that is over there is nothing to poll
+        rest = RESYNC_SECONDS if _over(observed) else self._poll_seconds  # of one that is over there is nothing to poll
         return max(0.0, min([rest, *wakes]))
 
     async def _do_all(self, job: Manifest, decision: Decision) -> bool:
-        """In order. False: something was not as expected."""
-        return all([await self._do(job, action) for action in decision.actions])
+        """Statuses in their order, then objects side by side, pods last, then all else. False: something was not as expected."""
+        deletes = decision.of(Delete)
+        objects = [*(d for d in deletes if not _is_pod(d)), *decision.of(Create)]
+        done = [await self._do(job, action) for action in decision.of(WriteStatus)]
+        done.append(await self._do_together(job, objects))
+        done.append(await self._do_pods(job, [d for d in deletes if _is_pod(d)], decision.of(CreatePod)))
+        done += [await self._do(job, action) for action in decision.of(CheckpointAndStop, Happening)]
+        return all(done)
+
+    async def _do_pods(self, job: Manifest, deletes: Sequence[Action], creates: Sequence[Action]) -> bool:
+        """While pods are deleted, the successors of those that have gone should start: so the rest is left to the next look."""
+        pods = list(alternately(deletes, creates))
+        return await self._do_together(job, pods, OVERLAP_SECONDS if deletes else float("inf"))
+
+    async def _do_together(self, job: Manifest, actions: Sequence[Action], seconds: float = float("inf")) -> bool:
+        deeds: list[Deed] = [partial(self._do, job, action) for action in actions]
+        try:
+            return await Crew(deeds, self._settings.at_once, seconds).work()
+        except _Unacceptable:
+            return False
 
     async def _do(self, job: Manifest, action: Action) -> bool:
         namespace = job["metadata"]["namespace"]
         match action:
             case WriteStatus(kind, name, status, version):
                 await self._cluster.patch_status(kind, namespace, name, status, version)
-            case Delete(kind, name, uid):
-                await self._cluster.delete(kind, namespace, name, uid)
-            case Create(manifest):
+            case Delete(kind, name, uid, force):
+                await self._cluster.delete(kind, namespace, name, uid, force)
+            case Create(manifest) | CreatePod(manifest):
                 return await self._create(job, manifest)
             case CheckpointAndStop(reason, at_step):
                 return await self._control.checkpoint_and_stop(job, reason, at_step)
             case Happening():
                 await self._cluster.publish(job, action)
-            case WakeAt():
-                pass
         return True
 
     async def _create(self, job: Manifest, manifest: Manifest) -> bool:
@@ -167,8 +217,19 @@ class Controller:
             return False
         except Refused as error:
             self._refused[job["metadata"]["uid"]] = Fault(error.reason, error.message)
-            return False
+            raise _Unacceptable from error
         return True
+
+
+class _Unacceptable(Exception):
+    """The cluster will never take this child. The next look tells reconcile."""
+
+
+_WRITES = (WriteStatus, Create, CreatePod, Delete)
+
+
+def _is_pod(action: Action) -> bool:
+    return isinstance(action, Delete) and action.kind == "Pod"
 
 
 def _over(observed: Observed) -> bool:

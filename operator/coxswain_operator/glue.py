@@ -61,9 +61,9 @@ def _registry(cluster: KubernetesCluster, access: Access, ring: Ring) -> kopf.Op
     async def heard(event: Any, **_: Any) -> None:
         """The object comes along into the cache: a turn that this ring brings about must find it there."""
         change = Change("DELETED" if event["type"] == "DELETED" else "MODIFIED", _plain(event["object"]))
-        cluster.note(change)
-        for key in await _concerned(cluster, change.object):
-            ring(key)
+        if cluster.note(change):  # not what we wrote ourselves
+            for key in await _concerned(cluster, change.object):
+                ring(key)
 
     kopf.on.login(registry=registry)(log_in)
     for kind in KINDS:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 
 from coxswain.errors import CoxswainError
-from coxswain.names import LABEL_JOB_UID, LABEL_ROLE, PORT_COORDINATOR
+from coxswain.names import PORT_COORDINATOR
 from coxswain.wire import JobReport, StopRequest
 from coxswain_link.http import AsyncClient
+from coxswain_operator.children.configuration import secret_name
 from coxswain_operator.cluster import Cluster, Manifest
-from coxswain_operator.observe import conditions_of
+from coxswain_operator.reconcile.situation import COORDINATOR
 
 DEADLINE_SECONDS = 2.0  # for one attempt; the next pass asks again, so that a coordinator that left holds up nobody
 
@@ -38,10 +39,6 @@ class HttpJobControl:
             return False
         return True
 
-    async def scale(self, job: Manifest, trainers: int) -> bool:
-        """No coordinator changes its size while it runs: another count holds from the next start of the gang on."""
-        return False
-
     async def close(self) -> None:
         for _, client in self._clients.values():
             await client.close()
@@ -50,8 +47,9 @@ class HttpJobControl:
     async def _client(self, job: Manifest) -> AsyncClient | None:
         """The client for the coordinator's present address; None while it has none."""
         meta = job["metadata"]
-        address, token = await self._address(job), await self._token(job)
-        if not address or not token:
+        address = await self._address(job)
+        token = await self._token(job) if address else ""
+        if not token:
             return None
         key, known = f"{address} {token}", self._clients.get(meta["uid"])
         if known and known[0] == key:
@@ -65,14 +63,11 @@ class HttpJobControl:
     async def _address(self, job: Manifest) -> str:
         """Of the coordinator that is ready; empty if none is. One that only starts would hold up the pass."""
         meta = job["metadata"]
-        labels = {LABEL_JOB_UID: meta["uid"], LABEL_ROLE: "coordinator"}
-        pods = await self._cluster.list("Pod", meta["namespace"], labels)
-        statuses = [p.get("status") or {} for p in pods]
-        ready = [s for s in statuses if s.get("phase") == "Running" and ("Ready", "True") in conditions_of(s)]
-        return str(ready[-1].get("podIP", "")) if ready else ""
+        pods = await self._cluster.pod_views(meta["namespace"], meta["uid"])
+        ready = [p for p in pods if p.role == COORDINATOR and p.phase == "Running" and p.ready]
+        return ready[-1].ip if ready else ""
 
     async def _token(self, job: Manifest) -> str:
-        meta = job["metadata"]
-        secrets = await self._cluster.list("Secret", meta["namespace"], {LABEL_JOB_UID: meta["uid"]})
-        tokens = (s["data"]["token"] for s in secrets if "token" in (s.get("data") or {}))
-        return base64.b64decode(next(tokens, "")).decode()
+        secret = await self._cluster.get("Secret", job["metadata"]["namespace"], secret_name(job))
+        data = (secret or {}).get("data") or {}
+        return base64.b64decode(data.get("token", "")).decode()

@@ -1,59 +1,151 @@
-"""From manifests to the slim views that reconcile decides on. Pure."""
+"""From manifests, or their bytes, to the slim views that reconcile decides on. Pure."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from functools import lru_cache
+
+import msgspec
 
 from coxswain import names
 from coxswain_operator.children import CONTENT
-from coxswain_operator.cluster import Manifest
+from coxswain_operator.cluster import Manifest, Pairs
 from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.reconcile.values import ChildView, PodView
 
-Pairs = frozenset[tuple[str, str]]
+GONE: Pairs = frozenset({("Ready", "Gone")})
+"""Conditions of a node that does not exist any more."""
 
 
-def pod_view(pod: Manifest, nodes: Mapping[str, Pairs] | None = None) -> PodView:
-    """`nodes`: conditions by node name, where a rule asks for them."""
-    meta, status, labels = pod["metadata"], pod.get("status") or {}, pod["metadata"]["labels"]
-    role, node = labels[names.LABEL_ROLE], pod["spec"].get("nodeName", "")
-    ended = _terminated(status, role)
+class _Struct(msgspec.Struct, frozen=True, rename="camel", gc=False):
+    """As much of an object as is looked at: the rest of its bytes is skipped."""
+
+
+class Head(_Struct, frozen=True, rename="camel", gc=False):
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = "0"
+    labels: dict[str, str] | None = None
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+
+
+class Condition(_Struct, frozen=True, rename="camel", gc=False):
+    type: str
+    status: str
+    reason: str | None = None
+    message: str | None = None
+    last_transition_time: str | None = None
+
+
+_NO_CONDITION = Condition("", "")
+
+
+class Terminated(_Struct, frozen=True, rename="camel", gc=False):
+    exit_code: int | None = None
+    reason: str | None = None
+    message: str | None = None
+    finished_at: str | None = None
+
+
+class Waiting(_Struct, frozen=True, rename="camel", gc=False):
+    reason: str | None = None
+    message: str | None = None
+
+
+class State(_Struct, frozen=True, rename="camel", gc=False):
+    terminated: Terminated | None = None
+    waiting: Waiting | None = None
+
+
+class Container(_Struct, frozen=True, rename="camel", gc=False):
+    name: str
+    state: State | None = None
+
+
+class PodStatus(_Struct, frozen=True, rename="camel", gc=False):
+    phase: str | None = None
+    reason: str | None = None
+    pod_ip: str | None = msgspec.field(name="podIP", default=None)
+    conditions: tuple[Condition, ...] | None = None
+    container_statuses: tuple[Container, ...] | None = None
+    init_container_statuses: tuple[Container, ...] | None = None
+
+
+class PodSpec(_Struct, frozen=True, rename="camel", gc=False):
+    node_name: str | None = None
+
+
+class Pod(_Struct, frozen=True, rename="camel", gc=False):
+    metadata: Head
+    spec: PodSpec = PodSpec()
+    status: PodStatus | None = None
+
+
+class NodeStatus(_Struct, frozen=True, rename="camel", gc=False):
+    conditions: tuple[Condition, ...] | None = None
+
+
+class Node(_Struct, frozen=True, rename="camel", gc=False):
+    metadata: Head
+    status: NodeStatus | None = None
+
+
+def pod_view(manifest: Manifest) -> PodView:
+    return view_of(msgspec.convert(manifest, Pod))
+
+
+def view_of(pod: Pod) -> PodView:
+    """Words that many pods share are stored once."""
+    meta, status, labels = pod.metadata, pod.status or PodStatus(), pod.metadata.labels or {}
+    role, ended, waiting = labels[names.LABEL_ROLE], Terminated(), _waiting(status)
+    main = next((c for c in status.container_statuses or () if c.name == role), None)
+    if main is not None and main.state is not None:
+        ended = main.state.terminated or ended
+    conditions, placed = conditions_of(status.conditions), _condition(status, "PodScheduled")
+    unplaced = placed if placed.status == "False" else _NO_CONDITION
     return PodView(
-        name=meta["name"],
-        uid=meta["uid"],
-        role=role,
+        name=meta.name,
+        uid=meta.uid,
+        role=sys.intern(role),
         index=int(labels[names.LABEL_INDEX]),
         incarnation=int(labels[names.LABEL_INCARNATION]),
         attempt=int(labels.get(names.LABEL_ATTEMPT, 0)),
-        phase=status.get("phase", "Pending"),
-        ready=("Ready", "True") in conditions_of(status),
-        exit_code=ended.get("exitCode"),
-        reason=ended.get("reason") or status.get("reason") or "",
-        message=ended.get("message") or "",
-        conditions=conditions_of(status),
-        node=node,
-        node_conditions=(nodes or {}).get(node, frozenset()),
-        deleting="deletionTimestamp" in meta,
-        created=seconds(meta.get("creationTimestamp", "")),
-        finished=seconds(ended.get("finishedAt") or ""),
+        phase=sys.intern(status.phase or "Pending"),
+        ready=("Ready", "True") in conditions,
+        exit_code=ended.exit_code,
+        reason=sys.intern(ended.reason or status.reason or ""),
+        message=ended.message or "",
+        conditions=conditions,
+        node=sys.intern(pod.spec.node_name or ""),
+        disruption=sys.intern(_condition(status, "DisruptionTarget", "True").reason or ""),
+        deleting=meta.deletion_timestamp is not None,
+        created=_seconds(meta.creation_timestamp or ""),
+        scheduled=_seconds(placed.last_transition_time or "") if placed.status == "True" else 0.0,
+        finished=_seconds(ended.finished_at or ""),
+        deletes_at=_seconds(meta.deletion_timestamp or ""),
+        ip=status.pod_ip or "",
+        waiting=sys.intern(waiting.reason or ""),
+        waiting_message=sys.intern(waiting.message or ""),
+        unscheduled=sys.intern(unplaced.message or ""),
+        unscheduled_reason=sys.intern(unplaced.reason or "Unschedulable") if unplaced.status else "",
     )
 
 
-def _terminated(status: Manifest, role: str) -> dict[str, Any]:
-    """How the main container ended; empty while it runs."""
-    containers: list[dict[str, Any]] = status.get("containerStatuses") or []
-    main = next((c for c in containers if c["name"] == role), dict[str, Any]())
-    ended: dict[str, Any] = (main.get("state") or {}).get("terminated") or {}
-    return ended
+def with_nodes(pods: Iterable[PodView], nodes: Mapping[str, Pairs]) -> tuple[PodView, ...]:
+    """The same pods, each with the conditions of its node."""
+    return tuple(replace(p, node_conditions=nodes.get(p.node, GONE)) if p.node else p for p in pods)
 
 
-def conditions_of(status: Manifest) -> Pairs:
-    return frozenset((c["type"], c["status"]) for c in status.get("conditions") or ())
+def conditions_of(conditions: tuple[Condition, ...] | None) -> Pairs:
+    return _shared(tuple([(c.type, c.status) for c in conditions])) if conditions else frozenset()
 
 
-def node_conditions(nodes: Iterable[Manifest]) -> dict[str, Pairs]:
-    return {n["metadata"]["name"]: conditions_of(n.get("status") or {}) for n in nodes}
+def node_conditions(node: Node) -> Pairs:
+    return conditions_of(node.status.conditions) if node.status else frozenset()
 
 
 def child_view(child: Manifest) -> ChildView:
@@ -65,3 +157,27 @@ def child_view(child: Manifest) -> ChildView:
         content=(meta.get("annotations") or {}).get(CONTENT, ""),
         deleting="deletionTimestamp" in meta,
     )
+
+
+def _waiting(status: PodStatus) -> Waiting:
+    """Why the first container that waits for more than its turn does so, such as ImagePullBackOff."""
+    containers = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
+    found = (c.state.waiting for c in containers if c.state is not None and c.state.waiting is not None)
+    return next((w for w in found if w.reason not in _ORDINARY), Waiting())
+
+
+_ORDINARY = ("PodInitializing", "ContainerCreating", None)
+
+
+def _condition(status: PodStatus, type_: str, wanted: str = "") -> Condition:
+    found = (c for c in status.conditions or () if c.type == type_ and wanted in ("", c.status))
+    return next(found, _NO_CONDITION)
+
+
+@lru_cache(maxsize=4096)
+def _shared(pairs: tuple[tuple[str, str], ...]) -> Pairs:
+    """One object for all that say the same: pods and nodes are many, their states few."""
+    return frozenset(pairs)
+
+
+_seconds = lru_cache(maxsize=4096)(seconds)

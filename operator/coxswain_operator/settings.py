@@ -15,3 +15,4 @@ class Settings:
     user: int = 65532  # numeric id that the containers run as
     prometheus_namespace: str = ""  # label kubernetes.io/metadata.name of who may scrape; empty: nobody
     operator_namespace: str = "coxswain-system"
+    at_once: int = 64  # requests under way, to the API server and for one job

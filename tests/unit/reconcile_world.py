@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 
 from coxswain.api.trainingjob_status import TrainingJobStatus
-from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_ROLE
+from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
 from coxswain.wire import JobReport
-from coxswain_operator.cluster import AlreadyExists, Change, Conflict, Happening, Manifest
+from coxswain_operator.cluster import AlreadyExists, Change, Conflict, Happening, Manifest, Pairs
+from coxswain_operator.observe import pod_view
 from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.reconcile.values import PodView
 
 NAMESPACE = "lab"
 
@@ -82,6 +84,7 @@ class World:
         self.calls: list[tuple[str, int]] = []
         self.status_writes = 0
         self.watchers: list[asyncio.Queue[Change]] = []
+        self.homeless: set[str] = set()  # members for whose pods no node has room
         for item in objects:
             self.put(item)
 
@@ -92,6 +95,19 @@ class World:
         wanted = (labels or {}).items()
         found = (o for (k, _), o in self.objects.items() if k == kind)
         return [copied(o) for o in found if wanted <= o["metadata"].get("labels", {}).items()]
+
+    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        self.before_call("get", kind)
+        found = self.objects.get((kind, name))
+        return None if found is None else copied(found)
+
+    async def pod_views(self, namespace: str, job_uid: str) -> list[PodView]:
+        return [pod_view(p) for p in await self.list("Pod", namespace, {LABEL_JOB_UID: job_uid})]
+
+    async def nodes(self) -> dict[str, Pairs] | None:
+        """None: a test that has no nodes knows nothing of them."""
+        found = [o for (kind, _), o in self.objects.items() if kind == "Node"]
+        return {n["metadata"]["name"]: conditions(n) for n in found} or None
 
     async def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[Change]:
         queue: asyncio.Queue[Change] = asyncio.Queue()
@@ -110,12 +126,12 @@ class World:
             stored["status"] = {"phase": "Pending"}
         return copied(stored)
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "", force: bool = False) -> None:
         self.before_call("delete", name)
         found = self.objects.get((kind, name))
         if found is None or (uid and found["metadata"]["uid"] != uid):
             return
-        if kind != "Pod":
+        if kind != "Pod" or force:
             del self.objects[kind, name]
         elif "deletionTimestamp" not in found["metadata"]:
             self.deleted.append(copied(found))
@@ -149,9 +165,6 @@ class World:
         self.before_call("stop", reason)
         self.calls.append((reason, at_step))
         return True
-
-    async def scale(self, job: Manifest, trainers: int) -> bool:
-        return False
 
     # --- what the test does --------------------------------------------------------------------------------------
 
@@ -195,11 +208,33 @@ class World:
 
     def run(self, pod: Manifest) -> None:
         pod["status"] = {"phase": "Running", "podIP": "127.64.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+        pod["spec"]["nodeName"] = f"node-of-{member_of(pod)}"
 
     def run_all(self) -> None:
         for pod in self.pods():
-            if pod["status"]["phase"] == "Pending":
+            if member_of(pod) in self.homeless:
+                self.unschedulable(pod)
+            elif pod["status"]["phase"] == "Pending":
                 self.run(pod)
+
+    def unschedulable(self, pod: Manifest, reason: str = "Unschedulable") -> None:
+        no = {"type": "PodScheduled", "status": "False", "reason": reason, "message": "0/2 nodes are available: full."}
+        pod["status"] = {"phase": "Pending", "conditions": [no]}
+
+    def wait(self, pod: Manifest, reason: str, message: str = "") -> None:
+        """Its main container does not start."""
+        name, waiting = pod["metadata"]["labels"][LABEL_ROLE], {"reason": reason, "message": message}
+        pod["status"] = {"phase": "Pending", "containerStatuses": [{"name": name, "state": {"waiting": waiting}}]}
+
+    def set_node(self, name: str, ready: str) -> None:
+        """`ready`: True, False or Unknown, as its Ready condition says."""
+        node = self.put({"kind": "Node", "metadata": {"name": name}})
+        node["status"] = {"conditions": [{"type": "Ready", "status": ready}]}
+
+    def lost(self, pod: Manifest) -> bool:
+        """Nobody on its node would notice that it is being deleted."""
+        node = self.objects.get(("Node", pod["spec"].get("nodeName", "")))
+        return node is not None and conditions(node) != {("Ready", "True")}
 
     def end(self, pod: Manifest, code: int, message: str = "", reason: str = "", disrupted: bool = False) -> None:
         ended = {"exitCode": code, "reason": reason or ("Completed" if code == 0 else "Error"), "message": message}
@@ -216,7 +251,7 @@ class World:
     def reap(self) -> None:
         """What is being deleted is gone."""
         for pod in self.pods():
-            if "deletionTimestamp" in pod["metadata"]:
+            if "deletionTimestamp" in pod["metadata"] and not self.lost(pod):
                 self.vanish(pod)
 
     def tick(self, seconds: float = 1.0) -> None:
@@ -227,6 +262,10 @@ def copied(value: Manifest) -> Manifest:
     """Deep, and quicker than copy.deepcopy."""
     fresh: Manifest = msgspec.json.decode(msgspec.json.encode(value))
     return fresh
+
+
+def conditions(node: Manifest) -> Pairs:
+    return frozenset((c["type"], c["status"]) for c in node["status"]["conditions"])
 
 
 def member_of(pod: Manifest) -> str:

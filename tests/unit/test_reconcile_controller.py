@@ -116,7 +116,7 @@ def test_a_storm_of_events_is_one_pass() -> None:
         run = asyncio.create_task(controller(world, poll=3600).run_job(NAMESPACE, "demo"))
         await asyncio.sleep(10)
         looks: list[str] = []
-        world.before_call = lambda verb, what: looks.append(what) if what == "TrainingJob" else None
+        world.before_call = lambda verb, what: looks.append(what) if (verb, what) == ("get", "TrainingJob") else None
         ring(world, 200)
         await asyncio.sleep(10)
         assert len(looks) == 1
@@ -153,7 +153,7 @@ def test_a_leftover_of_the_same_name_is_waited_for_without_haste() -> None:
         leftover = foreign_pod("demo-trainer-0-0")
         world.put(leftover)
         looks: list[str] = []
-        world.before_call = lambda verb, what: looks.append(what) if what == "TrainingJob" else None
+        world.before_call = lambda verb, what: looks.append(what) if (verb, what) == ("get", "TrainingJob") else None
         run = asyncio.create_task(controller(world).run_job(NAMESPACE, "demo"))
         await asyncio.sleep(30)
         assert len(looks) < 40

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from coxswain.names import LABEL_JOB_UID, LABEL_ROLE
+from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
 from coxswain.wire import JobReport, StopRequest
 from coxswain_link.metrics import build
 from coxswain_link.serve import Service
@@ -42,12 +42,14 @@ async def talking(
     port = await service.start("127.0.0.1", 0)
     world = World(training_job())
     labels = {LABEL_JOB_UID: world.job["metadata"]["uid"]}
-    for kind, name, more in (("Pod", "c", {LABEL_ROLE: "coordinator"}), ("Secret", "t", {})):
-        world.put({"kind": kind, "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels | more}})
+    whole = {LABEL_ROLE: "coordinator", LABEL_INDEX: "0", LABEL_INCARNATION: "0"}
+    for kind, name, more in (("Pod", "c", whole), ("Secret", "demo-token", {})):
+        head = {"name": name, "namespace": NAMESPACE, "labels": labels | more}
+        world.put({"kind": kind, "metadata": head, "spec": {}})
     world.objects["Pod", "c"]["status"] = {
         "phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": ready}],
     }  # fmt: skip
-    world.objects["Secret", "t"]["data"] = {"token": base64.b64encode(token.encode()).decode()}
+    world.objects["Secret", "demo-token"]["data"] = {"token": base64.b64encode(token.encode()).decode()}
     control = HttpJobControl(world, port)
     try:
         yield control, coordinator, world.job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from coxswain_operator.cluster import Manifest
-from coxswain_operator.observe import pod_view
+from coxswain_operator.observe import pod_view, with_nodes
 
 
 def trainer(**status: Any) -> Manifest:
@@ -50,5 +50,37 @@ def test_a_killed_container_tells_its_own_reason_first() -> None:
 
 
 def test_conditions_of_the_node_come_with_the_pod() -> None:
-    view = pod_view(trainer(), {"gpu-7": frozenset({("MemoryPressure", "True")}), "gpu-8": frozenset()})
+    nodes = {"gpu-7": frozenset({("MemoryPressure", "True")}), "gpu-8": frozenset[tuple[str, str]]()}
+    (view,) = with_nodes([pod_view(trainer())], nodes)
     assert view.node_conditions == {("MemoryPressure", "True")}
+
+
+def test_a_node_that_does_not_exist_any_more_is_gone() -> None:
+    (view,) = with_nodes([pod_view(trainer())], {})
+    assert view.node_conditions == {("Ready", "Gone")}
+
+
+def test_a_pod_without_a_node_has_no_conditions_of_one() -> None:
+    pod = trainer()
+    del pod["spec"]["nodeName"]
+    (view,) = with_nodes([pod_view(pod)], {})
+    assert view.node_conditions == frozenset()
+
+
+def test_an_image_that_cannot_be_pulled_is_seen_and_ordinary_waiting_is_not() -> None:
+    broken = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such tag"}}}
+    usual = {"name": "constructor", "state": {"waiting": {"reason": "PodInitializing"}}}
+    view = pod_view(trainer(phase="Pending", initContainerStatuses=[usual], containerStatuses=[broken]))
+    assert (view.waiting, view.waiting_message) == ("ImagePullBackOff", "no such tag")
+    assert pod_view(trainer(phase="Pending", initContainerStatuses=[usual])).waiting == ""
+
+
+def test_a_pod_that_fits_nowhere_has_the_schedulers_words() -> None:
+    placed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: no gpu"}
+    view = pod_view(trainer(conditions=[placed]))
+    assert (view.unscheduled_reason, view.unscheduled, view.scheduled) == ("Unschedulable", "0/2 nodes: no gpu", 0.0)
+
+
+def test_pods_of_equal_state_share_their_words() -> None:
+    first, second = (pod_view(trainer(conditions=[{"type": "Ready", "status": "True"}])) for _ in range(2))
+    assert first.conditions is second.conditions and first.node is second.node

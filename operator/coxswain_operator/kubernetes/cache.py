@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
 
-import msgspec
-
-from coxswain_operator.cluster import Change, Manifest
+from coxswain.names import LABEL_JOB_UID
 
 Name = tuple[str, str]  # namespace, name
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One object. As bytes, a pod takes 5 KB instead of 30, and nobody can change what others read."""
+class Entry(Generic[T]):
+    """One object. `value` is what is kept of it: its bytes, or a slim view."""
 
-    version: int
+    name: Name
     uid: str
-    labels: dict[str, str]
-    content: bytes
+    version: int
+    labels: Mapping[str, str]
+    value: T
 
     @property
-    def manifest(self) -> Manifest:
-        decoded: Manifest = msgspec.json.decode(self.content)
-        return decoded
+    def owner(self) -> str:
+        """The uid of the job that it belongs to; empty for what belongs to none."""
+        return self.labels.get(LABEL_JOB_UID, "")
 
 
-class Cache:
+@dataclass(frozen=True, slots=True)
+class News(Generic[T]):
+    """A change of an entry; of one that was deleted, as it was."""
+
+    kind: Literal["ADDED", "MODIFIED", "DELETED"]
+    entry: Entry[T]
+
+
+class Cache(Generic[T]):
     """Objects of one kind. `version`: everything that happened up to this resourceVersion is in it.
 
     It also hears what the operator's own writes returned, before the watch tells of them, so that a look never lacks them.
@@ -36,85 +45,85 @@ class Cache:
     promised since 1.35 (KEP-5504) and always done.
     """
 
-    def __init__(self, api_version: str, kind: str) -> None:
-        self._head = {"apiVersion": api_version, "kind": kind}  # the items of a LIST lack it
-        self._entries: dict[Name, Entry] = {}
-        self._subscribers: list[asyncio.Queue[Change]] = []
+    def __init__(self) -> None:
+        self._entries: dict[Name, Entry[T]] = {}
+        self._by_owner: dict[str, dict[Name, Entry[T]]] = {}
+        self._subscribers: list[asyncio.Queue[News[T]]] = []
         self.version = 0
 
-    def select(self, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
-        wanted = (labels or {}).items()
-        return [
-            entry.manifest
-            for (ns, _), entry in self._entries.items()
-            if (not namespace or ns == namespace) and wanted <= entry.labels.items()
-        ]
+    def __len__(self) -> int:
+        return len(self._entries)
 
-    def subscribe(self) -> asyncio.Queue[Change]:
+    def get(self, name: Name) -> Entry[T] | None:
+        return self._entries.get(name)
+
+    def select(self, namespace: str, labels: Mapping[str, str] | None = None) -> Iterator[Entry[T]]:
+        """Those with all of these labels, in a namespace or in all (""). Asked for a job's, it looks at no others."""
+        wanted = (labels or {}).items()
+        owner = (labels or {}).get(LABEL_JOB_UID)
+        entries = self._entries if owner is None else self._by_owner.get(owner, {})
+        for entry in entries.values():
+            if (not namespace or entry.name[0] == namespace) and wanted <= entry.labels.items():
+                yield entry
+
+    def of_owner(self, owner: str) -> Iterable[Entry[T]]:
+        return self._by_owner.get(owner, {}).values()
+
+    def subscribe(self) -> asyncio.Queue[News[T]]:
         """All changes from now on."""
-        queue: asyncio.Queue[Change] = asyncio.Queue()
+        queue: asyncio.Queue[News[T]] = asyncio.Queue()
         self._subscribers.append(queue)
         return queue
 
-    def unsubscribe(self, queue: asyncio.Queue[Change]) -> None:
+    def unsubscribe(self, queue: asyncio.Queue[News[T]]) -> None:
         self._subscribers.remove(queue)
 
-    def replace(self, items: Iterable[Manifest], version: int) -> None:
-        """Takes a whole list of that version. What our own writes have returned since stays."""
-        listed = set()
-        for item in items:
-            listed.add(name_of(item))
-            self._put(item)
+    def replace(self, listed: set[Name], version: int) -> None:
+        """A whole list of that version has been put: what is not in it is gone, but for what our own writes made since."""
         for name in [n for n, e in self._entries.items() if n not in listed and e.version <= version]:
             self._remove(name)
         self.version = max(self.version, version)
 
-    def see(self, kind: str, item: Manifest) -> None:
-        """One message of the watch."""
-        version = version_of(item)
-        if kind == "DELETED":
-            self._forget(item, version)
-        elif kind != "BOOKMARK":
-            self._put(item)
+    def reach(self, version: int) -> None:
+        """The watch has got to here."""
         self.version = max(self.version, version)
 
-    def note(self, item: Manifest) -> None:
-        """What a write returned. Not if the watch was there already: the object may have gone since."""
-        if version_of(item) > self.version:
-            self._put(item)
+    def note(self, entry: Entry[T]) -> bool:
+        """What a write returned; whether it was news. Not if the watch was there already: the object may have gone since."""
+        return entry.version > self.version and self.put(entry)
 
     def note_gone(self, name: Name, uid: str) -> None:
         """A delete took effect at once."""
         if name in self._entries and uid in ("", self._entries[name].uid):
             self._remove(name)
 
-    def _put(self, item: Manifest) -> None:
-        name, version, meta = name_of(item), version_of(item), item["metadata"]
-        known = self._entries.get(name)
-        if known is not None and known.version >= version:
-            return
-        meta.pop("managedFields", None)
-        item = {**item, **self._head}
-        self._entries[name] = Entry(version, meta["uid"], meta.get("labels") or {}, msgspec.json.encode(item))
-        self._tell(Change("MODIFIED" if known else "ADDED", item))
+    def put(self, entry: Entry[T]) -> bool:
+        """Whether it was news."""
+        known = self._entries.get(entry.name)
+        if known is not None and known.version >= entry.version:
+            return False
+        if known is not None and known.owner != entry.owner:
+            self._by_owner[known.owner].pop(known.name)
+        self._entries[entry.name] = entry
+        self._by_owner.setdefault(entry.owner, {})[entry.name] = entry
+        if known is None or known.uid != entry.uid or known.value != entry.value:
+            self._tell(News("MODIFIED" if known else "ADDED", entry))
+        return True
 
-    def _forget(self, item: Manifest, version: int) -> None:
-        known = self._entries.get(name_of(item))
+    def forget(self, name: Name, version: int) -> None:
+        """The watch tells that it was deleted."""
+        known = self._entries.get(name)
         if known is not None and known.version <= version:
-            self._remove(name_of(item))
+            self._remove(name)
 
     def _remove(self, name: Name) -> None:
-        self._tell(Change("DELETED", self._entries.pop(name).manifest))
+        entry = self._entries.pop(name)
+        mine = self._by_owner[entry.owner]
+        del mine[name]
+        if not mine:
+            del self._by_owner[entry.owner]
+        self._tell(News("DELETED", entry))
 
-    def _tell(self, change: Change) -> None:
+    def _tell(self, news: News[T]) -> None:
         for queue in self._subscribers:
-            queue.put_nowait(change)
-
-
-def name_of(item: Manifest) -> Name:
-    metadata = item["metadata"]
-    return metadata.get("namespace", ""), metadata["name"]
-
-
-def version_of(item: Manifest) -> int:
-    return int(item["metadata"]["resourceVersion"])
+            queue.put_nowait(news)

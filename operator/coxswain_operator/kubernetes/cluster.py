@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import socket
-from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
-from coxswain.errors import Refused, Retryable
-from coxswain_operator.cluster import Change, Conflict, Happening, Manifest
-from coxswain_operator.kubernetes.cache import Cache
+import msgspec
+
+from coxswain.errors import Refused
+from coxswain_operator.cluster import AlreadyExists, Change, Conflict, Happening, Manifest, Pairs
+from coxswain_operator.kubernetes.cache import Cache, Entry, Name, News
 from coxswain_operator.kubernetes.connection import APPLY, Connection, NotFound
+from coxswain_operator.kubernetes.events import Events
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS, Informer
-from coxswain_operator.kubernetes.resources import BY_KIND, EVENTS, Resource
-
-log = logging.getLogger(__name__)
-
-FIELD_MANAGER = "coxswain-operator"
-_EVENT_SECONDS = 5.0  # events are a courtesy: nothing waits long for them
-_NOTE_LENGTH = 1024  # what the API takes
+from coxswain_operator.kubernetes.readers import manifest_of
+from coxswain_operator.kubernetes.resources import BY_KIND, FIELD_MANAGER, SECRETS
+from coxswain_operator.kubernetes.secrets import Secrets
+from coxswain_operator.reconcile.values import PodView
 
 
 class KubernetesCluster:
@@ -33,8 +31,11 @@ class KubernetesCluster:
         """`namespaced`: one informer a namespace, for an operator that has no cluster-wide rights."""
         self._connection, self._namespaced, self._silence = connection, namespaced, silence
         self._informers: dict[tuple[str, str], tuple[Informer, asyncio.Task[None]]] = {}
+        self._secrets, self._events = Secrets(connection), Events(connection)
+        self._written: dict[Name, str] = {}  # TrainingJobs: the version that our last write made
 
     async def __aenter__(self) -> KubernetesCluster:
+        await self._events.__aenter__()
         return self
 
     async def __aexit__(
@@ -45,49 +46,71 @@ class KubernetesCluster:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._informers.clear()
+        await self._events.__aexit__(kind, error, trace)
+
+    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """Raises Retryable while the server cannot be asked. A Secret is asked for by its name, and remembered for a while."""
+        if kind == SECRETS.kind:
+            return await self._secrets.get(namespace, name)
+        entry = (await self._ready(kind, namespace)).cache.get((namespace, name))
+        return None if entry is None else manifest_of(entry.value)
 
     async def list(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
         """Raises Retryable while the server cannot be asked."""
-        informer = self._informer(kind, namespace)
-        await informer.ready()
-        return informer.cache.select(namespace, labels)
+        cache = (await self._ready(kind, namespace)).cache
+        return [manifest_of(entry.value) for entry in cache.select(namespace, labels)]
+
+    async def pod_views(self, namespace: str, job_uid: str) -> Sequence[PodView]:
+        cache = (await self._ready("Pod", namespace)).cache
+        return [e.value for e in cache.of_owner(job_uid) if e.value is not None and e.name[0] == namespace]
+
+    async def nodes(self) -> Mapping[str, Pairs] | None:
+        """None where the operator has no right to see them."""
+        informer = self._informer("Node", "")
+        if not await informer.permitted():
+            return None
+        return {entry.name[1]: entry.value for entry in informer.cache.select("")}
 
     async def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[Change]:
         """`namespace` "" is all of them. Waits as long as the server cannot be asked."""
         informer, wanted = self._informer(kind, namespace), (labels or {}).items()
         await informer.ready(deadline=None)
-        queue = informer.cache.subscribe()
+        queue: asyncio.Queue[News[Any]] = informer.cache.subscribe()
         try:
-            for manifest in informer.cache.select(namespace, labels):
-                yield Change("ADDED", manifest)
+            for entry in [*informer.cache.select(namespace, labels)]:
+                yield Change("ADDED", _shown(kind, entry))
             while True:
-                change = await queue.get()
-                meta = change.object["metadata"]
-                if namespace in ("", meta.get("namespace")) and wanted <= (meta.get("labels") or {}).items():
-                    yield change
+                news = await queue.get()
+                if namespace in ("", news.entry.name[0]) and wanted <= news.entry.labels.items():
+                    yield Change(news.kind, _shown(kind, news.entry))
         finally:
             informer.cache.unsubscribe(queue)
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Raises AlreadyExists, Refused with the server's words, Retryable."""
-        resource, namespace = BY_KIND[manifest["kind"]], manifest["metadata"].get("namespace", "")
+        resource, meta = BY_KIND[manifest["kind"]], manifest["metadata"]
+        namespace = meta.get("namespace", "")
         try:
-            stored = await self._connection.call("POST", resource.path(namespace), manifest, fieldManager=FIELD_MANAGER)
+            path = resource.path(namespace)
+            stored = await self._connection.send("POST", path, manifest, fieldManager=FIELD_MANAGER)
         except NotFound as error:  # the namespace, or the kind
             raise Refused("NotFound", str(error)) from error
-        return self._noted(resource, stored)
+        except AlreadyExists:
+            self._secrets.forget((namespace, meta["name"]))
+            raise
+        return self._noted(resource.kind, namespace, stored)
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
-        resource = BY_KIND[kind]
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "", force: bool = False) -> None:
         options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         options |= {"preconditions": {"uid": uid}} if uid else {}
+        options |= {"gracePeriodSeconds": 0} if force else {}
         try:
-            answer = await self._connection.call("DELETE", resource.path(namespace, name), options)
+            path = BY_KIND[kind].path(namespace, name)
+            answer = manifest_of(content := await self._connection.send("DELETE", path, options))
         except (NotFound, Conflict):  # gone, or another of that name has taken its place
-            self._cache(kind, namespace).note_gone((namespace, name), uid)
-            return
+            answer = {"kind": "Status"}
         if answer["kind"] == kind:
-            self._noted(resource, answer)
+            self._noted(kind, namespace, content)
         else:
             self._cache(kind, namespace).note_gone((namespace, name), uid)
 
@@ -99,72 +122,72 @@ class KubernetesCluster:
         version = {"resourceVersion": resource_version} if resource_version else {}
         head = {"apiVersion": resource.api_version, "kind": kind, "metadata": {"name": name, **version}}
         path = resource.path(namespace, name, "status")
+        query: dict[str, Any] = {"fieldManager": FIELD_MANAGER, "force": "true"}
         try:
-            stored = await self._connection.call(
-                "PATCH", path, {**head, "status": status}, APPLY, fieldManager=FIELD_MANAGER, force="true"
-            )
+            stored = await self._connection.send("PATCH", path, {**head, "status": status}, APPLY, **query)
         except NotFound as error:
             raise Conflict(f"{kind} {namespace}/{name} is gone") from error
-        return self._noted(resource, stored)
+        manifest = self._noted(kind, namespace, stored)
+        if kind == "TrainingJob":
+            self._written[namespace, name] = manifest["metadata"]["resourceVersion"]
+        return manifest
 
     async def publish(self, involved: Manifest, happening: Happening) -> None:
-        """Tries to; an event that cannot be stored is logged, since no job should wait or end for it."""
-        path = EVENTS.path(involved["metadata"]["namespace"])
-        try:
-            await self._connection.call("POST", path, _event(involved, happening), deadline=_EVENT_SECONDS)
-        except (Refused, Retryable, NotFound) as error:
-            log.warning("event %s is lost: %s", happening.reason, error)
+        """Hands it over: no job waits or ends for an event."""
+        self._events.put(involved, happening)
 
-    def note(self, change: Change) -> None:
-        """Hears of a change from elsewhere: whoever rings for it can be sure that the next list has it."""
+    def note(self, change: Change) -> bool:
+        """Hears of a change from elsewhere: whoever rings for it can be sure that the next list has it.
+
+        False: it only repeats what our own last write did.
+        """
         kind, meta = change.object["kind"], change.object["metadata"]
-        cache = self._cache(kind, meta.get("namespace", ""))
+        name = meta.get("namespace", ""), meta["name"]
+        informer = self._informer(kind, name[0])
         if change.kind == "DELETED":
-            cache.note_gone((meta.get("namespace", ""), meta["name"]), meta["uid"])
-        else:
-            cache.note(change.object)
+            informer.cache.note_gone(name, meta["uid"])
+            self._written.pop(name, None)
+            return True
+        informer.cache.note(informer.read(msgspec.json.encode(change.object)))
+        return kind != "TrainingJob" or self._written.get(name) != str(meta["resourceVersion"])
 
     def silence(self, now: float) -> float:
         """Seconds since the quietest of the streams was last heard; `now` in time.monotonic()'s terms."""
         return max((now - informer.heard for informer, _ in self._informers.values()), default=0.0)
 
-    def _noted(self, resource: Resource, stored: Manifest) -> Manifest:
+    def _noted(self, kind: str, namespace: str, content: bytes) -> Manifest:
+        """What a write returned, also for the cache."""
+        stored = manifest_of(content)
         meta = stored["metadata"]
         meta.pop("managedFields", None)
-        if not resource.selector or resource.selector in (meta.get("labels") or {}):
-            self._cache(resource.kind, meta.get("namespace", "")).note(stored)
+        if kind == SECRETS.kind:
+            self._secrets.note((namespace, meta["name"]), content)
+        elif (selector := BY_KIND[kind].selector) == "" or selector in (meta.get("labels") or {}):
+            informer = self._informer(kind, namespace)
+            informer.cache.note(informer.read(content))
         return stored
 
-    def _cache(self, kind: str, namespace: str) -> Cache:
+    def _cache(self, kind: str, namespace: str) -> Cache[Any]:
         return self._informer(kind, namespace).cache
+
+    async def _ready(self, kind: str, namespace: str) -> Informer:
+        informer = self._informer(kind, namespace)
+        await informer.ready()
+        return informer
 
     def _informer(self, kind: str, namespace: str) -> Informer:
         """Started at first use."""
-        key = kind, namespace if self._namespaced else ""
+        resource = BY_KIND[kind]
+        key = kind, namespace if self._namespaced and resource.namespaced else ""
         if key not in self._informers:
-            informer = Informer(self._connection, BY_KIND[kind], key[1], self._silence)
+            informer = Informer(self._connection, resource, key[1], self._silence)
             self._informers[key] = informer, asyncio.create_task(informer.run(), name=f"informer {kind}")
         return self._informers[key][0]
 
 
-def _event(involved: Manifest, happening: Happening) -> Manifest:
-    meta = involved["metadata"]
-    return {
-        "apiVersion": EVENTS.api_version,
-        "kind": EVENTS.kind,
-        "metadata": {"generateName": f"{meta['name']}-", "namespace": meta["namespace"]},
-        "eventTime": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
-        "reportingController": FIELD_MANAGER,
-        "reportingInstance": socket.gethostname(),
-        "action": "Reconcile",
-        "reason": happening.reason,
-        "note": happening.message[:_NOTE_LENGTH],
-        "type": "Warning" if happening.warning else "Normal",
-        "regarding": {
-            "apiVersion": involved["apiVersion"],
-            "kind": involved["kind"],
-            "name": meta["name"],
-            "namespace": meta["namespace"],
-            "uid": meta["uid"],
-        },
-    }
+def _shown(kind: str, entry: Entry[Any]) -> Manifest:
+    """Of a pod and a node only the head is known."""
+    if isinstance(entry.value, bytes):
+        return manifest_of(entry.value)
+    head = {"namespace": entry.name[0], "name": entry.name[1], "uid": entry.uid, "labels": dict(entry.labels)}
+    return {"kind": kind, "metadata": head}

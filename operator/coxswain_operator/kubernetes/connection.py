@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +17,8 @@ from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain_operator.cluster import AlreadyExists, Conflict, Manifest
 from coxswain_operator.kubernetes.access import Access
 
-JSON, APPLY = "application/json", "application/apply-patch+yaml"
+JSON, APPLY, MERGE = "application/json", "application/apply-patch+yaml", "application/merge-patch+json"
+AT_ONCE = 64  # requests
 _LONGEST_PAUSE = 10.0  # seconds
 _DECODER = msgspec.json.Decoder()
 
@@ -45,13 +46,22 @@ class Connection:
     Retryable once the deadline has passed.
     """
 
-    def __init__(self, access: Access, deadline: float = 10.0) -> None:
-        self._access, self._deadline = access, deadline
+    def __init__(
+        self,
+        access: Access,
+        deadline: float = 10.0,
+        at_once: int = AT_ONCE,
+        told: Callable[[str, int], None] | None = None,
+    ) -> None:
+        """`at_once`: requests under way, watches aside. `told` hears of every answer: its method and status code."""
+        self._access, self._deadline, self._told = access, deadline, told or (lambda method, status: None)
+        self._places = asyncio.Semaphore(at_once)
 
     async def __aenter__(self) -> Connection:
         # trust_env stays off: the way to the API server is the kubeconfig's business, not the environment's.
         trust = self._access.trust() if self._access.url.startswith("https") else True
-        connector = aiohttp.TCPConnector(ssl=trust, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED)
+        # limit=0: watches hold connections for long, and the places are counted here.
+        connector = aiohttp.TCPConnector(ssl=trust, limit=0, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED)
         self._http = aiohttp.ClientSession(connector=connector)
         return self
 
@@ -63,13 +73,21 @@ class Connection:
     async def call(
         self, method: str, path: str, body: Any = None, content_type: str = JSON, deadline: float = 0.0, **params: Any
     ) -> Manifest:
+        """As `send`, decoded."""
+        decoded: Manifest = _DECODER.decode(await self.send(method, path, body, content_type, deadline, **params))
+        return decoded
+
+    async def send(
+        self, method: str, path: str, body: Any = None, content_type: str = JSON, deadline: float = 0.0, **params: Any
+    ) -> bytes:
         """The answer's body. Repeated until the deadline, so a create may find what its own first attempt created."""
         limit = deadline or self._deadline
 
-        async def attempt() -> Manifest:
+        async def attempt() -> bytes:
             timeout = aiohttp.ClientTimeout(total=limit)
             try:
-                async with self._request(method, path, body, content_type, params, timeout) as response:
+                async with self._places, self._request(method, path, body, content_type, params, timeout) as response:
+                    self._told(method, response.status)
                     return _read(method, path, response, await response.read())
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise _Again(f"{type(error).__name__}: {error}") from error
@@ -79,7 +97,7 @@ class Connection:
         except _Again as error:
             raise Retryable(f"{method} {path} did not succeed within {limit:g} s: {error}") from error
 
-    async def lines(self, path: str, silence: float, **params: str) -> AsyncIterator[Manifest]:
+    async def lines(self, path: str, silence: float, **params: str) -> AsyncIterator[bytes]:
         """A watch's messages until the server ends it. Raises Retryable after `silence` seconds without one, Expired."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._deadline, sock_read=silence)
         try:
@@ -87,8 +105,8 @@ class Connection:
                 if response.status != 200:
                     _read("GET", path, response, await response.read())
                 async for line in _split(response):
-                    yield _DECODER.decode(line)
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, _Again) as error:
+                    yield line
+        except (aiohttp.ClientError, TimeoutError, OSError, _Again) as error:
             raise Retryable(f"watch {path} broke off: {type(error).__name__}: {error}") from error
 
     def _request(
@@ -118,10 +136,9 @@ async def _split(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield line
 
 
-def _read(method: str, path: str, response: aiohttp.ClientResponse, body: bytes) -> Manifest:
+def _read(method: str, path: str, response: aiohttp.ClientResponse, body: bytes) -> bytes:
     if response.status < 300:
-        decoded: Manifest = _DECODER.decode(body)
-        return decoded
+        return body
     reason, words = _status(body)
     words = f"{method} {path}: {words or response.reason}"
     match response.status:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from coxswain_operator.cluster import Conflict
+from coxswain_operator.controller import Rest
 
 log = logging.getLogger(__name__)
 
@@ -21,13 +22,13 @@ LONGEST_PAUSE = 60.0  # after turns that failed
 
 
 class KeyedQueue:
-    """`turn(key)` answers after how many seconds to come again at the latest, or None: the key is gone.
+    """`turn(key)` answers how long to rest, or None: the key is gone.
 
     A turn that raises is repeated after a pause that doubles up to a minute; a Conflict only means that it was overtaken.
     Use as `async with`; leaving it ends all turns.
     """
 
-    def __init__(self, turn: Callable[[Key], Awaitable[float | None]]) -> None:
+    def __init__(self, turn: Callable[[Key], Awaitable[Rest | None]]) -> None:
         self._turn = turn
         self._bells: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
@@ -63,30 +64,39 @@ class KeyedQueue:
 
     async def _serve(self, key: Key) -> None:
         """Turns until the key is gone and nobody has rung since."""
-        bell, failures = self._bells[key], 0
-        delay: float | None = 0.0
-        while delay is not None or bell.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(bell.wait(), delay)
-            await asyncio.sleep(COALESCE_SECONDS)
-            bell.clear()
+        bell, failures, rest = self._bells[key], 0, Rest(0.0, 0.0)
+        while bell.is_set() or rest is not GONE:
+            await _rested(bell, rest)
             try:
-                delay, failures = await self._one(key), 0
+                rest, failures = await self._one(key) or GONE, 0
             except Exception as error:
                 failures += 1
-                delay = _pause(key, error, failures)
-                await asyncio.sleep(delay)  # rings do not shorten it, or a busy job would hammer an ailing server
+                rest = _pause(key, error, failures)
         del self._tasks[key], self._bells[key]
 
-    async def _one(self, key: Key) -> float | None:
+    async def _one(self, key: Key) -> Rest | None:
         async with self._places:
             self._due.pop(key, None)
             return await self._turn(key)
 
 
-def _pause(key: Key, error: Exception, failures: int) -> float:
+GONE = Rest(0.0, 0.0)
+
+
+async def _rested(bell: asyncio.Event, rest: Rest) -> None:
+    """Until somebody rings, but no sooner than the rest allows; a moment more, so that rings that come together are one."""
+    begun = time.monotonic()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(bell.wait(), rest.most)
+    await asyncio.sleep(max(COALESCE_SECONDS, begun + rest.least - time.monotonic()))
+    bell.clear()
+
+
+def _pause(key: Key, error: Exception, failures: int) -> Rest:
+    """Rings do not shorten it, or a busy job would hammer an ailing server."""
     if isinstance(error, Conflict):
         log.info("%s/%s: overtaken: %s", *key, error)
-        return COALESCE_SECONDS
+        return Rest(COALESCE_SECONDS, COALESCE_SECONDS)
     log.warning("%s/%s: %s: %s", *key, type(error).__name__, error, exc_info=not str(error))
-    return random.uniform(0.5, 1.0) * min(LONGEST_PAUSE, 2.0 ** (failures - 1))
+    seconds = random.uniform(0.5, 1.0) * min(LONGEST_PAUSE, 2.0 ** (failures - 1))
+    return Rest(seconds, seconds)

@@ -25,10 +25,12 @@ class Resource:
         return "/".join(part for part in (root, within, self.plural, name, subresource) if part)
 
 
+FIELD_MANAGER = "coxswain-operator"
+SECRETS = Resource("v1", "Secret", "secrets")
 _ALL = (
     *(Resource(API_VERSION, kind.name, kind.plural) for kind in OUR_KINDS),
     Resource("v1", "Pod", "pods", selector=LABEL_JOB_UID),
-    Resource("v1", "Secret", "secrets", selector=LABEL_JOB_UID),
+    SECRETS,
     Resource("v1", "ConfigMap", "configmaps", selector=LABEL_JOB_UID),
     Resource("v1", "Service", "services", selector=LABEL_JOB_UID),
     Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies", selector=LABEL_JOB_UID),

@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -17,11 +17,14 @@ from types import TracebackType
 import tenacity
 
 from coxswain.errors import Refused
-from coxswain_operator.cluster import Change, Conflict, Happening, Manifest
+from coxswain.names import LABEL_JOB_UID
+from coxswain_operator.cluster import Change, Conflict, Happening, Manifest, Pairs
 from coxswain_operator.local.addresses import Addresses
 from coxswain_operator.local.objects import Key, Objects, key_of, timestamp
 from coxswain_operator.local.pods import Machine, Pod, check_supported
 from coxswain_operator.local.probes import Prober
+from coxswain_operator.observe import pod_view
+from coxswain_operator.reconcile.values import PodView
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +77,13 @@ class LocalCluster:
     async def list(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
         return self._objects.select(kind, namespace, labels)
 
+    async def pod_views(self, namespace: str, job_uid: str) -> Sequence[PodView]:
+        return [pod_view(p) for p in self._objects.select("Pod", namespace, {LABEL_JOB_UID: job_uid})]
+
+    async def nodes(self) -> dict[str, Pairs] | None:
+        """One machine, of which nothing is said."""
+        return None
+
     def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[Change]:
         return self._objects.watch(kind, namespace, labels)
 
@@ -93,8 +103,8 @@ class LocalCluster:
         """Other spec, data, labels or annotations for an object. Raises Conflict."""
         return self._objects.replace(manifest)
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
-        """Begins deletion; a pod is gone when its processes are. What the object owns goes too."""
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "", force: bool = False) -> None:
+        """Begins deletion; a pod is gone when its processes are (`force` changes nothing). What the object owns goes too."""
         key = (kind, namespace, name)
         current = self._objects.get(*key)
         if current is None or (uid and current["metadata"]["uid"] != uid) or key in self._deletions:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from coxswain.wire import Fault, JobReport
+from coxswain_operator.children import PodPlan
 from coxswain_operator.cluster import Happening, Manifest
 
 
@@ -27,9 +28,17 @@ class PodView:
     conditions: frozenset[tuple[str, str]] = frozenset()  # (type, status)
     node: str = ""
     node_conditions: frozenset[tuple[str, str]] = frozenset()
+    disruption: str = ""  # reason of a DisruptionTarget condition that is True
     deleting: bool = False
-    created: float = 0.0  # seconds since the epoch
-    finished: float = 0.0  # 0: has not ended, or nobody knows when
+    created: float = 0.0  # times in seconds since the epoch; 0: has not happened, or nobody knows when
+    scheduled: float = 0.0
+    finished: float = 0.0
+    deletes_at: float = 0.0  # when its grace period is over
+    ip: str = ""
+    waiting: str = ""  # why a container does not start, such as ImagePullBackOff; empty for the ordinary reasons
+    waiting_message: str = ""
+    unscheduled: str = ""  # the scheduler's words while it finds no node
+    unscheduled_reason: str = ""  # Unschedulable, SchedulingGated; empty once it has found one
 
     @property
     def member(self) -> str:
@@ -84,14 +93,38 @@ class WriteStatus:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
+    """`force`: without waiting for the kubelet, which is gone."""
+
     kind: str
     name: str
     uid: str = ""
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
+    """A child that is no pod."""
+
     manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePod:
+    """A pod, whose manifest is built when it is asked for: thousands of them at once would fill the memory."""
+
+    __match_args__ = ("manifest",)
+
+    plan: PodPlan
+    member: str
+    number: int
+
+    @property
+    def name(self) -> str:
+        return self.plan.name(self.member, self.number)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.plan.pod(self.member, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +142,7 @@ class WakeAt:
     time: float
 
 
-Action: TypeAlias = WriteStatus | Delete | Create | CheckpointAndStop | Happening | WakeAt
+Action: TypeAlias = WriteStatus | Delete | Create | CreatePod | CheckpointAndStop | Happening | WakeAt
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,60 @@
+"""Doing many things at once, carefully: one at first, then more and more, and nothing more after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import chain, zip_longest
+from typing import TypeVar
+
+T = TypeVar("T")
+Deed = Callable[[], Awaitable[bool]]
+
+AT_ONCE = 64
+
+
+class Crew:
+    """Workers over one list of deeds. Every deed that succeeds brings in another worker, so their number doubles.
+
+    That is how a Job controller starts pods: a quota or a broken admission costs one request instead of a thousand.
+    """
+
+    def __init__(self, deeds: Iterable[Deed], at_once: int = AT_ONCE, seconds: float = float("inf")) -> None:
+        """After `seconds` nothing more is begun."""
+        self._deeds, self._at_once, self._end = iter(deeds), at_once, time.monotonic() + seconds
+        self._workers, self._errors, self._smooth = 0, list[Exception](), True
+
+    async def work(self) -> bool:
+        """Returns once all that was begun is done; False: something was not as expected. Raises the first error."""
+        async with asyncio.TaskGroup() as group:
+            self._hire(group)
+        if self._errors:
+            raise self._errors[0]
+        return self._smooth
+
+    def _hire(self, group: asyncio.TaskGroup) -> None:
+        self._workers += 1
+        group.create_task(self._worker(group))
+
+    async def _worker(self, group: asyncio.TaskGroup) -> None:
+        while (deed := self._following()) is not None:
+            try:
+                self._smooth &= await deed()
+            except Exception as error:  # kept until the others are done: their answers count
+                self._errors.append(error)
+                return
+            if self._workers < self._at_once:
+                self._hire(group)
+
+    def _following(self) -> Deed | None:
+        if self._errors or time.monotonic() >= self._end:
+            return None
+        return next(self._deeds, None)
+
+
+def alternately(first: Iterable[T], second: Iterable[T]) -> Iterator[T]:
+    """One of each in turn, then what is left of the longer."""
+    absent = object()
+    pairs = zip_longest(first, second, fillvalue=absent)
+    return (item for item in chain.from_iterable(pairs) if item is not absent)  # type: ignore[misc]

@@ -1,0 +1,104 @@
+"""Writes Events beside the turns: few, in order, and never so that a job waits or ends for one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any
+
+from coxswain.errors import CoxswainError
+from coxswain_operator.cluster import AlreadyExists, Conflict, Happening, Manifest
+from coxswain_operator.kubernetes.connection import JSON, MERGE, Connection
+from coxswain_operator.kubernetes.resources import EVENTS, FIELD_MANAGER
+from coxswain_operator.kubernetes.series import Book, Series
+
+log = logging.getLogger(__name__)
+
+ATTEMPT_SECONDS = 5.0  # for one Event; then it is lost
+COUNT_SECONDS = 5.0  # between two looks for Events that were counted up
+_NOTE_LENGTH = 1024  # what the API takes
+
+
+class Events:
+    """Use as `async with`; leaving it writes what is left, for at most a few seconds."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._book = connection, Book()
+        self._waiting: asyncio.Queue[tuple[str, str, Manifest]] = asyncio.Queue()  # method, path, body
+
+    async def __aenter__(self) -> Events:
+        self._tasks = [asyncio.create_task(work(), name="events") for work in (self._write, self._count)]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._count_up()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._waiting.join(), ATTEMPT_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def put(self, involved: Manifest, happening: Happening) -> None:
+        """At once an Event, or soon a count in one."""
+        meta = involved["metadata"]
+        subject, name = (str(meta["uid"]), happening.reason), f"{meta['name']}.{secrets.token_hex(8)}"
+        path = EVENTS.path(meta["namespace"], name)
+        if self._book.take(subject, happening.message, path, time.monotonic()) is not None:
+            self._waiting.put_nowait(("POST", EVENTS.path(meta["namespace"]), _event(involved, happening, name)))
+
+    async def _write(self) -> None:
+        while True:
+            method, path, body = await self._waiting.get()
+            try:
+                await self._connection.send(
+                    method, path, body, JSON if method == "POST" else MERGE, deadline=ATTEMPT_SECONDS
+                )
+            except (CoxswainError, AlreadyExists, Conflict) as error:
+                log.warning("an event is lost: %s", error)
+            finally:
+                self._waiting.task_done()
+
+    async def _count(self) -> None:
+        while True:
+            await asyncio.sleep(COUNT_SECONDS)
+            self._count_up()
+            self._book.forget(time.monotonic())
+
+    def _count_up(self) -> None:
+        for series in self._book.behind():
+            series.told = series.count
+            self._waiting.put_nowait(("PATCH", series.path, _counted(series)))
+
+
+def _counted(series: Series) -> Manifest:
+    return {"series": {"count": series.count, "lastObservedTime": _stamp(time.time())}}
+
+
+def _event(involved: Manifest, happening: Happening, name: str) -> Manifest:
+    meta = involved["metadata"]
+    regarding: dict[str, Any] = {key: meta[key] for key in ("name", "namespace", "uid")}
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"name": name, "namespace": meta["namespace"]},
+        "eventTime": _stamp(happening.time or time.time()),
+        "reportingController": FIELD_MANAGER,
+        "reportingInstance": socket.gethostname(),
+        "action": "Reconcile",
+        "reason": happening.reason,
+        "note": happening.message[:_NOTE_LENGTH],
+        "type": "Warning" if happening.warning else "Normal",
+        "regarding": {"apiVersion": involved["apiVersion"], "kind": involved["kind"], **regarding},
+    }
+
+
+def _stamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

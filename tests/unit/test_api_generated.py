@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from coxswain.api.crd import crds, object_schema
 from coxswain.api.generate import REPOSITORY, generated
 from coxswain.api.kinds import BY_NAME, KINDS
+from coxswain.api.reference import example, page_name
 from coxswain.api.rules import RULES
+from coxswain.api.validate import check
 from coxswain.metrics import METRICS
 
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -115,6 +118,24 @@ def test_rules_stand_where_there_is_something_to_judge() -> None:
             known = {"", *(field for field, _ in fields(BY_NAME[kind]))}
             assert path in known, f"{rule.name}: {path}"
             assert rule.field.startswith(".metadata") or path + rule.field in known, f"{rule.name}: {path}{rule.field}"
+
+
+@each_kind
+def test_a_kinds_page_shows_an_object_of_it_that_has_no_fault(kind: Any) -> None:
+    page = generated()[f"docs/reference/{kind.name.lower()}.md"]
+    manifest = yaml.safe_load(page.partition("```yaml\n")[2].partition("\n```")[0])
+    assert (manifest["kind"], check(manifest)) == (kind.name, [])
+
+
+def test_a_kind_without_an_example_cannot_have_a_page() -> None:
+    with pytest.raises(ValueError, match="no document of kind DataMix"):
+        example(BY_NAME["DataMix"], "kind: Secret\n---\nkind: DataSource\n")
+
+
+def test_the_index_leads_to_every_kinds_page() -> None:
+    files = generated()
+    assert [k.name for k in KINDS if f"({page_name(k)})" not in files["docs/reference/api.md"]] == []
+    assert [k.name for k in KINDS if f"docs/reference/{page_name(k)}" not in files] == []
 
 
 def test_the_metrics_page_names_every_metric() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from coxswain.api.crd import crds, to_yaml
 from coxswain.api.dashboards import DASHBOARDS, dashboard_json
-from coxswain.api.reference import api_page, metrics_page
+from coxswain.api.kinds import KINDS
+from coxswain.api.reference import api_page, kind_page, metrics_page, page_name
 from coxswain.api.values_page import values_page
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -24,6 +25,8 @@ def generated() -> dict[str, str]:
         files[f"charts/coxswain/dashboards/{dashboard.uid.removeprefix('coxswain-')}.json"] = dashboard_json(dashboard)
     files["charts/coxswain/README.md"] = values_page((REPOSITORY / "charts/coxswain/values.yaml").read_text())
     files["docs/reference/api.md"] = api_page()
+    examples = (REPOSITORY / "examples/kubernetes.yaml").read_text()
+    files |= {f"docs/reference/{page_name(kind)}": kind_page(kind, examples) for kind in KINDS}
     files["docs/metrics.md"] = metrics_page()
     return files
 

@@ -44,7 +44,7 @@ CONDITIONS = (
 
 EVENT_REASONS = (
     "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "StragglerDetected", "LayoutChanged", "NodeLost",
-    "WorkerRestarted", "CheckpointSaved", "Suspended", "Resumed", "Completed", "Failed",
+    "WorkerRestarted", "CheckpointSaved", "Scaled", "Suspended", "Resumed", "Completed", "Failed",
 )  # fmt: skip
 
 

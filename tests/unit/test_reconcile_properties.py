@@ -9,9 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coxswain.names import LABEL_INCARNATION
+from coxswain.names import LABEL_ATTEMPT, LABEL_INCARNATION
 from coxswain_operator.cluster import Manifest
 from coxswain_operator.controller import Controller
+from coxswain_operator.reconcile.incarnations import Numbers, numbers
+from coxswain_operator.reconcile.ranges import decoded
+from coxswain_operator.reconcile.status import JobStatus, read_status
 from tests.unit.reconcile_world import (
     NAMESPACE,
     Crash,
@@ -48,8 +51,7 @@ class Watched(World):
     def _check(self, verb: str, what: str) -> None:
         if verb not in MUTATING:
             return
-        if self.crash_after == 0:
-            self.crash_after = -1
+        if self.crash_after == 0:  # and it stays dead: what it did beside this does not go on
             raise Crash
         self.crash_after -= 1
         if verb == "patch" and what == "demo":
@@ -63,35 +65,43 @@ class Watched(World):
 
     def _check_new_pod(self, pod: Manifest) -> None:
         member, number = member_of(pod), int(pod["metadata"]["labels"][LABEL_INCARNATION])
-        assert self.recorded().get(member) == number, f"{member}: created before its number was stored"
+        assert self.status().attempts and self.numbers().of(member).number == number, (
+            f"{member}: created before its number was stored"
+        )
         others = [p for p in self.pods() if member_of(p) == member and live(p)]
         assert not others, f"a second live pod of {member}"
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "", force: bool = False) -> None:
         pod = self.objects.get((kind, name))
         if kind == "Pod" and pod is not None and live(pod):
-            allowed = self.ending or pod["metadata"]["uid"] in self.harmed
+            old = int(pod["metadata"]["labels"][LABEL_ATTEMPT]) < self.status().attempt
+            allowed = self.ending or old or pod["metadata"]["uid"] in self.harmed
             assert allowed, f"{name} was healthy, and was deleted"
-        await super().delete(kind, namespace, name, uid)
+            assert not force or self.lost(pod), f"{name} was deleted by force, and its node lives"
+        await super().delete(kind, namespace, name, uid, force)
 
     def vanish(self, pod: Manifest) -> None:
-        seen = {e.get("uid") for e in self.job.get("status", {}).get("incarnations", ())}
-        self.unseen += pod["metadata"]["uid"] not in seen and ("Pod", pod["metadata"]["name"]) in self.objects
+        number = int(pod["metadata"]["labels"][LABEL_INCARNATION])
+        current = self.numbers().of(member_of(pod)).number == number and member_of(pod) in decoded(self.status().seen)
+        self.unseen += not current and ("Pod", pod["metadata"]["name"]) in self.objects
         super().vanish(pod)
 
     def check_creates(self) -> None:
         """Every pod has a number of its own."""
-        assert len(self.created) <= sum(number + 1 for number in self.recorded().values()) + self.unseen
+        assert len(self.created) <= sum(self.numbers().of(m).number + 1 for m in MEMBERS) + self.unseen
 
-    def recorded(self) -> dict[str, int]:
-        return {e["name"]: e["number"] for e in self.job.get("status", {}).get("incarnations", ())}
+    def status(self) -> JobStatus:
+        return read_status(self.job)
+
+    def numbers(self) -> Numbers:
+        return numbers(self.status())
 
     async def one_pass(self, crash_after: int = -1) -> None:
         """By a controller that remembers nothing; it dies at the given mutating call."""
         self.crash_after, self.writes_in_pass = crash_after, 0
         try:
             await Controller(self, self, self.clock).pass_once(NAMESPACE, "demo")
-        except Crash:
+        except* Crash:
             pass
         finally:
             self.crash_after = -1

@@ -145,6 +145,9 @@ class Data(Model):
     """The pool of loaders."""
     prefetch_steps: Annotated[int, Field(ge=1, le=64)] = 2
     """Steps that constructors assemble ahead of the workers."""
+    template: Overlay | None = None
+    """Overlay on the pod specs of coordinator and loaders, merged as trainers.template is. (Constructors are in the trainers'
+    pods: initContainers of that template.)"""
 
 
 class Checkpoint(Model):

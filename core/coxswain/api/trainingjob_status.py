@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from coxswain.api.common import ATOMIC, Conditions, Model, Name, Text, Time, Whole, list_map
+from coxswain.api.common import ATOMIC, Conditions, Model, Name, Text, Time, Whole
 
 Number = Annotated[str, Field(max_length=32)]
 
@@ -18,19 +18,19 @@ class TrainerCounts(Model):
     """Pods that are ready."""
     desired: Whole | None = None
     """Pods that the job wants now."""
+    asked: Whole | None = None
+    """spec.trainers.count when the gang started. More than `desired` while there is no room for all."""
 
 
 class Incarnation(Model):
     """Which pod of a member (coordinator, loader or trainer) is the current one; stored before that pod is created."""
 
     name: Name
-    """Stable name, such as trainer-2."""
+    """Stable name, such as trainer-2; `all` stands for every member that has no entry of its own."""
     number: Whole
     """Counts its pods, from 0."""
-    uid: Annotated[str, Field(max_length=64)] | None = None
-    """The pod's uid, once it has been seen: if it is missing then, it has vanished."""
     since: Time | None = None
-    """When this number was stored."""
+    """When this number was stored. Empty: long ago."""
     delay_seconds: Whole | None = None
     """How long after that the pod is created: grows with pods that do not live long."""
 
@@ -141,8 +141,11 @@ class TrainingJobStatus(Model):
     """Trainer pods that exist, for the scale subresource."""
     selector: Text | None = None
     """Label selector of the trainer pods, for the scale subresource."""
-    incarnations: Annotated[list[Incarnation], list_map("name", 101_024)] | None = None
-    """Of every member."""
+    incarnations: Annotated[list[Incarnation], Field(max_length=102_400, json_schema_extra=ATOMIC)] | None = None
+    """Of everybody (`all`) and of members that differ. Empty: every member's number is 0."""
+    seen: Annotated[str, Field(max_length=1_048_576)] | None = None
+    """Members whose current pod has been seen, such as "coordinator,loader:0,trainer:0-3": one of them without a pod has
+    lost it."""
     restarts: Restarts | None = None
     """Pods replaced."""
     progress: Progress | None = None

@@ -6,11 +6,11 @@ from coxswain.config import JobConfig
 from coxswain_operator.children.common import CONTENT, labels_of
 from coxswain_operator.children.configuration import config_map, secret
 from coxswain_operator.children.network import disruption_budget, network_policy, service
-from coxswain_operator.children.pods import pod
+from coxswain_operator.children.pods import PodPlan
 from coxswain_operator.cluster import Manifest
 from coxswain_operator.settings import Settings
 
-__all__ = ["CONTENT", "KINDS", "children", "labels_of", "pod"]
+__all__ = ["CONTENT", "KINDS", "PodPlan", "children", "labels_of"]
 
 # Besides pods. In the order in which they are created: pods mount the first two and are found through the third.
 KINDS = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")

@@ -27,28 +27,22 @@ def labels_of(job: Manifest) -> dict[str, str]:
 
 def child(job: Manifest, api_version: str, kind: str, name: str, body: dict[str, Any]) -> Manifest:
     """A manifest owned by the job. `body`: everything but the head."""
-    meta = job["metadata"]
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
-    return {
-        "apiVersion": api_version,
-        "kind": kind,
-        "metadata": {
-            "name": name,
-            "namespace": meta["namespace"],
-            "labels": labels_of(job),
-            "annotations": {CONTENT: digest},
-            "ownerReferences": [
-                {
-                    "apiVersion": API_VERSION,
-                    "kind": "TrainingJob",
-                    "name": meta["name"],
-                    "uid": meta["uid"],
-                    "controller": True,
-                }
-            ],
-        },
-        **body,
+    metadata = {"name": name, **owner_of(job), "annotations": {CONTENT: digest}}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
+
+
+def owner_of(job: Manifest) -> dict[str, Any]:
+    """The part of every child's metadata that says whose it is."""
+    meta = job["metadata"]
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": "TrainingJob",
+        "name": meta["name"],
+        "uid": meta["uid"],
+        "controller": True,
     }
+    return {"namespace": meta["namespace"], "labels": labels_of(job), "ownerReferences": [owner]}
 
 
 def selector(job: Manifest) -> dict[str, Any]:

@@ -24,27 +24,30 @@ class Service:
     name: str
     module: str
     http: int
+    memory: str = ""  # requested, with a tenth of a core: enough to be no pod of best effort
 
 
-COORDINATOR = Service("coordinator", "coxswain_coordinator", names.PORT_COORDINATOR)
-LOADER = Service("loader", "coxswain_data.loader", names.PORT_LOADER_HTTP)
-CONSTRUCTOR = Service("constructor", "coxswain_data.constructor", names.PORT_CONSTRUCTOR_HTTP)
+COORDINATOR = Service("coordinator", "coxswain_coordinator", names.PORT_COORDINATOR, "128Mi")
+LOADER = Service("loader", "coxswain_data.loader", names.PORT_LOADER_HTTP, "256Mi")
+CONSTRUCTOR = Service("constructor", "coxswain_data.constructor", names.PORT_CONSTRUCTOR_HTTP, "256Mi")
 TRAINER = Service("trainer", "coxswain_train.agent", names.PORT_AGENT_HTTP)
+
+GPU = "nvidia.com/gpu"
 
 
 def container(
-    service: Service, job: Manifest, member: str, index: int, image: str, pull_policy: str, mounts: list[dict[str, Any]]
+    service: Service, job: Manifest, config: JobConfig, image: str, pull_policy: str, mounts: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Restricted: no root, no privilege, nothing writable but its volumes."""
+    """What this service is in every pod. Restricted: no root, no privilege, nothing writable but its volumes."""
+    secrets = any(m["mountPath"].startswith(SECRETS_DIR) for m in mounts)
     return {
         "name": service.name,
         "image": image,
         "imagePullPolicy": pull_policy,
         "command": ["python", "-m", service.module],
-        "env": environment(
-            service, job, member, index, bool([m for m in mounts if m["mountPath"].startswith(SECRETS_DIR)])
-        ),
-        "ports": [{"name": _port_name(service), "containerPort": service.http}],
+        "env": environment(service, job, secrets),
+        "resources": resources(service, config),
+        "ports": ports(service),
         "readinessProbe": {
             "httpGet": {"path": "/readyz", "port": service.http},
             "periodSeconds": 2,
@@ -61,11 +64,23 @@ def container(
     }
 
 
-def environment(service: Service, job: Manifest, member: str, index: int, secrets: bool) -> list[dict[str, Any]]:
+def resources(service: Service, config: JobConfig) -> dict[str, Any]:
+    """Defaults, which a template's `resources` replace: a GPU a device, and a little for the data services."""
+    if service.memory:
+        return {"requests": {"cpu": "100m", "memory": service.memory}}
+    return {} if config.parallelism.hardware == "cpu" else {"limits": {GPU: str(config.devices_per_trainer)}}
+
+
+def ports(service: Service) -> list[dict[str, Any]]:
+    """Each named like its service."""
+    flight = [{"name": "flight", "containerPort": names.PORT_LOADER}] if service is LOADER else []
+    return [{"name": service.name, "containerPort": service.http}, *flight]
+
+
+def environment(service: Service, job: Manifest, secrets: bool) -> list[dict[str, Any]]:
+    """Without ENV_NAME and ENV_INDEX, which each pod adds."""
     name = job["metadata"]["name"]
     plain = {
-        names.ENV_NAME: member,
-        names.ENV_INDEX: str(index),
         names.ENV_COORDINATOR: f"http://{name}-coordinator.{name}:{names.PORT_COORDINATOR}",
         names.ENV_JOB_DIR: JOB_DIR,
         names.ENV_TOKEN_DIR: TOKEN_DIR,
@@ -87,7 +102,3 @@ def endpoint_secrets(config: JobConfig) -> tuple[str, ...]:
     """Names of the Secrets that the job's stores need."""
     endpoints = (*(s.endpoint for s in config.mix.sources), config.checkpoint.endpoint)
     return tuple(sorted({e.secret for e in endpoints if e.secret}))
-
-
-def _port_name(service: Service) -> str:
-    return f"{service.name[:10]}-http"

@@ -2,57 +2,92 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from coxswain import names
 from coxswain.api.resolve import CLAIMS_ROOT, claims
 from coxswain.config import JobConfig
-from coxswain_operator.children import containers
-from coxswain_operator.children.common import child
+from coxswain_operator.children import containers, scheduling
+from coxswain_operator.children.common import owner_of
 from coxswain_operator.children.configuration import config_map_name, secret_name
 from coxswain_operator.children.containers import CONSTRUCTOR, COORDINATOR, LOADER, TRAINER, Service
-from coxswain_operator.children.overlay import merged
+from coxswain_operator.children.overlay import overlaid
 from coxswain_operator.cluster import Manifest
 from coxswain_operator.settings import Settings
 
 GRACE_SECONDS = 60  # to finish a request or a checkpoint's upload after SIGTERM
+SERVICES = {"coordinator": COORDINATOR, "loader": LOADER, "trainer": TRAINER}
+# What restarts, addresses and the isolation of pods rest on is not the user's to change.
+FIXED = ("restartPolicy", "hostname", "subdomain", "automountServiceAccountToken")
+ANNOTATIONS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 
 
-def pod(job: Manifest, config: JobConfig, settings: Settings, member: str, number: int, attempt: int) -> Manifest:
-    """The pod of one member's incarnation. Its host name does not carry the number: addresses outlive pods."""
-    role, _, digits = member.partition("-")
-    index, name = int(digits or 0), job["metadata"]["name"]
-    spec = {
-        "restartPolicy": "Never",
-        "hostname": f"{name}-{member}",
-        "subdomain": name,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "securityContext": _security(settings),
-        **_containers(job, config, settings, role, member, index),
-        "volumes": _volumes(job, config, role),
-    }
-    priority = job["spec"].get("scheduling", {}).get("priorityClassName", "")
-    spec |= {"priorityClassName": priority} if priority else {}
-    spec = _overlaid(spec, job) if role == "trainer" else spec
-    manifest = child(job, "v1", "Pod", pod_name(name, member, number), {"spec": spec})
-    manifest["metadata"]["labels"] |= {
-        "app.kubernetes.io/component": role,
-        names.LABEL_ROLE: role,
-        names.LABEL_INDEX: str(index),
-        names.LABEL_INCARNATION: str(number),
-        names.LABEL_ATTEMPT: str(attempt),
-    }
-    manifest["metadata"]["annotations"] |= {
-        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-        "karpenter.sh/do-not-disrupt": "true",
-    }
-    return manifest
+@dataclass(frozen=True)
+class PodPlan:
+    """All pods of one start of a gang. What they have in common is built once and shared: do not change their manifests."""
+
+    job: Manifest
+    config: JobConfig
+    settings: Settings
+    attempt: int
+    start: int  # number of the start: which pods a queue admits together
+
+    def name(self, member: str, number: int) -> str:
+        return f"{self.job['metadata']['name']}-{member}-{number}"
+
+    def pod(self, member: str, number: int) -> Manifest:
+        """The pod of one member's incarnation. Its host name does not carry the number: addresses outlive pods."""
+        role, _, digits = member.partition("-")
+        head = self._heads[role]
+        own = {names.LABEL_INDEX: digits or "0", names.LABEL_INCARNATION: str(number)}
+        metadata = {**head, "name": self.name(member, number), "labels": {**head["labels"], **own}}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": self._spec(role, member, digits)}
+
+    def _spec(self, role: str, member: str, digits: str) -> Manifest:
+        spec, own = self._specs[role], {names.ENV_NAME: member, names.ENV_INDEX: digits or "0"}
+        lists: Manifest = {k: [_named(c, own) for c in spec[k]] for k in ("initContainers", "containers") if k in spec}
+        return {**spec, **lists, "hostname": f"{self.job['metadata']['name']}-{member}"}
+
+    @cached_property
+    def _heads(self) -> dict[str, Manifest]:
+        """Metadata by role."""
+        return {role: self._head(role) for role in SERVICES}
+
+    def _head(self, role: str) -> Manifest:
+        labels = {"app.kubernetes.io/component": role, names.LABEL_ROLE: role, names.LABEL_ATTEMPT: str(self.attempt)}
+        queue_labels, queue_annotations = scheduling.queue(self.job, self.config, self.start)
+        head = owner_of(self.job)
+        head["labels"] |= {**labels, **queue_labels}
+        return {**head, "annotations": {**ANNOTATIONS, **queue_annotations}}
+
+    @cached_property
+    def _specs(self) -> dict[str, Manifest]:
+        return {role: self._spec_of(role) for role in SERVICES}
+
+    def _spec_of(self, role: str) -> Manifest:
+        """A role's pod spec with the user's template over it."""
+        spec = {
+            "restartPolicy": "Never",
+            "subdomain": self.job["metadata"]["name"],
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "securityContext": _security(self.settings),
+            **_containers(self.job, self.config, self.settings, role),
+            "volumes": _volumes(self.job, self.config, role),
+            **scheduling.of_pod(self.job, role, self.attempt),
+        }
+        template = self.job["spec"].get("trainers" if role == "trainer" else "data", {}).get("template") or {}
+        laid = overlaid(spec, template, SERVICES[role].name)
+        return {**{k: v for k, v in laid.items() if k not in FIXED}, **{k: spec[k] for k in FIXED if k in spec}}
 
 
-def pod_name(job: str, member: str, number: int) -> str:
-    return f"{job}-{member}-{number}"
+def _named(container: Manifest, own: dict[str, str]) -> Manifest:
+    """With the environment that tells one member from another."""
+    env = [e for e in container.get("env", ()) if e["name"] not in own]
+    return {**container, "env": [*({"name": k, "value": v} for k, v in own.items()), *env]}
 
 
 def _security(settings: Settings) -> dict[str, Any]:
@@ -63,23 +98,18 @@ def _security(settings: Settings) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _containers(
-    job: Manifest, config: JobConfig, settings: Settings, role: str, member: str, index: int
-) -> dict[str, list[dict[str, Any]]]:
+def _containers(job: Manifest, config: JobConfig, settings: Settings, role: str) -> dict[str, list[dict[str, Any]]]:
     mounts = _mounts(config, role)
     data_image = job["spec"].get("data", {}).get("image") or settings.data_image
 
     def make(service: Service, image: str) -> dict[str, Any]:
-        return containers.container(service, job, member, index, image, settings.pull_policy, mounts)
+        return containers.container(service, job, config, image, settings.pull_policy, mounts)
 
     if role == "trainer":
         image = job["spec"].get("image") or settings.train_image
         sidecar = {**make(CONSTRUCTOR, data_image), "restartPolicy": "Always"}
         return {"initContainers": [sidecar], "containers": [make(TRAINER, image)]}
-    main = make(COORDINATOR if role == "coordinator" else LOADER, data_image)
-    if role == "loader":
-        main["ports"] = [*main["ports"], {"name": "flight", "containerPort": names.PORT_LOADER}]
-    return {"containers": [main]}
+    return {"containers": [make(SERVICES[role], data_image)]}
 
 
 def _volumes(job: Manifest, config: JobConfig, role: str) -> list[dict[str, Any]]:
@@ -112,15 +142,3 @@ def _mounts(config: JobConfig, role: str) -> list[dict[str, Any]]:
     mounts += [{"name": "run", "mountPath": containers.RUN_DIR}] if role == "coordinator" else []
     mounts += [{"name": "shm", "mountPath": "/dev/shm"}] if role == "trainer" else []
     return mounts
-
-
-def _overlaid(spec: dict[str, Any], job: Manifest) -> dict[str, Any]:
-    """The user's template over ours. `resources` and `env` at its top are the trainer container's."""
-    template = dict(job["spec"]["trainers"].get("template") or {})
-    own = {k: template.pop(k) for k in ("resources", "env") if k in template}
-    laid: dict[str, Any] = merged(spec, template)
-    if own:
-        laid = merged(laid, {"containers": [{"name": TRAINER.name, **own}]})
-    # What restarts, addresses and the isolation of pods rest on is not the user's to change.
-    fixed = ("restartPolicy", "hostname", "subdomain", "automountServiceAccountToken")
-    return {**laid, **{field: spec[field] for field in fixed}}

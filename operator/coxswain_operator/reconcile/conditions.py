@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coxswain.names import CONDITIONS
+from coxswain_operator.reconcile import waiting
 from coxswain_operator.reconcile.situation import Situation, generation
 from coxswain_operator.reconcile.status import Condition
 from coxswain_operator.reconcile.step import Step
@@ -59,7 +60,8 @@ def _pods_ready(s: Situation, step: Step) -> _Facts:
         return "False", "Suspended", ""
     late = [m for m in s.members if not _works(s.pods.get(m))]
     if not s.members or late:
-        return "False", "PodsNotReady", f"not ready: {', '.join(late[:5])}{' ...' if len(late) > 5 else ''}"
+        names = f"not ready: {', '.join(late[:5])}{' ...' if len(late) > 5 else ''}"
+        return "False", "PodsNotReady", "; ".join(filter(None, (names, waiting.told(s.pods.values()))))
     return "True", "AllPodsReady", ""
 
 
@@ -68,7 +70,7 @@ def _works(pod: PodView | None) -> bool:
 
 
 def _progressing(s: Situation, step: Step) -> _Facts:
-    if step.state == "Running":
+    if step.state == "Running" and not step.reason:
         return "True", "Training", step.message
     return "False", step.reason or step.state, step.message
 
@@ -78,6 +80,9 @@ def _degraded(s: Situation, step: Step) -> _Facts:
         return "True", s.report.fault.reason, s.report.fault.message
     if step.state == "Restarting":
         return "True", "Restarting", step.message
+    if s.capacity_lost and step.state not in STATUS_OF_END:
+        size = s.status.trainers
+        return "True", "CapacityLost", f"runs with {size.desired} of {size.asked} trainers: there was no room for more"
     return "False", "AsExpected", ""
 
 

@@ -8,6 +8,7 @@ from coxswain_operator.reconcile.situation import Situation
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.reconcile.step import Ending
 from coxswain_operator.reconcile.times import seconds
+from coxswain_operator.reconcile.values import PodView
 
 
 def exceeded(s: Situation) -> Ending | None:
@@ -36,6 +37,16 @@ def wakes(s: Situation) -> tuple[float, ...]:
     if limit is None or not s.status.is_("Suspended", "False"):
         return ()
     return (s.now + max(1.0, limit - active_seconds(s)),)
+
+
+def starts_by(s: Situation, pod: PodView) -> float:
+    """When its containers have to run: counted from its creation, or from when it found a node."""
+    return max(pod.created, pod.scheduled) + s.spec.start_timeout_seconds
+
+
+def starts(s: Situation) -> set[float]:
+    """When to look again for pods that do not start."""
+    return {t for p in s.observed.pods if p.phase == "Pending" and (t := starts_by(s, p)) > s.now}
 
 
 def expires(s: Situation) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coxswain_operator.cluster import Happening
+from coxswain_operator.reconcile import incarnations
 from coxswain_operator.reconcile.situation import COORDINATOR, Situation
 from coxswain_operator.reconcile.status import JobStatus
 
@@ -47,4 +48,4 @@ def mark_after(old: JobStatus, new: JobStatus, mark: int | None) -> int | None:
 
 
 def _coordinator(status: JobStatus) -> int:
-    return next((e.number for e in status.incarnations if e.name == COORDINATOR), 0)
+    return incarnations.numbers(status).of(COORDINATOR).number

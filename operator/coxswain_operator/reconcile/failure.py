@@ -16,16 +16,21 @@ from coxswain_operator.reconcile.spec import Rule, RuleAction
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.reconcile.step import Ending
 
+HOPELESS_DELAY_SECONDS = 2  # of a member that was replaced three times and never lived long
+TOLD = 5  # losses of one pass that are told one by one
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     loss: Loss
     rule: str
     action: RuleAction
+    own: bool = False  # by one of the job's own rules
 
     @property
     def counted(self) -> bool:
-        return self.action in ("RestartTrainer", "RestartJob")
+        """What the cluster or a person did to a pod is never counted, whatever rule decides about it."""
+        return self.action in ("RestartTrainer", "RestartJob") and not (self.loss.disrupted or self.loss.planned)
 
     @property
     def whole_job(self) -> bool:
@@ -35,7 +40,17 @@ class Verdict:
 def verdicts(s: Situation) -> tuple[Verdict, ...]:
     """One for each lost member."""
     found = (loss_of(s, member) for member in s.members)
-    return tuple(judge(loss, s.spec.failure_policy.rules) for loss in found if loss)
+    judged = (judge(loss, s.spec.failure_policy.rules) for loss in found if loss)
+    return tuple(_escalated(s, v) for v in judged if v.own or not v.loss.only_by_rule)
+
+
+def _escalated(s: Situation, verdict: Verdict) -> Verdict:
+    """Replacing the same pod again and again does not help: then the whole job starts anew from its checkpoint."""
+    entry = s.numbers.of(verdict.loss.member)
+    hopeless = entry.delay_seconds >= HOPELESS_DELAY_SECONDS and incarnations.unsettled(entry, s.now)
+    if not (verdict.counted and hopeless and verdict.action == "RestartTrainer"):
+        return verdict
+    return Verdict(verdict.loss, "Escalation", "RestartJob")
 
 
 # Behind the job's own rules. The first that matches decides.
@@ -48,9 +63,11 @@ BUILT_IN: tuple[tuple[str, Callable[[Loss], bool], RuleAction], ...] = (
 
 def judge(loss: Loss, rules: tuple[Rule, ...]) -> Verdict:
     """The first matching rule; else the built-in ones; else a counted restart."""
+    if loss.planned:
+        return Verdict(loss, loss.reason, "RestartJobIgnoringLimit")
     for rule in rules:
         if matches(rule, loss):
-            return Verdict(loss, rule.name, rule.action)
+            return Verdict(loss, rule.name, rule.action, own=True)
     for name, holds, action in BUILT_IN:
         if holds(loss):
             return Verdict(loss, name, action)
@@ -69,7 +86,7 @@ def matches(rule: Rule, loss: Loss) -> bool:
         of_node = loss.pod.node_conditions if loss.pod else frozenset[tuple[str, str]]()
         tests.append(bool(of_node & {(c.type, c.status) for c in rule.on_node_conditions}))
     if rule.on_reasons:
-        tests.append(loss.reason in rule.on_reasons)
+        tests.append(bool(loss.reasons.intersection(rule.on_reasons)))
     return bool(tests) and all(tests)
 
 
@@ -115,7 +132,8 @@ def count(found: tuple[Verdict, ...]) -> int:
 def restarted(s: Situation, found: tuple[Verdict, ...]) -> JobStatus:
     """The status after the losses: counters and new numbers. Deleting the old pods follows from the numbers."""
     counted = count(found)
-    ignored = 0 if counted and any(v.whole_job for v in found) else len(found) - counted
+    unplanned = sum(not v.loss.planned for v in found)
+    ignored = 0 if counted and any(v.whole_job for v in found) else unplanned - counted
     old = s.status.restarts
     status = replace(s.status, restarts=replace(old, counted=old.counted + counted, ignored=old.ignored + ignored))
     whole = next((v for v in found if v.whole_job), None)
@@ -126,16 +144,23 @@ def restarted(s: Situation, found: tuple[Verdict, ...]) -> JobStatus:
 
 def _next_attempt(s: Situation, status: JobStatus, verdict: Verdict) -> JobStatus:
     """Everyone anew; the gang may have another size."""
-    everyone = {e.name for e in status.incarnations if e.uid}
-    status = incarnations.following(status, everyone, s.now)
+    status = incarnations.renewed(status, s.now, delayed=verdict.counted)
     cause = _ending(verdict.loss.reason, verdict.loss.message, verdict)
-    return replace(attempts.following(status, cause, s.now), trainers=replace(status.trainers, desired=0))
+    trainers = replace(status.trainers, desired=0, asked=0)
+    return replace(attempts.following(status, cause, s.now), trainers=trainers)
 
 
 def happenings(found: tuple[Verdict, ...]) -> tuple[Happening, ...]:
-    return tuple(
-        Happening(
-            "NodeLost" if v.loss.disrupted else "WorkerRestarted", f"{v.loss.message}; {v.rule}: {v.action}", True
-        )
-        for v in found
-    )
+    """One for each loss; of many only the first ones and their number."""
+    told = [_happening(v) for v in found[:TOLD]]
+    more = len(found) - len(told)
+    rest = (Happening(told[-1].reason, f"and {more} more in the same moment", told[-1].warning),) if more else ()
+    return (*told, *rest)
+
+
+def _happening(verdict: Verdict) -> Happening:
+    loss = verdict.loss
+    if loss.planned:
+        return Happening("Scaled", loss.message)
+    reason = "NodeLost" if loss.disrupted else "WorkerRestarted"
+    return Happening(reason, f"{loss.message}; {verdict.rule}: {verdict.action}", True)

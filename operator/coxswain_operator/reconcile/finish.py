@@ -25,9 +25,12 @@ def completed(s: Situation) -> Ending | None:
 
 
 def refused(s: Situation) -> Ending | None:
-    """The cluster will never accept one of the job's children, such as a pod of an impossible template."""
+    """The cluster will never accept one of the job's children, such as a pod of an impossible template.
+
+    One that it may accept later (a quota is used up) is waited for.
+    """
     fault = s.observed.refused
-    return Ending("Failed", fault.reason, fault.message) if fault else None
+    return Ending("Failed", fault.reason, fault.message) if fault and not fault.retryable else None
 
 
 def unfinished(s: Situation) -> tuple[str, str] | None:

@@ -1,56 +1,89 @@
-"""The counters of pods: which number is current, which comes next, and when it may start."""
+"""The counters of pods: which number is current, which comes next, and when it may start.
+
+Nearly all members have the same number: it is stored once, under the name EVERYONE, and only exceptions have their own entries.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from coxswain_operator.reconcile.ranges import decoded, encoded
 from coxswain_operator.reconcile.status import Incarnation, JobStatus
 from coxswain_operator.reconcile.times import seconds, stamp
-from coxswain_operator.reconcile.values import PodView
 
+EVERYONE = "all"
 HEALTHY_SECONDS = 600  # a pod that lived this long starts the back-off anew
 LONGEST_DELAY_SECONDS = 60
 
 
-def seen(status: JobStatus, pods: dict[str, PodView]) -> JobStatus:
-    """Remembers the uids of pods that are there, so that a pod which vanishes is known to have been."""
-    entries = tuple(
-        replace(e, uid=pods[e.name].uid) if e.name in pods and e.uid != pods[e.name].uid else e
-        for e in status.incarnations
-    )
-    return replace(status, incarnations=entries)
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The current entry of every member."""
+
+    everyone: Incarnation
+    exceptions: dict[str, Incarnation]
+
+    def of(self, member: str) -> Incarnation:
+        return self.exceptions.get(member, self.everyone)
 
 
-def first(status: JobStatus, members: tuple[str, ...], now: float) -> JobStatus:
-    """Gives every new member its number 0."""
-    known = {e.name for e in status.incarnations}
-    new = tuple(Incarnation(name=m, number=0, since=stamp(now)) for m in members if m not in known)
-    return replace(status, incarnations=status.incarnations + new)
+def numbers(status: JobStatus) -> Numbers:
+    entries = {e.name: e for e in status.incarnations}
+    return Numbers(entries.pop(EVERYONE, Incarnation(name=EVERYONE, number=0)), entries)
+
+
+def seen(status: JobStatus, members: Collection[str]) -> JobStatus:
+    """Remembers whose current pods have been there, so that a pod which vanishes is known to have been."""
+    known = decoded(status.seen)
+    return status if known.issuperset(members) else replace(status, seen=encoded(known.union(members)))
 
 
 def following(status: JobStatus, members: Collection[str], now: float) -> JobStatus:
     """The next number for these members, with a growing delay for those that do not live long."""
-    entries = tuple(_next(e, now) if e.name in members else e for e in status.incarnations)
-    return replace(status, incarnations=entries)
+    found = numbers(status)
+    changed = {m: _next(replace(found.of(m), name=m), now) for m in members}
+    kept = {name: _settled(e, now) for name, e in found.exceptions.items()}
+    unseen = encoded(decoded(status.seen).difference(members))
+    return replace(status, incarnations=_entries(found.everyone, kept | changed), seen=unseen)
 
 
-def renewed(status: JobStatus, now: float) -> JobStatus:
-    """The next number, without delay, for every member that has had a pod."""
-    entries = tuple(
-        Incarnation(name=e.name, number=e.number + 1, since=stamp(now)) if e.uid else e for e in status.incarnations
-    )
-    return replace(status, incarnations=entries)
+def renewed(status: JobStatus, now: float, delayed: bool = False) -> JobStatus:
+    """A number that nobody has had, for everyone, if anybody has had a pod. `delayed`: with the growing delay of failures."""
+    if not status.seen:
+        return status
+    found = numbers(status)
+    following_ = _next(found.everyone, now)
+    highest = max((e.number for e in found.exceptions.values()), default=0)
+    number = max(following_.number, highest + 1)
+    delay = following_.delay_seconds if delayed else 0
+    everyone = Incarnation(name=EVERYONE, number=number, since=stamp(now), delay_seconds=delay)
+    return replace(status, incarnations=(everyone,), seen="")
 
 
 def starts_at(entry: Incarnation) -> float:
     return seconds(entry.since) + entry.delay_seconds
 
 
+def unsettled(entry: Incarnation, now: float) -> bool:
+    """A pod of this number cannot have lived long yet."""
+    return entry.number > 0 and now - starts_at(entry) < HEALTHY_SECONDS
+
+
+def _entries(everyone: Incarnation, exceptions: dict[str, Incarnation]) -> tuple[Incarnation, ...]:
+    common = (everyone,) if everyone.number else ()
+    return (*common, *(exceptions[name] for name in sorted(exceptions)))
+
+
 def _next(entry: Incarnation, now: float) -> Incarnation:
     """The first replacement is immediate; then 1, 2, 4 ... seconds."""
-    lived = now - starts_at(entry)
-    calm = entry.number == 0 or lived >= HEALTHY_SECONDS
-    delay = 0 if calm else min(LONGEST_DELAY_SECONDS, max(1, 2 * entry.delay_seconds))
+    grown = min(LONGEST_DELAY_SECONDS, max(1, 2 * entry.delay_seconds))
+    delay = grown if unsettled(entry, now) else 0
     return Incarnation(name=entry.name, number=entry.number + 1, since=stamp(now), delay_seconds=delay)
+
+
+def _settled(entry: Incarnation, now: float) -> Incarnation:
+    """Of a pod that has lived long only the number matters: that keeps a status small."""
+    return entry if unsettled(entry, now) else Incarnation(name=entry.name, number=entry.number)

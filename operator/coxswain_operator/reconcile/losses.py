@@ -6,16 +6,20 @@ from dataclasses import dataclass
 
 from coxswain.exits import Exit
 from coxswain.wire import Fault
-from coxswain_operator.reconcile import finish
+from coxswain_operator.reconcile import deadlines, finish, waiting
 from coxswain_operator.reconcile.situation import COORDINATOR, Situation, parse_fault
 from coxswain_operator.reconcile.values import PodView
 
 LEAVING = (Exit.DONE, Exit.STOPPED)  # how loaders and trainers leave when the coordinator tells them the end
+DESERTED_SECONDS = 120  # services leave when no coordinator has answered them for a minute
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A member without a working pod. `reason` is the container's, the pod's, or ours (Vanished, Deleted, StartTimeout ...)."""
+    """A member without a working pod. `reason` is the container's, the pod's, or ours (Vanished, Deleted, StartTimeout ...).
+
+    `planned`: the coordinator left because it was asked to, for another start.
+    """
 
     member: str
     reason: str
@@ -23,6 +27,13 @@ class Loss:
     disrupted: bool = False  # by the cluster or a person, not by itself
     exit_code: int | None = None
     pod: PodView | None = None
+    planned: bool = False
+    only_by_rule: bool = False  # a loss if a rule says so; else the pod may still start
+
+    @property
+    def reasons(self) -> frozenset[str]:
+        """What a rule's onReasons may name."""
+        return frozenset((self.reason, waiting.reason(self.pod) if self.pod and self.pod.live else self.reason))
 
     @property
     def fault(self) -> Fault | None:
@@ -31,22 +42,29 @@ class Loss:
 
 def loss_of(s: Situation, member: str) -> Loss | None:
     """None: works, is about to be created, or has left as it should."""
-    entry, pod = s.entries.get(member), s.pods.get(member)
-    if entry is None or (pod is None and not entry.uid):
-        return None
+    pod = s.pods.get(member)
     if pod is None:
-        return Loss(member, "Vanished", f"{member}: its pod is gone without a trace", disrupted=True)
+        return _vanished(member) if member in s.seen else None
     if pod.live:
         return _loss_of_living(s, pod)
     return _loss_of_ended(s, pod)
 
 
+def _vanished(member: str) -> Loss:
+    return Loss(member, "Vanished", f"{member}: its pod is gone without a trace", disrupted=True)
+
+
 def _loss_of_living(s: Situation, pod: PodView) -> Loss | None:
     if pod.deleting:
         return Loss(pod.member, "Deleted", f"{pod.member}: its pod is being deleted", disrupted=True, pod=pod)
-    if pod.phase == "Pending" and s.now >= pod.created + s.spec.start_timeout_seconds:
-        text = f"{pod.member}: not started within startTimeoutSeconds ({s.spec.start_timeout_seconds})"
+    if pod.phase != "Pending":
+        return None
+    said = waiting.told((pod,)) or pod.member
+    if s.now >= deadlines.starts_by(s, pod) and not waiting.homeless(pod):
+        text = f"{said}: not started within startTimeoutSeconds ({s.spec.start_timeout_seconds})"
         return Loss(pod.member, "StartTimeout", text, pod=pod)
+    if any(waiting.reason(pod) in (rule.on_reasons or ()) for rule in s.spec.failure_policy.rules):
+        return Loss(pod.member, waiting.reason(pod), said, pod=pod, only_by_rule=True)
     return None
 
 
@@ -55,17 +73,31 @@ def _loss_of_ended(s: Situation, pod: PodView) -> Loss | None:
         return _loss_of_coordinator(s, pod)
     if pod.role != COORDINATOR and pod.exit_code is not None and pod.exit_code in (*LEAVING, _announced(s)):
         return _left(s, pod)
-    disrupted = ("DisruptionTarget", "True") in pod.conditions
+    if pod.role != COORDINATOR and pod.exit_code == Exit.RETRYABLE and _deserted(s, pod):
+        return _left_early(pod)
+    disrupted = pod.deleting or ("DisruptionTarget", "True") in pod.conditions
     text = f"{pod.member}: {_how(pod)}"
     return Loss(pod.member, pod.reason or "Error", text, disrupted=disrupted, exit_code=pod.exit_code, pod=pod)
 
 
 def _loss_of_coordinator(s: Situation, pod: PodView) -> Loss | None:
     """It saved and left, but the job is to go on: it is neither over nor suspended."""
+    if pod.exit_code == Exit.STOPPED and s.scaled:
+        text = f"from {s.status.trainers.desired} to {s.spec.trainers.count} trainers"
+        return Loss(pod.member, "ScaleChanged", text, pod=pod, planned=True)
     if pod.exit_code == Exit.STOPPED:
-        return Loss(pod.member, "StoppedUnasked", "the coordinator saved and left unasked by the job's spec", pod=pod)
+        text = "the coordinator saved and left unasked by the job's spec"
+        return Loss(pod.member, "StoppedUnasked", text, pod=pod)
     why = finish.unfinished(s)
     return Loss(pod.member, *why, pod=pod) if why else None
+
+
+def _deserted(s: Situation, pod: PodView) -> bool:
+    """No coordinator works, or only since a moment: who gives up then does so for its sake, and only its loss is judged."""
+    coordinator = s.coordinator
+    if coordinator is None or coordinator.deleting or (coordinator.live and not coordinator.ready):
+        return True
+    return coordinator.created > pod.created and 0 < pod.finished <= coordinator.created + DESERTED_SECONDS
 
 
 def _announced(s: Situation) -> int | None:
@@ -84,8 +116,10 @@ def _left(s: Situation, pod: PodView) -> Loss | None:
         return None
     replaced = coordinator.live and 0 < pod.finished <= coordinator.created
     failed = not coordinator.live and coordinator.exit_code not in LEAVING
-    if not (replaced or failed):
-        return None
+    return _left_early(pod) if replaced or failed else None
+
+
+def _left_early(pod: PodView) -> Loss:
     return Loss(pod.member, "LeftEarly", f"{pod.member}: had left with its coordinator", disrupted=True, pod=pod)
 
 

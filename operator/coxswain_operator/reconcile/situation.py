@@ -10,10 +10,13 @@ import msgspec
 from coxswain.config import JobConfig
 from coxswain.wire import Fault, JobReport
 from coxswain_operator.cluster import Manifest
+from coxswain_operator.reconcile import incarnations
+from coxswain_operator.reconcile.ranges import decoded
 from coxswain_operator.reconcile.spec import JobSpec, read_spec
-from coxswain_operator.reconcile.status import Incarnation, JobStatus, read_status
+from coxswain_operator.reconcile.status import JobStatus, read_status
 from coxswain_operator.reconcile.validate import resolved
 from coxswain_operator.reconcile.values import Observed, PodView, member_name
+from coxswain_operator.reconcile.waiting import GATED
 from coxswain_operator.settings import Settings
 
 COORDINATOR = "coordinator"
@@ -41,9 +44,9 @@ class Situation:
 
     @cached_property
     def members(self) -> tuple[str, ...]:
-        """Names of all that belong to the gang now, the coordinator first; of all that ever did while the job is not valid."""
+        """Names of all that belong to the gang now, the coordinator first; of all that are known while the job is not valid."""
         if self.config is None:
-            return tuple(self.entries)
+            return tuple({**self.pods, **dict.fromkeys(sorted(self.seen))})
         loaders = (member_name("loader", i) for i in range(self.config.loaders))
         trainers = (member_name("trainer", i) for i in range(self.config.trainers))
         return (COORDINATOR, *loaders, *trainers)
@@ -51,12 +54,27 @@ class Situation:
     @cached_property
     def pods(self) -> dict[str, PodView]:
         """The pod of each member's current incarnation, where there is one."""
-        numbers = {e.name: e.number for e in self.status.incarnations}
-        return {p.member: p for p in self.observed.pods if numbers.get(p.member) == p.incarnation}
+        named = ((p.member, p) for p in self.observed.pods)
+        return {member: p for member, p in named if self.numbers.of(member).number == p.incarnation}
 
     @cached_property
-    def entries(self) -> dict[str, Incarnation]:
-        return {e.name: e for e in self.status.incarnations}
+    def numbers(self) -> incarnations.Numbers:
+        return incarnations.numbers(self.status)
+
+    @property
+    def seen(self) -> frozenset[str]:
+        """Members whose current pod has been there."""
+        return decoded(self.status.seen)
+
+    @property
+    def scaled(self) -> bool:
+        """Another number of trainers is asked for than when the gang started."""
+        return self.status.trainers.asked not in (0, self.spec.trainers.count)
+
+    @property
+    def capacity_lost(self) -> bool:
+        """The gang started with fewer trainers than were asked for."""
+        return self.status.trainers.desired < self.status.trainers.asked
 
     @property
     def coordinator(self) -> PodView | None:
@@ -68,17 +86,15 @@ class Situation:
         pod = self.coordinator
         if pod is not None and self.report is not None and self.report.phase in ("Indexing", "Running"):
             return self.report.phase
-        if (
-            pod is not None
-            and pod.live
-            and self.status.state
-            and (self._leaving or (self.report is None and pod.ready))
-        ):
+        if pod is not None and pod.live and self.status.state and (self.leaving or (self.report is None and pod.ready)):
             return self.status.state  # what its end means is judged once it has left; no answer this once is no news
+        if any(p.unscheduled_reason == GATED for p in self.pods.values()):
+            return "Queued"
         return "Restarting" if self.status.progress is not None else "Starting"
 
     @property
-    def _leaving(self) -> bool:
+    def leaving(self) -> bool:
+        """The coordinator has announced the end and is about to go."""
         return self.report is not None and self.report.phase in ("Completed", "Suspended", "Failed")
 
     @cached_property
@@ -93,7 +109,7 @@ def look(observed: Observed, now: float, settings: Settings) -> Situation:
     status, spec = read_status(observed.job), read_spec(observed.job)
     config, faults = resolved(observed)
     if config is not None and status.trainers.desired:
-        # The size of a gang is settled when it starts; another count holds from the next start on.
+        # The size of a gang is settled when it starts; another count starts it anew (see resize).
         config = msgspec.structs.replace(config, trainers=status.trainers.desired)
     return Situation(observed, settings, now, spec, status, config, faults)
 

@@ -10,6 +10,7 @@ from coxswain_operator.cluster import Manifest
 from coxswain_operator.reconcile.times import seconds
 
 PROGRESS_SECONDS = 15  # progress alone is written at most this often
+COUNTS_SECONDS = 2  # and so are the numbers of pods that are there and ready
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -22,11 +23,10 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Which pod of a member is the current one. Stored before the pod is created; `uid` once it has been seen."""
+    """Which pod of a member, or of everyone without an entry, is the current one. Stored before the pod is created."""
 
-    name: str  # the member
+    name: str  # the member, or incarnations.EVERYONE
     number: int
-    uid: str = ""
     since: str = ""  # when this number was stored
     delay_seconds: int = 0  # the pod is created not before since + delay
 
@@ -38,7 +38,8 @@ class Restarts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 class Trainers(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ready: int = 0
-    desired: int = 0
+    desired: int = 0  # size of the gang; 0: the next start settles it
+    asked: int = 0  # spec.trainers.count at the start; more than `desired` when there was no room for all
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -85,7 +86,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     replicas: int = 0
     selector: str = ""
     ready: str = ""
-    incarnations: tuple[Incarnation, ...] = ()
+    incarnations: tuple[Incarnation, ...] = ()  # read through coxswain_operator.reconcile.incarnations
+    seen: str = ""  # members whose current pod has been there, as ranges.encoded writes them
     restarts: Restarts = Restarts()
     progress: Progress | None = None
     last_checkpoint: LastCheckpoint | None = None
@@ -135,12 +137,19 @@ def due_at(old: JobStatus, new: JobStatus) -> float:
     """When `new` should be written: 0 = now, infinity = it says nothing new, else when the next progress is due."""
     if new == old:
         return float("inf")
-    if _steady(new) != _steady(old):
+    if _without_counts(_steady(new)) != _without_counts(_steady(old)):
         return 0.0
-    return seconds(old.updated_at) + PROGRESS_SECONDS
+    steady = _steady(new) == _steady(old)
+    return seconds(old.updated_at) + (PROGRESS_SECONDS if steady else COUNTS_SECONDS)
 
 
 def _steady(status: JobStatus) -> JobStatus:
     """Without what grows by itself while the job runs well."""
     conditions = tuple(msgspec.structs.replace(c, message="") for c in status.conditions)
-    return msgspec.structs.replace(status, progress=None, conditions=conditions)
+    return msgspec.structs.replace(status, progress=None, last_checkpoint=None, conditions=conditions)
+
+
+def _without_counts(status: JobStatus) -> JobStatus:
+    """Without what changes with every pod while a gang starts."""
+    trainers = msgspec.structs.replace(status.trainers, ready=0)
+    return msgspec.structs.replace(status, seen="", trainers=trainers, ready="", replicas=0)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from coxswain.exits import Exit
 from coxswain.names import ANNOTATION_STOP_AT
-from coxswain_operator.reconcile import deadlines, incarnations
+from coxswain_operator.reconcile import deadlines, incarnations, stranded
 from coxswain_operator.reconcile.situation import Situation
 from coxswain_operator.reconcile.step import Step
 from coxswain_operator.reconcile.times import seconds
@@ -47,14 +47,15 @@ def suspended(s: Situation) -> Step:
     status = deadlines.recorded(s)
     renewed = incarnations.renewed(status, s.now)
     if not s.observed.pods:
-        status = replace(renewed, trainers=replace(status.trainers, desired=0))
+        status = replace(renewed, trainers=replace(status.trainers, desired=0, asked=0))
         return Step("Suspended", status, "Suspended", _saved(s))
     if s.coordinator is not None and s.coordinator.live and s.now < _deadline(s):
         call = CheckpointAndStop("suspended")
         text = "waits for the checkpoint, then for the pods to leave"
         return Step("Suspending", status, "Suspending", text, calls=(call,), wakes=(_deadline(s),))
-    gone = tuple(Delete("Pod", p.name, p.uid) for p in s.observed.pods if not p.deleting)
-    return Step("Suspending", renewed, "Suspending", "waits for the pods to leave", deletes=gone)
+    gone = (*(Delete("Pod", p.name, p.uid) for p in s.observed.pods if not p.deleting), *stranded.forced(s))
+    text = "waits for the pods to leave"
+    return Step("Suspending", renewed, "Suspending", text, deletes=gone, wakes=stranded.wakes(s))
 
 
 def _deadline(s: Situation) -> float:

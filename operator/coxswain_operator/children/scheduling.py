@@ -1,0 +1,48 @@
+"""How pods find their nodes: queue, priority, nearness, and how long they hold on to a node that is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coxswain.config import JobConfig
+from coxswain.names import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_ROLE
+from coxswain_operator.cluster import Manifest
+
+LOST_NODE_SECONDS = 30  # Kubernetes' own default is 300, and meanwhile the whole gang stands still
+_LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+TOLERATIONS = [
+    {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS} for key in _LOST
+]
+
+
+def of_pod(job: Manifest, role: str, attempt: int) -> dict[str, Any]:
+    """The scheduling part of a role's pod spec."""
+    wanted = job["spec"].get("scheduling", {})
+    priority, affinity = wanted.get("priorityClassName", ""), _affinity(job, wanted.get("topology", {}), attempt)
+    return {
+        "tolerations": TOLERATIONS,
+        **({"priorityClassName": priority} if priority else {}),
+        **({"affinity": affinity} if affinity and role == "trainer" else {}),
+    }
+
+
+def queue(job: Manifest, config: JobConfig, start: int) -> tuple[dict[str, str], dict[str, str]]:
+    """Labels and annotations by which Kueue admits all pods of one start together."""
+    queueing = job["spec"].get("scheduling", {}).get("queueing", {})
+    if queueing.get("backend", "None") != "Kueue":
+        return {}, {}
+    meta = job["metadata"]
+    group = f"{meta['name']}-{meta['uid'][:8]}-{start}"
+    labels = {"kueue.x-k8s.io/queue-name": queueing["queueName"], "kueue.x-k8s.io/pod-group-name": group}
+    return labels, {"kueue.x-k8s.io/pod-group-total-count": str(1 + config.loaders + config.trainers)}
+
+
+def _affinity(job: Manifest, topology: dict[str, str], attempt: int) -> dict[str, Any]:
+    """Trainers of one attempt near to each other; the next attempt may choose another place."""
+    key = topology.get("required") or topology.get("preferred")
+    labels = {LABEL_JOB_UID: job["metadata"]["uid"], LABEL_ROLE: "trainer", LABEL_ATTEMPT: str(attempt)}
+    term = {"topologyKey": key, "labelSelector": {"matchLabels": labels}}
+    if topology.get("required"):
+        return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    weighted = {"weight": 100, "podAffinityTerm": term}
+    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}} if key else {}

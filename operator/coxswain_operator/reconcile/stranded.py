@@ -1,0 +1,35 @@
+"""Pods on lost nodes: nobody there carries out their deletion, and their successors must not wait for ever.
+
+They are deleted by force, as the cluster's own out-of-service handling does. Their processes may still run behind a broken
+network: the plan log's create-only records and the world generation refuse whatever they would still say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coxswain_operator.reconcile.situation import Situation
+from coxswain_operator.reconcile.values import Delete, PodView
+
+MARGIN_SECONDS = 30  # beyond the grace period, for a kubelet that is merely slow
+LOOK_SECONDS = 10  # a node's change of mind rings no bell
+
+
+def forced(s: Situation) -> Iterator[Delete]:
+    for pod in s.observed.pods:
+        if pod.deleting and pod.node and _lost(pod, s.now):
+            yield Delete("Pod", pod.name, pod.uid, force=True)
+
+
+def wakes(s: Situation) -> tuple[float, ...]:
+    """While a deletion takes longer than it may."""
+    late = any(pod.deleting and pod.live and pod.node and pod.deletes_at for pod in s.observed.pods)
+    return (s.now + LOOK_SECONDS,) if late else ()
+
+
+def _lost(pod: PodView, now: float) -> bool:
+    """Unknown: the control plane has not heard from the node for long. Otherwise the grace period must be over as well."""
+    if {("Ready", "Unknown"), ("Ready", "Gone")} & pod.node_conditions:
+        return True
+    down = ("Ready", "False") in pod.node_conditions or pod.disruption == "DeletionByTaintManager"
+    return down and 0 < pod.deletes_at + MARGIN_SECONDS <= now

@@ -1,0 +1,158 @@
+"""What the cluster does to pods: drains, lost nodes, images that cannot be had. None of it consumes restarts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coxswain.wire import Fault
+from coxswain_operator.reconcile import reconcile
+from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.reconcile.values import Observed, WriteStatus
+from tests.unit.reconcile_world import World, data_mix, data_source, live, member_of, report, training_job
+from tests.unit.test_reconcile_life import passes, running
+
+STRICT: dict[str, Any] = {"failurePolicy": {"maxRestarts": 0}}
+MEMBERS = ("coordinator", "loader-0", "trainer-0", "trainer-1")
+
+
+async def drain(world: World, member: str) -> None:
+    """Evicts a pod, and lets the operator see it at any of the moments of its leaving."""
+    pod = world.pod(member)
+    pod["metadata"]["deletionTimestamp"] = stamp(world.now + 60)
+    world.end(pod, 1)  # what services say to SIGTERM
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+async def test_a_drained_node_costs_no_counted_restart(member: str) -> None:
+    world = await running(**STRICT)
+    await drain(world, member)
+    await passes(world, 6)
+    world.run_all()
+    await passes(world)
+    assert world.state == "Running"
+    assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 1}
+
+
+async def test_a_rule_of_the_users_own_may_restart_the_job_on_a_drain_but_it_is_not_counted() -> None:
+    rules = [{"name": "all", "onPodConditions": [{"type": "DisruptionTarget"}], "action": "RestartJob"}]
+    world = await running(failurePolicy={"maxRestarts": 0, "rules": rules})
+    await drain(world, "trainer-0")
+    await passes(world, 6)
+    assert (world.job["status"]["attempt"], world.job["status"]["restarts"]["counted"]) == (1, 0)
+
+
+async def test_who_gives_up_because_the_coordinators_node_is_lost_is_replaced_without_counting() -> None:
+    world = await running(**STRICT)
+    world.set_node("node-of-coordinator", "Unknown")
+    world.report_now = None
+    world.pod("coordinator")["metadata"]["deletionTimestamp"] = stamp(world.now + 60)
+    await passes(world, 1)
+    for member in MEMBERS[1:]:
+        world.end(world.pod(member), 1)
+    await passes(world, 6)
+    world.run_all()
+    world.report_now = report("Running", 10)
+    await passes(world)
+    assert world.state == "Running" and world.job["status"]["restarts"]["counted"] == 0
+    assert {member_of(p) for p in world.pods() if live(p)} == set(MEMBERS)
+
+
+async def test_a_pod_on_a_node_that_nobody_hears_of_is_deleted_by_force_and_succeeded() -> None:
+    world = await running(**STRICT)
+    pod = world.pod("trainer-1")
+    pod["metadata"]["deletionTimestamp"] = stamp(world.now + 60)
+    world.set_node("node-of-trainer-1", "Unknown")
+    await passes(world)
+    assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-1"
+    assert pod not in world.pods()
+
+
+async def test_a_node_that_only_is_not_ready_gets_its_grace_period_and_a_margin() -> None:
+    world = await running(**STRICT)
+    world.set_node("node-of-trainer-1", "False")
+    world.pod("trainer-1")["metadata"]["deletionTimestamp"] = stamp(world.now + 60)
+    await passes(world)
+    world.tick(80)
+    await passes(world)
+    assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-0"
+    world.tick(10)
+    await passes(world)
+    assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-1"
+
+
+async def test_a_slow_deletion_on_a_healthy_node_is_waited_for() -> None:
+    world = await running(**STRICT)
+    world.set_node("node-of-trainer-1", "True")
+    world.lost = lambda pod: member_of(pod) == "trainer-1"  # type: ignore[method-assign]
+    world.pod("trainer-1")["metadata"]["deletionTimestamp"] = stamp(world.now)
+    world.tick(3600)
+    await passes(world)
+    assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-0"
+
+
+async def test_a_suspended_job_does_not_wait_for_pods_of_lost_nodes() -> None:
+    world = await running()
+    world.set_node("node-of-trainer-1", "Unknown")
+    world.edit("TrainingJob", "demo", suspend=True)
+    world.end(world.pod("coordinator"), 3)
+    await passes(world, 8)
+    assert (world.state, world.pods()) == ("Suspended", [])
+
+
+async def test_an_image_that_cannot_be_had_is_told_and_replaced_after_the_time_out() -> None:
+    world = World(data_source(), data_mix(), training_job())
+    await passes(world)
+    world.wait(world.pod("trainer-0"), "ImagePullBackOff", "Back-off pulling image")
+    world.tick(20)
+    await passes(world)
+    assert "trainer-0: ImagePullBackOff: Back-off pulling image" in world.condition("PodsReady")["message"]
+    assert world.job["status"]["restarts"]["counted"] == 0
+    world.tick(900)
+    await passes(world)
+    assert world.job["status"]["restarts"]["counted"] == 4  # nobody started in time
+
+
+async def test_a_rule_on_a_waiting_reason_decides_before_the_time_out() -> None:
+    rules = [{"name": "no-image", "onReasons": ["ErrImagePull", "ImagePullBackOff"], "action": "Fail"}]
+    world = World(data_source(), data_mix(), training_job(failurePolicy={"rules": rules}))
+    await passes(world)
+    world.wait(world.pod("trainer-0"), "ImagePullBackOff", "Back-off pulling image")
+    await passes(world)
+    assert world.state == "Failed"
+    assert "ImagePullBackOff: Back-off pulling image" in world.condition("Succeeded")["message"]
+
+
+async def test_a_waiting_reason_whose_rule_demands_more_does_nothing_yet() -> None:
+    codes = {"operator": "In", "values": [9]}
+    rules = [{"name": "both", "onReasons": ["ImagePullBackOff"], "onExitCodes": codes, "action": "Fail"}]
+    world = World(data_source(), data_mix(), training_job(failurePolicy={"rules": rules}))
+    await passes(world)
+    world.wait(world.pod("trainer-0"), "ImagePullBackOff")
+    await passes(world)
+    assert (world.state, len(world.created)) == ("Starting", 4)
+
+
+async def test_a_member_that_keeps_dying_makes_the_whole_job_start_anew() -> None:
+    world = await running()
+    for _ in range(4):
+        await passes(world, 5)
+        world.run_all()
+        world.end(world.pod("trainer-1"), 1)
+    await passes(world, 6)
+    status = world.job["status"]
+    assert (status["attempt"], status["restarts"]["counted"]) == (1, 4)
+    assert status["attempts"][0]["rule"] == "Escalation"
+    assert [e["name"] for e in status["incarnations"]] == ["all"]
+
+
+async def test_a_quota_that_is_used_up_is_waited_for_in_words() -> None:
+    job = {**training_job(), "status": {}}
+    job["metadata"] |= {"uid": "u"}
+    full = Fault("QuotaExceeded", "exceeded quota: gpus", retryable=True)
+    observed = Observed(job=job, sources=(data_source(),), mixes=(data_mix(),), refused=full)
+    (write,) = reconcile(observed, 1000.0).of(WriteStatus)
+    assert isinstance(write, WriteStatus)
+    succeeded = next(c for c in write.status["conditions"] if c["type"] == "Succeeded")
+    assert (succeeded["status"], succeeded["message"]) == ("Unknown", "QuotaExceeded: exceeded quota: gpus")

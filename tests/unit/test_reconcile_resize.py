@@ -1,0 +1,148 @@
+"""Another number of trainers: asked for by a user, or forced by missing room."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from coxswain_operator.cluster import Manifest
+from tests.unit.reconcile_world import World, data_mix, data_source, live, member_of, report, report_text, training_job
+from tests.unit.test_reconcile_life import passes, running
+
+BOUNDS = {"minCount": 1, "maxCount": 8}
+
+
+def trainers(count: int) -> Manifest:
+    return {"count": count, **BOUNDS}
+
+
+async def running_scalable(**spec: Any) -> World:
+    return await running(**{"trainers": trainers(2), **spec})
+
+
+def scale(world: World, count: int) -> None:
+    """As `kubectl scale`."""
+    world.edit("TrainingJob", "demo", trainers=trainers(count))
+
+
+def leave(world: World) -> None:
+    """The coordinator saved and everybody left, as it was asked."""
+    for pod in list(world.pods()):
+        world.end(pod, 3, report_text("Suspended", step=20))
+    world.report_now = None
+
+
+async def test_a_scaled_job_saves_first_and_starts_again_with_the_new_count_without_counting_a_restart() -> None:
+    world = await running_scalable()
+    scale(world, 4)
+    await passes(world)
+    assert ("scaled to 4 trainers", -1) in world.calls and world.deleted == []
+    assert (world.state, world.condition("Progressing")["reason"]) == ("Running", "Scaling")
+    leave(world)
+    await passes(world, 6)
+    status = world.job["status"]
+    assert sorted(member_of(p) for p in world.pods() if live(p)) == [
+        "coordinator", "loader-0", "trainer-0", "trainer-1", "trainer-2", "trainer-3",
+    ]  # fmt: skip
+    assert json.loads(world.objects["ConfigMap", "demo-config"]["data"]["job.json"])["trainers"] == 4
+    assert status["restarts"] == {"counted": 0, "ignored": 0}
+    assert [(a["number"], a.get("rule")) for a in status["attempts"]] == [(0, "ScaleChanged"), (1, None)]
+    assert [h.reason for h in world.happenings].count("Scaled") == 1
+
+
+async def test_changes_that_come_quickly_are_one_restart_with_the_last_count() -> None:
+    world = await running_scalable()
+    for count in (4, 3, 6):
+        scale(world, count)
+        await passes(world, 1)
+    leave(world)
+    await passes(world, 6)
+    assert (world.job["status"]["attempt"], world.job["status"]["trainers"]["desired"]) == (1, 6)
+
+
+async def test_a_job_that_does_not_train_yet_is_scaled_at_once() -> None:
+    world = World(data_source(), data_mix(), training_job(trainers=trainers(2)))
+    await passes(world)
+    scale(world, 1)
+    await passes(world, 6)
+    assert world.calls == []
+    assert sorted(member_of(p) for p in world.pods()) == ["coordinator", "loader-0", "trainer-0"]
+
+
+async def test_a_count_that_changes_during_suspension_holds_at_resumption_and_restarts_nothing() -> None:
+    world = await running_scalable()
+    world.edit("TrainingJob", "demo", suspend=True)
+    await passes(world, 2)
+    leave(world)
+    await passes(world)
+    scale(world, 3)
+    await passes(world)
+    assert world.pods() == []
+    world.edit("TrainingJob", "demo", suspend=False)
+    await passes(world, 6)
+    assert (len(world.pods()), world.job["status"]["attempt"]) == (5, 0)
+
+
+async def test_a_coordinator_that_never_saves_is_replaced_in_the_end() -> None:
+    world = await running_scalable()
+    scale(world, 3)
+    await passes(world)
+    world.tick(600)
+    await passes(world, 6)
+    assert (world.job["status"]["attempt"], len(world.pods())) == (1, 5)
+
+
+async def test_a_second_change_after_a_first_is_a_restart_of_its_own() -> None:
+    world = await running_scalable()
+    for attempt, count in enumerate((3, 2), 1):
+        scale(world, count)
+        await passes(world)
+        leave(world)
+        await passes(world, 6)
+        world.run_all()
+        world.report_now = report("Running", 30)
+        await passes(world, 6)
+        assert (world.job["status"]["attempt"], world.job["status"]["ready"]) == (attempt, f"{count}/{count}")
+
+
+async def test_trainers_that_find_no_node_in_time_are_done_without_where_enough_found_one() -> None:
+    world = World(data_source(), data_mix(), training_job(trainers={**trainers(4), "minCount": 2}))
+    world.homeless = {"trainer-1"}
+    await passes(world)
+    world.run_all()
+    world.tick(890)
+    await passes(world)
+    assert world.job["status"]["attempt"] == 0
+    assert "trainer-1: Unschedulable: 0/2 nodes are available" in world.condition("Succeeded")["message"]
+    world.homeless = set()
+    world.unschedulable(world.pod("trainer-1"))
+    world.tick(20)
+    await passes(world, 6)
+    world.run_all()
+    await passes(world, 6)
+    status = world.job["status"]
+    assert (status["ready"], status["restarts"]) == ("3/3", {"counted": 0, "ignored": 0})
+    assert world.condition("Degraded")["reason"] == "CapacityLost"
+    assert status["attempts"][0]["rule"] == "CapacityLost"
+
+
+async def test_a_gang_without_room_waits_in_words_and_consumes_no_restarts() -> None:
+    world = World(data_source(), data_mix(), training_job(failurePolicy={"maxRestarts": 0}))
+    world.homeless = {"trainer-0", "trainer-1"}
+    await passes(world)
+    world.run_all()
+    for _ in range(5):
+        world.tick(1000)
+        await passes(world)
+    assert world.state == "Starting" and len(world.created) == 4
+    assert "trainer-0 and 1 more: Unschedulable" in world.condition("PodsReady")["message"]
+
+
+async def test_pods_that_a_queue_holds_back_make_the_job_queued_and_do_not_time_out() -> None:
+    world = World(data_source(), data_mix(), training_job())
+    await passes(world)
+    for pod in world.pods():
+        world.unschedulable(pod, "SchedulingGated")
+    world.tick(5000)
+    await passes(world)
+    assert (world.state, len(world.created)) == ("Queued", 4)

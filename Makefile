@@ -12,7 +12,7 @@ CORPUS := runs/corpus
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup run test lint generate manifests test-slow bench binaries clean
+.PHONY: help setup run test lint generate manifests test-slow bench binaries cluster cluster-down clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,5 +56,12 @@ test-slow: .venv/.ready binaries  ## the long matrix
 bench: .venv/.ready  ## benchmarks: one JSON object and a line of text each
 	$(BIN)/python bench/plan_step.py
 
+cluster: .venv/.ready  ## a real Kubernetes with two nodes on this machine, as root; says what is missing and what to type next
+	@$(BIN)/python -m e2e.cluster up
+
+cluster-down: .venv/.ready  ## end that cluster; nothing is left
+	@$(BIN)/python -m e2e.cluster down
+
 clean:  ## remove what make built and what runs left
+	@test ! -e .cache/cluster || $(BIN)/python -m e2e.cluster down
 	rm -rf .venv .cache runs

@@ -11,6 +11,7 @@ import typer
 from e2e.cluster import preflight
 from e2e.cluster.cluster import CannotStart, Cluster
 from e2e.cluster.process import REPOSITORY, binary
+from e2e.cluster.state import ClusterRuns, NotOurs
 
 STATE = REPOSITORY / ".cache" / "cluster"
 TOOLS = (
@@ -48,7 +49,10 @@ def up(
 @app.command()
 def down(state: State = STATE) -> None:
     """Ends it and removes all that it made; also what a killed one left."""
-    Cluster(state).down()
+    try:
+        Cluster(state).down()
+    except (NotOurs, ClusterRuns) as reason:
+        _refuse(str(reason))
 
 
 @app.command()

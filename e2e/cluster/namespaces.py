@@ -50,17 +50,18 @@ def start_time(pid: int) -> int | None:
 
 def first_process(ancestor: int) -> int | None:
     """The id, as seen here, of the namespace's first process below `ancestor`; None while there is none."""
-    for pid in (ancestor, *_descendants(ancestor)):
+    for pid in (ancestor, *descendants(ancestor)):
         ids = _namespace_ids(pid)
         if len(ids) > 1 and ids[-1] == "1" and Path(f"/proc/{pid}/comm").read_text().strip() == "pause":
             return pid
     return None
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """Ids of its children, their children, and so on."""
     path = Path(f"/proc/{pid}/task/{pid}/children")
     children = [int(word) for word in path.read_text().split()] if path.exists() else []
-    return [found for child in children for found in (child, *_descendants(child))]
+    return [found for child in children for found in (child, *descendants(child))]
 
 
 def _namespace_ids(pid: int) -> list[str]:

@@ -37,7 +37,8 @@ class State:
 
     @property
     def lock_file(self) -> Path:
-        return self.root / "lock"
+        """Also what tells a cluster's folder from any other."""
+        return self.root / "coxswain-cluster.lock"
 
     @property
     def reaper_file(self) -> Path:

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from coxswain.boxes import Box
+from coxswain.config import ModelConfig
 from coxswain.index import BlockEntry
 from coxswain.layout import Layout, Seat
 from coxswain.membership.values import Cursor, Sequence
@@ -241,6 +242,8 @@ class Manifest(msgspec.Struct, frozen=True):
     vocabulary: int
     shards: tuple[Shard, ...]
     time: float
+    model: ModelConfig | None = None  # None: written by an earlier release
+    longest: int = 0  # the job's maxSequenceTokens
 
 
 # --- the operator and people ----------------------------------------------------------------------------------------

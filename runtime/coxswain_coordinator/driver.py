@@ -187,7 +187,8 @@ class Driver:
             version=MANIFEST_VERSION, job=job_of(run.job), step=step, attempt_generation=run.generation, cursor=cursor,
             stream_digest=session.book.stream_digests[step], tokens=cursor.offset, model_hash=run.job.model_hash(),
             stream_hash=stream_hash(run.job), index_hash=run.index.hash, vocabulary=session.world.vocabulary,
-            shards=session.saves.shards(step), time=run.clock(),
+            shards=session.saves.shards(step), time=run.clock(), model=run.job.model,
+            longest=run.job.batch.max_sequence_tokens,
         )  # fmt: skip
 
     async def _see_off(self, session: Session) -> bool:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.config import MixConfig, SourceConfig
 from coxswain.errors import Refused
-from coxswain.index import BlockEntry
+from coxswain.index import BlockEntry, fingerprint
 from coxswain.membership.order import SourceView
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Indexed, SourceReport
@@ -49,8 +47,7 @@ class SourceIndex:
 
     @cached_property
     def fingerprint(self) -> str:
-        content = [(b.key, b.samples, b.tokens) for b in self.blocks]
-        return "sha256:" + hashlib.sha256(msgspec.json.encode(content)).hexdigest()
+        return fingerprint(self.blocks)
 
 
 @dataclass(frozen=True, slots=True)

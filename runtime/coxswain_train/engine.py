@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from coxswain.boxes import Box
-from coxswain.config import ModelConfig, OptimizerConfig
+from coxswain.config import EndpointConfig, ModelConfig, OptimizerConfig
 from coxswain.errors import Refused
 from coxswain.layout import Layout
 from coxswain.plan.values import Operation
@@ -63,13 +63,13 @@ class Engine:
         shards = shard(self.shapes, world.ranks)
         self.zero = Zero(self.model.weights(), shards, world.rank, world)
 
-    def initialise(self, seed: int, secrets: Path | None = None) -> None:
-        """Fresh state from the job's seed, then from `initFrom` if there is one: every owner fills its own boxes."""
+    def initialise(self, seed: int, secrets: Path | None = None, endpoint: EndpointConfig | None = None) -> None:
+        """Fresh state from the job's seed, then from `initFrom` (at `endpoint`) if there is one: every owner its own boxes."""
         boxes = self.zero.boxes()["parameter"]
         for box, values in boxes.items():
             values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
         if self._config.init_from:
-            load_pretrained(self._config.init_from, boxes, self.shapes, secrets)
+            load_pretrained(self._config.init_from, boxes, self.shapes, secrets, endpoint, self._config)
         self.zero.publish()
 
     def boxes(self) -> dict[str, dict[Box, torch.Tensor]]:

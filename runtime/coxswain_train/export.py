@@ -1,35 +1,64 @@
-"""`python -m coxswain_train.export CHECKPOINT_URI OUTPUT [STEP]`: a checkpoint's weights as one safetensors file.
+"""`python -m coxswain_train.export CHECKPOINT_URI OUTPUT [STEP]`: a checkpoint's weights in Hugging Face's layout.
 
-Names and shapes are those of Hugging Face's Llama. Without STEP the newest checkpoint is taken.
+OUTPUT is a folder, for `from_pretrained` and for another job's `model.initFrom`; or, ending in .safetensors, just the weights.
+Without STEP the newest checkpoint is taken. The names are those of Hugging Face's Llama.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from coxswain.boxes import whole
-from coxswain.errors import Refused
+from coxswain.errors import CoxswainError, Refused
 from coxswain.exits import Exit
 from coxswain.planlog import manifest_key
-from coxswain.wire import Shard
+from coxswain.wire import Manifest, Shard
 from coxswain_link.store import Store, open_store
 from coxswain_train import checkpoint
+from coxswain_train.huggingface import to_config
 
 
 def export(store: Store, output: Path, step: int | None = None) -> int:
-    """Writes the weights of a step (by default the newest); returns the step."""
+    """Writes the weights of a step (by default the newest), whole or not at all; returns the step."""
     key = _newest(store) if step is None else manifest_key(step)
     manifest = checkpoint.read_manifest(store, key)
+    if output.suffix == ".safetensors":
+        _write_weights(output, _weights(store, manifest), manifest)
+        return manifest.step
+    config = _config(manifest)
+    output.mkdir(parents=True, exist_ok=True)
+    _write_weights(output / "model.safetensors", _weights(store, manifest), manifest)
+    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return manifest.step
+
+
+def _weights(store: Store, manifest: Manifest) -> dict[str, Tensor]:
     weights = {whole(name, shape): torch.zeros(shape) for name, shape in _shapes(manifest.shards).items()}
     checkpoint.load(store, manifest.shards, {"parameter": weights})
-    named = {box.name: values for box, values in weights.items()}
-    safetensors.torch.save_file(named, output, metadata={"format": "pt", "step": str(manifest.step)})
-    return manifest.step
+    return {box.name: values for box, values in weights.items()}
+
+
+def _write_weights(path: Path, weights: dict[str, Tensor], manifest: Manifest) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    safetensors.torch.save_file(weights, partial, metadata={"format": "pt", "step": str(manifest.step)})
+    partial.replace(path)
+
+
+def _config(manifest: Manifest) -> dict[str, object]:
+    if manifest.model is None:
+        raise Refused(
+            "NoModelInCheckpoint",
+            f"the checkpoint of step {manifest.step} does not say its model's shape, so there can be no config.json; give an "
+            "OUTPUT that ends in .safetensors for the weights alone",
+        )
+    return to_config(manifest.model, manifest.vocabulary, manifest.longest)
 
 
 def _newest(store: Store) -> str:
@@ -52,14 +81,20 @@ def _shapes(shards: Iterable[Shard]) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def _step(arguments: list[str]) -> int | None:
+    if arguments and not arguments[0].isdigit():
+        raise Refused("BadStep", f"STEP {arguments[0]!r}: allowed is the number of a checkpoint's step, or nothing")
+    return int(arguments[0]) if arguments else None
+
+
 def main(arguments: list[str]) -> int:
     if len(arguments) not in (2, 3):
         sys.stderr.write(f"{__doc__}")
         return Exit.USER_FAULT
     try:
-        step = export(open_store(arguments[0]), Path(arguments[1]), int(arguments[2]) if arguments[2:] else None)
-    except Refused as error:
-        sys.stderr.write(f"{error.reason}: {error.message}\n")
+        step = export(open_store(arguments[0]), Path(arguments[1]), _step(arguments[2:]))
+    except (CoxswainError, OSError) as error:
+        sys.stderr.write(f"{getattr(error, 'reason', 'NotExported')}: {error}\n")
         return Exit.USER_FAULT
     sys.stdout.write(f"weights after {step} steps: {arguments[1]}\n")
     return Exit.DONE

@@ -97,7 +97,8 @@ class Worker:
         """From the world's checkpoint, or afresh from the seed."""
         key = self._record.checkpoint
         if not key:
-            self._engine.initialise(self._env.job.seed, self._env.secrets_dir)
+            job = self._env.job
+            self._engine.initialise(job.seed, self._env.secrets_dir, job.checkpoint.endpoint)
             return
         manifest = checkpoint.read_manifest(self._store, key)
         checkpoint.load(self._store, manifest.shards, self._engine.boxes())

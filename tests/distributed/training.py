@@ -152,6 +152,13 @@ def save_with_manifest(world: World, stream: Stream, uri: str) -> dict[str, np.n
     return weights_of(engine)
 
 
+def start_and_save(world: World, model: ModelConfig, uri: str) -> tuple[Shard, ...]:
+    """This rank's shards of a job that has begun and taken no step: what came in by `initFrom`, if it names any."""
+    engine = engine_of(world, torch.float32, model)
+    engine.initialise(SEED)
+    return tuple(checkpoint.write_shards(open_store(uri, create=True), checkpoint.snapshot(engine.boxes())))
+
+
 def manifest(step: int, shards: tuple[Shard, ...]) -> Manifest:
     """Of a checkpoint, with nothing but its shards in it."""
     return Manifest(

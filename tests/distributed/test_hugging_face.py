@@ -1,0 +1,233 @@
+"""Weights between Hugging Face's `transformers` and this engine: the same logits in both directions, foreign files by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from msgspec.structs import replace
+from torch import Tensor
+from torch.nn import functional
+
+from coxswain.boxes import whole
+from coxswain.config import ModelConfig
+from coxswain.errors import Refused
+from coxswain.planlog import manifest_key
+from coxswain_link.store import Store, open_store
+from coxswain_train.attention import pack_attention
+from coxswain_train.export import export, main
+from coxswain_train.model import Llama
+from coxswain_train.weights import load_pretrained
+from tests.distributed import training
+from tests.distributed.ranks import run_ranks
+
+MODEL = replace(training.MODEL, norm_epsilon=1e-5, rope_theta=500_000.0)
+TOKENS = torch.randint(0, training.VOCABULARY, (90,), generator=torch.Generator().manual_seed(1))
+pytestmark = pytest.mark.timeout(300)  # the first test imports transformers, and starts the ranks
+
+ROUNDING = 2e-5  # relative to the largest logit, fp32
+
+shapes = pytest.mark.parametrize("kv_heads", [1, 2, 4], ids=lambda n: f"{n} key heads")
+heads = pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied head"])
+
+
+def theirs(folder: Path, model: ModelConfig, vocabulary: int = training.VOCABULARY, **save: object) -> Tensor:
+    """Saves a random model of `transformers`; its logits. Weights are large enough for attention to matter."""
+    torch.manual_seed(5)
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary, hidden_size=model.hidden, num_hidden_layers=model.layers, num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads, intermediate_size=model.feed_forward, rms_norm_eps=model.norm_epsilon,
+        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta}, tie_word_embeddings=model.tied_head,
+        initializer_range=0.3,
+    )  # fmt: skip
+    found = transformers.LlamaForCausalLM(config)
+    for layer in found.model.layers:
+        torch.nn.init.uniform_(layer.input_layernorm.weight, 0.5, 1.5)
+    found.save_pretrained(folder, **save)
+    return their_logits(folder)
+
+
+@torch.no_grad()
+def their_logits(folder: Path) -> Tensor:
+    found = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+    return found(TOKENS[None].clamp(max=found.config.vocab_size - 1)).logits[0]
+
+
+def ours(uri: str, model: ModelConfig) -> Llama:
+    found = Llama(model, training.VOCABULARY)
+    state = {whole(name, tuple(p.shape)): p.data.zero_() for name, p in found.weights().items()}
+    load_pretrained(uri, state, {box.name: box.shape for box in state}, model=model)
+    return found
+
+
+@torch.no_grad()
+def our_logits(model: Llama, tokens: Tensor = TOKENS) -> Tensor:
+    hidden, rotary = model.embed(tokens), model.rotary(torch.arange(len(tokens)))
+    for layer in model.stack:
+        hidden = layer(hidden, rotary, pack_attention([len(tokens)]))
+    head = model.model.embed_tokens if model.lm_head is None else model.lm_head
+    return functional.linear(model.model.norm(hidden), head.weight)
+
+
+def run(folder: Path, model: ModelConfig, ranks: int) -> Store:
+    """The checkpoint of a job that begins, and saves before its first step."""
+    store = open_store(folder.as_uri(), create=True)
+    shards = [s for mine in run_ranks(ranks, training.start_and_save, model, folder.as_uri()) for s in mine]
+    whole_manifest = replace(training.manifest(0, tuple(shards)), model=model, longest=128)
+    store.put(manifest_key(0), msgspec.json.encode(whole_manifest))
+    return store
+
+
+def assert_same(mine: Tensor, other: Tensor) -> None:
+    assert float((mine - other).abs().max() / other.abs().max()) < ROUNDING
+
+
+@shapes
+@heads
+def test_a_checkpoint_of_transformers_gives_the_same_logits_here(tmp_path, kv_heads, tied):
+    model = replace(MODEL, kv_heads=kv_heads, tied_head=tied)
+    logits = theirs(tmp_path, model)
+    assert_same(our_logits(ours(tmp_path.as_uri(), model)), logits)
+
+
+def test_a_checkpoint_in_several_files_is_read_whole(tmp_path):
+    logits = theirs(tmp_path, MODEL, max_shard_size="8KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    assert_same(our_logits(ours(tmp_path.as_uri(), MODEL)), logits)
+
+
+@heads
+@pytest.mark.parametrize(("kv_heads", "ranks"), [(1, 2), (2, 1), (4, 2)])
+def test_what_came_from_transformers_goes_back_bit_for_bit_through_a_job_and_its_checkpoint(
+    tmp_path, kv_heads, tied, ranks
+):
+    model = replace(MODEL, kv_heads=kv_heads, tied_head=tied)
+    logits = theirs(tmp_path / "in", model)
+    job = replace(model, init_from=(tmp_path / "in").as_uri())
+    assert export(run(tmp_path / "run", job, ranks), tmp_path / "out") == 0
+    before, after = (safetensors.torch.load_file(tmp_path / f / "model.safetensors") for f in ("in", "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert torch.equal(their_logits(tmp_path / "out"), logits)
+
+
+def test_a_job_of_its_own_gives_the_same_logits_in_transformers(tmp_path):
+    export(run(tmp_path / "run", MODEL, ranks=2), tmp_path / "out")
+    assert_same(our_logits(ours((tmp_path / "out").as_uri(), MODEL)), their_logits(tmp_path / "out"))
+
+
+def test_a_vocabulary_that_is_no_multiple_of_64_keeps_its_rows(tmp_path):
+    logits = theirs(tmp_path, MODEL, vocabulary=50)
+    model = ours(tmp_path.as_uri(), MODEL)
+    mine = our_logits(model, TOKENS.clamp(max=49))
+    assert_same(mine[:, :50], logits)
+    assert float(mine[:, 50:].abs().max()) == 0
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+            "rope_theta is 10000, .*ropeTheta is 500000",
+        ),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0}}, "rope_type is 'llama3'"),
+        ({"rope_parameters": None, "rope_theta": 1e6}, r"rope_theta is 1e\+06"),
+        (
+            {"num_attention_heads": 8, "num_key_value_heads": None},
+            "num_attention_heads is 8, this job's is 4; num_key_value_heads",
+        ),
+        ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06, this job's is 1e-05"),
+        ({"hidden_act": "gelu"}, "hidden_act is gelu, this job's is silu"),
+        ({"sliding_window": 4096, "model_type": "mistral"}, "sliding_window is 4096"),
+        ({"model_type": "qwen2"}, "model_type is 'qwen2', allowed are llama, mistral"),
+        ({"attention_bias": True}, "attention_bias is True"),
+    ],
+)
+def test_weights_of_another_computation_are_refused_though_their_shapes_fit(tmp_path, changes, says):
+    theirs(tmp_path, MODEL)
+    edit(tmp_path, **changes)
+    with pytest.raises(Refused, match=says) as caught:
+        ours(tmp_path.as_uri(), MODEL)
+    assert caught.value.reason == "ForeignWeights"
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    tensors = safetensors.torch.load_file(path)
+    change(tensors)
+    safetensors.torch.save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.pop("lm_head.weight"), r"lm_head\.weight is missing, .*its head is tied: set model\.config\.head to Tied"),
+        (lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}), r"has no model\.layers\.0.*q_proj\.bias"),
+        (lambda t: t.update({"model.norm.weight": torch.zeros(31)}), r"model\.norm\.weight has shape \[31\], .* needs \[32\]"),
+        (lambda t: t.update({"model.norm.weight": torch.zeros(32).to(torch.int8)}), "is of type I8; allowed are F64"),
+    ],
+    ids=["missing head", "unknown weight", "another shape", "integers"],
+)  # fmt: skip
+def test_files_whose_weights_are_not_those_of_the_model_are_refused_by_name(tmp_path, change, says):
+    theirs(tmp_path, MODEL)
+    rewrite(tmp_path / "model.safetensors", change)
+    with pytest.raises(Refused, match=says):
+        ours(tmp_path.as_uri(), MODEL)
+
+
+def test_a_head_of_its_own_is_not_dropped_for_a_tied_one(tmp_path):
+    theirs(tmp_path, MODEL)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(Refused, match=r"has no lm_head\.weight .*set model\.config\.head to Untied"):
+        ours(tmp_path.as_uri(), replace(MODEL, tied_head=True))
+
+
+def test_buffers_of_older_files_are_no_weights(tmp_path):
+    theirs(tmp_path, MODEL)
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
+    rewrite(tmp_path / "model.safetensors", lambda t: t.update(extra))
+    ours(tmp_path.as_uri(), MODEL)
+
+
+@pytest.mark.parametrize("harm", ["truncated", "empty", "garbage", "cut table"])
+def test_a_damaged_file_of_weights_is_refused_by_its_name(tmp_path, harm):
+    theirs(tmp_path, MODEL)
+    path = tmp_path / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes({"truncated": data[:-7], "empty": b"", "garbage": b"x" * 99, "cut table": data[:50]}[harm])
+    with pytest.raises(Refused, match=r"model\.safetensors.* is damaged or no safetensors file"):
+        ours(tmp_path.as_uri(), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("nowhere", "does not exist"), ("empty", "no safetensors file"), ("x.safetensors", "does not exist")],
+)
+def test_weights_that_are_not_there_are_refused_by_their_uri(tmp_path, name, says):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(Refused, match=rf"model\.initFrom .*{name}.*{says}"):
+        ours((tmp_path / name).as_uri(), MODEL)
+
+
+def test_the_export_command_says_what_it_wrote_and_refuses_by_name(tmp_path, capsys):
+    uri, out = run(tmp_path / "run", MODEL, ranks=1).uri, str(tmp_path / "out")
+    assert main([uri, out]) == 0
+    assert "weights after 0 steps" in capsys.readouterr().out
+    for arguments, says in (
+        ([uri, f"{out}-2", "7"], "step-0000000007.json is missing"), ([uri, f"{out}-2", "new"], "STEP 'new'"),
+        ([f"{uri}/no", f"{out}-2"], "does not exist"), ([tmp_path.as_uri(), f"{out}-2"], "NoCheckpoint"),
+    ):  # fmt: skip
+        assert main(arguments) == 2
+        assert says in capsys.readouterr().err
+    assert not (tmp_path / "out-2").exists()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
+from kubernetes.config import load_kube_config
 
 from coxswain.api.kinds import KINDS
 from coxswain_operator.kubernetes.resources import Resource
@@ -203,3 +205,37 @@ def test_the_rights_alone_can_be_installed_by_whoever_runs_the_operator_otherwis
         "RoleBinding coxswain-lease", "ClusterRole coxswain-nodes", "ClusterRoleBinding coxswain-nodes",
         "ClusterRole coxswain-viewer", "ClusterRole coxswain-editor",
     }  # fmt: skip
+
+
+@pytest.fixture
+def helm_test(installed: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The program of `helm test`, with access by kubeconfig instead of a pod's, to a server whose Lease is held."""
+    spec = importlib.util.spec_from_file_location("helm_test", CHART / "files" / "helm_test.py")
+    assert spec is not None and spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    monkeypatch.setattr(program.config, "load_incluster_config", lambda: load_kube_config(str(installed.kubeconfig)))
+    lease = {"metadata": {"name": "coxswain-operator"}, "spec": {"holderIdentity": "one"}}
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+    assert installed.http.post(leases, json=lease).status_code == 201
+    yield program
+    installed.http.delete(f"{leases}/coxswain-operator")
+
+
+def test_helm_test_passes_on_a_release_that_leads_and_judges(
+    helm_test: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    helm_test.main(NAMESPACE)
+    assert capsys.readouterr().out == "one leads\njobs are judged\n"
+
+
+def test_helm_test_fails_where_the_kinds_are_not_those_of_the_release(helm_test: Any) -> None:
+    helm_test.JOB["spec"]["newField"] = 1
+    with pytest.raises(SystemExit, match=r"a right TrainingJob was refused: .*newField"):
+        helm_test.main(NAMESPACE)
+
+
+def test_helm_test_fails_where_nobody_leads(helm_test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helm_test, "SECONDS", 0)
+    with pytest.raises(SystemExit, match="no operator has taken the Lease elsewhere/coxswain-operator within 0 s"):
+        helm_test.main("elsewhere")

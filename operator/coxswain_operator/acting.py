@@ -23,7 +23,7 @@ class Crew:
     def __init__(self, deeds: Iterable[Deed], at_once: int = AT_ONCE, seconds: float = float("inf")) -> None:
         """After `seconds` nothing more is begun."""
         self._deeds, self._at_once, self._end = iter(deeds), at_once, time.monotonic() + seconds
-        self._workers, self._errors, self._smooth = 0, list[Exception](), True
+        self._workers, self._errors, self._smooth = 0, list[BaseException](), True
 
     async def work(self) -> bool:
         """Returns once all that was begun is done; False: something was not as expected. Raises the first error."""
@@ -41,7 +41,9 @@ class Crew:
         while (deed := self._following()) is not None:
             try:
                 self._smooth &= await deed()
-            except Exception as error:  # kept until the others are done: their answers count
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # kept until the others are done: their answers count
                 self._errors.append(error)
                 return
             if self._workers < self._at_once:

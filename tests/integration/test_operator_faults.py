@@ -13,7 +13,9 @@ import pytest
 from aiohttp import web
 
 from coxswain.errors import Refused, Retryable
+from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
 from coxswain_operator.cluster import Manifest
+from coxswain_operator.controller import Rest
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
 from coxswain_operator.kubernetes.access import Access
 from coxswain_operator.kubernetes.keyed import KeyedQueue
@@ -50,7 +52,7 @@ async def answering(answer: Answer) -> AsyncIterator[Connection]:
 
 
 def pod(name: str, version: int) -> Manifest:
-    labels = {"coxswain.dev/job-uid": "j"}
+    labels = {LABEL_JOB_UID: "j", LABEL_ROLE: "trainer", LABEL_INDEX: "0", LABEL_INCARNATION: "0"}
     return {
         "metadata": {"name": name, "namespace": "n", "uid": name, "resourceVersion": str(version), "labels": labels}
     }
@@ -62,7 +64,7 @@ def page(*items: Manifest, version: int, more: str = "") -> web.Response:
 
 async def names_after(cluster: KubernetesCluster, wanted: list[str]) -> None:
     async with asyncio.timeout(10):
-        while sorted(p["metadata"]["name"] for p in await cluster.list("Pod", "n")) != wanted:  # noqa: ASYNC110
+        while sorted(p.name for p in await cluster.pod_views("n", "j")) != wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -97,7 +99,7 @@ async def test_long_lists_are_read_in_pages() -> None:
         return page(pod("a", 1), version=9, more="two")
 
     async with answering(answer) as connection, KubernetesCluster(connection) as cluster:
-        assert [p["metadata"]["name"] for p in await cluster.list("Pod", "n")] == ["a", "b"]
+        assert [p.name for p in await cluster.pod_views("n", "j")] == ["a", "b"]
 
 
 async def test_a_watch_that_is_too_far_behind_is_followed_by_a_list_that_tells_what_was_missed() -> None:
@@ -172,13 +174,13 @@ async def test_a_turn_that_fails_is_repeated_and_rings_meanwhile_are_one_turn() 
     turns = 0
     done = asyncio.Event()
 
-    async def turn(key: Any) -> float | None:
+    async def turn(key: Any) -> Rest | None:
         nonlocal turns
         turns += 1
         if turns == 1:
             raise Retryable("away")
         done.set()
-        return 60.0
+        return Rest(0.0, 60.0)
 
     async with KeyedQueue(turn) as queue:
         for _ in range(100):

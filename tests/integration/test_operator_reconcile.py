@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from coxswain.wire import JobReport
-from coxswain_operator.controller import Controller
+from coxswain_operator.controller import Controller, Rest
 from coxswain_operator.kubernetes import KubernetesCluster
 from coxswain_operator.kubernetes.keyed import Key, KeyedQueue
+from coxswain_operator.reconcile.values import PodView
 from tests.integration.apiserver import ApiServer
 from tests.integration.operator_parts import Kubelet, Manifest, apply_all, connected, new_namespace
 from tests.unit.reconcile_world import report, report_text
@@ -33,9 +34,6 @@ class Coordinator:
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
         self.stops += 1
         return True
-
-    async def scale(self, job: Manifest, trainers: int) -> bool:
-        return False
 
 
 class Crash(BaseException):
@@ -77,16 +75,17 @@ async def started(api: ApiServer, cluster: KubernetesCluster, namespace: str, co
     kubelet = Kubelet(api, namespace)
     await passes(cluster, namespace)
     kubelet.run_all()
-    await until_all(cluster, namespace, lambda pod: pod["status"]["phase"] == "Running")
+    await until_all(cluster, namespace, lambda pod: pod.phase == "Running")
     control.word = report("Running", 10)
     await passes(cluster, namespace, control)
     return kubelet
 
 
-async def until_all(cluster: KubernetesCluster, namespace: str, holds: Callable[[Manifest], bool]) -> None:
+async def until_all(cluster: KubernetesCluster, namespace: str, holds: Callable[[PodView], bool]) -> None:
     """The operator has heard of it."""
     async with asyncio.timeout(10):
-        while not all(holds(pod) for pod in await cluster.list("Pod", namespace)):  # noqa: ASYNC110
+        job = (await cluster.list("TrainingJob", namespace))[0]
+        while not all(holds(pod) for pod in await cluster.pod_views(namespace, job["metadata"]["uid"])):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -101,7 +100,8 @@ async def test_an_applied_job_gets_its_pods_and_all_other_children(api: ApiServe
     apply_all(api, namespace)
     async with connected(api) as cluster:
         await passes(cluster, namespace)
-        for kind in ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget"):
+        assert await cluster.get("Secret", namespace, "demo-token") is not None
+        for kind in ("ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget"):
             assert len(await cluster.list(kind, namespace)) == 1
     assert Kubelet(api, namespace).names() == MEMBERS
 
@@ -137,7 +137,7 @@ async def test_a_job_whose_coordinator_leaves_with_0_is_completed(api: ApiServer
         kubelet = await started(api, cluster, namespace, control)
         for name in reversed(MEMBERS):
             kubelet.end(name, 0, report_text("Completed", step=100, reason="StopReached"))
-        await until_all(cluster, namespace, lambda pod: pod["status"]["phase"] == "Succeeded")
+        await until_all(cluster, namespace, lambda pod: pod.phase == "Succeeded")
         await passes(cluster, namespace, control)
     assert state(api, namespace) == "Completed"
     assert kubelet.names() == MEMBERS
@@ -152,7 +152,7 @@ async def test_a_failed_trainer_is_replaced_and_counted(api: ApiServer) -> None:
         await until_all(
             cluster,
             namespace,
-            lambda pod: (pod["metadata"]["name"] == "demo-trainer-1-0") == (pod["status"]["phase"] == "Failed"),
+            lambda pod: (pod.name == "demo-trainer-1-0") == (pod.phase == "Failed"),
         )
         await passes(cluster, namespace, control)
     assert job(api, namespace)["status"]["restarts"] == {"counted": 1, "ignored": 0}
@@ -205,7 +205,7 @@ async def test_turns_for_a_deleted_job_end_and_create_nothing_more(api: ApiServe
     async with connected(api) as cluster:
         controller = Controller(cluster, Coordinator(), poll_seconds=0.1)
 
-        async def turn(key: Key) -> float | None:
+        async def turn(key: Key) -> Rest | None:
             return await controller.turn(*key)
 
         async with KeyedQueue(turn) as queue:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
@@ -11,6 +12,8 @@ from coxswain.names import LABEL_JOB_UID
 
 Name = tuple[str, str]  # namespace, name
 T = TypeVar("T")
+
+_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Cache(Generic[T]):
         self._entries: dict[Name, Entry[T]] = {}
         self._by_owner: dict[str, dict[Name, Entry[T]]] = {}
         self._subscribers: list[asyncio.Queue[News[T]]] = []
+        self._gone: OrderedDict[str, None] = OrderedDict()  # uids: a list that was under way may still tell of them
         self.version = 0
 
     def __len__(self) -> int:
@@ -93,14 +97,18 @@ class Cache(Generic[T]):
         return entry.version > self.version and self.put(entry)
 
     def note_gone(self, name: Name, uid: str) -> None:
-        """A delete took effect at once."""
+        """A delete took effect at once. A uid never comes back."""
+        if uid:
+            self._gone[uid] = None
+        if len(self._gone) > _REMEMBERED:
+            self._gone.popitem(last=False)
         if name in self._entries and uid in ("", self._entries[name].uid):
             self._remove(name)
 
     def put(self, entry: Entry[T]) -> bool:
         """Whether it was news."""
         known = self._entries.get(entry.name)
-        if known is not None and known.version >= entry.version:
+        if entry.uid in self._gone or (known is not None and known.version >= entry.version):
             return False
         if known is not None and known.owner != entry.owner:
             self._by_owner[known.owner].pop(known.name)

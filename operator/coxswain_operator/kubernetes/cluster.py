@@ -17,7 +17,7 @@ from coxswain_operator.kubernetes.events import Events
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS, Informer
 from coxswain_operator.kubernetes.readers import manifest_of
 from coxswain_operator.kubernetes.resources import BY_KIND, FIELD_MANAGER, SECRETS
-from coxswain_operator.kubernetes.secrets import Secrets
+from coxswain_operator.kubernetes.tokens import Secrets
 from coxswain_operator.reconcile.values import PodView
 
 
@@ -107,7 +107,9 @@ class KubernetesCluster:
         try:
             path = BY_KIND[kind].path(namespace, name)
             answer = manifest_of(content := await self._connection.send("DELETE", path, options))
-        except (NotFound, Conflict):  # gone, or another of that name has taken its place
+        except Conflict:  # another of that name has taken its place, as the watch will tell
+            return
+        except NotFound:
             answer = {"kind": "Status"}
         if answer["kind"] == kind:
             self._noted(kind, namespace, content)

@@ -15,6 +15,7 @@ from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile.incarnations import Numbers, numbers
 from coxswain_operator.reconcile.ranges import decoded
 from coxswain_operator.reconcile.status import JobStatus, read_status
+from coxswain_operator.reconcile.times import stamp
 from tests.unit.reconcile_world import (
     NAMESPACE,
     Crash,
@@ -115,6 +116,14 @@ class Watched(World):
             self.tick(61)  # longer than any back-off
         self.check_creates()
 
+    def leave_as_asked(self) -> None:
+        """The coordinator has saved, and everybody leaves."""
+        self.calls.clear()
+        self.report_now = None
+        for pod in self.pods():
+            if pod["status"]["phase"] == "Running":
+                self.end(pod, 3, report_text("Suspended", step=20))
+
     # --- fates ---------------------------------------------------------------------------------------------------
 
     def hurt(self, member: str, fate: str) -> None:
@@ -123,7 +132,10 @@ class Watched(World):
         if pod is None or pod["status"]["phase"] != "Running" or pod["metadata"]["uid"] in self.harmed:
             return
         self.harmed.add(pod["metadata"]["uid"])
-        if fate == "fail":
+        if fate == "node":
+            pod["metadata"]["deletionTimestamp"] = stamp(self.now + 60)
+            self.set_node(pod["spec"]["nodeName"], "Unknown")
+        elif fate == "fail":
             self.failures += 1
             self.end(pod, 1)
         elif fate == "disrupt":
@@ -147,17 +159,20 @@ class Watched(World):
                 self.reap()
             case ("tick", seconds):
                 self.tick(seconds)
+            case ("mend", member):
+                self.objects.pop(("Node", f"node-of-{member}"), None)
             case (fate, member):
                 self.hurt(member, fate)
 
 
-fates = st.sampled_from(["fail", "disrupt", "vanish", "delete"])
+fates = st.sampled_from(["fail", "disrupt", "vanish", "delete", "node"])
 steps = st.lists(
     st.one_of(
         st.just(("pass",)),
         st.tuples(st.just("crash"), st.integers(0, 12)),
         st.tuples(st.just("start"), st.sampled_from(MEMBERS)),
         st.tuples(fates, st.sampled_from(WORKERS)),
+        st.tuples(st.just("mend"), st.sampled_from(WORKERS)),
         st.just(("reap",)),
         st.tuples(st.just("tick"), st.integers(1, 30)),
     ),
@@ -192,7 +207,7 @@ def test_every_fate_of_pods_and_every_crash_of_the_operator_ends_completed(what:
 @given(steps)
 @examples
 def test_failures_are_counted_exactly_once_and_the_limit_decides_the_end(what: list[tuple[Any, ...]]) -> None:
-    only_failures = [("fail", s[1]) if s[0] in ("disrupt", "vanish", "delete") else s for s in what]
+    only_failures = [("fail", s[1]) if s[0] in ("disrupt", "vanish", "delete", "node") else s for s in what]
 
     async def scenario() -> None:
         world = Watched(failurePolicy={"maxRestarts": 2})
@@ -246,6 +261,48 @@ def test_suspension_and_resumption_with_crashes_end_with_the_gang_running(what: 
         world.edit("TrainingJob", "demo", suspend=False)
         await world.settle()
         assert {member_of(p) for p in world.pods() if live(p)} == set(MEMBERS)
+        assert world.job["status"]["restarts"]["counted"] == 0
+
+    asyncio.run(scenario())
+
+
+scalings = st.lists(
+    st.one_of(
+        st.tuples(st.just("scale"), st.integers(1, 4)),
+        st.tuples(st.just("crash"), st.integers(0, 14)),
+        st.tuples(st.sampled_from(["leave", "train", "pass"]), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@given(scalings)
+@examples
+def test_scaling_at_any_moment_with_crashes_ends_with_the_last_count_and_no_counted_restart(
+    what: list[tuple[str, int]],
+) -> None:
+    async def scenario() -> None:
+        world, count = Watched(trainers={"count": 2, "minCount": 1, "maxCount": 4}, failurePolicy={"maxRestarts": 0}), 2
+        await world.settle()
+        for verb, number in what:
+            if verb == "scale":
+                count = number
+                world.edit("TrainingJob", "demo", trainers={"count": number, "minCount": 1, "maxCount": 4})
+            elif verb == "leave" and world.calls:
+                world.leave_as_asked()
+            elif verb == "train":
+                world.run_all()
+                world.report_now = report("Running", 10)
+            await world.one_pass(number if verb == "crash" else -1)
+            world.reap()
+            world.tick()
+        world.tick(600)  # whoever does not save in time is not waited for
+        world.ending = True
+        await world.settle()
+        assert {member_of(p) for p in world.pods() if live(p)} == {
+            *MEMBERS[:2],
+            *(f"trainer-{i}" for i in range(count)),
+        }
         assert world.job["status"]["restarts"]["counted"] == 0
 
     asyncio.run(scenario())

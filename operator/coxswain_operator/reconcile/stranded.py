@@ -13,6 +13,7 @@ from coxswain_operator.reconcile.values import Delete, PodView
 
 MARGIN_SECONDS = 30  # beyond the grace period, for a kubelet that is merely slow
 LOOK_SECONDS = 10  # a node's change of mind rings no bell
+_DOWN = frozenset({("Ready", "False"), ("Ready", "Gone")})
 
 
 def forced(s: Situation) -> Iterator[Delete]:
@@ -28,8 +29,11 @@ def wakes(s: Situation) -> tuple[float, ...]:
 
 
 def _lost(pod: PodView, now: float) -> bool:
-    """Unknown: the control plane has not heard from the node for long. Otherwise the grace period must be over as well."""
-    if {("Ready", "Unknown"), ("Ready", "Gone")} & pod.node_conditions:
+    """Unknown: the control plane has not heard from the node for long. Otherwise the grace period must be over as well.
+
+    A node of which we only have not heard yet looks as if it were gone.
+    """
+    if ("Ready", "Unknown") in pod.node_conditions:
         return True
-    down = ("Ready", "False") in pod.node_conditions or pod.disruption == "DeletionByTaintManager"
+    down = bool(_DOWN & pod.node_conditions) or pod.disruption == "DeletionByTaintManager"
     return down and 0 < pod.deletes_at + MARGIN_SECONDS <= now

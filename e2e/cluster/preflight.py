@@ -79,8 +79,11 @@ def _state_lacks(state: Path) -> list[str]:
 
 def look() -> Machine:
     """Tries what can only be tried."""
-    commands = frozenset(name for name in COMMANDS if shutil.which(name))
     root = os.geteuid() == 0
+    path = os.environ.get("PATH", os.defpath)
+    # An ordinary user need not have root's folders in the path, and is told to become root anyway.
+    searched = path if root else f"{path}:/usr/sbin:/sbin"
+    commands = frozenset(name for name in COMMANDS if shutil.which(name, path=searched))
     return Machine(
         system=platform.system(),
         root=root,

@@ -79,4 +79,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("agent", "coxswain_agent_worker_restarts_total", "counter", "Workers started after the first time."),
     Metric("operator", "coxswain_reconcile_total", "counter", "Reconcile passes by how they ended.", ("result",)),
     Metric("operator", "coxswain_reconcile_seconds", "histogram", "One reconcile pass.", (), _SECONDS),
+    Metric("operator", "coxswain_operator_leader", "gauge", "1 while this operator holds the Lease."),
+    Metric("operator", "coxswain_operator_jobs", "gauge", "TrainingJobs that the queue knows."),
+    Metric("operator", "coxswain_operator_queue_seconds", "gauge", "How long the most patient job waits for its pass."),
+    Metric("operator", "coxswain_operator_silence_seconds", "gauge", "Since the quietest watch was heard."),
+    Metric("operator", "coxswain_api_requests_total", "counter", "Answers of the API server.", ("method", "status")),
 )

@@ -287,6 +287,12 @@ class JobReport(msgspec.Struct, frozen=True):
     fault: Fault | None = None
     reason: str = ""  # of the end: Completed's reason (StopReached, DataExhausted)
 
+    def mark(self) -> str:
+        """Changes with what has to be acted on at once, and not with what grows by itself while the job runs."""
+        last = self.events[-1].sequence if self.events else -1
+        fault = self.fault.reason if self.fault else ""
+        return f"{self.phase}/{self.generation}/{last}/{len(self.sources)}/{fault}/{self.reason}"
+
 
 class JobEvent(msgspec.Struct, frozen=True):
     """Something worth an Event: `sequence` grows by one, so that the operator publishes each once."""

@@ -22,6 +22,7 @@ from coxswain.exits import Exit
 from coxswain_link import metrics
 from coxswain_operator.cluster import Conflict
 from coxswain_operator.controller import Controller, Rest
+from coxswain_operator.following import Following
 from coxswain_operator.glue import operate
 from coxswain_operator.health import Pulse, serve_health
 from coxswain_operator.jobcontrol import HttpJobControl
@@ -33,6 +34,7 @@ from coxswain_operator.settings import Settings
 log = logging.getLogger("coxswain_operator")
 
 LEASE = "coxswain-operator"
+POLL_SECONDS = 60.0  # between two looks at a job that nobody rings for
 _DEFAULTS = Settings()
 
 
@@ -43,6 +45,7 @@ class Options:
     kubeconfig: Path | None
     namespaces: tuple[str, ...]
     timing: Timing
+    identity: str
     host: str
     port: int
     settings: Settings
@@ -55,6 +58,7 @@ def main(
     lease_seconds: Annotated[float, typer.Option(help="Another may lead after a holder's silence of that long.")] = 15,
     renew_seconds: Annotated[float, typer.Option(help="A leader that cannot renew for that long exits.")] = 10,
     retry_seconds: Annotated[float, typer.Option(help="Between two attempts.")] = 2,
+    identity: Annotated[str, typer.Option(help="As the Lease's holder; must be of one process. Default: random.")] = "",
     host: Annotated[str, typer.Option(help="Of /healthz, /readyz and /metrics.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="0: the kernel's choice.")] = 8080,
     data_image: Annotated[str, typer.Option(help="Coordinator, loaders, constructors.")] = _DEFAULTS.data_image,
@@ -72,7 +76,7 @@ def main(
     )  # fmt: skip
     try:
         timing = Timing(lease_seconds, renew_seconds, retry_seconds)
-        options = Options(kubeconfig, tuple(namespace or ()), timing, host, port, settings)
+        options = Options(kubeconfig, tuple(namespace or ()), timing, identity, host, port, settings)
         asyncio.run(run(options))
     except Refused as error:
         sys.exit(_say(error, Exit.USER_FAULT))
@@ -94,25 +98,33 @@ async def run(options: Options) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # of a standby; later it is kopf's
     access, registry = find_access(options.kubeconfig), metrics.build("operator")
     async with AsyncExitStack() as stack:
-        connection = await stack.enter_async_context(Connection(access, at_once=options.settings.at_once))
+        requests = registry["coxswain_api_requests_total"]
+        connection = await stack.enter_async_context(
+            Connection(
+                access, 10.0, options.settings.at_once, lambda method, status: requests.labels(method, status).inc()
+            )
+        )
         cluster = await stack.enter_async_context(KubernetesCluster(connection, bool(options.namespaces)))
-        control = HttpJobControl(cluster)
+        # A connection of its own: a renewal must not stand in line behind a thousand pods.
+        leader = _leader(options, await stack.enter_async_context(Connection(access)))
+        control = Following(HttpJobControl(cluster), lambda key: queue.ring(key))
         stack.push_async_callback(control.close)
-        queue = KeyedQueue(_turns(Controller(cluster, control, settings=options.settings), registry))
+        controller = Controller(cluster, control, settings=options.settings, poll_seconds=POLL_SECONDS)
+        queue = KeyedQueue(_turns(controller, registry))
 
         def pulse(now: float) -> Pulse:
-            return Pulse(cluster.silence(now), queue.oldest(now))
+            unrenewed = now - leader.renewed if leader.renewed else 0.0
+            return Pulse(cluster.silence(now), queue.oldest(now), unrenewed, len(queue.keys))
 
         health = await serve_health(options.host, options.port, pulse, registry)
         stack.push_async_callback(health.cleanup)
         log.info("health on %s:%s", *health.addresses[0][:2])
-        # A connection of its own: a renewal must not stand in line behind a thousand pods.
-        leader = _leader(options, await stack.enter_async_context(Connection(access)))
         await _lead(leader, queue, operate(cluster, access, queue.ring, options.namespaces))
 
 
 def _leader(options: Options, connection: Connection) -> Leader:
-    identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    """A container that is started again in its pod keeps its name: it knows that its predecessor is dead, and need not wait."""
+    identity = options.identity or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     return Leader(connection, options.settings.operator_namespace, LEASE, identity, options.timing)
 
 

@@ -24,6 +24,7 @@ Ring = Callable[[Key], None]
 async def operate(cluster: KubernetesCluster, access: Access, ring: Ring, namespaces: tuple[str, ...] = ()) -> None:
     """Rings for jobs until SIGTERM, which kopf takes for itself. Raises RuntimeError when a watch ends otherwise."""
     scopes = namespaces or ("",)
+    await cluster.served([kind.plural for kind in KINDS])  # kopf looks for them once, as it starts
     for namespace in scopes:
         # Jobs before pods: what a job's status says of its pods must never be newer than what is known of them.
         await cluster.list("TrainingJob", namespace)

@@ -12,6 +12,7 @@ from coxswain_link.metrics import Registry
 
 LONGEST_SILENCE = 180.0  # seconds: streams are reopened after 70
 LONGEST_WAIT = 300.0  # seconds for a turn: one may take long, all of them may not
+LONGEST_UNRENEWED = 60.0  # seconds: a leader that cannot renew its Lease should have ended long before
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Pulse:
 
     silence: float = 0.0  # since the quietest stream was heard
     waiting: float = 0.0  # of the most patient job
+    unrenewed: float = 0.0  # since a leader's Lease was last renewed; 0 for a standby
+    jobs: int = 0
 
     @property
     def ailment(self) -> str:
@@ -28,20 +31,34 @@ class Pulse:
             return f"a stream has been silent for {self.silence:.0f} s; at most {LONGEST_SILENCE:.0f} are normal"
         if self.waiting > LONGEST_WAIT:
             return f"a job has waited for its turn for {self.waiting:.0f} s; at most {LONGEST_WAIT:.0f} are normal"
+        if self.unrenewed > LONGEST_UNRENEWED:
+            return f"the Lease was last renewed {self.unrenewed:.0f} s ago; at most {LONGEST_UNRENEWED:.0f} are normal"
         return ""
+
+    @property
+    def words(self) -> str:
+        """All of it, for people."""
+        lease = f"the Lease was renewed {self.unrenewed:.1f} s ago" if self.unrenewed else "another may lead"
+        heard = f"every watch was heard within {self.silence:.1f} s"
+        return f"{self.ailment or 'ok'}\n{heard}\nno job has waited longer than {self.waiting:.1f} s\n{lease}\n"
 
 
 async def serve_health(host: str, port: int, pulse: Callable[[float], Pulse], metrics: Registry) -> web.AppRunner:
     """Listens until `cleanup()`; `pulse` is asked with time.monotonic(). A standby is ready: it is ready to take over."""
 
     async def healthz(_: web.Request) -> web.Response:
-        ailment = pulse(time.monotonic()).ailment
-        return web.Response(text=f"{ailment or 'ok'}\n", status=503 if ailment else 200)
+        now = pulse(time.monotonic())
+        return web.Response(text=now.words, status=503 if now.ailment else 200)
 
     async def readyz(_: web.Request) -> web.Response:
         return web.Response(text="ready\n")
 
     async def exposition(_: web.Request) -> web.Response:
+        now = pulse(time.monotonic())
+        metrics["coxswain_operator_leader"].set(1 if now.unrenewed else 0)
+        metrics["coxswain_operator_jobs"].set(now.jobs)
+        metrics["coxswain_operator_queue_seconds"].set(now.waiting)
+        metrics["coxswain_operator_silence_seconds"].set(now.silence)
         return web.Response(body=metrics.exposition(), content_type="text/plain", charset="utf-8")
 
     app = web.Application()

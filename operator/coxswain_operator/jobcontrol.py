@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 from coxswain.errors import CoxswainError
 from coxswain.names import PORT_COORDINATOR
@@ -22,10 +23,12 @@ class HttpJobControl:
         self._cluster, self._port = cluster, port
         self._clients: dict[str, tuple[str, AsyncClient]] = {}  # by the job's uid: address and token, client
 
-    async def report(self, job: Manifest) -> JobReport | None:
+    async def report(self, job: Manifest, after: str = "", wait: float = 0.0) -> JobReport | None:
+        """With `after`, the mark of a report: waits so many seconds for one of another mark."""
         client = await self._client(job)
+        query: dict[str, Any] = {"after": after, "wait": wait} if wait else {}
         try:
-            return await client.get("/v1/report", JobReport, deadline=DEADLINE_SECONDS) if client else None
+            return await client.get("/v1/report", JobReport, deadline=DEADLINE_SECONDS, **query) if client else None
         except CoxswainError:
             return None
 
@@ -38,6 +41,12 @@ class HttpJobControl:
         except CoxswainError:
             return False
         return True
+
+    async def forget(self, job: Manifest) -> None:
+        """Closes the job's connection."""
+        known = self._clients.pop(job["metadata"]["uid"], None)
+        if known is not None:
+            await known[1].close()
 
     async def close(self) -> None:
         for _, client in self._clients.values():

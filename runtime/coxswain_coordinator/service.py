@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
@@ -37,6 +39,9 @@ T = TypeVar("T")
 
 LONGEST_WAIT = 30.0
 """Seconds of a long poll, whatever the caller asks for."""
+
+LOOK_SECONDS = 0.25
+"""Between two looks of a long poll for a report."""
 
 
 class Calls:
@@ -152,8 +157,15 @@ class Calls:
     async def stop(self, _: web.Request, body: StopRequest) -> None:
         self._run.request_stop(body)
 
-    async def job_report(self, _: web.Request, __: None) -> JobReport:
-        return job_report(self._run)
+    async def job_report(self, request: web.Request, _: None) -> JobReport:
+        """With `after`, the mark of a report, and `wait`: once the mark is another one, or the time is up."""
+        seconds = min(float(request.query.get("wait", "0")), LONGEST_WAIT)
+        after, end = request.query.get("after"), time.monotonic() + seconds
+        report = job_report(self._run)
+        while report.mark() == after and (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(LOOK_SECONDS, left))  # the bell rings with every message of every rank
+            report = job_report(self._run)
+        return report
 
     async def page(self, _: web.Request) -> web.Response:
         return web.Response(text=page(self._run.job.name, job_report(self._run)), content_type="text/html")

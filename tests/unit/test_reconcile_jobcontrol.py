@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -14,6 +15,7 @@ from coxswain.wire import JobReport, StopRequest
 from coxswain_link.metrics import build
 from coxswain_link.serve import Service
 from coxswain_operator.cluster import Manifest
+from coxswain_operator.following import Following
 from coxswain_operator.jobcontrol import DEADLINE_SECONDS, HttpJobControl
 from tests.unit.reconcile_world import NAMESPACE, World, report, training_job
 
@@ -23,9 +25,12 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.stops: list[StopRequest] = []
+        self.queries: list[dict[str, str]] = []
+        self.word = report("Running", 42)
 
-    async def report(self, _: web.Request, __: None) -> JobReport:
-        return report("Running", 42)
+    async def report(self, request: web.Request, _: None) -> JobReport:
+        self.queries.append(dict(request.query))
+        return self.word
 
     async def stop(self, _: web.Request, body: StopRequest) -> None:
         self.stops.append(body)
@@ -89,3 +94,39 @@ async def test_a_coordinator_that_is_gone_is_asked_once_and_holds_up_nobody() ->
         assert await control.report(job) is None
         assert not await control.checkpoint_and_stop(job, "suspended")
     assert time.monotonic() - begun < DEADLINE_SECONDS / 2
+
+
+async def test_reports_are_followed_and_every_change_rings_for_the_job() -> None:
+    async with talking() as (control, coordinator, job):
+        rings: list[tuple[str, str]] = []
+        following = Following(control, rings.append, wait=0.2)
+        try:
+            assert await following.report(job) is None  # a turn never waits for a coordinator
+            await until(lambda: len(rings) >= 1)
+            first = await following.report(job)
+            assert first is not None and first.phase == "Running"
+            coordinator.word = report("Failed", 43)
+            await until(lambda: len(rings) >= 2)
+            second = await following.report(job)
+            assert second is not None and second.phase == "Failed"
+            assert set(rings) == {(NAMESPACE, "demo")}
+        finally:
+            await following.close()
+
+
+async def test_a_long_poll_names_the_mark_of_what_it_knows() -> None:
+    async with talking() as (control, coordinator, job):
+        known = await control.report(job)
+        assert known is not None
+        await control.report(job, known.mark(), 1.0)
+        assert coordinator.queries[-1] == {"after": known.mark(), "wait": "1.0"}
+
+
+def test_progress_leaves_the_mark_and_a_change_of_phase_does_not() -> None:
+    assert report("Running", 1).mark() == report("Running", 2).mark() != report("Completed", 2).mark()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 
 from coxswain.errors import Refused
+from coxswain.names import API_VERSION
 from coxswain_operator.cluster import AlreadyExists, Change, Conflict, Happening, Manifest, Pairs
 from coxswain_operator.kubernetes.cache import Cache, Entry, Name, News
 from coxswain_operator.kubernetes.connection import APPLY, Connection, NotFound
@@ -19,6 +21,10 @@ from coxswain_operator.kubernetes.readers import manifest_of
 from coxswain_operator.kubernetes.resources import BY_KIND, FIELD_MANAGER, SECRETS
 from coxswain_operator.kubernetes.tokens import Secrets
 from coxswain_operator.reconcile.values import PodView
+
+log = logging.getLogger(__name__)
+
+DISCOVERY_SECONDS = 2.0  # between two looks whether the CRDs are there
 
 
 class KubernetesCluster:
@@ -152,6 +158,19 @@ class KubernetesCluster:
             return True
         informer.cache.note(informer.read(msgspec.json.encode(change.object)))
         return kind != "TrainingJob" or self._written.get(name) != str(meta["resourceVersion"])
+
+    async def served(self, plurals: Sequence[str], pause: float = DISCOVERY_SECONDS) -> None:
+        """Returns once the server knows our kinds: their definitions may be installed after the operator."""
+        while missing := set(plurals) - await self._served():
+            log.warning("%s: not served yet: %s; install the CRDs", API_VERSION, ", ".join(sorted(missing)))
+            await asyncio.sleep(pause)
+
+    async def _served(self) -> set[str]:
+        try:
+            found = await self._connection.call("GET", f"/apis/{API_VERSION}")
+        except NotFound:
+            return set()
+        return {resource["name"] for resource in found["resources"]}
 
     def silence(self, now: float) -> float:
         """Seconds since the quietest of the streams was last heard; `now` in time.monotonic()'s terms."""

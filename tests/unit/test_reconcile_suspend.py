@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from coxswain.names import ANNOTATION_STOP_AT
 from tests.unit.reconcile_world import World, report, report_text
 from tests.unit.test_reconcile_life import passes, running
@@ -53,18 +51,6 @@ async def test_a_resumed_job_gets_new_incarnations_of_the_same_attempt_uncounted
     assert world.job["status"]["attempt"] == 0
     assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 0}
     assert "Resumed" in [h.reason for h in world.happenings]
-
-
-async def test_another_number_of_trainers_holds_from_the_next_start_on() -> None:
-    world = await running()
-    world.edit("TrainingJob", "demo", trainers={"count": 3, "maxCount": 4})
-    await passes(world)
-    assert (len(world.pods()), world.deleted) == (4, [])
-    await suspended(world)
-    world.edit("TrainingJob", "demo", suspend=False)
-    await passes(world)
-    assert len(world.pods()) == 5
-    assert json.loads(world.objects["ConfigMap", "demo-config"]["data"]["job.json"])["trainers"] == 3
 
 
 async def test_a_trainer_too_many_is_not_created_after_a_smaller_resumption() -> None:

@@ -115,16 +115,19 @@ class Trainers(Model):
     """The trainer pods."""
 
     count: Count
-    """How many. May change at any time between minCount and maxCount, also by `kubectl scale`."""
+    """How many. May change at any time between minCount and maxCount, also by `kubectl scale`: the job saves a checkpoint and
+    starts anew from it with the new count, on the same stream."""
     devices_per_trainer: Annotated[int, Field(ge=1, le=64)] = 1
     """Accelerators (or CPU workers) of one trainer. May change while suspended."""
     min_count: Count | None = None
-    """Fewest that training goes on with. Empty: `count`. May change while suspended."""
+    """Fewest that training starts with, when startTimeoutSeconds pass and no node has room for the others. Empty: `count`. May
+    change while suspended."""
     max_count: Count | None = None
     """Most the job may be scaled to. Empty: `count` stays as it is. May change while suspended."""
     template: Overlay | None = None
     """Overlay on the trainers' pod spec, merged as by `kubectl patch`: nodeSelector, tolerations, volumes and so on; `resources`
-    and `env` at its top are the trainer container's. May change while suspended."""
+    and `env` at its top are the trainer container's. Resources replace ours, which are one `nvidia.com/gpu` a device unless the
+    policy's hardware is cpu. May change while suspended."""
 
 
 class Loaders(Model):
@@ -212,7 +215,8 @@ class FailureRule(Model):
     on_node_conditions: OnConditions | None = None
     """Matches when the pod's node has one of these conditions."""
     on_reasons: Annotated[list[Reason], Field(min_length=1, max_length=20)] | None = None
-    """Matches when the container or pod ended for one of these reasons, such as OOMKilled."""
+    """Matches when the container or pod ended, or cannot start, for one of these reasons, such as OOMKilled, ImagePullBackOff or
+    Unschedulable."""
     action: Literal["Fail", "RestartTrainer", "RestartTrainerIgnoringLimit", "RestartJob", "RestartJobIgnoringLimit"]
     """Fail the job, replace the pod, or restart the whole job from its checkpoint. IgnoringLimit: maxRestarts is not touched."""
 
@@ -221,17 +225,17 @@ class FailurePolicy(Model):
     """What failures lead to. May change at any time."""
 
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 10
-    """Counted restarts before the job fails."""
+    """Counted restarts before the job fails. What the cluster does to a pod (drain, preemption, lost node) is never counted."""
     rules: Annotated[list[FailureRule], list_map("name")] = Field(default_factory=list)
     """The first that matches wins. Empty or no match: exit code 2 fails the job, a disruption (such as a drained node) replaces
-    the pod without counting, everything else replaces it and counts."""
+    the pod without counting, everything else replaces it and counts; a pod that dies soon again and again restarts the job."""
 
 
 class Queueing(Model):
     """Admission by a queue."""
 
     backend: Literal["None", "Kueue"] = "None"
-    """None: pods are created at once."""
+    """None: pods start as soon as there is room. Kueue: all pods of a start are one pod group, which Kueue admits together."""
     queue_name: Annotated[str, Field(max_length=253)] = ""
     """The queue. Needed with a backend, empty without."""
 
@@ -240,7 +244,7 @@ class Topology(Model):
     """How near to each other the trainers have to be. At most one of required and preferred."""
 
     required: LabelKey = ""
-    """Node label whose value all trainers must share. Empty: no demand."""
+    """Node label whose value all trainers of an attempt must share. Empty: no demand."""
     preferred: LabelKey = ""
     """Node label whose value trainers share as far as possible. Empty: no wish."""
 
@@ -257,8 +261,9 @@ class Scheduling(Model):
 
 
 class TrainingJobSpec(Model):
-    """While the job runs, suspend, stop (raised), trainers.count, stragglers, failurePolicy, the deadlines and
-    ttlSecondsAfterFinished may change; the rest while it is suspended, or never, as each field says."""
+    """One training run, from the sources of a mix to the weights in a checkpoint. While it runs, suspend, stop (raised),
+    trainers.count, stragglers, failurePolicy, the deadlines and ttlSecondsAfterFinished may change; the rest while it is
+    suspended, or never, as each field says."""
 
     image: Image = ""
     """Image of the trainers. Empty: the operator's setting. May change while suspended."""
@@ -297,7 +302,7 @@ class TrainingJobSpec(Model):
     active_deadline_seconds: Seconds | None = None
     """Longest time from the first start to the end, less suspensions; then the job fails. Empty: none. May change at any time."""
     start_timeout_seconds: Seconds = 900
-    """Longest time from a pod's creation until its containers run; then it is replaced, and the restart counts. Indexing is
-    not part of it. May change at any time."""
+    """Longest time from when a pod finds a node until its containers run; then it is replaced, and the restart counts. A pod
+    that finds no node waits without counting (but see trainers.minCount). Indexing is not part of it. May change at any time."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=315_360_000)] | None = None
     """The finished job is deleted after this time. Empty: never. May change at any time."""

@@ -107,13 +107,35 @@ _OPERATOR = 'namespace="$namespace"'
 OPERATOR = Dashboard(
     "coxswain-operator",
     "Coxswain: operator",
-    (("namespace", "label_values(coxswain_reconcile_total, namespace)"),),
+    (("namespace", "label_values(coxswain_operator_leader, namespace)"),),
     (
+        Panel("Leaders", "1, or for a moment 0.", "short", ((f"sum(coxswain_operator_leader{{{_OPERATOR}}})", ""),), stat=True),
+        Panel(
+            "Jobs", "TrainingJobs that the leader minds.", "short",
+            ((f"max(coxswain_operator_jobs{{{_OPERATOR}}})", ""),), stat=True,
+        ),
+        Panel(
+            "Longest wait", "Of a job for its pass; 300 s and more end the operator.", "s",
+            ((f"max(coxswain_operator_queue_seconds{{{_OPERATOR}}})", ""),), stat=True,
+        ),
+        Panel(
+            "Quietest watch", "Since it was heard; 180 s and more end the operator.", "s",
+            ((f"max(coxswain_operator_silence_seconds{{{_OPERATOR}}})", ""),), stat=True,
+        ),
         Panel(
             "Passes", "Reconcile passes by how they ended: conflicts are overtaken passes and harmless, errors are repeated.",
             "ops", ((f"sum by (result) (rate(coxswain_reconcile_total{{{_OPERATOR}}}[$__rate_interval]))", "{{result}}"),),
         ),
         Panel("Time of a pass", "Look, decide and do, for one job.", "s", _quantiles("coxswain_reconcile_seconds", _OPERATOR)),
+        Panel(
+            "API requests", "Answers of the API server, by method and status.", "ops",
+            (
+                (
+                    f"sum by (method, status) (rate(coxswain_api_requests_total{{{_OPERATOR}}}[$__rate_interval]))",
+                    "{{method}} {{status}}",
+                ),
+            ),
+        ),
     ),
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ CORPUS := runs/corpus
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup run test lint generate manifests test-slow bench binaries cluster cluster-down clean
+.PHONY: help setup run test lint generate manifests test-slow bench bench-operator binaries cluster cluster-down clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ cluster: .venv/.ready  ## a real Kubernetes with two nodes on this machine, as r
 
 cluster-down: .venv/.ready  ## end that cluster; nothing is left
 	@$(BIN)/python -m e2e.cluster down
+
+bench-operator: .venv/.ready  ## the operator on a control plane with kwok nodes, beside a bare loop that creates the same pods
+	$(BIN)/python -m bench.operator_scale
 
 clean:  ## remove what make built and what runs left
 	@test ! -e .cache/cluster || $(BIN)/python -m e2e.cluster down

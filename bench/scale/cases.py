@@ -1,0 +1,121 @@
+"""What is measured: one function a case. Each returns plain figures; seconds count from the first request."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from typing import Any, Protocol
+
+import msgspec
+
+from bench.scale.audit import Audit
+from bench.scale.objects import Scene, scene
+from bench.scale.plane import Manifest, Plane
+from bench.scale.processes import Meter
+from bench.scale.watching import Pods
+from e2e.cluster.process import Child
+
+Figures = dict[str, Any]
+IN_FLIGHT = 64
+LIMIT = 900.0  # seconds for one case
+CONTROLLERS = "system:kube-controller-manager"
+_PIPE = asyncio.subprocess.PIPE
+
+
+class System(Protocol):
+    """What is compared. `user` is its name in the audit log, `others` its pods of a job beside the trainers."""
+
+    user: str
+    others: int
+    processes: list[Child]
+    kinds: tuple[str, ...]  # paths of what `submit` makes and `remove` has to delete
+
+    async def submit(self, at: Scene, names: list[str], trainers: int) -> None: ...
+
+    def failing(self, pods: Pods) -> str:
+        """Name of the pod whose failure restarts the whole job."""
+        ...
+
+
+class Stoppable(System, Protocol):
+    def start(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+async def bare(plane: Plane, pods: list[Manifest]) -> Figures:
+    """The limit: the same pods by a loop that does nothing else."""
+    async with scene(plane) as at, Pods(at.http, at.namespace) as seen:
+        bodies = [msgspec.json.encode({**p, "metadata": {**p["metadata"], "namespace": at.namespace}}) for p in pods]
+        config = str(plane.control.kubeconfig_of("loop"))
+        command = [sys.executable, "-m", "bench.scale.loop", config, at.namespace, str(IN_FLIGHT)]
+        loop = await asyncio.create_subprocess_exec(*command, stdin=_PIPE, stdout=_PIPE)
+        assert loop.stdin is not None and loop.stdout is not None
+        loop.stdin.write(b"\n".join(bodies))
+        loop.stdin.write_eof()
+        begin = float(await loop.stdout.readline())
+        figures = await _all_running(seen, len(pods), begin)
+        await loop.wait()
+        await at.remove(seen)
+    return figures
+
+
+async def creation(plane: Plane, system: System, jobs: int, trainers: int, restart: bool = False) -> Figures:
+    """All pods of so many jobs; then, if so asked, of one job once more after a failure that restarts it whole."""
+    names = [f"j{n}" for n in range(jobs)]
+    async with scene(plane) as at, Pods(at.http, at.namespace) as seen:
+        audit, meter, begin = Audit(plane.audit_log), Meter(system.processes), time.monotonic()
+        await system.submit(at, names, trainers)
+        figures = await _all_running(seen, jobs * (trainers + system.others), begin)
+        figures |= {**meter.read(), "requests": await _requests(audit, system)}
+        if restart:
+            figures["restart"] = await _restart(plane, at, system, seen)
+        await at.remove(seen, *system.kinds)
+    return figures
+
+
+async def killed(plane: Plane, system: Stoppable, trainers: int) -> Figures:
+    """SIGKILL when a third of the pods exist, and a new process at once: seconds from its leading to exactly the right pods."""
+    expected = trainers + system.others
+    async with scene(plane) as at, Pods(at.http, at.namespace) as seen:
+        await system.submit(at, ["j0"], trainers)
+        await seen.until(lambda: len(seen.seen) >= expected // 3, LIMIT)
+        system.kill()
+        left, begin = len(seen.seen), time.monotonic()
+        system.start()
+        leading = time.monotonic()
+        end = await seen.until(lambda: len(seen.seen) >= expected, LIMIT)
+        await seen.until(lambda: len(seen.running) >= expected, LIMIT)
+        if len(seen.seen) != expected or len(set(seen.alive.values())) != expected:
+            raise RuntimeError(f"{len(seen.seen)} pods have been created, not {expected}")
+        await at.remove(seen, *system.kinds)
+    return {"left": left, "leading": leading - begin, "exact": max(0.0, end - leading), "from_start": end - begin}
+
+
+async def _restart(plane: Plane, at: Scene, system: System, seen: Pods) -> Figures:
+    """Until as many new pods are Running as there were, and the old ones are gone."""
+    old = set(seen.alive)
+    audit, meter, begin = Audit(plane.audit_log), Meter(system.processes), time.monotonic()
+    await at.fail(system.failing(seen))
+    gone = await seen.until(lambda: not old & seen.alive.keys(), LIMIT)
+    end = await seen.until(lambda: len(seen.running.keys() - old) >= len(old), LIMIT)
+    requests = await _requests(audit, system)
+    if len(seen.seen) != 2 * len(old):
+        raise RuntimeError(f"{len(seen.seen)} pods have been created, not {2 * len(old)}")
+    return {"gone": gone - begin, "running": end - begin, **meter.read(), "requests": requests}
+
+
+async def _all_running(seen: Pods, expected: int, begin: float) -> Figures:
+    end = await seen.until(lambda: len(seen.running) >= expected, LIMIT)
+    created = sorted(t for _, t in seen.seen.values())
+    if len(seen.seen) != expected:
+        raise RuntimeError(f"{len(seen.seen)} pods were created, not {expected}")
+    return {"pods": expected, "first": created[0] - begin, "created": created[-1] - begin, "running": end - begin}
+
+
+async def _requests(audit: Audit, system: System) -> dict[str, dict[str, int]]:
+    await audit.settle()
+    counts = audit.counts()
+    return {user: dict(counts.get(user, Counter()).most_common()) for user in (system.user, CONTROLLERS)}

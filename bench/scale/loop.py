@@ -1,0 +1,42 @@
+"""The limit: one process that does nothing but POST pods, so many at a time.
+
+    python -m bench.scale.loop KUBECONFIG NAMESPACE IN_FLIGHT < manifests, one JSON object a line
+
+Prints time.monotonic() as it sends the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ssl
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+
+async def post_all(config: dict[str, Any], namespace: str, in_flight: int, bodies: list[bytes]) -> None:
+    waiting = iter(bodies)
+    cluster, token = config["clusters"][0]["cluster"], config["users"][0]["user"]["token"]
+    authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+    connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cadata=authority), limit=in_flight)
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    async with aiohttp.ClientSession(base_url=cluster["server"], headers=headers, connector=connector) as http:
+
+        async def post_some() -> None:
+            for body in waiting:
+                async with http.post(f"/api/v1/namespaces/{namespace}/pods", data=body) as answer:
+                    await answer.read()
+                    answer.raise_for_status()
+
+        print(time.monotonic(), flush=True)
+        await asyncio.gather(*(post_some() for _ in range(in_flight)))
+
+
+if __name__ == "__main__":
+    kubeconfig, lines = Path(sys.argv[1]), sys.stdin.buffer.read().splitlines()
+    asyncio.run(post_all(yaml.safe_load(kubeconfig.read_text()), sys.argv[2], int(sys.argv[3]), lines))

@@ -44,7 +44,9 @@ def first_mirror(lines: str) -> Mirror:
     for url, suite, component in (line.split() for line in lines.splitlines()):
         if component == "main" and "-" not in suite:
             return Mirror(url, suite)
-    raise BuildFailed(f"apt knows no release with a component main to make a base image from; it lists: {lines or 'nothing'}")
+    raise BuildFailed(
+        f"apt knows no release with a component main to make a base image from; it lists: {lines or 'nothing'}"
+    )
 
 
 def build_base(buildah: Buildah, mirror: Mirror) -> None:

@@ -49,8 +49,8 @@ def driver(folder: Path) -> str:
 def run(command: Sequence[Argument], extra: dict[str, str] | None = None) -> str:
     """Standard output of a command that dies with this process. Raises BuildFailed."""
     result = subprocess.run(
-        command, env={**os.environ, **(extra or {})}, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, preexec_fn=die_with_parent,
+        command, env={**os.environ, **(extra or {})}, text=True, stdin=subprocess.DEVNULL, capture_output=True,
+        preexec_fn=die_with_parent,
     )  # fmt: skip
     if result.returncode:
         words = "\n".join((result.stdout + result.stderr).splitlines()[-40:])

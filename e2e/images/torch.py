@@ -16,6 +16,7 @@ from e2e.images.build import FOLDER
 from e2e.images.buildah import run
 from e2e.images.recipe import REPOSITORY
 
+
 def torch_folder(python: str, folder: Path = FOLDER) -> Path:
     """The folder, made anew if the pinned versions changed: some twenty seconds. `python`: the image's minor version."""
     constraints = REPOSITORY / "constraints.txt"

@@ -1,0 +1,62 @@
+"""One furnished cluster for all tests, a namespace for each, and everything worth knowing when one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cluster import preflight
+from e2e.cluster.cluster import Cluster
+from e2e.cluster.process import REPOSITORY
+from e2e.diagnosis import diagnose
+from e2e.furnished import Site, furnish
+from e2e.job import Job
+
+FOLDER = REPOSITORY / ".cache" / "e2e"
+_SITE = pytest.StashKey[Site]()
+
+
+@pytest.fixture(scope="session")
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Without the operator: see `operator`."""
+    if missing := preflight.lacks(preflight.look(), FOLDER):
+        pytest.exit("this machine cannot run nodes:\n" + "\n".join(missing), returncode=2)
+    with _cluster(request.config.getoption("--cluster")) as cluster:
+        request.config.stash[_SITE] = made = furnish(cluster)
+        yield made
+
+
+def _cluster(running: Path | None) -> AbstractContextManager[Cluster]:
+    return nullcontext(Cluster(running)) if running else Cluster(FOLDER)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cluster", type=Path, help="folder of a running test cluster to use, and to leave running")
+
+
+@pytest.fixture(scope="session")
+def operator(site: Site) -> Site:
+    """The site with the operator installed."""
+    site.install()
+    return site
+
+
+@pytest.fixture
+def job(operator: Site, request: pytest.FixtureRequest) -> Iterator[Job]:
+    """A job in a namespace of its own, named after the test. Nothing is applied yet."""
+    namespace = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").strip("]")[:50].strip("-")
+    operator.kubectl("create", "namespace", namespace)
+    yield Job(operator, namespace, "stdlib", namespace)
+    operator.kubectl("delete", "namespace", namespace, "--timeout=120s")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    if report.failed and call.when in ("setup", "call") and (site := item.config.stash.get(_SITE, None)) is not None:
+        report.sections.append(("the cluster", diagnose(site)))
+    return report

@@ -1,0 +1,127 @@
+"""A TrainingJob on the cluster, as a person handles it: files, kubectl, and the steps that the run left in its store."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e.cluster.process import REPOSITORY
+from e2e.furnished import Site, eventually
+
+Object = dict[str, Any]
+Digests = dict[int, tuple[str, str]]
+
+EXAMPLE = REPOSITORY / "examples" / "kubernetes.yaml"
+JOB_LABEL, ROLE_LABEL = "coxswain.dev/job", "coxswain.dev/role"
+ENDS = ("Completed", "Failed")
+
+
+def example_objects() -> list[Object]:
+    return list(yaml.safe_load_all(EXAMPLE.read_text()))
+
+
+def small_objects(site: Site, place: str, steps: int, **spec: Any) -> list[Object]:
+    """The example with a model that two busy cores train in seconds. `place`: folder in the bucket `runs`."""
+    objects = example_objects()
+    job = objects[-1]["spec"]
+    job |= {
+        "model": {"config": {"layers": 2, "hidden": 32, "heads": 2, "kvHeads": 1, "feedForward": 64}},
+        "batch": {"tokensPerStep": 4096, "maxSequenceTokens": 4096},
+        "stop": {"steps": steps},
+        **spec,
+    }
+    job["checkpoint"] |= {"uri": f"s3://runs/{place}/", "everySteps": 4}
+    job["trainers"] = copy.deepcopy(job["trainers"])
+    job["trainers"].setdefault("template", {}).update(site.torch_overlay())
+    return objects
+
+
+def local_objects(objects: Iterable[Object], store: Path, checkpoint: Path) -> list[Object]:
+    """The same job for `cox run` on this machine: the same files without a server in between, no pods to shape."""
+    found = [copy.deepcopy(at) for at in objects if at["kind"] != "Secret"]
+    for at in found:
+        if at["kind"] == "DataSource":
+            del at["spec"]["endpoint"]
+            at["spec"]["uri"] = _file(at["spec"]["uri"], store)
+            at["spec"]["tokenizer"]["file"]["uri"] = _file(at["spec"]["tokenizer"]["file"]["uri"], store)
+    job = found[-1]["spec"]
+    del job["checkpoint"]["endpoint"], job["trainers"]["template"]
+    job["checkpoint"]["uri"] = checkpoint.as_uri()
+    return found
+
+
+def _file(uri: str, store: Path) -> str:
+    return f"{store.as_uri()}/{uri.removeprefix('s3://')}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """`place`: its folder in the bucket `runs`."""
+
+    site: Site
+    namespace: str
+    name: str
+    place: str
+
+    def kubectl(self, *arguments: str, stdin: str = "") -> str:
+        return self.site.kubectl("-n", self.namespace, *arguments, stdin=stdin)
+
+    def apply(self, objects: Iterable[Object]) -> None:
+        """As JSON: PyYAML writes "3e-3" without quotes, and kubectl reads a number."""
+        self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
+
+    def patch(self, spec: Object) -> None:
+        self.kubectl("patch", "tj", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    def get(self) -> Object:
+        found: Object = json.loads(self.kubectl("get", "tj", self.name, "-o", "json"))
+        return found
+
+    def status(self) -> Object:
+        return self.get().get("status") or {}
+
+    def state(self) -> str:
+        return next((c["reason"] for c in self.status().get("conditions", ()) if c["type"] == "Succeeded"), "")
+
+    def pods(self, role: str = "") -> list[Object]:
+        selector = f"{JOB_LABEL}={self.name}" + (f",{ROLE_LABEL}={role}" if role else "")
+        found: list[Object] = json.loads(self.kubectl("get", "pods", "-l", selector, "-o", "json"))["items"]
+        return found
+
+    def wait(self, *states: str, deadline: float = 240) -> str:
+        """Until the job is in one of these states; an end that is none of them fails at once, with the job's own words."""
+
+        def reached() -> str | None:
+            now = self.state()
+            assert now in states or now not in ENDS, f"{self.name} is {now}, not {states}: {self.words()}"
+            return now if now in states else None
+
+        return eventually(reached, f"{self.name} is one of {states}", deadline)
+
+    def words(self) -> str:
+        """What the conditions say."""
+        return "; ".join(f"{c['type']}={c['status']}: {c['message']}" for c in self.status().get("conditions", ()))
+
+    def wait_for_step(self, step: int, deadline: float = 240) -> None:
+        """Until the checkpoint that makes `step` final is there."""
+
+        def reached() -> bool:
+            assert self.state() not in ENDS, f"{self.name} is {self.state()} already: {self.words()}"
+            return max(self.digests(), default=-1) >= step
+
+        eventually(reached, f"step {step} of {self.name} is saved", deadline)
+
+    def digests(self) -> Digests:
+        return digests((self.site.store / "runs" / self.place / "steps").glob("*.jsonl"))
+
+
+def digests(files: Iterable[Path]) -> Digests:
+    """By step; of a step that was done again the last line is valid."""
+    lines = [json.loads(line) for path in sorted(files) for line in path.read_text().splitlines()]
+    return {line["step"]: (line["stream_digest"], line["delivered_digest"]) for line in lines}

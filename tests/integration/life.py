@@ -13,16 +13,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from coxswain.names import LABEL_INDEX, LABEL_ROLE
+from coxswain.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
 from coxswain.wire import JobReport
 from coxswain_operator.cluster import Manifest
+from coxswain_operator.reconcile.values import member_name
 from tests.integration.apiserver import ApiServer
-from tests.integration.operator_parts import MERGE, Kubelet, apply_all
+from tests.integration.operator_parts import MERGE, RUNNING, Kubelet, apply_all
 from tests.unit.reconcile_world import report, report_text
 
 
 class Coordinator:
     """The word of a job's coordinator, as the stage says it."""
+
+    address = RUNNING["podIP"]  # of its pod
 
     def __init__(self) -> None:
         self.word: JobReport | None = None
@@ -44,7 +47,8 @@ class Stage:
 
     def __init__(self, api: ApiServer, namespace: str, coordinator: Coordinator | None = None) -> None:
         self.api, self.namespace = api, namespace
-        self.kubelet, self.coordinator = Kubelet(api, namespace), coordinator or Coordinator()
+        self.coordinator = coordinator or Coordinator()
+        self.kubelet = Kubelet(api, namespace, self.coordinator.address)
 
     def tick(self) -> None:
         """Kubelets start what is pending; a coordinator that was asked to stop leaves with everybody."""
@@ -82,11 +86,16 @@ class Stage:
         answer = self.api.http.patch(place, json={"spec": spec}, headers=MERGE)
         assert answer.is_success, answer.text
 
-    def running(self, *names: str) -> bool:
-        """The job says that it runs, and of its living pods these are the ones."""
-        pods = self.kubelet.pods()
-        alive = {p["metadata"]["name"] for p in pods if p["status"]["phase"] == "Running"}
-        return alive == {f"demo-{name}" for name in names} and self.state == "Running"
+    def name(self, member: str) -> str:
+        """Of the living pod of a member such as trainer-1."""
+        return next(p["metadata"]["name"] for p in self.kubelet.pods() if _live(p) and _member(p) == member)
+
+    def running(self, *members: str) -> bool:
+        """The job says that it runs, and these members do, in the present attempt."""
+        pods, attempt = self.kubelet.pods(), str(self.status.get("attempt", 0))
+        alive = [p for p in pods if p["status"]["phase"] == "Running"]
+        present = all(p["metadata"]["labels"][LABEL_ATTEMPT] == attempt for p in alive)
+        return present and sorted(map(_member, alive)) == sorted(members) and self.state == "Running"
 
     def result(self) -> Manifest:
         """What must not depend on anything that befell the operator: the status without times and identities."""
@@ -111,11 +120,11 @@ def _apply(stage: Stage) -> None:
 
 
 def _fail(stage: Stage) -> None:
-    stage.kubelet.end("demo-trainer-1-0", 1)
+    stage.kubelet.end(stage.name("trainer-1"), 1)
 
 
 def _drain(stage: Stage) -> None:
-    stage.kubelet.end("demo-trainer-0-0", 143, disrupted=True)
+    stage.kubelet.end(stage.name("trainer-0"), 143, disrupted=True)
 
 
 def _resume(stage: Stage) -> None:
@@ -124,11 +133,11 @@ def _resume(stage: Stage) -> None:
 
 
 def _lose(stage: Stage) -> None:
-    stage.kubelet.remove("demo-coordinator-0")
+    stage.kubelet.remove(stage.name("coordinator"))
 
 
 def _poison(stage: Stage) -> None:
-    stage.kubelet.end("demo-trainer-2-0", 7)
+    stage.kubelet.end(stage.name("trainer-2"), 7)
 
 
 def _complete(stage: Stage) -> None:
@@ -145,18 +154,17 @@ def _noticed(stage: Stage) -> bool:
     return bool(job["status"]["observedGeneration"] == job["metadata"]["generation"])
 
 
-_PAIR = ("loader-0-0", "trainer-0-1", "trainer-1-1")
-_THREE = ("loader-0-1", "trainer-0-2", "trainer-1-2", "trainer-2-0")
-_ANEW = ("loader-0-2", "trainer-0-3", "trainer-1-3", "trainer-2-1")
+_TWO = ("coordinator", "loader-0", "trainer-0", "trainer-1")
+_THREE = (*_TWO, "trainer-2")
 LIFE = (
-    Chapter("started", _apply, lambda s: s.running("coordinator-0", "loader-0-0", "trainer-0-0", "trainer-1-0")),
-    Chapter("failed", _fail, lambda s: s.running("coordinator-0", "loader-0-0", "trainer-0-0", "trainer-1-1")),
-    Chapter("drained", _drain, lambda s: s.running("coordinator-0", *_PAIR)),
-    Chapter("lost", _lose, lambda s: s.running("coordinator-1", *_PAIR)),
+    Chapter("started", _apply, lambda s: s.running(*_TWO)),
+    Chapter("failed", _fail, lambda s: s.running(*_TWO)),
+    Chapter("drained", _drain, lambda s: s.running(*_TWO)),
+    Chapter("lost", _lose, lambda s: s.running(*_TWO)),
     Chapter("suspended", lambda s: s.edit(suspend=True), _suspended),
     Chapter("scaled", lambda s: s.edit("scale", replicas=3), _noticed),
-    Chapter("resumed", _resume, lambda s: s.running("coordinator-2", *_THREE)),
-    Chapter("restarted", _poison, lambda s: s.running("coordinator-3", *_ANEW)),
+    Chapter("resumed", _resume, lambda s: s.running(*_THREE)),
+    Chapter("restarted", _poison, lambda s: s.status["attempt"] == 1 and s.running(*_THREE)),
     Chapter("completed", _complete, lambda s: s.state == "Completed"),
 )
 _TIMES = (
@@ -179,9 +187,9 @@ def _timeless(value: Any) -> Any:
     return [_timeless(v) for v in value] if isinstance(value, list) else value
 
 
-def _member(pod: Manifest) -> tuple[str, str]:
+def _member(pod: Manifest) -> str:
     labels = pod["metadata"]["labels"]
-    return labels[LABEL_ROLE], labels[LABEL_INDEX]
+    return member_name(labels[LABEL_ROLE], int(labels[LABEL_INDEX]))
 
 
 def _live(pod: Manifest) -> bool:

@@ -14,7 +14,7 @@ from tests.unit.reconcile_world import data_mix, data_source, training_job
 
 Manifest = dict[str, Any]
 MERGE = {"Content-Type": "application/merge-patch+json"}
-RUNNING = {"phase": "Running", "podIP": "127.64.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+RUNNING: Manifest = {"phase": "Running", "podIP": "127.64.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
 
 
 def new_namespace(api: ApiServer) -> str:
@@ -56,7 +56,8 @@ def apply_all(api: ApiServer, namespace: str, **spec: Any) -> None:
 class Kubelet:
     """Says of pods what a kubelet would say."""
 
-    def __init__(self, api: ApiServer, namespace: str) -> None:
+    def __init__(self, api: ApiServer, namespace: str, address: str = RUNNING["podIP"]) -> None:
+        self._running = {**RUNNING, "podIP": address}
         self._api, self._path = api, f"/api/v1/namespaces/{namespace}/pods"
 
     def pods(self) -> list[Manifest]:
@@ -73,7 +74,7 @@ class Kubelet:
     def run_all(self) -> None:
         for pod in self.pods():
             if pod["status"]["phase"] == "Pending":
-                self.say(pod["metadata"]["name"], RUNNING)
+                self.say(pod["metadata"]["name"], self._running)
 
     def end(self, name: str, code: int, message: str = "", disrupted: bool = False) -> None:
         role = next(p for p in self.pods() if p["metadata"]["name"] == name)["metadata"]["labels"]["coxswain.dev/role"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -34,10 +35,10 @@ class Audit:
     def _size(self) -> int:
         return self._log.stat().st_size if self._log.exists() else 0
 
-    async def settle(self) -> None:
+    async def settle(self, longest: float = 10.0) -> None:
         """Until the server, which writes its log up to a second late, has not written for two."""
-        size = -1
-        while size != (size := self._size()):  # noqa: ASYNC110 - a file cannot wake us
+        size, end = -1, time.monotonic() + longest
+        while size != (size := self._size()) and time.monotonic() < end:  # noqa: ASYNC110 - a file cannot wake us
             await asyncio.sleep(2.0)
 
     def counts(self) -> dict[str, Counter[str]]:

@@ -120,7 +120,12 @@ class Plane:
 
 
 def _audit_policy() -> Manifest:
-    rules: list[Manifest] = [{"level": "None", "users": list(QUIET)}, {"level": "Metadata"}]
+    leases = {"group": "coordination.k8s.io", "resources": ["leases"]}  # go on for ever
+    rules: list[Manifest] = [
+        {"level": "None", "users": list(QUIET)},
+        {"level": "None", "resources": [leases]},
+        {"level": "Metadata"},
+    ]
     return {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}
 
 

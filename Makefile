@@ -12,7 +12,7 @@ CORPUS := runs/corpus
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup run test lint generate manifests test-slow bench bench-operator binaries cluster cluster-down clean
+.PHONY: help setup run test lint generate manifests test-slow bench bench-operator binaries cluster cluster-down demo images e2e-smoke clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,13 +48,24 @@ manifests: .venv/.ready  ## write dist/install.yaml, the chart for people withou
 	@echo "wrote dist/install.yaml: kubectl apply --server-side --filename dist/install.yaml"
 
 binaries: .venv/.ready  ## build etcd, kube-apiserver, Helm and an S3 server from Go modules into .cache/ (once, some minutes)
-	$(BIN)/python e2e/tools/build.py etcd kube-apiserver helm versitygw
+	$(BIN)/python e2e/tools/build.py etcd kube-apiserver kube-controller-manager kubectl helm versitygw
 
 test-slow: .venv/.ready binaries  ## the long matrix
 	$(BIN)/python -m pytest -m slow --timeout 1800
 
 bench: .venv/.ready  ## benchmarks: one JSON object and a line of text each
 	$(BIN)/python bench/plan_step.py
+
+images: .venv/.ready  ## build the images of the Dockerfile without a daemon, as root; says their sizes
+	@$(BIN)/python -m e2e.images operator data train
+
+e2e-smoke: .venv/.ready  ## on real kubelets, as root: chart, images and S3; a job trains to the digests of `cox run`
+	$(BIN)/python e2e/tools/build.py etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy \
+	  kubectl coredns pause helm versitygw
+	$(BIN)/python -m pytest e2e/test_smoke.py --timeout 1200
+
+demo: .venv/.ready  ## put images and an S3 server with the corpus into the cluster of `make cluster` (some 20 GB)
+	@$(BIN)/python -m e2e.demo
 
 cluster: .venv/.ready  ## a real Kubernetes with two nodes on this machine, as root; says what is missing and what to type next
 	@$(BIN)/python -m e2e.cluster up

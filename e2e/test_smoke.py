@@ -21,7 +21,7 @@ def cox_run(folder: Path, objects: list[dict[str, object]]) -> dict[int, tuple[s
     """Digests of the same job on the local cluster."""
     file, work = folder / "job.yaml", folder / "work"
     file.write_text("\n---\n".join(map(json.dumps, objects)))
-    command = [sys.executable, "-m", "coxswain_cli", "run", file, "--workdir", work]
+    command: list[str | Path] = [sys.executable, "-m", "coxswain_cli", "run", file, "--workdir", work]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )

@@ -33,6 +33,6 @@ def _install(folder: Path, target: Path, constraints: Path, python: str) -> None
     for old in folder.glob("torch-*"):
         shutil.rmtree(old)
     partial = folder / "torch-partial"
-    command = [Path(sys.executable).with_name("uv"), "pip", "install", "--quiet", "--target", partial]
+    command: list[str | Path] = [Path(sys.executable).with_name("uv"), "pip", "install", "--quiet", "--target", partial]
     run([*command, "--python-version", python, "--constraint", constraints, "--compile-bytecode", "torch"])
     partial.rename(target)

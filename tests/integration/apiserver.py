@@ -89,7 +89,7 @@ class ApiServer:
 
     def revive(self, name: str) -> None:
         """Starts a killed server again, with its data and on its address; returns when the API answers."""
-        self._start(name, self._children[name].command).wait_until(self._ready)
+        self._start(name, list(self._children[name].process.args)).wait_until(self._ready)
 
     @contextmanager
     def controllers(self, names: str) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from typing import Any
 
 from coxswain.names import LABEL_JOB_UID
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
+from coxswain_operator.reconcile.times import stamp
 from tests.integration.apiserver import ApiServer
 from tests.unit.reconcile_world import data_mix, data_source, training_job
 
@@ -79,7 +81,8 @@ class Kubelet:
     def end(self, name: str, code: int, message: str = "", disrupted: bool = False) -> None:
         role = next(p for p in self.pods() if p["metadata"]["name"] == name)["metadata"]["labels"]["coxswain.dev/role"]
         ended = {"exitCode": code, "reason": "Error" if code else "Completed", "message": message}
-        ended["finishedAt"] = ended["startedAt"] = "2026-11-21T10:00:00Z"
+        # A second ahead: times are whole seconds, and whoever ends now did not end before its coordinator was created.
+        ended["finishedAt"] = ended["startedAt"] = stamp(time.time() + 1)
         container = {"name": role, "image": "", "imageID": "", "ready": False, "restartCount": 0}
         self.say(
             name,

@@ -1,0 +1,104 @@
+"""Real SIGKILLs: of operators at random moments of a job's life, and of the API server and its store under a living operator."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coxswain.api.crd import crds
+from tests.children import Child
+from tests.integration.apiserver import ApiServer
+from tests.integration.audit import created
+from tests.integration.life import LIFE, Stage
+from tests.integration.operator_parts import new_namespace
+from tests.integration.processes import FAST, holder, listening, operator, play
+
+KILLS = 10
+
+
+class Crew:
+    """Two operators of one namespace: a leader, and one that waits for its end. The killed one is followed by another."""
+
+    def __init__(self, api: ApiServer, namespace: str, folder: Path, seed: int) -> None:
+        self._api, self._namespace, self._folder = api, namespace, folder
+        self._random, self.kills = random.Random(seed), 0
+        self._standing: list[Child] = [self._start(0), self._start(1)]
+
+    def _start(self, number: int) -> Child:
+        options = ("--namespace", self._namespace, "--operator-namespace", self._namespace, *FAST)
+        return operator(self._api.kubeconfig, self._folder / f"operator-{number}.log", *options)
+
+    def kill_leader(self) -> None:
+        """At a random moment of the next second; nothing happens before somebody leads."""
+        self._standing[0].wait_until(self._somebody_leads, deadline=60)
+        time.sleep(self._random.uniform(0, 1))  # the moment is what is drawn here
+        leader = self._leaders()[0]
+        leader.process.kill()
+        leader.process.wait()
+        self.kills += 1
+        self._standing = [c for c in self._standing if c is not leader] + [self._start(self.kills + 1)]
+
+    def _somebody_leads(self) -> bool:
+        return bool(self._leaders())
+
+    def _leaders(self) -> list[Child]:
+        return [c for c in self._standing if f"{holder(self._api, self._namespace)} leads" in c.log.read_text()]
+
+    def stop(self) -> None:
+        for child in self._standing:
+            child.stop()
+
+
+def test_ten_kills_of_the_operator_change_neither_the_end_nor_what_is_made(api: ApiServer, tmp_path: Path) -> None:
+    with listening(api.address) as coordinator:
+        quiet = Stage(api, new_namespace(api), coordinator)
+        calm = operator(
+            api.kubeconfig, tmp_path / "calm.log", "--namespace", quiet.namespace, "--operator-namespace", quiet.namespace
+        )  # fmt: skip
+        play(quiet)
+        calm.stop()
+        stage = Stage(api, new_namespace(api), coordinator)
+        crew = Crew(api, stage.namespace, tmp_path, seed=7)
+        try:
+            play(stage, lambda chapter: [crew.kill_leader() for _ in range(2 if chapter == "started" else 1)] and None)
+        finally:
+            crew.stop()
+    assert crew.kills == len(LIFE) + 1 == KILLS
+    assert created(api, stage.namespace) == created(api, quiet.namespace)
+    assert stage.result() == quiet.result()
+
+
+@pytest.fixture
+def fragile() -> Iterator[ApiServer]:
+    """A server that may be killed."""
+    with ApiServer() as server:
+        server.install(crds())
+        yield server
+
+
+def test_an_operator_outlives_the_death_of_the_api_server_and_of_etcd(fragile: ApiServer, tmp_path: Path) -> None:
+    deaths = {"failed": "kube-apiserver", "resumed": "etcd", "restarted": "kube-apiserver"}
+
+    def meddle(chapter: str) -> None:
+        if chapter in deaths:
+            fragile.kill(deaths[chapter])
+            fragile.revive(deaths[chapter])
+
+    namespace = new_namespace(fragile)
+    child = operator(
+        fragile.kubeconfig, tmp_path / "log", "--namespace", namespace, "--operator-namespace", namespace
+    )  # fmt: skip
+    try:
+        with listening(fragile.address) as coordinator:
+            stage = Stage(fragile, namespace, coordinator)
+            play(stage, meddle)
+            assert child.process.poll() is None
+    finally:
+        child.stop()
+    assert stage.status["restarts"] == {"counted": 2, "ignored": 2}
+    assert set(created(fragile, namespace).values()) <= {1, 2}
+    assert all(times == 1 for what, times in created(fragile, namespace).items() if what.startswith("pods/"))

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 WATCHED = ("TrainingJob", "Pod", "DataSource", "DataMix", "ParallelismPolicy")
 COALESCE_SECONDS = 0.05
 RETRY_SECONDS = 1.0  # after a pass that failed half-way
+QUOTA = "exceeded quota"  # how the API server's refusal says it; it has no reason of its own
+QUOTA_SECONDS = 10.0  # between two tries to create what a quota leaves no room for
 OVERLAP_SECONDS = 0.5  # of deleting pods before a new look: some members' successors can be created by then
 CALM = 10.0  # times its own cost passes between two passes that found nothing to do
 RESYNC_SECONDS = 600.0  # between looks at a job that is over
@@ -167,7 +169,8 @@ class Controller:
         """Returns after how many seconds to look again at the latest."""
         smooth = await self._do_all(observed.job, decision)
         if decision.of(*_WRITES):
-            return 0.0 if smooth else RETRY_SECONDS
+            refused = observed.job["metadata"]["uid"] in self._refused
+            return 0.0 if smooth else QUOTA_SECONDS if refused and observed.refused else RETRY_SECONDS
         wakes = [a.time - self._clock() for a in decision.actions if isinstance(a, WakeAt)]
         rest = RESYNC_SECONDS if _over(observed) else self._poll_seconds  # of one that is over there is nothing to poll
         return max(0.0, min([rest, *wakes]))
@@ -210,14 +213,20 @@ class Controller:
         return True
 
     async def _create(self, job: Manifest, manifest: Manifest) -> bool:
-        """A name that is taken is a leftover on its way out: the next look will tell. A refusal ends the job."""
+        """A name that is taken is a leftover on its way out: the next look will tell.
+
+        A refusal ends the job, but for that of a quota: what is used up now may be free later.
+        """
+        uid = job["metadata"]["uid"]
         try:
             await self._cluster.create(manifest)
         except AlreadyExists:
             return False
         except Refused as error:
-            self._refused[job["metadata"]["uid"]] = Fault(error.reason, error.message)
+            self._refused[uid] = Fault(error.reason, error.message, retryable=QUOTA in error.message)
             raise _Unacceptable from error
+        if uid in self._refused and self._refused[uid].retryable:
+            del self._refused[uid]
         return True
 
 

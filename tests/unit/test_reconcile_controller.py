@@ -10,7 +10,7 @@ import looptime
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coxswain.errors import Retryable
+from coxswain.errors import Refused, Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
 from coxswain_operator.cluster import Change, Conflict, Manifest
 from coxswain_operator.controller import WATCHED, Controller
@@ -159,6 +159,26 @@ def test_a_leftover_of_the_same_name_is_waited_for_without_haste() -> None:
         assert len(looks) < 40
         world.vanish(leftover)
         await until(lambda: "demo-trainer-0-0" in world.created)
+        run.cancel()
+
+    in_virtual_time(scenario)
+
+
+def test_a_quota_that_is_used_up_is_waited_for_with_one_try_in_a_while() -> None:
+    async def scenario() -> None:
+        world, tries, free = World(data_source(), data_mix(), training_job()), list[str](), asyncio.Event()
+
+        def refuse(verb: str, what: str) -> None:
+            if verb == "create" and what.startswith("demo-trainer") and not free.is_set():
+                tries.append(what)
+                raise Refused("Forbidden", "pods is forbidden: exceeded quota: gpus")
+
+        world.before_call = refuse
+        run = asyncio.create_task(controller(world).run_job(NAMESPACE, "demo"))
+        await asyncio.sleep(60)
+        assert 2 <= len(tries) <= 12 and world.state != "Failed"
+        free.set()
+        await until(lambda: len(world.pods()) == 4)
         run.cancel()
 
     in_virtual_time(scenario)

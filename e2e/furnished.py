@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.namespaces import run
+from e2e.cluster.node import Node
 from e2e.cluster.process import REPOSITORY, Argument, binary
 from e2e.images import Image, Images
 from e2e.images.torch import torch_folder
@@ -88,7 +89,12 @@ def load(cluster: Cluster, images: Images, image: Image) -> None:
     """Into every node that has not got it."""
     for node in cluster.nodes:
         if image.reference not in node.ctr("images", "ls", "-q").split():
-            node.load_image(images.archive(image))
+            import_archive(node, images.archive(image))
+
+
+def import_archive(node: Node, archive: Path) -> None:
+    """With the patience that the 6 GB of the train image ask for."""
+    run(node.inside.command(["ctr", "--namespace", "k8s.io", "images", "import", archive]), deadline=900)
 
 
 def make_corpus() -> Path:

@@ -22,6 +22,7 @@ from coxswain.wire import JobReport
 from coxswain_cli.apply import NAMESPACE, apply
 from coxswain_cli.display import Display, display_for
 from coxswain_cli.ending import FAILED, exit_code, has_ended, is_suspended, summary
+from coxswain_cli.machine import check_ports, check_room
 from coxswain_cli.progress import View, Watcher
 from coxswain_cli.workdir import condition, default_workdir
 from coxswain_operator.controller import Controller
@@ -78,6 +79,7 @@ async def run(objects: list[Manifest], workdir: Path, until_step: int | None, co
                 f"ended before; nothing is trained. A new run needs another --workdir than {workdir}", soft_wrap=True
             )
         else:
+            check_ports()
             with display_for(console) as display:
                 display.say(f"work directory {workdir}")
                 job = await Run(cluster, job, until_step, display).until_end()
@@ -135,6 +137,7 @@ class Run:
             try:
                 while not (self._is_over(job := await self._job()) or passes.done()):
                     self._display.show(self._look(job))
+                    check_room(self._cluster.workdir)
                     await self._steer(job, interrupts.count)
                     await asyncio.wait([passes], timeout=_LOOK)
             finally:

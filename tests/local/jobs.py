@@ -97,6 +97,7 @@ class Run:
     objects: list[Object]
     environment: dict[str, str] = field(default_factory=dict)
     job_text: str = ""  # instead of the objects
+    within: tuple[str, ...] = ()  # a command that runs `cox`, such as one that makes namespaces
     output: str = ""
 
     @property
@@ -109,6 +110,7 @@ class Run:
         objects = "\n---\n".join(json.dumps(o, indent=1) for o in self.objects)  # JSON is YAML
         job_file.write_text(self.job_text or objects)
         command = [
+            *self.within,
             sys.executable,
             "-m",
             "coxswain_cli",

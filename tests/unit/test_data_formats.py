@@ -152,10 +152,10 @@ def test_a_compressed_object_is_one_block_with_the_same_samples(tmp_path, pack):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
-@pytest.mark.parametrize("harm", ["truncated", "garbage"])
+@pytest.mark.parametrize("harm", ["truncated", "garbage", "empty"])
 def test_a_corrupt_archive_is_refused_by_name(tmp_path, name, harm):
     data = (gzip.compress if name.endswith("gz") else zstandard.ZstdCompressor().compress)(jsonl_bytes(*range(500)))
-    (tmp_path / name).write_bytes(data[:-20] if harm == "truncated" else b"not an archive" * 9)
+    (tmp_path / name).write_bytes({"truncated": data[:-20], "garbage": b"not an archive" * 9, "empty": b""}[harm])
     with pytest.raises(Refused, match=name) as caught:
         samples(source(tmp_path))
     assert caught.value.reason == "ObjectUnreadable"
@@ -240,6 +240,18 @@ def test_damaged_pages_are_refused_by_name(tmp_path):
     (tmp_path / "a.parquet").write_bytes(data)
     with pytest.raises(Refused, match=r"a\.parquet"):
         samples(source(tmp_path, "Parquet"))
+
+
+def test_a_row_group_beyond_the_limit_is_refused_with_its_size_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("coxswain_data.formats.parquet.MAX_WHOLE", 2 << 20)
+    parquet(tmp_path / "a.parquet", pa.array(["small", "x" * (3 << 20)]), rows=1, other=pa.array(["y" * (3 << 20)] * 2))
+    mine = source(tmp_path, "Parquet")
+    small, huge = mine.blocks()
+    assert [s.text for s in mine.read(small).samples()] == ["small"]
+    with pytest.raises(
+        Refused, match=r"a\.parquet: 'text' of row group 1 has 3 MiB, allowed are 2; .*smaller row groups"
+    ):
+        mine.read(huge)
 
 
 # --- sources --------------------------------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ def read_whole(store: Store, info: ObjectInfo) -> bytes:
 
 def _unpack(path: str, data: bytes, limit: int) -> bytes:
     """At most limit + 1 bytes, so that the caller sees that there are more."""
+    if is_compressed(path) and not data:
+        raise EOFError("it has no bytes; what packs nothing is longer")
     if path.endswith(_GZIP):
         return gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1)
     if path.endswith(_ZSTD):

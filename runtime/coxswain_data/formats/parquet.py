@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from coxswain.errors import Refused
-from coxswain_data.formats.base import Extent, Sample, decoded
+from coxswain_data.formats.base import MAX_WHOLE, Extent, Sample, decoded
 from coxswain_data.formats.ranges import RangeFile
 from coxswain_link.store import ObjectInfo, Store
 
@@ -45,9 +45,22 @@ class ParquetObject:
         return [Extent(i, 0, self._size) for i in range(self._file.metadata.num_row_groups)]
 
     def read(self, extent: Extent) -> ParquetBlock:
+        self._check_size(extent.ordinal)
         with self._named():
             table = self._file.read_row_group(extent.ordinal, columns=[self._field], use_threads=False)
         return ParquetBlock(table.column(self._field))
+
+    def _check_size(self, group: int) -> None:
+        """A block is held in memory as a whole."""
+        metadata = self._file.metadata.row_group(group)
+        columns = (metadata.column(i) for i in range(metadata.num_columns))
+        size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema == self._field)
+        if size > MAX_WHOLE:
+            raise Refused(
+                "ObjectTooLarge",
+                f"{self._where}: {self._field!r} of row group {group} has {size >> 20} MiB, allowed are {MAX_WHOLE >> 20}; "
+                "write the file again with smaller row groups",
+            )
 
     def _check_column(self) -> None:
         schema = self._file.schema_arrow

@@ -1,0 +1,107 @@
+"""A machine that is short of something: disks that are full, ports and folders that are taken. Nothing is lost, nothing is left.
+
+Disks and ports are those of private mount and network namespaces: they vanish with the run's last process.
+"""
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from coxswain import names
+from tests.local.jobs import Footprint, Run, job_objects, wait_for_step, wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+UNSHARE = ("unshare", "--mount", "--net", *(() if os.geteuid() == 0 else ("--map-root-user",)))
+
+# Brings the loopback device up (SIOCSIFFLAGS: up and running), holds a port through the exec, and runs the rest.
+HOLDING = """
+import fcntl, os, socket, struct, sys
+with socket.socket() as device:
+    fcntl.ioctl(device, 0x8914, struct.pack("16sH22x", b"lo", 0x41))
+taken = socket.create_server(("0.0.0.0", int(sys.argv[1])))
+taken.set_inheritable(True)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def with_port_taken(port: int) -> tuple[str, ...]:
+    return (*UNSHARE, sys.executable, "-c", HOLDING, str(port))
+
+
+def with_small_disk(folder: Path, size: str) -> tuple[str, ...]:
+    """A disk of that size on `folder`; a port that nobody wants is taken."""
+    folder.mkdir(parents=True)
+    script = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'
+    return (*UNSHARE, "bash", "-c", script, str(folder), sys.executable, "-c", HOLDING, "0")
+
+
+def said(run: Run) -> str:
+    assert "Traceback" not in run.output, run.output
+    return re.sub(r"\s+", " ", run.output)
+
+
+def assert_gone(run: Run) -> None:
+    mounts = Path("/proc/self/mounts").read_text()
+    rest = Footprint(
+        str(run.folder).encode(),
+        frozenset(),
+        frozenset(),
+        mounts,
+        frozenset(p.name for p in Path("/dev/shm").iterdir()),
+    ).rest
+    wait_until(lambda: not rest(), f"nothing is left of {run.folder}", 15)
+
+
+@pytest.fixture
+def run(tmp_path, corpus):
+    found = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/disk/checkpoints"))
+    found.objects[-1]["spec"]["failurePolicy"] = {"maxRestarts": 0}
+    return found
+
+
+@pytest.mark.slow
+def test_a_full_disk_for_checkpoints_ends_the_job_by_what_is_missing_and_leaves_nothing(run):
+    run.within = with_small_disk(run.folder / "disk", "300k")
+    assert run.run(deadline=200) == 1, run.output
+    assert "No space left on device" in said(run)
+    assert f"{run.folder}/disk/checkpoints/" in said(run)
+    assert_gone(run)
+
+
+def test_a_full_work_directory_ends_the_command_with_the_way_on_instead_of_waiting_in_silence(run, tmp_path):
+    run.within = with_small_disk(run.workdir, "160k")
+    assert run.run(deadline=100) == 1, run.output
+    assert f"No space left on device: '{run.workdir}'; once that is mended, the same command goes on" in said(run)
+    assert_gone(run)
+
+
+PORTS = [value for name, value in vars(names).items() if name.startswith("PORT_")]
+
+
+@pytest.mark.parametrize("port", PORTS)
+def test_a_port_that_something_else_has_on_every_address_is_refused_by_its_number_before_anything_starts(run, port):
+    run.within = with_port_taken(port)
+    assert run.run(deadline=60) == 2, run.output
+    assert f"listens on every address at port {port}, which" in said(run)
+    assert f"`ss -ltnp sport = :{port}` names it" in said(run)
+    assert not (run.workdir / "logs" / "small-coordinator-0").exists()
+    assert_gone(run)
+
+
+def test_a_second_run_in_the_same_work_directory_is_refused_and_does_not_disturb_the_first(run):
+    run.objects[-1]["spec"]["stop"] = {"steps": 2000}
+    first = run.start()
+    wait_for_step(run, first, 3)
+    second = Run(run.folder, run.objects)
+    assert second.run(deadline=60) == 2
+    assert f"in use by another run (process {first.pid})" in said(second)
+    last = max(run.steps())
+    wait_for_step(run, first, last + 3)
+    first.send_signal(signal.SIGINT)
+    assert run.finish(first) == 0, run.output + run.logs()
+    assert_gone(run)

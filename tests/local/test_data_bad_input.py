@@ -6,7 +6,9 @@ import random
 import re
 import shutil
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from tests.local.jobs import Run, job_objects, source, wait_for_step
 
@@ -64,6 +66,15 @@ def test_a_vocabulary_below_the_tokenizers_is_refused_with_both_numbers(tmp_path
     run = Run(tmp_path, objects)
     assert run.run() == 1
     assert "model.config.vocabulary is 200, the tokenizer has 257 ids" in said(run)
+
+
+def test_weights_of_another_model_to_start_from_are_refused_by_name(tmp_path, objects, bad):
+    (bad / "model.safetensors").write_bytes(safetensors.numpy.save({"model.norm.weight": np.ones(7, np.float32)}))
+    objects[-1]["spec"]["model"]["initFrom"] = {"uri": f"file://{bad}"}
+    run = Run(tmp_path, objects)
+    assert run.run() == 1
+    assert "ForeignWeights" in said(run)
+    assert "model.embed_tokens.weight is missing, this model needs [320, 32]; change model.config" in said(run)
 
 
 def test_content_that_changes_under_a_run_ends_it_by_name_and_loses_no_checkpoint(tmp_path, corpus):

@@ -1,0 +1,69 @@
+"""Whole runs over the formats that other tests read block by block: what is trained on is what the files hold."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+
+from coxswain import digests
+from coxswain_train.dataset import StreamDataset, stream_digest
+from tests.local.jobs import STEPS, Run, job_objects, source
+from tests.unit.test_data_tar import archive
+from tests.unit.test_data_tokenbin import write as write_pair
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def texts(count: int, seed: int) -> list[str]:
+    draw = random.Random(seed)
+    return ["".join(draw.choices("abc ü\n", k=int(min(3000, 20 * draw.paretovariate(0.7))))) for _ in range(count)]
+
+
+def tar(folder: Path) -> dict[str, object]:
+    """Three archives, one of them packed, with pictures between the texts."""
+    for part in range(3):
+        members = [(f"{i:03d}.{kind}", data) for i, text in enumerate(texts(40, part)) for kind, data in
+                   (("jpg", b"\xff" * 700), ("txt", text.encode()))]  # fmt: skip
+        data = archive(*members)
+        name = f"{part}.tar.gz" if part == 2 else f"{part}.tar"
+        (folder / name).write_bytes(gzip.compress(data) if part == 2 else data)
+    return source("code", folder.as_uri(), "Tar", "**/*.tar*", textField="txt")
+
+
+def token_bin(folder: Path) -> dict[str, object]:
+    for part in range(2):
+        write_pair(folder, [[*np.frombuffer(t.encode(), np.uint8), 256] for t in texts(60, 10 + part)], name=f"{part}")
+    return source("docs", folder.as_uri(), "TokenBin", "**/*.bin")
+
+
+def packed_lines(folder: Path) -> dict[str, object]:
+    for part, pack in enumerate((gzip.compress, zstandard.ZstdCompressor().compress)):
+        lines = "".join(json.dumps({"text": t}) + "\n" for t in texts(60, 20 + part))
+        (folder / f"{part}.jsonl.{'zst' if part else 'gz'}").write_bytes(pack(lines.encode()))
+    return source("docs", folder.as_uri(), "Jsonl", "**/*.jsonl.*")
+
+
+def text_files(folder: Path) -> dict[str, object]:
+    for i, text in enumerate(texts(60, 30)):
+        (folder / f"{i:02d}.txt").write_text(text)
+    return source("code", folder.as_uri(), "Text", "**/*.txt")
+
+
+@pytest.mark.parametrize(("code", "docs"), [(tar, token_bin), (text_files, packed_lines)], ids=lambda f: f.__name__)
+def test_two_loaders_serve_every_format_as_one_process_reads_it(tmp_path, code, docs):
+    objects = job_objects("file:///unused", f"file://{tmp_path}/checkpoints", trainers=2, loaders=2)
+    for place, make in enumerate((code, docs)):
+        (tmp_path / make.__name__).mkdir()
+        objects[place] = make(tmp_path / make.__name__)
+    run = Run(tmp_path, objects)
+    assert run.run() == 0, run.output + run.logs()
+    digest, found = digests.STREAM_SEED, []
+    for step in StreamDataset.of_files([tmp_path / "job.yaml"], (tmp_path / "index").as_uri()):
+        digest = stream_digest(digest, [step])
+        found.append((digest, f"{step.delivered_digest:016x}"))
+    assert len(found) == STEPS
+    assert run.digests() == found

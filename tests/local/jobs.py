@@ -17,6 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.local.failures import keep
+
 Object = dict[str, Any]
 
 # One replica holds the longest sequence, so any number of replicas can run the same stream.
@@ -130,6 +132,7 @@ class Run:
             cox.kill()
             self.output, _ = cox.communicate()
             raise AssertionError(f"no end within {deadline} s:\n{self.output}\n{self.logs()}") from None
+        keep(self.output, cox.returncode)
         return cox.returncode
 
     def run(self, *arguments: str, deadline: float = 100) -> int:

@@ -88,7 +88,7 @@ def test_content_that_changes_under_a_run_ends_it_by_name_and_loses_no_checkpoin
     wait_for_step(run, cox, 4)
     (folder / "code").rename(folder / "away")
     assert run.finish(cox) == 1, run.output
-    assert "SourceChanged" in said(run)
+    assert "SourceChanged" in said(run), run.output + run.logs()
     assert re.search(r"code/part-\d\.parquet was indexed and is gone; bring the indexed content back", said(run))
     (folder / "away").rename(folder / "code")
     saved = [int(p.stem.removeprefix("step-")) for p in (tmp_path / "checkpoints" / "manifests").iterdir()]

@@ -129,7 +129,17 @@ class ControlPlane:
         child = self._start("kube-apiserver", self._apiserver_arguments())
         child.wait_until(lambda: accepts(self.address, self._ports["kube-apiserver"]) and self.authority.exists())
         self.kubeconfig = self.kubeconfig_of("admin")
-        child.wait_until(lambda: self.http.get("/readyz").status_code == 200)
+        self.until_ready()
+
+    def until_ready(self) -> None:
+        """Returns when the API server answers that it is; also for whoever has restarted etcd."""
+        self._children["kube-apiserver"].wait_until(self._ready)
+
+    def _ready(self) -> bool:
+        try:
+            return self.http.get("/readyz").status_code == 200
+        except httpx.TransportError:  # a connection that the killed one had was tried
+            return False
 
     @cached_property
     def http(self) -> httpx.Client:
@@ -138,13 +148,13 @@ class ControlPlane:
         trust = ssl.create_default_context(cafile=str(self.authority))
         return httpx.Client(base_url=self.url, verify=trust, headers=headers, timeout=30, trust_env=False)
 
-    def start_server(self, server: str) -> None:
+    def start_server(self, server: str, *further: Argument) -> None:
         """The controller-manager or the scheduler, one of each, without an election and without ports."""
         config = self.kubeconfig_of(f"system:{server}")
         arguments: list[Argument] = ["--kubeconfig", config, "--leader-elect=false", "--secure-port=0"]
         if server == CONTROLLER_MANAGER:
             arguments += ["--service-account-private-key-file", self._signing_key, "--root-ca-file", self.authority]
-        self._start(server, arguments)
+        self._start(server, [*arguments, *further])
 
     def kubeconfig_of(self, user: str) -> Path:
         path = self.folder / ("kubeconfig" if user == "admin" else f"kubeconfig.{user.replace(':', '-')}")

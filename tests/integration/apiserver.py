@@ -10,8 +10,6 @@ There is no scheduler and no kubelet, and a controller-manager only where a test
 
 from __future__ import annotations
 
-import secrets
-import ssl
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,12 +19,24 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+import yaml
 
 from coxswain.names import GROUP, VERSION
-from tests.children import Child, accepts, free_port, own_address
-from tests.integration import components
+from e2e.cluster.access import write_kubeconfig
+from e2e.cluster.controlplane import CONTROLLER_MANAGER, ControlPlane
 
 Manifest = dict[str, Any]
+# One line for every request that is not a component's own: who asked for what, and how it was answered.
+_AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived", "ResponseStarted"],
+    "rules": [
+        {"level": "None", "users": ["system:apiserver"]},
+        {"level": "None", "nonResourceURLs": ["/readyz"]},
+        {"level": "Metadata"},
+    ],
+}
 
 
 class ApiServer:
@@ -34,16 +44,13 @@ class ApiServer:
 
     def __enter__(self) -> ApiServer:
         self._folder = tempfile.TemporaryDirectory(prefix="coxswain-api-")
-        self._root = Path(self._folder.name)
-        self._children: dict[str, Child] = {}
-        self.token = secrets.token_urlsafe(24)
-        self.address = own_address()
-        self._etcd, self._port = free_port(self.address), free_port(self.address)
-        self.url = f"https://{self.address}:{self._port}"
-        self.ca = self._root / "certificates" / "apiserver.crt"
-        self.audit = self._root / "audit.log"
+        root = Path(self._folder.name)
+        self.audit, policy = root / "audit.log", root / "audit-policy.yaml"
+        policy.write_text(yaml.safe_dump(_AUDIT_POLICY))
+        flags = {"kube-apiserver": ["--audit-policy-file", policy, "--audit-log-path", self.audit]}
+        self.plane = ControlPlane(root, servers=(), flags=flags)
         try:
-            self._start_all()
+            self.plane.start()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -52,57 +59,58 @@ class ApiServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if hasattr(self, "http"):
-            self.http.close()
-        for child in reversed(self._children.values()):
-            child.stop()
+        self.plane.stop()
         self._folder.cleanup()
 
-    def _start_all(self) -> None:
-        command = components.etcd(self._root, self.address, self._etcd, free_port(self.address))
-        etcd = self._start("etcd", command)
-        etcd.wait_until(lambda: accepts(self.address, self._etcd))
-        server = self._start("kube-apiserver", self._apiserver_command())
-        server.wait_until(lambda: accepts(self.address, self._port) and self.ca.exists())
-        headers = {"Authorization": f"Bearer {self.token}"}
-        trust = ssl.create_default_context(cafile=str(self.ca))
-        self.http = httpx.Client(base_url=self.url, verify=trust, headers=headers, timeout=30, trust_env=False)
-        server.wait_until(self._ready)
-        self.kubeconfig = components.kubeconfig(self._root / "kubeconfig", self.url, self.ca, self.token)
+    @property
+    def http(self) -> httpx.Client:
+        """An administrator's."""
+        return self.plane.http
 
-    def _apiserver_command(self) -> components.Command:
-        return components.apiserver(self._root, self.address, self._port, self._etcd, self.token)
+    @property
+    def address(self) -> str:
+        return self.plane.address
 
-    def _start(self, name: str, command: components.Command) -> Child:
-        self._children[name] = Child(command, self._root / f"{name}.log")
-        return self._children[name]
+    @property
+    def url(self) -> str:
+        return self.plane.url
 
-    def _ready(self) -> bool:
-        try:
-            return self.http.get("/readyz").status_code == 200
-        except httpx.TransportError:  # it has not opened its port yet, or a connection of the killed one was tried
-            return False
+    @property
+    def token(self) -> str:
+        return self.plane.token
+
+    @property
+    def ca(self) -> Path:
+        return self.plane.authority
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.plane.kubeconfig
 
     def kill(self, name: str) -> None:
         """SIGKILL to `etcd` or `kube-apiserver`."""
-        self._children[name].stop()
+        self.plane.stop_server(name)
 
     def revive(self, name: str) -> None:
         """Starts a killed server again, with its data and on its address; returns when the API answers."""
-        self._start(name, list(self._children[name].process.args)).wait_until(self._ready)
+        if name == "etcd":
+            self.plane.start_etcd()
+            self.plane.until_ready()
+        else:
+            self.plane.start_apiserver()
 
     @contextmanager
     def controllers(self, names: str) -> Iterator[None]:
-        """With a controller-manager that runs the named controllers."""
-        child = self._start("kube-controller-manager", components.controllers(self.kubeconfig, names))
+        """With a controller-manager that runs only the named controllers: others would make objects that no test asked for."""
+        self.plane.start_server(CONTROLLER_MANAGER, "--controllers", names)
         try:
             yield
         finally:
-            child.stop()
+            self.plane.stop_server(CONTROLLER_MANAGER)
 
     def access_for(self, path: Path, token: str = "", url: str = "") -> Path:
         """A kubeconfig at `path` for another user, or by another way to the server."""
-        return components.kubeconfig(path, url or self.url, self.ca, token or self.token)
+        return write_kubeconfig(path, url or self.url, self.ca, token or self.token)
 
     def install(self, crds: list[Manifest], deadline: float = 30.0) -> None:
         """Creates the CRDs and waits until each is served. Raises with the server's words when it refuses one."""

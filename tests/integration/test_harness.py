@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config
 
+from e2e.cluster.controlplane import ControlPlane
 from tests.children import REPOSITORY
 from tests.integration.apiserver import ApiServer
 
@@ -19,15 +20,15 @@ _HOLDER = """
 import sys
 from tests.integration.apiserver import ApiServer
 with ApiServer() as api:
-    print(api._root, *(child.process.pid for child in api._children.values()), flush=True)
+    print(api.audit.parent, api.plane.pid("etcd"), api.plane.pid("kube-apiserver"), flush=True)
     sys.stdin.read()
 """
 
 
 def test_both_servers_and_their_folder_are_gone_after_the_block() -> None:
     with ApiServer() as api:
-        processes = [os.pidfd_open(child.process.pid) for child in api._children.values()]
-        folder = api._root
+        processes = [os.pidfd_open(api.plane.pid(name)) for name in ("etcd", "kube-apiserver")]
+        folder = api.audit.parent
     assert len(processes) == 2
     assert all(has_ended(process) for process in processes)
     assert not folder.exists()
@@ -46,8 +47,8 @@ def test_a_killed_test_run_takes_its_servers_with_it() -> None:
 
 
 def test_a_server_that_cannot_start_is_told_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ApiServer, "_apiserver_command", lambda *_: ["sh", "-c", "echo no such flag; exit 3"])
-    with pytest.raises(RuntimeError, match="exit code 3:\nno such flag"):
+    monkeypatch.setattr(ControlPlane, "_apiserver_arguments", lambda _: ["--no-such-flag"])
+    with pytest.raises(RuntimeError, match=r"(?s)exit code 1:.*unknown flag: --no-such-flag"):
         ApiServer().__enter__()
 
 

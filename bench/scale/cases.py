@@ -6,6 +6,8 @@ import asyncio
 import sys
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import msgspec
@@ -13,7 +15,7 @@ import msgspec
 from bench.scale.audit import Audit
 from bench.scale.objects import Scene, scene
 from bench.scale.plane import Manifest, Plane
-from bench.scale.processes import Meter
+from bench.scale.processes import Meter, require_alive
 from bench.scale.watching import Pods
 from e2e.cluster.process import Child
 
@@ -25,24 +27,32 @@ _PIPE = asyncio.subprocess.PIPE
 
 
 class System(Protocol):
-    """What is compared. `user` is its name in the audit log, `others` its pods of a job beside the trainers."""
+    """What is compared. Its processes run all the time; the systems take turns."""
 
-    user: str
-    others: int
+    name: str  # in the table
+    users: tuple[str, ...]  # its names in the audit log
+    others: int  # its pods of a job beside the trainers
     processes: list[Child]
-    kinds: tuple[str, ...]  # paths of what `submit` makes and `remove` has to delete
+    kinds: tuple[str, ...]  # `apiVersion/plural` of what `submit` makes and `remove` has to delete
+    cannot: Mapping[str, str]  # "restart", "killed": why the case does not apply, for the table
+
+    def prepare(self) -> None:
+        """What it needs in the cluster, once."""
+        ...
+
+    def start(self) -> None:
+        """Returns once it acts."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        ...
 
     async def submit(self, at: Scene, names: list[str], trainers: int) -> None: ...
 
     def failing(self, pods: Pods) -> str:
         """Name of the pod whose failure restarts the whole job."""
         ...
-
-
-class Stoppable(System, Protocol):
-    def start(self) -> None: ...
-
-    def kill(self) -> None: ...
 
 
 async def bare(plane: Plane, pods: list[Manifest]) -> Figures:
@@ -55,8 +65,8 @@ async def bare(plane: Plane, pods: list[Manifest]) -> Figures:
         assert loop.stdin is not None and loop.stdout is not None
         loop.stdin.write(b"\n".join(bodies))
         loop.stdin.write_eof()
-        begin = float(await loop.stdout.readline())
-        figures = await _all_running(seen, len(pods), begin)
+        meter, begin = Meter((), plane.cpu), float(await loop.stdout.readline())
+        figures = {**await _all_running(seen, len(pods), begin), **meter.read()}
         await loop.wait()
         await at.remove(seen)
     return figures
@@ -65,21 +75,20 @@ async def bare(plane: Plane, pods: list[Manifest]) -> Figures:
 async def creation(plane: Plane, system: System, jobs: int, trainers: int, restart: bool = False) -> Figures:
     """All pods of so many jobs; then, if so asked, of one job once more after a failure that restarts it whole."""
     names = [f"j{n}" for n in range(jobs)]
-    async with scene(plane) as at, Pods(at.http, at.namespace) as seen:
-        audit, meter, begin = Audit(plane.audit_log), Meter(system.processes), time.monotonic()
+    async with _turn(plane, system) as (at, seen):
+        audit, meter, begin = Audit(plane.audit_log), Meter(system.processes, plane.cpu), time.monotonic()
         await system.submit(at, names, trainers)
         figures = await _all_running(seen, jobs * (trainers + system.others), begin)
         figures |= {**meter.read(), "requests": await _requests(audit, system)}
         if restart:
             figures["restart"] = await _restart(plane, at, system, seen)
-        await at.remove(seen, *system.kinds)
     return figures
 
 
-async def killed(plane: Plane, system: Stoppable, trainers: int) -> Figures:
+async def killed(plane: Plane, system: System, trainers: int) -> Figures:
     """SIGKILL when a third of the pods exist, and a new process at once: seconds from its leading to exactly the right pods."""
     expected = trainers + system.others
-    async with scene(plane) as at, Pods(at.http, at.namespace) as seen:
+    async with _turn(plane, system) as (at, seen):
         await system.submit(at, ["j0"], trainers)
         await seen.until(lambda: len(seen.seen) >= expected // 3, LIMIT)
         system.kill()
@@ -90,14 +99,21 @@ async def killed(plane: Plane, system: Stoppable, trainers: int) -> Figures:
         await seen.until(lambda: len(seen.running) >= expected, LIMIT)
         if len(seen.seen) != expected or len(set(seen.alive.values())) != expected:
             raise RuntimeError(f"{len(seen.seen)} pods have been created, not {expected}")
-        await at.remove(seen, *system.kinds)
     return {"left": left, "leading": leading - begin, "exact": max(0.0, end - leading), "from_start": end - begin}
+
+
+@asynccontextmanager
+async def _turn(plane: Plane, system: System) -> AsyncIterator[tuple[Scene, Pods]]:
+    """A namespace that is empty again behind it; fails at once when the system does."""
+    async with scene(plane) as at, Pods(at.http, at.namespace, lambda: require_alive(system.processes)) as seen:
+        yield at, seen
+        await at.remove(seen, *system.kinds)
 
 
 async def _restart(plane: Plane, at: Scene, system: System, seen: Pods) -> Figures:
     """Until as many new pods are Running as there were, and the old ones are gone."""
     old = set(seen.alive)
-    audit, meter, begin = Audit(plane.audit_log), Meter(system.processes), time.monotonic()
+    audit, meter, begin = Audit(plane.audit_log), Meter(system.processes, plane.cpu), time.monotonic()
     await at.fail(system.failing(seen))
     gone = await seen.until(lambda: not old & seen.alive.keys(), LIMIT)
     end = await seen.until(lambda: len(seen.running.keys() - old) >= len(old), LIMIT)
@@ -118,4 +134,4 @@ async def _all_running(seen: Pods, expected: int, begin: float) -> Figures:
 async def _requests(audit: Audit, system: System) -> dict[str, dict[str, int]]:
     await audit.settle()
     counts = audit.counts()
-    return {user: dict(counts.get(user, Counter()).most_common()) for user in (system.user, CONTROLLERS)}
+    return {user: dict(counts.get(user, Counter()).most_common()) for user in (*system.users, CONTROLLERS)}

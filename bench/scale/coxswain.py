@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -70,8 +72,10 @@ def _orphaned(pod: Manifest) -> Manifest:
 class Coxswain:
     """The operator's process on a plane."""
 
-    user, others = "coxswain", OTHERS
+    name, others = "coxswain", OTHERS
+    users: tuple[str, ...] = ("coxswain",)
     kinds: tuple[str, ...] = (f"{API_VERSION}/trainingjobs",)
+    cannot: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, plane: Plane) -> None:
         self._plane, self._starts = plane, 0
@@ -90,7 +94,7 @@ class Coxswain:
         """Returns once it leads."""
         self._starts += 1
         command: list[Argument] = [
-            sys.executable, "-m", "coxswain_operator", "--kubeconfig", self._plane.control.kubeconfig_of(self.user),
+            sys.executable, "-m", "coxswain_operator", "--kubeconfig", self._plane.control.kubeconfig_of(self.name),
             "--operator-namespace", OPERATOR_NAMESPACE, "--host", "127.0.0.1", "--port", "0",
         ]  # fmt: skip
         child = self._plane.run(f"coxswain-{self._starts}", command)

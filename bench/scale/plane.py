@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 import yaml
 
+from bench.scale.processes import usage
 from e2e.cluster.controlplane import CONTROLLER_MANAGER, SCHEDULER, ControlPlane
 from e2e.cluster.process import Argument, Child, binary
 
@@ -61,6 +62,11 @@ class Plane:
     @property
     def audit_log(self) -> Path:
         return self.root / "audit.log"
+
+    def cpu(self) -> dict[str, float]:
+        """Seconds that each server has used so far."""
+        pids = {name: self.control.pid(name) for name in ("etcd", "kube-apiserver", CONTROLLER_MANAGER, SCHEDULER)}
+        return {name: usage(pid).cpu for name, pid in {**pids, "kwok": self._kwok.process.pid}.items()}
 
     def run(self, name: str, command: Sequence[Argument], env: dict[str, str] | None = None) -> Child:
         """A process that ends with the control plane, with its output in `<name>.log`."""
@@ -112,7 +118,7 @@ class Plane:
         options: Manifest = {"options": {"enableCRDs": []}}
         head = {"apiVersion": "config.kwok.x-k8s.io/v1alpha1", "kind": "KwokConfiguration", **options}
         config.write_text(yaml.safe_dump_all([head, *stages]))
-        self.run("kwok", [
+        self._kwok = self.run("kwok", [
             binary("kwok"), "--kubeconfig", self.control.kubeconfig_of("kwok"), "--config", config,
             "--manage-all-nodes=true", "--node-lease-duration-seconds", "0", "--cidr", POD_ADDRESSES,
             "--node-ip", self.control.address,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 import aiohttp
@@ -40,8 +41,9 @@ class _List(msgspec.Struct):
 class Pods:
     """Use as `async with`. Times are time.monotonic()'s."""
 
-    def __init__(self, http: aiohttp.ClientSession, namespace: str) -> None:
-        self._http, self._path = http, f"/api/v1/namespaces/{namespace}/pods"
+    def __init__(self, http: aiohttp.ClientSession, namespace: str, check: Callable[[], None] = lambda: None) -> None:
+        """`check` is called now and then while something is waited for: it raises what makes waiting pointless."""
+        self._http, self._path, self._check = http, f"/api/v1/namespaces/{namespace}/pods", check
         self._changed = asyncio.Event()
         self.seen: dict[str, tuple[str, float]] = {}  # by uid: name, first seen
         self.running: dict[str, float] = {}  # by uid: since when Running and not leaving
@@ -62,11 +64,17 @@ class Pods:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def until(self, holds: Callable[[], bool], seconds: float) -> float:
-        """The time when it held; raises TimeoutError."""
-        async with asyncio.timeout(seconds):
-            while not holds():
-                self._changed.clear()
-                await self._changed.wait()
+        """The time when it held; raises TimeoutError, and what `check` raises."""
+        end = time.monotonic() + seconds
+        while not holds():
+            self._changed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), 1.0)
+            self._check()
+            if self._task.done():
+                self._task.result()
+            if time.monotonic() > end:
+                raise TimeoutError(f"after {seconds:g} s: {len(self.seen)} pods seen, {len(self.running)} Running")
         return time.monotonic()
 
     async def _follow(self) -> None:

@@ -32,9 +32,13 @@ class System(Protocol):
     name: str  # in the table
     users: tuple[str, ...]  # its names in the audit log
     others: int  # its pods of a job beside the trainers
-    processes: list[Child]
     kinds: tuple[str, ...]  # `apiVersion/plural` of what `submit` makes and `remove` has to delete
     cannot: Mapping[str, str]  # "restart", "killed": why the case does not apply, for the table
+
+    @property
+    def processes(self) -> list[Child]:
+        """Those that run now."""
+        ...
 
     def prepare(self) -> None:
         """What it needs in the cluster, once."""

@@ -17,8 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MODULE = Path(__file__).resolve().parent
-# Tools with a folder beside this file: one that does not compile with the libraries of the others, and one of our own.
-OWN_MODULE = ("kwok", "pause")
+# Operators that the scale bench measures ours against.
+PEERS = ("jobset", "trainer", "training-operator")
+# Tools with a folder beside this file: some that need other libraries than the rest, and one of our own.
+OWN_MODULE = ("kwok", "pause", *PEERS)
 CACHE = MODULE.parents[1] / ".cache"
 BIN = CACHE / "bin"
 KUBERNETES = "v1.35.4"
@@ -38,6 +40,9 @@ TOOLS = {
     "helm": "helm.sh/helm/v3/cmd/helm",
     "versitygw": "github.com/versity/versitygw/cmd/versitygw",
     "pause": "coxswain.dev/pause",
+    "jobset": "sigs.k8s.io/jobset",
+    "trainer": "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",
+    "training-operator": "github.com/kubeflow/training-operator/cmd/training-operator.v1",
 }
 # Without the version nodes and `kubectl version` report `v0.0.0-master+$Format:%H$`.
 LINKER_FLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES}"

@@ -11,7 +11,7 @@ import yaml
 from kubernetes.config import load_kube_config
 
 from coxswain.api.kinds import KINDS
-from coxswain_operator.kubernetes.resources import Resource
+from coxswain_operator.kubernetes.resources import LEASES, Resource
 from tests.api_samples import sample
 from tests.charts import CHART, NAMESPACE, Manifest, helm, is_test, of_kind, operator_rights, render
 from tests.integration.apiserver import ApiServer
@@ -26,6 +26,7 @@ PLACES = {
     "Deployment": Resource("apps/v1", "Deployment", "deployments"),
     "NetworkPolicy": Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
     "PodDisruptionBudget": Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    "Lease": LEASES,
     "Role": Resource("rbac.authorization.k8s.io/v1", "Role", "roles"),
     "RoleBinding": Resource("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings"),
     "ClusterRole": Resource("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", namespaced=False),
@@ -215,11 +216,21 @@ def helm_test(installed: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Any:
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     monkeypatch.setattr(program.config, "load_incluster_config", lambda: load_kube_config(str(installed.kubeconfig)))
-    lease = {"metadata": {"name": "coxswain-operator"}, "spec": {"holderIdentity": "one"}}
-    leases = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
-    assert installed.http.post(leases, json=lease).status_code == 201
-    yield program
-    installed.http.delete(f"{leases}/coxswain-operator")
+    hold(installed, "one")
+    return program
+
+
+def hold(api: ApiServer, identity: str) -> None:
+    merge = {"Content-Type": "application/merge-patch+json"}
+    lease = {"spec": {"holderIdentity": identity}}
+    assert api.http.patch(LEASES.path(NAMESPACE, "coxswain-operator"), json=lease, headers=merge).status_code == 200
+
+
+def test_an_upgrade_leaves_the_lease_with_its_holder(installed: ApiServer) -> None:
+    hold(installed, "one")
+    upgrade(installed, {"replicaCount": 3, "commonLabels": {"team": "a"}})
+    lease = installed.http.get(LEASES.path(NAMESPACE, "coxswain-operator")).json()
+    assert (lease["spec"], lease["metadata"]["labels"]["team"]) == ({"holderIdentity": "one"}, "a")
 
 
 def test_helm_test_passes_on_a_release_that_leads_and_judges(

@@ -155,6 +155,19 @@ def test_every_binding_binds_a_role_of_the_release_to_an_account_of_it(values: d
         assert ("ServiceAccount", subject["namespace"], subject["name"]) in known
 
 
+def test_an_operator_is_named_after_its_pod_and_no_other_that_ever_was(plain: list[Manifest]) -> None:
+    container = operator(plain)
+    sources = {at["name"]: at["valueFrom"]["fieldRef"]["fieldPath"] for at in container["env"]}
+    assert sources == {"POD_NAME": "metadata.name", "POD_UID": "metadata.uid"}
+    assert "--identity=$(POD_NAME)_$(POD_UID)" in container["args"]
+
+
+def test_the_lease_goes_with_the_release_and_what_it_says_is_the_operators(plain: list[Manifest]) -> None:
+    (lease,) = of_kind(plain, "Lease")
+    assert (lease["metadata"]["name"], lease["metadata"]["namespace"]) == ("coxswain-operator", NAMESPACE)
+    assert "spec" not in lease
+
+
 def test_only_the_lease_of_the_operators_own_namespace_can_be_renewed(plain: list[Manifest]) -> None:
     (lease,) = [m for m in of_kind(plain, "Role") if m["metadata"]["name"].endswith("-lease")]
     assert lease["metadata"]["namespace"] == NAMESPACE

@@ -116,7 +116,7 @@ def test_what_places_a_pod_arrives_in_the_operators_pods() -> None:
 def test_further_arguments_and_variables_reach_the_operator() -> None:
     (container,) = operator_pod({"extraArgs": ["--host=::"], "extraEnv": [{"name": "A", "value": "b"}]})["containers"]
     assert container["args"][-1] == "--host=::"
-    assert container["env"] == [{"name": "A", "value": "b"}]
+    assert container["env"][-1] == {"name": "A", "value": "b"}
 
 
 def test_labels_for_everything_reach_everything() -> None:

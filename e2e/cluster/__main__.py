@@ -47,6 +47,13 @@ def up(
 
 
 @app.command()
+def check(state: State = STATE) -> None:
+    """Says what this machine lacks for a cluster and for the images of its tests; exit code 2 if anything."""
+    if missing := preflight.lacks(preflight.look(), state, preflight.BUILDERS):
+        _refuse(*missing)
+
+
+@app.command()
 def down(state: State = STATE) -> None:
     """Ends it and removes all that it made; also what a killed one left."""
     try:

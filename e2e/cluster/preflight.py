@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,8 @@ COMMANDS = {
     "containerd": "containerd", "ctr": "containerd", "containerd-shim-runc-v2": "containerd", "runc": "runc",
     "iptables": "iptables", "ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "openssl": "openssl",
 }  # fmt: skip
+# Likewise, for the images of the tests and the demo.
+BUILDERS = {"buildah": "buildah", "debootstrap": "debootstrap"}
 PLUGIN_PACKAGE = "containernetworking-plugins"
 CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 # Tried in namespaces of their own, so nothing of the machine changes. Each line: what it is about, and a shell command.
@@ -45,11 +48,11 @@ class Machine:
     failed_trials: tuple[str, ...] = field(default=())
 
 
-def lacks(machine: Machine, state: Path) -> list[str]:
-    """One line for each thing, empty when all is there."""
+def lacks(machine: Machine, state: Path, further: Mapping[str, str] | None = None) -> list[str]:
+    """One line for each thing, empty when all is there. `further`: commands with their packages, such as BUILDERS."""
     if machine.system != "Linux":
         return [f"operating system: {machine.system}, and nodes need Linux"]
-    packages = _packages(machine)
+    packages = _packages(machine, {**COMMANDS, **(further or {})})
     lines = (
         [] if machine.root else ["root: namespaces and cgroups are root's; run it with sudo, or as root in a container"]
     )
@@ -62,9 +65,9 @@ def lacks(machine: Machine, state: Path) -> list[str]:
     return lines + _state_lacks(state)
 
 
-def _packages(machine: Machine) -> dict[str, str]:
+def _packages(machine: Machine, wanted: Mapping[str, str]) -> dict[str, str]:
     """What is missing -> the package that brings it."""
-    commands = {f"command {name}": package for name, package in COMMANDS.items() if name not in machine.commands}
+    commands = {f"command {name}": package for name, package in wanted.items() if name not in machine.commands}
     plugins = {f"network plugin {name}": PLUGIN_PACKAGE for name in PLUGINS if name not in machine.plugins}
     return {**commands, **plugins}
 
@@ -83,7 +86,7 @@ def look() -> Machine:
     path = os.environ.get("PATH", os.defpath)
     # An ordinary user need not have root's folders in the path, and is told to become root anyway.
     searched = path if root else f"{path}:/usr/sbin:/sbin"
-    commands = frozenset(name for name in COMMANDS if shutil.which(name, path=searched))
+    commands = frozenset(name for name in (*COMMANDS, *BUILDERS) if shutil.which(name, path=searched))
     return Machine(
         system=platform.system(),
         root=root,

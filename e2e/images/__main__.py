@@ -1,4 +1,7 @@
-"""`python -m e2e.images [operator|data|train|train-slim ...]`: builds the images (all without arguments), prints their sizes."""
+"""`python -m e2e.images [operator|data|train|train-slim ...]`: builds the images (all without arguments), prints their sizes.
+
+`python -m e2e.images tidy` removes what a killed build left: containers, their mounts, layers without a name.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from e2e.images.recipe import RECIPES
 
 
 def main(names: list[str]) -> int:
+    if names == ["tidy"]:
+        Images().tidy()
+        return 0
     unknown = [name for name in names if name not in RECIPES]
     if unknown:
         print(f"unknown image {', '.join(unknown)}; there are: {', '.join(RECIPES)}", file=sys.stderr)

@@ -53,6 +53,11 @@ class Images:
                 there = self._buildah.images()
             return [Image(repository(r), mark, there[reference(r, mark)]) for r, mark in wanted.items()]
 
+    def tidy(self) -> None:
+        """Removes what a killed build left."""
+        with self._alone():
+            self._buildah.tidy()
+
     def archive(self, image: Image) -> Path:
         """A file for `ctr images import`. The large ones are worth removing after use; they come back in seconds."""
         path = self._folder / "archives" / f"{image.reference.rpartition('/')[2].replace(':', '-')}.tar"

@@ -41,6 +41,14 @@ def test_all_that_is_missing_is_said_at_once_with_the_line_that_helps() -> None:
         assert what in text
 
 
+def test_what_builds_images_is_asked_for_where_images_are_built() -> None:
+    (debootstrap, img, line) = preflight.lacks(
+        replace(FINE, commands=FINE.commands | {"buildah"}), Path("/x"), {**preflight.BUILDERS, "img": "img-tools"}
+    )
+    assert (debootstrap, img) == ("command debootstrap: not found (debootstrap)", "command img: not found (img-tools)")
+    assert line == "    apt-get install --no-install-recommends debootstrap img-tools"
+
+
 def test_what_the_kernel_refuses_is_said() -> None:
     assert preflight.lacks(replace(FINE, failed_trials=("a network bridge",)), Path("/x")) == [
         "a network bridge: refused by the kernel"
@@ -62,7 +70,8 @@ def test_the_script_for_ci_installs_every_package_that_the_preflight_asks_for() 
     script = (REPOSITORY / "e2e" / "prepare.sh").read_text()
     listed = re.search(r'^packages="(.*)"$', script, re.M)
     assert listed is not None
-    assert {*preflight.COMMANDS.values(), preflight.PLUGIN_PACKAGE} <= set(listed[1].split())
+    commands = {**preflight.COMMANDS, **preflight.BUILDERS}
+    assert {*commands.values(), preflight.PLUGIN_PACKAGE} <= set(listed[1].split())
 
 
 def test_hierarchies_of_both_versions_are_found() -> None:

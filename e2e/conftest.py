@@ -23,7 +23,7 @@ _SITE = pytest.StashKey[Site]()
 @pytest.fixture(scope="session")
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     """Without the operator: see `operator`."""
-    if missing := preflight.lacks(preflight.look(), FOLDER):
+    if missing := preflight.lacks(preflight.look(), FOLDER, preflight.BUILDERS):
         pytest.exit("this machine cannot run nodes:\n" + "\n".join(missing), returncode=2)
     with _cluster(request.config.getoption("--cluster")) as cluster:
         request.config.stash[_SITE] = made = furnish(cluster)

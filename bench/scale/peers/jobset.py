@@ -50,8 +50,8 @@ class JobSet:
 
     def __init__(self, plane: Plane) -> None:
         components = folder_of("jobset", MODULE) / "config" / "components"
-        parts = Parts("jobset", components / "crd" / "bases", components / "webhook", ("jobset",))
-        self._manager = Manager(plane, parts)
+        crds = tuple((components / "crd" / "bases").glob("*.yaml"))
+        self._manager = Manager(plane, Parts("jobset", crds, components / "webhook", ("jobset",)))
 
     @property
     def processes(self) -> list[Child]:

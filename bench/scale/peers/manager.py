@@ -30,7 +30,7 @@ class Parts:
     """What belongs to a manager. `names`: whom its certificate is for; `secret`: namespace and name of its rotator's."""
 
     tool: str
-    crds: Path
+    crds: tuple[Path, ...]
     hooks: Path
     names: tuple[str, ...]
     secret: tuple[str, str] | None = None

@@ -56,9 +56,9 @@ class Trainer:
     def __init__(self, plane: Plane, jobset: JobSet) -> None:
         base = folder_of("trainer", MODULE) / "manifests" / "base"
         names = ("kubeflow-trainer-ca", f"{SERVICE}.{NAMESPACE}.svc")
-        secret = (NAMESPACE, "kubeflow-trainer-webhook-cert")
+        secret, crds = (NAMESPACE, "kubeflow-trainer-webhook-cert"), tuple((base / "crds").glob("*.yaml"))
         self._plane, self._jobset = plane, jobset
-        self._manager = Manager(plane, Parts("trainer", base / "crds", base / "webhook", names, secret))
+        self._manager = Manager(plane, Parts("trainer", crds, base / "webhook", names, secret))
 
     @property
     def processes(self) -> list[Child]:

@@ -43,7 +43,7 @@ def test_the_api_server_takes_every_child_without_a_warning(api: ApiServer, vari
     assert isinstance(config, JobConfig), config
     plan = PodPlan(job, config, Settings(), attempt=0, start=0)
     pods = [plan.pod(member, 0) for member in ("coordinator", "loader-0", "trainer-1")]
-    for manifest in (*children(job, config, Settings(), "token"), *pods):
+    for manifest in (*children(job, config, Settings(), "token", attempt=0), *pods):
         place = BY_KIND[manifest["kind"]].path(namespace)
         strict = {"dryRun": "All", "fieldValidation": "Strict"}
         answer = api.http.post(place, json=manifest, params=strict)

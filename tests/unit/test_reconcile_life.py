@@ -22,6 +22,9 @@ async def passes(world: World, count: int = 4) -> None:
         world.reap()
 
 
+ANEW = {"name": "anew", "action": "RestartJob", "onExitCodes": {"operator": "In", "values": [7]}}
+
+
 async def running(**spec: object) -> World:
     """A job whose pods are ready and whose coordinator says Running."""
     world = World(data_source(), data_mix(), training_job(**spec))
@@ -37,7 +40,37 @@ async def test_a_job_gets_one_pod_for_each_member_and_all_other_children() -> No
     await passes(world)
     assert sorted(world.created) == ["demo-coordinator-0", "demo-loader-0-0", "demo-trainer-0-0", "demo-trainer-1-0"]
     kinds = {kind for kind, _ in world.objects}
-    assert {"Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget"} <= kinds
+    assert {"Secret", "ConfigMap", "Service", "NetworkPolicy"} <= kinds
+
+
+async def test_a_gang_is_protected_from_drains_once_it_is_whole() -> None:
+    world = World(data_source(), data_mix(), training_job())
+    await passes(world)
+    world.run(pod := world.pod("coordinator") or {})
+    await passes(world)
+    assert pod and ("PodDisruptionBudget", "demo") not in world.objects
+    world.run_all()
+    await passes(world)
+    budget = world.objects["PodDisruptionBudget", "demo"]["spec"]
+    assert budget["minAvailable"] == 3
+    assert all(budget["selector"]["matchLabels"].items() <= p["metadata"]["labels"].items() for p in world.pods())
+
+
+async def test_the_protection_stays_while_one_pod_is_replaced_and_goes_with_the_attempt() -> None:
+    world = await running(failurePolicy={"rules": [ANEW]})
+    uid = world.objects["PodDisruptionBudget", "demo"]["metadata"]["uid"]
+    world.vanish(world.pod("trainer-0") or {})
+    await passes(world)
+    assert world.objects["PodDisruptionBudget", "demo"]["metadata"]["uid"] == uid
+    world.run_all()
+    world.end(world.pod("trainer-1") or {}, 7)
+    await passes(world)
+    assert ("PodDisruptionBudget", "demo") not in world.objects
+    world.run_all()
+    await passes(world)
+    assert (
+        world.objects["PodDisruptionBudget", "demo"]["spec"]["selector"]["matchLabels"]["coxswain.dev/attempt"] == "1"
+    )
 
 
 async def test_a_running_job_says_so_and_tells_its_progress() -> None:

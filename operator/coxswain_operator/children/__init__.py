@@ -16,12 +16,12 @@ __all__ = ["CONTENT", "KINDS", "PodPlan", "children", "labels_of"]
 KINDS = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
 
 
-def children(job: Manifest, config: JobConfig, settings: Settings, token: str) -> tuple[Manifest, ...]:
+def children(job: Manifest, config: JobConfig, settings: Settings, token: str, attempt: int) -> tuple[Manifest, ...]:
     """All children but the pods."""
     return (
         secret(job, token),
         config_map(job, config),
         service(job),
         network_policy(job, settings),
-        disruption_budget(job, config),
+        disruption_budget(job, config, attempt),
     )

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from coxswain.config import JobConfig
-from coxswain.names import LABEL_JOB_UID, PORT_AGENT_HTTP, PORT_CONSTRUCTOR_HTTP, PORT_COORDINATOR, PORT_LOADER_HTTP
+from coxswain.names import (
+    LABEL_ATTEMPT,
+    LABEL_JOB_UID,
+    LABEL_ROLE,
+    PORT_AGENT_HTTP,
+    PORT_CONSTRUCTOR_HTTP,
+    PORT_COORDINATOR,
+    PORT_LOADER_HTTP,
+)
 from coxswain_operator.children.common import child, selector
 from coxswain_operator.cluster import Manifest
 from coxswain_operator.settings import Settings
@@ -14,11 +22,14 @@ METRICS_PORTS = (PORT_COORDINATOR, PORT_LOADER_HTTP, PORT_CONSTRUCTOR_HTTP, PORT
 
 
 def service(job: Manifest) -> Manifest:
-    """Headless: gives pods their host names, also before they are ready."""
+    """Headless: gives the coordinator its host name, also before it is ready; all others are known by their addresses.
+
+    Were thousands of pods behind it, their list would be written and sent to every node again with each that comes or goes.
+    """
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
-        "selector": {LABEL_JOB_UID: job["metadata"]["uid"]},
+        "selector": {LABEL_JOB_UID: job["metadata"]["uid"], LABEL_ROLE: "coordinator"},
         "ports": [{"name": "coordinator", "port": PORT_COORDINATOR}],
     }
     return child(job, "v1", "Service", job["metadata"]["name"], {"spec": spec})
@@ -40,7 +51,8 @@ def _from(namespace: str, ports: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def disruption_budget(job: Manifest, config: JobConfig) -> Manifest:
-    """One voluntary disruption at a time: a drain moves a job pod by pod."""
-    spec = {"minAvailable": config.trainers + config.loaders, "selector": selector(job)}
+def disruption_budget(job: Manifest, config: JobConfig, attempt: int) -> Manifest:
+    """One voluntary disruption of this attempt at a time: a drain moves a job pod by pod."""
+    labels = {**selector(job)["matchLabels"], LABEL_ATTEMPT: str(attempt)}
+    spec = {"minAvailable": config.trainers + config.loaders, "selector": {"matchLabels": labels}}
     return child(job, "policy/v1", "PodDisruptionBudget", job["metadata"]["name"], {"spec": spec})

@@ -38,7 +38,7 @@ class PodPlan:
         return f"{self.job['metadata']['name']}-{member}-{number}"
 
     def pod(self, member: str, number: int) -> Manifest:
-        """The pod of one member's incarnation. Its host name does not carry the number: addresses outlive pods."""
+        """The pod of one member's incarnation. Its host name does not carry the number: the coordinator's outlives its pods."""
         role, _, digits = member.partition("-")
         head = self._heads[role]
         own = {names.LABEL_INDEX: digits or "0", names.LABEL_INCARNATION: str(number)}

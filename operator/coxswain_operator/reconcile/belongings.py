@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from coxswain.config import JobConfig
 from coxswain_operator.children import CONTENT, children
 from coxswain_operator.reconcile.situation import Situation
+from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.reconcile.values import Create, Delete
 
 
@@ -18,12 +19,17 @@ class Difference:
     creates: tuple[Create, ...]
 
 
-def difference(s: Situation, config: JobConfig) -> Difference:
-    """What has changed is made anew by the next pass. The Secret has no hash: its token never changes."""
-    wanted = children(s.observed.job, config, s.settings, s.observed.fresh_token)
+def difference(s: Situation, config: JobConfig, status: JobStatus) -> Difference:
+    """What has changed is made anew by the next pass. The Secret has no hash: its token never changes.
+
+    A PodDisruptionBudget is made once the whole gang is there, and goes with the attempt: before, there is nothing to
+    protect, and its status would be written again for every pod that comes or goes.
+    """
+    wanted = children(s.observed.job, config, s.settings, s.observed.fresh_token, status.attempt)
     contents = {(m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"].get(CONTENT, "") for m in wanted}
     stale = (c for c in s.observed.children if c.content != contents.get((c.kind, c.name), c.content))
     present = {(c.kind, c.name) for c in s.observed.children}
-    missing = (m for m in wanted if (m["kind"], m["metadata"]["name"]) not in present)
+    due = (m for m in wanted if s.whole or m["kind"] != "PodDisruptionBudget")
+    missing = (m for m in due if (m["kind"], m["metadata"]["name"]) not in present)
     deletes = tuple(Delete(c.kind, c.name, c.uid) for c in stale if not c.deleting)
     return Difference(deletes, tuple(Create(m) for m in missing))

@@ -8,7 +8,6 @@ from coxswain_operator.reconcile.situation import Situation, generation
 from coxswain_operator.reconcile.status import Condition
 from coxswain_operator.reconcile.step import Step
 from coxswain_operator.reconcile.times import stamp
-from coxswain_operator.reconcile.values import PodView
 
 _Facts = tuple[str, str, str]  # status, reason, message
 STATUS_OF_END = {"Completed": "True", "Failed": "False"}
@@ -58,15 +57,10 @@ def _pods_ready(s: Situation, step: Step) -> _Facts:
         return "False", "JobEnded", ""
     if step.state in ("Suspending", "Suspended"):
         return "False", "Suspended", ""
-    late = [m for m in s.members if not _works(s.pods.get(m))]
-    if not s.members or late:
-        names = f"not ready: {', '.join(late[:5])}{' ...' if len(late) > 5 else ''}"
+    if not s.whole:
+        names = f"not ready: {', '.join(s.late[:5])}{' ...' if len(s.late) > 5 else ''}"
         return "False", "PodsNotReady", "; ".join(filter(None, (names, waiting.told(s.pods.values()))))
     return "True", "AllPodsReady", ""
-
-
-def _works(pod: PodView | None) -> bool:
-    return pod is not None and pod.ready and pod.live and not pod.deleting
 
 
 def _progressing(s: Situation, step: Step) -> _Facts:

@@ -33,7 +33,7 @@ def kept(s: Situation, config: JobConfig) -> Step:
     size = None if any(v.whole_job for v in found) else resize.due(s, config)
     status = failure.restarted(s, found) if found else s.status
     status = resize.restarted(s, status, size) if size else _begun(s, status, config)
-    others = belongings.difference(s, config)
+    others = belongings.difference(s, config, status)
     starting = status.attempt == s.status.attempt and not others.deletes
     return Step(
         state=s.state_of_gang,

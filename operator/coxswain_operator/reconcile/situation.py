@@ -58,6 +58,16 @@ class Situation:
         return {member: p for member, p in named if self.numbers.of(member).number == p.incarnation}
 
     @cached_property
+    def late(self) -> tuple[str, ...]:
+        """Members whose current pod does not work yet, or no more."""
+        return tuple(m for m in self.members if m not in self.pods or not self.pods[m].works)
+
+    @property
+    def whole(self) -> bool:
+        """Every member works."""
+        return bool(self.members) and not self.late
+
+    @cached_property
     def numbers(self) -> incarnations.Numbers:
         return incarnations.numbers(self.status)
 

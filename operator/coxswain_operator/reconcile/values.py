@@ -50,6 +50,10 @@ class PodView:
         """Something of it may still run."""
         return self.phase not in ("Succeeded", "Failed")
 
+    @property
+    def works(self) -> bool:
+        return self.ready and self.live and not self.deleting
+
 
 def member_name(role: str, index: int) -> str:
     return role if role == "coordinator" else f"{role}-{index}"

@@ -38,8 +38,9 @@ class ObjectInfo:
 class Store:
     """Objects under one uri; keys are relative paths. Errors: NotFound, Refused (credentials), Retryable."""
 
-    def __init__(self, backend: Any, uri: str) -> None:
-        self._backend, self.uri = backend, uri
+    def __init__(self, backend: Any, uri: str, secret: str = "") -> None:
+        """`secret`: name of the one that holds the credentials, for people."""
+        self._backend, self.uri, self.secret = backend, uri, secret
 
     def get(self, key: str) -> bytes:
         with _errors(self, key):
@@ -103,7 +104,7 @@ class _errors:
     """Turns obstore's errors into ours, naming the object."""
 
     def __init__(self, store: Store, key: str) -> None:
-        self._where = f"{store.uri.rstrip('/')}/{key}"
+        self._where, self._secret = f"{store.uri.rstrip('/')}/{key}", store.secret
 
     def __enter__(self) -> None:
         return None
@@ -112,10 +113,9 @@ class _errors:
         if isinstance(error, (NotFoundError, FileNotFoundError)):
             raise NotFound(f"{self._where} does not exist") from error
         if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
-            raise Refused(
-                "AccessDenied",
-                f"{self._where}: credentials refused; check the endpoint's secretRef and the bucket's policy",
-            ) from error
+            of = f" of Secret {self._secret!r} (endpoint.secretRef)" if self._secret else ""
+            way_out = "check them, and the bucket's policy"
+            raise Refused("AccessDenied", f"{self._where}: credentials{of} refused; {way_out}") from error
         if isinstance(error, BaseError) and "NoSuchBucket" in str(error):  # the store words it as a generic error
             raise NotFound(f"{self._where} does not exist: there is no such bucket") from error
         if isinstance(error, BaseError):
@@ -138,7 +138,8 @@ def open_store(
     if parts.scheme == "file":
         return Store(_local(uri, Path(parts.path), create), uri)
     if parts.scheme == "s3":
-        return Store(_s3(parts.netloc, parts.path.strip("/"), endpoint or EndpointConfig(), secrets_dir), uri)
+        endpoint = endpoint or EndpointConfig()
+        return Store(_s3(parts.netloc, parts.path.strip("/"), endpoint, secrets_dir), uri, endpoint.secret)
     raise Refused("UnknownScheme", f"uri {uri!r}: allowed are s3://bucket/prefix and file:///folder")
 
 

@@ -108,6 +108,6 @@ def test_wrong_keys_are_refused_by_the_place_they_were_used_at(s3, tmp_path):
     (folder / "AWS_ACCESS_KEY_ID").write_text(s3.access_key)
     (folder / "AWS_SECRET_ACCESS_KEY").write_text("not-the-key")
     endpoint = EndpointConfig(url=s3.endpoint_url, region=s3.region, secret="wrong")
-    with pytest.raises(Refused, match=r"s3://runs/key: credentials refused.*secretRef") as caught:
+    with pytest.raises(Refused, match=r"s3://runs/key: credentials of Secret 'wrong' .*refused") as caught:
         open_store("s3://runs", endpoint, tmp_path).get("key")
     assert "not-the-key" not in caught.value.message

@@ -226,6 +226,13 @@ class World:
         name, waiting = pod["metadata"]["labels"][LABEL_ROLE], {"reason": reason, "message": message}
         pod["status"] = {"phase": "Pending", "containerStatuses": [{"name": name, "state": {"waiting": waiting}}]}
 
+    def unprepared(self, pod: Manifest) -> None:
+        """It has a node, which has mounted none of its volumes yet."""
+        since = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(self.now)}
+        pod["status"] = {
+            "phase": "Pending", "conditions": [since, {"type": "PodReadyToStartContainers", "status": "False"}],
+        }  # fmt: skip
+
     def set_node(self, name: str, ready: str) -> None:
         """`ready`: True, False or Unknown, as its Ready condition says."""
         node = self.put({"kind": "Node", "metadata": {"name": name}})

@@ -114,6 +114,21 @@ async def test_an_image_that_cannot_be_had_is_told_and_replaced_after_the_time_o
     assert world.job["status"]["restarts"]["counted"] == 4  # nobody started in time
 
 
+async def test_a_node_that_cannot_mount_a_pods_volumes_is_told_with_what_the_job_mounts() -> None:
+    keys = {"url": "http://s3:9000", "secretRef": {"name": "s3-keys"}}
+    world = World(data_source(), data_mix(), training_job())
+    world.edit("DataSource", "code", endpoint=keys, uri="s3://corpus/")
+    await passes(world)
+    world.unprepared(world.pod("trainer-0"))
+    await passes(world)
+    assert "NotPrepared" not in world.condition("PodsReady")["message"]
+    world.tick(30)
+    await passes(world)
+    told = world.condition("PodsReady")["message"]
+    assert "trainer-0: NotPrepared: its node could not mount its volumes for 30 s: is there Secret s3-keys?" in told
+    assert world.job["status"]["restarts"]["counted"] == 0
+
+
 async def test_a_rule_on_a_waiting_reason_decides_before_the_time_out() -> None:
     rules = [{"name": "no-image", "onReasons": ["ErrImagePull", "ImagePullBackOff"], "action": "Fail"}]
     world = World(data_source(), data_mix(), training_job(failurePolicy={"rules": rules}))

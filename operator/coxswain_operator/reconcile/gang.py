@@ -44,7 +44,7 @@ def kept(s: Situation, config: JobConfig) -> Step:
         creates=(*others.creates, *(_missing_pods(s, status, config) if starting else ())),
         calls=resize.calls(s) or suspend.calls(s),
         happenings=(*failure.happenings(found), *(resize.happenings(size) if size else ())),
-        wakes=(*_delays(s, status), *deadlines.starts(s), *stranded.wakes(s), *resize.wakes(s)),
+        wakes=(*_delays(s, status), *_starts(s), *stranded.wakes(s), *resize.wakes(s)),
     )
 
 
@@ -83,6 +83,11 @@ def _missing_pods(s: Situation, status: JobStatus, config: JobConfig) -> Iterato
             entry = numbers.of(member)
             if incarnations.starts_at(entry) <= s.now:
                 yield CreatePod(plan, member, entry.number)
+
+
+def _starts(s: Situation) -> set[float]:
+    """When pods that do not start are late, and when their silence is worth a word."""
+    return deadlines.starts(s) | waiting.wakes(s.pods.values(), s.now)
 
 
 def _delays(s: Situation, status: JobStatus) -> set[float]:

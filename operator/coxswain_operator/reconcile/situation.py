@@ -10,13 +10,12 @@ import msgspec
 from coxswain.config import JobConfig
 from coxswain.wire import Fault, JobReport
 from coxswain_operator.cluster import Manifest
-from coxswain_operator.reconcile import incarnations
+from coxswain_operator.reconcile import incarnations, waiting
 from coxswain_operator.reconcile.ranges import decoded
 from coxswain_operator.reconcile.spec import JobSpec, read_spec
 from coxswain_operator.reconcile.status import JobStatus, read_status
 from coxswain_operator.reconcile.validate import resolved
 from coxswain_operator.reconcile.values import Observed, PodView, member_name
-from coxswain_operator.reconcile.waiting import GATED
 from coxswain_operator.settings import Settings
 
 COORDINATOR = "coordinator"
@@ -55,7 +54,8 @@ class Situation:
     def pods(self) -> dict[str, PodView]:
         """The pod of each member's current incarnation, where there is one."""
         named = ((p.member, p) for p in self.observed.pods)
-        return {member: p for member, p in named if self.numbers.of(member).number == p.incarnation}
+        current = ((member, p) for member, p in named if self.numbers.of(member).number == p.incarnation)
+        return {member: waiting.explained(p, self.config, self.now) for member, p in current}
 
     @cached_property
     def late(self) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ class Situation:
             return self.report.phase
         if pod is not None and pod.live and self.status.state and (self.leaving or (self.report is None and pod.ready)):
             return self.status.state  # what its end means is judged once it has left; no answer this once is no news
-        if any(p.unscheduled_reason == GATED for p in self.pods.values()):
+        if any(p.unscheduled_reason == waiting.GATED for p in self.pods.values()):
             return "Queued"
         return "Restarting" if self.status.progress is not None else "Starting"
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
+from coxswain.api.resolve import claims
+from coxswain.config import JobConfig
+from coxswain_operator.children.containers import endpoint_secrets
 from coxswain_operator.reconcile.values import PodView
 
 GATED = "SchedulingGated"  # a queue holds it back
+UNPREPARED = "NotPrepared"
+PREPARED_SECONDS = 30  # a node that takes longer to mount volumes and connect the network probably lacks something
 _TOLD_GROUPS = 3
 
 
@@ -33,3 +39,31 @@ def told(pods: Iterable[PodView]) -> str:
 
 def _names(members: list[str]) -> str:
     return members[0] if len(members) == 1 else f"{members[0]} and {len(members) - 1} more"
+
+
+def explained(pod: PodView, config: JobConfig | None, now: float) -> PodView:
+    """A volume that cannot be mounted is in the pod's own events only, which we do not read: what it mounts is told instead."""
+    if not _unprepared(pod) or now < _explained_at(pod):
+        return pod
+    return replace(pod, waiting=UNPREPARED, waiting_message=_mounts(config))
+
+
+def wakes(pods: Iterable[PodView], now: float) -> set[float]:
+    """When to look again for pods that their nodes have not prepared."""
+    return {t for p in pods if _unprepared(p) and (t := _explained_at(p)) > now}
+
+
+def _unprepared(pod: PodView) -> bool:
+    """On a node that has mounted no volume of it and given it no network yet; images come after that."""
+    return pod.phase == "Pending" and pod.scheduled > 0 and ("PodReadyToStartContainers", "False") in pod.conditions
+
+
+def _explained_at(pod: PodView) -> float:
+    return pod.scheduled + PREPARED_SECONDS
+
+
+def _mounts(config: JobConfig | None) -> str:
+    mounted = [f"Secret {name}" for name in endpoint_secrets(config)] if config else []
+    mounted += [f"PersistentVolumeClaim {name}" for name in claims(config)] if config else []
+    asked = f": is there {', '.join(mounted)}?" if mounted else ""
+    return f"its node could not mount its volumes for {PREPARED_SECONDS} s{asked} `kubectl describe pod` has the node's words"

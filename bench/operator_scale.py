@@ -1,8 +1,8 @@
-"""The operator on a control plane with kwok nodes, beside a bare loop that only POSTs the same pods (the limit), in turns.
+"""The operator on a control plane with kwok nodes, in turns with its peers and a loop that only POSTs the same pods.
 
-    python -m bench.operator_scale [--trainers 1000,3000] [--many 200x16] [--rounds 3] [--nodes 200] [--write]
+    python -m bench.operator_scale [--trainers 1000,3000] [--many 200x16] [--rounds 3] [--peers jobset] [--write]
 
-Prints one JSON object, then the table; `--write` puts the table into docs/design/scale.md. Run it from the repository's root.
+Prints one JSON object, then the tables; `--write` puts them into docs/design/scale.md. Run it from the repository's root.
 """
 
 from __future__ import annotations
@@ -12,50 +12,103 @@ import asyncio
 import json
 import signal
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.scale import cases
+from bench.scale.cases import Figures, System
 from bench.scale.coxswain import Coxswain, pods_of
+from bench.scale.peers import PEERS, peers
 from bench.scale.plane import Plane
-from bench.scale.table import into_page, lines, summary
+from bench.scale.storm import storm
+from bench.scale.table import Shape, into_page, lines, rows_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "design" / "scale.md"
+EVENTS_OF = 500  # trainers, a thousand of whose pods' changes a second the operator hears
 
 
-async def measure(jobs: int, trainers: int, rounds: int, nodes: int) -> list[dict[str, cases.Figures]]:
-    """So many rounds of: the bare loop, ours, a restart of ours where it is one job. A control plane of their own."""
-    found = []
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`rounds` of the bare loop and ours; the peers join the first `peer_rounds`, in shapes up to `peers_to` pods."""
+
+    rounds: int
+    peers: tuple[str, ...]
+    peer_rounds: int
+    peers_to: int
+    nodes: int
+
+    def rivals(self, shape: Shape) -> tuple[str, ...]:
+        return self.peers if shape.jobs * shape.trainers <= self.peers_to else ()
+
+
+async def measure(plan: Plan, shape: Shape) -> list[Figures]:
+    """Rounds, by system. A control plane of their own."""
+    found: list[Figures] = []
     with Plane() as plane:
-        await plane.add_nodes(nodes)
+        await plane.add_nodes(plan.nodes)
+        systems: list[System] = [Coxswain(plane), *peers(plane, plan.rivals(shape))]
+        for system in systems:
+            system.prepare()
+        pods = [pod for n in range(shape.jobs) for pod in pods_of(f"j{n}", shape.trainers, "any")]
+        for n in range(plan.rounds):
+            found.append({"bare": await cases.bare(plane, pods)})
+            for system in systems if n < plan.peer_rounds else systems[:1]:
+                found[-1][system.name] = await cases.creation(plane, system, shape)
+            _tell(shape, found[-1])
+        for system in systems if shape.jobs == 1 else ():
+            if "killed" not in system.cannot:
+                found[0][system.name]["kill"] = await cases.killed(plane, system, shape.trainers)
+    return found
+
+
+def _tell(shape: Shape, found: Figures) -> None:
+    print(json.dumps({"case": shape.name, **found}), file=sys.stderr, flush=True)
+
+
+async def events(plan: Plan, trainers: int) -> Figures:
+    with Plane() as plane:
+        await plane.add_nodes(plan.nodes)
         operator = Coxswain(plane)
         operator.prepare()
-        operator.start()
-        pods = [pod for n in range(jobs) for pod in pods_of(f"j{n}", trainers, "any")]
-        for _ in range(rounds):
-            bare = await cases.bare(plane, pods)
-            found.append({"bare": bare, "coxswain": await cases.creation(plane, operator, jobs, trainers, jobs == 1)})
-            print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-        if jobs == 1:
-            found[-1]["kill"] = await cases.killed(plane, operator, trainers)
-    return found
+        return await storm(plane, operator, trainers)
 
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the control plane goes as well
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trainers", default="1000,3000", help="sizes of the one job")
-    parser.add_argument("--many", default="200x16", help="jobs x trainers; empty: none")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--nodes", type=int, default=200, help="of 32 pods each")
-    parser.add_argument("--write", action="store_true", help="the table into docs/design/scale.md")
-    options = parser.parse_args()
-    shapes = [(1, int(n)) for n in options.trainers.split(",") if n]
-    shapes += [(int(j), int(t)) for j, _, t in (options.many.partition("x"),) if j]
-    rows = [summary(j, t, asyncio.run(measure(j, t, options.rounds, options.nodes))) for j, t in shapes]
-    print(json.dumps({"rounds": options.rounds, "rows": rows}))
-    print("\n".join(lines(rows)))
+    options = _parser().parse_args()
+    names = tuple(filter(None, options.peers.split(",")))
+    plan = Plan(options.rounds, names, options.peer_rounds, options.peers_to, options.nodes)
+    found = [(shape, asyncio.run(measure(plan, shape))) for shape in _shapes(options.trainers, options.many)]
+    rows = [row for shape, rounds in found for row in rows_of(shape, rounds)]
+    heard = asyncio.run(events(plan, options.events)) if options.events else {}
+    print(json.dumps({"rounds": options.rounds, "rows": rows, "events": heard}))
+    print("\n".join(lines(rows, heard)))
     if options.write:
-        PAGE.write_text(into_page(PAGE.read_text(), lines(rows)))
+        PAGE.write_text(into_page(PAGE.read_text(), lines(rows, heard)))
+
+
+def _shapes(trainers: str, many: str) -> list[Shape]:
+    shapes = [Shape(1, int(n)) for n in trainers.split(",") if n]
+    return [*shapes, *(Shape(int(j), int(t)) for j, _, t in (many.partition("x"),) if j)]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add: Callable[..., Any] = parser.add_argument
+    add("--trainers", default="1000,3000", help="sizes of the one job")
+    add("--many", default="200x16", help="jobs x trainers; empty: none")
+    add(
+        "--events", type=int, default=EVENTS_OF, help="trainers in the case of 1,000 pod events a second; 0: without it"
+    )
+    add("--rounds", type=int, default=3)
+    add("--peers", default=",".join(PEERS), help="empty: none")
+    add("--peer-rounds", type=int, default=1)
+    add("--peers-to", type=int, default=1000, help="pods of the largest case that they take part in")
+    add("--nodes", type=int, default=200, help="of 32 pods each")
+    add("--write", action="store_true", help="the tables into docs/design/scale.md")
+    return parser
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from bench.scale.audit import Audit
 from bench.scale.objects import Scene, scene
 from bench.scale.plane import Manifest, Plane
 from bench.scale.processes import Meter, require_alive
+from bench.scale.table import Shape
 from bench.scale.watching import Pods
 from e2e.cluster.process import Child
 
@@ -27,7 +28,7 @@ _PIPE = asyncio.subprocess.PIPE
 
 
 class System(Protocol):
-    """What is compared. Its processes run all the time; the systems take turns."""
+    """What is compared. The systems take turns, each in a process that lives as long as its turn."""
 
     name: str  # in the table
     users: tuple[str, ...]  # its names in the audit log
@@ -49,7 +50,7 @@ class System(Protocol):
         ...
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """SIGKILL of what runs."""
         ...
 
     async def submit(self, at: Scene, names: list[str], trainers: int) -> None: ...
@@ -76,42 +77,46 @@ async def bare(plane: Plane, pods: list[Manifest]) -> Figures:
     return figures
 
 
-async def creation(plane: Plane, system: System, jobs: int, trainers: int, restart: bool = False) -> Figures:
-    """All pods of so many jobs; then, if so asked, of one job once more after a failure that restarts it whole."""
-    names = [f"j{n}" for n in range(jobs)]
-    async with _turn(plane, system) as (at, seen):
+async def creation(plane: Plane, system: System, shape: Shape) -> Figures:
+    """All pods of all jobs; then, of one job that can, once more after a failure that restarts it whole."""
+    names = [f"j{n}" for n in range(shape.jobs)]
+    async with turn(plane, system) as (at, seen):
         audit, meter, begin = Audit(plane.audit_log), Meter(system.processes, plane.cpu), time.monotonic()
-        await system.submit(at, names, trainers)
-        figures = await _all_running(seen, jobs * (trainers + system.others), begin)
+        await system.submit(at, names, shape.trainers)
+        figures = await _all_running(seen, shape.jobs * (shape.trainers + system.others), begin)
         figures |= {**meter.read(), "requests": await _requests(audit, system)}
-        if restart:
-            figures["restart"] = await _restart(plane, at, system, seen)
+        if shape.jobs == 1:
+            figures["restart"] = system.cannot.get("restart") or await _restart(plane, at, system, seen)
     return figures
 
 
 async def killed(plane: Plane, system: System, trainers: int) -> Figures:
-    """SIGKILL when a third of the pods exist, and a new process at once: seconds from its leading to exactly the right pods."""
+    """SIGKILL when a third of the pods exist, and a new process at once: seconds from its acting to exactly the right pods."""
     expected = trainers + system.others
-    async with _turn(plane, system) as (at, seen):
+    async with turn(plane, system) as (at, seen):
         await system.submit(at, ["j0"], trainers)
         await seen.until(lambda: len(seen.seen) >= expected // 3, LIMIT)
         system.kill()
         left, begin = len(seen.seen), time.monotonic()
         system.start()
-        leading = time.monotonic()
+        acting = time.monotonic()
         end = await seen.until(lambda: len(seen.seen) >= expected, LIMIT)
         await seen.until(lambda: len(seen.running) >= expected, LIMIT)
         if len(seen.seen) != expected or len(set(seen.alive.values())) != expected:
             raise RuntimeError(f"{len(seen.seen)} pods have been created, not {expected}")
-    return {"left": left, "leading": leading - begin, "exact": max(0.0, end - leading), "from_start": end - begin}
+    return {"left": left, "acting": acting - begin, "exact": max(0.0, end - acting), "from_start": end - begin}
 
 
 @asynccontextmanager
-async def _turn(plane: Plane, system: System) -> AsyncIterator[tuple[Scene, Pods]]:
-    """A namespace that is empty again behind it; fails at once when the system does."""
-    async with scene(plane) as at, Pods(at.http, at.namespace, lambda: require_alive(system.processes)) as seen:
-        yield at, seen
-        await at.remove(seen, *system.kinds)
+async def turn(plane: Plane, system: System) -> AsyncIterator[tuple[Scene, Pods]]:
+    """The system acts, in a namespace that is empty again behind it. Fails at once when the system does."""
+    system.start()
+    try:
+        async with scene(plane) as at, Pods(at.http, at.namespace, lambda: require_alive(system.processes)) as seen:
+            yield at, seen
+            await at.remove(seen, *system.kinds)
+    finally:
+        system.kill()
 
 
 async def _restart(plane: Plane, at: Scene, system: System, seen: Pods) -> Figures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -103,7 +104,8 @@ class Coxswain:
 
     def kill(self) -> None:
         """SIGKILL. Its Lease goes at once, as if its 15 s were over: how long they are is the installation's choice."""
-        self.processes.pop().stop()
+        while self.processes:
+            self.processes.pop().stop()
         self._plane.control.http.delete(self._lease())
 
     async def submit(self, at: Scene, names: list[str], trainers: int) -> None:
@@ -114,6 +116,12 @@ class Coxswain:
 
     def failing(self, pods: Pods) -> str:
         return next(name for name in pods.alive.values() if "-coordinator-" in name)
+
+    @property
+    def metrics(self) -> str:
+        """URL of what it tells of itself."""
+        (port,) = re.findall(r"health on \S+?:(\d+)", self.processes[0].log.read_text())
+        return f"http://127.0.0.1:{port}/metrics"
 
     def _holder(self) -> str:
         lease: dict[str, Any] = self._plane.control.http.get(self._lease()).json()

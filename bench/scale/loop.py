@@ -19,13 +19,18 @@ import aiohttp
 import yaml
 
 
-async def post_all(config: dict[str, Any], namespace: str, in_flight: int, bodies: list[bytes]) -> None:
-    waiting = iter(bodies)
+def session(config: dict[str, Any], connections: int) -> aiohttp.ClientSession:
+    """A client of the kubeconfig's server and user. Use as `async with`."""
     cluster, token = config["clusters"][0]["cluster"], config["users"][0]["user"]["token"]
     authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
-    connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cadata=authority), limit=in_flight)
+    connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cadata=authority), limit=connections)
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    async with aiohttp.ClientSession(base_url=cluster["server"], headers=headers, connector=connector) as http:
+    return aiohttp.ClientSession(base_url=cluster["server"], headers=headers, connector=connector)
+
+
+async def post_all(config: dict[str, Any], namespace: str, in_flight: int, bodies: list[bytes]) -> None:
+    waiting = iter(bodies)
+    async with session(config, in_flight) as http:
 
         async def post_some() -> None:
             for body in waiting:

@@ -12,6 +12,7 @@ from coxswain_link.http import AsyncClient
 from coxswain_operator.children.configuration import secret_name
 from coxswain_operator.cluster import Cluster, Manifest
 from coxswain_operator.reconcile.situation import COORDINATOR
+from coxswain_operator.reconcile.values import PodView
 
 DEADLINE_SECONDS = 2.0  # for one attempt; the next pass asks again, so that a coordinator that left holds up nobody
 
@@ -25,18 +26,18 @@ class HttpJobControl:
 
     async def report(self, job: Manifest, after: str = "", wait: float = 0.0) -> JobReport | None:
         """With `after`, the mark of a report: waits so many seconds for one of another mark."""
-        client = await self._client(job)
         query: dict[str, Any] = {"after": after, "wait": wait} if wait else {}
         try:
+            client = await self._client(job)
             return await client.get("/v1/report", JobReport, deadline=DEADLINE_SECONDS, **query) if client else None
-        except CoxswainError:
+        except CoxswainError:  # of the coordinator, or of the API server that was asked for its token
             return None
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
-        client = await self._client(job)
-        if client is None:
-            return False
         try:
+            client = await self._client(job)
+            if client is None:
+                return False
             await client.post("/v1/stop", StopRequest(reason, at_step), deadline=DEADLINE_SECONDS)
         except CoxswainError:
             return False
@@ -69,12 +70,16 @@ class HttpJobControl:
         self._clients[meta["uid"]] = (key, client)
         return client
 
-    async def _address(self, job: Manifest) -> str:
-        """Of the coordinator that is ready; empty if none is. One that only starts would hold up the pass."""
+    async def speaker(self, job: Manifest) -> PodView | None:
+        """The coordinator's pod, if it is ready. One that only starts would hold up whoever asks it."""
         meta = job["metadata"]
         pods = await self._cluster.pod_views(meta["namespace"], meta["uid"])
         ready = [p for p in pods if p.role == COORDINATOR and p.phase == "Running" and p.ready]
-        return ready[-1].ip if ready else ""
+        return ready[-1] if ready else None
+
+    async def _address(self, job: Manifest) -> str:
+        speaker = await self.speaker(job)
+        return speaker.ip if speaker else ""
 
     async def _token(self, job: Manifest) -> str:
         secret = await self._cluster.get("Secret", job["metadata"]["namespace"], secret_name(job))

@@ -4,11 +4,12 @@
     suspended, scaled, resumed, restarted as a whole, completed
 
 A chapter acts once and is over when it `holds`; `Stage.tick` is what kubelets and coordinator do by themselves meanwhile.
-Whoever disturbs the operator wants to see the same end: `Stage.result`.
+`Performance` takes a stage through all chapters. Whoever disturbs the operator wants to see the same end: `Stage.result`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -167,6 +168,39 @@ LIFE = (
     Chapter("restarted", _poison, lambda s: s.status["attempt"] == 1 and s.running(*_THREE)),
     Chapter("completed", _complete, lambda s: s.state == "Completed"),
 )
+
+
+class Performance:
+    """The whole life on one stage. `meddle` hears the name of every chapter that has just begun."""
+
+    def __init__(
+        self, stage: Stage, deadline: float = 60.0, meddle: Callable[[str], None] = lambda chapter: None
+    ) -> None:
+        """`deadline`: seconds that a chapter may take."""
+        self.stage, self._deadline, self._meddle = stage, deadline, meddle
+        self._chapters = iter(LIFE)
+        self._open()
+
+    def _open(self) -> None:
+        self.chapter = next(self._chapters, None)
+        self._end = time.monotonic() + self._deadline
+        if self.chapter is not None:
+            self.chapter.act(self.stage)
+            self._meddle(self.chapter.name)
+
+    def goes_on(self) -> bool:
+        """One moment of it; False once it is over. Raises AssertionError when a chapter takes too long."""
+        if self.chapter is None:
+            return False
+        self.stage.tick()
+        if self.chapter.holds(self.stage):
+            self._open()
+        elif time.monotonic() > self._end:
+            found = f"{self.stage.status} with {self.stage.kubelet.names()}"
+            raise AssertionError(f"{self.chapter.name}: after {self._deadline:g} s {found}")
+        return self.chapter is not None
+
+
 _TIMES = (
     "lastTransitionTime",
     "since",

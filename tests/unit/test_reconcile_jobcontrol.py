@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from coxswain.errors import Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
 from coxswain.wire import JobReport, StopRequest
 from coxswain_link.metrics import build
@@ -110,6 +111,43 @@ async def test_reports_are_followed_and_every_change_rings_for_the_job() -> None
                 while (latest := await following.report(job)) is None or latest.phase != "Failed":  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert len(rings) >= 2 and set(rings) == {(NAMESPACE, "demo")}
+        finally:
+            await following.close()
+
+
+async def test_the_word_of_a_coordinator_that_was_replaced_is_not_its_successors() -> None:
+    async with talking() as (control, _, job):
+        following = Following(control, lambda key: None, wait=30.0)
+        try:
+            async with asyncio.timeout(10):
+                while await following.report(job) is None:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            world = control._cluster
+            assert isinstance(world, World)
+            world.objects["Pod", "c"]["metadata"]["uid"] = "another"
+            assert await following.report(job) is None
+        finally:
+            await following.close()
+
+
+async def test_an_api_server_that_does_not_give_the_token_for_a_while_ends_no_following() -> None:
+    async with talking() as (control, _, job):
+        world, away = control._cluster, True
+
+        def fails(verb: str, what: str) -> None:
+            if away and what == "Secret":
+                raise Retryable("503")
+
+        assert isinstance(world, World)
+        world.before_call = fails
+        following = Following(control, lambda key: None, absent=0.01)
+        try:
+            assert await following.report(job) is None
+            assert not await following.checkpoint_and_stop(job, "suspended")
+            away = False
+            async with asyncio.timeout(10):
+                while await following.report(job) is None:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
         finally:
             await following.close()
 

@@ -6,26 +6,28 @@ import asyncio
 import random
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 
 from coxswain.errors import Retryable
-from coxswain_operator.cluster import Conflict, Manifest
+from coxswain_operator.cluster import Conflict
 from coxswain_operator.controller import Controller
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
+from coxswain_operator.reconcile.values import WriteStatus
 from tests.integration.apiserver import ApiServer
-from tests.integration.audit import created
-from tests.integration.life import LIFE, Stage
-from tests.integration.operator_parts import new_namespace
-
-pytestmark = pytest.mark.slow  # five minutes on two cores
+from tests.integration.life import Performance, Stage
+from tests.integration.sidebyside import Outcome, all_lived
 
 LIVES = 12  # each dies at every LIVES-th point, so that all of them together die at each
-DRAWN = 5  # more lives, which die at points that a generator drew
+DRAWN = 9  # more lives, which die at points that a generator drew
 DEATHS = 12  # of a life at most, but for those that deaths bring; at least half of them
-POINTS = LIVES * DEATHS  # a life without deaths has some 130, and every death brings a write more
+POINTS = LIVES * DEATHS  # a life without deaths has some 110, and every death brings a write more
+CRASHES = 200  # of all lives together, at least
+AT_ONCE = 7
+PAUSE = 0.02  # seconds between two looks where there was nothing to do
 
 
 @dataclass
@@ -34,7 +36,7 @@ class Fate:
 
     points: frozenset[int] = frozenset()
     writes: int = 0
-    deaths: int = 0
+    died: list[int] = field(default_factory=list)
 
 
 class Mortal(Connection):
@@ -45,7 +47,9 @@ class Mortal(Connection):
         self._fate, self.dead = fate, asyncio.Event()
 
     async def send(self, method: str, path: str, *arguments: Any, **options: Any) -> bytes:
-        if method == "GET" or path.endswith("/events"):  # events are written beside the passes
+        if "/events" in path:  # they are written beside the passes, also while a process is taken down
+            return await self._unless_dead(method, path, *arguments, **options)
+        if method == "GET":
             return await super().send(method, path, *arguments, **options)
         write, self._fate.writes = self._fate.writes, self._fate.writes + 1
         await self._die_at(2 * write)
@@ -53,50 +57,49 @@ class Mortal(Connection):
         await self._die_at(2 * write + 1)
         return answer
 
+    async def _unless_dead(self, method: str, path: str, *arguments: Any, **options: Any) -> bytes:
+        if self.dead.is_set():
+            raise Retryable("nobody is there to write it")
+        return await super().send(method, path, *arguments, **options)
+
     async def _die_at(self, point: int) -> None:
         if point in self._fate.points and not self.dead.is_set():
-            self._fate.deaths += 1
+            self._fate.died.append(point)
             self.dead.set()
         if self.dead.is_set():
             await asyncio.Event().wait()
 
 
-async def lived(api: ApiServer, fate: Fate) -> Stage:
+async def lived(stage: Stage, fate: Fate) -> None:
     """A whole life, through as many operators as fate wants."""
-    stage, chapters = Stage(api, new_namespace(api)), iter(LIFE)
-    chapter = next(chapters)
-    chapter.act(stage)
-    while chapter:
-        async with Mortal(find_access(api.kubeconfig), fate) as connection, KubernetesCluster(connection) as cluster:
+    performance = Performance(stage, deadline=120)
+    while performance.chapter is not None:
+        access = find_access(stage.api.kubeconfig)
+        async with Mortal(access, fate) as connection, KubernetesCluster(connection, namespaced=True) as cluster:
             controller = Controller(cluster, stage.coordinator)
-            while chapter and await survives(connection, controller, stage.namespace):
-                stage.tick()
-                if chapter.holds(stage):
-                    chapter = next(chapters, None)
-                    if chapter:
-                        chapter.act(stage)
-    return stage
+            alive = True
+            while alive and await asyncio.to_thread(performance.goes_on):
+                alive = await survives(connection, controller, stage.namespace)
 
 
 async def survives(connection: Mortal, controller: Controller, namespace: str) -> bool:
     """One pass; whether the operator lived to its end."""
-    work = asyncio.create_task(controller.pass_once(namespace, "demo"))
+    work = asyncio.create_task(one_pass(controller, namespace))
     death = asyncio.create_task(connection.dead.wait())
     await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
-    with suppress(Conflict, Retryable, asyncio.CancelledError):
-        if work.done():
-            await work
     for task in (work, death):
         task.cancel()
-    await asyncio.gather(work, death, return_exceptions=True)
+    found = await asyncio.gather(work, death, return_exceptions=True)
+    if isinstance(found[0], Exception):
+        raise found[0]
     return not connection.dead.is_set()
 
 
-@pytest.fixture(scope="module")
-def undisturbed(api: ApiServer) -> tuple[Manifest, Counter[str]]:
-    """How the life ends, and what it makes, when nobody dies."""
-    stage = asyncio.run(lived(api, Fate()))
-    return stage.result(), created(api, stage.namespace)
+async def one_pass(controller: Controller, namespace: str) -> None:
+    with suppress(Conflict, Retryable):
+        decision = await controller.pass_once(namespace, "demo")
+        if decision is None or not decision.of(WriteStatus):
+            await asyncio.sleep(PAUSE)
 
 
 def every(start: int) -> frozenset[int]:
@@ -107,12 +110,37 @@ def drawn(seed: int) -> frozenset[int]:
     return frozenset(random.Random(seed).sample(range(POINTS), DEATHS))
 
 
-@pytest.mark.parametrize("points", [every(life) for life in range(LIVES)] + [drawn(seed) for seed in range(DRAWN)])
-async def test_operators_that_die_at_any_write_reach_the_same_end_and_make_nothing_twice(
-    api: ApiServer, undisturbed: tuple[Manifest, Counter[str]], points: frozenset[int]
+FATES = {f"every-{n}": every(n) for n in range(LIVES)} | {f"drawn-{seed}": drawn(seed) for seed in range(DRAWN)}
+
+
+@pytest.fixture(scope="module")
+def fates() -> dict[str, Fate]:
+    return {"undisturbed": Fate(), **{name: Fate(points) for name, points in FATES.items()}}
+
+
+@pytest.fixture(scope="module")
+def outcomes(api: ApiServer, fates: dict[str, Fate]) -> dict[str, Outcome]:
+    """All lives, and one in which nobody dies."""
+    return all_lived(api, {name: partial(lived, fate=fate) for name, fate in fates.items()}, AT_ONCE)
+
+
+@pytest.mark.timeout(300)  # whoever comes first waits for all
+@pytest.mark.parametrize("name", FATES)
+def test_operators_that_die_at_any_write_reach_the_same_end_and_make_nothing_twice(
+    outcomes: dict[str, Outcome], fates: dict[str, Fate], name: str
 ) -> None:
-    fate = Fate(points)
-    stage = await lived(api, fate)
-    assert fate.deaths >= DEATHS // 2
-    assert created(api, stage.namespace) - undisturbed[1] == Counter()  # one less: replaced before it was made
-    assert stage.result() == undisturbed[0]
+    outcome, undisturbed = outcomes[name], outcomes["undisturbed"]
+    assert outcome.error is None
+    assert len(fates[name].died) >= DEATHS // 2
+    assert outcome.created - undisturbed.created == Counter()  # one less: replaced before it was made
+    assert outcome.result == undisturbed.result
+
+
+@pytest.mark.timeout(300)
+def test_they_died_two_hundred_times_and_before_and_after_every_write_of_an_undisturbed_life(
+    outcomes: dict[str, Outcome], fates: dict[str, Fate]
+) -> None:
+    assert outcomes["undisturbed"].error is None
+    assert sum(len(fate.died) for fate in fates.values()) >= CRASHES
+    died = set().union(*(fate.died for fate in fates.values()))
+    assert set(range(2 * fates["undisturbed"].writes)) - died == set()

@@ -72,8 +72,9 @@ class Manager:
         child.wait_until(lambda: self._is_ready() and self.passes(trial, manifest), 60)
 
     def kill(self) -> None:
-        """SIGKILL."""
-        self.processes.pop().stop()
+        """SIGKILL of what runs."""
+        while self.processes:
+            self.processes.pop().stop()
 
     def passes(self, path: str, manifest: Manifest) -> bool:
         """Whether it would be accepted."""

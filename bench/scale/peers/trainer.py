@@ -22,7 +22,7 @@ _RUNTIMES = f"/apis/{API_VERSION}/clustertrainingruntimes"
 _STEP = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}  # the Job whose pods it counts as nodes
 
 
-def runtime() -> Manifest:
+def runtime(name: str) -> Manifest:
     """Torch's, as shipped, with our pod and a restart of the whole job."""
     spec = set_spec("node", template("node"), 1)
     [job] = spec["replicatedJobs"]
@@ -31,7 +31,7 @@ def runtime() -> Manifest:
     return {
         "apiVersion": API_VERSION,
         "kind": "ClusterTrainingRuntime",
-        "metadata": {"name": RUNTIME},
+        "metadata": {"name": name},
         "spec": {"mlPolicy": policy, "template": {"spec": {**spec, "replicatedJobs": [labelled]}}},
     }
 
@@ -69,10 +69,10 @@ class Trainer:
         self._manager.prepare()
 
     def start(self) -> None:
-        """Its validation of a job knows the runtime from a cache."""
+        """What it knows of the runtime, which stays from its first start on, comes from a cache."""
         self._jobset.start()
-        self._manager.start([f"--webhook-server-port={self._manager.webhook_port}"], _RUNTIMES, runtime())
-        self._plane.control.http.post(_RUNTIMES, json=runtime())
+        self._manager.start([f"--webhook-server-port={self._manager.webhook_port}"], _RUNTIMES, runtime("trial"))
+        self._plane.control.http.post(_RUNTIMES, json=runtime(RUNTIME))
         path = f"/apis/{API_VERSION}/namespaces/default/{PLURAL}"
         wait_until(lambda: self._manager.passes(path, train_job("trial", 1)), "Trainer knows its runtime")
 

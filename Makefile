@@ -8,11 +8,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN_DIR ?= runs/stdlib
 CORPUS := runs/corpus
+E2E_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl coredns pause helm versitygw
 # One thread a process: workers, not BLAS, share the cores.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup run test lint generate manifests test-slow bench bench-operator binaries cluster cluster-down demo images e2e-smoke clean
+.PHONY: help setup run test lint generate manifests test-slow bench bench-operator binaries cluster cluster-down demo images e2e-smoke e2e clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,9 +61,12 @@ images: .venv/.ready  ## build the images of the Dockerfile without a daemon, as
 	@$(BIN)/python -m e2e.images operator data train
 
 e2e-smoke: .venv/.ready  ## on real kubelets, as root: chart, images and S3; a job trains to the digests of `cox run`
-	$(BIN)/python e2e/tools/build.py etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy \
-	  kubectl coredns pause helm versitygw
+	$(BIN)/python e2e/tools/build.py $(E2E_TOOLS)
 	$(BIN)/python -m pytest e2e/test_smoke.py --timeout 1200
+
+e2e: .venv/.ready  ## all of that, and what can go wrong: lost pods and nodes, bad input, upgrades, the test cluster itself
+	$(BIN)/python e2e/tools/build.py $(E2E_TOOLS)
+	$(BIN)/python -m pytest e2e --timeout 1200
 
 demo: .venv/.ready  ## put images and an S3 server with the corpus into the cluster of `make cluster` (some 20 GB)
 	@$(BIN)/python -m e2e.demo

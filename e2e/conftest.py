@@ -14,7 +14,8 @@ from e2e.cluster.cluster import Cluster
 from e2e.cluster.process import REPOSITORY
 from e2e.diagnosis import diagnose
 from e2e.furnished import Site, furnish
-from e2e.job import Job
+from e2e.job import MOST_STEPS, Digests, Job, small_objects
+from e2e.undisturbed import cox_run
 
 FOLDER = REPOSITORY / ".cache" / "e2e"
 _SITE = pytest.StashKey[Site]()
@@ -52,6 +53,13 @@ def job(operator: Site, request: pytest.FixtureRequest) -> Iterator[Job]:
     operator.kubectl("create", "namespace", namespace)
     yield Job(operator, namespace, "stdlib", namespace)
     operator.kubectl("delete", "namespace", namespace, "--timeout=120s")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Digests:
+    """By step, what every run of `small_objects` must have computed, whatever befell it: as many steps as any test asks for."""
+    objects = small_objects(site, "undisturbed", MOST_STEPS)
+    return cox_run(tmp_path_factory.mktemp("undisturbed"), objects, site.store)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,6 +20,7 @@ Digests = dict[int, tuple[str, str]]
 EXAMPLE = REPOSITORY / "examples" / "kubernetes.yaml"
 JOB_LABEL, ROLE_LABEL = "coxswain.dev/job", "coxswain.dev/role"
 ENDS = ("Completed", "Failed")
+MOST_STEPS = 48  # of any job that is compared with the undisturbed one
 
 
 def example_objects() -> list[Object]:
@@ -27,7 +28,12 @@ def example_objects() -> list[Object]:
 
 
 def small_objects(site: Site, place: str, steps: int, **spec: Any) -> list[Object]:
-    """The example with a model that two busy cores train in seconds. `place`: folder in the bucket `runs`."""
+    """The example with a model that two busy cores train in seconds. `place`: folder in the bucket `runs`.
+
+    `spec`: further fields; those of `trainers` and its `template` are laid over the example's.
+    """
+    trainers = spec.pop("trainers", {})
+    template = {**trainers.pop("template", {}), **site.torch_overlay()}
     objects = example_objects()
     job = objects[-1]["spec"]
     job |= {
@@ -37,8 +43,8 @@ def small_objects(site: Site, place: str, steps: int, **spec: Any) -> list[Objec
         **spec,
     }
     job["checkpoint"] |= {"uri": f"s3://runs/{place}/", "everySteps": 4}
-    job["trainers"] = copy.deepcopy(job["trainers"])
-    job["trainers"].setdefault("template", {}).update(site.torch_overlay())
+    shape = job["trainers"].get("template", {})
+    job["trainers"] = {**job["trainers"], **trainers, "template": {**shape, **template}}
     return objects
 
 
@@ -94,6 +100,10 @@ class Job:
         found: list[Object] = json.loads(self.kubectl("get", "pods", "-l", selector, "-o", "json"))["items"]
         return found
 
+    def uids(self) -> set[str]:
+        """Of all its pods."""
+        return {pod["metadata"]["uid"] for pod in self.pods()}
+
     def wait(self, *states: str, deadline: float = 240) -> str:
         """Until the job is in one of these states; an end that is none of them fails at once, with the job's own words."""
 
@@ -117,11 +127,53 @@ class Job:
 
         eventually(reached, f"step {step} of {self.name} is saved", deadline)
 
+    def restarts(self) -> tuple[int, int]:
+        """Counted, ignored."""
+        found = self.status()["restarts"]
+        return found["counted"], found["ignored"]
+
+    def events(self, reason: str) -> list[str]:
+        """Messages of the job's events of this reason."""
+        selector = f"involvedObject.kind=TrainingJob,involvedObject.name={self.name},reason={reason}"
+        found = json.loads(self.kubectl("get", "events", "--field-selector", selector, "-o", "json"))["items"]
+        return [event["message"] for event in found]
+
+    def wait_for_event(self, reason: str, words: str, deadline: float = 60) -> str:
+        """The message of the first event of this reason with these words in it. Events are written beside the turns."""
+
+        def told() -> str | None:
+            return next((message for message in self.events(reason) if words in message), None)
+
+        return eventually(told, f"an event {reason} of {self.name} says {words!r}", deadline)
+
     def digests(self) -> Digests:
-        return digests((self.site.store / "runs" / self.place / "steps").glob("*.jsonl"))
+        return digests(self._step_files())
+
+    def generations(self) -> dict[int, int]:
+        """By saved step, the world that computed it."""
+        return {line["step"]: line["worldGeneration"] for line in _lines(self._step_files())}
+
+    def _step_files(self) -> list[Path]:
+        return sorted((self.site.store / "runs" / self.place / "steps").glob("*.jsonl"))
+
+
+def training(job: Job, **spec: object) -> None:
+    """Applies it; returns in mid-run: a checkpoint is there, and most steps are still to come."""
+    job.apply(small_objects(job.site, job.place, MOST_STEPS, **spec))
+    job.wait_for_step(3, deadline=400)
+
+
+def completed(job: Job, undisturbed: Digests, counted: int, ignored: int) -> None:
+    """Waits for the end: every step as if nothing had happened, and so many restarts."""
+    job.wait("Completed", deadline=400)
+    assert job.digests() == undisturbed
+    assert job.restarts() == (counted, ignored)
 
 
 def digests(files: Iterable[Path]) -> Digests:
     """By step; of a step that was done again the last line is valid."""
-    lines = [json.loads(line) for path in sorted(files) for line in path.read_text().splitlines()]
-    return {line["step"]: (line["stream_digest"], line["delivered_digest"]) for line in lines}
+    return {line["step"]: (line["stream_digest"], line["delivered_digest"]) for line in _lines(files)}
+
+
+def _lines(files: Iterable[Path]) -> list[Object]:
+    return [json.loads(line) for path in files for line in path.read_text().splitlines()]

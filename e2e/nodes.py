@@ -1,0 +1,37 @@
+"""What people and accidents do to nodes, and how a test gives them back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from e2e.cluster.namespaces import run
+from e2e.cluster.node import Node
+from e2e.cluster.process import binary
+from e2e.furnished import Site
+
+
+@contextmanager
+def only(site: Site, node: Node) -> Iterator[None]:
+    """Meanwhile new pods find no other node."""
+    others = [other.name for other in site.cluster.nodes if other.name != node.name]
+    site.kubectl("cordon", *others)
+    try:
+        yield
+    finally:
+        site.kubectl("uncordon", *others)
+
+
+def drain(site: Site, node: Node) -> None:
+    """Returns when the last pod has moved; a PodDisruptionBudget makes that take its time."""
+    flags = ["--ignore-daemonsets", "--delete-emptydir-data", "--timeout=400s"]
+    run([binary("kubectl"), "--kubeconfig", site.cluster.kubeconfig, "drain", node.name, *flags], deadline=420)
+
+
+def give_back(site: Site, node: Node) -> None:
+    """Running, connected, Ready and open to pods, whatever was done to it."""
+    if not node.alive:
+        node.start()
+    node.connect()
+    site.kubectl("wait", "--for=condition=Ready", f"node/{node.name}", "--timeout=100s")
+    site.kubectl("uncordon", node.name)

@@ -1,0 +1,76 @@
+"""A job loses a node in mid-run, gently or not: elsewhere it comes to the steps of an undisturbed run; nothing is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e import nodes
+from e2e.cluster.node import Node
+from e2e.furnished import Site
+from e2e.job import ROLE_LABEL, Digests, Job, completed, training
+
+pytestmark = pytest.mark.timeout(900)
+
+NOTICED = 180  # seconds: 20 until the cluster misses a node, 30 that pods tolerate it, and a busy machine
+UNCOUNTED = "Disruption: RestartTrainerIgnoringLimit"
+
+
+@pytest.fixture
+def second(operator: Site) -> Iterator[Node]:
+    """A node that a test may ruin: the S3 server runs on the first one."""
+    node = operator.cluster.node(1)
+    yield node
+    nodes.give_back(operator, node)
+
+
+def test_a_drain_moves_the_whole_job_and_costs_no_counted_restart(job: Job, undisturbed: Digests, second: Node) -> None:
+    with nodes.only(job.site, second):
+        training(job)
+    nodes.drain(job.site, second)
+    assert homes(job) == {"node-0"}
+    completed(job, undisturbed, 0, 4)
+
+
+def test_a_job_outlives_the_node_that_all_of_it_ran_on(job: Job, undisturbed: Digests, second: Node) -> None:
+    with nodes.only(job.site, second):
+        training(job)
+    second.kill()
+    job.wait_for_event("NodeLost", UNCOUNTED, NOTICED)
+    nodes.give_back(job.site, second)
+    completed(job, undisturbed, 0, 4)
+
+
+def test_a_job_goes_on_when_the_node_of_one_trainer_dies(job: Job, undisturbed: Digests, second: Node) -> None:
+    spread(job)
+    second.kill()
+    job.wait_for_event("NodeLost", UNCOUNTED, NOTICED)
+    completed(job, undisturbed, 0, 1)
+    assert homes(job) == {"node-0"}
+
+
+def test_a_trainer_that_runs_on_behind_a_broken_network_does_no_harm(
+    job: Job, undisturbed: Digests, second: Node
+) -> None:
+    spread(job)
+    second.disconnect()
+    job.wait_for_event("NodeLost", UNCOUNTED, NOTICED)
+    assert second.alive
+    second.connect()
+    completed(job, undisturbed, 0, 1)
+
+
+def spread(job: Job) -> None:
+    """Trains, with one trainer on the second node and everybody else on the first."""
+    first = {"nodeSelector": {"kubernetes.io/hostname": "node-0"}}
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {ROLE_LABEL: "trainer"}}}
+    apart = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
+    template = {"affinity": {"podAntiAffinity": apart}}
+    training(job, data={"loaders": {"min": 1, "max": 1}, "template": first}, trainers={"template": template})
+    assert homes(job, "trainer") == {"node-0", "node-1"}
+
+
+def homes(job: Job, role: str = "") -> set[str]:
+    """Names of the nodes that its pods are on."""
+    return {pod["spec"]["nodeName"] for pod in job.pods(role)}

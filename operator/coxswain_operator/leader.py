@@ -39,6 +39,7 @@ class Leader:
         self._connection, self._namespace, self._name = connection, namespace, name
         self._identity, self._timing = identity, timing or Timing()
         self._seen: tuple[str, float] = ("", 0.0)  # the Lease's version, and when we first saw it
+        self._written: Manifest | None = None  # the Lease as our last write left it
         self.renewed = 0.0  # time.monotonic() at the start of the last renewal that succeeded; 0: not the leader
 
     async def acquire(self) -> None:
@@ -83,6 +84,9 @@ class Leader:
                 await asyncio.sleep(self._timing.retry)
 
     async def _take(self) -> bool:
+        """A holder writes over its own last write without looking: a slow server is then asked once, not twice."""
+        if self._written is not None and await self._put(self._renewed(self._written, transition=False)):
+            return True
         lease = await self._get()
         if lease is None:
             return await self._create()
@@ -125,8 +129,9 @@ class Leader:
     async def _put(self, lease: Manifest) -> bool:
         """False: somebody else has written it meanwhile."""
         try:
-            await self._call("PUT", self._path, lease)
+            self._written = await self._call("PUT", self._path, lease)
         except (Conflict, NotFound):
+            self._written = None
             return False
         return True
 

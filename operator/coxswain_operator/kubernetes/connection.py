@@ -16,6 +16,7 @@ from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain_operator.cluster import AlreadyExists, Conflict, Manifest
 from coxswain_operator.kubernetes.access import Access
+from coxswain_operator.kubernetes.pace import Pace
 
 JSON, APPLY, MERGE = "application/json", "application/apply-patch+yaml", "application/merge-patch+json"
 AT_ONCE = 64  # requests
@@ -53,9 +54,9 @@ class Connection:
         at_once: int = AT_ONCE,
         told: Callable[[str, int], None] | None = None,
     ) -> None:
-        """`at_once`: requests under way, watches aside. `told` hears of every answer: its method and status code."""
+        """`at_once`: requests under way at most, watches aside. `told` hears of every answer: its method and status code."""
         self._access, self._deadline, self._told = access, deadline, told or (lambda method, status: None)
-        self._places = asyncio.Semaphore(at_once)
+        self._pace = Pace(at_once)
 
     async def __aenter__(self) -> Connection:
         # trust_env stays off: the way to the API server is the kubeconfig's business, not the environment's.
@@ -85,12 +86,13 @@ class Connection:
 
         async def attempt() -> bytes:
             timeout = aiohttp.ClientTimeout(total=limit)
-            try:
-                async with self._places, self._request(method, path, body, content_type, params, timeout) as response:
-                    self._told(method, response.status)
-                    return _read(method, path, response, await response.read())
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise _Again(f"{type(error).__name__}: {error}") from error
+            async with self._pace.place(_Again):
+                try:
+                    async with self._request(method, path, body, content_type, params, timeout) as response:
+                        self._told(method, response.status)
+                        return _read(method, path, response, await response.read())
+                except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                    raise _Again(f"{type(error).__name__}: {error}") from error
 
         try:
             return await tenacity.AsyncRetrying(**_policy(limit))(attempt)

@@ -28,6 +28,7 @@ from e2e.cluster.plan import Plan
 from e2e.cluster.process import REPOSITORY, Argument, Child, binary, wait_until
 from e2e.cluster.state import State
 
+_END = 300  # seconds to remove images and disks of nodes, on a busy machine
 _PORTS = {"etcd": 2379, "etcd-peer": 2380, "kube-apiserver": 6443}
 _FLAGS: dict[str, list[str]] = {
     # Where there is no kube-proxy, Services are reached by their endpoints.
@@ -174,11 +175,11 @@ class Cluster:
                     stream.close()
             if self._detached:
                 self._reaper.terminate()
-            self._reaper.wait(60)
+            self._reaper.wait(_END)
             self._reaper = None
         elif (other := Process.read(self.state.reaper_file)) is not None and other.alive:
             os.kill(other.pid, signal.SIGTERM)
-            wait_until(lambda: not other.alive, f"the end of the cluster's reaper (process {other.pid})", 60)
+            wait_until(lambda: not other.alive, f"the end of the cluster's reaper (process {other.pid})", _END)
         elif self.state.root.exists():
             sweep(self.state)
 

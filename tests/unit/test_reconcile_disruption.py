@@ -35,6 +35,15 @@ async def test_a_drained_node_costs_no_counted_restart(member: str) -> None:
     assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 1}
 
 
+@pytest.mark.parametrize(("code", "reason"), [(255, "Unknown"), (137, "ContainerStatusUnknown")])
+@pytest.mark.parametrize("member", MEMBERS)
+async def test_a_node_that_reboots_costs_no_counted_restart(member: str, code: int, reason: str) -> None:
+    world = await running(**STRICT)
+    world.end(world.pod(member), code, reason=reason)
+    await passes(world, 6)
+    assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 1}
+
+
 async def test_a_rule_of_the_users_own_may_restart_the_job_on_a_drain_but_it_is_not_counted() -> None:
     rules = [{"name": "all", "onPodConditions": [{"type": "DisruptionTarget"}], "action": "RestartJob"}]
     world = await running(failurePolicy={"maxRestarts": 0, "rules": rules})

@@ -11,6 +11,8 @@ from coxswain_operator.reconcile.situation import COORDINATOR, Situation, parse_
 from coxswain_operator.reconcile.values import PodView
 
 LEAVING = (Exit.DONE, Exit.STOPPED)  # how loaders and trainers leave when the coordinator tells them the end
+# The container runtime's and the kubelet's word for containers of whose end they know nothing: the machine went down under them.
+UNWITNESSED = ("Unknown", "ContainerStatusUnknown")
 DESERTED_SECONDS = 120  # services leave when no coordinator has answered them for a minute
 
 
@@ -75,7 +77,7 @@ def _loss_of_ended(s: Situation, pod: PodView) -> Loss | None:
         return _left(s, pod)
     if pod.role != COORDINATOR and pod.exit_code == Exit.RETRYABLE and _deserted(s, pod):
         return _left_early(pod)
-    disrupted = pod.deleting or ("DisruptionTarget", "True") in pod.conditions
+    disrupted = pod.deleting or ("DisruptionTarget", "True") in pod.conditions or pod.reason in UNWITNESSED
     text = f"{pod.member}: {_how(pod)}"
     return Loss(pod.member, pod.reason or "Error", text, disrupted=disrupted, exit_code=pod.exit_code, pod=pod)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -50,6 +51,7 @@ def operator(site: Site) -> Site:
 def job(operator: Site, request: pytest.FixtureRequest) -> Iterator[Job]:
     """A job in a namespace of its own, named after the test. Nothing is applied yet."""
     namespace = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").strip("]")[:50].strip("-")
+    shutil.rmtree(operator.store / "runs" / namespace, ignore_errors=True)  # of an earlier run on this cluster
     operator.kubectl("create", "namespace", namespace)
     yield Job(operator, namespace, "stdlib", namespace)
     operator.kubectl("delete", "namespace", namespace, "--timeout=120s")

@@ -50,6 +50,16 @@ def test_a_job_goes_on_when_the_node_of_one_trainer_dies(job: Job, undisturbed: 
     assert homes(job) == {"node-0"}
 
 
+def test_a_node_that_reboots_before_it_is_missed_costs_no_counted_restart(
+    job: Job, undisturbed: Digests, second: Node
+) -> None:
+    spread(job)
+    second.kill()
+    second.start()
+    job.wait_for_event("NodeLost", UNCOUNTED, NOTICED)
+    completed(job, undisturbed, 0, 1)
+
+
 def test_a_trainer_that_runs_on_behind_a_broken_network_does_no_harm(
     job: Job, undisturbed: Digests, second: Node
 ) -> None:

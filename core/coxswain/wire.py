@@ -201,6 +201,7 @@ class StepReport(msgspec.Struct, frozen=True):
     data_wait_seconds: float
     reduce_seconds: float
     timings: tuple[TaskTiming, ...] = ()
+    ended: float = 0.0  # unix time on this rank's clock
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ class RankTiming(msgspec.Struct, frozen=True):
     data_wait: float
     reduce: float
     timings: tuple[TaskTiming, ...]
+    ended: float = 0.0  # unix time by the rank's clock
 
 
 class TimingLine(msgspec.Struct, frozen=True):
@@ -147,7 +148,7 @@ def _rank_timing(seat: Seat, report: StepReport) -> RankTiming:
     return RankTiming(
         rank=seat.rank, replica=seat.replica, stage=seat.stage, trainer=seat.device.trainer, device=seat.device.device,
         seconds=report.seconds, compute=report.compute_seconds, data_wait=report.data_wait_seconds,
-        reduce=report.reduce_seconds, timings=report.timings,
+        reduce=report.reduce_seconds, timings=report.timings, ended=report.ended,
     )  # fmt: skip
 
 

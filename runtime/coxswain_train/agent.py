@@ -6,58 +6,34 @@ It decides nothing: the world comes from the coordinator, and so does the end. I
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
 
 from coxswain import names
 from coxswain.errors import CoxswainError, Retryable
 from coxswain.exits import Exit
 from coxswain.layout import Seat
-from coxswain.wire import Fault, Finished, Register, Registered, WorkerExit, World
-from coxswain_link.environment import Environment, die_with_parent, leave, run_service
+from coxswain.wire import Finished, Register, Registered, WorkerExit, World
+from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.http import AsyncClient, Ended
 from coxswain_link.metrics import Registry, build
 from coxswain_link.serve import Service
+from coxswain_train.crew import Mold, Worker
 
 log = logging.getLogger(__name__)
 
-WORKER = (sys.executable, "-m", "coxswain_train.worker")
+MOLD = (sys.executable, "-m", "coxswain_train.mold", "coxswain_train.worker")
 
 _POLL = 5.0  # seconds of one long poll; also how soon a coordinator that restarted knows us again
 _IMPATIENCE = 0.5  # seconds until a broken poll is noticed
 _GIVE_UP = 60.0  # seconds without a coordinator
-_GRACE = 2.0  # seconds between SIGTERM and SIGKILL: a worker of a past world has nothing to save
 _LAST_WORK = 20.0  # seconds for workers to leave once the job has ended well: all that counts is saved by then
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """One running worker. `fault_file` is a memfd: nothing is left of it, whoever is killed."""
-
-    generation: int
-    seat: Seat
-    process: asyncio.subprocess.Process
-    fault_file: int
-
-    async def end(self) -> None:
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.terminate()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.process.wait(), _GRACE)
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-        await self.process.wait()
+_OBEY = 5.0  # seconds for a worker to leave a world that is over; then it is killed, and another one takes its seat
 
 
 class Agent:
@@ -68,18 +44,21 @@ class Agent:
         env: Environment,
         client: AsyncClient,
         metrics: Registry,
-        worker: Sequence[str] = WORKER,
+        mold: Sequence[str] = MOLD,
         give_up: float = _GIVE_UP,
     ) -> None:
-        self._env, self._client, self._metrics, self._worker, self._give_up = env, client, metrics, worker, give_up
+        self._env, self._client, self._metrics, self._give_up = env, client, metrics, give_up
         self._instance = secrets.token_hex(8)
         self._generation = 0
+        self._devices = visible_devices(os.environ)
+        self._mold = Mold(mold, mold_environment(os.environ, self._devices))
         self._crew: dict[Worker, asyncio.Task[None]] = {}
         self.registered = False
 
     async def run(self) -> int:
         """Exit code of the trainer. Raises Retryable when the coordinator stays away."""
         try:
+            await self._mold.warm()  # while others index
             while True:
                 await self._register()  # each time: a coordinator that restarted has to know us
                 if (world := await self._next_world()) is not None:
@@ -87,7 +66,8 @@ class Agent:
         except Ended as ended:
             return await self._leave(ended.finished)
         finally:
-            await self._end_workers()
+            await asyncio.gather(*(self._dismiss(worker) for worker in list(self._crew)))
+            await self._mold.end()
 
     async def _register(self) -> None:
         me = Register(
@@ -111,54 +91,53 @@ class Agent:
             return None
 
     async def _enter(self, world: World) -> None:
-        """The old world's workers end before the new one's begin: they share devices."""
-        await self._end_workers()
-        mine = [s for s in world.seats if world.trainers[s.device.trainer] == self._env.name]
-        log.info("world %d: %d worker(s) here, ranks %s", world.generation, len(mine), [s.rank for s in mine])
-        if self._generation:
-            self._metrics["coxswain_agent_worker_restarts_total"].inc(len(mine))
-        self._generation = world.generation
-        for seat in mine:
-            worker = await self._start(seat)
-            self._crew[worker] = asyncio.create_task(self._watch(worker))
-        self._count()
+        """Living workers go from world to world; those without a seat end first, since workers share devices."""
+        mine = {s.device.device: s for s in world.seats if world.trainers[s.device.trainer] == self._env.name}
+        log.info("world %d: %d worker(s) here, ranks %s", world.generation, len(mine), [s.rank for s in mine.values()])
+        await asyncio.gather(*(self._dismiss(w) for w in list(self._crew) if not w.alive or w.device not in mine))
+        first, self._generation = not self._generation, world.generation
+        kept = {worker.device for worker in self._crew}
+        await asyncio.gather(*(self._reseat(worker, mine[worker.device]) for worker in list(self._crew)))
+        await asyncio.gather(*(self._seat(seat, first) for device, seat in mine.items() if device not in kept))
 
-    async def _start(self, seat: Seat) -> Worker:
-        fault_file = os.memfd_create("coxswain-fault")
-        process = await asyncio.create_subprocess_exec(
-            *self._worker,
-            env=worker_environment(
-                os.environ, self._env, self._generation, seat, fault_file, visible_devices(os.environ)
-            ),
-            stdin=asyncio.subprocess.DEVNULL,
-            pass_fds=(fault_file,),
-            preexec_fn=die_with_parent,  # also covers the time before the worker's own call
-        )
-        return Worker(self._generation, seat, process, fault_file)
+    async def _reseat(self, worker: Worker, seat: Seat) -> None:
+        """A worker that does not come (it hangs, or is stopped) is replaced: it has not begun in this world."""
+        worker.order(self._generation, seat)
+        if not await worker.obeyed(_OBEY):
+            log.warning("rank %d did not leave its world within %g s: it is killed", seat.rank, _OBEY)
+            await self._dismiss(worker)
+            await self._seat(seat, first=False)
+
+    async def _seat(self, seat: Seat, first: bool) -> None:
+        device = seat.device.device
+        worker = await self._mold.fork(device, worker_environment(self._env, device, self._devices))
+        worker.order(self._generation, seat)
+        self._crew[worker] = asyncio.create_task(self._watch(worker))
+        if not first:
+            self._metrics["coxswain_agent_worker_restarts_total"].inc()
+        self._count()
 
     async def _watch(self, worker: Worker) -> None:
         """Reports a worker's end, also of a world that is over: it may be the user's fault.
 
         What the report runs into, the world's long poll runs into as well and acts upon.
         """
-        code = await worker.process.wait()
-        fault = read_fault(worker.fault_file)
-        log.log(
-            logging.INFO if code == 0 else logging.WARNING, "rank %d ended with %d: %s", worker.seat.rank, code, fault
-        )
+        code = await asyncio.shield(worker.ended)
+        fault, rank = worker.last_words(), worker.place.rank
+        log.log(logging.INFO if code == 0 else logging.WARNING, "rank %d ended with %d: %s", rank, code, fault)
         self._count()
         report = WorkerExit(
-            generation=worker.generation,
+            generation=worker.place.generation,
             trainer=self._env.name,
-            device=worker.seat.device.device,
-            rank=worker.seat.rank,
+            device=worker.device,
+            rank=rank,
             exit_code=code,
             fault=fault,
         )
         try:
             await self._client.post("/v1/exits", report, deadline=self._give_up)
         except CoxswainError as error:
-            log.warning("exit of rank %d not reported: %s", worker.seat.rank, error)
+            log.warning("exit of rank %d not reported: %s", rank, error)
 
     async def _leave(self, finished: Finished) -> int:
         """Workers know a good end from their tickets; after a failure they may wait for data or peers that never come."""
@@ -167,37 +146,30 @@ class Agent:
             await asyncio.wait(self._crew.values(), timeout=_LAST_WORK)
         return finished.exit_code
 
-    async def _end_workers(self) -> None:
+    async def _dismiss(self, worker: Worker) -> None:
         """A worker that we end is no exit to report."""
-        crew, self._crew = self._crew, {}
-        for watcher in crew.values():
-            watcher.cancel()
-        await asyncio.gather(*(worker.end() for worker in crew))
-        for worker in crew:
-            os.close(worker.fault_file)
+        self._crew.pop(worker).cancel()
+        await worker.end()
+        worker.close()
         self._count()
 
     def _count(self) -> None:
-        self._metrics["coxswain_agent_workers"].set(sum(w.process.returncode is None for w in self._crew))
+        self._metrics["coxswain_agent_workers"].set(sum(w.alive for w in self._crew))
 
 
-def worker_environment(
-    inherited: Mapping[str, str], env: Environment, generation: int, seat: Seat, fault_file: int, devices: Sequence[str]
-) -> dict[str, str]:
-    """A worker's environment. Its last words go to the agent, not into the pod's termination message."""
-    fault_path = f"/proc/self/fd/{fault_file}"
-    own = {
-        "COXSWAIN_GENERATION": str(generation),
-        "COXSWAIN_RANK": str(seat.rank),
-        "COXSWAIN_DEVICE": str(seat.device.device),
-        "COXSWAIN_FAULT_FILE": fault_path,
-        names.ENV_TERMINATION_LOG: fault_path,
-    }
+def mold_environment(inherited: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
+    """What has to be set before torch is imported. On CPUs workers, not threads, share the cores."""
+    return dict(inherited) if devices else {"OMP_NUM_THREADS": "1", **inherited}
+
+
+def worker_environment(env: Environment, device: int, devices: Sequence[str]) -> dict[str, str]:
+    """What one worker has besides the mold's environment."""
+    own = {"COXSWAIN_DEVICE": str(device)}
     if not devices:
-        return {"OMP_NUM_THREADS": "1", **inherited, **own}  # workers, not threads, share the cores
+        return own
     # A pod sees its own devices only; on one machine all pods see all, and share them out by their index.
-    slot = env.index * env.job.devices_per_trainer + seat.device.device
-    return {**inherited, **own, "CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]}
+    slot = env.index * env.job.devices_per_trainer + device
+    return own | {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]}
 
 
 def visible_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> tuple[str, ...]:
@@ -206,14 +178,6 @@ def visible_devices(environment: Mapping[str, str], folder: Path = Path("/dev"))
     if chosen is not None:
         return tuple(d.strip() for d in chosen.split(",") if d.strip())
     return tuple(str(i) for i in range(len(list(folder.glob("nvidia[0-9]*")))))
-
-
-def read_fault(fault_file: int) -> Fault | None:
-    """What the worker said last; None when it said nothing that can be read."""
-    try:
-        return msgspec.json.decode(os.pread(fault_file, 1 << 16, 0), type=Fault)
-    except msgspec.DecodeError:
-        return None
 
 
 async def serve(env: Environment) -> int:

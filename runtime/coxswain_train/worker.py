@@ -1,72 +1,97 @@
 """One device's process: joins the world of its generation, then steps until the coordinator's ticket says end.
 
-Started by the agent with COXSWAIN_GENERATION, COXSWAIN_RANK and COXSWAIN_DEVICE beside the pod's environment.
+Forked by the agent's mold. It outlives its world: when peers are lost, it goes to the place that the agent orders next.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
-import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 
 from coxswain import names, wire
-from coxswain.errors import Retryable, Stale
+from coxswain.errors import CoxswainError, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.handover import Handover
 from coxswain_link.http import Client, Ended
-from coxswain_link.store import open_store
+from coxswain_link.store import Store, open_store
 from coxswain_train import batch as batches
 from coxswain_train import checkpoint
 from coxswain_train.engine import Engine, StepResult, Work, check_layout
+from coxswain_train.mold import ORDERS
+from coxswain_train.orders import Orders, Place
 from coxswain_train.step import parts
-from coxswain_train.world import World, join, leave_world, listen
+from coxswain_train.world import Escape, World, join, leave_world, listen
 
 log = logging.getLogger(__name__)
 
 _POLL = 10.0  # seconds of one long poll
 _PATIENCE = 600.0  # seconds without data, or without a peer to meet, until this worker gives up
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Which rank of which world this process is."""
-
-    generation: int
-    rank: int
-
-    @staticmethod
-    def detect() -> Place:
-        return Place(int(os.environ["COXSWAIN_GENERATION"]), int(os.environ["COXSWAIN_RANK"]))
+_MOMENT = 3.0  # seconds for the next world to be ordered after this one broke; an agent tells of a dead peer at once
 
 
 def main(env: Environment) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # while a collective waits, no handler of Python's runs
-    place = Place.detect()
-    socket = names.constructor_socket(env.pod_uid)
-    with Client(env.coordinator_url, env.token) as client, closing(Handover(socket, env.token)) as handover:
+    escape = Escape()
+    socket, config = names.constructor_socket(env.pod_uid), env.job.checkpoint
+    with (
+        Client(env.coordinator_url, env.token) as client,
+        closing(Handover(socket, env.token)) as handover,
+        closing(Orders.detect(ORDERS, escape.abort_world)) as orders,
+    ):
         try:
-            record = fetch_world(client, place)
-            return Worker(env, place, record, client, handover).run()
+            store = open_store(config.uri, config.endpoint, env.secrets_dir, create=True)
+            return live(orders, escape, lambda place: Worker(env, place, client, handover, store).run())
         except Ended as ended:
             return ended.finished.exit_code
-        except RuntimeError as error:  # torch's word for a peer that is gone, among others
-            log.exception("rank %d", place.rank)
-            raise Retryable(f"rank {place.rank}: {str(error)[:500].partition(chr(10))[0]}") from error
+
+
+def live(orders: Orders, escape: Escape, work: Callable[[Place], int]) -> int:
+    """From world to world until one ends the work. What breaks a world that nobody replaces is this worker's own fault."""
+    place = orders.follow(None)
+    while True:
+        assert place is not None
+        escape.begin()
+        try:
+            return work(place)
+        except (
+            RuntimeError,
+            Retryable,
+            Stale,
+        ) as error:  # RuntimeError: torch's word for a peer that is gone, among others
+            log.warning("rank %d of world %d: %s", place.rank, place.generation, _first_line(error))
+            after = orders.follow(_MOMENT)
+            if after is None:
+                raise error if isinstance(error, CoxswainError) else _lost(place, error) from error
+            place = after
+        leave_world()
+        gc.collect()  # the model of the world before, before the next one's
+
+
+def _lost(place: Place, error: Exception) -> Retryable:
+    log.error("rank %d", place.rank, exc_info=error)
+    return Retryable(f"rank {place.rank}: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error)[:500].partition("\n")[0]
 
 
 class Worker:
-    def __init__(self, env: Environment, place: Place, record: wire.World, client: Client, handover: Handover) -> None:
-        self._env, self._place, self._record, self._client, self._handover = env, place, record, client, handover
+    """A worker in one world."""
+
+    def __init__(self, env: Environment, place: Place, client: Client, handover: Handover, store: Store) -> None:
+        self._env, self._place, self._client, self._handover, self._store = env, place, client, handover, store
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        config = env.job.checkpoint
-        self._store = open_store(config.uri, config.endpoint, env.secrets_dir, create=True)
-        self._saver = checkpoint.Saver(self._store)
+        self._record = fetch_world(client, place)
+        self._saver = checkpoint.Saver(store)
         self._engine = self._build()
 
     def run(self) -> int:
@@ -208,9 +233,11 @@ def _report(
         data_wait_seconds=waited,
         reduce_seconds=result.reduce_seconds,
         timings=result.timings,
+        ended=time.time(),
     )
 
 
-if __name__ == "__main__":
+def work() -> NoReturn:
+    """The life of a fork of the mold."""
     torch.set_num_threads(1)
     leave(run_service(main))

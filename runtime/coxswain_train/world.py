@@ -5,8 +5,11 @@ Rings are batches of P2P on the first; sub-rings need no groups of their own onc
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -111,6 +114,48 @@ def _member(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:
 
 
 def leave_world() -> None:
-    """Leaves a world in which nothing is under way. One that broke is left by ending the process: this might wait for ever."""
+    """Leaves a world in which nothing is under way, or one that `Escape` has torn down: else this might wait for ever."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+class Escape:
+    """The way out of a world whose peers do not answer any more, for another thread to open: `abort_world()`.
+
+    gloo tells only the direct waiter of a dead peer, and neither aborting nor destroying a group frees anybody. What does:
+    shutting down the sockets that it has opened. All who wait on them raise at once, and the process can join another world.
+    """
+
+    def __init__(self) -> None:
+        self._foreign = frozenset(_sockets())
+
+    def begin(self) -> None:
+        """Sockets opened from now on belong to the world that is joined next (or are of calls that are repeated)."""
+        self._foreign = frozenset(_sockets())
+
+    def abort_world(self) -> None:
+        """Whatever waits for this world's peers raises RuntimeError."""
+        if torch.cuda.is_available() and dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
+        for name, descriptor in _sockets().items():
+            if name not in self._foreign:
+                _shut_down(descriptor)
+
+
+def _sockets() -> dict[str, int]:
+    """This process's sockets: the kernel's name of each (descriptors are used again) and its descriptor."""
+    found = {}
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208  half the time of pathlib, while others wait
+        with suppress(OSError):
+            name = os.readlink(f"/proc/self/fd/{entry}")  # noqa: PTH115
+            if name.startswith("socket:"):
+                found[name] = int(entry)
+    return found
+
+
+def _shut_down(descriptor: int) -> None:
+    """Of TCP connections only: a listener may still be wanted, and local sockets are the agent's and the constructor's."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as mine:
+        if mine.family == socket.AF_UNIX or mine.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return
+        mine.shutdown(socket.SHUT_RDWR)

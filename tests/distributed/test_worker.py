@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from coxswain_link.metrics import build
 from coxswain_link.serve import Service
 from coxswain_link.store import open_store
 from coxswain_train import worker
+from coxswain_train.orders import Place
 from tests.distributed import training
 
 LENGTH = 12
@@ -156,19 +158,21 @@ def job(folder: Path) -> JobConfig:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs a worker with a coordinator and the arrays that the constructor hands over; returns its exit code."""
-    monkeypatch.setenv("COXSWAIN_GENERATION", "1")
-    monkeypatch.setenv("COXSWAIN_RANK", "0")
 
     def start(coordinator: Coordinator, hand_over: Any = arrays) -> int:
         def provide(generation: int, step: int, rank: int, wait: float) -> Buffer:
             return pack(hand_over(step))
 
         pod = uuid4().hex
+        agent, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        monkeypatch.setenv("COXSWAIN_ORDERS", str(mine.detach()))  # the worker closes it
+        agent.send(msgspec.json.encode(Place(1, 0)))
         constructor = HandoverServer(names.constructor_socket(pod), "secret", provide)
         try:
             with served(coordinator.service()) as url:
                 return worker.main(environment(tmp_path, url, pod))
         finally:
+            agent.close()
             constructor.close()
             if dist.is_initialized():  # a worker that fails ends its process, which this one must survive
                 dist.destroy_process_group()

@@ -31,6 +31,7 @@ SERVICES = {
     "loader": "coxswain_data.loader",
     "constructor": "coxswain_data.constructor",
     "worker": "coxswain_train.worker",
+    "mold": "coxswain_train.mold",
     "agent": "coxswain_train.agent",
     "coordinator": "coxswain_coordinator",
 }
@@ -183,15 +184,18 @@ def _children(pid: int) -> list[int]:
 
 
 def find_service(cox: subprocess.Popen[str], module: str) -> int | None:
-    """The process of `python -m module` below this cox; None while there is none."""
+    """A process of `python -m module` below this cox; None while there is none. Workers are forks of the mold, under its name."""
+    found = []
     for pid in descendants(cox.pid):
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
         if module.encode() in command:
-            return pid
-    return None
+            found.append(pid)
+    if not found:
+        return None
+    return found[-1] if module == SERVICES["worker"] else found[0]
 
 
 def wait_until(condition: Callable[[], Any], what: str, deadline: float = 60) -> Any:
@@ -221,7 +225,7 @@ def wait_for_step(run: Run, cox: subprocess.Popen[str], step: int) -> None:
         assert cox.poll() is None, f"cox ended too early:\n{run.finish(cox)}\n{run.output}\n{run.logs()}"
         return step in run.steps()
 
-    wait_until(reached, f"step {step}")
+    wait_until(reached, f"step {step}", 120)
 
 
 @dataclass(frozen=True)

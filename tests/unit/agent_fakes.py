@@ -108,28 +108,35 @@ class Coordinator:
         await self.exits.put(body)
 
 
-# Writes what the worker sees, whole or not at all, before the test's own program runs.
-NOTE = """
-import json, os, signal, sys, pathlib
-note = pathlib.Path({folder!r}, os.environ["COXSWAIN_GENERATION"] + "-" + os.environ["COXSWAIN_RANK"] + ".json")
-note.with_suffix(".new").write_text(json.dumps(dict(os.environ, pid=os.getpid())))
-note.with_suffix(".new").rename(note)
+# A worker that does as it is told: takes its place, writes what it sees (whole or not at all), and lives on by the test's
+# own program.
+WORKER = """
+import json, os, signal, socket, sys, pathlib, threading
+def take():
+    orders = socket.socket(fileno=os.dup(int(os.environ["COXSWAIN_ORDERS"])))
+    place = json.loads(orders.recv(4096))
+    note = pathlib.Path(FOLDER, "%(generation)d-%(rank)d.json" % place)
+    note.with_suffix(".new").write_text(json.dumps(dict(os.environ, pid=os.getpid())))
+    note.with_suffix(".new").rename(note)
+    orders.send(json.dumps(place).encode())
+def live():
+    take()
 """
 
 
 class Started:
-    """An agent that runs in this process, with programs for workers that write their environment into `folder`."""
+    """An agent that runs in this process, with workers that write their environment into `folder` and run `program`."""
 
     def __init__(self, url: str, folder: Path, program: str, index: int = 0, give_up: float = 30.0) -> None:
         self.client = AsyncClient(url, TOKEN)
         self.metrics = build("agent")
-        self.agent = Agent(
-            environment(url, index),
-            self.client,
-            self.metrics,
-            (sys.executable, "-c", NOTE.format(folder=str(folder)) + program),
-            give_up,
+        module = folder / "scripted_worker.py"
+        body = "".join(f"    {line}\n" for line in program.splitlines())
+        module.write_text(
+            WORKER.replace("FOLDER", repr(str(folder))) + body + "def work():\n    live()\n    os._exit(0)\n"
         )
+        start = f"import sys; sys.path.insert(0, {str(folder)!r}); from coxswain_train import mold; mold.main({module.stem!r})"
+        self.agent = Agent(environment(url, index), self.client, self.metrics, (sys.executable, "-c", start), give_up)
         self.life = asyncio.create_task(self.agent.run())
 
     async def __aenter__(self) -> Started:

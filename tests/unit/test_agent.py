@@ -5,18 +5,18 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from coxswain.errors import Retryable
-from coxswain.layout import Device, Seat
 from coxswain.wire import Fault
-from coxswain_train.agent import visible_devices, worker_environment
+from coxswain_train import agent
+from coxswain_train.agent import mold_environment, visible_devices, worker_environment
 from tests.unit.agent_fakes import Coordinator, Started, environment, world
 
 FOREVER = "signal.pause()"
-SEAT = Seat(rank=3, device=Device(trainer=1, device=1), replica=0, stage=0, tensor=0)
 
 
 @pytest.fixture
@@ -40,30 +40,74 @@ def is_alive(pid):
     return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
+def wait_until(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 async def test_every_seat_of_the_trainer_gets_a_worker_that_knows_its_place(tmp_path, coordinator):
     async with Started(coordinator.url, tmp_path, FOREVER, index=1):
         coordinator.publish(world(1))
         seen = await workers(tmp_path, 1, 2)
-    places = [(w["COXSWAIN_GENERATION"], w["COXSWAIN_RANK"], w["COXSWAIN_DEVICE"]) for w in seen]
-    assert places == [("1", "2", "0"), ("1", "3", "1")]
+    assert [w["COXSWAIN_DEVICE"] for w in seen] == ["0", "1"]
+    assert {path.name for path in tmp_path.glob("*.json")} == {"1-2.json", "1-3.json"}
     assert coordinator.registered[0].devices == 2
 
 
-async def test_a_new_world_ends_the_old_workers_before_its_own_begin(tmp_path, coordinator):
-    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()"
-    async with Started(coordinator.url, tmp_path, stubborn) as started:
+async def test_living_workers_go_to_the_new_world_and_only_the_dead_one_is_replaced(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, "while True: take()") as started:
         coordinator.publish(world(1))
         old = await workers(tmp_path, 1, 2)
+        os.kill(old[0]["pid"], 9)
+        await asyncio.wait_for(coordinator.exits.get(), 30)
+        coordinator.publish(world(2))
+        new = await workers(tmp_path, 2, 2)
+        assert new[1]["pid"] == old[1]["pid"]
+        assert new[0]["pid"] != old[0]["pid"]
+        assert coordinator.exits.empty()
+        assert b"worker_restarts_total 1.0" in started.metrics.exposition()
+
+
+async def test_a_worker_that_does_not_leave_its_world_is_killed_and_replaced_without_losing_the_new_one(
+    tmp_path, coordinator, monkeypatch
+):
+    monkeypatch.setattr(agent, "_OBEY", 0.3)
+    async with Started(coordinator.url, tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()"):
+        coordinator.publish(world(1))
+        old = await workers(tmp_path, 1, 2)
+        os.kill(old[1]["pid"], 19)  # SIGSTOP
         coordinator.publish(world(2))
         await workers(tmp_path, 2, 2)
         assert not any(is_alive(w["pid"]) for w in old)
         assert coordinator.exits.empty()
-        assert b"worker_restarts_total 2.0" in started.metrics.exposition()
+
+
+async def test_workers_without_a_seat_in_the_new_world_end(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER, index=1) as started:
+        coordinator.publish(world(1))
+        old = await workers(tmp_path, 1, 2)
+        coordinator.publish(world(2, ("trainer-0",)))
+        await asyncio.to_thread(wait_until, lambda: not any(is_alive(w["pid"]) for w in old))
+        assert b"coxswain_agent_workers 0.0" in started.metrics.exposition()
+
+
+async def test_a_mold_that_dies_is_replaced_with_its_workers(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        old = await workers(tmp_path, 1, 2)
+        os.kill(started.agent._mold._process.pid, 9)
+        exits = [await asyncio.wait_for(coordinator.exits.get(), 30) for _ in range(2)]
+        assert {e.exit_code for e in exits} == {-9}
+        coordinator.publish(world(2))
+        new = await workers(tmp_path, 2, 2)
+        assert {w["pid"] for w in new}.isdisjoint({w["pid"] for w in old})
 
 
 async def test_an_exit_is_reported_with_the_workers_last_words(tmp_path, coordinator):
     fault = '{"reason": "NaN", "message": "loss"}'
-    program = f"pathlib.Path(os.environ['COXSWAIN_FAULT_FILE']).write_text({fault!r}); sys.exit(2)"
+    program = f"pathlib.Path(os.environ['COXSWAIN_TERMINATION_LOG']).write_text({fault!r}); os._exit(2)"
     async with Started(coordinator.url, tmp_path, program):
         coordinator.publish(world(1, ("trainer-0",)))
         exits = [await asyncio.wait_for(coordinator.exits.get(), 30) for _ in range(2)]
@@ -146,15 +190,16 @@ async def test_a_trainer_without_a_seat_runs_no_worker(tmp_path, coordinator):
 
 
 def test_workers_share_cpu_cores_by_one_thread_each_unless_told_otherwise():
-    assert worker_environment({}, environment(), 1, SEAT, 5, ())["OMP_NUM_THREADS"] == "1"
-    assert worker_environment({"OMP_NUM_THREADS": "4"}, environment(), 1, SEAT, 5, ())["OMP_NUM_THREADS"] == "4"
+    assert mold_environment({}, ())["OMP_NUM_THREADS"] == "1"
+    assert mold_environment({"OMP_NUM_THREADS": "4"}, ())["OMP_NUM_THREADS"] == "4"
+    assert mold_environment({}, ("0",)) == {}
 
 
 @pytest.mark.parametrize(
     "devices, index, expected", [(("0", "1"), 1, "1"), (("0", "1", "2", "3"), 1, "3"), (("GPU-a",), 0, "GPU-a")]
 )
 def test_a_worker_sees_one_cuda_device(devices, index, expected):
-    assert worker_environment({}, environment(index=index), 1, SEAT, 5, devices)["CUDA_VISIBLE_DEVICES"] == expected
+    assert worker_environment(environment(index=index), 1, devices)["CUDA_VISIBLE_DEVICES"] == expected
 
 
 def test_cuda_devices_are_found_without_cuda(tmp_path):
@@ -166,5 +211,5 @@ def test_cuda_devices_are_found_without_cuda(tmp_path):
 
 
 def test_the_agent_never_imports_torch():
-    check = "import sys, coxswain_train.agent; sys.exit('torch' in sys.modules)"
+    check = "import sys, coxswain_train.agent, coxswain_train.mold; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0

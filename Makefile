@@ -78,6 +78,8 @@ cluster-down: .venv/.ready  ## end that cluster; nothing is left
 	@$(BIN)/python -m e2e.cluster down
 
 bench-operator: .venv/.ready  ## the operator on a control plane with kwok nodes, beside a bare loop that creates the same pods
+	$(BIN)/python e2e/tools/build.py etcd kube-apiserver kube-controller-manager kube-scheduler kwok kubectl \
+	  jobset trainer training-operator
 	$(BIN)/python -m bench.operator_scale
 
 clean:  ## remove what make built and what runs left

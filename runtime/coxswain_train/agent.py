@@ -11,19 +11,20 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from coxswain import names
 from coxswain.errors import CoxswainError, Retryable
 from coxswain.exits import Exit
 from coxswain.layout import Seat
-from coxswain.wire import Finished, Register, Registered, WorkerExit, World
-from coxswain_link.environment import Environment, leave, run_service
+from coxswain.wire import Fault, Finished, Register, Registered, WorkerExit, World
+from coxswain_link.environment import Environment, leave, run_service, write_fault
 from coxswain_link.http import AsyncClient, Ended
 from coxswain_link.metrics import Registry, build
 from coxswain_link.serve import Service
-from coxswain_train.crew import Mold, Worker
+from coxswain_train import memory
+from coxswain_train.crew import KILLED, Mold, Worker
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Agent:
         metrics: Registry,
         mold: Sequence[str] = MOLD,
         give_up: float = _GIVE_UP,
+        oom_kills: Callable[[], int] = memory.oom_kills,
     ) -> None:
         self._env, self._client, self._metrics, self._give_up = env, client, metrics, give_up
         self._instance = secrets.token_hex(8)
@@ -53,16 +55,20 @@ class Agent:
         self._devices = visible_devices(os.environ)
         self._mold = Mold(mold, mold_environment(os.environ, self._devices))
         self._crew: dict[Worker, asyncio.Task[None]] = {}
+        self._oom_kills, self._known_kills = oom_kills, oom_kills()
+        self._starved: Fault | None = None  # a worker was killed for its memory
         self.registered = False
 
     async def run(self) -> int:
         """Exit code of the trainer. Raises Retryable when the coordinator stays away."""
         try:
             await self._mold.warm()  # while others index
-            while True:
+            while self._starved is None:
                 await self._register()  # each time: a coordinator that restarted has to know us
                 if (world := await self._next_world()) is not None:
                     await self._enter(world)
+            write_fault(self._env.termination_log, self._starved)
+            return Exit.RETRYABLE
         except Ended as ended:
             return await self._leave(ended.finished)
         finally:
@@ -123,7 +129,8 @@ class Agent:
         What the report runs into, the world's long poll runs into as well and acts upon.
         """
         code = await asyncio.shield(worker.ended)
-        fault, rank = worker.last_words(), worker.place.rank
+        rank = worker.place.rank
+        fault = worker.last_words() or self._starvation(rank, code)
         log.log(logging.INFO if code == 0 else logging.WARNING, "rank %d ended with %d: %s", rank, code, fault)
         self._count()
         report = WorkerExit(
@@ -138,6 +145,16 @@ class Agent:
             await self._client.post("/v1/exits", report, deadline=self._give_up)
         except CoxswainError as error:
             log.warning("exit of rank %d not reported: %s", rank, error)
+
+    def _starvation(self, rank: int, code: int) -> Fault | None:
+        """Killed for its memory: then the trainer leaves too, as it does where the kernel kills a container as a whole."""
+        if code != KILLED or self._oom_kills() <= self._known_kills:
+            return None
+        most = memory.limit()
+        text = f"rank {rank} was killed for its memory" + (f" (limit {most >> 20} MiB)" if most else "")
+        ways = "raise trainers.template.resources.limits.memory, or lower hybridData.tokensPerReplica"
+        self._starved = Fault("OOMKilled", f"{text}: {ways}", retryable=True)
+        return self._starved
 
     async def _leave(self, finished: Finished) -> int:
         """Workers know a good end from their tickets; after a failure they may wait for data or peers that never come."""

@@ -127,16 +127,19 @@ def live():
 class Started:
     """An agent that runs in this process, with workers that write their environment into `folder` and run `program`."""
 
-    def __init__(self, url: str, folder: Path, program: str, index: int = 0, give_up: float = 30.0) -> None:
+    def __init__(
+        self, url: str, folder: Path, program: str, index: int = 0, give_up: float = 30.0, oom_kills: int = 0
+    ) -> None:
         self.client = AsyncClient(url, TOKEN)
-        self.metrics = build("agent")
+        self.metrics, self.oom_kills = build("agent"), oom_kills
         module = folder / "scripted_worker.py"
         body = "".join(f"    {line}\n" for line in program.splitlines())
         module.write_text(
             WORKER.replace("FOLDER", repr(str(folder))) + body + "def work():\n    live()\n    os._exit(0)\n"
         )
         start = f"import sys; sys.path.insert(0, {str(folder)!r}); from coxswain_train import mold; mold.main({module.stem!r})"
-        self.agent = Agent(environment(url, index), self.client, self.metrics, (sys.executable, "-c", start), give_up)
+        mold = (sys.executable, "-c", start)
+        self.agent = Agent(environment(url, index), self.client, self.metrics, mold, give_up, lambda: self.oom_kills)
         self.life = asyncio.create_task(self.agent.run())
 
     async def __aenter__(self) -> Started:

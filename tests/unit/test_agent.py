@@ -36,8 +36,10 @@ async def workers(folder, generation, count):
 
 
 def is_alive(pid):
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def wait_until(condition):
@@ -89,8 +91,8 @@ async def test_workers_without_a_seat_in_the_new_world_end(tmp_path, coordinator
         coordinator.publish(world(1))
         old = await workers(tmp_path, 1, 2)
         coordinator.publish(world(2, ("trainer-0",)))
-        await asyncio.to_thread(wait_until, lambda: not any(is_alive(w["pid"]) for w in old))
-        assert b"coxswain_agent_workers 0.0" in started.metrics.exposition()
+        await asyncio.to_thread(wait_until, lambda: b"coxswain_agent_workers 0.0" in started.metrics.exposition())
+        assert not any(is_alive(w["pid"]) for w in old)
 
 
 async def test_a_mold_that_dies_is_replaced_with_its_workers(tmp_path, coordinator):
@@ -119,6 +121,27 @@ async def test_an_exit_is_reported_with_the_workers_last_words(tmp_path, coordin
 
 async def test_a_killed_worker_is_reported_with_its_signal(tmp_path, coordinator):
     async with Started(coordinator.url, tmp_path, FOREVER):
+        coordinator.publish(world(1))
+        os.kill((await workers(tmp_path, 1, 2))[0]["pid"], 9)
+        exit_ = await asyncio.wait_for(coordinator.exits.get(), 30)
+    assert (exit_.exit_code, exit_.fault) == (-9, None)
+
+
+async def test_a_worker_killed_for_its_memory_is_named_and_its_trainer_leaves(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        victim = (await workers(tmp_path, 1, 2))[0]
+        started.oom_kills += 1
+        os.kill(victim["pid"], 9)
+        exit_ = await asyncio.wait_for(coordinator.exits.get(), 30)
+        coordinator.publish(world(2))
+        assert await asyncio.wait_for(started.life, 30) == 1
+    assert (exit_.rank, exit_.exit_code, exit_.fault.reason) == (0, -9, "OOMKilled")
+    assert "raise trainers.template.resources.limits.memory" in exit_.fault.message
+
+
+async def test_a_worker_killed_by_a_person_does_not_blame_memory_that_was_short_long_ago(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER, oom_kills=3):
         coordinator.publish(world(1))
         os.kill((await workers(tmp_path, 1, 2))[0]["pid"], 9)
         exit_ = await asyncio.wait_for(coordinator.exits.get(), 30)

@@ -62,8 +62,15 @@ class JobSet:
         (self._manager.folder / "config.yaml").write_text(_CONFIG % self._manager.webhook_port)
 
     def start(self) -> None:
-        arguments = ["--config=/tmp/config.yaml", f"--kube-api-qps={QPS}", f"--kube-api-burst={BURST}"]
-        self._manager.start(arguments, f"/apis/{API_VERSION}/namespaces/default/{PLURAL}", job_set("trial", 1))
+        self.launch()
+        self.ready()
+
+    def launch(self) -> None:
+        limits = [f"--kube-api-qps={QPS}", f"--kube-api-burst={BURST}"]
+        self._manager.launch(["--config=/tmp/config.yaml", *limits])
+
+    def ready(self) -> None:
+        self._manager.ready(f"/apis/{API_VERSION}/namespaces/default/{PLURAL}", job_set("trial", 1))
 
     def kill(self) -> None:
         self._manager.kill()

@@ -37,7 +37,7 @@ class Parts:
 
 
 class Manager:
-    """One process at a time; `start` and `kill` may follow each other any number of times."""
+    """One process at a time; `launch`, `ready` and `kill` may follow each other any number of times."""
 
     def __init__(self, plane: Plane, parts: Parts) -> None:
         self._plane, self._parts, self._starts = plane, parts, 0
@@ -62,14 +62,16 @@ class Manager:
         for one in reached_at(url, certificate.bundle, webhooks(self._parts.hooks), self._parts.tool):
             self._create(f"{_ADMISSION}/{one['kind'].lower()}s", one)
 
-    def start(self, arguments: Sequence[str], trial: str, manifest: Manifest) -> None:
-        """Returns once it is ready and its webhooks let `manifest` pass on its way to the path `trial`; it is not kept."""
+    def launch(self, arguments: Sequence[str]) -> None:
         self._starts += 1
         tool, environment = self._parts.tool, {**os.environ, "TMPDIR": "/tmp"}
         alone = [*_UNSHARE, "sh", "-c", _OVER_TMP, "sh", binary(tool), self.folder]
         child = self._plane.run(f"{tool}-{self._starts}", [*alone, *self._common(), *arguments], environment)
         self.processes = [child]
-        child.wait_until(lambda: self._is_ready() and self.passes(trial, manifest), 60)
+
+    def ready(self, trial: str, manifest: Manifest) -> None:
+        """Returns once it is, and its webhooks let `manifest` pass on its way to the path `trial`; it is not kept."""
+        self.processes[0].wait_until(lambda: self._is_ready() and self.passes(trial, manifest), 60)
 
     def kill(self) -> None:
         """SIGKILL of what runs."""

@@ -70,8 +70,10 @@ class Trainer:
 
     def start(self) -> None:
         """What it knows of the runtime, which stays from its first start on, comes from a cache."""
-        self._jobset.start()
-        self._manager.start([f"--webhook-server-port={self._manager.webhook_port}"], _RUNTIMES, runtime("trial"))
+        self._jobset.launch()
+        self._manager.launch([f"--webhook-server-port={self._manager.webhook_port}"])
+        self._jobset.ready()
+        self._manager.ready(_RUNTIMES, runtime("trial"))
         self._plane.control.http.post(_RUNTIMES, json=runtime(RUNTIME))
         path = f"/apis/{API_VERSION}/namespaces/default/{PLURAL}"
         wait_until(lambda: self._manager.passes(path, train_job("trial", 1)), "Trainer knows its runtime")

@@ -57,9 +57,8 @@ class TrainingOperator:
     def start(self) -> None:
         """With the one kind of its six that is measured, and with more workers than the one that it has by default."""
         arguments = [f"--webhook-server-port={self._manager.webhook_port}", "--metrics-bind-address=0"]
-        path = f"/apis/{API_VERSION}/namespaces/default/{PLURAL}"
-        more = ["--enable-scheme=pytorchjob", "--controller-threads=16"]
-        self._manager.start([*arguments, *more], path, pytorch_job("trial", 2))
+        self._manager.launch([*arguments, "--enable-scheme=pytorchjob", "--controller-threads=16"])
+        self._manager.ready(f"/apis/{API_VERSION}/namespaces/default/{PLURAL}", pytorch_job("trial", 2))
 
     def kill(self) -> None:
         self._manager.kill()

@@ -20,21 +20,25 @@ class Crew:
     That is how a Job controller starts pods: a quota or a broken admission costs one request instead of a thousand.
     """
 
-    def __init__(self, deeds: Iterable[Deed], at_once: int = AT_ONCE, seconds: float = float("inf")) -> None:
-        """After `seconds` nothing more is begun."""
+    def __init__(
+        self, deeds: Iterable[Deed], at_once: int = AT_ONCE, seconds: float = float("inf"), at_first: int = 1
+    ) -> None:
+        """After `seconds` nothing more is begun. `at_first`: as many as the same kind of work had before, a moment ago."""
         self._deeds, self._at_once, self._end = iter(deeds), at_once, time.monotonic() + seconds
-        self._workers, self._errors, self._smooth = 0, list[BaseException](), True
+        self._at_first, self.workers = at_first, 0
+        self._errors, self._smooth = list[BaseException](), True
 
     async def work(self) -> bool:
         """Returns once all that was begun is done; False: something was not as expected. Raises the first error."""
         async with asyncio.TaskGroup() as group:
-            self._hire(group)
+            for _ in range(self._at_first):
+                self._hire(group)
         if self._errors:
             raise self._errors[0]
         return self._smooth
 
     def _hire(self, group: asyncio.TaskGroup) -> None:
-        self._workers += 1
+        self.workers += 1
         group.create_task(self._worker(group))
 
     async def _worker(self, group: asyncio.TaskGroup) -> None:
@@ -46,7 +50,7 @@ class Crew:
             except BaseException as error:  # kept until the others are done: their answers count
                 self._errors.append(error)
                 return
-            if self._workers < self._at_once:
+            if self.workers < self._at_once:
                 self._hire(group)
 
     def _following(self) -> Deed | None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -77,6 +77,7 @@ class Controller:
         self._settings = settings or Settings()
         self._poll_seconds, self._told = poll_seconds, told
         self._refused: dict[str, Fault] = {}  # by the job's uid
+        self._workers: dict[str, int] = {}  # likewise: of the restart that is under way
 
     async def run_job(self, namespace: str, name: str, until_terminal: bool = True) -> Manifest | None:
         """Passes until the job is over and its pods are gone; returns it as it then is, None if it does not exist.
@@ -187,15 +188,19 @@ class Controller:
 
     async def _do_pods(self, job: Manifest, deletes: Sequence[Action], creates: Sequence[Action]) -> bool:
         """While pods are deleted, the successors of those that have gone should start: so the rest is left to the next look."""
-        pods = list(alternately(deletes, creates))
-        return await self._do_together(job, pods, OVERLAP_SECONDS if deletes else float("inf"))
+        uid, seconds = job["metadata"]["uid"], OVERLAP_SECONDS if deletes else float("inf")
+        deeds = self._deeds(job, alternately(deletes, creates))
+        crew = Crew(deeds, self._settings.at_once, seconds, self._workers.pop(uid, 1))
+        smooth = await _worked(crew)
+        if smooth and deletes and creates:  # the next look goes on with as many
+            self._workers[uid] = crew.workers
+        return smooth
 
-    async def _do_together(self, job: Manifest, actions: Sequence[Action], seconds: float = float("inf")) -> bool:
-        deeds: list[Deed] = [partial(self._do, job, action) for action in actions]
-        try:
-            return await Crew(deeds, self._settings.at_once, seconds).work()
-        except _Unacceptable:
-            return False
+    async def _do_together(self, job: Manifest, actions: Sequence[Action]) -> bool:
+        return await _worked(Crew(self._deeds(job, actions), self._settings.at_once))
+
+    def _deeds(self, job: Manifest, actions: Iterable[Action]) -> list[Deed]:
+        return [partial(self._do, job, action) for action in actions]
 
     async def _do(self, job: Manifest, action: Action) -> bool:
         namespace = job["metadata"]["namespace"]
@@ -228,6 +233,13 @@ class Controller:
         if uid in self._refused and self._refused[uid].retryable:
             del self._refused[uid]
         return True
+
+
+async def _worked(crew: Crew) -> bool:
+    try:
+        return await crew.work()
+    except _Unacceptable:
+        return False
 
 
 class _Unacceptable(Exception):

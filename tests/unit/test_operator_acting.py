@@ -59,6 +59,17 @@ async def test_when_the_time_is_up_the_rest_is_left() -> None:
     assert server.begun == 0
 
 
+async def test_work_that_goes_on_starts_with_the_workers_that_it_had() -> None:
+    server = Server()
+    first = Crew(deeds(server, 100), at_once=16)
+    assert await first.work()
+    assert first.workers == 16
+    again = Server(failing=0)
+    with pytest.raises(OSError, match="quota"):
+        await Crew(deeds(again, 100), at_once=16, at_first=first.workers).work()
+    assert again.begun >= 16
+
+
 async def test_what_was_not_as_expected_stops_nobody() -> None:
     async def taken() -> bool:
         return False

@@ -28,13 +28,14 @@ def example_objects() -> list[Object]:
 
 
 def small_objects(site: Site, place: str, steps: int, **spec: Any) -> list[Object]:
-    """The example with a model that two busy cores train in seconds. `place`: folder in the bucket `runs`.
+    """The example with a model and data that two busy cores train and index in seconds. `place`: folder in the bucket `runs`.
 
     `spec`: further fields; those of `trainers` and its `template` are laid over the example's.
     """
     trainers = spec.pop("trainers", {})
     template = {**trainers.pop("template", {}), **site.torch_overlay()}
     objects = example_objects()
+    next(at for at in objects if at["metadata"]["name"] == "stdlib-code")["spec"]["include"] = "part-000.parquet"
     job = objects[-1]["spec"]
     job |= {
         "model": {"config": {"layers": 2, "hidden": 32, "heads": 2, "kvHeads": 1, "feedForward": 64}},

@@ -1,0 +1,108 @@
+"""What cannot work is told where people look: what it is by name, and what to do. What is put right goes on by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.furnished import eventually
+from e2e.job import Digests, Job, Object, small_objects
+from e2e.store import SECRET_KEY
+
+pytestmark = pytest.mark.timeout(600)
+
+STEPS = 4
+NOWHERE = "localhost/coxswain-train:nowhere"
+WRONG_KEY = "not-the-secret-key"
+
+
+def completed(job: Job, undisturbed: Digests) -> None:
+    job.wait("Completed", deadline=300)
+    assert job.digests() == {step: undisturbed[step] for step in range(STEPS)}
+
+
+def condition(job: Job, type_: str) -> Object:
+    return next((c for c in job.status().get("conditions", ()) if c["type"] == type_), {})
+
+
+def wait_for_words(job: Job, type_: str, *words: str, deadline: float = 90) -> str:
+    """The message of a condition once it has all these words."""
+
+    def told() -> str:
+        message = str(condition(job, type_).get("message", ""))
+        return message if all(word in message for word in words) else ""
+
+    return eventually(told, f"{type_} of {job.name} says {words}", deadline)
+
+
+def with_keys(objects: list[Object], **keys: str) -> list[Object]:
+    """The same with other content of the Secret."""
+    return [{**at, "stringData": keys} if at["kind"] == "Secret" else at for at in objects]
+
+
+def everything_said(job: Job) -> str:
+    """All that people see of a job: objects but for the Secrets, events, logs."""
+    seen = job.kubectl("get", "training,pods,configmaps,events", "-o", "yaml")
+    logs = [job.kubectl("logs", pod["metadata"]["name"], "--all-containers") for pod in job.pods()]
+    return "\n".join((seen, job.kubectl("describe", "tj", job.name), *logs))
+
+
+def test_an_image_that_is_nowhere_is_named_and_can_be_corrected_in_suspension(job: Job, undisturbed: Digests) -> None:
+    job.apply(small_objects(job.site, job.place, STEPS, image=NOWHERE))
+    message = wait_for_words(job, "PodsReady", "ImagePullBackOff", NOWHERE)
+    assert "not ready: " in message and "trainer-0" in message
+    assert job.state() in ("Starting", "Indexing")  # loaders have their image, and begin
+    assert job.restarts() == (0, 0)
+    assert NOWHERE in condition(job, "Succeeded")["message"]
+    job.patch({"suspend": True})
+    job.wait("Suspended")
+    job.patch({"suspend": False, "image": ""})
+    completed(job, undisturbed)
+
+
+def test_an_image_that_does_not_come_in_time_costs_counted_restarts_and_at_last_the_job(job: Job) -> None:
+    spec: Object = {"startTimeoutSeconds": 20, "failurePolicy": {"maxRestarts": 0}}
+    job.apply(small_objects(job.site, job.place, STEPS, image=NOWHERE, **spec))
+    job.wait("Failed", deadline=180)
+    message = condition(job, "Succeeded")["message"]
+    assert message.startswith("RestartLimitExceeded: "), message
+    for words in (NOWHERE, "startTimeoutSeconds (20)", "failurePolicy.maxRestarts (0)"):
+        assert words in message
+    assert NOWHERE in job.wait_for_event("Failed", "RestartLimitExceeded")
+
+
+def test_a_rule_ends_a_job_at_once_whose_image_is_nowhere(job: Job) -> None:
+    rule = {"name": "no-image", "onReasons": ["ErrImagePull", "ImagePullBackOff"], "action": "Fail"}
+    job.apply(small_objects(job.site, job.place, STEPS, image=NOWHERE, failurePolicy={"rules": [rule]}))
+    job.wait("Failed", deadline=120)
+    assert "rule no-image says Fail" in condition(job, "Succeeded")["message"]
+
+
+def test_a_secret_that_is_missing_is_named_and_the_job_starts_once_it_is_made(job: Job, undisturbed: Digests) -> None:
+    objects = small_objects(job.site, job.place, STEPS)
+    secret = [at for at in objects if at["kind"] == "Secret"]
+    job.apply([at for at in objects if at["kind"] != "Secret"])
+    wait_for_words(job, "PodsReady", "NotPrepared", "is there Secret s3-keys?", "kubectl describe pod")
+    assert (job.state(), job.restarts()) == ("Starting", (0, 0))
+    job.apply(secret)
+    completed(job, undisturbed)
+
+
+def test_credentials_that_the_store_refuses_end_the_job_with_the_secrets_name_and_not_its_value(job: Job) -> None:
+    objects = small_objects(job.site, job.place, STEPS)
+    job.apply(with_keys(objects, AWS_ACCESS_KEY_ID="demo", AWS_SECRET_ACCESS_KEY=WRONG_KEY))
+    job.wait("Failed", deadline=180)
+    message = condition(job, "Succeeded")["message"]
+    for words in ("AccessDenied", "s3://runs/", "Secret 's3-keys' (endpoint.secretRef)", "check them"):
+        assert words in message
+    assert "AccessDenied" in job.wait_for_event("Failed", "s3-keys")
+    said = everything_said(job)
+    assert "AccessDenied" in said
+    assert WRONG_KEY not in said and SECRET_KEY not in said
+
+
+def test_a_secret_without_a_key_ends_the_job_with_what_it_needs(job: Job) -> None:
+    job.apply(with_keys(small_objects(job.site, job.place, STEPS), AWS_ACCESS_KEY_ID="demo"))
+    job.wait("Failed", deadline=180)
+    message = condition(job, "Succeeded")["message"]
+    for words in ("SecretIncomplete", "'s3-keys'", "needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        assert words in message

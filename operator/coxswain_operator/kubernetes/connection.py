@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
-import time
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any
 
 import aiohttp
 import msgspec
+import tenacity
 from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
 from coxswain.errors import CoxswainError, Refused, Retryable
@@ -21,8 +20,7 @@ from coxswain_operator.kubernetes.pace import Pace
 
 JSON, APPLY, MERGE = "application/json", "application/apply-patch+yaml", "application/merge-patch+json"
 AT_ONCE = 64  # requests
-_LONGEST_PAUSE = 10.0  # seconds, if the server asks for one
-_FIRST_PAUSE, _LONGEST_OWN_PAUSE = 0.2, 2.0  # of our own choice: up to so long, twice as long each time
+_LONGEST_PAUSE = 10.0  # seconds
 _DECODER = msgspec.json.Decoder()
 
 
@@ -84,16 +82,12 @@ class Connection:
         self, method: str, path: str, body: Any = None, content_type: str = JSON, deadline: float = 0.0, **params: Any
     ) -> bytes:
         """The answer's body. Repeated until the deadline, so a create may find what its own first attempt created."""
-        limit, begun, longest = deadline or self._deadline, time.monotonic(), _FIRST_PAUSE
-        while True:
-            try:
-                return await self._attempt(method, path, body, content_type, params, limit)
-            except _Again as error:
-                pause = max(error.after, random.uniform(0.0, longest))
-                if time.monotonic() + pause > begun + limit:
-                    raise Retryable(f"{method} {path} did not succeed within {limit:g} s: {error}") from error
-            await asyncio.sleep(pause)
-            longest = min(2 * longest, _LONGEST_OWN_PAUSE)
+        limit = deadline or self._deadline
+        again = tenacity.AsyncRetrying(**_policy(limit))
+        try:
+            return await again(self._attempt, method, path, body, content_type, params, limit)
+        except _Again as error:
+            raise Retryable(f"{method} {path} did not succeed within {limit:g} s: {error}") from error
 
     async def _attempt(
         self, method: str, path: str, body: Any, content_type: str, params: dict[str, Any], limit: float
@@ -178,3 +172,19 @@ def _status(body: bytes) -> tuple[str, str]:
 def _pause(response: aiohttp.ClientResponse) -> float:
     asked = response.headers.get("Retry-After", "")
     return min(float(asked), _LONGEST_PAUSE) if asked.isdigit() else 0.0
+
+
+def _policy(limit: float) -> dict[str, Any]:
+    jitter = tenacity.wait_random_exponential(multiplier=0.2, max=2.0)
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        return max(jitter(state), error.after if isinstance(error, _Again) else 0.0)
+
+    return {
+        "retry": tenacity.retry_if_exception_type(_Again),
+        "stop": tenacity.stop_before_delay(limit),
+        "wait": wait,
+        "sleep": asyncio.sleep,
+        "reraise": True,
+    }

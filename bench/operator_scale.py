@@ -53,7 +53,7 @@ async def measure(plan: Plan, shape: Shape) -> list[Figures]:
             system.prepare()
         pods = [pod for n in range(shape.jobs) for pod in pods_of(f"j{n}", shape.trainers, "any")]
         for n in range(plan.rounds):
-            found.append({"bare": await cases.bare(plane, pods)})
+            found.append({"bare": await cases.bare(plane, pods, shape.jobs == 1)})
             for system in systems if n < plan.peer_rounds else systems[:1]:
                 found[-1][system.name] = await cases.creation(plane, system, shape)
             _tell(shape, found[-1])

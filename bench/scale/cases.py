@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Set
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -60,20 +60,35 @@ class System(Protocol):
         ...
 
 
-async def bare(plane: Plane, pods: list[Manifest]) -> Figures:
-    """The limit: the same pods by a loop that does nothing else."""
+async def bare(plane: Plane, pods: list[Manifest], restart: bool) -> Figures:
+    """The limit: the same pods by a loop that does nothing else; then, if so asked, others in their place."""
     async with scene(plane) as at, Pods(at.http, at.namespace) as seen:
-        bodies = [msgspec.json.encode({**p, "metadata": {**p["metadata"], "namespace": at.namespace}}) for p in pods]
-        config = str(plane.control.kubeconfig_of("loop"))
-        command = [sys.executable, "-m", "bench.scale.loop", config, at.namespace, str(IN_FLIGHT)]
-        loop = await asyncio.create_subprocess_exec(*command, stdin=_PIPE, stdout=_PIPE)
-        assert loop.stdin is not None and loop.stdout is not None
-        loop.stdin.write(b"\n".join(bodies))
-        loop.stdin.write_eof()
-        meter, begin = Meter((), plane.cpu), float(await loop.stdout.readline())
-        figures = {**await _all_running(seen, len(pods), begin), **meter.read()}
-        await loop.wait()
+        figures = await _sent(plane, at, seen, [_line(at, pod) for pod in pods], len(pods))
+        if restart:
+            successors = [{**p, "metadata": {**p["metadata"], "name": f"{p['metadata']['name']}-1"}} for p in pods]
+            pairs = zip(seen.alive.values(), successors, strict=True)
+            lines = [line for name, pod in pairs for line in (name.encode(), _line(at, pod))]
+            figures["restart"] = await _sent(plane, at, seen, lines, 2 * len(pods))
         await at.remove(seen)
+    return figures
+
+
+def _line(at: Scene, pod: Manifest) -> bytes:
+    return msgspec.json.encode({**pod, "metadata": {**pod["metadata"], "namespace": at.namespace}})
+
+
+async def _sent(plane: Plane, at: Scene, seen: Pods, lines: list[bytes], expected: int) -> Figures:
+    """Until so many pods have been seen, all that were POSTed now are Running, and all others are gone."""
+    config, old = str(plane.control.kubeconfig_of("loop")), set(seen.alive)
+    command = [sys.executable, "-m", "bench.scale.loop", config, at.namespace, str(IN_FLIGHT)]
+    loop = await asyncio.create_subprocess_exec(*command, stdin=_PIPE, stdout=_PIPE)
+    assert loop.stdin is not None and loop.stdout is not None
+    loop.stdin.write(b"\n".join(lines))
+    loop.stdin.write_eof()
+    meter, begin = Meter((), plane.cpu), float(await loop.stdout.readline())
+    gone = await seen.until(lambda: not old & seen.alive.keys(), LIMIT)
+    figures = {"gone": gone - begin, **await _all_running(seen, expected - len(old), begin, old), **meter.read()}
+    await loop.wait()
     return figures
 
 
@@ -91,7 +106,7 @@ async def creation(plane: Plane, system: System, shape: Shape) -> Figures:
 
 
 async def killed(plane: Plane, system: System, trainers: int) -> Figures:
-    """SIGKILL when a third of the pods exist, and a new process at once: seconds from its acting to exactly the right pods."""
+    """SIGKILL when a third of the pods exist, and a new process at once: seconds until there are exactly the right pods."""
     expected = trainers + system.others
     async with turn(plane, system) as (at, seen):
         await system.submit(at, ["j0"], trainers)
@@ -125,18 +140,16 @@ async def _restart(plane: Plane, at: Scene, system: System, seen: Pods) -> Figur
     audit, meter, begin = Audit(plane.audit_log), Meter(system.processes, plane.cpu), time.monotonic()
     await at.fail(system.failing(seen))
     gone = await seen.until(lambda: not old & seen.alive.keys(), LIMIT)
-    end = await seen.until(lambda: len(seen.running.keys() - old) >= len(old), LIMIT)
-    requests = await _requests(audit, system)
-    if len(seen.seen) != 2 * len(old):
-        raise RuntimeError(f"{len(seen.seen)} pods have been created, not {2 * len(old)}")
-    return {"gone": gone - begin, "running": end - begin, **meter.read(), "requests": requests}
+    figures = {"gone": gone - begin, **await _all_running(seen, len(old), begin, old)}
+    return {**figures, **meter.read(), "requests": await _requests(audit, system)}
 
 
-async def _all_running(seen: Pods, expected: int, begin: float) -> Figures:
-    end = await seen.until(lambda: len(seen.running) >= expected, LIMIT)
-    created = sorted(t for _, t in seen.seen.values())
-    if len(seen.seen) != expected:
-        raise RuntimeError(f"{len(seen.seen)} pods were created, not {expected}")
+async def _all_running(seen: Pods, expected: int, begin: float, old: Set[str] = frozenset()) -> Figures:
+    """Of those that are not `old`. Raises RuntimeError if there have ever been more."""
+    end = await seen.until(lambda: len(seen.running.keys() - old) >= expected, LIMIT)
+    created = sorted(t for uid, (_, t) in seen.seen.items() if uid not in old)
+    if len(created) != expected:
+        raise RuntimeError(f"{len(created)} pods were created, not {expected}")
     return {"pods": expected, "first": created[0] - begin, "created": created[-1] - begin, "running": end - begin}
 
 

@@ -92,7 +92,7 @@ class Coxswain:
         http.post("/api/v1/namespaces", json={"metadata": {"name": OPERATOR_NAMESPACE}}).raise_for_status()
 
     def start(self) -> None:
-        """Returns once it leads."""
+        """Returns once it leads, and has answered to a job where there was none."""
         self._starts += 1
         command: list[Argument] = [
             sys.executable, "-m", "coxswain_operator", "--kubeconfig", self._plane.control.kubeconfig_of(self.name),
@@ -101,6 +101,15 @@ class Coxswain:
         child = self._plane.run(f"coxswain-{self._starts}", command)
         self.processes = [child]
         child.wait_until(lambda: bool(self._holder()), 60)
+        if not self._plane.control.http.get(f"/apis/{API_VERSION}/trainingjobs").json()["items"]:
+            self._try(child)
+
+    def _try(self, child: Child) -> None:
+        """A job that lacks its mix is told so."""
+        http, path = self._plane.control.http, f"/apis/{API_VERSION}/namespaces/{OPERATOR_NAMESPACE}/trainingjobs"
+        http.post(path, json=job("trial", 1)).raise_for_status()
+        child.wait_until(lambda: "conditions" in http.get(f"{path}/trial").json().get("status", {}), 60)
+        http.delete(f"{path}/trial").raise_for_status()
 
     def kill(self) -> None:
         """SIGKILL. Its Lease goes at once, as if its 15 s were over: how long they are is the installation's choice."""

@@ -1,8 +1,8 @@
-"""The limit: one process that does nothing but POST pods, so many at a time.
+"""The limit: one process that does nothing but POST and DELETE pods, so many at a time.
 
-    python -m bench.scale.loop KUBECONFIG NAMESPACE IN_FLIGHT < manifests, one JSON object a line
+    python -m bench.scale.loop KUBECONFIG NAMESPACE IN_FLIGHT < lines
 
-Prints time.monotonic() as it sends the first.
+A line is a manifest to POST (one JSON object), or the name of a pod to DELETE. Prints time.monotonic() as it sends the first.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ def session(config: dict[str, Any], connections: int) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(base_url=cluster["server"], headers=headers, connector=connector)
 
 
-async def post_all(config: dict[str, Any], namespace: str, in_flight: int, bodies: list[bytes]) -> None:
-    waiting = iter(bodies)
+async def send_all(config: dict[str, Any], namespace: str, in_flight: int, lines: list[bytes]) -> None:
+    waiting, path = iter(lines), f"/api/v1/namespaces/{namespace}/pods"
     async with session(config, in_flight) as http:
 
-        async def post_some() -> None:
-            for body in waiting:
-                async with http.post(f"/api/v1/namespaces/{namespace}/pods", data=body) as answer:
+        async def send_some() -> None:
+            for line in waiting:
+                create = line.startswith(b"{")
+                where, body = (path, line) if create else (f"{path}/{line.decode()}", None)
+                async with http.request("POST" if create else "DELETE", where, data=body) as answer:
                     await answer.read()
                     answer.raise_for_status()
 
         print(time.monotonic(), flush=True)
-        await asyncio.gather(*(post_some() for _ in range(in_flight)))
+        await asyncio.gather(*(send_some() for _ in range(in_flight)))
 
 
 if __name__ == "__main__":
-    kubeconfig, lines = Path(sys.argv[1]), sys.stdin.buffer.read().splitlines()
-    asyncio.run(post_all(yaml.safe_load(kubeconfig.read_text()), sys.argv[2], int(sys.argv[3]), lines))
+    kubeconfig, todo = Path(sys.argv[1]), sys.stdin.buffer.read().splitlines()
+    asyncio.run(send_all(yaml.safe_load(kubeconfig.read_text()), sys.argv[2], int(sys.argv[3]), todo))

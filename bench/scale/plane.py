@@ -10,6 +10,8 @@ Every client is a user of its own, so that the audit log tells whose requests th
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import ssl
 import tempfile
 from collections.abc import Sequence
@@ -25,6 +27,7 @@ from e2e.cluster.controlplane import CONTROLLER_MANAGER, SCHEDULER, ControlPlane
 from e2e.cluster.process import Argument, Child, binary
 
 Manifest = dict[str, Any]
+PREFIX = "coxswain-scale-"  # of the folders
 QPS, BURST = "1000", "2000"
 # Connecting to a multicast address fails at once, whereas the operator would wait for an answer from kwok's usual 10.0.0.0/24.
 POD_ADDRESSES = "239.0.0.1/16"
@@ -38,7 +41,8 @@ class Plane:
     """Up within the `with` block; nothing is left behind it."""
 
     def __enter__(self) -> Plane:
-        self._folder = tempfile.TemporaryDirectory(prefix="coxswain-scale-")
+        _remove_leftovers(Path(tempfile.gettempdir()))
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
         self.root = Path(self._folder.name)
         self._children: list[Child] = []
         users = dict.fromkeys(USERS, "system:masters")  # whom the server's own fairness does not slow down
@@ -123,6 +127,14 @@ class Plane:
             "--manage-all-nodes=true", "--node-lease-duration-seconds", "0", "--cidr", POD_ADDRESSES,
             "--node-ip", self.control.address,
         ])  # fmt: skip
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Of planes whose owners were killed: their processes ended with them, their files did not."""
+    for left in folder.glob(f"{PREFIX}*-*"):
+        owner = left.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _audit_policy() -> Manifest:

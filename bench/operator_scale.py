@@ -1,6 +1,6 @@
 """The operator on a control plane with kwok nodes, in turns with its peers and a loop that only POSTs the same pods.
 
-    python -m bench.operator_scale [--trainers 1000,3000] [--many 200x16] [--rounds 3] [--peers jobset] [--write]
+    python -m bench.operator_scale [--trainers 1000,3000,5000] [--many 200x16] [--rounds 3] [--peers jobset] [--write]
 
 Prints one JSON object, then the tables; `--write` puts them into docs/design/scale.md. Run it from the repository's root.
 """
@@ -26,21 +26,28 @@ from bench.scale.storm import storm
 from bench.scale.table import Shape, into_page, lines, rows_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "design" / "scale.md"
+LARGE = 1000
 EVENTS_OF = 500  # trainers, a thousand of whose pods' changes a second the operator hears
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`rounds` of the bare loop and ours; the peers join the first `peer_rounds`, in shapes up to `peers_to` pods."""
+    """`rounds` of the bare loop and ours up to LARGE trainers, `large_rounds` beyond; the peers join the first up to LARGE."""
 
     rounds: int
+    large_rounds: int
     peers: tuple[str, ...]
-    peer_rounds: int
-    peers_to: int
     nodes: int
 
+    def rounds_of(self, shape: Shape) -> int:
+        return self.large_rounds if _large(shape) else self.rounds
+
     def rivals(self, shape: Shape) -> tuple[str, ...]:
-        return self.peers if shape.jobs * shape.trainers <= self.peers_to else ()
+        return () if _large(shape) else self.peers
+
+
+def _large(shape: Shape) -> bool:
+    return shape.jobs * shape.trainers > LARGE
 
 
 async def measure(plan: Plan, shape: Shape) -> list[Figures]:
@@ -48,19 +55,32 @@ async def measure(plan: Plan, shape: Shape) -> list[Figures]:
     found: list[Figures] = []
     with Plane() as plane:
         await plane.add_nodes(plan.nodes)
-        systems: list[System] = [Coxswain(plane), *peers(plane, plan.rivals(shape))]
-        for system in systems:
+        ours, rivals = Coxswain(plane), peers(plane, plan.rivals(shape))
+        for system in (ours, *rivals):
             system.prepare()
         pods = [pod for n in range(shape.jobs) for pod in pods_of(f"j{n}", shape.trainers, "any")]
-        for n in range(plan.rounds):
-            found.append({"bare": await cases.bare(plane, pods, shape.jobs == 1)})
-            for system in systems if n < plan.peer_rounds else systems[:1]:
-                found[-1][system.name] = await cases.creation(plane, system, shape)
+        for _ in range(plan.rounds_of(shape)):
+            found.append({"bare": await cases.bare(plane, pods, shape.restarts)})
+            found[-1][ours.name] = await cases.creation(plane, ours, shape)
             _tell(shape, found[-1])
-        for system in systems if shape.jobs == 1 else ():
-            if "killed" not in system.cannot:
-                found[0][system.name]["kill"] = await cases.killed(plane, system, shape.trainers)
+        if shape.restarts:
+            found[0][ours.name]["kill"] = await cases.killed(plane, ours, shape.trainers)
+        for rival in rivals:
+            found[0] |= await _of_rival(plane, rival, shape)
+            _tell(shape, {rival.name: found[0].get(rival.name)})
     return found
+
+
+async def _of_rival(plane: Plane, rival: System, shape: Shape) -> Figures:
+    """Its row; none if it fails, which must not cost the others theirs."""
+    try:
+        figures = await cases.creation(plane, rival, shape)
+        if shape.restarts and "killed" not in rival.cannot:
+            figures["kill"] = await cases.killed(plane, rival, shape.trainers)
+    except (RuntimeError, TimeoutError) as error:
+        print(f"{rival.name}, {shape.name}: {error}", file=sys.stderr, flush=True)
+        return {}
+    return {rival.name: figures}
 
 
 def _tell(shape: Shape, found: Figures) -> None:
@@ -79,7 +99,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the control plane goes as well
     options = _parser().parse_args()
     names = tuple(filter(None, options.peers.split(",")))
-    plan = Plan(options.rounds, names, options.peer_rounds, options.peers_to, options.nodes)
+    plan = Plan(options.rounds, options.large_rounds, names, options.nodes)
     found = [(shape, asyncio.run(measure(plan, shape))) for shape in _shapes(options.trainers, options.many)]
     rows = [row for shape, rounds in found for row in rows_of(shape, rounds)]
     heard = asyncio.run(events(plan, options.events)) if options.events else {}
@@ -97,15 +117,14 @@ def _shapes(trainers: str, many: str) -> list[Shape]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add: Callable[..., Any] = parser.add_argument
-    add("--trainers", default="1000,3000", help="sizes of the one job")
+    add("--trainers", default="1000,3000,5000", help="sizes of the one job")
     add("--many", default="200x16", help="jobs x trainers; empty: none")
     add(
         "--events", type=int, default=EVENTS_OF, help="trainers in the case of 1,000 pod events a second; 0: without it"
     )
-    add("--rounds", type=int, default=3)
-    add("--peers", default=",".join(PEERS), help="empty: none")
-    add("--peer-rounds", type=int, default=1)
-    add("--peers-to", type=int, default=1000, help="pods of the largest case that they take part in")
+    add("--rounds", type=int, default=3, help=f"up to {LARGE} trainers")
+    add("--large-rounds", type=int, default=1, help="beyond")
+    add("--peers", default=",".join(PEERS), help=f"in the first round of cases up to {LARGE} trainers; empty: none")
     add("--nodes", type=int, default=200, help="of 32 pods each")
     add("--write", action="store_true", help="the tables into docs/design/scale.md")
     return parser

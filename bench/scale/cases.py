@@ -22,7 +22,7 @@ from e2e.cluster.process import Child
 
 Figures = dict[str, Any]
 IN_FLIGHT = 64
-LIMIT = 900.0  # seconds for one case
+LIMIT = 300.0  # seconds for one case
 CONTROLLERS = "system:kube-controller-manager"
 _PIPE = asyncio.subprocess.PIPE
 
@@ -100,7 +100,7 @@ async def creation(plane: Plane, system: System, shape: Shape) -> Figures:
         await system.submit(at, names, shape.trainers)
         figures = await _all_running(seen, shape.jobs * (shape.trainers + system.others), begin)
         figures |= {**meter.read(), "requests": await _requests(audit, system)}
-        if shape.jobs == 1:
+        if shape.restarts:
             figures["restart"] = system.cannot.get("restart") or await _restart(plane, at, system, seen)
     return figures
 

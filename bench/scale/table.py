@@ -32,6 +32,11 @@ class Shape:
     trainers: int
 
     @property
+    def restarts(self) -> bool:
+        """Whether the whole job is restarted, and its operator killed: while both old and new pods fit the nodes."""
+        return self.jobs == 1 and self.trainers <= 3000
+
+    @property
     def name(self) -> str:
         return f"{self.jobs} x {self.trainers}"
 

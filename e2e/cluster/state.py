@@ -101,7 +101,8 @@ class State:
         if plan is not None:
             remove_link(plan.name)
             cgroups.remove(plan.name)
-        for entry in self.root.iterdir():
+        # Whoever says `down` meanwhile finds the reaper's id to wait for: it goes last.
+        for entry in sorted(self.root.iterdir(), key=lambda entry: entry == self.reaper_file):
             if entry != self.lock_file:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 

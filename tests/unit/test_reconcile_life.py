@@ -43,6 +43,16 @@ async def test_a_job_gets_one_pod_for_each_member_and_all_other_children() -> No
     assert {"Secret", "ConfigMap", "Service", "NetworkPolicy"} <= kinds
 
 
+@pytest.mark.parametrize("code", [0, 1, 3])
+async def test_a_coordinator_whose_container_has_ended_before_its_pod_restarts_nothing(code: int) -> None:
+    world = await running()
+    coordinator, world.report_now = world.pod("coordinator"), None
+    world.end(coordinator, code, report_text("Completed", step=100))
+    coordinator["status"]["phase"] = "Running"
+    await passes(world)
+    assert (world.state, world.condition("Degraded")["status"]) == ("Running", "False")
+
+
 async def test_a_gang_is_protected_from_drains_once_it_is_whole() -> None:
     world = World(data_source(), data_mix(), training_job())
     await passes(world)

@@ -96,11 +96,15 @@ class Situation:
         pod = self.coordinator
         if pod is not None and self.report is not None and self.report.phase in ("Indexing", "Running"):
             return self.report.phase
-        if pod is not None and pod.live and self.status.state and (self.leaving or (self.report is None and pod.ready)):
+        if pod is not None and pod.live and self.status.state and (self.leaving or self._silent(pod)):
             return self.status.state  # what its end means is judged once it has left; no answer this once is no news
         if any(p.unscheduled_reason == waiting.GATED for p in self.pods.values()):
             return "Queued"
         return "Restarting" if self.status.progress is not None else "Starting"
+
+    def _silent(self, coordinator: PodView) -> bool:
+        """Does not answer, and nothing is amiss: kubelets tell the end of a container some moments before that of its pod."""
+        return self.report is None and (coordinator.ready or coordinator.exit_code is not None)
 
     @property
     def leaving(self) -> bool:

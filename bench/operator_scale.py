@@ -77,8 +77,8 @@ async def _of_rival(plane: Plane, rival: System, shape: Shape) -> Figures:
         figures = await cases.creation(plane, rival, shape)
         if shape.restarts and "killed" not in rival.cannot:
             figures["kill"] = await cases.killed(plane, rival, shape.trainers)
-    except (RuntimeError, TimeoutError) as error:
-        print(f"{rival.name}, {shape.name}: {error}", file=sys.stderr, flush=True)
+    except Exception as error:  # whatever it is: a process of theirs, an answer, a time that ran out
+        print(f"{rival.name}, {shape.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return {}
     return {rival.name: figures}
 

@@ -83,5 +83,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("operator", "coxswain_operator_jobs", "gauge", "TrainingJobs that the queue knows."),
     Metric("operator", "coxswain_operator_queue_seconds", "gauge", "How long the most patient job waits for its pass."),
     Metric("operator", "coxswain_operator_silence_seconds", "gauge", "Since the quietest watch was heard."),
+    Metric("operator", "coxswain_operator_loop_lag_seconds", "gauge", "How late the event loop lately was at most."),
     Metric("operator", "coxswain_api_requests_total", "counter", "Answers of the API server.", ("method", "status")),
 )

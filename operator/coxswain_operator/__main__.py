@@ -24,7 +24,7 @@ from coxswain_operator.cluster import Conflict
 from coxswain_operator.controller import Controller, Rest
 from coxswain_operator.following import Following
 from coxswain_operator.glue import operate
-from coxswain_operator.health import Pulse, serve_health
+from coxswain_operator.health import Lag, Pulse, serve_health
 from coxswain_operator.jobcontrol import HttpJobControl
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
 from coxswain_operator.kubernetes.keyed import Key, KeyedQueue
@@ -110,11 +110,12 @@ async def run(options: Options) -> None:
         control = Following(HttpJobControl(cluster), lambda key: queue.ring(key))
         stack.push_async_callback(control.close)
         controller = Controller(cluster, control, settings=options.settings, poll_seconds=POLL_SECONDS)
-        queue = KeyedQueue(_turns(controller, registry))
+        queue, lag = KeyedQueue(_turns(controller, registry)), Lag()
+        stack.callback(asyncio.create_task(lag.measure(), name="loop lag").cancel)
 
         def pulse(now: float) -> Pulse:
             unrenewed = now - leader.renewed if leader.renewed else 0.0
-            return Pulse(cluster.silence(now), queue.oldest(now), unrenewed, len(queue.keys))
+            return Pulse(cluster.silence(now), queue.oldest(now), unrenewed, len(queue.keys), lag.seconds)
 
         health = await serve_health(options.host, options.port, pulse, registry)
         stack.push_async_callback(health.cleanup)

@@ -6,7 +6,11 @@ Only `on.event` handlers: kopf's others write annotations and finalizers into ob
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import kopf
@@ -16,20 +20,30 @@ from coxswain.names import GROUP, LABEL_JOB, VERSION
 from coxswain_operator.cluster import Change, Manifest
 from coxswain_operator.kubernetes import KubernetesCluster
 from coxswain_operator.kubernetes.access import Access
+from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
 from coxswain_operator.kubernetes.keyed import Key
 
+log = logging.getLogger(__name__)
+
+LONGEST_PAUSE = 15.0  # seconds between two attempts of kopf's
 Ring = Callable[[Key], None]
 
 
-async def operate(cluster: KubernetesCluster, access: Access, ring: Ring, namespaces: tuple[str, ...] = ()) -> None:
-    """Rings for jobs until SIGTERM, which kopf takes for itself. Raises RuntimeError when a watch ends otherwise."""
+async def operate(
+    cluster: KubernetesCluster,
+    access: Access,
+    ring: Ring,
+    namespaces: tuple[str, ...] = (),
+    silence: float = SILENCE_SECONDS,
+) -> None:
+    """Rings for jobs until SIGTERM, which kopf takes for itself. Raises RuntimeError when the watch of pods ends otherwise."""
     scopes = namespaces or ("",)
     await cluster.served([kind.plural for kind in KINDS])  # kopf looks for them once, as it starts
     for namespace in scopes:
         # Jobs before pods: what a job's status says of its pods must never be newer than what is known of them.
         await cluster.list("TrainingJob", namespace)
     pods = [asyncio.create_task(_ring_for_pods(cluster, namespace, ring)) for namespace in scopes]
-    ours = asyncio.create_task(_kopf(_registry(cluster, access, ring), namespaces))
+    ours = asyncio.create_task(_kopf(_registry(cluster, access, ring), namespaces, silence))
     try:
         await asyncio.wait({ours, *pods}, return_when=asyncio.FIRST_COMPLETED)
         if not ours.done():
@@ -38,12 +52,37 @@ async def operate(cluster: KubernetesCluster, access: Access, ring: Ring, namesp
     finally:
         for task in (ours, *pods):
             task.cancel()
+        await asyncio.gather(ours, *pods, return_exceptions=True)
 
 
-async def _kopf(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...]) -> None:
-    await kopf.operator(
-        registry=registry, settings=_settings(), standalone=True, clusterwide=not namespaces, namespaces=namespaces
+async def _kopf(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], silence: float) -> None:
+    """Until SIGTERM. kopf ends at what a watch may bring: half a line, an ERROR other than 410, a 410 instead of a stream."""
+    failures = 0
+    while True:
+        began = time.monotonic()
+        try:
+            return await _kopf_once(registry, namespaces, _settings(silence))
+        except Exception as error:
+            failures = 0 if time.monotonic() - began > LONGEST_PAUSE else failures + 1
+            log.warning("kopf: %s: %s; beginning anew", type(error).__name__, error)
+            await asyncio.sleep(random.uniform(0.1, min(LONGEST_PAUSE, 0.5 * 2.0**failures)))
+
+
+async def _kopf_once(
+    registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], settings: kopf.OperatorSettings
+) -> None:
+    """Not by `kopf.operator`: at its end it cancels every task of the process that is younger than itself."""
+    tasks = await kopf.spawn_tasks(
+        registry=registry, settings=settings, standalone=True, clusterwide=not namespaces, namespaces=namespaces
     )
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 async def _ring_for_pods(cluster: KubernetesCluster, namespace: str, ring: Ring) -> None:
@@ -85,8 +124,17 @@ def _plain(body: Any) -> Manifest:
     return {**body, "metadata": {**body["metadata"]}}
 
 
-def _settings() -> kopf.OperatorSettings:
+class _Backoffs:
+    """Between kopf's attempts of a request: for ever. After the last one of a finite list it would end."""
+
+    def __iter__(self) -> Iterator[float]:
+        return chain((0.5, 1, 2, 4, 8), repeat(LONGEST_PAUSE))
+
+
+def _settings(silence: float) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
+    settings.networking.error_backoffs = _Backoffs()
+    settings.watching.inactivity_timeout = silence
     settings.posting.enabled = False  # events are ours: stable reasons, after the status write
     settings.peering.standalone = True  # a Lease decides who acts, not kopf's peering
     settings.scanning.disabled = True  # no rights on namespaces and CRDs; new CRDs need a restart

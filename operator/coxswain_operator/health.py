@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,17 +13,19 @@ from coxswain_link.metrics import Registry
 
 LONGEST_SILENCE = 180.0  # seconds: streams are reopened after 70
 LONGEST_WAIT = 300.0  # seconds for a turn: one may take long, all of them may not
+LAG_NAP = 1.0  # seconds between two measurements of the loop
 LONGEST_UNRENEWED = 60.0  # seconds: a leader that cannot renew its Lease should have ended long before
 
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What is measured, in seconds. A loop that lags shows by not answering at all."""
+    """What is measured, in seconds. A loop that is stuck shows by not answering at all."""
 
     silence: float = 0.0  # since the quietest stream was heard
     waiting: float = 0.0  # of the most patient job
     unrenewed: float = 0.0  # since a leader's Lease was last renewed; 0 for a standby
     jobs: int = 0
+    lag: float = 0.0  # of the loop, lately
 
     @property
     def ailment(self) -> str:
@@ -39,8 +42,23 @@ class Pulse:
     def words(self) -> str:
         """All of it, for people."""
         lease = f"the Lease was renewed {self.unrenewed:.1f} s ago" if self.unrenewed else "another may lead"
+        lag = f"the loop was lately up to {self.lag:.2f} s late"
         heard = f"every watch was heard within {self.silence:.1f} s"
-        return f"{self.ailment or 'ok'}\n{heard}\nno job has waited longer than {self.waiting:.1f} s\n{lease}\n"
+        return f"{self.ailment or 'ok'}\n{heard}\nno job has waited longer than {self.waiting:.1f} s\n{lease}\n{lag}\n"
+
+
+class Lag:
+    """How late the event loop is: by how much a nap lasted longer than it should. Use `measure` as a task."""
+
+    def __init__(self, nap: float = LAG_NAP) -> None:
+        self.seconds, self._nap = 0.0, nap  # the longest lately: an old one fades by a tenth with every nap
+
+    async def measure(self) -> None:
+        """For ever."""
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(self._nap)
+            self.seconds = max(time.monotonic() - began - self._nap, 0.9 * self.seconds)
 
 
 async def serve_health(host: str, port: int, pulse: Callable[[float], Pulse], metrics: Registry) -> web.AppRunner:
@@ -59,6 +77,7 @@ async def serve_health(host: str, port: int, pulse: Callable[[float], Pulse], me
         metrics["coxswain_operator_jobs"].set(now.jobs)
         metrics["coxswain_operator_queue_seconds"].set(now.waiting)
         metrics["coxswain_operator_silence_seconds"].set(now.silence)
+        metrics["coxswain_operator_loop_lag_seconds"].set(now.lag)
         return web.Response(body=metrics.exposition(), content_type="text/plain", charset="utf-8")
 
     app = web.Application()

@@ -82,6 +82,8 @@ class Informer:
 
     async def ready(self, deadline: float | None = 10.0) -> None:
         """Once the cache is complete; raises Retryable with what stands in the way if that takes longer (None: for ever)."""
+        if self._synced.is_set():  # without giving way: a turn's cost is its own then, not that of all others
+            return
         try:
             await asyncio.wait_for(self._synced.wait(), deadline)
         except TimeoutError as error:

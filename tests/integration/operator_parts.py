@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from coxswain.names import LABEL_JOB_UID
+from coxswain_operator.cluster import JobControl
+from coxswain_operator.controller import WATCHED, Controller, Rest
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
+from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
+from coxswain_operator.kubernetes.keyed import Key, KeyedQueue
 from coxswain_operator.reconcile.times import stamp
 from tests.integration.apiserver import ApiServer
 from tests.unit.reconcile_world import data_mix, data_source, training_job
@@ -31,6 +37,32 @@ async def connected(api: ApiServer, **options: Any) -> AsyncIterator[KubernetesC
     async with Connection(find_access(api.kubeconfig)) as connection:
         async with KubernetesCluster(connection, **options) as cluster:
             yield cluster
+
+
+@asynccontextmanager
+async def operating(
+    kubeconfig: Path, namespace: str, control: JobControl, silence: float = SILENCE_SECONDS
+) -> AsyncIterator[KubernetesCluster]:
+    """An operator of the job `demo` in this process: informers, queue and reconcile, without kopf and the Lease."""
+    async with Connection(find_access(kubeconfig)) as connection:
+        async with KubernetesCluster(connection, True, silence) as cluster:
+            controller = Controller(cluster, control, poll_seconds=0.5)
+
+            async def turn(key: Key) -> Rest | None:
+                return await controller.turn(*key)
+
+            async def listen(kind: str) -> None:
+                async for _ in cluster.watch(kind, namespace):
+                    queue.ring((namespace, "demo"))
+
+            async with KeyedQueue(turn) as queue:
+                listening = [asyncio.create_task(listen(kind)) for kind in WATCHED]
+                try:
+                    yield cluster
+                finally:
+                    for task in listening:
+                        task.cancel()
+                    await asyncio.gather(*listening, return_exceptions=True)
 
 
 def within(namespace: str, manifest: Manifest) -> Manifest:

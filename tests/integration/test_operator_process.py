@@ -15,7 +15,7 @@ from tests.children import Child
 from tests.integration.apiserver import ApiServer
 from tests.integration.operator_parts import MERGE, Kubelet, apply_all, new_namespace
 
-FAST = ("--lease-seconds", "2", "--renew-seconds", "1.5", "--retry-seconds", "0.2")
+FAST = ("--lease-seconds", "4", "--renew-seconds", "3", "--retry-seconds", "0.2")
 Start = Callable[[str], Child]
 
 

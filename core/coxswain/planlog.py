@@ -28,6 +28,7 @@ class Generation(msgspec.Struct, frozen=True):
     trainers: tuple[str, ...]  # pod name of each trainer index
     loaders: tuple[LoaderShare, ...]
     checkpoint: str = ""  # key of the manifest from which workers load; empty: initialise from the seed
+    job: str = ""  # digest of the job's configuration: with another one the world does not go on
 
 
 class MembershipSegment(msgspec.Struct, frozen=True):
@@ -50,6 +51,11 @@ class PlacementSegment(msgspec.Struct, frozen=True):
 
 def generation_key(generation: int) -> str:
     return f"log/generations/{generation:08d}.json.zst"
+
+
+def takeover_key(generation: int, number: int) -> str:
+    """Claimed by the `number`-th coordinator that takes up a generation which lives on."""
+    return f"log/takeovers/{generation:08d}/{number:04d}.json.zst"
 
 
 def membership_key(segment: int) -> str:

@@ -46,6 +46,7 @@ class Register(msgspec.Struct, frozen=True):
     host: str  # where others reach it
     port: int  # Flight port of a loader; 0 where nobody calls
     devices: int = 0  # an agent's
+    generation: int = 0  # an agent's: the world of which all its workers live; 0: there is none
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -54,8 +55,25 @@ class Registered(msgspec.Struct, frozen=True):
     generation: int  # current, 0 = none yet
 
 
+class Received(msgspec.Struct, frozen=True):
+    """Reply to whatever a world's members report: who has it now, and what is history (`coxswain_link.outbox`)."""
+
+    coordinator: str  # another one has not what was sent before
+    saved: int  # steps below are in a checkpoint
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """POST /v1/beats by workers and constructors that have nothing else to say: a sign of life."""
+
+    generation: int
+    rank: int = -1  # a worker's
+
+
 class World(msgspec.Struct, frozen=True):
-    """GET /v1/world?after=G&wait=SECONDS: the first world newer than G, by long poll (204 when the wait ends first)."""
+    """GET /v1/world?after=G&wait=SECONDS: the first world newer than G, by long poll (204 when the wait ends first).
+
+    With `instance`, the wait ends at once for a service that has to register (again).
+    """
 
     generation: int
     first_step: int

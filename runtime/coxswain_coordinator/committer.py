@@ -106,9 +106,9 @@ class Committer:
         placements = tuple(self.place([s.tokens for s in m.sequences]) for m in memberships)
         record = PlacementSegment(self.generation.generation, segment, memberships[0].step, placements)
         committed = self.log.claim_placement(record)
-        return tuple(
-            step_plan(self.generation.generation, m, p) for m, p in zip(memberships, committed.placements, strict=True)
-        )
+        # A coordinator before this one may have begun earlier in the segment.
+        by_step = dict(enumerate(committed.placements, committed.first_step))
+        return tuple(step_plan(self.generation.generation, m, by_step[m.step]) for m in memberships)
 
 
 def _end(memberships: list[Membership]) -> int | None:

@@ -17,7 +17,8 @@ from coxswain.layout import Layout
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.membership.values import Cursor
 from coxswain.plan.values import Placement
-from coxswain.wire import Fault, Finished, Manifest
+from coxswain.planlog import Generation
+from coxswain.wire import Fault, Finished, Manifest, Register
 from coxswain_coordinator import ending
 from coxswain_coordinator.checkpoint_store import CheckpointStore
 from coxswain_coordinator.checkpoints import MANIFEST_VERSION, check_batch, check_index, job_of, stream_hash
@@ -27,12 +28,14 @@ from coxswain_coordinator.indexing import merge, source_reports
 from coxswain_coordinator.plan_log import PlanLog
 from coxswain_coordinator.run import Run
 from coxswain_coordinator.session import Session
-from coxswain_coordinator.world import capacity_fault, layout_of, replace_world, vocabulary_of, world_of
+from coxswain_coordinator.stalls import Watch
+from coxswain_coordinator.world import capacity_fault, layout_of, replace_world, stands, vocabulary_of, world_of
 from coxswain_link.store import Store
 
 Planner = Callable[[list[int], Layout, JobConfig], Placement]
 """(sequence lengths, layout, job) -> placement of one step. The job's model has its vocabulary filled in."""
 
+_LOOK = 1.0  # seconds between two looks whether the world stands still
 _LEAVE_SECONDS = 30.0  # for workers to leave after the end
 _FAREWELL_SECONDS = 5.0  # for services to hear that the job has ended
 
@@ -46,6 +49,7 @@ class Driver:
         self._checkpoints = CheckpointStore(run.job, store)
         self._stream: Stream | None = None
         self._committer: Committer | None = None
+        self._watch = Watch()
         self._goodbyes = 0  # services that have been told of the end
 
     async def drive(self) -> Finished:
@@ -56,7 +60,7 @@ class Driver:
             while run.finished is None:
                 seen = run.bell.count
                 if not await self._advance():
-                    await run.bell.after(seen)
+                    await run.bell.until(lambda: run.bell.count > seen, _LOOK)  # noqa: B023  at once
         except Refused as error:
             run.fail(Fault(error.reason, error.message))
         return run.finished or run.finish(ending.failed(run.fault or Fault("Unknown", "")))
@@ -84,6 +88,9 @@ class Driver:
             return await self._merge_index() if run.shares and not run.missing_shares else False
         if session is None or session.lost:
             return await self._form_world()
+        if standstill := self._watch.judge(session, [line.seconds for line in run.recent], time.monotonic()):
+            run.lose(standstill)
+            return True
         if run.close_step(session):
             return True
         if (step := self._complete_checkpoint(session)) is not None:
@@ -124,6 +131,9 @@ class Driver:
             run.wait_for(short)
             return False
         number = await self._durably(self._log.last_generation) + 1
+        claimed = run.session is None and any(a.generation == number - 1 > 0 for a in agents)
+        if claimed and (lives := await self._standing(number - 1, agents)) is not None:
+            return await self._take_up(lives, agents)
         record = replace_world(job, number, self._author, agents, run.shares, run.manifest)
         if not await self._durably(self._log.create_generation, record):
             return True  # another coordinator was faster; look again
@@ -131,13 +141,27 @@ class Driver:
             return True  # a trainer went or was replaced meanwhile; the record stands unused
         if run.session is None:
             await self._durably(self._checkpoints.collect_orphans)
-        assert run.index is not None
-        world = world_of(record, agents, vocabulary_of(job, run.index.vocabulary))
-        self._enter(Session(job, record, world, *self._beginning()))
+        self._enter(record, agents)
         return True
 
-    def _enter(self, session: Session) -> None:
-        run, record = self._run, session.record
+    async def _standing(self, number: int, agents: list[Register]) -> Generation | None:
+        """The newest generation, if its world lives on without the coordinator that made it."""
+        record = await self._durably(self._log.generation, number)
+        return record if stands(record, self._run.job, agents, self._run.shares) else None
+
+    async def _take_up(self, record: Generation, agents: list[Register]) -> bool:
+        """Its members tell again what no checkpoint holds; until then they go on with the plans that they have."""
+        run = self._run
+        taken, count = await self._durably(self._log.take_over, record.generation, self._author), run.job.trainers
+        if taken and not run.registry.missing("trainer", count) and agents == run.registry.of("trainer", count):
+            self._enter(record, agents, lives=True)
+        return True
+
+    def _enter(self, record: Generation, agents: list[Register], lives: bool = False) -> None:
+        run = self._run
+        assert run.index is not None
+        world = world_of(record, agents, vocabulary_of(run.job, run.index.vocabulary))
+        session = Session(run.job, record, world, *self._beginning())
         job = replace(run.job, model=replace(run.job.model, vocabulary=session.world.vocabulary))
 
         def place(lengths: list[int]) -> Placement:
@@ -146,7 +170,7 @@ class Driver:
 
         assert self._stream is not None
         self._committer = Committer(run.job, self._log, self._stream, record, place)
-        run.enter(session)
+        run.enter(session, lives)
 
     def _beginning(self) -> tuple[Cursor, str]:
         """Cursor and stream digest from which the next world starts."""

@@ -15,6 +15,7 @@ from coxswain.planlog import (
     generation_key,
     membership_key,
     placement_key,
+    takeover_key,
 )
 from coxswain_link.store import NotFound, Store
 
@@ -26,6 +27,7 @@ class PlanLog:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._takeovers = 0  # of the current generation; the last of them is ours
 
     def last_generation(self) -> int:
         """Number of the newest generation; 0: none yet."""
@@ -37,12 +39,20 @@ class PlanLog:
 
     def create_generation(self, record: Generation) -> bool:
         """False when another coordinator took this number."""
+        self._takeovers = 0
         return self._store.create(generation_key(record.generation), _pack(record))
 
+    def take_over(self, generation: int, author: str) -> bool:
+        """Claims a generation of the coordinator before, which thereby is fenced. False when another one was faster."""
+        self._takeovers = len(self._store.list(f"log/takeovers/{generation:08d}/")) + 1
+        return self._store.create(takeover_key(generation, self._takeovers), _pack(author))
+
     def check_current(self, generation: int) -> None:
-        """The fence: raises Stale when another coordinator has created a newer generation."""
+        """The fence: raises Stale when another coordinator has created a newer generation, or has taken this one over."""
         if self._store.exists(generation_key(generation + 1)):
             raise Stale(f"another coordinator has created generation {generation + 1}")
+        if self._store.exists(takeover_key(generation, self._takeovers + 1)):
+            raise Stale(f"another coordinator has taken over generation {generation}")
 
     def membership(self, segment: int) -> MembershipSegment | None:
         return self._read(membership_key(segment), MembershipSegment)

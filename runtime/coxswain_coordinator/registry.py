@@ -28,6 +28,10 @@ class Registry:
             return "new"
         return "same" if before.instance == member.instance else "replaced"
 
+    def knows(self, instance: str) -> bool:
+        """Whether this process has registered since its role was last expected to."""
+        return any(m.instance == instance for key, m in self._members.items() if key not in self._awaited)
+
     def expect_again(self, role: Role) -> None:
         """From now on members of this role are missing until they register again."""
         self._awaited |= {key for key in self._members if key[0] == role}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from coxswain.wire import (
     Finished,
     Indexed,
     Manifest,
+    Received,
     Register,
     Registered,
     Saved,
@@ -55,6 +58,7 @@ class Run:
 
     def __init__(self, job: JobConfig, metrics: Metrics, run_dir: Path | None, clock: Callable[[], float]) -> None:
         self.job, self.metrics, self.clock = job, metrics, clock
+        self.instance = secrets.token_hex(8)  # senders repeat to another one what they told this one's predecessor
         self.bell, self.registry, self.durably = Bell(), Registry(), Durable()
         self.events = EventBook(clock)
         self.steps, self.timings = Journal(run_dir, "steps.jsonl"), Journal(run_dir, "timings.jsonl")
@@ -122,8 +126,19 @@ class Run:
             raise Stale(f"generation {generation} is not the current one ({self.generation})")
         return self.session
 
+    def received(self) -> Received:
+        return Received(self.instance, self.manifest.step if self.manifest else 0)
+
+    def hear(self, generation: int, rank: int) -> None:
+        """A sign of life of a rank, or of a constructor (below 0)."""
+        session = self.live(generation)
+        if rank >= 0:
+            session.heard[rank] = time.monotonic()
+
     def add_report(self, report: StepReport) -> None:
         session = self.live(report.generation)
+        session.begun = max(session.begun, report.step)  # with a plan at hand, workers need no ticket
+        self.hear(report.generation, report.rank)
         if report.loss_sum is None or report.gradient_norm is None:
             self.fail(diverged(report, self.manifest))
         session.book.report(report)
@@ -138,6 +153,7 @@ class Run:
 
     def add_saved(self, saved: Saved) -> None:
         session = self.live(saved.generation)
+        self.hear(saved.generation, saved.rank)
         if self.manifest is None or saved.step > self.manifest.step:
             session.saves.saved(saved)
         self.bell.ring()
@@ -195,8 +211,8 @@ class Run:
 
     # --- worlds -------------------------------------------------------------------------------------------------------
 
-    def enter(self, session: Session) -> None:
-        """A new world begins; a stop that was asked for stays asked for."""
+    def enter(self, session: Session, lives: bool = False) -> None:
+        """A new world begins, or one that `lives` is taken up; a stop that was asked for stays asked for."""
         before, record = self.session, session.record
         if self.stop is not None:
             session.request_stop(before.stop_at if before and before.stop_at is not None else self.stop.at_step)
@@ -204,6 +220,8 @@ class Run:
         gang = f"{where}: {len(session.world.seats)} ranks, {record.layout.summary()}"
         if before is not None:
             self.note("WorkerRestarted", f"{before.lost}; {gang}", warning=True)
+        elif lives:
+            self.note("Resumed", f"{where} goes on: its workers did without a coordinator until this one came")
         else:
             self.note("Resumed" if self.manifest else "GangStarted", gang)
         self.session, self.short = session, ""
@@ -216,6 +234,8 @@ class Run:
         """A worker has ended: as told, by the user's fault (of whatever generation), or else its world is lost."""
         self.metrics["coxswain_worker_exits_total"].labels(exit_.trainer, exit_.exit_code).inc()
         session = self.session
+        if session is None:  # the world that its agent told of does not live on
+            self.registry.expect_again("trainer")
         if exit_.exit_code == Exit.USER_FAULT:
             self.fail(exit_.fault or Fault("WorkerFailed", f"rank {exit_.rank} on {exit_.trainer} left with code 2"))
         elif session is not None and exit_.generation == self.generation:

@@ -12,9 +12,11 @@ from aiohttp import web
 from coxswain.errors import Stale
 from coxswain.wire import (
     GENERATION_HEADER,
+    Beat,
     Indexed,
     JobReport,
     LoaderAddresses,
+    Received,
     Register,
     Registered,
     Rendezvous,
@@ -55,6 +57,7 @@ class Calls:
         get, post = "GET", "POST"
         service.route(post, "/v1/register", self.register, Register)
         service.route(get, "/v1/world", self.world)
+        service.route(post, "/v1/beats", self.beat, Beat)
         service.route(post, "/v1/rendezvous", self.meet, Rendezvous)
         service.route(get, "/v1/rendezvous", self.rendezvous)
         service.route(get, "/v1/loaders", self.loaders)
@@ -79,20 +82,28 @@ class Calls:
 
     async def world(self, request: web.Request, _: None) -> World | None:
         after = int(request.query.get("after", "0"))
-        losses = self._run.losses
+        losses, instance = self._run.losses, request.query.get("instance")
 
         def news() -> World | Literal[True] | None:
             session = self._run.session
             if session and session.record.generation > after:
                 return session.world
-            return True if self._run.losses != losses else None  # cut short: the agent is to register again
+            unknown = instance is not None and not self._run.registry.knows(instance)
+            return (
+                True if unknown or self._run.losses != losses else None
+            )  # cut short: the caller is to register (again)
 
         found = await self._wait(request, news)
         return found if isinstance(found, World) else None
 
-    async def meet(self, _: web.Request, body: Rendezvous) -> None:
+    async def beat(self, _: web.Request, body: Beat) -> Received:
+        self._run.hear(body.generation, body.rank)
+        return self._run.received()
+
+    async def meet(self, _: web.Request, body: Rendezvous) -> Received:
         self._run.live(body.generation).rendezvous = body
         self._run.bell.ring()
+        return self._run.received()
 
     async def rendezvous(self, request: web.Request, _: None) -> Rendezvous | None:
         generation = int(request.query["generation"])
@@ -140,14 +151,17 @@ class Calls:
         self._run.bell.ring()
         return found
 
-    async def served(self, _: web.Request, body: Served) -> None:
+    async def served(self, _: web.Request, body: Served) -> Received:
         self._run.add_served(body)
+        return self._run.received()
 
-    async def report(self, _: web.Request, body: StepReport) -> None:
+    async def report(self, _: web.Request, body: StepReport) -> Received:
         self._run.add_report(body)
+        return self._run.received()
 
-    async def saved(self, _: web.Request, body: Saved) -> None:
+    async def saved(self, _: web.Request, body: Saved) -> Received:
         self._run.add_saved(body)
+        return self._run.received()
 
     async def exit(self, _: web.Request, body: WorkerExit) -> None:
         self._run.add_exit(body)

@@ -16,21 +16,27 @@ _PLANS_A_REPLY = 8
 
 
 class Session:
-    """What the coordinator knows of the current generation. Another generation gets another session."""
+    """What the coordinator knows of the current generation. Another generation gets another session.
+
+    It begins at the cursor's step: that is the generation's first one, or a later checkpoint's if another coordinator led it
+    before.
+    """
 
     def __init__(self, job: JobConfig, record: Generation, world: World, cursor: Cursor, stream_digest: str) -> None:
+        first = cursor.step
         self.record, self.world = record, world
-        self.book = StepBook(world.seats, record.first_step, stream_digest)
+        self.book = StepBook(world.seats, first, stream_digest)
         self.saves = SaveBook(record.generation)
-        self.cursors: dict[int, Cursor] = {record.first_step: cursor}
-        self.committed = record.first_step  # the first step without a committed plan
+        self.cursors: dict[int, Cursor] = {first: cursor}
+        self.committed = first  # the first step without a committed plan
         self.rendezvous: Rendezvous | None = None
         self.exited: dict[int, int] = {}  # exit code by rank
         self.lost = ""  # why this world must be replaced; empty: it stands
         self.stop_at: int | None = None  # suspend before this step
         self.ending: Ticket | None = None
-        self.saved = record.first_step  # up to here everything is in a checkpoint (or is the beginning)
-        self.begun = record.first_step - 1  # the last step whose ticket has been handed out
+        self.saved = first  # up to here everything is in a checkpoint (or is the beginning)
+        self.begun = first - 1  # the last step whose ticket has been handed out, or which is reported all the same
+        self.heard: dict[int, float] = {}  # when a rank last gave a sign of life, by time.monotonic
         self._every, self._steps = job.checkpoint.every_steps, job.total_steps
         self._data_end: int | None = None
         self._plans: dict[int, StepPlan] = {}
@@ -108,8 +114,13 @@ class Session:
             del self._plans[old]
             self._tickets.pop(old, None)
         for book in (self.cursors, self.book.stream_digests):
-            for old in [s for s in book if s < step and s not in self._saving]:
+            for old in [s for s in book if s < step and not self._may_be_saved(s)]:
                 del book[old]
+
+    def _may_be_saved(self, step: int) -> bool:
+        """Whether a manifest of this step may come. Workers without a coordinator save when it is due, without a ticket."""
+        due = self._every > 0 and step % self._every == 0 and step > self.saved
+        return due or step in self._saving
 
     def mark_saved(self, step: int) -> None:
         """The manifest of this step is made."""

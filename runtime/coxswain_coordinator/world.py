@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+
+import msgspec
 
 from coxswain.config import JobConfig
 from coxswain.errors import Refused
@@ -51,6 +54,24 @@ def replace_world(
         trainers=tuple(a.pod for a in agents),
         loaders=loaders,
         checkpoint=manifest_key_of(manifest) if manifest else "",
+        job=digest_of(job),
+    )
+
+
+def digest_of(job: JobConfig) -> str:
+    return hashlib.sha256(msgspec.json.encode(job)).hexdigest()
+
+
+def stands(
+    record: Generation | None, job: JobConfig, agents: Sequence[Register], loaders: tuple[LoaderShare, ...]
+) -> bool:
+    """Whether a world lives on without the coordinator that made it: all its trainers say that all their workers live."""
+    return (
+        record is not None
+        and record.job == digest_of(job)
+        and record.loaders == loaders
+        and record.trainers == tuple(a.pod for a in agents)
+        and all(a.generation == record.generation for a in agents)
     )
 
 

@@ -6,16 +6,19 @@ import logging
 from collections.abc import Sequence
 
 from coxswain.errors import CoxswainError, Retryable, Stale
-from coxswain.wire import Served, StepPlan, StepPlans, World
+from coxswain.wire import Beat, Served, StepPlan, World
 from coxswain_data.assembly import Need, arrays, needs
 from coxswain_data.fetching import Fetcher, Tokens
 from coxswain_data.shelf import Shelf
 from coxswain_link.handover import Buffer, pack
 from coxswain_link.http import Client, Ended
 from coxswain_link.metrics import Registry
+from coxswain_link.outbox import Outbox
+from coxswain_link.plans import PlanFeed
 
 log = logging.getLogger(__name__)
 
+_BEHIND = 8  # steps by which a rank may lag behind the step that was built last
 _POLL = 2.0  # seconds of one long poll: bounds how late a step is built that a worker asks for out of turn
 
 
@@ -25,11 +28,12 @@ class Builder:
     def __init__(
         self, world: World, trainer: str, coordinator: Client, fetcher: Fetcher, shelf: Shelf, metrics: Registry
     ) -> None:
-        self._coordinator, self._fetcher, self._shelf = coordinator, fetcher, shelf
+        self._fetcher, self._shelf = fetcher, shelf
         self._metrics, self._generation = metrics, world.generation
         self._ranks = {s.rank: s.replica for s in world.seats if world.trainers[s.device.trainer] == trainer}
         self._replicas = sorted(set(self._ranks.values()))
-        self._plans: dict[int, StepPlan] = {}
+        self._feed = PlanFeed(coordinator, world.generation, world.first_step)
+        self._outbox = Outbox(coordinator, Beat(world.generation))
         shelf.open(world.generation, world.first_step, self._ranks)
 
     def run(self) -> None:
@@ -49,17 +53,18 @@ class Builder:
             self._shelf.fail(self._generation, Retryable(f"the constructor failed: {type(error).__name__}: {error}"))
         finally:
             self._fetcher.close()
+            self._feed.close()
+            self._outbox.close()
 
     def _plan(self, step: int) -> StepPlan | None:
         """The committed plan of a step; None when it is not there yet."""
-        if step not in self._plans:
-            query = {"from": step, "wait": _POLL}
-            found = self._coordinator.get("/v1/plans", StepPlans, generation=self._generation, **query)
-            plans = found.plans if found else ()
-            self._plans = {p.step: p for p in plans if p.generation == self._generation}
-            if plans and step not in self._plans:  # closed before this constructor was started
-                self._shelf.skip_to(self._generation, plans[0].step)
-        return self._plans.get(step)
+        self._outbox.check()
+        plan = self._feed.get(step, _POLL)
+        if plan is not None and plan.step > step:  # closed before this constructor was started
+            self._shelf.skip_to(self._generation, plan.step)
+            return None
+        self._feed.forget_before(step - _BEHIND)
+        return plan
 
     def _build(self, plan: StepPlan) -> None:
         with self._metrics["coxswain_constructor_assembly_seconds"].time():
@@ -68,7 +73,7 @@ class Builder:
             buffers = {r: self._buffer(plan, r, wanted, tokens) for r in self._replicas}
         self._shelf.put(self._generation, plan.step, buffers)
         served = tuple((wanted[place].slice.sequence, digest) for place, digest in sorted(digests.items()))
-        self._coordinator.post("/v1/served", Served(self._generation, plan.step, served), generation=self._generation)
+        self._outbox.put("/v1/served", plan.step, Served(self._generation, plan.step, served))
 
     def _buffer(self, plan: StepPlan, replica: int, wanted: Sequence[Need], tokens: Sequence[Tokens]) -> Buffer:
         mine = [(n, t) for n, t in zip(wanted, tokens, strict=True) if n.slice.replica == replica]

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _POLL = 5.0  # seconds of one long poll: bounds how late a constructor registers with a coordinator that was replaced
 _COORDINATOR_AWAY = 120.0  # seconds until a constructor gives up, to be started again
+_PARTING = 30.0  # seconds for the trainer to leave first
 _SWITCH = 0.0005  # seconds between thread switches: a hand-over must not wait for the building of later steps
 
 
@@ -41,7 +42,7 @@ class Constructor:
         me = Register("constructor", self._env.name, self._env.pod_name, uuid.uuid4().hex, self._env.pod_ip, 0)
         while True:
             self._coordinator.post("/v1/register", me, Registered)
-            world = self._coordinator.get("/v1/world", World, after=self.generation, wait=_POLL)
+            world = self._coordinator.get("/v1/world", World, after=self.generation, wait=_POLL, instance=me.instance)
             if world is not None:
                 self._enter(world)
 
@@ -54,7 +55,11 @@ class Constructor:
 
 
 def main(env: Environment) -> int:
-    """Serves until the job ends; returns the exit code that the coordinator names."""
+    """Serves until the job has ended and its trainer has left; returns the exit code that the coordinator names.
+
+    A sidecar that leaves before its pod's main container is started again, and hears no SIGTERM while it starts: the pod
+    would take all of its grace period to go.
+    """
     sys.setswitchinterval(_SWITCH)
     metrics = build("constructor")
     shelf = Shelf(env.job.prefetch_steps, metrics["coxswain_constructor_ready_steps"].set)
@@ -66,6 +71,7 @@ def main(env: Environment) -> int:
         try:
             constructor.follow()
         except Ended as end:
+            threading.Event().wait(_PARTING)  # SIGTERM ends it
             return end.finished.exit_code
         finally:
             shelf.close()

@@ -54,7 +54,7 @@ class Loader:
             registered = self._coordinator.post("/v1/register", me, Registered)
             has_world = registered is not None and registered.generation > 0
             self.ready = has_world or self._announce_shares()  # a coordinator without a world needs the index
-            world = self._coordinator.get("/v1/world", World, after=self.generation, wait=_POLL)
+            world = self._coordinator.get("/v1/world", World, after=self.generation, wait=_POLL, instance=me.instance)
             if world is not None:
                 self.generation = max(self.generation, world.generation)
 

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from coxswain import names
 from coxswain.errors import CoxswainError, Retryable
@@ -84,6 +85,7 @@ class Agent:
             host=self._env.pod_ip,
             port=0,
             devices=self._env.job.devices_per_trainer,
+            generation=self._generation if all(worker.alive for worker in self._crew) else 0,
         )
         await self._client.post("/v1/register", me, Registered, deadline=self._give_up)
         self.registered = True
@@ -91,7 +93,8 @@ class Agent:
     async def _next_world(self) -> World | None:
         """None: no newer one yet, or the poll broke."""
         try:
-            return await self._client.get("/v1/world", World, deadline=_IMPATIENCE, after=self._generation, wait=_POLL)
+            query: dict[str, Any] = {"after": self._generation, "wait": _POLL, "instance": self._instance}
+            return await self._client.get("/v1/world", World, deadline=_IMPATIENCE, **query)
         except Retryable as error:
             log.warning("lost the coordinator: %s", error)
             return None

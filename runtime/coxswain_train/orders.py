@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -49,6 +50,11 @@ class Orders:
             self._channel.send(msgspec.json.encode(self._newest))
             return self._newest
 
+    def _receive(self) -> bytes:
+        with suppress(OSError):  # the agent died with answers unread; the kernel ends this process, too
+            return self._channel.recv(_MESSAGE)
+        return b""
+
     def close(self) -> None:
         self._channel.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -59,7 +65,7 @@ class Orders:
         return self._newest is not None and self._newest.generation > self._current
 
     def _listen(self) -> None:
-        while message := self._channel.recv(_MESSAGE):
+        while message := self._receive():
             with self._change:
                 self._newest = msgspec.json.decode(message, type=Place)
                 self._change.notify_all()

@@ -21,6 +21,8 @@ from coxswain.exits import Exit
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.handover import Handover
 from coxswain_link.http import Client, Ended
+from coxswain_link.outbox import Outbox
+from coxswain_link.plans import PlanFeed
 from coxswain_link.store import Store, open_store
 from coxswain_train import batch as batches
 from coxswain_train import checkpoint
@@ -34,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _POLL = 10.0  # seconds of one long poll
 _PATIENCE = 600.0  # seconds without data, or without a peer to meet, until this worker gives up
+_IMPATIENCE = 0.25  # seconds until work goes on without the coordinator
 _MOMENT = 3.0  # seconds for the next world to be ordered after this one broke; an agent tells of a dead peer at once
 
 
@@ -48,7 +51,12 @@ def main(env: Environment) -> int:
     ):
         try:
             store = open_store(config.uri, config.endpoint, env.secrets_dir, create=True)
-            return live(orders, escape, lambda place: Worker(env, place, client, handover, store).run())
+
+            def work_at(place: Place) -> int:
+                with closing(Worker(env, place, client, handover, store)) as worker:
+                    return worker.run()
+
+            return live(orders, escape, work_at)
         except Ended as ended:
             return ended.finished.exit_code
 
@@ -92,10 +100,16 @@ class Worker:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._record = fetch_world(client, place)
         self._saver = checkpoint.Saver(store)
-        self._engine = self._build()
+        self._outbox = Outbox(client, wire.Beat(place.generation, place.rank))
+        self._feed = PlanFeed(client, place.generation, self._record.first_step)
+
+    def close(self) -> None:
+        self._outbox.close()
+        self._feed.close()
 
     def run(self) -> int:
         """Table of contents of a training run."""
+        self._engine = self._build()
         self._restore()
         step = self._record.first_step
         while True:
@@ -107,13 +121,13 @@ class Worker:
             if ticket.plan is None:
                 raise Retryable(f"the ticket of step {step} holds neither an end nor a plan")
             self._step(ticket.plan)
-            self._saver.check()
             step += 1
+            self._feed.forget_before(step)
 
     def _build(self) -> Engine:
         job, device = self._env.job, self._device
         check_layout(self._record.layout)
-        world = meet(self._client, self._place, self._record, self._env.pod_ip, device)
+        world = meet(self._client, self._outbox, self._place, self._record, self._env.pod_ip, device)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         vocabulary = self._record.vocabulary
         return Engine(job.model, vocabulary, job.optimizer, job.total_steps, world, device, dtype)
@@ -132,12 +146,29 @@ class Worker:
 
     def _ticket(self, step: int) -> wire.Ticket:
         while True:
-            ticket = self._client.get(
-                "/v1/steps", wire.Ticket, generation=self._place.generation, step=step, wait=_POLL
-            )
+            self._saver.check()
+            self._outbox.check()
+            ticket = self._ask(step) if self._outbox.reachable else self._alone(step)
             if ticket is not None:
                 return ticket
-            self._saver.check()
+
+    def _ask(self, step: int) -> wire.Ticket | None:
+        query = {"step": step, "wait": _POLL}
+        try:
+            return self._client.get(
+                "/v1/steps", wire.Ticket, generation=self._place.generation, deadline=_IMPATIENCE, **query
+            )
+        except Retryable as error:
+            log.warning("step %d without the coordinator: %s", step, error)
+            return self._alone(step)
+
+    def _alone(self, step: int) -> wire.Ticket | None:
+        """What any coordinator's ticket would say, if the step's plan is committed. An end only a coordinator can tell."""
+        plan, every = self._feed.get(step, _IMPATIENCE), self._env.job.checkpoint.every_steps
+        if plan is None or plan.step != step:
+            return None
+        due = every > 0 and step % every == 0 and step > self._record.first_step
+        return wire.Ticket(step=step, checkpoint=due, end="", plan=plan)
 
     def _step(self, plan: wire.StepPlan) -> None:
         began = time.perf_counter()
@@ -146,7 +177,7 @@ class Worker:
         result = self._engine.step(work, began)
         seconds = time.perf_counter() - began
         report = _report(plan, self._place.rank, result, delivered, seconds, waited)
-        self._client.post("/v1/reports", report, generation=self._place.generation)
+        self._outbox.put("/v1/reports", plan.step, report)
 
     def _receive(self, plan: wire.StepPlan) -> tuple[Work, int]:
         """This rank's part of the plan with its tokens, which must be those of the plan; and their digest."""
@@ -174,12 +205,13 @@ class Worker:
 
         def report(shards: tuple[wire.Shard, ...], seconds: float) -> None:
             saved = wire.Saved(place.generation, step, place.rank, len(self._record.seats), shards, seconds)
-            self._client.post("/v1/saved", saved, generation=place.generation)
+            self._outbox.put("/v1/saved", step, saved)
 
         self._saver.begin(self._engine.boxes(), report)
 
     def _leave(self, ticket: wire.Ticket) -> int:
         self._saver.wait()
+        self._outbox.flush(_PATIENCE)
         log.info("rank %d leaves before step %d: %s", self._place.rank, ticket.step, ticket.end)
         leave_world()
         return Exit.DONE if ticket.end == "Completed" else Exit.STOPPED
@@ -194,13 +226,13 @@ def fetch_world(client: Client, place: Place) -> wire.World:
     return record
 
 
-def meet(client: Client, place: Place, record: wire.World, host: str, device: torch.device) -> World:
+def meet(client: Client, outbox: Outbox, place: Place, record: wire.World, host: str, device: torch.device) -> World:
     """Rank 0 opens the store and says where; everybody joins."""
     ranks = len(record.seats)
     if place.rank == 0:
         store = listen(host, ranks)
         here = wire.Rendezvous(place.generation, host, store.port)
-        client.post("/v1/rendezvous", here, generation=place.generation)
+        outbox.put("/v1/rendezvous", record.first_step, here)
     else:
         there = _find_rendezvous(client, place)
         store = join(there.host, there.port, ranks)

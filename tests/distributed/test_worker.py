@@ -97,19 +97,33 @@ class Coordinator:
             return wire.Ticket(step=step, checkpoint=True, end=self.end, plan=None)  # type: ignore[arg-type]
         return wire.Ticket(step=step, checkpoint=False, end="", plan=plan(step))
 
-    async def report(self, _: web.Request, body: wire.StepReport) -> None:
+    async def plans(self, request: web.Request, _: None) -> wire.StepPlans | None:
+        await asyncio.sleep(0.1)  # a long poll
+        start = int(request.query["from"])
+        found = tuple(plan(step) for step in range(start, self.steps))
+        return wire.StepPlans(found) if found else None
+
+    async def report(self, _: web.Request, body: wire.StepReport) -> wire.Received:
         self.reports.append(body)
+        return wire.Received("one", 0)
 
-    async def save(self, _: web.Request, body: wire.Saved) -> None:
+    async def save(self, _: web.Request, body: wire.Saved) -> wire.Received:
         self.saved.append(body)
+        return wire.Received("one", 0)
 
-    async def meet(self, _: web.Request, body: wire.Rendezvous) -> None:
+    async def meet(self, _: web.Request, body: wire.Rendezvous) -> wire.Received:
         self.met = body
+        return wire.Received("one", 0)
+
+    async def beat(self, _: web.Request, __: wire.Beat) -> wire.Received:
+        return wire.Received("one", 0)
 
     def service(self) -> Service:
         service = Service("secret", lambda: self.generation, build("coordinator"))
         service.route("GET", "/v1/world", self.world)
         service.route("GET", "/v1/steps", self.ticket)
+        service.route("GET", "/v1/plans", self.plans)
+        service.route("POST", "/v1/beats", self.beat, wire.Beat)
         service.route("POST", "/v1/reports", self.report, wire.StepReport)
         service.route("POST", "/v1/saved", self.save, wire.Saved)
         service.route("POST", "/v1/rendezvous", self.meet, wire.Rendezvous)

@@ -29,10 +29,12 @@ from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice, Task
 from coxswain.planlog import LoaderShare
 from coxswain.wire import (
+    Beat,
     Finished,
     Indexed,
     LoaderAddress,
     LoaderAddresses,
+    Received,
     Register,
     Registered,
     Served,
@@ -202,6 +204,7 @@ class FakeCoordinator:
             ("POST", "/v1/indexed", self._post_indexed, Indexed), ("GET", "/v1/blocks", self._get_blocks, None),
             ("GET", "/v1/world", self._get_world, None), ("GET", "/v1/loaders", self._get_loaders, None),
             ("GET", "/v1/plans", self._get_plans, None), ("POST", "/v1/served", self._post_served, Served),
+            ("POST", "/v1/beats", self._post_beat, Beat),
         ):  # fmt: skip
             self._service.route(method, path, handler, body)
         return await self._service.start("127.0.0.1", 0)
@@ -275,10 +278,14 @@ class FakeCoordinator:
             return None
         return StepPlans(tuple(plan_of(self.corpus, self.generation, s, self.replicas) for s in steps))
 
-    async def _post_served(self, _: Any, body: Served) -> None:
+    async def _post_served(self, _: Any, body: Served) -> Received:
         async with self._changed:
             self.served[body.step] |= dict(body.digests)
             self._changed.notify_all()
+        return Received("one", 0)
+
+    async def _post_beat(self, _: Any, __: Beat) -> Received:
+        return Received("one", 0)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from tests.local.jobs import SERVICES, STEPS, Run, job_objects, kill_service
 pytestmark = pytest.mark.timeout(240)
 
 # Whose death needs another world; the others are replaced beside running workers.
-NEW_WORLD = {"worker", "mold", "agent", "coordinator"}
+NEW_WORLD = {"worker", "mold", "agent"}
 
 
 @pytest.fixture(scope="module")

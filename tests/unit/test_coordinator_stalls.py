@@ -1,0 +1,77 @@
+"""A world that stands still is noticed and named; a pause of the coordinator itself is not blamed on others."""
+
+from __future__ import annotations
+
+from coxswain.layout import Device, Seat
+from coxswain_coordinator.stalls import ARRIVAL, SILENCE, Watch, silent, stuck
+from tests.unit.coordinator_fakes import make_job
+from tests.unit.test_coordinator_parts import report, session
+
+SEATS = tuple(Seat(rank, Device(rank, 0), rank, 0, 0) for rank in range(2))
+
+
+def test_a_rank_without_a_sign_of_life_is_named():
+    heard = {0: 100.0, 1: 100.0 - SILENCE}
+    assert silent(SEATS, heard, 0.0, 100.0) == ""
+    assert silent(SEATS, heard, 0.0, 101.0) == "rank 1 (trainer 1, device 0) has been silent for 31 s"
+
+
+def test_a_rank_that_has_yet_to_arrive_gets_more_time():
+    assert silent(SEATS, {0: ARRIVAL}, 0.0, ARRIVAL) == ""
+    assert "rank 1" in silent(SEATS, {0: ARRIVAL}, 0.0, ARRIVAL + 1)
+
+
+def test_a_step_may_take_twenty_times_the_median_and_a_minute_in_any_case():
+    assert stuck(7, [0], [0.1, 0.2], 60.0) == ""
+    assert stuck(7, [0, 1], [0.1, 0.2], 61.0) == "step 7 has not ended for 61 s (limit 60 s); not done by rank 0, 1"
+    assert stuck(7, [0], [9.0, 10.0, 11.0], 199.0) == ""
+    assert "limit 200 s" in stuck(7, [0], [9.0, 10.0, 11.0], 201.0)
+
+
+def watched(tmp_path):
+    found = session(make_job(tmp_path))
+    found.begun = 0
+    return found, Watch()
+
+
+def test_a_stopped_worker_is_found_by_its_silence_although_all_ranks_stand_still(tmp_path):
+    world, watch = watched(tmp_path)
+    for second in range(50):
+        world.heard[0] = float(second)
+        if second < 5:
+            world.heard[1] = float(second)
+        if found := watch.judge(world, [0.1], float(second)):
+            break
+    assert (second, found) == (35, "rank 1 (trainer 1, device 0) has been silent for 31 s")
+
+
+def test_a_hang_with_signs_of_life_is_found_by_the_step(tmp_path):
+    world, watch = watched(tmp_path)
+    found = []
+    for second in range(70):
+        world.heard = dict.fromkeys(range(2), float(second))
+        found.append(watch.judge(world, [0.1], float(second)))
+    assert next(f for f in found if f) == "step 0 has not ended for 61 s (limit 60 s); not done by rank 0, 1"
+
+
+def test_a_closed_step_starts_the_clock_again(tmp_path):
+    world, watch = watched(tmp_path)
+    for second in range(100):
+        world.heard = dict.fromkeys(range(2), float(second))
+        world.book.open, world.begun = second // 50, 99
+        assert watch.judge(world, [0.1], float(second)) == ""
+
+
+def test_a_coordinator_that_stood_still_itself_blames_nobody(tmp_path):
+    world, watch = watched(tmp_path)
+    world.heard = {0: 0.0, 1: 0.0}
+    assert watch.judge(world, [0.1], 1.0) == ""
+    assert watch.judge(world, [0.1], 500.0) == ""
+    assert watch.judge(world, [0.1], 501.0) == ""
+
+
+def test_a_rank_that_has_left_may_be_silent(tmp_path):
+    world, watch = watched(tmp_path)
+    world.book.report(report(0))
+    world.heard, world.exited = {0: 0.0, 1: 0.0}, {0: 0, 1: 0}
+    assert [watch.judge(world, [0.1], float(second)) for second in range(40)] == [""] * 40

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.namespaces import run
-from e2e.cluster.node import Node
 from e2e.cluster.process import REPOSITORY, Argument, binary
 from e2e.images import Image, Images
 from e2e.images.torch import torch_folder
@@ -47,12 +46,15 @@ class Site:
     def helm(self, *arguments: Argument) -> str:
         return run([binary("helm"), "--kubeconfig", self.cluster.kubeconfig, *arguments], deadline=600)
 
+    def values(self) -> list[str]:
+        """What this site needs set: its images, by their own tags."""
+        images = {"operator": self.operator, "data": self.data, "train": self.train}
+        tags = [f"image.{name}.tag={image.tag}" for name, image in images.items()]
+        return ["image.registry=localhost", "image.train.repository=coxswain-train-slim", *tags]
+
     def install(self, *settings: str) -> None:
         """By Helm, as docs/install.md says; returns when both operators are ready."""
-        images = {"operator": self.operator, "data": self.data, "train": self.train}
-        values = ["image.registry=localhost", *(f"image.{name}.tag={image.tag}" for name, image in images.items())]
-        values += ["image.train.repository=coxswain-train-slim", *settings]
-        flags = [part for value in values for part in ("--set", value)]
+        flags = [part for value in (*self.values(), *settings) for part in ("--set", value)]
         self.helm(
             "upgrade",
             "--install",
@@ -89,12 +91,7 @@ def load(cluster: Cluster, images: Images, image: Image) -> None:
     """Into every node that has not got it."""
     for node in cluster.nodes:
         if image.reference not in node.ctr("images", "ls", "-q").split():
-            import_archive(node, images.archive(image))
-
-
-def import_archive(node: Node, archive: Path) -> None:
-    """With the patience that the 6 GB of the train image ask for."""
-    run(node.inside.command(["ctr", "--namespace", "k8s.io", "images", "import", archive]), deadline=900)
+            node.load_image(images.archive(image))
 
 
 def make_corpus() -> Path:

@@ -9,7 +9,6 @@ from typing import Any
 from e2e.furnished import SYSTEM, Site, eventually
 
 LEASE = "coxswain-operator"
-RELEASE = "app.kubernetes.io/instance=coxswain"
 _ALWAYS = {"configmap/kube-root-ca.crt", "serviceaccount/default"}  # Kubernetes' own, in every namespace
 
 
@@ -40,7 +39,7 @@ class Operators:
 
         def back() -> bool:
             (now,) = self.pod(name)["status"]["containerStatuses"]
-            return now["containerID"] != container["containerID"] and bool(now["ready"])
+            return now.get("containerID", container["containerID"]) != container["containerID"] and bool(now["ready"])
 
         eventually(back, f"{name} is back", 120)
 
@@ -54,9 +53,9 @@ class Operators:
         return self._kubectl("get", "deployment", "coxswain", "-o", path)
 
     def remains(self) -> set[str]:
-        """All that is there of an installation, as `kind/name`."""
-        labelled = self.site.kubectl("get", ",".join(kinds(self.site, False)), "-l", RELEASE, "-o", "name").split()
-        return {*labelled, *everything(self.site, SYSTEM)}
+        """All that is there of an installation, as `kind/name`: what is named after it, and what its namespace holds."""
+        everywhere = self.site.kubectl("get", ",".join(kinds(self.site, False)), "-o", "name").split()
+        return {*(name for name in everywhere if "coxswain" in name), *everything(self.site, SYSTEM)}
 
     def _kubectl(self, *arguments: str) -> str:
         return self.site.kubectl("-n", SYSTEM, *arguments)

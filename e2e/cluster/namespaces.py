@@ -83,9 +83,9 @@ class Inside:
         """A server inside; it ends with the namespace, not with us."""
         return Child(self.command(command), log, outlives=True)
 
-    def run(self, command: Sequence[Argument], stdin: str = "") -> str:
+    def run(self, command: Sequence[Argument], stdin: str = "", deadline: float = 120.0) -> str:
         """Its output; raises RuntimeError with its words when it fails."""
-        return run(self.command(command), stdin)
+        return run(self.command(command), stdin, deadline)
 
     def ip(self, lines: Sequence[str]) -> None:
         """Runs an `ip` batch on the network inside; process ids in it are ours, as for `netns`."""

@@ -92,11 +92,11 @@ class Node:
         self._cluster().ip([f"link set {self.name} up"])
 
     def load_image(self, archive: Path) -> None:
-        """A docker or OCI archive, so that pods on this node need not pull it."""
-        self.ctr("images", "import", str(archive))
+        """A docker or OCI archive, so that pods on this node need not pull it; with patience for images of many GB."""
+        self.ctr("images", "import", str(archive), deadline=900)
 
-    def ctr(self, *arguments: str) -> str:
-        return self.inside.run(["ctr", "--namespace", "k8s.io", *arguments])
+    def ctr(self, *arguments: str, deadline: float = 120) -> str:
+        return self.inside.run(["ctr", "--namespace", "k8s.io", *arguments], deadline=deadline)
 
     def _containerd_answers(self) -> bool:
         try:

@@ -1,0 +1,119 @@
+"""Operators come, are killed, change and go under a job that trains: none of its containers notices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.furnished import SYSTEM, Site, eventually
+from e2e.job import Digests, Job, completed, training
+from e2e.operators import Operators, everything
+from e2e.quoted import command, type_in
+
+pytestmark = pytest.mark.timeout(900)
+
+PAGE = "docs/install.md"
+KINDS = ("datamixes", "datasources", "parallelismpolicies", "trainingjobs")
+KEPT = {
+    "namespace/coxswain-system",
+    "apiservice.apiregistration.k8s.io/v1alpha1.coxswain.dev",
+    *(f"customresourcedefinition.apiextensions.k8s.io/{kind}.coxswain.dev" for kind in KINDS),
+}
+SLOW = {"preset": "llama-tiny"}  # the same stream, and time for operators to come and go
+
+
+@pytest.fixture
+def operators(operator: Site) -> Iterator[Operators]:
+    """As a test may leave them otherwise."""
+    yield Operators(operator)
+    operator.install()
+
+
+def containers(job: Job) -> set[tuple[str, str, str]]:
+    """(pod's uid, container's id, image): the same set means that nothing was replaced or started again."""
+    return {
+        (pod["metadata"]["uid"], container["containerID"], container["image"])
+        for pod in job.pods()
+        for container in (*pod["status"].get("initContainerStatuses", ()), *pod["status"]["containerStatuses"])
+    }
+
+
+def unnoticed(job: Job, undisturbed: Digests) -> None:
+    """It comes to its end in its first world."""
+    completed(job, undisturbed, 0, 0)
+    assert set(job.generations().values()) == {1}
+
+
+def test_helm_test_finds_a_leader_and_the_kinds_of_the_release(operators: Operators) -> None:
+    said = type_in(operators.site, command(PAGE, "helm test coxswain"))
+    assert re.findall(r"^Phase: +(\w+)$", said, re.MULTILINE) == ["Succeeded"] * 4, said  # its rights, and its pod
+    assert not {name for name in operators.remains() if name.endswith("coxswain-test")}
+
+
+def test_no_container_of_a_job_notices_that_its_operator_is_killed_or_deleted(
+    job: Job, undisturbed: Digests, operators: Operators
+) -> None:
+    training(job, model=SLOW)
+    before, leader, transitions = containers(job), operators.leader(), operators.lease()["leaseTransitions"]
+    operators.kill(leader)
+    eventually(lambda: operators.leader() == leader, f"{leader} leads again", 30)
+    assert operators.lease()["leaseTransitions"] == transitions, "another led meanwhile, or it waited for its own Lease"
+    operators.delete(leader)
+    assert operators.lease()["leaseTransitions"] == transitions + 1
+    assert (job.state(), containers(job)) == ("Running", before)
+    unnoticed(job, undisturbed)
+
+
+def test_no_container_of_a_job_notices_an_upgrade_or_a_restart_of_the_operators(
+    job: Job, undisturbed: Digests, operators: Operators
+) -> None:
+    training(job, model=SLOW)
+    before, image = containers(job), operators.image()
+    following(job.site)
+    type_in(job.site, f"{command(PAGE, 'helm upgrade')} --set image.operator.tag=next,image.data.tag=next --wait")
+    assert operators.image() == f"{job.site.operator.repository}:next"
+    assert (job.state(), containers(job)) == ("Running", before)
+    type_in(job.site, command(PAGE, "helm rollback") + " --wait")
+    assert operators.image() == image
+    type_in(job.site, f"kubectl --namespace {SYSTEM} rollout restart deployment/coxswain")
+    type_in(job.site, command(PAGE, "kubectl --namespace coxswain-system rollout status"))
+    assert (job.state(), containers(job)) == ("Running", before)
+    unnoticed(job, undisturbed)
+
+
+def following(site: Site) -> None:
+    """A release `next` of operator and data image: the same content by another name."""
+    for node in site.cluster.nodes:
+        for image in (site.operator, site.data):
+            node.ctr("images", "tag", "--force", image.reference, f"{image.repository}:next")
+
+
+def test_nothing_but_the_kinds_is_left_of_a_release_and_a_job_trains_on_without_it(
+    job: Job, undisturbed: Digests, operators: Operators
+) -> None:
+    training(job, model=SLOW)
+    before = containers(job)
+    type_in(job.site, command(PAGE, "helm uninstall coxswain"))
+    eventually(lambda: operators.remains() == KEPT, f"nothing but {sorted(KEPT)} remains of the release", 90)
+    assert containers(job) == before
+    job.wait_for_step(max(job.digests()) + 1)
+    line = command(PAGE, "helm install").replace("registry.example/team", "localhost")
+    type_in(job.site, f"{line} {' '.join(f'--set {value}' for value in job.site.values())} --wait")
+    unnoticed(job, undisturbed)
+
+
+def test_a_deleted_job_leaves_its_checkpoints_and_what_was_applied_beside_it(job: Job) -> None:
+    training(job, model=SLOW)
+    made = {"secret/s3-keys", *(f"{kind}.coxswain.dev/{name}" for kind, name in BESIDE)}
+    line = command("docs/operations.md", "kubectl delete tj").replace("NAME", job.name)
+    type_in(job.site, f"{line} --namespace {job.namespace}")
+    eventually(lambda: everything(job.site, job.namespace) == made, f"nothing but {sorted(made)} is left", 120)
+    assert [*(job.site.store / "runs" / job.place / "manifests").glob("step-*.json")]
+
+
+BESIDE = (
+    ("datasource", "stdlib-code"), ("datasource", "stdlib-docs"), ("datamix", "code-and-docs"),
+    ("parallelismpolicy", "rings-of-two"),
+)  # fmt: skip

@@ -77,7 +77,7 @@ class Child:
                 start_new_session=True, preexec_fn=None if outlives else die_with_parent,
             )  # fmt: skip
 
-    def wait_until(self, ready: Callable[[], bool], deadline: float = 30.0) -> None:
+    def wait_until(self, ready: Callable[[], bool], deadline: float = 60.0) -> None:
         """Returns when `ready()` does; raises RuntimeError with the log's tail when the process ends or time runs out."""
         end = time.monotonic() + deadline
         while not ready():

@@ -24,12 +24,9 @@ class Outcome:
     error: Exception | None = None
 
 
-def all_lived(api: ApiServer, lives: Mapping[str, Living], at_once: int) -> dict[str, Outcome]:
+async def all_lived(api: ApiServer, lives: Mapping[str, Living], at_once: int) -> dict[str, Outcome]:
     """The outcome of every life by its name. One that fails disturbs no other."""
-    return asyncio.run(_gathered(api, lives, asyncio.Semaphore(at_once)))
-
-
-async def _gathered(api: ApiServer, lives: Mapping[str, Living], places: asyncio.Semaphore) -> dict[str, Outcome]:
+    places = asyncio.Semaphore(at_once)
     outcomes = await asyncio.gather(*(_lived(api, living, places) for living in lives.values()))
     return dict(zip(lives, outcomes, strict=True))
 

@@ -121,7 +121,8 @@ def fates() -> dict[str, Fate]:
 @pytest.fixture(scope="module")
 def outcomes(api: ApiServer, fates: dict[str, Fate]) -> dict[str, Outcome]:
     """All lives, and one in which nobody dies."""
-    return all_lived(api, {name: partial(lived, fate=fate) for name, fate in fates.items()}, AT_ONCE)
+    lives = {name: partial(lived, fate=fate) for name, fate in fates.items()}
+    return asyncio.run(all_lived(api, lives, AT_ONCE))
 
 
 @pytest.mark.timeout(300)  # whoever comes first waits for all

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import threading
 from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
 from typing import Any
 
 import msgspec
@@ -17,6 +18,14 @@ from coxswain_link.http import Ended
 from coxswain_link.metrics import Registry
 
 Handler = Callable[[web.Request, Any], Awaitable[Any]]
+
+
+def addresses(host: str) -> tuple[str, ...]:
+    """Where to listen: in a pod also on the loopback address, where `kubectl port-forward` arrives."""
+    found = ip_address(host)
+    if found.is_loopback or found.is_unspecified:
+        return (host,)
+    return host, "127.0.0.1" if found.version == 4 else "::1"
 
 
 class Service:
@@ -53,11 +62,13 @@ class Service:
         self.app.router.add_get(path, handler)
 
     async def start(self, host: str, port: int) -> int:
-        """Listens; returns the port (the kernel's choice for 0)."""
+        """Listens; returns the port (the kernel's choice for 0). `host`: an address."""
         self._runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port, reuse_address=True).start()
-        return int(self._runner.addresses[0][1])
+        for address in addresses(host):
+            await web.TCPSite(self._runner, address, port, reuse_address=True).start()
+            port = port or int(self._runner.addresses[0][1])
+        return port
 
     async def stop(self) -> None:
         if self._runner is not None:

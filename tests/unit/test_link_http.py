@@ -9,7 +9,7 @@ from coxswain.errors import Refused, Retryable, Stale
 from coxswain.wire import Finished, Registered, Rendezvous
 from coxswain_link.http import AsyncClient, Ended
 from coxswain_link.metrics import build
-from coxswain_link.serve import Service
+from coxswain_link.serve import Service, addresses
 
 
 @pytest.fixture
@@ -108,6 +108,19 @@ async def test_a_malformed_body_is_refused_and_the_service_lives(service, client
     with pytest.raises(Refused, match="400"):
         await client.post("/v1/echo", Other("x"), Rendezvous)
     assert await client.get("/v1/nothing", Registered) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "listens"),
+    [
+        ("10.0.0.7", ("10.0.0.7", "127.0.0.1")),
+        ("fd00::7", ("fd00::7", "::1")),
+        ("127.64.0.3", ("127.64.0.3",)),
+        ("0.0.0.0", ("0.0.0.0",)),
+    ],
+)
+def test_a_service_in_a_pod_is_also_where_port_forwarding_arrives(host, listens):
+    assert addresses(host) == listens
 
 
 async def test_metrics_need_no_token(service):

@@ -1,0 +1,110 @@
+"""`kubectl get`, `describe`, `logs`, `port-forward` and `scale` show what the pages say that they show."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.process import REPOSITORY, Child, binary
+from e2e.job import Digests, Job, completed, training
+from e2e.quoted import command
+
+pytestmark = pytest.mark.timeout(900)
+
+PAGE = "docs/operations.md"
+CONDITIONS = (
+    "Succeeded",
+    "Validated",
+    "DataReady",
+    "PodsReady",
+    "Progressing",
+    "Degraded",
+    "Suspended",
+    "CheckpointFresh",
+)
+EVENTS = ("Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "CheckpointSaved")
+
+
+def typed(job: Job, beginning: str, *further: str) -> str:
+    """What the page's command shows of this job."""
+    words = shlex.split(command(PAGE, beginning).replace("NAME", job.name))
+    return job.kubectl(*words[1:], *further)
+
+
+def columns(kind: str, wide: bool = False) -> list[str]:
+    """As the kind's own page lists them."""
+    (line,) = re.findall(
+        r"^`kubectl get \w+` shows .*$", (REPOSITORY / f"docs/reference/{kind}.md").read_text(), re.MULTILINE
+    )
+    narrow, _, more = line.partition("with `-o wide`")
+    return ["NAME", *re.findall(r"([A-Z/]+) \(", narrow + more if wide else narrow)]
+
+
+def row(table: str) -> dict[str, str]:
+    """Of a table with one object, by column."""
+    head, values = table.splitlines()
+    starts = [match.start() for match in re.finditer(r"\S+", head)]
+    spans = list(zip(starts, [*starts[1:], None], strict=True))
+    return {head[start:end].strip(): values[start:end].strip() for start, end in spans}
+
+
+def test_kubectl_shows_of_a_job_that_trains_what_the_pages_say(job: Job, undisturbed: Digests, tmp_path: Path) -> None:
+    training(job)
+    table = typed(job, "kubectl get tj")
+    assert list(row(table)) == columns("trainingjob")
+    assert {name: row(table)[name] for name in ("STATE", "READY", "RESTARTS")} == {
+        "STATE": "Running", "READY": "2/2", "RESTARTS": "0",
+    }  # fmt: skip
+    wide = row(typed(job, "kubectl get tj", "-o", "wide"))
+    assert list(wide) == columns("trainingjob", wide=True)
+    assert (wide["MIX"], float(wide["LOSS"]) > 0, int(wide["CHECKPOINT"]) >= 4) == ("code-and-docs", True, True)
+    described(job)
+    logged(job)
+    page(job, tmp_path)
+    with pytest.raises(RuntimeError, match=r"trainers\.count may change while the job runs only if"):
+        job.kubectl(*shlex.split(command(PAGE, "kubectl scale tj").replace("NAME", job.name).replace(" N", " 99"))[1:])
+    completed(job, undisturbed, 0, 0)
+    end = row(typed(job, "kubectl get tj"))
+    assert (end["STATE"], end["STEP"], end["PROGRESS"]) == ("Completed", str(len(undisturbed)), "100.0")
+    assert "Completed" in typed(job, "kubectl describe tj NAME")
+
+
+def described(job: Job) -> None:
+    text = typed(job, "kubectl describe tj NAME")
+    missing = [word for word in CONDITIONS if not re.search(rf"^\s+Type:\s+{word}$", text, re.MULTILINE)]
+    assert missing == [], text
+    assert [word for word in EVENTS if not re.search(rf"^\s+Normal\s+{word}\s", text, re.MULTILINE)] == [], text
+    sources = job.kubectl("get", "datasources", "stdlib-code")
+    assert list(row(sources)) == columns("datasource")
+    assert (row(sources)["READY"], int(row(sources)["DOCUMENTS"]) > 100) == ("True", True)
+    listed = job.kubectl("get", "training", "-o", "name").split()
+    assert len(listed) == 5, listed
+
+
+def logged(job: Job) -> None:
+    line = command(PAGE, "kubectl logs --selector")
+    assert "role=trainer" in line
+    for role, words in (("trainer", "constructor"), ("loader", "loader")):  # a coordinator tells by events
+        lines = shlex.split(line.replace("NAME", job.name).replace("role=trainer", f"role={role}"))
+        text = job.kubectl(*lines[1:], "--prefix", "--tail=5")
+        assert text.strip() and words in text, f"{role}: {text}"
+
+
+def page(job: Job, folder: Path) -> None:
+    """The coordinator's, by the page's own command but for a port that is surely free here."""
+    line = command(PAGE, "kubectl port-forward").replace("NAME", job.name).replace(" 7400", " :7400")
+    options: list[str | Path] = ["--kubeconfig", job.site.cluster.kubeconfig, "--namespace", job.namespace]
+    log = folder / "port-forward.log"
+    child = Child([binary("kubectl"), *options, *shlex.split(line)[1:]], log)
+    try:
+        child.wait_until(lambda: "Forwarding from 127.0.0.1" in log.read_text())
+        (port,) = re.findall(r"127\.0\.0\.1:(\d+) ->", log.read_text())
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=20) as answer:
+            text = answer.read().decode()
+    finally:
+        child.stop()
+    assert "<html" in text and job.name in text

@@ -104,15 +104,18 @@ def test_content_that_changes_under_a_job_reaches_the_worker_by_its_name(tmp_pat
         assert caught.value.reason == "SourceChanged"
 
 
-def test_at_the_end_both_leave_with_the_code_that_the_coordinator_names_and_leave_nothing_behind(tmp_path):
+def test_at_the_end_loaders_leave_with_the_code_that_is_named_and_constructors_after_their_trainer(tmp_path):
     before = set(Path("/dev/shm").iterdir())
     with data_plane(tmp_path) as plane:
         files = set(tmp_path.rglob("*"))
         plane.coordinator.begin(replicas=1)
         plane.receive(0)
         plane.coordinator.end(Finished(Exit.STOPPED, "Suspended", "asked to stop"))
-        codes = [child.process.wait(30) for child in plane.children.values()]
-        assert codes == [Exit.STOPPED, Exit.STOPPED]
+        loader, constructor = (plane.children[name].process for name in ("loader-0", "trainer-0"))
+        assert loader.wait(30) == Exit.STOPPED
+        assert constructor.poll() is None
+        constructor.terminate()
+        constructor.wait(30)
         left = {p for p in set(tmp_path.rglob("*")) - files if "runs" not in p.parts}
         assert not left
     assert not set(Path("/dev/shm").iterdir()) - before

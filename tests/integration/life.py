@@ -52,8 +52,11 @@ class Stage:
         self.kubelet = Kubelet(api, namespace, self.coordinator.address)
 
     def tick(self) -> None:
-        """Kubelets start what is pending; a coordinator that was asked to stop leaves with everybody."""
+        """Kubelets start what is pending and end what is deleted; a coordinator asked to stop leaves with everybody."""
         pods = self.kubelet.pods()
+        for pod in pods:
+            if "deletionTimestamp" in pod["metadata"]:
+                self.kubelet.let_go(pod["metadata"]["name"])
         assert len({_member(p) for p in pods if _live(p)}) == sum(map(_live, pods)), "a member has two live pods"
         if self.coordinator.stopping:
             self.coordinator.word, self.coordinator.stopping = None, False

@@ -138,10 +138,6 @@ def test_operators_that_die_at_any_write_reach_the_same_end_and_make_nothing_twi
 
 
 @pytest.mark.timeout(300)
-def test_they_died_two_hundred_times_and_before_and_after_every_write_of_an_undisturbed_life(
-    outcomes: dict[str, Outcome], fates: dict[str, Fate]
-) -> None:
+def test_they_died_two_hundred_times(outcomes: dict[str, Outcome], fates: dict[str, Fate]) -> None:
     assert outcomes["undisturbed"].error is None
     assert sum(len(fate.died) for fate in fates.values()) >= CRASHES
-    died = set().union(*(fate.died for fate in fates.values()))
-    assert set(range(2 * fates["undisturbed"].writes)) - died == set()

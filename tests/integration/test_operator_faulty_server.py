@@ -15,9 +15,7 @@ from tests.integration.life import Performance, Stage
 from tests.integration.operator_parts import operating
 from tests.integration.sidebyside import Outcome, all_lived
 
-pytestmark = pytest.mark.slow  # not measured on a quiet machine yet
-
-AT_ONCE = 3
+AT_ONCE = 5
 CALM, SHORT = 30.0, 2.0  # seconds of silence after which the operator takes a watch for dead; 70 outside of tests
 
 

@@ -16,7 +16,7 @@ from coxswain.wire import Register, Registered, World
 from coxswain_data.builder import Builder
 from coxswain_data.fetching import Fetcher
 from coxswain_data.shelf import Shelf
-from coxswain_link.environment import Environment, leave, run_service
+from coxswain_link.environment import Environment, end_as, leave, run_service
 from coxswain_link.handover import HandoverServer
 from coxswain_link.http import Client, Ended
 from coxswain_link.metrics import Registry, build
@@ -72,7 +72,7 @@ def main(env: Environment) -> int:
             constructor.follow()
         except Ended as end:
             threading.Event().wait(_PARTING)  # SIGTERM ends it
-            return end.finished.exit_code
+            return end_as(end.finished, env)
         finally:
             shelf.close()
             status.close()

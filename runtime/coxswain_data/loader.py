@@ -22,7 +22,7 @@ from coxswain.wire import Fault, Indexed, Register, Registered, Shares, SourceBl
 from coxswain_data.indexer import index_share
 from coxswain_data.library import Library
 from coxswain_data.samples import Samples
-from coxswain_link.environment import Environment, leave, run_service
+from coxswain_link.environment import Environment, end_as, leave, run_service
 from coxswain_link.flight import Part, Request, SliceRequest, SliceServer
 from coxswain_link.http import Client, Ended
 from coxswain_link.metrics import Registry, build
@@ -132,7 +132,7 @@ def main(env: Environment) -> int:
         try:
             loader.follow(_myself(env, server.port))
         except Ended as end:
-            return end.finished.exit_code
+            return end_as(end.finished, env)
         finally:
             status.close()
             server.close()

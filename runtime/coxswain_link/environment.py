@@ -20,7 +20,7 @@ from coxswain import names
 from coxswain.config import JobConfig, load_job
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
-from coxswain.wire import Fault
+from coxswain.wire import Fault, Finished
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +128,14 @@ def run_service(main: Callable[[Environment], int]) -> int:
         log.exception("a fault of this program")
         write_fault(termination_log, Fault("Crashed", f"{type(error).__name__}: {error}", retryable=True))
         return Exit.RETRYABLE
+
+
+def end_as(finished: Finished, environment: Environment) -> int:
+    """The exit code of a service whose job has ended. Why it failed is everybody's last word: any may be seen to end first."""
+    if finished.exit_code in (Exit.USER_FAULT, Exit.RETRYABLE):
+        fault = Fault(finished.reason, finished.message, retryable=finished.exit_code == Exit.RETRYABLE)
+        write_fault(environment.termination_log, fault)
+    return finished.exit_code
 
 
 def leave(code: int) -> NoReturn:

@@ -20,7 +20,7 @@ from coxswain.errors import CoxswainError, Retryable
 from coxswain.exits import Exit
 from coxswain.layout import Seat
 from coxswain.wire import Fault, Finished, Register, Registered, WorkerExit, World
-from coxswain_link.environment import Environment, leave, run_service, write_fault
+from coxswain_link.environment import Environment, end_as, leave, run_service, write_fault
 from coxswain_link.http import AsyncClient, Ended
 from coxswain_link.metrics import Registry, build
 from coxswain_link.serve import Service
@@ -164,7 +164,7 @@ class Agent:
         log.info("the job has ended: %s: %s", finished.reason, finished.message)
         if self._crew and finished.exit_code in (Exit.DONE, Exit.STOPPED):
             await asyncio.wait(self._crew.values(), timeout=_LAST_WORK)
-        return finished.exit_code
+        return end_as(finished, self._env)
 
     async def _dismiss(self, worker: Worker) -> None:
         """A worker that we end is no exit to report."""

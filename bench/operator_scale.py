@@ -65,6 +65,7 @@ async def measure(plan: Plan, shape: Shape) -> list[Figures]:
             _tell(shape, found[-1])
         if shape.restarts:
             found[0][ours.name]["kill"] = await cases.killed(plane, ours, shape.trainers)
+            _tell(shape, {ours.name: {"kill": found[0][ours.name]["kill"]}})
         for rival in rivals:
             found[0] |= await _of_rival(plane, rival, shape)
             _tell(shape, {rival.name: found[0].get(rival.name)})

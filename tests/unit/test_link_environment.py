@@ -96,23 +96,20 @@ def test_an_environment_does_not_print_its_token():
     assert "job-token" not in repr(environment())
 
 
+def ended(folder: Path, finished: str) -> int:
+    """Exit code of a service whose job has ended so."""
+    head = "from coxswain.wire import Finished; from coxswain_link.environment import end_as; "
+    code, _ = end(start(folder, f"{head}return end_as(Finished({finished}), env)"))
+    return code
+
+
 def test_a_job_that_failed_has_its_reason_as_the_last_word_of_every_service(tmp_path):
-    body = (
-        "from coxswain.wire import Finished; from coxswain_link.environment import end_as; "
-        "return end_as(Finished(2, 'VocabularyTooSmall', 'give at least 257'), env)"
-    )
-    code, errors = end(start(tmp_path, body))
-    assert code == 2, errors
+    assert ended(tmp_path, "2, 'VocabularyTooSmall', 'give at least 257'") == 2
     assert json.loads((tmp_path / "log").read_bytes()) == {
         "reason": "VocabularyTooSmall", "message": "give at least 257",
     }  # fmt: skip
 
 
 def test_a_job_that_ended_well_leaves_no_last_word(tmp_path):
-    body = (
-        "from coxswain.wire import Finished; from coxswain_link.environment import end_as; "
-        "return end_as(Finished(3, 'Stopped', ''), env)"
-    )
-    code, errors = end(start(tmp_path, body))
-    assert code == 3, errors
+    assert ended(tmp_path, "3, 'Stopped', ''") == 3
     assert not (tmp_path / "log").exists()

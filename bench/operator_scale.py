@@ -1,6 +1,6 @@
 """The operator on a control plane with kwok nodes, in turns with its peers and a loop that only POSTs the same pods.
 
-    python -m bench.operator_scale [--trainers 1000,3000,5000] [--many 200x16] [--rounds 3] [--peers jobset] [--write]
+    python -m bench.operator_scale [--trainers 1000,3000,5000] [--many 200x16] [--rounds 2] [--peers jobset] [--write]
 
 Prints one JSON object, then the tables; `--write` puts them into docs/design/scale.md. Run it from the repository's root.
 """
@@ -23,10 +23,9 @@ from bench.scale.coxswain import Coxswain, pods_of
 from bench.scale.peers import PEERS, peers
 from bench.scale.plane import Plane
 from bench.scale.storm import storm
-from bench.scale.table import Shape, into_page, lines, rows_of
+from bench.scale.table import LARGE, Shape, into_page, lines, rows_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "design" / "scale.md"
-LARGE = 1000
 EVENTS_OF = 500  # trainers, a thousand of whose pods' changes a second the operator hears
 
 
@@ -123,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--events", type=int, default=EVENTS_OF, help="trainers in the case of 1,000 pod events a second; 0: without it"
     )
-    add("--rounds", type=int, default=3, help=f"up to {LARGE} trainers")
+    add("--rounds", type=int, default=2, help=f"up to {LARGE} trainers")
     add("--large-rounds", type=int, default=1, help="beyond")
     add("--peers", default=",".join(PEERS), help=f"in the first round of cases up to {LARGE} trainers; empty: none")
     add("--nodes", type=int, default=200, help="of 32 pods each")

@@ -23,15 +23,13 @@ import aiohttp
 import yaml
 
 from bench.scale.processes import usage
+from e2e.cluster import kwok
 from e2e.cluster.controlplane import CONTROLLER_MANAGER, SCHEDULER, ControlPlane
-from e2e.cluster.process import Argument, Child, binary
+from e2e.cluster.process import Argument, Child
 
 Manifest = dict[str, Any]
 PREFIX = "coxswain-scale-"  # of the folders
 QPS, BURST = "1000", "2000"
-# Connecting to a multicast address fails at once, whereas the operator would wait for an answer from kwok's usual 10.0.0.0/24.
-POD_ADDRESSES = "239.0.0.1/16"
-STAGES = ("node/fast/node-initialize", "pod/fast/pod-ready", "pod/fast/pod-delete")
 USERS = ("kwok", "watcher", "loop", "coxswain", "jobset", "trainer", "training-operator")
 # The same requests for everybody, or the bench's own: they would only make the log long.
 QUIET = ("kwok", f"system:{SCHEDULER}", "watcher", "admin", "system:apiserver")
@@ -91,7 +89,7 @@ class Plane:
         """Returns once all are ready."""
         async with self.session("admin") as http:
             for n in range(count):
-                async with http.post("/api/v1/nodes", json=_node(f"node-{n}", pods_each)) as answer:
+                async with http.post("/api/v1/nodes", json=kwok.node(f"node-{n}", pods_each, taints=())) as answer:
                     answer.raise_for_status()
             async with asyncio.timeout(60):
                 while not await _all_ready(http, count):  # noqa: ASYNC110 - a poll
@@ -115,18 +113,9 @@ class Plane:
         }  # fmt: skip
 
     def _start_kwok(self) -> None:
-        """With kwok's own stages, read from the module that it was built from."""
-        config = self.root / "kwok.yaml"
-        folder = next((binary("kwok").parents[1] / "go/path/pkg/mod/sigs.k8s.io").glob("kwok@*")) / "kustomize/stage"
-        stages = [yaml.safe_load((folder / f"{stage}.yaml").read_text()) for stage in STAGES]
-        options: Manifest = {"options": {"enableCRDs": []}}
-        head = {"apiVersion": "config.kwok.x-k8s.io/v1alpha1", "kind": "KwokConfiguration", **options}
-        config.write_text(yaml.safe_dump_all([head, *stages]))
-        self._kwok = self.run("kwok", [
-            binary("kwok"), "--kubeconfig", self.control.kubeconfig_of("kwok"), "--config", config,
-            "--manage-all-nodes=true", "--node-lease-duration-seconds", "0", "--cidr", POD_ADDRESSES,
-            "--node-ip", self.control.address,
-        ])  # fmt: skip
+        user, config = self.control.kubeconfig_of("kwok"), kwok.write_config(self.root / "kwok.yaml")
+        leases = ("--node-lease-duration-seconds", "0")  # none: a Lease a node is renewed for ever
+        self._kwok = self.run("kwok", [*kwok.command(user, config, self.control.address), *leases])
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -151,13 +140,6 @@ def _scheduler_config(kubeconfig: Path) -> Manifest:
     connection = {"kubeconfig": str(kubeconfig), "qps": int(QPS), "burst": int(BURST)}
     head = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
     return {**head, "clientConnection": connection, "leaderElection": {"leaderElect": False}}
-
-
-def _node(name: str, pods: int) -> Manifest:
-    capacity = {"cpu": "1k", "memory": "1Ti", "pods": str(pods), "nvidia.com/gpu": "1k"}
-    labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
-    status = {"capacity": capacity, "allocatable": capacity}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "status": status}
 
 
 async def _all_ready(http: aiohttp.ClientSession, count: int) -> bool:

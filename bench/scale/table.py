@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 Row = dict[str, Any]
+LARGE = 1000  # trainers, up to which everything is measured
 BEGIN, END = "<!-- figures: python -m bench.operator_scale --write -->", "<!-- end of figures -->"
 OURS, CONTROLLERS = "coxswain", "system:kube-controller-manager"
 COLUMNS = {
@@ -33,8 +34,8 @@ class Shape:
 
     @property
     def restarts(self) -> bool:
-        """Whether the whole job is restarted, and its operator killed: while both old and new pods fit the nodes."""
-        return self.jobs == 1 and self.trainers <= 3000
+        """Whether the whole job is restarted, and its operator killed; with more pods the same ratios take too long."""
+        return self.jobs == 1 and self.trainers <= LARGE
 
     @property
     def name(self) -> str:

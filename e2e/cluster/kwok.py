@@ -1,7 +1,8 @@
-"""Nodes that only say they are: kwok reports their pods as running, and nothing runs. For tests of numbers."""
+"""Nodes that only say they are: kwok reports their pods as running, and nothing runs. For tests and measurements of numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,21 @@ import yaml
 from e2e.cluster.process import Argument, binary
 
 LABEL = {"type": "kwok"}
-_TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
-# Connecting to a multicast address fails at once; nobody answers at any other either.
+TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
+# Connecting to a multicast address fails at once, whereas a client would wait for an answer from kwok's usual 10.0.0.0/24.
 _POD_ADDRESSES = "239.0.0.1/16"
 _STAGES = ("node/fast/node-initialize", "pod/fast/pod-ready", "pod/fast/pod-delete")
 
 
-def node(name: str, pods: int = 110) -> dict[str, Any]:
-    """The manifest of one. Only a pod that tolerates its taint `kwok.x-k8s.io/node` lands there."""
-    capacity = {"cpu": "64", "memory": "512Gi", "pods": str(pods), "nvidia.com/gpu": "8"}
+def node(name: str, pods: int = 110, taints: Sequence[dict[str, str]] = (TAINT,)) -> dict[str, Any]:
+    """The manifest of one, on which `pods` of any size fit; with its taint, only such as tolerate `kwok.x-k8s.io/node`."""
+    capacity = {"cpu": "1k", "memory": "1Ti", "pods": str(pods), "nvidia.com/gpu": "1k"}
     labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **LABEL}
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": name, "labels": labels},
-        "spec": {"taints": [_TAINT]},
+        "spec": {"taints": list(taints)},
         "status": {"capacity": capacity, "allocatable": capacity},
     }
 

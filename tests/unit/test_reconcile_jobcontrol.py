@@ -7,6 +7,7 @@ import base64
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from aiohttp import web
 
@@ -18,6 +19,7 @@ from coxswain_link.serve import Service
 from coxswain_operator.cluster import Manifest
 from coxswain_operator.following import Following
 from coxswain_operator.jobcontrol import DEADLINE_SECONDS, HttpJobControl
+from tests.unit.coordinator_fakes import TOKEN, cluster, make_job
 from tests.unit.reconcile_world import NAMESPACE, World, report, training_job
 
 
@@ -38,14 +40,8 @@ class Coordinator:
 
 
 @asynccontextmanager
-async def talking(
-    token: str = "right", ready: str = "True"
-) -> AsyncIterator[tuple[HttpJobControl, Coordinator, Manifest]]:
-    """A coordinator that listens, and a control that knows it from the cluster's objects."""
-    coordinator, service = Coordinator(), Service("right", lambda: 0, build("coordinator"))
-    service.route("GET", "/v1/report", coordinator.report)
-    service.route("POST", "/v1/stop", coordinator.stop, StopRequest)
-    port = await service.start("127.0.0.1", 0)
+async def knowing(port: int, token: str, ready: str = "True") -> AsyncIterator[tuple[HttpJobControl, Manifest]]:
+    """A control that knows the coordinator at this port from the cluster's objects."""
     world = World(training_job())
     labels = {LABEL_JOB_UID: world.job["metadata"]["uid"]}
     whole = {LABEL_ROLE: "coordinator", LABEL_INDEX: "0", LABEL_INCARNATION: "0"}
@@ -58,9 +54,24 @@ async def talking(
     world.objects["Secret", "demo-token"]["data"] = {"token": base64.b64encode(token.encode()).decode()}
     control = HttpJobControl(world, port)
     try:
-        yield control, coordinator, world.job
+        yield control, world.job
     finally:
         await control.close()
+
+
+@asynccontextmanager
+async def talking(
+    token: str = "right", ready: str = "True"
+) -> AsyncIterator[tuple[HttpJobControl, Coordinator, Manifest]]:
+    """A coordinator that listens, and a control that knows it."""
+    coordinator, service = Coordinator(), Service("right", lambda: 0, build("coordinator"))
+    service.route("GET", "/v1/report", coordinator.report)
+    service.route("POST", "/v1/stop", coordinator.stop, StopRequest)
+    port = await service.start("127.0.0.1", 0)
+    try:
+        async with knowing(port, token, ready) as (control, job):
+            yield control, coordinator, job
+    finally:
         await service.stop()
 
 
@@ -111,6 +122,26 @@ async def test_reports_are_followed_and_every_change_rings_for_the_job() -> None
                 while (latest := await following.report(job)) is None or latest.phase != "Failed":  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert len(rings) >= 2 and set(rings) == {(NAMESPACE, "demo")}
+        finally:
+            await following.close()
+
+
+async def test_a_whole_job_is_followed_by_a_call_that_waits_at_the_coordinator_for_another_phase(
+    tmp_path: Path,
+) -> None:
+    async with cluster(make_job(tmp_path), tmp_path) as real, knowing(real.port, TOKEN) as (control, job):
+        told: list[JobReport] = []
+        following = Following(control, lambda key: told.append(real.coordinator.report()))
+        try:
+            assert await following.report(job) is None
+            await until(lambda: len(told) >= 1)
+            end = await real.play()
+            async with asyncio.timeout(10):
+                while (latest := await following.report(job)) is None or latest.phase != "Completed":  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert (latest.mark(), latest.step) == (end.mark(), end.step)
+            marks = [report.mark() for report in told]
+            assert len(marks) == len(set(marks)) < len(real.steps())
         finally:
             await following.close()
 

@@ -47,6 +47,7 @@ class Lines:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last = ("", "")
+        self._known_until = 0.0
         self._held: list[tuple[float, str]] = []
 
     def show(self, view: View) -> None:
@@ -56,7 +57,9 @@ class Lines:
         if now != self._last and not view.new_steps and not view.ended:
             self._held.append((time.time(), ": waiting for ".join(part for part in now if part)))
         self._last = now
-        self._print_until(math.inf if view.ended else view.known_until)
+        set_back = view.known_until < self._known_until  # the clock: what is held would wait for its old time
+        self._print_until(math.inf if view.ended or set_back else view.known_until)
+        self._known_until = view.known_until
 
     def say(self, text: str) -> None:
         self._print(time.time(), text)

@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
@@ -28,6 +29,7 @@ from coxswain_cli.workdir import condition, default_workdir
 from coxswain_operator.controller import Controller
 from coxswain_operator.jobcontrol import HttpJobControl
 from coxswain_operator.local import LocalCluster
+from coxswain_operator.steady import SteadyClock
 
 Manifest = dict[str, Any]
 
@@ -71,7 +73,8 @@ class StoppedAtOnce(Exception):
 
 async def run(objects: list[Manifest], workdir: Path, until_step: int | None, console: Console) -> int:
     """The whole run; its exit code."""
-    async with LocalCluster(workdir) as cluster:
+    clock = SteadyClock()
+    async with LocalCluster(workdir, clock) as cluster:
         _log_to(workdir / "logs" / "cox.log")
         job = await apply(cluster, objects)
         if has_ended(job):
@@ -82,7 +85,7 @@ async def run(objects: list[Manifest], workdir: Path, until_step: int | None, co
             check_ports()
             with display_for(console) as display:
                 display.say(f"work directory {workdir}")
-                job = await Run(cluster, job, until_step, display).until_end()
+                job = await Run(cluster, job, until_step, display, clock).until_end()
     for line in summary(job, workdir):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return exit_code(job)
@@ -120,8 +123,10 @@ class Interrupts:
 class Run:
     """One job on one cluster, watched by a person."""
 
-    def __init__(self, cluster: LocalCluster, job: Manifest, until_step: int | None, display: Display) -> None:
-        self._cluster, self._until_step, self._display = cluster, until_step, display
+    def __init__(
+        self, cluster: LocalCluster, job: Manifest, until_step: int | None, display: Display, clock: Callable[[], float]
+    ) -> None:
+        self._cluster, self._until_step, self._display, self._clock = cluster, until_step, display, clock
         self._name: str = job["metadata"]["name"]
         self._report: JobReport | None = None
         self._heard, self._known_until = 0.0, 0.0
@@ -131,7 +136,7 @@ class Run:
     async def until_end(self) -> Manifest:
         """The job, ended or suspended. Raises StoppedAtOnce."""
         control = HttpJobControl(self._cluster)
-        controller = Controller(self._cluster, control, poll_seconds=_POLL, told=self._hear)
+        controller = Controller(self._cluster, control, self._clock, poll_seconds=_POLL, told=self._hear)
         passes = asyncio.create_task(controller.run_job(NAMESPACE, self._name))
         with Interrupts() as interrupts:
             try:

@@ -35,6 +35,7 @@ from coxswain_operator.reconcile.values import (
     WriteStatus,
 )  # fmt: skip
 from coxswain_operator.settings import Settings
+from coxswain_operator.steady import SteadyClock
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +68,13 @@ class Controller:
         self,
         cluster: Cluster,
         control: JobControl,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         settings: Settings | None = None,
         poll_seconds: float = 1.0,
         told: Callable[[Manifest, JobReport | None], None] | None = None,
     ) -> None:
-        """`told` hears of the job and its coordinator's report at every pass: for live progress."""
-        self._cluster, self._control, self._clock = cluster, control, clock
+        """`told` hears of job and report at every pass, for progress; no `clock`: a steady one of its own."""
+        self._cluster, self._control, self._clock = cluster, control, clock or SteadyClock()
         self._settings = settings or Settings()
         self._poll_seconds, self._told = poll_seconds, told
         self._refused: dict[str, Fault] = {}  # by the job's uid

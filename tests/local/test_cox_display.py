@@ -85,6 +85,15 @@ def test_lines_wait_for_the_events_of_their_time(watched):
     assert order == ["step 1/", "TrainingStarted", "step 2/"]
 
 
+def test_lines_do_not_wait_for_the_old_time_when_the_clock_is_set_back(watched):
+    out = io.StringIO()
+    display = Lines(Console(file=out))
+    display.show(watched(step(0, time=5000.0), known_until=4999.0))
+    assert "step 1/" not in out.getvalue()
+    display.show(watched(known_until=1400.0))
+    assert "step 1/" in out.getvalue()
+
+
 def test_waiting_is_not_told_once_steps_are_newer_than_the_report(watched):
     assert watched(step(0)).waiting_for == ""
 

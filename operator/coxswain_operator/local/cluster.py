@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -41,8 +41,9 @@ class LocalCluster:
     objects as they were, and pods that had been running as Failed with DisruptionTarget, reason ProcessLost.
     """
 
-    def __init__(self, workdir: Path) -> None:
-        self.workdir = workdir.absolute()
+    def __init__(self, workdir: Path, clock: Callable[[], float] = time.time) -> None:
+        """`clock` dates the objects: that of whoever decides by their dates."""
+        self.workdir, self._clock = workdir.absolute(), clock
         self._pods: dict[Key, tuple[Pod, asyncio.Task[None]]] = {}
         self._deletions: dict[Key, asyncio.Task[None]] = {}
 
@@ -56,7 +57,7 @@ class LocalCluster:
             raise Refused("WorkdirUnusable", message) from error
         try:
             shutil.rmtree(self.workdir / "volumes", ignore_errors=True)  # of pods that a killed run had
-            self._objects = Objects(self.workdir / "cluster")
+            self._objects = Objects(self.workdir / "cluster", self._clock)
             self._finish_deletions()
             self._mark_lost_pods()
         except BaseException:

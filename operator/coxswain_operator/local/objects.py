@@ -26,8 +26,8 @@ _CONTENT = ("spec", "data")  # what `generation` counts changes of
 class Objects:
     """All objects in memory and on disk. Values go in and out as copies, so that nobody shares a dictionary with the store."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._folder, self._clock = folder, clock
         self._objects: dict[Key, Manifest] = {}
         self._watchers: list[Callable[[Change], None]] = []
         for path in sorted(folder.glob("*/*/*.json")):
@@ -56,7 +56,7 @@ class Objects:
             raise AlreadyExists(f"{key[0]} {key[1]}/{key[2]} exists already")
         stored = _encode_strings(copy.deepcopy(manifest))
         metadata = stored["metadata"]
-        metadata.update(namespace=key[1], uid=str(uuid.uuid4()), creationTimestamp=timestamp(), generation=1)
+        metadata.update(namespace=key[1], uid=str(uuid.uuid4()), creationTimestamp=self._stamp(), generation=1)
         return self._store("ADDED", stored)
 
     def replace(self, manifest: Manifest) -> Manifest:
@@ -82,7 +82,7 @@ class Objects:
     def mark_deleting(self, key: Key) -> None:
         current = self._objects[key]
         if "deletionTimestamp" not in current["metadata"]:
-            metadata = {**current["metadata"], "deletionTimestamp": timestamp()}
+            metadata = {**current["metadata"], "deletionTimestamp": self._stamp()}
             self._store("MODIFIED", {**current, "metadata": metadata})
 
     def remove(self, key: Key) -> None:
@@ -128,6 +128,9 @@ class Objects:
         for watcher in self._watchers:
             watcher(Change(change.kind, copy.deepcopy(change.object)))
 
+    def _stamp(self) -> str:
+        return timestamp(self._clock())
+
     def _path(self, key: Key) -> Path:
         return self._folder / key[0] / key[1] / f"{key[2]}.json"
 
@@ -137,8 +140,9 @@ def key_of(manifest: Manifest) -> Key:
     return manifest["kind"], metadata.get("namespace", "default"), metadata["name"]
 
 
-def timestamp() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def timestamp(seconds: float | None = None) -> str:
+    """Of a time since 1970; of this moment by the machine's clock, if nothing is said."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:

@@ -62,7 +62,7 @@ def conclude(s: Situation, step: Step) -> Decision:
         event_sequence=events.mark_after(old, step.status, mark),
         observed_generation=generation(s.observed.job),
     )
-    due = due_at(old, new)
+    due = due_at(old, new, s.now)
     wakes = (*step.wakes, *deadlines.wakes(s), due)
     return Decision(
         (

@@ -24,7 +24,8 @@ def active_seconds(s: Situation) -> float:
     suspended, start = s.status.condition("Suspended"), s.status.start_time
     if not start or suspended is None or suspended.status != "False":
         return s.status.active_seconds
-    return s.status.active_seconds + s.now - max(seconds(start), seconds(suspended.last_transition_time))
+    since = max(seconds(start), seconds(suspended.last_transition_time))
+    return s.status.active_seconds + max(0.0, s.now - since)  # below: the clock was set back
 
 
 def recorded(s: Situation) -> JobStatus:
@@ -40,8 +41,12 @@ def wakes(s: Situation) -> tuple[float, ...]:
 
 
 def starts_by(s: Situation, pod: PodView) -> float:
-    """When its containers have to run: counted from its creation, or from when it found a node."""
-    return max(pod.created, pod.scheduled) + s.spec.start_timeout_seconds
+    """When its containers have to run: counted from its creation, or from when it found a node.
+
+    Not from before we asked for it: the API server's clock may be behind ours.
+    """
+    asked = max(seconds(s.status.start_time or ""), seconds(s.numbers.of(pod.member).since))
+    return max(pod.created, pod.scheduled, asked) + s.spec.start_timeout_seconds
 
 
 def starts(s: Situation) -> set[float]:

@@ -81,7 +81,7 @@ def _missing_pods(s: Situation, status: JobStatus, config: JobConfig) -> Iterato
     for member in s.members:
         if member not in occupied and member not in seen:
             entry = numbers.of(member)
-            if incarnations.starts_at(entry) <= s.now:
+            if incarnations.may_start(entry, s.now):
                 yield CreatePod(plan, member, entry.number)
 
 

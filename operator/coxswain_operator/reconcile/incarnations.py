@@ -67,6 +67,11 @@ def starts_at(entry: Incarnation) -> float:
     return seconds(entry.since) + entry.delay_seconds
 
 
+def may_start(entry: Incarnation, now: float) -> bool:
+    """Whether its delay is over. One that begins in the future stems from before the clock was set back, and would not end."""
+    return not seconds(entry.since) <= now < starts_at(entry)
+
+
 def unsettled(entry: Incarnation, now: float) -> bool:
     """A pod of this number cannot have lived long yet."""
     return entry.number > 0 and now - starts_at(entry) < HEALTHY_SECONDS

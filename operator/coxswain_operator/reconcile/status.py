@@ -133,14 +133,16 @@ def _without_none(value: Any) -> Any:
     return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def due_at(old: JobStatus, new: JobStatus) -> float:
+def due_at(old: JobStatus, new: JobStatus, now: float) -> float:
     """When `new` should be written: 0 = now, infinity = it says nothing new, else when the next progress is due."""
     if new == old:
         return float("inf")
     if _without_counts(_steady(new)) != _without_counts(_steady(old)):
         return 0.0
-    steady = _steady(new) == _steady(old)
-    return seconds(old.updated_at) + (PROGRESS_SECONDS if steady else COUNTS_SECONDS)
+    steady, written = _steady(new) == _steady(old), seconds(old.updated_at)
+    if written > now:  # the clock was set back meanwhile
+        return 0.0
+    return written + (PROGRESS_SECONDS if steady else COUNTS_SECONDS)
 
 
 def _steady(status: JobStatus) -> JobStatus:

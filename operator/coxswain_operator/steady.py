@@ -1,0 +1,32 @@
+"""A clock for decisions: it goes on evenly whatever is done to the machine's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+SLEW = 0.1  # of the time that passes: how fast a step of the machine's clock is followed
+
+
+def _elapsed() -> float:
+    """Seconds since the machine started, its sleep included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class SteadyClock:
+    """Seconds since 1970, as on the machine's clock when this one was made; it never jumps and never goes back.
+
+    Someone who sets the machine's clock, by hand or by NTP, neither ends a job by its deadline nor stretches a back-off by an
+    hour. The difference is made up slowly, so that a clock which was wrong at the start does not stay wrong.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = _elapsed) -> None:
+        self._wall, self._elapsed = wall, elapsed
+        self._now, self._looked = wall(), elapsed()
+
+    def __call__(self) -> float:
+        looked = self._elapsed()
+        passed, self._looked = looked - self._looked, looked
+        behind = self._wall() - self._now - passed
+        self._now += passed + max(-SLEW * passed, min(SLEW * passed, behind))
+        return self._now

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from coxswain.config import CheckpointConfig, JobConfig
+from coxswain.config import CheckpointConfig, JobConfig, ModelConfig, SourceConfig
 from coxswain.errors import Refused
 from coxswain.membership.permutation import VERSION as STREAM_VERSION
 from coxswain.planlog import manifest_key
@@ -22,6 +22,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     job: str
     uid: str
     stream_hash: str
+    stream: dict[str, str] | None = None  # what the hash stands for, in words; None: written by an earlier release
 
 
 def job_of(job: JobConfig) -> str:
@@ -33,8 +34,20 @@ def stream_hash(job: JobConfig) -> str:
     return f"v{STREAM_VERSION}:{job.stream_hash()}"
 
 
+def stream_words(job: JobConfig) -> dict[str, str]:
+    """What `stream_hash` stands for, by field."""
+    batch: dict[str, int] = msgspec.to_builtins(job.batch)
+    fields = {"seed": str(job.mix.seed), "longSequences": job.mix.long_sequences, "stream version": str(STREAM_VERSION)}
+    sources = {f"source {s.name}": f"{s.format} {s.text_field!r} as {_tokenizer(s)}" for s in job.mix.sources}
+    return fields | {f"batch.{name}": str(value) for name, value in batch.items()} | sources
+
+
+def _tokenizer(source: SourceConfig) -> str:
+    return " ending in ".join(filter(None, (source.tokenizer.kind, source.tokenizer.eos)))
+
+
 def run_record(job: JobConfig) -> RunRecord:
-    return RunRecord(MANIFEST_VERSION, job_of(job), job.uid, stream_hash(job))
+    return RunRecord(MANIFEST_VERSION, job_of(job), job.uid, stream_hash(job), stream_words(job))
 
 
 def manifest_key_of(manifest: Manifest) -> str:
@@ -55,7 +68,7 @@ def check_run(job: JobConfig, found: RunRecord) -> None:
     if found.job != job_of(job):
         raise _foreign(where, "job", found.job, job_of(job))
     if found.stream_hash != stream_hash(job):
-        raise _foreign(where, "stream (mix, seed, batch or algorithm)", found.stream_hash, stream_hash(job))
+        raise _foreign_stream(where, found.stream, job)
 
 
 def read_run(key: str, data: bytes) -> RunRecord:
@@ -92,9 +105,10 @@ def check_manifest(job: JobConfig, manifest: Manifest, sizes: Mapping[str, int])
     if manifest.job != job_of(job):
         raise _foreign(key, "job", manifest.job, job_of(job))
     if manifest.model_hash != job.model_hash():
-        raise _foreign(key, "model", manifest.model_hash, job.model_hash())
+        theirs = None if manifest.model is None else _model_words(manifest.model)
+        raise _foreign(key, "model", *_differences(theirs, _model_words(job.model)))
     if manifest.stream_hash != stream_hash(job):
-        raise _foreign(key, "stream (mix, seed, batch or algorithm)", manifest.stream_hash, stream_hash(job))
+        raise _foreign_stream(key, None, job)
     for shard in manifest.shards:
         if sizes.get(shard.key) != shard.bytes:
             found = "is missing" if shard.key not in sizes else f"has {sizes[shard.key]} bytes instead of {shard.bytes}"
@@ -109,13 +123,34 @@ def check_index(manifest: Manifest, index_hash: str) -> None:
     if changed:
         raise Refused(
             "SourceChanged",
-            f"sources {', '.join(changed)} have other content than at {manifest_key_of(manifest)}; restore them, or start "
-            "a new run with a fresh checkpoint.uri",
+            f"sources {', '.join(changed)} have other content, or another tokenizer, than at {manifest_key_of(manifest)}; "
+            "bring back what was there, or start a new run with a fresh checkpoint.uri",
         )
 
 
 def _newer(where: str, version: int) -> str:
     return f"{where} has version {version}, this release reads up to {MANIFEST_VERSION}; use the release that wrote it"
+
+
+def _foreign_stream(where: str, theirs: dict[str, str] | None, job: JobConfig) -> Refused:
+    return _foreign(where, "stream (mix, seed, batch or algorithm)", *_differences(theirs, stream_words(job)))
+
+
+def _model_words(model: ModelConfig) -> dict[str, str]:
+    fields: dict[str, object] = msgspec.to_builtins(model)
+    return {f"model.{name}": str(value) for name, value in fields.items() if name not in ("preset", "init_from")}
+
+
+def _differences(theirs: dict[str, str] | None, ours: dict[str, str]) -> tuple[str, str]:
+    """The fields that differ, on both sides."""
+    if theirs is None:
+        return "it does not say in which fields", "another"
+    fields = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+    return _named(theirs, fields), _named(ours, fields)
+
+
+def _named(side: dict[str, str], fields: list[str]) -> str:
+    return ", ".join(f"{name} {side.get(name, 'absent')}" for name in fields)
 
 
 def _foreign(where: str, what: str, theirs: str, ours: str) -> Refused:

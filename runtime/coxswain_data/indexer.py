@@ -35,7 +35,8 @@ def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: Loade
     if share.shares == 1 and not any(b.samples for b in indexed):
         raise Refused(
             "SourceEmpty",
-            f"source {source.config.name!r} at {source.config.uri} has no readable sample that is not empty",
+            f"source {source.config.name!r} at {source.config.uri} has no readable sample that is not empty; "
+            "check uri, include and textField",
         )
     return Indexed(share=share, blocks=tuple(indexed), tokenizer=tokenizer.hash, vocabulary=tokenizer.vocabulary)
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from coxswain.index import BlockEntry, BlockIndex
+from coxswain.errors import Refused
+from coxswain.index import BlockEntry, BlockIndex, block_key
 from coxswain_data.cache import LeastRecent
 from coxswain_data.formats.base import Block
 from coxswain_data.indexer import block_index
@@ -66,9 +67,20 @@ class Samples:
 
     def _index(self, source: str, entry: BlockEntry) -> BlockIndex:
         """From the store; built again, from the same content, when somebody has removed it."""
+        self._check_tokenizer(source, entry)
         index = block_index(self._library.source(source), self._library.tokenizer(source), self._store, entry)
         if len(index.at) != entry.samples:
             raise self._library.source(source).changed(
                 entry.path, f"block {entry.ordinal} has {len(index.at)} samples and was indexed with {entry.samples}"
             )
         return index
+
+    def _check_tokenizer(self, source: str, entry: BlockEntry) -> None:
+        """An index is named after its tokenizer: a loader that starts again must find the same one."""
+        tokenizer, format_key = self._library.tokenizer(source), self._library.source(source).format_key
+        if entry.key != block_key(entry, tokenizer.hash, format_key):
+            raise Refused(
+                "TokenizerChanged",
+                f"source {source!r} was indexed with another tokenizer than the one that is there now; bring the former "
+                "tokenizer back, or start a new run with a fresh checkpoint.uri",
+            )

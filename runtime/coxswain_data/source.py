@@ -46,7 +46,7 @@ class Source:
         """All blocks, not indexed yet, by (path, ordinal)."""
         entries = [_entry(info, extent) for info in self._objects() for extent in self._object(info).extents()]
         if not entries:
-            raise self._empty("its objects hold no data")
+            raise self._empty("its objects hold no data; fill them, or correct uri or include")
         return entries
 
     def read(self, entry: BlockEntry) -> Block:
@@ -85,7 +85,9 @@ class Source:
         mine = [info for info in found if wanted.fullmatch(info.path) and self._is_data(info.path)]
         if not mine:
             of = f" with {_PAIRED}" if self._is_paired else ""
-            raise self._empty(f"{len(found)} objects are there and none{of} matches include {self.config.include!r}")
+            raise self._empty(
+                f"{len(found)} objects are there and none{of} matches include {self.config.include!r}; correct include or uri"
+            )
         by_path = {info.path: info for info in found}
         return [self._identified(info, lambda path: self._companion(by_path, path)) for info in mine]
 
@@ -139,5 +141,6 @@ def _open(config: SourceConfig, secrets_dir: Path | None) -> Store:
 def _not_found(config: SourceConfig) -> Refused:
     return Refused(
         "SourceNotFound",
-        f"source {config.name!r}: uri {config.uri!r} does not exist; check the DataSource {config.source!r}",
+        f"source {config.name!r}: uri {config.uri!r} does not exist; correct it in DataSource {config.source!r}, "
+        "or bring the data there",
     )

@@ -15,6 +15,7 @@ from coxswain.errors import Refused
 from coxswain_data.formats.base import Content
 from coxswain_link.store import NotFound, open_store
 
+_WAY_OUT = "correct the uri, or write the file again with `tokenizer.save()`"
 COMMON_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 
 
@@ -85,7 +86,7 @@ def open_tokenizer(config: TokenizerConfig, endpoint: EndpointConfig, secrets_di
     try:
         data = open_store(f"{folder}/", endpoint, secrets_dir).get(name)
     except NotFound as error:
-        raise Refused("TokenizerUnusable", f"tokenizer.file.uri {config.uri!r} does not exist") from error
+        raise Refused("TokenizerUnusable", f"tokenizer.file.uri {config.uri!r} does not exist; {_WAY_OUT}") from error
     return FileTokenizer(data, config.eos, config.uri)
 
 
@@ -95,7 +96,7 @@ def _load(data: bytes, where: str) -> tokenizers.Tokenizer:
     except Exception as error:  # the library raises plain Exception
         raise Refused(
             "TokenizerUnusable",
-            f"tokenizer.file.uri {where!r} is not a tokenizer.json of Hugging Face's tokenizers library ({error})",
+            f"tokenizer.file.uri {where!r} is not a tokenizer.json of Hugging Face's tokenizers library ({error}); {_WAY_OUT}",
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()

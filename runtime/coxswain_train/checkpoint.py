@@ -132,7 +132,7 @@ def read_shard(store: Store, shard: Shard) -> dict[str, Tensor]:
     except NotFound as error:
         raise _torn(f"{shard.key} is missing") from error
     if shard.key != f"shards/{hashlib.sha256(data).hexdigest()}.safetensors":
-        raise _torn(f"{shard.key} does not contain what its name says ({len(data)} of {shard.bytes} bytes)")
+        raise _torn(f"{shard.key} is damaged: its content is not what its name says")
     return safetensors.torch.load(data)
 
 

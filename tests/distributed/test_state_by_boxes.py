@@ -110,7 +110,7 @@ def test_a_shard_with_one_changed_byte_is_refused_by_name(one_shard: tuple[str, 
     data = bytearray(store.get(one_shard[1].key))
     data[-1] ^= 1
     store.put(one_shard[1].key, bytes(data))
-    with pytest.raises(Refused, match=f"{one_shard[1].key} does not contain what its name says"):
+    with pytest.raises(Refused, match=f"{one_shard[1].key} is damaged: its content is not what its name says"):
         load_w(one_shard[0], [one_shard[1]])
 
 

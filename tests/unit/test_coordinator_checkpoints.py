@@ -132,7 +132,7 @@ def test_resume_never_leaves_another_run_alone_but_continues_its_own(tmp_path):
 
 
 def test_a_changed_source_is_named(tmp_path):
-    with pytest.raises(Refused, match="sources docs have other content than at manifests/step-"):
+    with pytest.raises(Refused, match="sources docs have other content, or another tokenizer, than at manifests/step-"):
         check_index(manifest(make_job(tmp_path), 6), "code=1,docs=3")
 
 

@@ -143,7 +143,7 @@ async def test_the_users_fault_is_told_in_the_coordinators_own_words() -> None:
     told = (JobEvent(1, 1.0, "IndexingStarted", "1 shares"),)
     world.end(world.pod("coordinator"), 2, report_text("Failed", fault=fault, events=told))
     await passes(world)
-    assert world.condition("Succeeded")["message"] == "EmptySource: coordinator: source code has no documents"
+    assert world.condition("Succeeded")["message"] == "EmptySource: source code has no documents"
     assert [h.reason for h in world.happenings][-2:] == ["IndexingStarted", "Failed"]
     assert "rule" not in world.happenings[-1].message  # only a rule of the user's own is named
 

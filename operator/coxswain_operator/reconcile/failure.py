@@ -113,7 +113,7 @@ def fatal(s: Situation, counting: bool = True) -> Ending | None:
 def _failed_by(verdict: Verdict) -> Ending:
     fault = verdict.loss.fault
     if fault is not None:
-        return _ending(fault.reason, f"{verdict.loss.member}: {fault.message}", verdict)
+        return _ending(fault.reason, fault.message, verdict)  # not who said it first: all services of a failed job do
     return _ending("FailurePolicy", f"{verdict.loss.message}; rule {verdict.rule} says Fail", verdict)
 
 

@@ -1,0 +1,182 @@
+"""Checkpoints that cannot be gone on from: torn, foreign, newer or of other data; each says what differs and the way out."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from coxswain.config import TokenizerConfig
+from coxswain.errors import CoxswainError, Refused, Stale
+from coxswain.planlog import generation_key
+from coxswain_coordinator.checkpoint_store import RUN_KEY, CheckpointStore
+from coxswain_coordinator.checkpoints import check_index, run_record
+from coxswain_coordinator.index_store import IndexStore
+from coxswain_coordinator.plan_log import PlanLog
+from coxswain_link.store import Store
+from tests.unit.coordinator_fakes import block_of, make_job, store_of
+from tests.unit.test_coordinator_checkpoints import manifest, shard, store_with
+
+KEY = "manifests/step-0000000006.json"
+
+
+@pytest.fixture
+def job(tmp_path):
+    return make_job(tmp_path)
+
+
+@pytest.fixture
+def store(job) -> Store:
+    """With one sound checkpoint."""
+    return store_with(job, replace(manifest(job, 6, [shard("a")]), model=job.model))
+
+
+def refusal(job, store: Store) -> str:
+    """Reason and words of the refusal, which changes nothing in the store."""
+    before = contents(store)
+    with pytest.raises(Refused) as caught:
+        CheckpointStore(job, store).open()
+    assert {k: v for k, v in contents(store).items() if k != RUN_KEY} == {
+        k: v for k, v in before.items() if k != RUN_KEY
+    }
+    return f"{caught.value.reason}: {caught.value.message}"
+
+
+def contents(store: Store) -> dict[str, bytes]:
+    return {found.path: store.get(found.path) for found in store.list()}
+
+
+@pytest.mark.parametrize(
+    "left", [b"", b"{", b'{"version": 1}', b"\xff\xfe", b"[]"], ids=["empty", "cut", "bare", "bytes", "list"]
+)
+def test_a_torn_manifest_is_named_with_the_one_before_as_the_way_out(job, store, left):
+    store.put(KEY, left)
+    said = refusal(job, store)
+    assert said.startswith(f"TornCheckpoint: {KEY} is not a manifest (")
+    assert f"delete {KEY} to resume from the checkpoint before it, or restore what is missing" in said
+
+
+def test_after_the_way_out_of_a_torn_manifest_the_one_before_is_resumed_from(job, store):
+    store.put("manifests/step-0000000012.json", b"{")
+    assert "delete manifests/step-0000000012.json" in refusal(job, store)
+    store.delete("manifests/step-0000000012.json")
+    found = CheckpointStore(job, store).open()
+    assert found is not None
+    assert found.step == 6
+
+
+def test_a_missing_shard_is_named_with_its_manifest(job, store):
+    store.delete("shards/a.safetensors")
+    assert f"TornCheckpoint: {KEY} names shards/a.safetensors, which is missing; delete {KEY}" in refusal(job, store)
+
+
+def test_a_shard_of_another_length_is_named_with_both_lengths(job, store):
+    store.put("shards/a.safetensors", b"12345")
+    assert "shards/a.safetensors, which has 5 bytes instead of 4" in refusal(job, store)
+
+
+@pytest.mark.parametrize("left", [b"", b"{", b"null"])
+def test_a_torn_record_of_the_run_is_named(job, store, left):
+    store.put(RUN_KEY, left)
+    assert "TornCheckpoint: run.json is not a run's record (" in (said := refusal(job, store))
+    assert "restore it, or start a new run with a fresh checkpoint.uri" in said
+
+
+@pytest.mark.parametrize("key", [KEY, RUN_KEY])
+def test_a_checkpoint_of_a_newer_release_names_both_versions(job, store, key):
+    record = run_record(job) if key == RUN_KEY else manifest(job, 6)
+    store.put(key, msgspec.json.encode(replace(record, version=7)))
+    said = refusal(job, store)
+    assert said.startswith("NewerCheckpoint: ")
+    assert "has version 7, this release reads up to 1; use the release that wrote it" in said
+
+
+def test_a_checkpoint_of_another_job_names_both_jobs(job, store):
+    store.put(RUN_KEY, msgspec.json.encode(replace(run_record(job), job="lab/other")))
+    said = refusal(job, store)
+    assert "belongs to another job: lab/other, this job's is default/demo; give this job its own checkpoint.uri" in said
+    assert said.startswith("ForeignCheckpoint: checkpoint.uri 'file://")
+
+
+def test_a_checkpoint_of_another_model_names_the_fields_that_differ(job, store):
+    other = replace(job, model=replace(job.model, hidden=64, layers=3))
+    said = refusal(other, store)
+    words = "another model: model.hidden 32, model.layers 2, this job's is model.hidden 64, model.layers 3; give"
+    assert said.startswith(f"ForeignCheckpoint: {KEY} belongs to {words}")
+
+
+@pytest.mark.parametrize(
+    ("change", "theirs", "ours"),
+    [
+        (lambda job: replace(job, mix=replace(job.mix, seed=8)), "seed 7", "seed 8"),
+        (
+            lambda job: replace(job, batch=replace(job.batch, tokens_per_step=1024)),
+            "batch.tokens_per_step 512",
+            "batch.tokens_per_step 1024",
+        ),
+        (
+            lambda job: replace(job, mix=replace(job.mix, sources=job.mix.sources[:1])),
+            "source docs Text 'text' as bytes",
+            "source docs absent",
+        ),
+        (
+            lambda job: replace(job, mix=replace(job.mix, sources=tuple(of_file(s) for s in job.mix.sources))),
+            "source code Text 'text' as bytes, source docs Text 'text' as bytes",
+            "source code Text 'text' as file ending in </s>, source docs Text 'text' as file ending in </s>",
+        ),
+    ],
+    ids=["seed", "batch", "sources", "tokenizer"],
+)
+def test_a_checkpoint_of_another_stream_names_the_fields_that_differ(job, store, change, theirs, ours):
+    CheckpointStore(job, store).open()
+    said = refusal(change(job), store)
+    assert (
+        f"another stream (mix, seed, batch or algorithm): {theirs}, this job's is {ours}; give this job its own" in said
+    )
+
+
+def of_file(source):
+    return replace(source, tokenizer=TokenizerConfig(kind="file", uri="file:///t/tokenizer.json", eos="</s>"))
+
+
+def test_a_checkpoint_that_does_not_say_what_it_was_made_of_is_refused_all_the_same(job, store):
+    store.put(RUN_KEY, msgspec.json.encode(replace(run_record(job), stream_hash="v0:x", stream=None)))
+    assert "it does not say in which fields" in refusal(job, store)
+
+
+def test_another_tokenizer_of_the_same_kind_is_found_by_the_index_and_named_as_one_of_two_causes(job):
+    """A tokenizer.json with other content in the same place: no configuration shows it, the fingerprints do."""
+    with pytest.raises(
+        Refused, match="have other content, or another tokenizer, than at manifests/step-0000000006"
+    ) as caught:
+        check_index(manifest(job, 6), "code=9,docs=9")
+    assert caught.value.message.startswith("sources code, docs")
+    assert "bring back what was there, or start a new run with a fresh checkpoint.uri" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "harm", [b"", b"not zstd", b"\x28\xb5\x2f\xfd\x20\x02\x00\x00\x7b\x7d"], ids=["empty", "other", "shape"]
+)
+def test_a_torn_record_of_the_plan_log_is_named(store, harm):
+    store.put(generation_key(1), harm)
+    with pytest.raises(
+        Refused, match=r"log/generations/00000001.* cannot be read .* restore it, or start a new run"
+    ) as caught:
+        PlanLog(store).generation(1)
+    assert caught.value.reason == "TornPlanLog"
+
+
+def test_a_coordinator_that_was_replaced_is_told_so_before_it_saves(store, job):
+    log = PlanLog(store)
+    store.put(generation_key(4), b"")
+    with pytest.raises(Stale, match="another coordinator has created generation 4"):
+        log.check_current(3)
+
+
+@pytest.mark.parametrize("harm", [b"", b"PK\x03\x04 cut"])
+def test_a_torn_block_index_is_named_with_the_way_to_have_it_made_again(job, harm):
+    store, block = store_of(job), block_of("code", 0)
+    key = next(found.path for found in store.list("index/") if found.path.endswith("/code0.npz"))
+    store.put(key, harm)
+    with pytest.raises(CoxswainError, match=f"{key} cannot be read .*; delete the object to index anew"):
+        IndexStore(store).lengths(block)

@@ -62,6 +62,14 @@ class Cluster(Protocol):
         """The pods of a job, as of now; without the conditions of their nodes."""
         ...
 
+    async def orphans(self, namespace: str, job: str) -> Sequence[PodView]:
+        """Pods that a job of that name has left behind; not for a job that exists."""
+        ...
+
+    async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
+        """Tells Kueue that a group of pods is over: by a mark on this pod, or, without one, by deleting the group's Workload."""
+        ...
+
     async def nodes(self) -> Mapping[str, Pairs] | None:
         """Conditions of every node by its name; None: nobody may know."""
         ...

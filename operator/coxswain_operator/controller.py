@@ -19,7 +19,7 @@ from coxswain_operator.children import KINDS
 from coxswain_operator.children.configuration import secret_name
 from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, Happening, JobControl, Manifest
 from coxswain_operator.observe import child_view, with_nodes
-from coxswain_operator.reconcile import reconcile
+from coxswain_operator.reconcile import queueing, reconcile
 from coxswain_operator.reconcile.spec import read_spec
 from coxswain_operator.reconcile.status import read_status
 from coxswain_operator.reconcile.values import (
@@ -29,6 +29,7 @@ from coxswain_operator.reconcile.values import (
     CreatePod,
     Decision,
     Delete,
+    LeaveQueue,
     Observed,
     PodView,
     WakeAt,
@@ -104,11 +105,17 @@ class Controller:
         began = time.thread_time()  # work, not time: who waits for a slow server or a busy machine need not rest for it
         observed = await self.look(namespace, name)
         if observed is None:
+            await self._let_go(namespace, name)
             return None
         decision = self._decide(observed)
         cost = time.thread_time() - began
         most = await self._carry_out(observed, decision)
         return Rest(cost if decision.of(*_WRITES) else CALM * cost, most)
+
+    async def _let_go(self, namespace: str, name: str) -> None:
+        """The cluster removes what a deleted job had, but for pods that a queue keeps."""
+        for action in queueing.left(await self._cluster.orphans(namespace, name)):
+            await self._cluster.leave_queue(namespace, action.group, action.pod)
 
     async def pass_once(self, namespace: str, name: str) -> Decision | None:
         """One look, one decision, and its actions. Raises what the cluster raises; None: there is no such job."""
@@ -184,7 +191,7 @@ class Controller:
         done = [await self._do(job, action) for action in decision.of(WriteStatus)]
         done.append(await self._do_together(job, objects))
         done.append(await self._do_pods(job, [d for d in deletes if _is_pod(d)], decision.of(CreatePod)))
-        done += [await self._do(job, action) for action in decision.of(CheckpointAndStop, Happening)]
+        done += [await self._do(job, action) for action in decision.of(LeaveQueue, CheckpointAndStop, Happening)]
         return all(done)
 
     async def _do_pods(self, job: Manifest, deletes: Sequence[Action], creates: Sequence[Action]) -> bool:
@@ -212,6 +219,8 @@ class Controller:
                 await self._cluster.delete(kind, namespace, name, uid, force)
             case Create(manifest) | CreatePod(manifest):
                 return await self._create(job, manifest)
+            case LeaveQueue(group, pod):
+                await self._cluster.leave_queue(namespace, group, pod)
             case CheckpointAndStop(reason, at_step):
                 return await self._control.checkpoint_and_stop(job, reason, at_step)
             case Happening():

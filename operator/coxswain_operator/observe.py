@@ -11,6 +11,7 @@ import msgspec
 
 from coxswain import names
 from coxswain_operator.children import CONTENT
+from coxswain_operator.children.scheduling import POD_GROUP, RETRIABLE
 from coxswain_operator.cluster import Manifest, Pairs
 from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.reconcile.values import ChildView, PodView
@@ -23,12 +24,19 @@ class _Struct(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """As much of an object as is looked at: the rest of its bytes is skipped."""
 
 
+class Marks(_Struct, frozen=True, gc=False):
+    """The annotations that somebody asks for."""
+
+    retriable: str = msgspec.field(name=RETRIABLE, default="")
+
+
 class Head(_Struct, frozen=True, rename="camel", gc=False):
     name: str
     namespace: str = ""
     uid: str = ""
     resource_version: str = "0"
     labels: dict[str, str] | None = None
+    annotations: Marks | None = None
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
 
@@ -132,6 +140,8 @@ def view_of(pod: Pod) -> PodView:
         waiting_message=sys.intern(waiting.message or ""),
         unscheduled=sys.intern(unplaced.message or ""),
         unscheduled_reason=sys.intern(unplaced.reason or "Unschedulable") if unplaced.status else "",
+        group=sys.intern(labels.get(POD_GROUP, "")),
+        given_up=meta.annotations is not None and meta.annotations.retriable == "false",
     )
 
 

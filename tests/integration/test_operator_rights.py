@@ -25,6 +25,8 @@ SPARE: dict[Right, str] = {
     ("coxswain.dev", "datasources/status", "patch"): "a coordinator that reports about sources",
     ("", "services", "delete"): "a child made anew because what it says has changed",
     ("networking.k8s.io", "networkpolicies", "delete"): "a child made anew because what it says has changed",
+    ("", "pods", "patch"): "a job in a queue of Kueue's",
+    ("kueue.x-k8s.io", "workloads", "delete"): "a job in a queue of Kueue's",
     ("events.k8s.io", "events", "patch"): "an event that is counted up",
 }
 LISTED = "list"  # whoever may list a kind learns nothing more by getting one object

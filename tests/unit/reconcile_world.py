@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from coxswain.api.trainingjob_status import TrainingJobStatus
-from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
+from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_JOB_UID, LABEL_ROLE
 from coxswain.wire import JobReport
 from coxswain_operator.cluster import AlreadyExists, Change, Conflict, Happening, Manifest, Pairs
 from coxswain_operator.observe import pod_view
@@ -103,6 +103,13 @@ class World:
 
     async def pod_views(self, namespace: str, job_uid: str) -> list[PodView]:
         return [pod_view(p) for p in await self.list("Pod", namespace, {LABEL_JOB_UID: job_uid})]
+
+    async def orphans(self, namespace: str, job: str) -> list[PodView]:
+        return [pod_view(p) for p in await self.list("Pod", namespace, {LABEL_JOB: job})]
+
+    async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
+        """This world has no queue."""
+        self.before_call("leave", group)
 
     async def nodes(self) -> dict[str, Pairs] | None:
         """None: a test that has no nodes knows nothing of them."""

@@ -57,6 +57,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   resources: [pods, configmaps, services]
   verbs: [list, watch, create, delete]
 - apiGroups: [""]
+  resources: [pods]
+  verbs: [patch]  # a mark for Kueue, once a group of pods is over
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [delete]  # of groups that will never start: Kueue keeps their pods until then
+- apiGroups: [""]
   resources: [secrets]
   verbs: [get, create]
 - apiGroups: [networking.k8s.io]

@@ -8,6 +8,8 @@ from coxswain.config import JobConfig
 from coxswain.names import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_ROLE
 from coxswain_operator.cluster import Manifest
 
+POD_GROUP = "kueue.x-k8s.io/pod-group-name"
+RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
 LOST_NODE_SECONDS = 30  # Kubernetes' own default is 300, and meanwhile the whole gang stands still
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 TOLERATIONS = [
@@ -31,10 +33,14 @@ def queue(job: Manifest, config: JobConfig, start: int) -> tuple[dict[str, str],
     queueing = job["spec"].get("scheduling", {}).get("queueing", {})
     if queueing.get("backend", "None") != "Kueue":
         return {}, {}
-    meta = job["metadata"]
-    group = f"{meta['name']}-{meta['uid'][:8]}-{start}"
-    labels = {"kueue.x-k8s.io/queue-name": queueing["queueName"], "kueue.x-k8s.io/pod-group-name": group}
+    labels = {"kueue.x-k8s.io/queue-name": queueing["queueName"], POD_GROUP: pod_group(job, start)}
     return labels, {"kueue.x-k8s.io/pod-group-total-count": str(1 + config.loaders + config.trainers)}
+
+
+def pod_group(job: Manifest, start: int) -> str:
+    """Name of the group of all pods of one start, and of the Workload that Kueue makes for it."""
+    meta = job["metadata"]
+    return f"{meta['name']}-{meta['uid'][:8]}-{start}"
 
 
 def _affinity(job: Manifest, topology: dict[str, str], attempt: int) -> dict[str, Any]:

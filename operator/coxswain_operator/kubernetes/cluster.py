@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
 from coxswain.errors import Refused
-from coxswain.names import API_VERSION
+from coxswain.names import API_VERSION, LABEL_JOB
+from coxswain_operator.children.scheduling import RETRIABLE
 from coxswain_operator.cluster import AlreadyExists, Change, Conflict, Happening, Manifest, Pairs
 from coxswain_operator.kubernetes.cache import Cache, Entry, Name, News
-from coxswain_operator.kubernetes.connection import APPLY, Connection, NotFound
+from coxswain_operator.kubernetes.connection import APPLY, MERGE, Connection, NotFound
 from coxswain_operator.kubernetes.events import Events
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS, Informer
 from coxswain_operator.kubernetes.readers import manifest_of
-from coxswain_operator.kubernetes.resources import BY_KIND, FIELD_MANAGER, SECRETS
+from coxswain_operator.kubernetes.resources import BY_KIND, FIELD_MANAGER, SECRETS, WORKLOADS
 from coxswain_operator.kubernetes.tokens import Secrets
 from coxswain_operator.reconcile.values import PodView
 
@@ -69,6 +71,19 @@ class KubernetesCluster:
     async def pod_views(self, namespace: str, job_uid: str) -> Sequence[PodView]:
         cache = (await self._ready("Pod", namespace)).cache
         return [e.value for e in cache.of_owner(job_uid) if e.value is not None and e.name[0] == namespace]
+
+    async def orphans(self, namespace: str, job: str) -> Sequence[PodView]:
+        cache = (await self._ready("Pod", namespace)).cache
+        return [e.value for e in cache.select(namespace, {LABEL_JOB: job}) if e.value is not None]
+
+    async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
+        """Where there is no Kueue, or no group any more, there is nothing to leave."""
+        with suppress(NotFound):
+            if not pod:
+                await self._connection.send("DELETE", WORKLOADS.path(namespace, group))
+                return
+            path, mark = BY_KIND["Pod"].path(namespace, pod), {"metadata": {"annotations": {RETRIABLE: "false"}}}
+            self._noted("Pod", namespace, await self._connection.send("PATCH", path, mark, MERGE))
 
     async def nodes(self) -> Mapping[str, Pairs] | None:
         """None where the operator has no right to see them."""

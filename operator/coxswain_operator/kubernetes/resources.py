@@ -40,4 +40,5 @@ _ALL = (
 
 BY_KIND = {resource.kind: resource for resource in _ALL}
 EVENTS = Resource("events.k8s.io/v1", "Event", "events")
+WORKLOADS = Resource("kueue.x-k8s.io/v1beta1", "Workload", "workloads")
 LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")

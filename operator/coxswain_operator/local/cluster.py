@@ -81,6 +81,13 @@ class LocalCluster:
     async def pod_views(self, namespace: str, job_uid: str) -> Sequence[PodView]:
         return [pod_view(p) for p in self._objects.select("Pod", namespace, {LABEL_JOB_UID: job_uid})]
 
+    async def orphans(self, namespace: str, job: str) -> Sequence[PodView]:
+        """No queue keeps anything here."""
+        return ()
+
+    async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
+        pass
+
     async def nodes(self) -> dict[str, Pairs] | None:
         """One machine, of which nothing is said."""
         return None

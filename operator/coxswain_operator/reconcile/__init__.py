@@ -6,6 +6,7 @@ import dataclasses
 
 from msgspec.structs import replace
 
+from coxswain_operator.children.scheduling import pod_group
 from coxswain_operator.reconcile import (
     deadlines,
     events,
@@ -14,6 +15,7 @@ from coxswain_operator.reconcile import (
     gang,
     incarnations,
     progress,
+    queueing,
     sources,
     suspend,
 )
@@ -70,6 +72,7 @@ def conclude(s: Situation, step: Step) -> Decision:
             *sources.statuses(s),
             *step.deletes,
             *step.creates,
+            *queueing.left(s.observed.pods, "" if step.state in ("Suspending", "Suspended") else _group(s)),
             *step.calls,
             *told,  # what the coordinator saw came before what follows from it
             *step.happenings,
@@ -77,6 +80,11 @@ def conclude(s: Situation, step: Step) -> Decision:
             *(WakeAt(t) for t in sorted(set(wakes)) if s.now < t < float("inf")),
         )
     )
+
+
+def _group(s: Situation) -> str:
+    """Of the pods of this start, if they are queued."""
+    return pod_group(s.observed.job, s.numbers.everyone.number)
 
 
 def _write(s: Situation, status: JobStatus) -> tuple[WriteStatus]:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from coxswain.exits import Exit
 from coxswain_operator.cluster import Happening
-from coxswain_operator.reconcile import attempts, deadlines, stranded
+from coxswain_operator.reconcile import attempts, deadlines, queueing, stranded
 from coxswain_operator.reconcile.situation import Situation
 from coxswain_operator.reconcile.step import Ending, Step
 from coxswain_operator.reconcile.times import seconds, stamp
@@ -70,7 +70,7 @@ def afterwards(s: Situation) -> Decision:
     leave = seconds(s.status.completion_time or "") + (0 if s.status.state == "Failed" else LEAVE_SECONDS)
     due = tuple(_delete(p) for p in _running(s)) if s.now >= leave else ()
     times = [t for t in (leave, deadlines.expires(s), *stranded.wakes(s)) if s.now < t < float("inf")]
-    return Decision((*due, *stranded.forced(s), *(WakeAt(t) for t in times)))
+    return Decision((*due, *stranded.forced(s), *queueing.left(s.observed.pods), *(WakeAt(t) for t in times)))
 
 
 def _running(s: Situation) -> tuple[PodView, ...]:

@@ -49,13 +49,18 @@ def suspended(s: Situation) -> Step:
     if not s.observed.pods:
         status = replace(renewed, trainers=replace(status.trainers, desired=0, asked=0))
         return Step("Suspended", status, "Suspended", _saved(s))
-    if s.coordinator is not None and s.coordinator.live and s.now < _deadline(s):
+    if s.coordinator is not None and s.coordinator.live and _has_begun(s) and s.now < _deadline(s):
         call = CheckpointAndStop("suspended")
         text = "waits for the checkpoint, then for the pods to leave"
         return Step("Suspending", status, "Suspending", text, calls=(call,), wakes=(_deadline(s),))
     gone = (*(Delete("Pod", p.name, p.uid) for p in s.observed.pods if not p.deleting), *stranded.forced(s))
     text = "waits for the pods to leave"
     return Step("Suspending", renewed, "Suspending", text, deletes=gone, wakes=stranded.wakes(s))
+
+
+def _has_begun(s: Situation) -> bool:
+    """Where no pod has a node, as in a queue, there is nothing to save."""
+    return any(p.node for p in s.observed.pods)
 
 
 def _deadline(s: Situation) -> float:

@@ -39,6 +39,8 @@ class PodView:
     waiting_message: str = ""
     unscheduled: str = ""  # the scheduler's words while it finds no node
     unscheduled_reason: str = ""  # Unschedulable, SchedulingGated; empty once it has found one
+    group: str = ""  # of pods that Kueue admits together
+    given_up: bool = False  # Kueue was told that its group gets no successors
 
     @property
     def member(self) -> str:
@@ -47,8 +49,9 @@ class PodView:
 
     @property
     def live(self) -> bool:
-        """Something of it may still run."""
-        return self.phase not in ("Succeeded", "Failed")
+        """Something of it may still run, or start. Kueue keeps deleted pods that never had a node."""
+        kept = self.group and self.deleting and not self.node
+        return not kept and self.phase not in ("Succeeded", "Failed")
 
     @property
     def works(self) -> bool:
@@ -106,6 +109,14 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveQueue:
+    """Kueue shall let go of a group of pods: told by a mark on this pod or, without one, by the end of the group's Workload."""
+
+    group: str
+    pod: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Create:
     """A child that is no pod."""
 
@@ -146,7 +157,7 @@ class WakeAt:
     time: float
 
 
-Action: TypeAlias = WriteStatus | Delete | Create | CreatePod | CheckpointAndStop | Happening | WakeAt
+Action: TypeAlias = WriteStatus | Delete | Create | CreatePod | LeaveQueue | CheckpointAndStop | Happening | WakeAt
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,27 @@
+"""Groups of pods that are over. Kueue keeps their pods, and their share of the queue, until it hears so.
+
+It expects a successor for every pod of a group that fails or is deleted, and keeps the dead one until then (a finalizer).
+Ours stay within their group while a start lasts; a new start is a new group, and the old one gets no successors any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from coxswain_operator.reconcile.values import LeaveQueue, PodView
+
+
+def left(pods: Sequence[PodView], current: str = "") -> Iterator[LeaveQueue]:
+    """What Kueue has to hear of all groups but the `current` one.
+
+    A mark on one pod ends a group whose pods have all come to an end, and leaves them where they are, for their logs.
+    Deleted pods that never had a node never come to an end: only the end of their Workload frees them.
+    """
+    for group in sorted({p.group for p in pods} - {"", current}):
+        members = [p for p in pods if p.group == group]
+        if any(p.live and not p.deleting for p in members):
+            continue
+        if any(p.deleting and not p.node for p in members):
+            yield LeaveQueue(group)
+        elif not any(p.given_up for p in members):
+            yield LeaveQueue(group, min(members, key=lambda p: (p.deleting, p.name)).name)

@@ -1,0 +1,125 @@
+"""Kueue's pods on a real API server: the operator has them let go, by its chart's own rights."""
+
+from __future__ import annotations
+
+import pytest
+
+from coxswain_operator.children.scheduling import RETRIABLE
+from e2e.cluster.process import wait_until
+from tests.integration.apiserver import ApiServer
+from tests.integration.operator_parts import MERGE, Kubelet, Manifest, apply_all, new_namespace, operating
+from tests.integration.test_operator_reconcile import Coordinator, job, state, until
+from tests.unit.reconcile_world import report
+from tests.unit.test_reconcile_queueing import QUEUE, group_of
+
+FINALIZER = "kueue.x-k8s.io/managed"
+CRDS, KUEUE = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "/apis/kueue.x-k8s.io/v1beta1"
+HEAD = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload"}
+WORKLOADS: Manifest = {
+    "metadata": {"name": "workloads.kueue.x-k8s.io"},
+    "spec": {
+        "group": "kueue.x-k8s.io",
+        "scope": "Namespaced",
+        "names": {"kind": "Workload", "plural": "workloads", "singular": "workload", "listKind": "WorkloadList"},
+        "versions": [
+            {"name": "v1beta1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
+        ],
+    },
+}
+
+
+class Kueue:
+    """Says of pods what Kueue would: they are kept, and a Workload of their group's name stands for them."""
+
+    def __init__(self, api: ApiServer, namespace: str) -> None:
+        self._api, self.pods = api, Kubelet(api, namespace)
+        self._path, self._workloads = (
+            f"/api/v1/namespaces/{namespace}/pods",
+            f"{KUEUE}/namespaces/{namespace}/workloads",
+        )
+
+    async def take(self, count: int) -> None:
+        """All pods of a start; none has a node yet."""
+        await until(lambda: len(self.pods.names()) == count)
+        for name in self.pods.names():
+            self._patch(name, {"finalizers": [FINALIZER]})
+        (self.group,) = {group_of(pod) for pod in self.pods.pods()}
+        answer = self._api.http.post(self._workloads, json={**HEAD, "metadata": {"name": self.group}})
+        assert answer.is_success, answer.text
+
+    def admit(self) -> None:
+        for name in self.pods.names():
+            target = {"apiVersion": "v1", "kind": "Node", "name": "somewhere"}
+            binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+            assert self._api.http.post(f"{self._path}/{name}/binding", json=binding).is_success
+        self.pods.run_all()
+
+    def stands(self) -> bool:
+        """The Workload does."""
+        return self._api.http.get(f"{self._workloads}/{self.group}").is_success
+
+    def marked(self) -> list[str]:
+        return [p["metadata"]["name"] for p in self.pods.pods() if p["metadata"].get("annotations", {}).get(RETRIABLE)]
+
+    def let_go(self) -> None:
+        for name in self.pods.names():
+            self._patch(name, {"finalizers": None})
+
+    def _patch(self, name: str, metadata: Manifest) -> None:
+        answer = self._api.http.patch(f"{self._path}/{name}", json={"metadata": metadata}, headers=MERGE)
+        assert answer.is_success or answer.status_code == 404, answer.text
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(api: ApiServer) -> None:
+    assert api.http.post(CRDS, json={"apiVersion": "apiextensions.k8s.io/v1", **WORKLOADS}).is_success
+    wait_until(lambda: api.http.get(f"{KUEUE}/workloads").is_success, "Workloads to be served", 20)
+
+
+async def test_a_job_that_waits_in_a_queue_is_suspended_though_its_pods_are_kept(api: ApiServer) -> None:
+    namespace = new_namespace(api)
+    apply_all(api, namespace, scheduling=QUEUE)
+    kueue = Kueue(api, namespace)
+    async with operating(api.kubeconfig, namespace, Coordinator()):
+        await kueue.take(4)
+        edit(api, namespace, {"spec": {"suspend": True}})
+        await until(lambda: not kueue.stands())
+        assert state(api, namespace) == "Suspending"
+        kueue.let_go()
+        await until(lambda: state(api, namespace) == "Suspended")
+    assert kueue.pods.names() == []
+
+
+async def test_a_job_that_is_deleted_in_its_queue_leaves_no_pods_behind(api: ApiServer) -> None:
+    namespace = new_namespace(api)
+    apply_all(api, namespace, scheduling=QUEUE)
+    kueue = Kueue(api, namespace)
+    async with operating(api.kubeconfig, namespace, Coordinator()):
+        await kueue.take(4)
+        assert api.http.delete(api.path("trainingjobs", "demo", namespace=namespace)).is_success
+        for name in kueue.pods.names():  # nobody collects garbage on this server
+            kueue.pods.remove(name)
+        await until(lambda: not kueue.stands())
+        kueue.let_go()
+    assert kueue.pods.names() == []
+
+
+async def test_a_failed_job_marks_its_group_as_over(api: ApiServer) -> None:
+    namespace = new_namespace(api)
+    rule = {"name": "fatal", "action": "Fail", "onExitCodes": {"operator": "In", "values": [9]}}
+    apply_all(api, namespace, scheduling=QUEUE, failurePolicy={"rules": [rule]})
+    kueue = Kueue(api, namespace)
+    async with operating(api.kubeconfig, namespace, Coordinator(report("Running", 10))):
+        await kueue.take(4)
+        kueue.admit()
+        await until(lambda: state(api, namespace) == "Running")
+        kueue.pods.end("demo-trainer-0-0", 9)
+        await until(lambda: kueue.marked() == ["demo-trainer-0-0"])
+        assert (state(api, namespace), kueue.stands()) == ("Failed", True)
+        kueue.let_go()
+    assert job(api, namespace)["status"]["restarts"]["counted"] == 0
+
+
+def edit(api: ApiServer, namespace: str, change: Manifest) -> None:
+    path = api.path("trainingjobs", "demo", namespace=namespace)
+    assert api.http.patch(path, json=change, headers=MERGE).is_success

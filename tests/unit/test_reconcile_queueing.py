@@ -1,0 +1,158 @@
+"""A job in a queue of Kueue's, which keeps the pods of a group, and the group's share, until it knows that the group is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coxswain_operator.children.scheduling import POD_GROUP, RETRIABLE
+from coxswain_operator.cluster import Manifest
+from coxswain_operator.controller import Controller
+from coxswain_operator.reconcile.waiting import GATED
+from tests.unit.reconcile_world import NAMESPACE, World, data_mix, data_source, live, member_of, report, training_job
+from tests.unit.test_reconcile_life import ANEW, passes
+
+QUEUE: dict[str, Any] = {"queueing": {"backend": "Kueue", "queueName": "research"}}
+TOTAL = 4  # pods of the job
+
+
+def group_of(pod: Manifest) -> str:
+    group: str = pod["metadata"]["labels"][POD_GROUP]
+    return group
+
+
+def deleting(pod: Manifest) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def placed(pod: Manifest) -> bool:
+    return "nodeName" in pod["spec"]
+
+
+def marked(pod: Manifest) -> bool:
+    return pod["metadata"].get("annotations", {}).get(RETRIABLE) == "false"
+
+
+class Queued(World):
+    """Kueue lets a pod go when its group has an end, its Workload was deleted, or it has a successor in the group."""
+
+    def __init__(self, **spec: Any) -> None:
+        super().__init__(data_source(), data_mix(), training_job(scheduling=QUEUE, **spec))
+        self.ended: list[str] = []  # groups whose Workloads were deleted
+        self.marks: list[str] = []  # names of pods
+
+    async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
+        if pod:
+            self.marks.append(pod)
+            self.objects["Pod", pod]["metadata"].setdefault("annotations", {})[RETRIABLE] = "false"
+            return
+        self.ended.append(group)
+        for one in self.group(group):  # finished ones as well, as Kueue does
+            self.vanish(one)
+
+    def group(self, name: str) -> list[Manifest]:
+        return [pod for pod in self.pods() if group_of(pod) == name]
+
+    def gate(self) -> None:
+        """Nothing is admitted."""
+        for pod in self.pods():
+            self.unschedulable(pod, GATED)
+
+    def reap(self) -> None:
+        for pod in filter(deleting, self.pods()):
+            if placed(pod) and live(pod):
+                pod["status"]["phase"] = "Failed"
+            if self._lets_go(pod):
+                self.vanish(pod)
+
+    def _lets_go(self, pod: Manifest) -> bool:
+        group = self.group(group_of(pod))
+        runnable = [p for p in group if p["status"]["phase"] != "Failed" and (placed(p) or not deleting(p))]
+        over = not any(live(p) for p in group) and any(marked(p) for p in group)
+        return over or (pod not in runnable and len(runnable) == TOTAL)
+
+
+async def admitted(**spec: Any) -> Queued:
+    """A queued job that trains."""
+    world = Queued(**spec)
+    await passes(world)
+    world.run_all()
+    world.report_now = report("Running", 10)
+    await passes(world)
+    return world
+
+
+async def test_a_job_that_waits_in_its_queue_can_be_suspended() -> None:
+    world = Queued()
+    await passes(world)
+    world.gate()
+    await passes(world)
+    assert world.state == "Queued"
+    world.edit("TrainingJob", "demo", suspend=True)
+    await passes(world)
+    assert (world.state, world.pods()) == ("Suspended", [])
+
+
+async def test_a_job_that_waits_in_its_queue_can_start_anew_with_another_number_of_trainers() -> None:
+    world = Queued(trainers={"count": 2, "minCount": 1, "maxCount": 4})
+    await passes(world)
+    world.gate()
+    world.edit("TrainingJob", "demo", trainers={"count": 1, "minCount": 1, "maxCount": 4})
+    await passes(world, 6)
+    assert len({group_of(pod) for pod in world.pods()}) == 1
+    assert sorted(map(member_of, world.pods())) == ["coordinator", "loader-0", "trainer-0"]
+
+
+async def test_a_gated_pod_that_somebody_deletes_gets_a_successor_in_its_group() -> None:
+    world = Queued()
+    await passes(world)
+    world.gate()
+    pod = world.pod("trainer-1") or {}
+    await world.delete("Pod", NAMESPACE, pod["metadata"]["name"])
+    await passes(world)
+    assert sorted(map(member_of, world.pods())) == ["coordinator", "loader-0", "trainer-0", "trainer-1"]
+    assert {group_of(p) for p in world.pods()} == {group_of(pod)}
+    assert (world.ended, world.marks) == ([], [])
+
+
+async def test_pods_that_kueue_evicts_come_back_in_their_group_uncounted() -> None:
+    world = await admitted()
+    (group,) = {group_of(pod) for pod in world.pods()}
+    world.report_now = None
+    for pod in world.pods():
+        await world.delete("Pod", NAMESPACE, pod["metadata"]["name"])
+    await passes(world, 8)
+    assert {group_of(pod) for pod in world.pods() if not deleting(pod)} == {group}
+    assert len([pod for pod in world.pods() if live(pod)]) == TOTAL
+    assert (world.job["status"]["restarts"]["counted"], world.ended, world.marks) == (0, [], [])
+
+
+async def test_a_start_anew_is_another_group_and_ends_the_one_before() -> None:
+    world = await admitted(failurePolicy={"rules": [ANEW]})
+    (group,) = {group_of(pod) for pod in world.pods()}
+    world.end(world.pod("trainer-0") or {}, 7)
+    await passes(world, 8)
+    assert world.group(group) == []
+    assert len(world.pods()) == TOTAL
+
+
+async def test_a_failed_job_gives_its_share_back_and_keeps_its_dead_pods_for_their_logs() -> None:
+    fatal = {"name": "fatal", "action": "Fail", "onExitCodes": {"operator": "In", "values": [9]}}
+    world = await admitted(failurePolicy={"rules": [fatal]})
+    failed = world.pod("trainer-0") or {}
+    world.end(failed, 9)
+    await passes(world, 6)
+    assert world.state == "Failed"
+    assert (len(world.marks), world.ended) == (1, [])
+    assert [pod["metadata"]["name"] for pod in world.pods()] == [failed["metadata"]["name"]]
+
+
+async def test_the_gated_pods_of_a_job_that_was_deleted_are_let_go() -> None:
+    world = Queued()
+    await passes(world)
+    world.gate()
+    del world.objects["TrainingJob", "demo"]
+    for pod in world.pods():
+        await world.delete("Pod", NAMESPACE, pod["metadata"]["name"])
+    assert await Controller(world, world, world.clock).turn(NAMESPACE, "demo") is None
+    assert world.pods() == []
+    assert len(world.ended) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from coxswain.errors import Refused
+from coxswain_cli.reporting.facts import facts
 from coxswain_cli.reporting.page import page
 from coxswain_cli.reporting.read import read_run
 
@@ -35,10 +37,17 @@ def report_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR|JOB", help="Work directory of a run, or the job's name.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write [DIR/report.html].")] = None,
     steps: Annotated[str, typer.Option(help="Steps to picture, such as 3,17 [a telling choice].")] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the page's numbers as one JSON object; a page only with --output.")
+    ] = False,
 ) -> None:
     """Write one self-contained HTML page about a run: curves, mix, steps planned and measured, events."""
     try:
-        typer.echo(write_report(_resolve(directory), output, _numbers(steps)))
+        folder, wanted = _resolve(directory), _numbers(steps)
+        if as_json:
+            typer.echo(json.dumps(facts(read_run(folder, wanted))))
+        if output or not as_json:
+            typer.echo(write_report(folder, output, wanted), err=as_json)
     except (Refused, OSError) as error:
         typer.echo(f"cox report: {error}", err=True)
         raise typer.Exit(2) from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ from types import TracebackType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from coxswain import names
 from coxswain.api.jobfiles import load_run
@@ -21,10 +19,12 @@ from coxswain.errors import Refused
 from coxswain.exits import Exit
 from coxswain.wire import JobReport
 from coxswain_cli.apply import NAMESPACE, apply
-from coxswain_cli.display import Display, display_for
-from coxswain_cli.ending import FAILED, exit_code, has_ended, is_suspended, summary
+from coxswain_cli.display import Display
+from coxswain_cli.ending import FAILED, exit_code, has_ended, is_suspended
+from coxswain_cli.jsonlines import JsonLines
 from coxswain_cli.machine import check_ports, check_room
 from coxswain_cli.progress import View, Watcher
+from coxswain_cli.telling import ForPeople, Teller
 from coxswain_cli.workdir import condition, default_workdir
 from coxswain_operator.controller import Controller
 from coxswain_operator.jobcontrol import HttpJobControl
@@ -44,25 +44,28 @@ def run_command(
     ],
     workdir: Annotated[Path | None, typer.Option(help="Where the run keeps its state [runs/JOB].")] = None,
     until_step: Annotated[int | None, typer.Option(min=1, help="Save and stop before this step.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Tell events, steps and the end as JSON, an object a line.")
+    ] = False,
 ) -> None:
     """Run the TrainingJob of the given files on this machine, or resume it.
 
     Exit code 0: Succeeded, or stopped as asked. 1: Failed. 2: refused. Ctrl-C saves and stops; twice stops at once.
     """
-    console = Console(file=sys.stdout)
+    teller: Teller = JsonLines() if as_json else ForPeople()
     try:
         objects = load_run(files)
         job = next(o for o in objects if o["kind"] == "TrainingJob")
         folder = workdir or default_workdir(job["metadata"]["name"])
-        code = asyncio.run(run(objects, folder, until_step, console))
+        code = asyncio.run(run(objects, folder, until_step, teller))
     except Refused as error:
-        typer.echo(f"cox run: {error.message}", err=True)
+        teller.refuse(Exit.USER_FAULT, error.reason, f"cox run: {error.message}")
         raise typer.Exit(Exit.USER_FAULT) from error
     except (StoppedAtOnce, KeyboardInterrupt) as stop:
-        typer.echo("stopped at once; the same command goes on from the last checkpoint", err=True)
+        teller.refuse(_STOPPED, "Stopped", "stopped at once; the same command goes on from the last checkpoint")
         raise typer.Exit(_STOPPED) from stop
     except OSError as error:
-        typer.echo(f"cox run: {error}; once that is mended, the same command goes on", err=True)
+        teller.refuse(FAILED, "MachineTrouble", f"cox run: {error}; once that is mended, the same command goes on")
         raise typer.Exit(FAILED) from error
     raise typer.Exit(code)
 
@@ -71,23 +74,20 @@ class StoppedAtOnce(Exception):
     """The second Ctrl-C."""
 
 
-async def run(objects: list[Manifest], workdir: Path, until_step: int | None, console: Console) -> int:
+async def run(objects: list[Manifest], workdir: Path, until_step: int | None, teller: Teller) -> int:
     """The whole run; its exit code."""
     clock = SteadyClock()
     async with LocalCluster(workdir, clock) as cluster:
         _log_to(workdir / "logs" / "cox.log")
         job = await apply(cluster, objects)
         if has_ended(job):
-            console.print(
-                f"ended before; nothing is trained. A new run needs another --workdir than {workdir}", soft_wrap=True
-            )
+            teller.say(f"ended before; nothing is trained. A new run needs another --workdir than {workdir}")
         else:
             check_ports()
-            with display_for(console) as display:
+            with teller.display() as display:
                 display.say(f"work directory {workdir}")
                 job = await Run(cluster, job, until_step, display, clock).until_end()
-    for line in summary(job, workdir):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    teller.end(job, workdir)
     return exit_code(job)
 
 

@@ -111,6 +111,39 @@ async def test_a_finished_job_prints_its_end_and_exits_by_it(job_file, tmp_path)
         assert "nothing is trained" in done.stdout
 
 
+async def test_scripts_get_the_end_of_a_run_as_the_last_line(job_file, tmp_path):
+    await stored_job(tmp_path / "work", job_file, "Failed", "False")
+    done = run_cox("run", job_file, "--workdir", tmp_path / "work", "--json")
+    end = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, end["type"], end["exit_code"], end["state"], end["job"]) == (
+        1,
+        "end",
+        1,
+        "Failed",
+        "small",
+    )
+    assert end["message"] == CONDITION["message"]
+
+
+def test_scripts_are_told_a_refusal_on_standard_output_and_people_on_standard_error(job_file, tmp_path):
+    job_file.write_text("kind: Pod\n")
+    done = run_cox("run", job_file, "--workdir", tmp_path / "work", "--json")
+    end = json.loads(done.stdout)
+    assert (done.returncode, end["exit_code"], end["state"]) == (2, 2, "Invalid")
+    assert "unknown kind 'Pod'" in end["message"]
+    assert "unknown kind 'Pod'" in done.stderr
+
+
+def test_validate_and_plan_speak_json_too(job_file, tmp_path):
+    done = run_cox("validate", job_file, "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, [])
+    lengths = tmp_path / "lengths"
+    lengths.write_text("512\n512\n")
+    plan = run_cox("plan", "step", "--lengths", lengths, "--replicas", "2", "--capacity", "1024", "--json")
+    assert (plan.returncode, plan.stderr) == (0, "")
+    assert json.loads(plan.stdout)["replicas"] == 2
+
+
 async def test_a_changed_field_of_the_stream_is_refused_by_name(job_file, tmp_path):
     await stored_job(tmp_path / "work", job_file, "Suspended", "Unknown")
     objects = job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/checkpoints", seed=2)

@@ -1,6 +1,7 @@
 """Progress is read from what a run leaves, torn lines included, and shown as a panel or as lines."""
 
 import io
+import json
 
 import msgspec
 import pytest
@@ -8,6 +9,7 @@ from rich.console import Console
 
 from coxswain.wire import JobReport, StepLine
 from coxswain_cli.display import Lines, Panels, display_for
+from coxswain_cli.jsonlines import JsonLines
 from coxswain_cli.progress import Watcher, amount, duration
 
 JOB = {
@@ -135,3 +137,16 @@ def test_durations_are_for_people(seconds, text):
 @pytest.mark.parametrize("number, text", [(812, "812"), (12_345, "12.3 k"), (4_560_000, "4.56 M"), (2e9, "2.00 G")])
 def test_amounts_are_for_people(number, text):
     assert amount(number) == text
+
+
+def test_scripts_get_every_event_step_and_change_of_state_as_an_object_a_line(watched):
+    out = io.StringIO()
+    with JsonLines(out) as display:
+        display.show(watched(events=[{"reason": "GangStarted", "message": "2/2", "time": "2026-01-01T00:00:00Z"}]))
+        display.show(watched(step(0), step(1)))
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line["type"] for line in lines] == ["event", "state", "step", "step", "state"]
+    assert lines[0] | {"reason": "GangStarted", "time": "2026-01-01T00:00:00Z"} == lines[0]
+    assert lines[1]["waiting_for"] == "trainer-1 to register"
+    assert (lines[3]["step"], lines[3]["loss"], lines[3]["tokens"]) == (1, 2.5, 4000)
+    assert (lines[4]["step"], lines[4]["steps"], lines[4]["waiting_for"]) == (2, 10, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -113,6 +114,26 @@ def test_the_command_writes_the_page_and_says_where(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert result.output.strip() == str(tmp_path / "r.html")
     assert re.findall(r"<b>Step (\d+)</b>", (tmp_path / "r.html").read_text()) == ["1", "3"]
+
+
+def test_scripts_get_the_pages_numbers_as_one_object_and_no_page(tmp_path: Path) -> None:
+    samples.write_run(tmp_path, steps=4)
+    result = CliRunner().invoke(app, [str(tmp_path), "--json", "--steps", "2"])
+    found = json.loads(result.output)
+    assert (found["job"], found["state"], found["steps"], found["steps_wanted"]) == ("stdlib", "Completed", 4, 60)
+    assert found["loss"]["best"] == min(samples.step_line(k)["loss"] for k in range(4))
+    assert found["stream_digest"] == f"{3:064x}"
+    assert [s["name"] for s in found["sources"]] == ["code", "docs"]
+    assert sum(s["share"] for s in found["sources"]) == pytest.approx(1)
+    assert found["sources"][0]["wanted"] == pytest.approx(0.7)
+    assert [(p["step"], p["why"], len(p["ranks"])) for p in found["pictured"]] == [(2, "asked for", 4)]
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_run_without_a_step_is_an_object_too(tmp_path: Path) -> None:
+    samples.write_lines(tmp_path / "events.jsonl", [{"time": 1, "reason": "Failed", "message": "no such source"}])
+    found = json.loads(CliRunner().invoke(app, [str(tmp_path), "--json"]).output)
+    assert (found["steps"], found["loss"], found["tokens_per_second"], found["sources"]) == (0, None, None, [])
 
 
 def test_a_jobs_name_stands_for_its_work_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

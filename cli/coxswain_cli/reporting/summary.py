@@ -16,7 +16,7 @@ BAD = {"Failed", "NodeLost", "WorkerRestarted", "StragglerDetected"}
 
 def heading(run: Run) -> Markup:
     """The job's name and how it stands."""
-    condition = _succeeded(run.status)
+    condition = succeeded(run.status)
     state = condition.get("reason") or "State unknown"
     words = condition.get("message") or ""
     look = {"True": "good", "False": "bad"}.get(str(condition.get("status")), "open")
@@ -27,7 +27,8 @@ def heading(run: Run) -> Markup:
     )
 
 
-def _succeeded(status: dict[str, Any]) -> dict[str, str]:
+def succeeded(status: dict[str, Any]) -> dict[str, str]:
+    """The condition that says how the job stands; empty when there is none."""
     conditions = status.get("conditions") or ()
     return next((c for c in conditions if isinstance(c, dict) and c.get("type") == "Succeeded"), {})
 

@@ -1,0 +1,72 @@
+"""A run for scripts: one JSON object a line on standard output. `type` says what it is; the last one is of type `end`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+import msgspec
+import typer
+
+from coxswain_cli.ending import exit_code
+from coxswain_cli.progress import View
+from coxswain_cli.workdir import Tail, condition, steps_of
+
+Manifest = dict[str, Any]
+
+
+class JsonLines:
+    """A Teller, and its own Display. Each line is written whole and at once, so that whoever reads along sees it now."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+        self._last = ("", "")
+
+    def show(self, view: View) -> None:
+        for event in view.new_events:
+            self._write("event", time=event.time, reason=event.reason, message=event.message)
+        for step in view.new_steps:
+            self._write("step", **msgspec.to_builtins(step))
+        if (now := (view.state, view.waiting_for)) != self._last:
+            self._last = now
+            self._write("state", state=view.state, waiting_for=view.waiting_for, step=view.step, steps=view.steps)
+
+    def say(self, text: str) -> None:
+        self._write("note", message=text)
+
+    def end(self, job: Manifest, workdir: Path) -> None:
+        """How the job ended, and where everything is; of the whole run, not only of this command."""
+        how, steps = condition(job, "Succeeded"), steps_of(Tail(workdir / "steps.jsonl", from_start=True))
+        self._write(
+            "end",
+            exit_code=exit_code(job),
+            job=job["metadata"]["name"],
+            state=how.get("reason", "Unknown"),
+            message=how.get("message", ""),
+            step=max((s.step + 1 for s in steps), default=0),
+            loss=steps[-1].loss if steps else None,
+            checkpoint=job.get("status", {}).get("lastCheckpoint"),
+            workdir=str(workdir),
+        )
+
+    def refuse(self, code: int, reason: str, words: str) -> None:
+        """On standard error as well, as people see it."""
+        typer.echo(words, err=True)
+        self._write("end", exit_code=code, state=reason, message=words)
+
+    def display(self) -> JsonLines:
+        return self
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is held back."""
+
+    def _write(self, type_: str, **fields: Any) -> None:
+        self._out.write(msgspec.json.encode({"type": type_, **fields}).decode() + "\n")
+        self._out.flush()

@@ -15,20 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-
-class BlockEntry(msgspec.Struct, frozen=True, order=True):
-    """One block of a source: a Parquet row group, or a byte range or whole object of a text file."""
-
-    path: str  # of the object, relative to the source's uri; sources sort by (path, ordinal)
-    ordinal: int  # row group, or range, within the object
-    offset: int  # first byte; 0 for row groups
-    size: int  # bytes of the range, or of the whole object for row groups
-    object_size: int
-    etag: str  # of the object: content identity; changed content is refused by name
-    samples: int = 0  # readable samples; known once indexed
-    rejected: int = 0  # samples that do not decode, hence are not in the index
-    tokens: int = 0
-    key: str = ""  # of its index object
+from coxswain.block import BlockEntry as BlockEntry  # apart: who only passes blocks on need not wait for numpy
 
 
 class BlockIndex(msgspec.Struct, frozen=True):

@@ -10,9 +10,9 @@ from typing import Literal
 
 import msgspec
 
+from coxswain.block import BlockEntry
 from coxswain.boxes import Box
 from coxswain.config import ModelConfig
-from coxswain.index import BlockEntry
 from coxswain.layout import Layout, Seat
 from coxswain.membership.values import Cursor, Sequence
 from coxswain.plan.values import StageOperations, Task

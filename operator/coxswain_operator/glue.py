@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from typing import Any
 
-import kopf
-
 from coxswain.api.kinds import KINDS
+from coxswain.lean import without
 from coxswain.names import GROUP, LABEL_JOB, VERSION
 from coxswain_operator.cluster import Change, Manifest
 from coxswain_operator.kubernetes import KubernetesCluster
 from coxswain_operator.kubernetes.access import Access
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
 from coxswain_operator.kubernetes.keyed import Key
+
+with without("kubernetes"):  # kopf would serve its objects too; nobody here has any, and its import costs half a second
+    import kopf
 
 log = logging.getLogger(__name__)
 
@@ -144,13 +146,12 @@ def _settings(silence: float) -> kopf.OperatorSettings:
 
 def _connection_info(access: Access) -> kopf.ConnectionInfo:
     scheme, _, token = access.authorization().partition(" ")
-    c = access.configuration
     return kopf.ConnectionInfo(
         server=access.url,
-        ca_path=c.ssl_ca_cert,
-        insecure=not c.verify_ssl,
+        ca_path=access.ca,
+        insecure=not access.verify,
         scheme=scheme if token else None,
         token=token or None,
-        certificate_path=c.cert_file,
-        private_key_path=c.key_file,
+        certificate_path=access.certificate,
+        private_key_path=access.key,
     )

@@ -20,7 +20,7 @@ from coxswain_link.environment import Environment, end_as, leave, run_service
 from coxswain_link.handover import HandoverServer
 from coxswain_link.http import Client, Ended
 from coxswain_link.metrics import Registry, build
-from coxswain_link.serve import serve_status
+from coxswain_link.status import serve_status
 
 log = logging.getLogger(__name__)
 

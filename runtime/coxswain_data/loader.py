@@ -26,7 +26,7 @@ from coxswain_link.environment import Environment, end_as, leave, run_service
 from coxswain_link.flight import Part, Request, SliceRequest, SliceServer
 from coxswain_link.http import Client, Ended
 from coxswain_link.metrics import Registry, build
-from coxswain_link.serve import serve_status
+from coxswain_link.status import serve_status
 from coxswain_link.store import open_store
 
 log = logging.getLogger(__name__)

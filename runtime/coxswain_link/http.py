@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import httpx
 import msgspec
 import tenacity
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
+from coxswain.lean import without
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER, Fault, Finished
+
+with without("httpx._main"):  # its command line: rich and pygments would take longer than all the rest
+    import httpx
 
 T = TypeVar("T")
 
@@ -25,12 +28,16 @@ class Ended(CoxswainError):
         self.finished = finished
 
 
+class Closed(CoxswainError):
+    """The client was closed, by another thread while it called or before."""
+
+
 class _Again(Exception):
     """This attempt failed in a way that may pass."""
 
 
 class Client:
-    """Calls one service until the deadline; thread-safe. 204 is None; see `_read` for the errors."""
+    """Calls one service until the deadline; thread-safe. 204 is None; see `_read` for the errors, and `Closed`."""
 
     def __init__(self, base_url: str, token: str, deadline: float = 30.0) -> None:
         # trust_env=False: traffic within a job never goes through a proxy.
@@ -64,7 +71,11 @@ class Client:
         def attempt() -> T | None:
             try:
                 response = self._http.request(method, path, **_request(content, generation, params, limit))
-            except httpx.TransportError as error:
+            except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: httpx's word for a closed client
+                if self._http.is_closed:
+                    raise Closed(f"{method} {self._base_url}{path}: this client is closed") from error
+                if isinstance(error, RuntimeError):
+                    raise
                 raise _Again(f"{type(error).__name__}: {error}") from error
             return _read(response, type_)
 

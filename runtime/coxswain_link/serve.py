@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-import threading
 from collections.abc import Awaitable, Callable
-from ipaddress import ip_address
 from typing import Any
 
 import msgspec
@@ -16,16 +13,9 @@ from coxswain.errors import Refused, Retryable, Stale
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER, Fault
 from coxswain_link.http import Ended
 from coxswain_link.metrics import Registry
+from coxswain_link.status import addresses
 
 Handler = Callable[[web.Request, Any], Awaitable[Any]]
-
-
-def addresses(host: str) -> tuple[str, ...]:
-    """Where to listen: in a pod also on the loopback address, where `kubectl port-forward` arrives."""
-    found = ip_address(host)
-    if found.is_loopback or found.is_unspecified:
-        return (host,)
-    return host, "127.0.0.1" if found.version == 4 else "::1"
 
 
 class Service:
@@ -115,27 +105,3 @@ def refuse(error: Exception) -> web.Response:
 
 def _json(status: int, body: Any) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json")
-
-
-class StatusServer:
-    """/healthz, /readyz and /metrics for a service whose main work is not an event loop: a loop in a daemon thread."""
-
-    def __init__(self, host: str, port: int, metrics: Registry, ready: Callable[[], bool] = lambda: True) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._service = Service("", lambda: 0, metrics, ready)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="status", daemon=True)
-        self._thread.start()
-        self.port = self._run(self._service.start(host, port))
-
-    def close(self) -> None:
-        self._run(self._service.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=5)
-        self._loop.close()
-
-    def _run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=10)
-
-
-def serve_status(host: str, port: int, metrics: Registry, ready: Callable[[], bool] = lambda: True) -> StatusServer:
-    return StatusServer(host, port, metrics, ready)

@@ -26,16 +26,6 @@ from tests.integration.operator_parts import config_map, connected, new_namespac
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Configuration:
-    """As much of a client configuration as plain HTTP needs."""
-
-    def __init__(self, host: str) -> None:
-        self.host = host
-
-    def get_api_key_with_prefix(self, *_: str, **__: str) -> str:
-        return ""
-
-
 @asynccontextmanager
 async def answering(answer: Answer) -> AsyncIterator[Connection]:
     """A connection to a server that answers as the test says."""
@@ -45,7 +35,7 @@ async def answering(answer: Answer) -> AsyncIterator[Connection]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        async with Connection(Access(Configuration(f"http://127.0.0.1:{runner.addresses[0][1]}"))) as connection:
+        async with Connection(Access(f"http://127.0.0.1:{runner.addresses[0][1]}")) as connection:
             yield connection
     finally:
         await runner.cleanup()

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httpx
 import msgspec
 import pytest
 
@@ -9,7 +10,8 @@ from coxswain.errors import Refused, Retryable, Stale
 from coxswain.wire import Finished, Registered, Rendezvous
 from coxswain_link.http import AsyncClient, Ended
 from coxswain_link.metrics import build
-from coxswain_link.serve import Service, addresses
+from coxswain_link.serve import Service
+from coxswain_link.status import StatusServer, addresses
 
 
 @pytest.fixture
@@ -130,3 +132,30 @@ async def test_metrics_need_no_token(service):
     writer.close()
     await writer.wait_closed()
     assert b"coxswain_world_generation" in answer
+
+
+@pytest.fixture
+def told():
+    """What a status server without an event loop is told: ready or not."""
+    return {"ready": False}
+
+
+@pytest.fixture
+def status(told):
+    server = StatusServer("127.0.0.1", 0, build("loader"), lambda: told["ready"])
+    yield f"http://127.0.0.1:{server.port}"
+    server.close()
+
+
+def test_a_service_without_a_loop_tells_its_health_and_metrics(status, told):
+    with httpx.Client(base_url=status, trust_env=False) as client:
+        assert [client.get(path).status_code for path in ("/healthz", "/readyz", "/other")] == [200, 503, 404]
+        told["ready"] = True
+        assert client.get("/readyz?verbose").text == "ready\n"
+        assert "coxswain_loader_cache_bytes" in client.get("/metrics").text
+
+
+def test_a_port_that_is_taken_is_named(status):
+    port = int(status.rsplit(":", 1)[1])
+    with pytest.raises(Retryable, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+        StatusServer("127.0.0.1", port, build("loader"))

@@ -68,7 +68,7 @@ def test_a_trainer_has_its_constructor_as_a_native_sidecar() -> None:
     spec = made("trainer-1")["spec"]
     (sidecar,), (trainer,) = spec["initContainers"], spec["containers"]
     assert (sidecar["name"], sidecar["restartPolicy"]) == ("constructor", "Always")
-    assert sidecar["command"] == ["python", "-m", "coxswain_data.constructor"]
+    assert sidecar["command"] == ["python", "-m", "coxswain_link.start", "coxswain_data.constructor"]
     assert environment(sidecar)["COXSWAIN_NAME"] == environment(trainer)["COXSWAIN_NAME"] == "trainer-1"
 
 

@@ -44,7 +44,7 @@ def container(
         "name": service.name,
         "image": image,
         "imagePullPolicy": pull_policy,
-        "command": ["python", "-m", service.module],
+        "command": ["python", "-m", "coxswain_link.start", service.module],
         "env": environment(service, job, secrets),
         "resources": resources(service, config),
         "ports": ports(service),

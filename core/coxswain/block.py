@@ -1,0 +1,20 @@
+"""A block of a source, as it is listed and passed on; what is in it stands in its index (`coxswain.index`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class BlockEntry(msgspec.Struct, frozen=True, order=True):
+    """One block of a source: a Parquet row group, or a byte range or whole object of a text file."""
+
+    path: str  # of the object, relative to the source's uri; sources sort by (path, ordinal)
+    ordinal: int  # row group, or range, within the object
+    offset: int  # first byte; 0 for row groups
+    size: int  # bytes of the range, or of the whole object for row groups
+    object_size: int
+    etag: str  # of the object: content identity; changed content is refused by name
+    samples: int = 0  # readable samples; known once indexed
+    rejected: int = 0  # samples that do not decode, hence are not in the index
+    tokens: int = 0
+    key: str = ""  # of its index object

@@ -1,0 +1,171 @@
+"""The operator's process: waits for the Lease, then reconciles TrainingJobs until it loses it or is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coxswain.errors import Refused, Retryable
+from coxswain.exits import Exit
+from coxswain_link import metrics
+from coxswain_operator.cluster import Conflict
+from coxswain_operator.controller import Controller, Rest
+from coxswain_operator.following import Following
+from coxswain_operator.glue import operate
+from coxswain_operator.health import Lag, Pulse, serve_health
+from coxswain_operator.jobcontrol import HttpJobControl
+from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
+from coxswain_operator.kubernetes.keyed import Key, KeyedQueue
+from coxswain_operator.leader import Leader, Timing
+from coxswain_operator.settings import Settings
+
+log = logging.getLogger("coxswain_operator")
+
+LEASE = "coxswain-operator"
+POLL_SECONDS = 60.0  # between two looks at a job that nobody rings for
+_DEFAULTS = Settings()
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    kubeconfig: Path | None
+    namespaces: tuple[str, ...]
+    timing: Timing
+    identity: str
+    host: str
+    port: int
+    settings: Settings
+
+
+def main(
+    kubeconfig: Annotated[Path | None, typer.Option(help="Default: the pod's service account.")] = None,
+    namespace: Annotated[list[str] | None, typer.Option(help="Reconcile only here; repeatable. Default: all.")] = None,
+    operator_namespace: Annotated[str, typer.Option(help="Where the Lease is.")] = "coxswain-system",
+    lease_seconds: Annotated[float, typer.Option(help="Another may lead after a holder's silence of that long.")] = 15,
+    renew_seconds: Annotated[float, typer.Option(help="A leader that cannot renew for that long exits.")] = 10,
+    retry_seconds: Annotated[float, typer.Option(help="Between two attempts.")] = 2,
+    identity: Annotated[str, typer.Option(help="As the Lease's holder; must be of one process. Default: random.")] = "",
+    host: Annotated[str, typer.Option(help="Of /healthz, /readyz and /metrics.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="0: the kernel's choice.")] = 8080,
+    data_image: Annotated[str, typer.Option(help="Coordinator, loaders, constructors.")] = _DEFAULTS.data_image,
+    train_image: Annotated[str, typer.Option(help="Trainers that name no image.")] = _DEFAULTS.train_image,
+    pull_policy: Annotated[str, typer.Option(help="imagePullPolicy of both.")] = _DEFAULTS.pull_policy,
+    prometheus_namespace: Annotated[str, typer.Option(help="Whose pods may scrape jobs; empty: nobody.")] = "",
+) -> None:
+    """Runs the operator."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for chatty in ("httpx", "kopf"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    settings = Settings(
+        data_image, train_image, pull_policy,
+        prometheus_namespace=prometheus_namespace, operator_namespace=operator_namespace,
+    )  # fmt: skip
+    try:
+        timing = Timing(lease_seconds, renew_seconds, retry_seconds)
+        options = Options(kubeconfig, tuple(namespace or ()), timing, identity, host, port, settings)
+        asyncio.run(run(options))
+    except Refused as error:
+        sys.exit(_say(error, Exit.USER_FAULT))
+    except (Retryable, OSError) as error:
+        sys.exit(_say(error, Exit.RETRYABLE))
+    except asyncio.CancelledError:  # SIGTERM
+        log.info("told to stop while another led")
+
+
+def _say(error: Exception, code: Exit) -> int:
+    log.error("%s", error)
+    return int(code)
+
+
+async def run(options: Options) -> None:
+    """Until SIGTERM or SIGINT. Raises what makes it impossible to go on; ends the process when the Lease is lost."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # of a standby; later it is kopf's
+    access, registry = find_access(options.kubeconfig), metrics.build("operator")
+    async with AsyncExitStack() as stack:
+        requests = registry["coxswain_api_requests_total"]
+        connection = await stack.enter_async_context(
+            Connection(
+                access, 10.0, options.settings.at_once, lambda method, status: requests.labels(method, status).inc()
+            )
+        )
+        cluster = await stack.enter_async_context(KubernetesCluster(connection, bool(options.namespaces)))
+        # A connection of its own: a renewal must not stand in line behind a thousand pods.
+        leader = _leader(options, await stack.enter_async_context(Connection(access)))
+        control = Following(HttpJobControl(cluster), lambda key: queue.ring(key))
+        stack.push_async_callback(control.close)
+        controller = Controller(cluster, control, settings=options.settings, poll_seconds=POLL_SECONDS)
+        queue, lag = KeyedQueue(_turns(controller, registry)), Lag()
+        stack.callback(asyncio.create_task(lag.measure(), name="loop lag").cancel)
+
+        def pulse(now: float) -> Pulse:
+            unrenewed = now - leader.renewed if leader.renewed else 0.0
+            return Pulse(cluster.silence(now), queue.oldest(now), unrenewed, len(queue.keys), lag.seconds)
+
+        health = await serve_health(options.host, options.port, pulse, registry)
+        stack.push_async_callback(health.cleanup)
+        log.info("health on %s:%s", *health.addresses[0][:2])
+        await _lead(leader, queue, operate(cluster, access, queue.ring, options.namespaces))
+
+
+def _leader(options: Options, connection: Connection) -> Leader:
+    """A container that is started again in its pod keeps its name: it knows that its predecessor is dead, and need not wait."""
+    identity = options.identity or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    return Leader(connection, options.settings.operator_namespace, LEASE, identity, options.timing)
+
+
+async def _lead(leader: Leader, queue: KeyedQueue, work: Coroutine[None, None, None]) -> None:
+    """Works while the Lease is ours. Without it nothing may be written any more, so the process ends where it stands."""
+    try:
+        await leader.acquire()
+    except BaseException:
+        work.close()
+        raise
+    async with queue:
+        holding, working = asyncio.create_task(leader.hold()), asyncio.create_task(work)
+        await asyncio.wait({holding, working}, return_when=asyncio.FIRST_COMPLETED)
+        if holding.done():
+            log.critical("no longer the leader: exiting")
+            logging.shutdown()
+            os._exit(Exit.RETRYABLE)
+        holding.cancel()
+    await leader.release()
+    await working
+
+
+def _turns(controller: Controller, registry: metrics.Registry) -> Callable[[Key], Awaitable[Rest | None]]:
+    """What the queue does for a key, measured."""
+
+    async def turn(key: Key) -> Rest | None:
+        result = "error"
+        with registry["coxswain_reconcile_seconds"].time():
+            try:
+                rest = await controller.turn(*key)
+                result = "ok"
+            except Conflict:
+                result = "conflict"
+                raise
+            finally:
+                registry["coxswain_reconcile_total"].labels(result).inc()
+        return rest
+
+    return turn
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -56,6 +56,12 @@ def test_a_page_of_any_width_leads_nowhere_sideways(page: Page, request, which: 
     assert page.evaluate("innerWidth") == width, "the page says nothing of the device's width"
 
 
+def test_the_numbers_of_an_axis_do_not_break(page: Page, report: str) -> None:
+    page.open(report, width=320)
+    script = "[...document.querySelectorAll('.xs span, .ys span')].map(e => e.getClientRects()[0].height)"
+    assert max(page.evaluate(script)) < 24
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_words_can_be_read_by_day_and_by_night(page: Page, report: str, scheme: str) -> None:
     page.open(report, scheme=scheme)

@@ -57,8 +57,8 @@ def test_a_page_of_any_width_leads_nowhere_sideways(page: Page, request, which: 
 
 
 def test_the_numbers_of_an_axis_do_not_break_at_its_end(page: Page, tmp_path: Path) -> None:
-    task = {"task": 0, "kind": "pack", "replicas": [0], "sequences": [1], "tokens": 9, "start": 0.0, "stop": 0.77}
-    timing = {"step": 0, "planned": [task], "ranks": [{"rank": 0, "timings": [[0, "F", 0.0, 0.77, 0.0]]}]}
+    task = {"task": 0, "kind": "pack", "replicas": [0], "sequences": [1], "tokens": 9, "start": 0.0, "stop": 0.804}
+    timing = {"step": 0, "planned": [task], "ranks": [{"rank": 0, "timings": [[0, "F", 0.0, 0.804, 0.0]]}]}
     samples.write_lines(samples.write_run(tmp_path, steps=1) / "timings.jsonl", [timing])
     page.open(write_report(tmp_path).as_uri(), width=320)
     assert "0.75" in page.evaluate("document.querySelector('.picture .xs').textContent")

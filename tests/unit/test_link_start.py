@@ -21,7 +21,7 @@ NEEDLESS = {
     "coxswain_train.agent": "numpy rich boto3 pyarrow torch",
     "coxswain_coordinator.__main__": "rich boto3 pyarrow scipy torch",
     "coxswain_operator.process": "kubernetes requests numpy scipy pyarrow torch",
-    "coxswain_cli.run": "prompt_toolkit numpy aiohttp kopf kubernetes pyarrow torch",
+    "coxswain_cli.run": "numpy aiohttp kopf kubernetes pyarrow torch",
 }
 
 

@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+import cel
+
 from coxswain.api.faults import Fault, shorten
 from coxswain.api.rules import RULES, Rule
-from coxswain.lean import without
-
-with without("cel.cli"):  # a prompt and its toolkit: a quarter of the start of `cox run`
-    import cel
 
 Manifest = Mapping[str, Any]
 _ABSENT = object()

@@ -70,7 +70,8 @@ class CheckpointStore:
     def collect_orphans(self) -> int:
         """Deletes shards that no manifest names: leftovers of saves that never completed.
 
-        Only between the creation of a process's first generation, which fences the coordinator before, and its first worker.
+        Only between the creation of a process's first generation, which fences the coordinator before, and its first worker;
+        or at the end.
         """
         self._manifests = self._read_all()
         live = {s.key for m in self._manifests.values() for s in m.shards}
@@ -78,6 +79,12 @@ class CheckpointStore:
         for key in orphans:
             self._store.delete(key)
         return len(orphans)
+
+    def tidy(self) -> None:
+        """At the job's end, when nothing is being saved: drops what a crash has kept from being dropped."""
+        self._manifests = self._read_all()
+        self._collect(set())
+        self.collect_orphans()
 
     def _collect(self, pending: set[str]) -> None:
         keep = kept_steps(self._job.checkpoint, self._manifests)

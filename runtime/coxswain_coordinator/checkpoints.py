@@ -191,6 +191,10 @@ class SaveBook:
         """The earliest step whose every rank has saved."""
         return min((step for step, by_rank in self._saved.items() if len(by_rank) == ranks), default=None)
 
+    def newest(self, rank: int) -> int:
+        """The latest checkpoint that is not made and of which this rank has saved its part; 0: there is none."""
+        return max((step for step, by_rank in self._saved.items() if rank in by_rank), default=0)
+
     def shards(self, step: int) -> tuple[Shard, ...]:
         """The shards of a complete checkpoint, in rank order; ranks that hold the same object name it once."""
         by_rank = self._saved[step]

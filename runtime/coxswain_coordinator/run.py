@@ -225,6 +225,7 @@ class Run:
         else:
             self.note("Resumed" if self.manifest else "GangStarted", gang)
         self.session, self.short = session, ""
+        self.unsaved = [line for line in self.unsaved if line.step < session.book.open]  # the others are done again
         self.metrics["coxswain_world_generation"].set(record.generation)
         self.bell.ring()
 
@@ -240,6 +241,8 @@ class Run:
             self.fail(exit_.fault or Fault("WorkerFailed", f"rank {exit_.rank} on {exit_.trainer} left with code 2"))
         elif session is not None and exit_.generation == self.generation:
             session.exited[exit_.rank] = exit_.exit_code
+            if exit_.exit_code in (Exit.DONE, Exit.STOPPED):
+                session.learn_end(exit_.rank, completed=exit_.exit_code == Exit.DONE)
             if session.ending is None or exit_.exit_code not in (Exit.DONE, Exit.STOPPED):
                 self._worker_failed(exit_)
         self.bell.ring()

@@ -108,6 +108,17 @@ class Session:
         wanted = max(at_step, self.begun + 1)
         self.stop_at = wanted if self.stop_at is None else min(self.stop_at, wanted)
 
+    def learn_end(self, rank: int, completed: bool) -> None:
+        """A rank has left as it was told to, perhaps by a coordinator before this one: then the end is where it saved last."""
+        if self.ending is not None:
+            return
+        step = self.saves.newest(rank) or self.saved
+        if completed:
+            self._data_end = step
+        self.ending = Ticket(step=step, checkpoint=True, end="Completed" if completed else "Suspended", plan=None)
+        self._tickets[step] = self.ending
+        self._saving.add(step)
+
     def forget_before(self, step: int) -> None:
         """Drops what only closed steps needed; what a coming manifest needs stays."""
         for old in [s for s in self._plans if s < step]:

@@ -20,7 +20,10 @@ log = logging.getLogger(__name__)
 
 _ATTEMPT = 2.0  # seconds of one try; then the coordinator counts as away
 _BEAT = 1.0  # seconds without a message after which a sign of life is sent
+_HURRY = 0.1  # and when nothing remains but to hear that all is saved
 _PATIENCE = 120.0  # seconds without a coordinator until the sender gives up
+_MOST_KEPT = 4096  # messages that a coordinator has and no checkpoint holds: some MB
+_WAY_OUT = "its world begins again at that checkpoint; with checkpoint.everySteps above 0 fewer steps are at stake"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +33,58 @@ class Message:
     body: Any
 
 
+class Letters:
+    """Which messages are kept, and how many of them the coordinator at hand has. Pure."""
+
+    def __init__(self, most: int = _MOST_KEPT) -> None:
+        self._most = most
+        self._kept: list[Message] = []
+        self._sent = 0  # of those kept
+        self._gone = -1  # the latest step of which something was sent and is not kept any more
+        self._coordinator = ""
+        self.saved = 0  # steps below are in a checkpoint
+
+    def put(self, message: Message) -> None:
+        self._kept.append(message)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._kept) - self._sent
+
+    def next(self) -> Message | None:
+        """What is to be sent; None: nothing."""
+        return self._kept[self._sent] if self.waiting else None
+
+    def note(self, message: Message | None, received: Received | None) -> None:
+        """A message (None: a sign of life) has been received. Raises Retryable when another coordinator needs what is gone."""
+        self._sent += message is not None
+        if received is None:
+            return
+        self.saved = received.saved
+        self._forget(received.saved)
+        if self._coordinator not in ("", received.coordinator):
+            log.info("another coordinator: it gets %d messages again", len(self._kept))
+            self._sent = 0
+            if self._gone >= received.saved:
+                raise Retryable(f"what was told of step {self._gone} and before is not kept any more: {_WAY_OUT}")
+        self._coordinator = received.coordinator
+
+    def _forget(self, saved: int) -> None:
+        """What is history, and the oldest of what is too much."""
+        sent = [m for m in self._kept[: self._sent] if m.step >= saved]
+        surplus = sent[: -self._most]
+        self._gone = max([self._gone, *(m.step for m in surplus)])
+        self._kept = sent[len(surplus) :] + self._kept[self._sent :]
+        self._sent = len(sent) - len(surplus)
+
+
 class Outbox:
     """Sends in a thread of its own. `beat`: the sign of life of this sender."""
 
     def __init__(self, client: Client, beat: Beat, patience: float = _PATIENCE) -> None:
         self._client, self._beat, self._patience = client, beat, patience
         self._change = threading.Condition()
-        self._kept: list[Message] = []
-        self._sent = 0  # how many of those kept this coordinator has
-        self._coordinator = ""
+        self._letters, self._pause = Letters(), _BEAT
         self._fault: CoxswainError | None = None
         self._closed = False
         self.reachable = True
@@ -46,7 +92,7 @@ class Outbox:
 
     def put(self, path: str, step: int, body: Any) -> None:
         with self._change:
-            self._kept.append(Message(path, step, body))
+            self._letters.put(Message(path, step, body))
             self._change.notify_all()
 
     def check(self) -> None:
@@ -54,15 +100,22 @@ class Outbox:
         if self._fault is not None:
             raise self._fault
 
-    def flush(self, seconds: float) -> None:
-        """Returns once everything is sent. Raises like `check`, and Retryable at the deadline."""
+    def flush(self, seconds: float, saved: int = 0) -> None:
+        """Returns once everything is sent and the steps below `saved` are in a checkpoint.
+
+        Raises like `check`, and Retryable at the deadline.
+        """
+        letters = self._letters
         with self._change:
-            done = self._change.wait_for(lambda: self._fault or self._sent == len(self._kept), seconds)
+            self._pause = _HURRY
+            self._change.notify_all()
+            done = self._change.wait_for(
+                lambda: self._fault or (not letters.waiting and letters.saved >= saved), seconds
+            )
         self.check()
         if not done:
-            raise Retryable(
-                f"{len(self._kept) - self._sent} messages did not reach the coordinator within {seconds:g} s"
-            )
+            missing = f"{letters.waiting} messages are not sent, {letters.saved} of {saved} steps are saved"
+            raise Retryable(f"the coordinator did not take leave within {seconds:g} s: {missing}")
 
     def close(self) -> None:
         with self._change:
@@ -76,22 +129,20 @@ class Outbox:
             try:
                 received = self._post(message)
                 heard, self.reachable = time.monotonic(), True
-                self._note(message, received)
             except Retryable as error:
                 self.reachable = False
                 if time.monotonic() - heard > self._patience:
                     self._fail(error)
             except CoxswainError as error:
                 self._fail(error)
-            except RuntimeError:  # who closed this has closed the client as well
-                if not self._closed:
-                    raise
+            else:
+                self._note(message, received)
 
     def _next(self) -> Message | None:
         """What is to be sent; None: nothing, so a sign of life is due."""
         with self._change:
-            self._change.wait_for(lambda: self._closed or self._sent < len(self._kept), _BEAT)
-            return self._kept[self._sent] if self._sent < len(self._kept) else None
+            self._change.wait_for(lambda: self._closed or self._letters.waiting, self._pause)
+            return self._letters.next()
 
     def _post(self, message: Message | None) -> Received | None:
         path, body = ("/v1/beats", self._beat) if message is None else (message.path, message.body)
@@ -99,19 +150,11 @@ class Outbox:
 
     def _note(self, message: Message | None, received: Received | None) -> None:
         with self._change:
-            self._sent += message is not None
-            if received is not None:
-                self._forget(received.saved)
-                if self._coordinator not in ("", received.coordinator):
-                    log.info("another coordinator: it gets %d messages again", len(self._kept))
-                    self._sent = 0
-                self._coordinator = received.coordinator
+            try:
+                self._letters.note(message, received)
+            except Retryable as error:
+                self._fault = error
             self._change.notify_all()
-
-    def _forget(self, saved: int) -> None:
-        history = sum(m.step < saved for m in self._kept[: self._sent])
-        self._kept = [m for i, m in enumerate(self._kept) if i >= self._sent or m.step >= saved]
-        self._sent -= history
 
     def _fail(self, error: CoxswainError) -> None:
         with self._change:

@@ -54,9 +54,6 @@ class PlanFeed:
                     self._fault = error
                     self._change.notify_all()
                 return
-            except RuntimeError:  # who closed this has closed the client as well
-                if not self._closed:
-                    raise
 
     def _fetch(self) -> StepPlans | None:
         query = {"from": self._next, "wait": _POLL}

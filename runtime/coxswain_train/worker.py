@@ -27,16 +27,16 @@ from coxswain_link.store import Store, open_store
 from coxswain_train import batch as batches
 from coxswain_train import checkpoint
 from coxswain_train.engine import Engine, StepResult, Work, check_layout
+from coxswain_train.meeting import fetch_world, meet
 from coxswain_train.mold import ORDERS
 from coxswain_train.orders import Orders, Place
 from coxswain_train.step import parts
-from coxswain_train.world import Escape, World, join, leave_world, listen
+from coxswain_train.tickets import Tickets
+from coxswain_train.world import Escape, leave_world
 
 log = logging.getLogger(__name__)
 
-_POLL = 10.0  # seconds of one long poll
-_PATIENCE = 600.0  # seconds without data, or without a peer to meet, until this worker gives up
-_IMPATIENCE = 0.25  # seconds until work goes on without the coordinator
+_PATIENCE = 600.0  # seconds without data until this worker gives up
 _MOMENT = 3.0  # seconds for the next world to be ordered after this one broke; an agent tells of a dead peer at once
 
 
@@ -102,6 +102,8 @@ class Worker:
         self._saver = checkpoint.Saver(store)
         self._outbox = Outbox(client, wire.Beat(place.generation, place.rank))
         self._feed = PlanFeed(client, place.generation, self._record.first_step)
+        every = env.job.checkpoint.every_steps
+        self._tickets = Tickets(client, self._feed, place.generation, every, self._record.first_step)
 
     def close(self) -> None:
         self._outbox.close()
@@ -148,27 +150,8 @@ class Worker:
         while True:
             self._saver.check()
             self._outbox.check()
-            ticket = self._ask(step) if self._outbox.reachable else self._alone(step)
-            if ticket is not None:
+            if (ticket := self._tickets.next(step, self._outbox.reachable)) is not None:
                 return ticket
-
-    def _ask(self, step: int) -> wire.Ticket | None:
-        query = {"step": step, "wait": _POLL}
-        try:
-            return self._client.get(
-                "/v1/steps", wire.Ticket, generation=self._place.generation, deadline=_IMPATIENCE, **query
-            )
-        except Retryable as error:
-            log.warning("step %d without the coordinator: %s", step, error)
-            return self._alone(step)
-
-    def _alone(self, step: int) -> wire.Ticket | None:
-        """What any coordinator's ticket would say, if the step's plan is committed. An end only a coordinator can tell."""
-        plan, every = self._feed.get(step, _IMPATIENCE), self._env.job.checkpoint.every_steps
-        if plan is None or plan.step != step:
-            return None
-        due = every > 0 and step % every == 0 and step > self._record.first_step
-        return wire.Ticket(step=step, checkpoint=due, end="", plan=plan)
 
     def _step(self, plan: wire.StepPlan) -> None:
         began = time.perf_counter()
@@ -210,43 +193,12 @@ class Worker:
         self._saver.begin(self._engine.boxes(), report)
 
     def _leave(self, ticket: wire.Ticket) -> int:
+        """Where the data or the steps end, all ranks agree, and stay until it is saved: whoever leads by then needs them."""
         self._saver.wait()
-        self._outbox.flush(_PATIENCE)
+        self._outbox.flush(_PATIENCE, saved=ticket.step if ticket.end == "Completed" else 0)
         log.info("rank %d leaves before step %d: %s", self._place.rank, ticket.step, ticket.end)
         leave_world()
         return Exit.DONE if ticket.end == "Completed" else Exit.STOPPED
-
-
-def fetch_world(client: Client, place: Place) -> wire.World:
-    """The world that the agent started us for. Raises Stale when there is a newer one."""
-    record = client.get("/v1/world", wire.World, after=place.generation - 1, wait=_POLL)
-    if record is None or record.generation != place.generation:
-        found = "none" if record is None else record.generation
-        raise Stale(f"rank {place.rank} was started for generation {place.generation}, the world's is {found}")
-    return record
-
-
-def meet(client: Client, outbox: Outbox, place: Place, record: wire.World, host: str, device: torch.device) -> World:
-    """Rank 0 opens the store and says where; everybody joins."""
-    ranks = len(record.seats)
-    if place.rank == 0:
-        store = listen(host, ranks)
-        here = wire.Rendezvous(place.generation, host, store.port)
-        outbox.put("/v1/rendezvous", record.first_step, here)
-    else:
-        there = _find_rendezvous(client, place)
-        store = join(there.host, there.port, ranks)
-    return World(store, place.rank, ranks, device)
-
-
-def _find_rendezvous(client: Client, place: Place) -> wire.Rendezvous:
-    deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
-        path = f"/v1/rendezvous?generation={place.generation}&wait=5"
-        there = client.get(path, wire.Rendezvous, generation=place.generation)
-        if there is not None:
-            return there
-    raise Retryable(f"rank {place.rank}: rank 0 of generation {place.generation} did not open its store")
 
 
 def _report(

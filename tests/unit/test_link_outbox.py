@@ -12,7 +12,8 @@ import pytest
 from coxswain.errors import Retryable, Stale
 from coxswain.wire import Beat, Received, StepPlan, StepPlans
 from coxswain_link import outbox
-from coxswain_link.outbox import Outbox
+from coxswain_link.http import Client, Closed
+from coxswain_link.outbox import Letters, Message, Outbox
 from coxswain_link.plans import PlanFeed
 
 
@@ -102,6 +103,51 @@ def test_a_coordinator_that_stays_away_is_given_up(client, box):
     box.put("/v1/reports", 0, 0)
     with pytest.raises(Retryable, match="nobody there"):
         box.flush(20)
+
+
+def test_who_leaves_can_wait_until_all_is_in_a_checkpoint(client, box):
+    box.put("/v1/saved", 6, "all")
+    with pytest.raises(Retryable, match="0 messages are not sent, 0 of 6 steps are saved"):
+        box.flush(0.3, saved=6)
+    client.saved = 6
+    box.flush(20, saved=6)
+
+
+def told(letters: Letters, steps: range, coordinator: str, saved: int = 0) -> None:
+    for step in steps:
+        letters.put(Message("/v1/reports", step, step))
+        letters.note(letters.next(), Received(coordinator, saved))
+
+
+def test_only_so_much_is_kept_for_another_coordinator_and_one_that_needs_more_is_refused():
+    letters = Letters(most=4)
+    told(letters, range(10), "one")
+    with pytest.raises(
+        Retryable, match=r"what was told of step 5 and before is not kept.*begins again at that checkpoint"
+    ):
+        letters.note(None, Received("two", 0))
+
+
+def test_what_a_checkpoint_holds_need_not_be_kept():
+    letters = Letters(most=4)
+    told(letters, range(10), "one")
+    letters.note(None, Received("two", 6))
+    assert (letters.waiting, letters.next()) == (4, Message("/v1/reports", 6, 6))
+
+
+def test_what_is_not_sent_is_kept_whatever_there_is_of_it():
+    letters = Letters(most=4)
+    for step in range(10):
+        letters.put(Message("/v1/reports", step, step))
+    letters.note(None, Received("one", 0))
+    assert letters.waiting == 10
+
+
+def test_a_client_that_was_closed_says_so_and_ends_who_still_calls():
+    client = Client("http://127.0.0.1:9", "token")
+    client.close()
+    with pytest.raises(Closed, match="this client is closed"):
+        client.get("/v1/plans", StepPlans)
 
 
 def test_whoever_belongs_to_an_older_world_hears_of_it(client, box):

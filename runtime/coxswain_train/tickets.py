@@ -1,0 +1,48 @@
+"""What a worker is to do at each step boundary: as the coordinator says, or alone as far as plans are committed. No torch."""
+
+from __future__ import annotations
+
+import logging
+
+from coxswain.errors import Retryable
+from coxswain.wire import StepPlan, Ticket
+from coxswain_link.http import Client
+from coxswain_link.plans import PlanFeed
+
+log = logging.getLogger(__name__)
+
+_POLL = 10.0  # seconds of one long poll
+_IMPATIENCE = 0.25  # seconds until work goes on without the coordinator
+
+
+def unled(step: int, plan: StepPlan | None, every: int, first_step: int) -> Ticket | None:
+    """What any coordinator's ticket would say, if the step's plan is committed. An end only a coordinator can tell.
+
+    `every`: the job's checkpoint.everySteps; `first_step`: the world's.
+    """
+    if plan is None or plan.step != step:
+        return None
+    return Ticket(step=step, checkpoint=every > 0 and step % every == 0 and step > first_step, end="", plan=plan)
+
+
+class Tickets:
+    """One world's tickets, for one of its ranks."""
+
+    def __init__(self, client: Client, feed: PlanFeed, generation: int, every: int, first_step: int) -> None:
+        self._client, self._feed, self._generation = client, feed, generation
+        self._every, self._first = every, first_step
+
+    def next(self, step: int, reachable: bool) -> Ticket | None:
+        """The ticket of a step; None: not yet. Not `reachable`: no coordinator answers at the moment."""
+        return self._ask(step) if reachable else self._alone(step)
+
+    def _ask(self, step: int) -> Ticket | None:
+        query = {"step": step, "wait": _POLL}
+        try:
+            return self._client.get("/v1/steps", Ticket, generation=self._generation, deadline=_IMPATIENCE, **query)
+        except Retryable as error:
+            log.warning("step %d without the coordinator: %s", step, error)
+            return self._alone(step)
+
+    def _alone(self, step: int) -> Ticket | None:
+        return unled(step, self._feed.get(step, _IMPATIENCE), self._every, self._first)

@@ -1,0 +1,205 @@
+"""A worker as a task: it has a state that every token of every step goes into, saves it in shards, and sums with its peers.
+
+It goes on without a coordinator, outlives it, and tells the next one again, as the real one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cache
+
+import msgspec
+import numpy as np
+
+from coxswain import digests, wire
+from coxswain.config import JobConfig
+from coxswain.errors import Retryable, Stale
+from coxswain.layout import Seat
+from coxswain.membership.values import Sequence
+from coxswain_link.http import AsyncClient, Ended
+from coxswain_link.store import Store
+from coxswain_train.tickets import unled
+from tests.unit.coordinator_fakes import tokens_of
+from tests.unit.crash_mail import IMPATIENCE, POLL, Feed, Mail
+
+STEP_SECONDS = 0.3125
+MOMENT = 3.0  # for the agent's next order after a world broke
+
+
+class PeerLost(Exception):
+    """A rank of this world died or left it."""
+
+
+class Ring:
+    """The collectives of one world: a sum over all ranks, in which all of them take part or none gets past."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks, self._parts = ranks, defaultdict[int, dict[int, int]](dict)
+        self._change, self._broken = asyncio.Event(), False
+
+    async def total(self, step: int, rank: int, part: int) -> int:
+        parts = self._parts[step]
+        parts[rank] = part
+        self._wake()
+        while len(parts) < self._ranks:
+            if self._broken:
+                raise PeerLost
+            await self._change.wait()
+        return sum(parts.values()) % (1 << 64)
+
+    def leave(self) -> None:
+        self._broken = True
+        self._wake()
+
+    def _wake(self) -> None:
+        change, self._change = self._change, asyncio.Event()
+        change.set()
+
+
+class State(msgspec.Struct, frozen=True):
+    """What training changes. `step`: the next one."""
+
+    step: int
+    values: tuple[float, ...]
+
+    def after(self, step: int, total: int) -> State:
+        assert step == self.step, f"step {step} would be applied to the state of step {self.step}"
+        words = [(total >> 16 * i & 0xFFFF) / 65536 for i in range(4)]
+        return State(step + 1, tuple(0.9 * v + 0.1 * w for v, w in zip(self.values, words, strict=True)))
+
+
+FRESH = State(0, (1.0, 2.0, 3.0, 4.0))
+
+
+@cache
+def part_of(sequence: Sequence, place: int, start: int, stop: int) -> int:
+    """This slice's part of the delivered digest."""
+    return digests.delivered(place, np.arange(start, stop), tokens_of(sequence)[start:stop])
+
+
+class Worker:
+    """One rank in one world, until it is cancelled (its agent sends it elsewhere, or it dies) or leaves with an exit code."""
+
+    def __init__(
+        self, job: JobConfig, client: AsyncClient, store: Store, world: wire.World, seat: Seat, rings: dict[int, Ring],
+        computed: Callable[[int, int], None],
+    ) -> None:  # fmt: skip
+        self._job, self._client, self._store, self._world, self._seat = job, client, store, world, seat
+        self._rings, self._computed = rings, computed
+        self._mail, self._feed = Mail(client, world.generation, seat.rank), Feed(client, world)
+        self._ring: Ring | None = None
+
+    async def run(self) -> int:
+        """Its exit code. Raises Killed when it dies of a write."""
+        helpers = [asyncio.create_task(self._mail.run()), asyncio.create_task(self._feed.run())]
+        try:
+            return await self._train()
+        except (PeerLost, Stale, Retryable):
+            await asyncio.sleep(MOMENT)  # its agent's next order cancels this
+            return 1
+        except Ended as ended:
+            return ended.finished.exit_code
+        finally:
+            if self._ring:
+                self._ring.leave()
+            for helper in helpers:
+                helper.cancel()
+
+    async def _train(self) -> int:
+        self._ring = await self._meet()
+        state = await self._restore()
+        step = self._world.first_step
+        while True:
+            ticket = await self._ticket(step)
+            if ticket.checkpoint:
+                self._save(state)
+            if ticket.end:
+                await self._mail.flush(step if ticket.end == "Completed" else 0)
+                return 0 if ticket.end == "Completed" else 3
+            state = await self._step(ticket.plan, state)
+            step += 1
+
+    async def _meet(self) -> Ring:
+        """Rank 0 says where; a ring's port is its number."""
+        g = self._world.generation
+        if self._seat.rank == 0:
+            ring, port = Ring(len(self._world.seats)), len(self._rings) + 1
+            self._rings[port] = ring
+            self._mail.put("/v1/rendezvous", self._world.first_step, wire.Rendezvous(g, "127.0.0.1", port))
+            return ring
+        while True:
+            try:
+                path = f"/v1/rendezvous?generation={g}&wait={POLL}"
+                found = await self._client.get(path, wire.Rendezvous, generation=g)
+            except Retryable:
+                await asyncio.sleep(IMPATIENCE)
+                continue
+            if found is not None:
+                return self._rings[found.port]
+
+    async def _restore(self) -> State:
+        if not self._world.checkpoint:
+            return FRESH
+        manifest = msgspec.json.decode(self._store.get(self._world.checkpoint), type=wire.Manifest)
+        values: dict[int, float] = {}
+        for shard in manifest.shards:
+            data = self._store.get(shard.key)
+            assert shard.key == key_of(data), f"{shard.key} is damaged"
+            step, part = msgspec.json.decode(data, type=tuple[int, dict[int, float]])
+            assert step == manifest.step
+            values |= part
+        return State(manifest.step, tuple(values[i] for i in range(4)))
+
+    async def _ticket(self, step: int) -> wire.Ticket:
+        while True:
+            if self._mail.fault:
+                raise self._mail.fault
+            ticket = await self._ask(step) if self._mail.reachable else None
+            if ticket is None:
+                every, first = self._job.checkpoint.every_steps, self._world.first_step
+                ticket = unled(step, self._feed.plans.get(step), every, first) if not self._mail.reachable else None
+            if ticket is not None:
+                return ticket
+            await asyncio.sleep(IMPATIENCE)
+
+    async def _ask(self, step: int) -> wire.Ticket | None:
+        try:
+            query = {"step": step, "wait": POLL}
+            return await self._client.get("/v1/steps", wire.Ticket, generation=self._world.generation, **query)
+        except Retryable:
+            self._mail.reachable = False
+            return None
+
+    async def _step(self, plan: wire.StepPlan, state: State) -> State:
+        mine = [
+            (plan.sequences[s.sequence], s) for t in plan.tasks for s in t.slices if s.replica == self._seat.replica
+        ]
+        part = sum(part_of(sequence, s.sequence, s.start, s.stop) for sequence, s in mine) % (1 << 64)
+        total = await self._ring.total(plan.step, self._seat.rank, part)
+        await asyncio.sleep(STEP_SECONDS)
+        loss = state.values[0] * sum(s.stop - s.start for _, s in mine)
+        after = state.after(plan.step, total)
+        self._computed(self._seat.rank, plan.step)
+        report = wire.StepReport(
+            plan.generation, plan.step, self._seat.rank, loss, part, 1.0, 1e-3, STEP_SECONDS, STEP_SECONDS, 0.0, 0.0
+        )
+        self._mail.put("/v1/reports", plan.step, report)
+        return after
+
+    def _save(self, state: State) -> None:
+        rank, ranks = self._seat.rank, len(self._world.seats)
+        data = msgspec.json.encode((state.step, {i: v for i, v in enumerate(state.values) if i % ranks == rank}))
+        key = key_of(data)
+        if not self._store.create(key, data):
+            self._store.put(key, data)
+        shard = wire.Shard(key, len(data), (), ())
+        self._mail.put(
+            "/v1/saved", state.step, wire.Saved(self._world.generation, state.step, rank, ranks, (shard,), 0.1)
+        )
+
+
+def key_of(data: bytes) -> str:
+    return f"shards/{hashlib.sha256(data).hexdigest()}.safetensors"

@@ -1,0 +1,153 @@
+"""Some process, or all of them, die before, amid and after every write of plan log, checkpoints, step lines and journals.
+
+Each crash is a run of its own: the real coordinator over a real folder, members as tasks, virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import looptime
+import msgspec
+import pytest
+
+from coxswain import wire
+from coxswain.config import CheckpointConfig, JobConfig
+from coxswain.planlog import MembershipSegment
+from coxswain_coordinator.plan_log import _unpack
+from coxswain_link.store import open_store
+from tests.unit.coordinator_fakes import make_job
+from tests.unit.crash_game import Game
+from tests.unit.crash_points import MOMENTS, Crash
+
+pytestmark = pytest.mark.timeout(240)
+
+STEPS = 10
+DOUBLE = 60
+STOP = 2.0  # virtual seconds: in the sixth step
+
+
+def job_in(folder: Path) -> JobConfig:
+    checkpoint = CheckpointConfig(uri=f"file://{folder}/store", every_steps=3, keep_last=2)
+    return make_job(folder, stop_steps=STEPS, checkpoint=checkpoint)
+
+
+@dataclass
+class End:
+    """What is left of a run, and has to be the same whatever died in it."""
+
+    report: tuple[Any, ...]
+    steps: dict[int, tuple[Any, ...]]  # of steps.jsonl: the last line of a step counts
+    history: list[tuple[Any, ...]]  # of the store
+    memberships: list[MembershipSegment]
+    manifests: list[tuple[Any, ...]]  # shards are named by their content: parameters are equal to the last bit
+    orphans: set[str]
+
+
+def facts(line: wire.StepLine) -> tuple[Any, ...]:
+    return line.step, line.stream_digest, line.delivered_digest, line.loss, line.tokens
+
+
+def lines(data: bytes) -> list[wire.StepLine]:
+    return [msgspec.json.decode(line, type=wire.StepLine) for line in data.splitlines()]
+
+
+def end_of(game: Game, report: wire.JobReport) -> End:
+    """Read as a later reader would, from the folder alone."""
+    store = open_store(game.job.checkpoint.uri)
+    manifests = [msgspec.json.decode(store.get(o.path), type=wire.Manifest) for o in store.list("manifests/")]
+    named = {shard.key for manifest in manifests for shard in manifest.shards}
+    return End(
+        report=(report.phase, report.reason, report.step, report.checkpoint_step, report.fault),
+        steps={line.step: facts(line) for line in lines((game.folder / "steps.jsonl").read_bytes())},
+        history=[facts(line) for o in store.list("steps/") for line in lines(store.get(o.path))],
+        memberships=[_unpack(o.path, store.get(o.path), MembershipSegment) for o in store.list("log/membership/")],
+        manifests=[(m.step, m.cursor, m.stream_digest, m.tokens, m.shards) for m in manifests],
+        orphans={o.path for o in store.list("shards/")} - named,
+    )
+
+
+def play(folder: Path, crashes: dict[int, Crash], stop_at: float | None = None) -> tuple[Game, End]:
+    """In a loop of its own: the same order of events each time, as far as the crashes allow."""
+    folder.mkdir(exist_ok=True)
+    with asyncio.Runner(loop_factory=lambda: looptime.new_event_loop(start=0)) as runner:
+        return runner.run(_play(folder, crashes, stop_at))
+
+
+async def _play(folder: Path, crashes: dict[int, Crash], stop_at: float | None) -> tuple[Game, End]:
+    game = Game(job_in(folder), folder, crashes, stop_at)
+    try:
+        return game, end_of(game, await game.play())
+    except BaseException as error:
+        error.add_note(f"{crashes}\n" + "\n".join(game.fate.writes))
+        raise
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory) -> tuple[Game, End]:
+    """The run that nothing disturbs."""
+    game, end = play(tmp_path_factory.mktemp("calm"), {})
+    assert end.report == ("Completed", "StopReached", STEPS, STEPS, None)
+    assert [step for step, *_ in end.history] == list(range(STEPS))
+    assert [step for step, *_ in end.manifests] == [9, 10]
+    assert not end.orphans
+    return game, end
+
+
+def points(game: Game, writer: str) -> list[int]:
+    return [n for n, what in enumerate(game.fate.writes) if what.startswith(writer)]
+
+
+def test_there_are_two_hundred_points_at_which_something_may_die(calm):
+    coordinator, workers = len(points(calm[0], "coordinator")), len(points(calm[0], "worker"))
+    assert len(MOMENTS) * (2 * coordinator + 2 * workers) + DOUBLE > 300, calm[0].fate.writes
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_coordinator_that_dies_at_any_write_costs_no_step_and_no_worker(tmp_path, calm, moment):
+    for n in points(calm[0], "coordinator"):
+        game, end = play(tmp_path / str(n), {n: Crash(moment)})
+        assert game.fate.struck == [n]
+        assert end == calm[1], calm[0].fate.writes[n]
+        assert set(game.members.computed.values()) == {1}, calm[0].fate.writes[n]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_outage_at_any_write_costs_what_no_checkpoint_holds(tmp_path, calm, moment):
+    for n in range(len(calm[0].fate.writes)):
+        game, end = play(tmp_path / str(n), {n: Crash(moment, outage=True)})
+        assert game.fate.struck == [n]
+        assert end == calm[1], calm[0].fate.writes[n]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_worker_that_dies_at_any_write_costs_a_generation(tmp_path, calm, moment):
+    for n in points(calm[0], "worker"):
+        game, end = play(tmp_path / str(n), {n: Crash(moment)})
+        assert (game.fate.struck, game.lives) == ([n], 1)
+        assert end == calm[1], calm[0].fate.writes[n]
+
+
+@pytest.mark.parametrize("seed", range(DOUBLE // 10))
+def test_two_crashes_in_one_run_are_no_worse(tmp_path, calm, seed):
+    draw = random.Random(seed)
+    for n in range(10):
+        first, second = sorted(draw.sample(range(len(calm[0].fate.writes) + 8), 2))
+        crashes = {at: Crash(draw.choice(MOMENTS), draw.random() < 0.3) for at in (first, second)}
+        _, end = play(tmp_path / str(n), crashes)
+        assert end == calm[1], crashes
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_stop_and_a_death_at_the_same_time_end_in_a_checkpoint_that_the_job_goes_on_from(tmp_path, calm, moment):
+    quiet, _ = play(tmp_path / "quiet", {}, STOP)
+    for n in range(quiet.fate.asked, len(quiet.fate.writes)):
+        game, end = play(tmp_path / str(n), {n: Crash(moment)}, STOP)
+        assert (game.fate.struck, end.report[0]) == ([n], "Suspended"), quiet.fate.writes[n]
+        _, end = play(tmp_path / str(n), {})
+        assert (end.steps, end.memberships) == (calm[1].steps, calm[1].memberships), quiet.fate.writes[n]
+        assert sorted(set(end.history)) == calm[1].history

@@ -27,6 +27,7 @@ ENV_TOKEN_DIR = "COXSWAIN_TOKEN_DIR"  # holds token (Secret)
 ENV_SECRETS_DIR = "COXSWAIN_SECRETS_DIR"  # one folder per endpoint Secret
 ENV_RUN_DIR = "COXSWAIN_RUN_DIR"  # coordinator only: steps.jsonl, events.jsonl, timings.jsonl
 ENV_TERMINATION_LOG = "COXSWAIN_TERMINATION_LOG"
+ENV_STORE_PATIENCE = "COXSWAIN_STORE_PATIENCE_SECONDS"  # for which S3 may be away within one call; optional
 ENV_POD_NAME = "POD_NAME"
 ENV_POD_IP = "POD_IP"
 ENV_POD_UID = "POD_UID"

@@ -31,7 +31,8 @@ class Durable:
     """
 
     def __init__(self, patience: float = PATIENCE, deadline: float = DEADLINE) -> None:
-        self.trouble, self._deadline = "", deadline
+        self._trouble, self._deadline = "", deadline
+        self._elsewhere: Callable[[], str] = lambda: ""
         self._threads = ThreadPoolExecutor(thread_name_prefix="durable")
         self._retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(Retryable),
@@ -41,6 +42,14 @@ class Durable:
             reraise=True,
         )
 
+    def watch(self, trouble: Callable[[], str]) -> None:
+        """`trouble` says what the store itself repeats calls for at the moment."""
+        self._elsewhere = trouble
+
+    @property
+    def trouble(self) -> str:
+        return self._trouble or self._elsewhere()
+
     async def __call__(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Raises what `work` raises; Retryable only once the patience is over."""
         try:
@@ -48,7 +57,7 @@ class Durable:
                 result: T = await self._retrying(self._run, partial(work, *args, **kwargs))
         except TimeoutError as error:
             raise Retryable(f"{work.__qualname__} did not end within {self._deadline:g} s") from error
-        self.trouble = ""
+        self._trouble = ""
         return result
 
     async def _run(self, work: Callable[[], T]) -> T:
@@ -56,5 +65,5 @@ class Durable:
 
     def _tell(self, state: tenacity.RetryCallState) -> None:
         assert state.outcome is not None
-        self.trouble = str(state.outcome.exception())
-        log.warning("trying again: %s", self.trouble)
+        self._trouble = str(state.outcome.exception())
+        log.warning("trying again: %s", self._trouble)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from coxswain.exits import Exit
-from coxswain.wire import JobReport, SourceReport, StepLine
+from coxswain.wire import Fault, JobReport, SourceReport, StepLine
 from coxswain_coordinator.checkpoints import manifest_key_of
 from coxswain_coordinator.registry import join
 from coxswain_coordinator.run import Run
@@ -44,7 +44,7 @@ def job_report(run: Run) -> JobReport:
         waiting_for=waiting_for(run),
         sources=_sources(run),
         events=run.events.latest(),
-        fault=run.fault,
+        fault=run.fault or _store_fault(run),
         reason=run.finished.reason if run.finished else "",
     )
 
@@ -114,6 +114,13 @@ def step_seconds(recent: Sequence[StepLine]) -> float:
 def tokens_per_second(recent: Sequence[StepLine]) -> float:
     seconds = step_seconds(recent)
     return sum(line.tokens for line in recent) / len(recent) / seconds if seconds else 0.0
+
+
+def _store_fault(run: Run) -> Fault | None:
+    """While the store is away: nothing has failed yet, and what is at hand goes on."""
+    if run.finished is not None or not run.durably.trouble:
+        return None
+    return Fault("StoreAway", f"trying again: {run.durably.trouble}", retryable=True)
 
 
 def _tokens(run: Run) -> int:

@@ -1,31 +1,38 @@
-"""The object store: files and S3 behind one small interface, on obstore, with boto3's credential chain for S3."""
+"""The object store: files and S3 behind one small interface, on obstore. What S3 may do to a call: docs/design/store.md."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
-from obstore.store import LocalStore, S3Store
+import tenacity
+from obstore.exceptions import AlreadyExistsError, NotFoundError
+from obstore.store import LocalStore
 
 from coxswain.config import EndpointConfig
-from coxswain.errors import Refused, Retryable
+from coxswain.errors import CoxswainError, Refused, Retryable
+from coxswain.names import ENV_STORE_PATIENCE
+from coxswain_link.s3 import Access, find_access, open_s3
+from coxswain_link.store_faults import ERRORS, Away, Damaged, Denied, Garbled, NoBucket, NotFound, translated
 
-if TYPE_CHECKING:
-    from obstore.store import S3Config
+__all__ = ["Away", "Damaged", "Denied", "NoBucket", "NotFound", "ObjectInfo", "Store", "open_store"]
 
-_TIMEOUT = "30s"
-_RETRIES = timedelta(seconds=20)  # within one call; who has more patience calls again
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
+PATIENCE = 60.0
+"""Seconds for which S3 may be away within one call."""
 
-class NotFound(Retryable):
-    """There is no such object (or bucket, or folder)."""
+_DIGEST = "sha256"  # of the content, in the metadata of every object that we put on S3
+_PIECE = 32 << 20  # bytes that one request reads of a range
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,27 +42,40 @@ class ObjectInfo:
     etag: str  # content identity; of a file: size, mtime and inode
 
 
-class Store:
-    """Objects under one uri; keys are relative paths. Errors: NotFound, Refused (credentials), Retryable."""
+Listing = list[ObjectInfo]
 
-    def __init__(self, backend: Any, uri: str, secret: str = "") -> None:
-        """`secret`: name of the one that holds the credentials, for people."""
-        self._backend, self.uri, self.secret = backend, uri, secret
+
+class Store:
+    """Objects under one uri; keys are relative paths. Errors: NotFound, Refused (Denied, Damaged), Away.
+
+    On S3 a call is repeated for `patience` seconds while it fails in a way that may pass; `trouble` says which, meanwhile.
+    Refused credentials and a missing bucket may pass only where both have been seen to work; before, the latter is NotFound.
+    """
+
+    def __init__(self, backend: Any, uri: str, access: Access | None = None, patience: float = 0.0) -> None:
+        """`access`: of S3. Over http:// nothing but TCP's 16 bits guards a body: what has no digest is read twice there."""
+        self._backend, self.uri, self._access = backend, uri, access
+        self._remote, self._worked, self.trouble = access is not None, False, ""
+        self._unguarded = self._remote and str((backend.config or {}).get("endpoint", "")).startswith("http://")
+        self._again = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(self._may_pass),
+            stop=tenacity.stop_after_delay(patience),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=5.0),
+            before_sleep=self._tell,
+            reraise=True,
+        )
 
     def get(self, key: str) -> bytes:
-        with _errors(self, key):
-            return bytes(obstore.get(self._backend, key).bytes())
+        return self._ask(key, lambda: self._whole(key))
 
     def get_range(self, key: str, start: int, stop: int) -> bytes:
         """Bytes [start, stop)."""
-        if start == stop:
-            return b""
-        with _errors(self, key):
-            return bytes(obstore.get_range(self._backend, key, start=start, end=stop))
+        pieces = [(at, min(at + _PIECE, stop)) for at in range(start, stop, _PIECE)]
+        parts = [self._ask(key, partial(self._agreed, key, partial(self._piece, key, *piece))) for piece in pieces]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def put(self, key: str, data: bytes) -> None:
-        with _errors(self, key):
-            obstore.put(self._backend, key, data, use_multipart=False)
+        self._ask(key, lambda: self._send(key, data, "overwrite"))
 
     def create(self, key: str, data: bytes) -> bool:
         """Claims a key: True if this call made the object, False if one is there already. Atomic on files and on S3.
@@ -63,16 +83,7 @@ class Store:
         A create whose answer was lost may have succeeded, so equal content counts as ours; and a store may word a refused
         create as a generic error, so the object that is there decides.
         """
-        try:
-            obstore.put(self._backend, key, data, mode="create", use_multipart=False)
-        except AlreadyExistsError:
-            return self.get(key) == data
-        except (BaseError, FileNotFoundError):  # the latter: there is no such bucket
-            if self.exists(key):
-                return self.get(key) == data
-            with _errors(self, key):
-                raise
-        return True
+        return self._ask(key, lambda: self._claimed(key, data))
 
     def exists(self, key: str) -> bool:
         try:
@@ -82,48 +93,120 @@ class Store:
         return True
 
     def head(self, key: str) -> ObjectInfo:
-        with _errors(self, key):
-            return _info(obstore.head(self._backend, key))
+        return self._ask(key, lambda: _info(self._head(key)))
 
-    def list(self, prefix: str = "") -> list[ObjectInfo]:
+    def list(self, prefix: str = "") -> Listing:
         """All objects below a prefix, sorted by path."""
-        with _errors(self, prefix):
-            found = [_info(meta) for chunk in obstore.list(self._backend, prefix or None) for meta in chunk]
-        return sorted(found)
+        return self._ask(prefix, lambda: self._agreed(prefix, lambda: self._listed(prefix)))
 
     def delete(self, key: str) -> None:
         """An absent object is no error."""
-        with _errors(self, key):
-            try:
-                obstore.delete(self._backend, key)
-            except (NotFoundError, FileNotFoundError):
-                return
+        try:
+            self._ask(key, lambda: obstore.delete(self._backend, key))
+        except NotFound:
+            return
 
+    # --- one attempt --------------------------------------------------------------------------------------------------
 
-class _errors:
-    """Turns obstore's errors into ours, naming the object."""
+    def _whole(self, key: str) -> bytes:
+        """The content, once its digest has proved it, or, where nothing proves anything, two reads agree."""
+        found = obstore.get(self._backend, key)
+        data, digest, etag = bytes(found.bytes()), found.attributes.get(_DIGEST), found.meta["e_tag"]
+        if not self._remote or self._proved(data, digest, str(etag).strip('"')):
+            return data
+        again = bytes(obstore.get(self._backend, key).bytes())
+        if again != data:
+            raise Garbled(f"{self._where(key)}: its content did not arrive as it was sent")
+        if digest is not None:
+            raise Damaged(self._where(key))
+        return data
 
-    def __init__(self, store: Store, key: str) -> None:
-        self._where, self._secret = f"{store.uri.rstrip('/')}/{key}", store.secret
+    def _proved(self, data: bytes, digest: object, etag: str) -> bool:
+        """By our own digest, by TLS, or by an ETag that is the MD5 of the content, as it is of most objects."""
+        if digest is not None:
+            return hashlib.sha256(data).hexdigest() == digest
+        return not self._unguarded or hashlib.md5(data, usedforsecurity=False).hexdigest() == etag
 
-    def __enter__(self) -> None:
-        return None
+    def _agreed(self, key: str, read: Callable[[], T]) -> T:
+        found = read()
+        if self._unguarded and read() != found:
+            raise Garbled(f"{self._where(key)}: two reads of it differ")
+        return found
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (NotFoundError, FileNotFoundError)):
-            raise NotFound(f"{self._where} does not exist") from error
-        if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
-            of = f" of Secret {self._secret!r} (endpoint.secretRef)" if self._secret else ""
-            way_out = "check them, and the bucket's policy"
-            raise Refused("AccessDenied", f"{self._where}: credentials{of} refused; {way_out}") from error
-        if isinstance(error, BaseError) and "NoSuchBucket" in str(error):  # the store words it as a generic error
-            raise NotFound(f"{self._where} does not exist: there is no such bucket") from error
-        if isinstance(error, BaseError):
-            raise Retryable(f"{self._where}: {_first_line(error)}") from error
+    def _piece(self, key: str, start: int, stop: int) -> bytes:
+        return bytes(obstore.get_range(self._backend, key, start=start, end=stop))
 
+    def _send(self, key: str, data: bytes, mode: Any) -> None:
+        attributes = {_DIGEST: hashlib.sha256(data).hexdigest()} if self._remote else None
+        obstore.put(self._backend, key, data, attributes=attributes, mode=mode, use_multipart=False)
 
-def _first_line(error: BaseException) -> str:
-    return str(error).split("\n", 1)[0][:300]
+    def _claimed(self, key: str, data: bytes) -> bool:
+        try:
+            self._send(key, data, "create")
+        except (AlreadyExistsError, *ERRORS) as error:
+            if not isinstance(error, AlreadyExistsError) and not self._there(key):
+                raise
+            return self._holds(key, data)
+        return True
+
+    def _there(self, key: str) -> bool:
+        try:
+            obstore.head(self._backend, key)
+        except (NotFoundError, FileNotFoundError):
+            return False
+        return True
+
+    def _holds(self, key: str, data: bytes) -> bool:
+        try:
+            return self._whole(key) == data
+        except Damaged:
+            return False
+
+    def _head(self, key: str) -> Mapping[str, Any]:
+        try:
+            return obstore.head(self._backend, key)
+        except (NotFoundError, FileNotFoundError):
+            if self._remote:  # an answer to HEAD has no body to say that the whole bucket is gone
+                obstore.get_range(self._backend, key, start=0, end=1)
+            raise
+
+    def _listed(self, prefix: str) -> Listing:
+        return sorted(_info(meta) for chunk in obstore.list(self._backend, prefix or None) for meta in chunk)
+
+    # --- and the next one ---------------------------------------------------------------------------------------------
+
+    def _ask(self, key: str, work: Callable[[], T]) -> T:
+        result: T = self._again(self._once, key, work)
+        return result
+
+    def _once(self, key: str, work: Callable[[], T]) -> T:
+        try:
+            result = work()
+        except ERRORS as error:
+            raise self._fault(error, self._where(key)) from error
+        self._worked, self.trouble = True, ""
+        return result
+
+    def _fault(self, error: Exception, where: str) -> CoxswainError:
+        fault = translated(error, where, self._access.words if self._access else "")
+        if isinstance(fault, Denied) and self._access is not None and self._access.fault is not None:
+            return self._access.fault  # there was nothing to send
+        if isinstance(fault, NotFound):
+            self._worked, self.trouble = True, ""
+        return NotFound(str(fault)) if isinstance(fault, NoBucket) and not self._worked else fault
+
+    def _may_pass(self, error: BaseException) -> bool:
+        if isinstance(error, Refused):
+            return self._worked and not isinstance(error, Damaged)
+        return isinstance(error, Retryable) and not isinstance(error, NotFound)
+
+    def _tell(self, state: tenacity.RetryCallState) -> None:
+        assert state.outcome is not None
+        self.trouble = str(state.outcome.exception())
+        log.warning("trying again: %s", self.trouble)
+
+    def _where(self, key: str) -> str:
+        return f"{self.uri.rstrip('/')}/{key}"
 
 
 def _info(meta: Mapping[str, Any]) -> ObjectInfo:
@@ -139,7 +222,9 @@ def open_store(
         return Store(_local(uri, Path(parts.path), create), uri)
     if parts.scheme == "s3":
         endpoint = endpoint or EndpointConfig()
-        return Store(_s3(parts.netloc, parts.path.strip("/"), endpoint, secrets_dir), uri, endpoint.secret)
+        access = find_access(endpoint, secrets_dir)
+        patience = float(os.environ.get(ENV_STORE_PATIENCE, PATIENCE))
+        return Store(open_s3(parts.netloc, parts.path.strip("/"), endpoint, access), uri, access, patience)
     raise Refused("UnknownScheme", f"uri {uri!r}: allowed are s3://bucket/prefix and file:///folder")
 
 
@@ -147,42 +232,3 @@ def _local(uri: str, folder: Path, create: bool) -> LocalStore:
     if not create and not folder.is_dir():
         raise NotFound(f"{uri} does not exist or is not a folder")
     return LocalStore(prefix=folder, automatic_cleanup=False, mkdir=create)
-
-
-def _s3(bucket: str, prefix: str, endpoint: EndpointConfig, secrets_dir: Path | None) -> S3Store:
-    config: S3Config = {"region": endpoint.region or os.environ.get("AWS_REGION", "us-east-1")}
-    if endpoint.url:
-        config["endpoint"] = endpoint.url
-        config["virtual_hosted_style_request"] = False
-    return S3Store(
-        bucket,
-        prefix=prefix or None,
-        config=config,
-        retry_config={"max_retries": 5, "retry_timeout": _RETRIES},
-        client_options={"allow_http": endpoint.url.startswith("http://"), "timeout": _TIMEOUT, "connect_timeout": "5s"},
-        **_credentials(endpoint, secrets_dir),
-    )
-
-
-def _credentials(endpoint: EndpointConfig, secrets_dir: Path | None) -> dict[str, Any]:
-    """From the endpoint's mounted Secret if it names one, else boto3's chain (environment, profile, web identity)."""
-    if endpoint.secret:
-        return _secret_credentials(endpoint.secret, secrets_dir)
-    from boto3.session import Session
-    from obstore.auth.boto3 import Boto3CredentialProvider
-
-    return {"credential_provider": Boto3CredentialProvider(Session())}
-
-
-def _secret_credentials(secret: str, secrets_dir: Path | None) -> dict[str, Any]:
-    folder = (secrets_dir or Path("/etc/coxswain/secrets")) / secret
-    try:
-        key, value = ((folder / name).read_text().strip() for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
-    except OSError as error:
-        raise Refused(
-            "SecretIncomplete",
-            f"endpoint.secretRef {secret!r}: needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY ({error.filename} is missing)",
-        ) from error
-    token = folder / "AWS_SESSION_TOKEN"
-    optional = {"session_token": token.read_text().strip()} if token.exists() else {}
-    return {"access_key_id": key, "secret_access_key": value, **optional}

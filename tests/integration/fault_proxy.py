@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -22,9 +21,11 @@ from typing import Literal, TypeAlias
 import aiohttp
 from aiohttp import web
 
+from tests.faults import Cut, Delay, Lose, Refuse, cut_off, drawn_from, dropped, every, passed_on
 from tests.integration.apiserver import ApiServer
 
-_HOP = {"host", "content-length", "transfer-encoding", "connection", "content-encoding", "accept-encoding", "expect"}
+__all__ = ["Break", "Call", "Cut", "Delay", "FaultProxy", "Lose", "Plan", "Refuse", "drawn", "every"]
+
 _WORDS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
 
 
@@ -51,32 +52,6 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
-    """Answers in the server's place. `after`: seconds, as Retry-After."""
-
-    status: int
-    reason: str = ""
-    after: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Lose:
-    """The server does it, and nobody hears the answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The connection breaks in the middle of the answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delay:
-    """The answer comes, after so many seconds."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Break:
     """A watch goes wrong after that many lines."""
 
@@ -88,21 +63,8 @@ Fault: TypeAlias = Refuse | Lose | Cut | Delay | Break
 Plan: TypeAlias = Callable[[Call], "Fault | None"]
 
 
-def every(nth: int, applies: Callable[[Call], bool], fault: Fault) -> Plan:
-    """Each n-th of the calls that it applies to, the first included."""
-    seen = 0
-
-    def plan(call: Call) -> Fault | None:
-        nonlocal seen
-        seen += applies(call)
-        return fault if applies(call) and seen % nth == 1 % nth else None
-
-    return plan
-
-
 def drawn(seed: int, share: float) -> Plan:
     """Of all calls that share, with anything that can befall such a call."""
-    draw = random.Random(seed)
     anything: tuple[Fault, ...] = (
         *(Refuse(status) for status in (500, 503, 504)), Refuse(429, after=1), Lose(), Cut(), Delay(0.3),
     )  # fmt: skip
@@ -110,13 +72,11 @@ def drawn(seed: int, share: float) -> Plan:
         *(Break(how, lines) for how in ("silent", "torn", "reset", "expired", "error", "ended") for lines in (0, 1, 3)),
     )
 
-    def plan(call: Call) -> Fault | None:
-        if draw.random() >= share:
-            return None
+    def choices(call: Call) -> tuple[Fault, ...]:
         of_writes = (Refuse(409, "Conflict"),) if call.method == "PATCH" else ()
-        return draw.choice((*watches, Refuse(410), *anything[:4]) if call.watch else (*anything, *of_writes))
+        return (*watches, Refuse(410), *anything[:4]) if call.watch else (*anything, *of_writes)
 
-    return plan
+    return drawn_from(seed, share, choices)
 
 
 class FaultProxy:
@@ -178,13 +138,9 @@ class FaultProxy:
             body, headers = await answer.read(), _plain(answer.headers)
         match fault:
             case Lose():
-                return _dropped(request)
+                return dropped(request)
             case Cut():
-                response = web.StreamResponse(status=answer.status, headers=headers)
-                response.content_length = len(body)
-                await response.prepare(request)
-                await response.write(body[: len(body) // 2])
-                return _dropped(request)
+                return await cut_off(request, answer.status, headers, body)
         return web.Response(status=answer.status, body=body, headers=headers)
 
     async def _watched(self, request: web.Request, fault: Break | None) -> web.StreamResponse:
@@ -212,7 +168,7 @@ async def _broken(request: web.Request, response: web.StreamResponse, fault: Bre
         case "error":
             await response.write(_error(500))
         case "reset":
-            return _dropped(request)
+            return dropped(request)
     return response
 
 
@@ -222,13 +178,6 @@ async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         *whole, rest = (rest + chunk).split(b"\n")
         for line in whole:
             yield line + b"\n"
-
-
-def _dropped(request: web.Request) -> web.StreamResponse:
-    """The connection is gone; the response goes nowhere."""
-    if request.transport is not None:
-        request.transport.abort()
-    return web.Response()
 
 
 def _refusal(status: int, reason: str, after: int) -> web.Response:
@@ -247,4 +196,4 @@ def _status(code: int, reason: str = "") -> dict[str, object]:
 
 
 def _plain(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _HOP}
+    return passed_on(headers, "host", "content-encoding", "accept-encoding")

@@ -1,0 +1,96 @@
+"""What can befall a call on its way to a server and back, and who decides when: shared by the tests' proxies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from aiohttp import web
+
+C = TypeVar("C")
+F = TypeVar("F")
+
+_HOP = frozenset({"content-length", "transfer-encoding", "connection", "expect"})
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answers in the server's place. `after`: seconds, as Retry-After."""
+
+    status: int
+    reason: str = ""
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lose:
+    """The server does it, and nobody hears the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The connection breaks in the middle of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """The answer comes, after so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupt:
+    """One bit of the answer's body flips, in the byte at this share of its length."""
+
+    at: float = 0.5
+
+
+Plan: TypeAlias = Callable[[C], F | None]
+
+
+def every(nth: int, applies: Callable[[C], bool], fault: F) -> Plan[C, F]:
+    """Each n-th of the calls that it applies to, the first included."""
+    seen = 0
+
+    def plan(call: C) -> F | None:
+        nonlocal seen
+        seen += applies(call)
+        return fault if applies(call) and seen % nth == 1 % nth else None
+
+    return plan
+
+
+def drawn_from(seed: int, share: float, choices: Callable[[C], tuple[F, ...]]) -> Plan[C, F]:
+    """Of all calls that share, with one of what can befall such a call."""
+    draw = random.Random(seed)
+    return lambda call: None if draw.random() >= share else draw.choice(choices(call))
+
+
+def flipped(body: bytes, fault: Corrupt) -> bytes:
+    """The body with one bit changed; an empty one stays as it is."""
+    at = min(int(len(body) * fault.at), len(body) - 1)
+    return body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :] if body else body
+
+
+def dropped(request: web.Request) -> web.StreamResponse:
+    """The connection is gone; the response goes nowhere."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()
+
+
+async def cut_off(request: web.Request, status: int, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
+    """An answer whose second half never comes."""
+    response = web.StreamResponse(status=status, headers=headers)
+    response.content_length = len(body)
+    await response.prepare(request)
+    await response.write(body[: len(body) // 2])
+    return dropped(request)
+
+
+def passed_on(headers: Mapping[str, str], *but: str) -> dict[str, str]:
+    """The headers that belong to the message and not to one connection, without those named."""
+    return {name: value for name, value in headers.items() if name.lower() not in _HOP.union(but)}

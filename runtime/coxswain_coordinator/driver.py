@@ -47,6 +47,7 @@ class Driver:
         self._run, self._planner, self._author, self._durably = run, planner, author, run.durably
         self._log, self._index_store = PlanLog(store), IndexStore(store)
         self._checkpoints = CheckpointStore(run.job, store)
+        run.durably.watch(lambda: store.trouble)
         self._stream: Stream | None = None
         self._committer: Committer | None = None
         self._watch = Watch()

@@ -99,7 +99,7 @@ class Run:
     folder: Path
     objects: list[Object]
     environment: dict[str, str] = field(default_factory=dict)
-    job_text: str = ""  # instead of the objects
+    job_file: bytes | None = None  # instead of the objects
     within: tuple[str, ...] = ()  # a command that runs `cox`, such as one that makes namespaces
     output: str = ""
 
@@ -111,7 +111,7 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         job_file = self.folder / "job.yaml"
         objects = "\n---\n".join(json.dumps(o, indent=1) for o in self.objects)  # JSON is YAML
-        job_file.write_text(self.job_text or objects)
+        job_file.write_bytes(objects.encode() if self.job_file is None else self.job_file)
         command = [
             *self.within,
             sys.executable,
@@ -235,7 +235,6 @@ class Footprint:
     mark: bytes  # its folder: every process of it has that in its environment or command line
     addresses: frozenset[str]  # of its pods
     pods: frozenset[str]  # their uids, which name the constructors' sockets
-    mounts: str
     shared_memory: frozenset[str]
 
     @staticmethod
@@ -243,7 +242,7 @@ class Footprint:
         environments = [_environment(pid) for pid in descendants(cox.pid)]
         found = {key: frozenset(e[key] for e in environments if key in e) for key in ("POD_IP", "POD_UID")}
         assert found["POD_IP"] and found["POD_UID"], "no pod is alive"
-        return Footprint(str(run.folder).encode(), found["POD_IP"], found["POD_UID"], _mounts(), _shared_memory())
+        return Footprint(str(run.folder).encode(), found["POD_IP"], found["POD_UID"], _shared_memory())
 
     def rest(self) -> list[str]:
         """What is still there of it, in words."""
@@ -251,10 +250,13 @@ class Footprint:
         found += [f"listener on {address}" for address in _listening() & self.addresses]
         found += [f"socket of pod {uid}" for uid in self.pods if f"-{uid}" in Path("/proc/net/unix").read_text()]
         found += [f"shared memory {name}" for name in _shared_memory() - self.shared_memory]
-        return found + ([] if _mounts() == self.mounts else ["another set of mounts"])
+        return found + [f"mount {line}" for line in _mounts().splitlines() if self.mark.decode() in line]
 
     def assert_gone(self, deadline: float = 15) -> None:
-        wait_until(lambda: not self.rest(), f"nothing is left of {self.mark.decode()}", deadline)
+        try:
+            wait_until(lambda: not self.rest(), f"nothing is left of {self.mark.decode()}", deadline)
+        except AssertionError as error:
+            raise AssertionError(f"{error}, but {self.rest()}") from None
 
 
 def _environment(pid: int) -> dict[str, str]:

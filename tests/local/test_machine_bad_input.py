@@ -3,16 +3,21 @@
 Disks and ports are those of private mount and network namespaces: they vanish with the run's last process.
 """
 
+import base64
+import json
 import os
 import re
 import signal
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from coxswain import names
-from tests.local.jobs import Footprint, Run, job_objects, wait_for_step, wait_until
+from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER
+from tests.local.failures import note
+from tests.local.jobs import Footprint, Run, job_objects, wait_for_step
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -46,15 +51,8 @@ def said(run: Run) -> str:
 
 
 def assert_gone(run: Run) -> None:
-    mounts = Path("/proc/self/mounts").read_text()
-    rest = Footprint(
-        str(run.folder).encode(),
-        frozenset(),
-        frozenset(),
-        mounts,
-        frozenset(p.name for p in Path("/dev/shm").iterdir()),
-    ).rest
-    wait_until(lambda: not rest(), f"nothing is left of {run.folder}", 15)
+    shared_memory = frozenset(p.name for p in Path("/dev/shm").iterdir())
+    Footprint(str(run.folder).encode(), frozenset(), frozenset(), shared_memory).assert_gone()
 
 
 @pytest.fixture
@@ -70,6 +68,16 @@ def test_a_full_disk_for_checkpoints_ends_the_job_by_what_is_missing_and_leaves_
     assert run.run(deadline=200) == 1, run.output
     assert "No space left on device" in said(run)
     assert f"{run.folder}/disk/checkpoints/" in said(run)
+    assert_gone(run)
+
+
+@pytest.mark.parametrize("size", ["4k", "40k"])
+def test_a_full_disk_for_the_block_index_ends_the_job_by_what_is_missing(run, size):
+    """The checkpoint's place is where blocks are indexed; it has room for the record of the run, or for less."""
+    run.within = with_small_disk(run.folder / "disk", size)
+    assert run.run(deadline=100) == 1, run.output
+    assert "No space left on device" in said(run)
+    assert f"{run.folder}/disk/checkpoints" in said(run)
     assert_gone(run)
 
 
@@ -91,6 +99,23 @@ def test_a_port_that_something_else_has_on_every_address_is_refused_by_its_numbe
     assert f"`ss -ltnp sport = :{port}` names it" in said(run)
     assert not (run.workdir / "logs" / "small-coordinator-0").exists()
     assert_gone(run)
+
+
+def test_a_caller_with_a_wrong_token_or_of_an_older_world_is_told_so_and_disturbs_nobody(run):
+    cox = run.start()
+    wait_for_step(run, cox, 3)
+    stored = json.loads(next((run.workdir / "cluster" / "Secret").rglob("*.json")).read_bytes())
+    pod = json.loads(next((run.workdir / "cluster" / "Pod").rglob("*coordinator*.json")).read_bytes())
+    place = f"http://{pod['status']['podIP']}:{names.PORT_COORDINATOR}/v1/steps?step=0"
+    token = base64.b64decode(stored["data"]["token"]).decode()
+    for sent, generation, code in (("wrong", 1, 401), (token, 0, 409)):
+        headers = {TOKEN_HEADER: f"Bearer {sent}", GENERATION_HEADER: str(generation)}
+        answer = httpx.get(place, headers=headers, trust_env=False)
+        assert answer.status_code == code
+        assert token not in answer.text
+        note(f"HTTP {code}: {answer.text}")
+    assert answer.text == "generation 0 is over; the current one is 1"
+    assert run.finish(cox) == 0, run.output + run.logs()
 
 
 def test_a_second_run_in_the_same_work_directory_is_refused_and_does_not_disturb_the_first(run):

@@ -1,4 +1,4 @@
-"""First bad input: `cox run` says what is wrong and the way out, and loses nothing.
+"""Bad files: `cox run` says what is wrong and the way out, and loses nothing.
 
 It leaves with 2 when it refuses the files, with 1 when the job fails on what only its services can see.
 """
@@ -32,8 +32,26 @@ def refused(run, *words):
 
 def test_malformed_yaml_is_named_by_line(tmp_path, objects):
     run = Run(tmp_path, objects)
-    run.job_text = "kind: TrainingJob\nspec: {stop: {steps: 3}\nmetadata: x\n"
+    run.job_file = b"kind: TrainingJob\nspec: {stop: {steps: 3}\nmetadata: x\n"
     assert refused(run, "job.yaml", "line 3") == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x00\xff\xfe" * 50, "job.yaml: cannot read the file: it is not UTF-8 text; name a readable YAML file"),
+        (b"", "a run has exactly one TrainingJob; the files hold 0 (none)"),
+        (
+            b"kind: Pod\napiVersion: v1\n",
+            "unknown kind 'Pod' (allowed: DataSource, DataMix, ParallelismPolicy, TrainingJob)",
+        ),
+    ],
+    ids=["binary", "empty", "another kind"],
+)
+def test_a_file_that_is_no_job_is_refused(tmp_path, objects, content, words):
+    run = Run(tmp_path, objects)
+    run.job_file = content
+    assert refused(run, words) == 2
 
 
 def test_several_faults_are_told_at_once(tmp_path, objects):
@@ -82,30 +100,27 @@ def test_sources_of_one_mix_with_two_tokenizers_are_refused(tmp_path, objects):
     assert refused(Run(tmp_path, objects), "must share one tokenizer", "code: bytes, docs: file") == 2
 
 
+def test_devices_that_the_parallelism_does_not_divide_are_refused_with_both_numbers(tmp_path, objects):
+    objects[-1]["spec"]["parallelism"] |= {"tensor": 2}
+    words = "parallelism.tensor 2 must divide trainers.devicesPerTrainer 1; change one of the two"
+    assert refused(Run(tmp_path, objects), words) == 2
+
+
+def test_a_source_of_empty_files_is_refused_by_its_name(tmp_path, objects):
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "nothing.jsonl").write_bytes(b"")
+    objects[1] = source("docs", f"file://{tmp_path}/bad", "Jsonl", "**/*.jsonl")
+    assert refused(Run(tmp_path, objects), "SourceEmpty", "source 'docs'", "its objects hold no data; fill them") == 1
+
+
 def test_a_sequence_longer_than_all_replicas_hold_is_refused_with_the_numbers(tmp_path, objects):
     objects[-1]["spec"]["batch"]["maxSequenceTokens"] = 5000
     assert refused(Run(tmp_path, objects), "maxSequenceTokens", "5000", "tokensPerReplica") == 2
 
 
-def test_a_checkpoint_of_another_model_is_foreign_and_stays_as_it_was(tmp_path, corpus, objects):
-    assert Run(tmp_path / "first", objects).run("--until-step", "3") == 0
-    before = contents(tmp_path / "checkpoints")
-    objects[-1]["spec"]["model"]["config"]["hidden"] = 64
-    assert refused(Run(tmp_path / "second", objects), "ForeignCheckpoint", "checkpoint") == 1
-    assert contents(tmp_path / "checkpoints") == before
-
-
-def test_a_torn_checkpoint_is_refused_by_the_shard_that_is_missing_or_changed(tmp_path, objects):
-    assert Run(tmp_path / "first", objects).run("--until-step", "3") == 0
-    shard = next((tmp_path / "checkpoints" / "shards").iterdir())
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert refused(Run(tmp_path / "second", objects), "TornCheckpoint", shard.name) == 1
-    shard.unlink()
-    assert refused(Run(tmp_path / "third", objects), "TornCheckpoint", shard.name) == 1
-    shard.write_bytes(whole)
-    assert Run(tmp_path / "fourth", objects).run() == 0
-
-
-def contents(folder):
-    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+def test_a_job_that_is_active_for_longer_than_it_may_ends_by_the_name_of_its_deadline(tmp_path, objects):
+    objects[-1]["spec"] |= {"activeDeadlineSeconds": 5, "stop": {"steps": 5000}}
+    run = Run(tmp_path, objects)
+    assert run.run() == 1
+    said = re.sub(r"\s+", " ", run.output)
+    assert "DeadlineExceeded: the job was active for longer than activeDeadlineSeconds (5); made anew with more" in said

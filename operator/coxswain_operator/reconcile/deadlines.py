@@ -16,7 +16,8 @@ def exceeded(s: Situation) -> Ending | None:
     limit = s.spec.active_deadline_seconds
     if limit is None or active_seconds(s) < limit:
         return None
-    return Ending("Failed", "DeadlineExceeded", f"the job was active for longer than activeDeadlineSeconds ({limit})")
+    text = f"the job was active for longer than activeDeadlineSeconds ({limit}); made anew with more, it goes on where it saved"
+    return Ending("Failed", "DeadlineExceeded", text)
 
 
 def active_seconds(s: Situation) -> float:

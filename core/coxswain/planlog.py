@@ -71,5 +71,5 @@ def manifest_key(step: int) -> str:
 
 
 def steps_key(step: int) -> str:
-    """The step lines that the checkpoint before `step` makes final: those of all such objects are the run's `steps.jsonl`."""
+    """Lines of closed steps before `step`, since the object before: those of all such objects are the run's `steps.jsonl`."""
     return f"steps/before-{step:010d}.jsonl"

@@ -52,7 +52,7 @@ class CheckpointStore:
             ) from error
 
     def record(self, step: int, lines: Sequence[StepLine]) -> None:
-        """Keeps the lines of the steps that a checkpoint before `step` makes final: run directories go with their pods."""
+        """Keeps the lines of closed steps before `step`, by and by: run directories go with their pods."""
         if lines:
             self._store.put(steps_key(step), b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 

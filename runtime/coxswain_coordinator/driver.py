@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig
 from coxswain.digests import STREAM_SEED
-from coxswain.errors import Refused
+from coxswain.errors import Refused, Retryable, Stale
+from coxswain.exits import Exit
 from coxswain.layout import Layout
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.membership.values import Cursor
@@ -63,8 +65,18 @@ class Driver:
                 if not await self._advance():
                     await run.bell.until(lambda: run.bell.count > seen, _LOOK)  # noqa: B023  at once
         except Refused as error:
-            run.fail(Fault(error.reason, error.message))
-        return run.finished or run.finish(ending.failed(run.fault or Fault("Unknown", "")))
+            run.fail(fault := Fault(error.reason, error.message))
+            return run.finished or run.finish(ending.failed(run.fault or fault))
+        with suppress(Refused, Retryable, Stale):  # a good end stays one
+            await self._tidy(run.finished)
+        return run.finished
+
+    async def _tidy(self, finished: Finished) -> None:
+        """Nothing is being saved any more, so what a crash has kept from being dropped can go."""
+        if finished.exit_code in (Exit.DONE, Exit.STOPPED):
+            if self._run.session is not None:
+                await self._durably(self._log.check_current, self._run.generation)
+            await self._durably(self._checkpoints.tidy)
 
     async def farewell(self) -> None:
         """Keeps answering until every service has heard of the end, or for some seconds."""
@@ -96,6 +108,8 @@ class Driver:
             return True
         if (step := self._complete_checkpoint(session)) is not None:
             return await self._create_manifest(session, step)
+        if len(run.unsaved) >= run.most_unsaved:
+            return await self._record(session)
         if session.needs_plans(steps_ahead(run.step_seconds)):
             return await self._commit(session)
         if session.saved_end:
@@ -203,6 +217,14 @@ class Driver:
         await self._durably(self._checkpoints.record, step, final)
         await self._durably(self._checkpoints.create, manifest, session.saves.pending_keys())
         self._run.add_manifest(session, manifest, saving + time.monotonic() - began)
+        return True
+
+    async def _record(self, session: Session) -> bool:
+        """Where checkpoints are rare, closed steps do not pile up. Steps that are done again get the same keys again."""
+        closed = list(self._run.unsaved)
+        await self._durably(self._log.check_current, session.record.generation)
+        await self._durably(self._checkpoints.record, closed[-1].step + 1, closed)
+        self._run.unsaved = self._run.unsaved[len(closed) :]
         return True
 
     def _manifest(self, session: Session, step: int) -> Manifest:

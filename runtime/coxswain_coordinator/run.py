@@ -42,6 +42,9 @@ from coxswain_link.metrics import Registry as Metrics
 MOST_FAILURES = 5
 """Worlds that may fail one after another without a new step, before the coordinator gives up."""
 
+_MOST_UNSAVED = 1024
+"""Lines of closed steps that are kept in memory: half a MB."""
+
 
 def diverged(report: StepReport, manifest: Manifest | None) -> Fault:
     """A loss or gradient that is not finite spoils the parameters for ever: stop before a checkpoint holds them."""
@@ -70,7 +73,8 @@ class Run:
         self.manifests = 0  # made by this process
         self.session: Session | None = None
         self.recent: deque[StepLine] = deque(maxlen=20)
-        self.unsaved: list[StepLine] = []  # closed since the newest checkpoint
+        self.unsaved: list[StepLine] = []  # closed and in no record of the store
+        self.most_unsaved = _MOST_UNSAVED
         self.best = 0  # the highest step ever closed in this process, plus one
         self.losses = 0  # worlds lost so far
         self.failures = 0  # of successive worlds, without progress

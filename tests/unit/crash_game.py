@@ -37,6 +37,7 @@ T = TypeVar("T")
 
 DEADLINE = 300.0  # of virtual time
 AWAY = 1.0  # until the next coordinator is there
+MOST_UNSAVED = 4  # steps; with a checkpoint every third one they never are that many
 LATENCY = 1 / 64  # of a call. Times are sums of powers of two, so that they are exact and the order is always the same
 
 _placed = cache(lambda lengths, layout, job: place(list(lengths), layout, msgspec.json.decode(job, type=JobConfig)))
@@ -80,6 +81,7 @@ class Life:
         metrics = build("coordinator")
         self.run = Run(job, metrics, None, asyncio.get_running_loop().time)
         self.run.durably = InTurn()
+        self.run.most_unsaved = MOST_UNSAVED
         self.run.steps = MortalJournal(folder, "steps.jsonl", self.process, fate)
         self.run.timings = MortalJournal(folder, "timings.jsonl", self.process, fate)
         self.driver = Driver(self.run, store_of(self.process), planner, self.process.name)

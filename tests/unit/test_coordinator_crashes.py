@@ -31,8 +31,8 @@ DOUBLE = 60
 STOP = 2.0  # virtual seconds: in the sixth step
 
 
-def job_in(folder: Path) -> JobConfig:
-    checkpoint = CheckpointConfig(uri=f"file://{folder}/store", every_steps=3, keep_last=2)
+def job_in(folder: Path, every: int) -> JobConfig:
+    checkpoint = CheckpointConfig(uri=f"file://{folder}/store", every_steps=every, keep_last=2)
     return make_job(folder, stop_steps=STEPS, checkpoint=checkpoint)
 
 
@@ -71,19 +71,18 @@ def end_of(game: Game, report: wire.JobReport) -> End:
     )
 
 
-def play(folder: Path, crashes: dict[int, Crash], stop_at: float | None = None) -> tuple[Game, End]:
+def play(folder: Path, crashes: dict[int, Crash], *, stop_at: float | None = None, every: int = 3) -> tuple[Game, End]:
     """In a loop of its own: the same order of events each time, as far as the crashes allow."""
     folder.mkdir(exist_ok=True)
     with asyncio.Runner(loop_factory=lambda: looptime.new_event_loop(start=0)) as runner:
-        return runner.run(_play(folder, crashes, stop_at))
+        return runner.run(_play(Game(job_in(folder, every), folder, crashes, stop_at)))
 
 
-async def _play(folder: Path, crashes: dict[int, Crash], stop_at: float | None) -> tuple[Game, End]:
-    game = Game(job_in(folder), folder, crashes, stop_at)
+async def _play(game: Game) -> tuple[Game, End]:
     try:
         return game, end_of(game, await game.play())
     except BaseException as error:
-        error.add_note(f"{crashes}\n" + "\n".join(game.fate.writes))
+        error.add_note(f"{game.fate.crashes}\n" + "\n".join(game.fate.writes))
         raise
 
 
@@ -144,10 +143,20 @@ def test_two_crashes_in_one_run_are_no_worse(tmp_path, calm, seed):
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_stop_and_a_death_at_the_same_time_end_in_a_checkpoint_that_the_job_goes_on_from(tmp_path, calm, moment):
-    quiet, _ = play(tmp_path / "quiet", {}, STOP)
+    quiet, _ = play(tmp_path / "quiet", {}, stop_at=STOP)
     for n in range(quiet.fate.asked, len(quiet.fate.writes)):
-        game, end = play(tmp_path / str(n), {n: Crash(moment)}, STOP)
+        game, end = play(tmp_path / str(n), {n: Crash(moment)}, stop_at=STOP)
         assert (game.fate.struck, end.report[0]) == ([n], "Suspended"), quiet.fate.writes[n]
         _, end = play(tmp_path / str(n), {})
         assert (end.steps, end.memberships) == (calm[1].steps, calm[1].memberships), quiet.fate.writes[n]
         assert sorted(set(end.history)) == calm[1].history
+
+
+@pytest.mark.parametrize("outage", [False, True])
+def test_a_run_without_checkpoints_keeps_its_history_in_parts_and_loses_none(tmp_path, calm, outage):
+    quiet, expected = play(tmp_path / "quiet", {}, every=0)
+    assert next(what for what in quiet.fate.writes if "put steps/" in what).endswith("steps/before-0000000004.jsonl")
+    assert expected.history == calm[1].history
+    for n in points(quiet, "coordinator"):
+        _, end = play(tmp_path / str(n), {n: Crash("before", outage)}, every=0)
+        assert end == expected, quiet.fate.writes[n]

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from coxswain.config import JobConfig
 from coxswain.wire import Finished, JobReport
-from coxswain_coordinator.driver import Driver, Planner
+from coxswain_coordinator.driver import Driver
 from coxswain_coordinator.report import job_report
 from coxswain_coordinator.run import Run
 from coxswain_coordinator.service import Calls
+from coxswain_coordinator.worlds import Planner
 from coxswain_link.metrics import build
 from coxswain_link.serve import Service
 from coxswain_link.store import Store

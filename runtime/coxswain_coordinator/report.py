@@ -22,10 +22,10 @@ TERMINATION_BYTES = 4096
 
 def job_report(run: Run) -> JobReport:
     session, manifest = run.session, run.manifest
-    last = run.recent[-1] if run.recent else None
+    last = run.history.recent[-1] if run.history.recent else None
     step = session.book.open if session else (manifest.step if manifest else 0)
     end = session.end_step if session else run.job.total_steps
-    seconds = step_seconds(run.recent)
+    seconds = step_seconds(run.history.recent)
     return JobReport(
         phase=phase_of(run),
         generation=run.generation,
@@ -33,7 +33,7 @@ def job_report(run: Run) -> JobReport:
         steps=run.job.total_steps,
         tokens=_tokens(run),
         loss=last.loss if last else None,
-        tokens_per_second=tokens_per_second(run.recent),
+        tokens_per_second=tokens_per_second(run.history.recent),
         idle_fraction=last.idle_fraction if last else 0.0,
         eta_seconds=round(max(end - step, 0) * seconds),
         layout_hash=session.record.layout.digest() if session else "",
@@ -55,7 +55,7 @@ def phase_of(run: Run) -> Phase:
         return ends.get(run.finished.exit_code, "Failed")
     if run.index is None:
         return "Indexing" if run.shares else "Waiting"
-    return "Running" if run.session is not None and run.recent and not run.session.lost else "Starting"
+    return "Running" if run.session is not None and run.history.recent and not run.session.lost else "Starting"
 
 
 def waiting_for(run: Run) -> str:

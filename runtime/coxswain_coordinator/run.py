@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from coxswain.wire import (
     Served,
     SourceBlocks,
     SourceReport,
-    StepLine,
     StepReport,
     StopRequest,
     WorkerExit,
@@ -33,17 +31,14 @@ from coxswain_coordinator.bell import Bell
 from coxswain_coordinator.checkpoints import manifest_key_of
 from coxswain_coordinator.durable import Durable
 from coxswain_coordinator.events import EventBook
+from coxswain_coordinator.history import History
 from coxswain_coordinator.indexing import Index, assign_shares
-from coxswain_coordinator.journal import Journal
 from coxswain_coordinator.registry import Registry
 from coxswain_coordinator.session import Session
 from coxswain_link.metrics import Registry as Metrics
 
 MOST_FAILURES = 5
 """Worlds that may fail one after another without a new step, before the coordinator gives up."""
-
-_MOST_UNSAVED = 1024
-"""Lines of closed steps that are kept in memory: half a MB."""
 
 
 def diverged(report: StepReport, manifest: Manifest | None) -> Fault:
@@ -64,7 +59,7 @@ class Run:
         self.instance = secrets.token_hex(8)  # senders repeat to another one what they told this one's predecessor
         self.bell, self.registry, self.durably = Bell(), Registry(), Durable()
         self.events = EventBook(clock)
-        self.steps, self.timings = Journal(run_dir, "steps.jsonl"), Journal(run_dir, "timings.jsonl")
+        self.history = History(run_dir, metrics)
         self.shares: tuple[LoaderShare, ...] = ()
         self.indexed: dict[tuple[str, int], Indexed] = {}
         self.index: Index | None = None
@@ -72,9 +67,6 @@ class Run:
         self.manifest: Manifest | None = None  # the newest checkpoint
         self.manifests = 0  # made by this process
         self.session: Session | None = None
-        self.recent: deque[StepLine] = deque(maxlen=20)
-        self.unsaved: list[StepLine] = []  # closed and in no record of the store
-        self.most_unsaved = _MOST_UNSAVED
         self.best = 0  # the highest step ever closed in this process, plus one
         self.losses = 0  # worlds lost so far
         self.failures = 0  # of successive worlds, without progress
@@ -169,37 +161,19 @@ class Run:
         if closed is None:
             return False
         line, timing = closed
-        self.steps.append(line)
-        self.timings.append(timing)
-        if not self.recent:
+        if not self.history.recent:
             self.note("TrainingStarted", f"step {line.step} is done, loss {line.loss:.4f}")
-        self.recent.append(line)
-        self.unsaved.append(line)
-        self._measure(line)
+        self.history.add(line, timing)
         if session.book.open > self.best:
             self.best, self.failures = session.book.open, 0
         session.forget_before(session.book.open)
         self.bell.ring()
         return True
 
-    def _measure(self, line: StepLine) -> None:
-        self.metrics["coxswain_step"].set(line.step)
-        self.metrics["coxswain_loss"].set(line.loss)
-        self.metrics["coxswain_step_seconds"].observe(line.seconds)
-        self.metrics["coxswain_idle_fraction"].set(line.idle_fraction)
-        self.metrics["coxswain_makespan_over_bound"].set(line.makespan_over_bound)
-        for source, tokens in line.tokens_by_source.items():
-            self.metrics["coxswain_tokens_total"].labels(source).inc(tokens)
-
-    @property
-    def step_seconds(self) -> float:
-        """Mean duration of the latest steps; 0: none yet."""
-        return sum(line.seconds for line in self.recent) / len(self.recent) if self.recent else 0.0
-
     def add_manifest(self, session: Session, manifest: Manifest, seconds: float) -> None:
         """A checkpoint counts from now on."""
         self.manifest, self.manifests = manifest, self.manifests + 1
-        self.unsaved = [line for line in self.unsaved if line.step >= manifest.step]
+        self.history.recorded(manifest.step)
         session.mark_saved(manifest.step)
         self.metrics["coxswain_checkpoint_step"].set(manifest.step)
         self.metrics["coxswain_checkpoint_seconds"].observe(seconds)
@@ -229,7 +203,7 @@ class Run:
         else:
             self.note("Resumed" if self.manifest else "GangStarted", gang)
         self.session, self.short = session, ""
-        self.unsaved = [line for line in self.unsaved if line.step < session.book.open]  # the others are done again
+        self.history.begin_at(session.book.open)
         self.metrics["coxswain_world_generation"].set(record.generation)
         self.bell.ring()
 

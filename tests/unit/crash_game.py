@@ -81,9 +81,9 @@ class Life:
         metrics = build("coordinator")
         self.run = Run(job, metrics, None, asyncio.get_running_loop().time)
         self.run.durably = InTurn()
-        self.run.most_unsaved = MOST_UNSAVED
-        self.run.steps = MortalJournal(folder, "steps.jsonl", self.process, fate)
-        self.run.timings = MortalJournal(folder, "timings.jsonl", self.process, fate)
+        self.run.history.most_unsaved = MOST_UNSAVED
+        self.run.history.steps = MortalJournal(folder, "steps.jsonl", self.process, fate)
+        self.run.history.timings = MortalJournal(folder, "timings.jsonl", self.process, fate)
         self.driver = Driver(self.run, store_of(self.process), planner, self.process.name)
         service = Service(TOKEN, lambda: self.run.generation, metrics)
         Calls(self.run, self.driver.count_goodbye).routes(service)

@@ -11,8 +11,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from coxswain import names
@@ -26,6 +25,7 @@ from coxswain_link.metrics import Registry, build
 from coxswain_link.serve import Service
 from coxswain_train import memory
 from coxswain_train.crew import KILLED, Mold, Worker
+from coxswain_train.devices import mold_environment, visible_devices, worker_environment
 
 log = logging.getLogger(__name__)
 
@@ -175,29 +175,6 @@ class Agent:
 
     def _count(self) -> None:
         self._metrics["coxswain_agent_workers"].set(sum(w.alive for w in self._crew))
-
-
-def mold_environment(inherited: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
-    """What has to be set before torch is imported. On CPUs workers, not threads, share the cores."""
-    return dict(inherited) if devices else {"OMP_NUM_THREADS": "1", **inherited}
-
-
-def worker_environment(env: Environment, device: int, devices: Sequence[str]) -> dict[str, str]:
-    """What one worker has besides the mold's environment."""
-    own = {"COXSWAIN_DEVICE": str(device)}
-    if not devices:
-        return own
-    # A pod sees its own devices only; on one machine all pods see all, and share them out by their index.
-    slot = env.index * env.job.devices_per_trainer + device
-    return own | {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]}
-
-
-def visible_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> tuple[str, ...]:
-    """CUDA devices of this machine, without loading CUDA."""
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return tuple(d.strip() for d in chosen.split(",") if d.strip())
-    return tuple(str(i) for i in range(len(list(folder.glob("nvidia[0-9]*")))))
 
 
 async def serve(env: Environment) -> int:

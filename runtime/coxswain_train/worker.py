@@ -5,18 +5,16 @@ Forked by the agent's mold. It outlives its world: when peers are lost, it goes 
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 import time
-from collections.abc import Callable
 from contextlib import closing
 from typing import NoReturn
 
 import torch
 
 from coxswain import names, wire
-from coxswain.errors import CoxswainError, Retryable, Stale
+from coxswain.errors import Retryable
 from coxswain.exits import Exit
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.handover import Handover
@@ -27,6 +25,7 @@ from coxswain_link.store import Store, open_store
 from coxswain_train import batch as batches
 from coxswain_train import checkpoint
 from coxswain_train.engine import Engine, StepResult, Work, check_layout
+from coxswain_train.lives import live
 from coxswain_train.meeting import fetch_world, meet
 from coxswain_train.mold import ORDERS
 from coxswain_train.orders import Orders, Place
@@ -37,7 +36,6 @@ from coxswain_train.world import Escape, leave_world
 log = logging.getLogger(__name__)
 
 _PATIENCE = 600.0  # seconds without data until this worker gives up
-_MOMENT = 3.0  # seconds for the next world to be ordered after this one broke; an agent tells of a dead peer at once
 
 
 def main(env: Environment) -> int:
@@ -59,37 +57,6 @@ def main(env: Environment) -> int:
             return live(orders, escape, work_at)
         except Ended as ended:
             return ended.finished.exit_code
-
-
-def live(orders: Orders, escape: Escape, work: Callable[[Place], int]) -> int:
-    """From world to world until one ends the work. What breaks a world that nobody replaces is this worker's own fault."""
-    place = orders.follow(None)
-    while True:
-        assert place is not None
-        escape.begin()
-        try:
-            return work(place)
-        except (
-            RuntimeError,
-            Retryable,
-            Stale,
-        ) as error:  # RuntimeError: torch's word for a peer that is gone, among others
-            log.warning("rank %d of world %d: %s", place.rank, place.generation, _first_line(error))
-            after = orders.follow(_MOMENT)
-            if after is None:
-                raise error if isinstance(error, CoxswainError) else _lost(place, error) from error
-            place = after
-        leave_world()
-        gc.collect()  # the model of the world before, before the next one's
-
-
-def _lost(place: Place, error: Exception) -> Retryable:
-    log.error("rank %d", place.rank, exc_info=error)
-    return Retryable(f"rank {place.rank}: {_first_line(error)}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error)[:500].partition("\n")[0]
 
 
 class Worker:

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from coxswain.errors import Retryable
+from coxswain_train.lives import live
 from coxswain_train.orders import Orders, Place
-from coxswain_train.worker import live
 from coxswain_train.world import Escape, World, leave_world
 from tests.distributed.ranks import run_ranks
 
@@ -106,7 +106,7 @@ def test_a_worker_is_freed_only_from_a_world_that_is_over_and_says_when_it_has_c
 def test_a_worker_whose_world_broke_goes_to_the_next_and_leaves_when_there_is_none(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coxswain_train.worker._MOMENT", 0.2)
+    monkeypatch.setattr("coxswain_train.lives._MOMENT", 0.2)
     seen = []
 
     def work(place: Place) -> int:

@@ -13,7 +13,7 @@ import pytest
 from coxswain.errors import Retryable
 from coxswain.wire import Fault
 from coxswain_train import agent
-from coxswain_train.agent import mold_environment, visible_devices, worker_environment
+from coxswain_train.devices import mold_environment, visible_devices, worker_environment
 from tests.unit.agent_fakes import Coordinator, Started, environment, world
 
 FOREVER = "signal.pause()"

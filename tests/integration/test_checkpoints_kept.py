@@ -1,0 +1,127 @@
+"""What keepLast and keepEvery keep, in a folder and on a real S3 server: nothing needed goes, whenever the coordinator dies."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from coxswain.config import CheckpointConfig, EndpointConfig, JobConfig
+from coxswain.wire import Manifest, Shard
+from coxswain_coordinator.checkpoint_store import CheckpointStore
+from coxswain_link.store import Store, open_store
+from tests.local.jobs import Run, job_objects, write_corpus
+from tests.s3server import S3Server
+from tests.unit.coordinator_fakes import make_job
+from tests.unit.test_coordinator_checkpoints import manifest
+
+STEPS = range(3, 31, 3)
+KEPT = [12, 24, 27, 30]  # the last two, and every twelfth
+
+
+class Died(Exception):
+    """The coordinator's process is gone."""
+
+
+def mortal(store: Store, deletions: int) -> Store:
+    """The same store in the hands of a process that dies before its next deletion but so many."""
+    twin, left = copy.copy(store), iter(range(deletions))
+
+    def delete(key: str) -> None:
+        if next(left, None) is None:
+            raise Died
+        store.delete(key)
+
+    twin.delete = delete  # type: ignore[method-assign]
+    return twin
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(params=["folder", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path) -> Store:
+    if request.param == "folder":
+        return open_store(f"file://{tmp_path}/store", create=True)
+    server: S3Server = request.getfixturevalue("s3")
+    endpoint = EndpointConfig(url=server.endpoint_url, region=server.region, secret="s3")
+    return open_store(f"s3://{server.bucket(f'kept-{abs(hash(request.node.name))}')}", endpoint, server.secrets_dir)
+
+
+@pytest.fixture
+def job(tmp_path) -> JobConfig:
+    config = CheckpointConfig(uri=f"file://{tmp_path}/store", keep_last=2, keep_every=12, every_steps=3)
+    return make_job(tmp_path, checkpoint=config)
+
+
+def saved(job: JobConfig, store: Store, step: int) -> Manifest:
+    """A checkpoint with a shard of its own, one that it shares with the one before, and one that all of them share."""
+    names = (f"own-{step}", f"pair-{step // 6}", "common")
+    for name in names:
+        store.put(f"shards/{name}.safetensors", b"1234")
+    return replace(manifest(job, step), shards=tuple(Shard(f"shards/{n}.safetensors", 4, (), ()) for n in names))
+
+
+def assert_sound(store: Store) -> list[int]:
+    """Every manifest that is there names only shards that are there. The steps of all of them."""
+    there = {found.path for found in store.list("shards/")}
+    manifests = [json.loads(store.get(found.path)) for found in store.list("manifests/")]
+    assert not {shard["key"] for m in manifests for shard in m["shards"]} - there
+    return [m["step"] for m in manifests]
+
+
+def shards(store: Store) -> set[str]:
+    return {found.path.removeprefix("shards/").partition(".")[0] for found in store.list("shards/")}
+
+
+def test_the_last_ones_and_every_nth_stay_with_their_shards_and_nothing_else(job, store):
+    checkpoints = CheckpointStore(job, store)
+    checkpoints.open()
+    for step in STEPS:
+        checkpoints.create(saved(job, store, step), set())
+    assert assert_sound(store) == KEPT
+    assert shards(store) == {"common", "pair-2", "pair-4", "pair-5", *(f"own-{step}" for step in KEPT)}
+
+
+def test_a_shard_that_a_checkpoint_under_way_has_saved_stays(job, store):
+    checkpoints = CheckpointStore(job, store)
+    checkpoints.open()
+    for step in STEPS:
+        checkpoints.create(saved(job, store, step), {"shards/own-3.safetensors"})
+    assert "own-3" in shards(store)
+
+
+@pytest.mark.parametrize("deletions", range(12))
+def test_a_coordinator_that_dies_between_two_deletions_leaves_only_whole_checkpoints(job, store, deletions):
+    checkpoints, reached = CheckpointStore(job, mortal(store, deletions)), 0
+    checkpoints.open()
+    with pytest.raises(Died):
+        for step in STEPS:
+            reached = step
+            checkpoints.create(saved(job, store, step), set())
+    assert reached in assert_sound(store), "the newest checkpoint has been made, and stays"
+    again = CheckpointStore(job, store)
+    found = again.open()
+    assert found is not None
+    assert found.step == reached
+    for step in range(reached + 3, 31, 3):
+        again.create(saved(job, store, step), set())
+    again.collect_orphans()
+    assert assert_sound(store) == KEPT
+    assert shards(store) == {"common", "pair-2", "pair-4", "pair-5", *(f"own-{step}" for step in KEPT)}
+
+
+def test_a_whole_run_keeps_what_it_is_asked_to_keep(tmp_path):
+    write_corpus(tmp_path / "corpus")
+    checkpoint = {"uri": f"file://{tmp_path}/store", "everySteps": 3, "keepLast": 2, "keepEvery": 6}
+    objects = job_objects(f"file://{tmp_path}/corpus", str(checkpoint["uri"]), trainers=1, stop={"steps": 16})
+    objects[-1]["spec"]["checkpoint"] = checkpoint
+    run = Run(tmp_path, objects)
+    assert run.run() == 0, run.output + run.logs()
+    assert assert_sound(open_store(str(checkpoint["uri"]))) == [6, 12, 15, 16]

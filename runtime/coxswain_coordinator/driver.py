@@ -84,8 +84,8 @@ class Driver:
         if (end := self._ended()) is not None:
             run.finish(end)
             return True
-        if run.index is None:
-            return await self._merge_index() if run.shares and not run.missing_shares else False
+        if run.catalog.index is None:
+            return await self._merge_index() if run.catalog.complete else False
         if session is None or session.lost:
             return await self._worlds.form()
         if standstill := self._watch.judge(session, [line.seconds for line in run.history.recent], time.monotonic()):
@@ -114,12 +114,12 @@ class Driver:
 
     async def _merge_index(self) -> bool:
         run, lengths = self._run, self._index_store.lengths
-        index = await self._durably(merge, run.job.mix, tuple(run.indexed.values()))
+        index = await self._durably(merge, run.job.mix, run.catalog.parts())
         if run.manifest is not None:
             check_index(run.manifest, index.hash)
-        run.sources = await self._durably(source_reports, run.job.mix, index, lengths)
+        run.catalog.reports = await self._durably(source_reports, run.job.mix, index, lengths)
         self._worlds.stream = Stream(run.job.mix, run.job.batch, index.views(lengths))
-        run.index = index
+        run.catalog.index = index
         run.bell.ring()
         return True
 
@@ -157,11 +157,11 @@ class Driver:
 
     def _manifest(self, session: Session, step: int) -> Manifest:
         run, cursor = self._run, session.cursors[step]
-        assert run.index is not None
+        assert run.catalog.index is not None
         return Manifest(
             version=MANIFEST_VERSION, job=job_of(run.job), step=step, attempt_generation=run.generation, cursor=cursor,
             stream_digest=session.book.stream_digests[step], tokens=cursor.offset, model_hash=run.job.model_hash(),
-            stream_hash=stream_hash(run.job), index_hash=run.index.hash, vocabulary=session.world.vocabulary,
+            stream_hash=stream_hash(run.job), index_hash=run.catalog.index.hash, vocabulary=session.world.vocabulary,
             shards=session.saves.shards(step), time=run.clock(), model=run.job.model,
             longest=run.job.batch.max_sequence_tokens,
         )  # fmt: skip

@@ -53,8 +53,8 @@ def phase_of(run: Run) -> Phase:
     if run.finished is not None:
         ends: dict[int, Phase] = {Exit.DONE: "Completed", Exit.STOPPED: "Suspended"}
         return ends.get(run.finished.exit_code, "Failed")
-    if run.index is None:
-        return "Indexing" if run.shares else "Waiting"
+    if run.catalog.index is None:
+        return "Indexing" if run.catalog.shares else "Waiting"
     return "Running" if run.session is not None and run.history.recent and not run.session.lost else "Starting"
 
 
@@ -64,7 +64,7 @@ def waiting_for(run: Run) -> str:
         return ""
     if run.durably.trouble:
         return f"the store: {run.durably.trouble}"
-    if run.index is None:
+    if run.catalog.index is None:
         return _waiting_for_index(run)
     if run.session is None or run.session.lost:
         return _waiting_for_trainers(run)
@@ -72,15 +72,16 @@ def waiting_for(run: Run) -> str:
 
 
 def _waiting_for_index(run: Run) -> str:
-    if not run.shares:
+    if not run.catalog.shares:
         missing = run.registry.missing("loader", run.job.loaders)
         return f"{join(missing)} to register"
-    missing_shares = run.missing_shares
+    missing_shares = run.catalog.missing
     if not missing_shares:
         return "the coordinator to merge the index"
     by_source = sorted({(s.loader, s.source) for s in missing_shares})
-    done = len(run.shares) - len(missing_shares)
-    return f"{join(f'{loader} to index {source}' for loader, source in by_source)} ({done} of {len(run.shares)} shares done)"
+    shares = len(run.catalog.shares)
+    loaders = join(f"{loader} to index {source}" for loader, source in by_source)
+    return f"{loaders} ({shares - len(missing_shares)} of {shares} shares done)"
 
 
 def _waiting_for_trainers(run: Run) -> str:
@@ -131,9 +132,9 @@ def _tokens(run: Run) -> int:
 
 def _sources(run: Run) -> tuple[SourceReport, ...]:
     if run.session is None:
-        return run.sources
+        return run.catalog.reports
     drawn = {c.name: c.total_tokens for c in run.session.cursors[run.session.book.open].sources}
-    return tuple(replace(s, drawn_tokens=drawn.get(s.name, 0)) for s in run.sources)
+    return tuple(replace(s, drawn_tokens=drawn.get(s.name, 0)) for s in run.catalog.reports)
 
 
 def termination_message(report: JobReport) -> bytes:

@@ -10,7 +10,6 @@ from pathlib import Path
 from coxswain.config import JobConfig
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
-from coxswain.planlog import LoaderShare
 from coxswain.wire import (
     Fault,
     Finished,
@@ -21,18 +20,16 @@ from coxswain.wire import (
     Registered,
     Saved,
     Served,
-    SourceBlocks,
-    SourceReport,
     StepReport,
     StopRequest,
     WorkerExit,
 )
 from coxswain_coordinator.bell import Bell
+from coxswain_coordinator.catalog import Catalog
 from coxswain_coordinator.checkpoints import manifest_key_of
 from coxswain_coordinator.durable import Durable
 from coxswain_coordinator.events import EventBook
 from coxswain_coordinator.history import History
-from coxswain_coordinator.indexing import Index, assign_shares
 from coxswain_coordinator.registry import Registry
 from coxswain_coordinator.session import Session
 from coxswain_link.metrics import Registry as Metrics
@@ -60,10 +57,7 @@ class Run:
         self.bell, self.registry, self.durably = Bell(), Registry(), Durable()
         self.events = EventBook(clock)
         self.history = History(run_dir, metrics)
-        self.shares: tuple[LoaderShare, ...] = ()
-        self.indexed: dict[tuple[str, int], Indexed] = {}
-        self.index: Index | None = None
-        self.sources: tuple[SourceReport, ...] = ()
+        self.catalog = Catalog(job.mix)
         self.manifest: Manifest | None = None  # the newest checkpoint
         self.manifests = 0  # made by this process
         self.session: Session | None = None
@@ -83,10 +77,13 @@ class Run:
 
     def register(self, member: Register) -> Registered:
         arrival = self.registry.register(member)
-        if member.role == "loader" and not self.shares and not self.registry.missing("loader", self.job.loaders):
-            names = [m.name for m in self.registry.of("loader", self.job.loaders)]
-            self.shares = assign_shares(self.job.mix.sources, names)
-            self.note("IndexingStarted", f"{len(self.shares)} shares of {len(self.job.mix.sources)} sources")
+        if (
+            member.role == "loader"
+            and not self.catalog.shares
+            and not self.registry.missing("loader", self.job.loaders)
+        ):
+            loaders = [m.name for m in self.registry.of("loader", self.job.loaders)]
+            self.note("IndexingStarted", self.catalog.assign(loaders))
         if arrival == "replaced" and member.role == "trainer":
             self.lose(f"{member.name} was replaced by pod {member.pod}")
             self.registry.register(member)  # this one is there already
@@ -97,20 +94,8 @@ class Run:
         if part.fault is not None:
             self.fail(part.fault)
         else:
-            self.indexed[part.share.source, part.share.share] = part
+            self.catalog.add(part)
         self.bell.ring()
-
-    @property
-    def missing_shares(self) -> list[LoaderShare]:
-        return [s for s in self.shares if (s.source, s.share) not in self.indexed]
-
-    def blocks(self, source: str) -> SourceBlocks | None:
-        if self.index is None:
-            return None
-        for found in self.index.sources:
-            if found.name == source:
-                return SourceBlocks(source, found.blocks)
-        raise Refused("NoSuchSource", f"source {source!r}: the mix has {', '.join(s.name for s in self.index.sources)}")
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

@@ -119,9 +119,9 @@ class Calls:
         name = request.query["loader"]
 
         def mine() -> Shares | None:
-            if not self._run.shares:
+            if not self._run.catalog.shares:
                 return None
-            return Shares(tuple(s for s in self._run.shares if s.loader == name))
+            return Shares(tuple(s for s in self._run.catalog.shares if s.loader == name))
 
         return await self._wait(request, mine)
 
@@ -129,7 +129,7 @@ class Calls:
         self._run.add_indexed(body)
 
     async def blocks(self, request: web.Request, _: None) -> SourceBlocks | None:
-        return await self._wait(request, lambda: self._run.blocks(request.query["source"]))
+        return await self._wait(request, lambda: self._run.catalog.blocks(request.query["source"]))
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ class Worlds:
         claimed = run.session is None and any(a.generation == number - 1 > 0 for a in agents)
         if claimed and (lives := await self._standing(number - 1, agents)) is not None:
             return await self._take_up(lives, agents)
-        record = replace_world(job, number, self._author, agents, run.shares, run.manifest)
+        record = replace_world(job, number, self._author, agents, run.catalog.shares, run.manifest)
         if not await self._durably(self._log.create_generation, record):
             return True  # another coordinator was faster; look again
         if run.registry.missing("trainer", job.trainers) or agents != run.registry.of("trainer", job.trainers):
@@ -60,7 +60,7 @@ class Worlds:
     async def _standing(self, number: int, agents: list[Register]) -> Generation | None:
         """The newest generation, if its world lives on without the coordinator that made it."""
         record = await self._durably(self._log.generation, number)
-        return record if stands(record, self._run.job, agents, self._run.shares) else None
+        return record if stands(record, self._run.job, agents, self._run.catalog.shares) else None
 
     async def _take_up(self, record: Generation, agents: list[Register]) -> bool:
         """Its members tell again what no checkpoint holds; until then they go on with the plans that they have."""
@@ -72,8 +72,8 @@ class Worlds:
 
     def _enter(self, record: Generation, agents: list[Register], lives: bool = False) -> None:
         run = self._run
-        assert run.index is not None
-        world = world_of(record, agents, vocabulary_of(run.job, run.index.vocabulary))
+        assert run.catalog.index is not None
+        world = world_of(record, agents, vocabulary_of(run.job, run.catalog.index.vocabulary))
         session = Session(run.job, record, world, *self._beginning())
         job = replace(run.job, model=replace(run.job.model, vocabulary=session.world.vocabulary))
 

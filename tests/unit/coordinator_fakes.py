@@ -161,6 +161,8 @@ class Cluster:
                 workers = [asyncio.create_task(self._worker(world, s, name)) for s in seats]
         except Ended:
             await asyncio.gather(*workers)
+        finally:
+            await _cancel(workers)
 
     async def _worker(self, world: wire.World, seat, name: str) -> None:
         g, step = world.generation, world.first_step

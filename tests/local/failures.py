@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from unittest import mock
 
@@ -131,6 +130,7 @@ def saw(output: str) -> str:
     text = re.sub(r"(file://)?/\S*?/(?:pytest-\d+|corpus\d*)/[\w.-]+", "…", " ".join(text.split()))
     text = re.sub(r"\b([0-9a-f]{8})[0-9a-f]{24,}\b", r"\1…", text.replace(sys.prefix, "…"))
     text = re.sub(r"\b(process|pid) \d+", r"\1 4711", text)
+    text = re.sub(r'\("[0-9a-f]+-[0-9a-f-]+"\)', '("…")', text)  # etags
     text = text.encode("ascii", "backslashreplace").decode().replace("\\u2026", "…").replace("|", "\\|")
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
@@ -163,8 +163,10 @@ def _rows(name: str, seen: Iterable[Seen]) -> Iterator[str]:
         test = one.test.partition("::")[2].removesuffix(" (call)")
         if test.partition("[")[0] == name:
             firsts.setdefault(test, one)
-    for _, group in groupby(firsts.items(), key=lambda pair: re.sub(r"\d+", "0", saw(pair[1].output))):
-        cases = list(group)
+    alike: dict[str, list[tuple[str, Seen]]] = {}
+    for pair in firsts.items():
+        alike.setdefault(re.sub(r"\d+", "0", saw(pair[1].output)), []).append(pair)
+    for cases in alike.values():
         test, one = cases[0]
         more = f" and {len(cases) - 1} more like it" if len(cases) > 1 else ""
         exit_ = () if one.exit is None else (str(one.exit),)

@@ -87,8 +87,8 @@ def test_a_corrupt_parquet_file_is_refused_by_its_path(tmp_path, objects):
 
 def test_undecodable_samples_beyond_the_limit_are_refused_and_within_it_left_out(tmp_path, objects):
     (tmp_path / "bad").mkdir()
-    good = [json.dumps({"text": "some words " * 40}) for _ in range(60)]
-    (tmp_path / "bad" / "some.jsonl").write_text("\n".join([*good, '{"text": 3}', "{not json"]) + "\n")
+    good = [json.dumps({"text": "some words " * 40}).encode() for _ in range(60)]
+    (tmp_path / "bad" / "some.jsonl").write_bytes(b"\n".join([*good, b'{"text": "gr\xfcn"}', b"{not json", b""]))
     objects[1] = source("docs", f"file://{tmp_path}/bad", "Jsonl", "**/*.jsonl", maxRejected=1)
     assert refused(Run(tmp_path / "strict", objects), "TooManyRejected", "some.jsonl") == 1
     objects[1]["spec"]["maxRejected"] = 2

@@ -75,7 +75,7 @@ def test_a_shard_of_another_length_is_named_with_both_lengths(job, store):
     assert "shards/a.safetensors, which has 5 bytes instead of 4" in refusal(job, store)
 
 
-@pytest.mark.parametrize("left", [b"", b"{", b"null"])
+@pytest.mark.parametrize("left", [b"", b"{", b"null"], ids=["empty", "cut", "null"])
 def test_a_torn_record_of_the_run_is_named(job, store, left):
     store.put(RUN_KEY, left)
     assert "TornCheckpoint: run.json is not a run's record (" in (said := refusal(job, store))
@@ -116,8 +116,13 @@ def test_a_checkpoint_of_another_model_names_the_fields_that_differ(job, store):
         ),
         (
             lambda job: replace(job, mix=replace(job.mix, sources=job.mix.sources[:1])),
-            "source docs Text 'text' as bytes",
-            "source docs absent",
+            "order of sources code docs, source docs Text 'text' as bytes",
+            "order of sources code, source docs absent",
+        ),
+        (
+            lambda job: replace(job, mix=replace(job.mix, sources=job.mix.sources[::-1])),
+            "order of sources code docs",
+            "order of sources docs code",
         ),
         (
             lambda job: replace(job, mix=replace(job.mix, sources=tuple(of_file(s) for s in job.mix.sources))),
@@ -125,7 +130,7 @@ def test_a_checkpoint_of_another_model_names_the_fields_that_differ(job, store):
             "source code Text 'text' as file ending in </s>, source docs Text 'text' as file ending in </s>",
         ),
     ],
-    ids=["seed", "batch", "sources", "tokenizer"],
+    ids=["seed", "batch", "sources", "order", "tokenizer"],
 )
 def test_a_checkpoint_of_another_stream_names_the_fields_that_differ(job, store, change, theirs, ours):
     CheckpointStore(job, store).open()
@@ -173,7 +178,7 @@ def test_a_coordinator_that_was_replaced_is_told_so_before_it_saves(store, job):
         log.check_current(3)
 
 
-@pytest.mark.parametrize("harm", [b"", b"PK\x03\x04 cut"])
+@pytest.mark.parametrize("harm", [b"", b"PK\x03\x04 cut"], ids=["empty", "cut"])
 def test_a_torn_block_index_is_named_with_the_way_to_have_it_made_again(job, harm):
     store, block = store_of(job), block_of("code", 0)
     key = next(found.path for found in store.list("index/") if found.path.endswith("/code0.npz"))

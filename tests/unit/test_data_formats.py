@@ -131,9 +131,8 @@ def test_an_empty_file_has_no_block_and_beside_others_does_no_harm(tmp_path):
 
 def test_a_line_beyond_the_limit_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(jsonl, "RANGE", 16)
-    monkeypatch.setattr(jsonl, "MAX_WHOLE", 32)
-    monkeypatch.setattr(jsonl, "_AHEAD", 16)
-    (tmp_path / "long.jsonl").write_bytes(jsonl_bytes("x" * 500))
+    monkeypatch.setattr(jsonl, "MAX_WHOLE", 1 << 20)
+    (tmp_path / "long.jsonl").write_bytes(jsonl_bytes("x" * (3 << 20)))
     with pytest.raises(Refused, match=r"long\.jsonl") as caught:
         samples(source(tmp_path))
     assert caught.value.reason == "ObjectTooLarge"

@@ -67,14 +67,14 @@ class ParquetObject:
         if self._field not in schema.names:
             raise Refused(
                 "TextFieldUnusable",
-                f"textField {self._field!r}: {self._where} has no such column; it has {', '.join(schema.names)}",
+                f"textField {self._field!r}: {self._where} has no such column; name one of {', '.join(schema.names)}",
             )
         kind = schema.field(self._field).type
         value = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not any(is_text(value) for is_text in _TEXT_TYPES):
             raise Refused(
                 "TextFieldUnusable",
-                f"textField {self._field!r} of {self._where} is {kind}; allowed are string and binary columns",
+                f"textField {self._field!r} of {self._where} is {kind}; allowed are string and binary columns: name one of those",
             )
 
     @contextmanager

@@ -104,7 +104,7 @@ class TarBlock:
         there = ", ".join(sorted(seen)[:10])
         return Refused(
             "TextFieldUnusable",
-            f"textField {self._extension!r}: {self._where} has no member with this extension; it has {there}",
+            f"textField {self._extension!r}: {self._where} has no member with this extension; name one of {there}",
         )
 
     @contextmanager

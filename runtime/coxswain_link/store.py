@@ -166,9 +166,10 @@ class Store:
         try:
             return obstore.head(self._backend, key)
         except (NotFoundError, FileNotFoundError):
-            if self._remote:  # an answer to HEAD has no body to say that the whole bucket is gone
-                obstore.get_range(self._backend, key, start=0, end=1)
-            raise
+            if not self._remote:
+                raise
+        obstore.get_range(self._backend, key, start=0, end=1)  # the answer to HEAD cannot say that the bucket is gone
+        raise Away(f"{self._where(key)}: was missing for a moment")
 
     def _listed(self, prefix: str) -> Listing:
         return sorted(_info(meta) for chunk in obstore.list(self._backend, prefix or None) for meta in chunk)

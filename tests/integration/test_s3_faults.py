@@ -1,0 +1,238 @@
+"""The store behind a server that fails in every way: what passes is waited for, what arrives damaged is never used."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from coxswain.config import EndpointConfig
+from coxswain.errors import Refused
+from coxswain.names import ENV_STORE_PATIENCE
+from coxswain_link import s3 as opening
+from coxswain_link.store import Away, Damaged, NoBucket, NotFound, Store, open_store
+from tests.faults import Corrupt, Cut, Delay, Lose, Refuse, drawn_from, every
+from tests.local.jobs import wait_until
+from tests.s3proxy import Call, Fault, S3Proxy, any_call, drawn, lost, nothing, reads, writes
+from tests.s3server import S3Server
+
+BUCKET = "store"
+CONTENT = bytes(range(256)) * 400
+PASSING: dict[str, Fault] = {
+    "429": Refuse(429, after=1),
+    "500": Refuse(500),
+    "503": Refuse(503),
+    "403": Refuse(403),
+    "a key that has run out": Refuse(400, "ExpiredToken"),
+    "no bucket": Refuse(404),
+    "lost": Lose(),
+    "cut": Cut(),
+    "late": Delay(0.2),
+    "corrupt at the start": Corrupt(0.0),
+    "corrupt in the middle": Corrupt(0.5),
+    "corrupt at the end": Corrupt(1.0),
+}
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server:
+        server.bucket(BUCKET)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shared_proxy(s3: S3Server) -> Iterator[S3Proxy]:
+    with S3Proxy(s3) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(shared_proxy: S3Proxy) -> Iterator[S3Proxy]:
+    yield shared_proxy
+    shared_proxy.plan = nothing
+    shared_proxy.calls.clear()
+    shared_proxy.befallen.clear()
+
+
+@pytest.fixture
+def opened(s3: S3Server, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, float], Store]:
+    """Opens a folder of the bucket behind the proxy, with that many seconds of patience."""
+
+    def open_(folder: str, patience: float = 20.0) -> Store:
+        monkeypatch.setenv(ENV_STORE_PATIENCE, str(patience))
+        endpoint = EndpointConfig(url=proxy.endpoint_url, region=s3.region, secret="s3")
+        return open_store(f"s3://{BUCKET}/{folder}", endpoint, s3.secrets_dir)
+
+    return open_
+
+
+Opened = Callable[..., Store]
+
+
+@pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING.keys())
+def test_every_call_gets_through_what_passes(proxy: S3Proxy, opened: Opened, fault: Fault, request) -> None:
+    store = opened(hashlib.sha256(request.node.name.encode()).hexdigest())
+    store.put("before", CONTENT)
+    proxy.plan = every(3, any_call, fault)
+    store.put("a", CONTENT)
+    assert [store.create("claim", b"mine"), store.create("claim", b"theirs")] == [True, False]
+    assert store.get("a") == CONTENT
+    assert store.get_range("before", 100, 5000) == CONTENT[100:5000]
+    assert [(o.path, o.size) for o in store.list()] == [("a", len(CONTENT)), ("before", len(CONTENT)), ("claim", 4)]
+    assert (store.head("a").size, store.exists("claim"), store.exists("nothing")) == (len(CONTENT), True, False)
+    store.delete("a")
+    store.delete("a")
+    assert [o.path for o in store.list()] == ["before", "claim"]
+    assert proxy.befallen[type(fault).__name__] >= 4
+
+
+def test_of_many_claims_whose_answers_are_lost_exactly_one_wins(proxy: S3Proxy, opened: Opened) -> None:
+    store = opened("claims")
+    store.put("before", b"")
+    proxy.plan = every(2, writes, Lose())
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda i: store.create("claim", b"%d" % i), range(16)))
+    assert won.count(True) == 1
+    assert store.get("claim") == b"%d" % won.index(True)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_was_corrupted_on_its_way_is_never_used(s3: S3Server, proxy: S3Proxy, opened: Opened, seed: int) -> None:
+    store, folder = opened(f"corrupt-{seed}", 60), f"corrupt-{seed}"
+    store.put("ours", CONTENT)
+    s3.client().put_object(Bucket=BUCKET, Key=f"{folder}/theirs", Body=CONTENT)  # without our digest
+    proxy.plan = drawn(seed, 0.25)
+    for at in range(0, 20_000, 1000):
+        assert store.get_range("theirs", at, at + 1000) == CONTENT[at : at + 1000]
+        assert store.get("ours") == store.get("theirs") == CONTENT
+        assert [o.path for o in store.list()] == ["ours", "theirs"]
+    assert proxy.befallen["Corrupt"] > 5
+
+
+def test_a_bucket_that_is_lost_for_a_while_is_waited_for(proxy: S3Proxy, opened: Opened) -> None:
+    store = opened("away")
+    store.put("key", b"value")
+    proxy.plan = lost(BUCKET)
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(store.get, "key")
+        wait_until(lambda: store.trouble, "the store says that it waits")
+        assert store.trouble == "s3://store/away/key: there is no such bucket"
+        proxy.plan = nothing
+        assert got.result(timeout=30) == b"value"
+    assert store.trouble == ""
+
+
+def test_a_bucket_that_stays_lost_is_named_and_its_objects_do_not_count_as_deleted(
+    proxy: S3Proxy, opened: Opened
+) -> None:
+    store = opened("lost", 0.5)
+    store.put("key", b"value")
+    proxy.plan = lost(BUCKET)
+    for call in (store.get, store.head, store.exists, store.delete, lambda key: store.create(key, b""), store.list):
+        with pytest.raises(NoBucket, match="s3://store/lost/key: there is no such bucket") as caught:
+            call("key")
+        assert not isinstance(caught.value, NotFound)
+
+
+def test_a_bucket_that_was_never_there_is_said_at_once(proxy: S3Proxy, opened: Opened) -> None:
+    store = opened("never", 60)
+    proxy.plan = lost(BUCKET)
+    began = time.monotonic()
+    with pytest.raises(NotFound, match="s3://store/never/key: there is no such bucket"):
+        store.get("key")
+    assert time.monotonic() - began < 10
+
+
+def test_keys_that_are_refused_at_first_are_refused_at_once(proxy: S3Proxy, opened: Opened) -> None:
+    store = opened("refused", 60)
+    proxy.plan = every(1, any_call, Refuse(403))
+    for call in (store.get, store.list):
+        with pytest.raises(Refused, match=r"s3://store/refused/key: credentials of Secret 's3' .*refused") as caught:
+            call("key")
+        assert caught.value.reason == "AccessDenied"
+    assert proxy.calls.total() == 2
+
+
+def test_keys_that_are_refused_in_the_middle_end_the_patience_by_the_name_of_their_secret(
+    proxy: S3Proxy, opened: Opened
+) -> None:
+    store = opened("withdrawn", 1)
+    store.put("key", b"value")
+    proxy.plan = every(1, any_call, Refuse(403))
+    with pytest.raises(Refused, match=r"credentials of Secret 's3' \(endpoint.secretRef\) refused"):
+        store.get("key")
+    assert proxy.calls["GET"] > 1
+
+
+def test_a_clock_that_is_off_is_not_blamed_on_the_keys(proxy: S3Proxy, opened: Opened) -> None:
+    proxy.plan = every(1, any_call, Refuse(403, "RequestTimeTooSkewed"))
+    with pytest.raises(Refused, match="this machine's clock and the server's differ by too much"):
+        opened("clock").get("key")
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_storm_of_refusals_is_met_with_ever_longer_pauses(proxy: S3Proxy, opened: Opened, status: int) -> None:
+    store = opened("storm", 3)
+    store.put("key", b"value")
+    proxy.plan = every(1, any_call, Refuse(status))
+    with pytest.raises(Away, match=f"s3://store/storm/key: the server answers {status} "):
+        store.get("key")
+    assert 6 <= proxy.calls["GET"] <= 60  # a client without pauses makes thousands
+
+
+def test_a_server_that_falls_silent_is_asked_again(
+    proxy: S3Proxy, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "_SILENCE", "500ms")
+    store = opened("silent")
+    store.put("key", b"value")
+    struck = threading.Event()
+
+    def first(call: Call) -> Fault | None:
+        silent = not struck.is_set()
+        struck.set()
+        return Delay(600) if silent else None
+
+    proxy.plan = first
+    assert store.get("key") == b"value"
+    assert struck.is_set()
+
+
+def test_an_object_that_was_damaged_where_it_lies_is_named_and_can_be_written_again(
+    s3: S3Server, opened: Opened
+) -> None:
+    store = opened("damaged")
+    store.put("key", CONTENT)
+    written = s3.client().head_object(Bucket=BUCKET, Key="damaged/key")["Metadata"]
+    s3.client().put_object(Bucket=BUCKET, Key="damaged/key", Body=CONTENT[:-1] + b"\0", Metadata=written)
+    with pytest.raises(Damaged, match="s3://store/damaged/key does not have the content any more"):
+        store.get("key")
+    assert not store.create("key", CONTENT)
+    store.put("key", CONTENT)
+    assert store.get("key") == CONTENT
+
+
+def test_an_object_whose_etag_is_no_digest_is_believed_once_two_reads_agree(
+    s3: S3Server, proxy: S3Proxy, opened: Opened
+) -> None:
+    client, key = s3.client(), {"Bucket": BUCKET, "Key": "parts/key"}
+    upload = client.create_multipart_upload(**key)["UploadId"]
+    etag = client.upload_part(**key, UploadId=upload, PartNumber=1, Body=CONTENT)["ETag"]
+    parts = {"Parts": [{"ETag": etag, "PartNumber": 1}]}
+    client.complete_multipart_upload(**key, UploadId=upload, MultipartUpload=parts)
+    assert opened("parts").get("key") == CONTENT
+    assert proxy.calls["GET"] == 2
+
+
+def test_threads_share_a_store_through_a_bad_quarter_of_an_hour(proxy: S3Proxy, opened: Opened) -> None:
+    store = opened("threads", 60)
+    store.put("before", b"")
+    proxy.plan = drawn_from(3, 0.3, lambda call: (Refuse(503), Lose(), Cut() if reads(call) else Lose()))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: store.put(f"k/{i}", b"%d" % i), range(64)))
+        assert list(pool.map(lambda i: store.get(f"k/{i}"), range(64))) == [b"%d" % i for i in range(64)]

@@ -243,6 +243,7 @@ class Saved(msgspec.Struct, frozen=True):
     ranks: int
     shards: tuple[Shard, ...]
     seconds: float
+    end: Literal["", "Completed", "Suspended"] = ""  # of the ticket that asked for it: another coordinator has to know
 
 
 class Manifest(msgspec.Struct, frozen=True):

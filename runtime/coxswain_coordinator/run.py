@@ -118,7 +118,7 @@ class Run:
 
     def add_report(self, report: StepReport) -> None:
         session = self.live(report.generation)
-        session.begun = max(session.begun, report.step)  # with a plan at hand, workers need no ticket
+        session.begin(report.step)  # with a plan at hand, workers need no ticket
         self.hear(report.generation, report.rank)
         if report.loss_sum is None or report.gradient_norm is None:
             self.fail(diverged(report, self.manifest))
@@ -137,6 +137,8 @@ class Run:
         self.hear(saved.generation, saved.rank)
         if self.manifest is None or saved.step > self.manifest.step:
             session.saves.saved(saved)
+            if saved.end:
+                session.learn_end(saved.step, completed=saved.end == "Completed")
         self.bell.ring()
 
     def close_step(self, session: Session) -> bool:
@@ -176,7 +178,7 @@ class Run:
 
     def enter(self, session: Session, lives: bool = False) -> None:
         """A new world begins, or one that `lives` is taken up; a stop that was asked for stays asked for."""
-        before, record = self.session, session.record
+        before, record, session.taken_up = self.session, session.record, lives
         if self.stop is not None:
             session.request_stop(before.stop_at if before and before.stop_at is not None else self.stop.at_step)
         where = f"generation {record.generation} from step {record.first_step}"
@@ -205,7 +207,8 @@ class Run:
         elif session is not None and exit_.generation == self.generation:
             session.exited[exit_.rank] = exit_.exit_code
             if exit_.exit_code in (Exit.DONE, Exit.STOPPED):
-                session.learn_end(exit_.rank, completed=exit_.exit_code == Exit.DONE)
+                last = session.saves.newest(exit_.rank) or session.saved
+                session.learn_end(last, completed=exit_.exit_code == Exit.DONE)
             if session.ending is None or exit_.exit_code not in (Exit.DONE, Exit.STOPPED):
                 self._worker_failed(exit_)
         self.bell.ring()

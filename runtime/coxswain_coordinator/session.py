@@ -35,13 +35,28 @@ class Session:
         self.stop_at: int | None = None  # suspend before this step
         self.ending: Ticket | None = None
         self.saved = first  # up to here everything is in a checkpoint (or is the beginning)
-        self.begun = first - 1  # the last step whose ticket has been handed out, or which is reported all the same
+        self.taken_up = False  # it has lived on without a coordinator
+        self._first, self._begun = first, first - 1
         self.heard: dict[int, float] = {}  # when a rank last gave a sign of life, by time.monotonic
         self._every, self._steps = job.checkpoint.every_steps, job.total_steps
         self._data_end: int | None = None
         self._plans: dict[int, StepPlan] = {}
         self._tickets: dict[int, Ticket] = {}
         self._saving: set[int] = set()  # checkpoints that have been asked for and are not made
+
+    @property
+    def begun(self) -> int:
+        """The last step that has begun: its ticket is handed out, or it is reported all the same.
+
+        Of a world that was taken up the open step may have begun, too.
+        """
+        if self.taken_up and self.ending is None and self._begun >= self._first:
+            return max(self._begun, min(self.book.open, self.end_step - 1))
+        return self._begun
+
+    def begin(self, step: int) -> None:
+        """Somebody is in this step, or beyond."""
+        self._begun = max(self._begun, step)
 
     @property
     def end_step(self) -> int:
@@ -95,7 +110,7 @@ class Session:
         if end:
             self.ending = ticket
         else:
-            self.begun = max(self.begun, step)
+            self.begin(step)
         return ticket
 
     def _end(self, step: int) -> Literal["", "Completed", "Suspended"]:
@@ -108,11 +123,10 @@ class Session:
         wanted = max(at_step, self.begun + 1)
         self.stop_at = wanted if self.stop_at is None else min(self.stop_at, wanted)
 
-    def learn_end(self, rank: int, completed: bool) -> None:
-        """A rank has left as it was told to, perhaps by a coordinator before this one: then the end is where it saved last."""
+    def learn_end(self, step: int, completed: bool) -> None:
+        """A rank was told to leave before this step, perhaps by a coordinator before this one: then that is where the end is."""
         if self.ending is not None:
             return
-        step = self.saves.newest(rank) or self.saved
         if completed:
             self._data_end = step
         self.ending = Ticket(step=step, checkpoint=True, end="Completed" if completed else "Suspended", plan=None)

@@ -36,6 +36,7 @@ from coxswain_train.world import Escape, leave_world
 log = logging.getLogger(__name__)
 
 _PATIENCE = 600.0  # seconds without data until this worker gives up
+_PARTING = 10.0  # seconds to stay until a suspension is saved
 
 
 def main(env: Environment) -> int:
@@ -84,7 +85,7 @@ class Worker:
         while True:
             ticket = self._ticket(step)
             if ticket.checkpoint:
-                self._save(step)
+                self._save(ticket)
             if ticket.end:
                 return self._leave(ticket)
             if ticket.plan is None:
@@ -150,19 +151,29 @@ class Worker:
         )
         return work, batches.delivered(arrays)
 
-    def _save(self, step: int) -> None:
-        place = self._place
+    def _save(self, ticket: wire.Ticket) -> None:
+        place, step = self._place, ticket.step
 
         def report(shards: tuple[wire.Shard, ...], seconds: float) -> None:
-            saved = wire.Saved(place.generation, step, place.rank, len(self._record.seats), shards, seconds)
+            ranks = len(self._record.seats)
+            saved = wire.Saved(place.generation, step, place.rank, ranks, shards, seconds, ticket.end)
             self._outbox.put("/v1/saved", step, saved)
 
         self._saver.begin(self._engine.boxes(), report)
 
     def _leave(self, ticket: wire.Ticket) -> int:
-        """Where the data or the steps end, all ranks agree, and stay until it is saved: whoever leads by then needs them."""
+        """Not before all is saved: whoever leads by then needs those who can tell.
+
+        Where the data or the steps end all ranks agree. On a stop they may not, if the coordinator died of all moments then:
+        a peer that went on alone waits for this one to leave.
+        """
         self._saver.wait()
-        self._outbox.flush(_PATIENCE, saved=ticket.step if ticket.end == "Completed" else 0)
+        self._outbox.flush(_PATIENCE)
+        try:
+            self._outbox.flush(_PATIENCE if ticket.end == "Completed" else _PARTING, saved=ticket.step)
+        except Retryable:
+            if ticket.end == "Completed":
+                raise
         log.info("rank %d leaves before step %d: %s", self._place.rank, ticket.step, ticket.end)
         leave_world()
         return Exit.DONE if ticket.end == "Completed" else Exit.STOPPED

@@ -214,7 +214,7 @@ def test_a_worker_steps_to_the_end_saves_and_leaves_with_zero(run: Any) -> None:
     assert [r.step for r in coordinator.reports] == [0, 1, 2]
     assert coordinator.reports[2].loss_sum < coordinator.reports[0].loss_sum
     (saved,) = coordinator.saved
-    assert (saved.step, saved.rank, saved.ranks) == (3, 0, 1)
+    assert (saved.step, saved.rank, saved.ranks, saved.end) == (3, 0, 1, "Completed")
     assert {kind for shard in saved.shards for kind in shard.kinds} == {"parameter", "exp_avg", "exp_avg_sq"}
 
 

@@ -1,44 +1,96 @@
-"""Random kills: any service, any moment, once or twice, in runs of random shape. Part of the long matrix (`make test-slow`)."""
+"""Random blows: SIGKILL, or SIGSTOP for a while, to any process at any moment, in runs of random shape. Part of the long matrix.
 
-import os
+`cox` itself is among them; then the same command is given again.
+"""
+
 import random
 import signal
+import subprocess
 import time
 from contextlib import suppress
+from os import close, pidfd_open
 
 import pytest
 
 from tests.local.jobs import SERVICES, Footprint, Run, find_service, job_objects
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-RUNS = 20
-LATEST = 14.0  # seconds from the start, or from the kill before; a kill that comes after the end is none
+RUNS = 30
+LATEST = 14.0  # seconds from the start, or from the blow before; one that comes after the end is none
+LONGEST_PAUSE = 20.0
 
 
-def kill_someone(draw, run, cox):
-    """SIGKILL to one service of a random kind, if one is alive by then; returns what the run had on the machine."""
-    end = time.monotonic() + draw.uniform(0.5, LATEST)
-    while time.monotonic() < end and cox.poll() is None:
-        time.sleep(0.02)  # the moment is what is drawn; nothing is waited for
-    pid = find_service(cox, draw.choice([*SERVICES.values()]))
-    if pid is None:
-        return None
-    footprint = Footprint.of(run, cox)
-    with suppress(ProcessLookupError):  # it has just left by itself
-        os.kill(pid, signal.SIGKILL)
-    return footprint
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory, corpus):
+    """The undisturbed run of so many trainers: only equal shapes sum in the same order."""
+    known: dict[int, Run] = {}
+
+    def of(trainers: int) -> Run:
+        if trainers not in known:
+            folder = tmp_path_factory.mktemp("calm")
+            run = Run(folder, job_objects(corpus, f"file://{folder}/checkpoints", trainers=trainers))
+            assert run.run() == 0, run.output + run.logs()
+            known[trainers] = run
+        return known[trainers]
+
+    return of
+
+
+class Victims:
+    """One run, and what is done to its processes."""
+
+    def __init__(self, run: Run, draw: random.Random) -> None:
+        self._run, self._draw = run, draw
+        self.cox: subprocess.Popen[str] = run.start()
+        self.footprints: list[Footprint] = []
+        self.story: list[str] = []
+
+    def strike(self) -> None:
+        """One blow at somebody of a random kind, if one is alive by then."""
+        who, how = self._draw.choice([*SERVICES, "cox"]), self._draw.choice(["kill", "kill", "pause"])
+        seconds = self._draw.uniform(0.5, LONGEST_PAUSE)
+        self._let_pass(self._draw.uniform(0.5, LATEST))
+        pid = self.cox.pid if who == "cox" else find_service(self.cox, SERVICES[who])
+        if pid is None or self.cox.poll() is not None:
+            return
+        self.story.append(f"{how} {who} at step {max(self._run.steps(), default=-1)}")
+        with suppress(AssertionError):  # no pod is alive yet
+            self.footprints.append(Footprint.of(self._run, self.cox))
+        with suppress(ProcessLookupError):  # it has just left by itself
+            self._hit(pid, how, seconds)
+        if who == "cox" and how == "kill":
+            self._run.finish(self.cox)
+            self.cox = self._run.start()
+
+    def _hit(self, pid: int, how: str, seconds: float) -> None:
+        handle = pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(handle, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            if how == "pause":
+                self._let_pass(seconds)
+                signal.pidfd_send_signal(handle, signal.SIGCONT)
+        finally:
+            close(handle)
+
+    def _let_pass(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.cox.poll() is None:
+            time.sleep(0.02)  # the moment is what is drawn; nothing is waited for
 
 
 @pytest.mark.parametrize("seed", range(RUNS))
-def test_whoever_dies_whenever_the_stream_is_the_same_and_nothing_is_left(tmp_path, corpus, undisturbed, seed):
+def test_whoever_dies_or_stops_whenever_the_run_ends_as_if_nothing_had_been(tmp_path, corpus, calm, seed):
     draw = random.Random(seed)
-    shape = {"trainers": draw.choice([1, 2, 3]), "loaders": draw.choice([1, 2])}
-    run = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/checkpoints", **shape))
-    cox = run.start()
-    footprints = [kill_someone(draw, run, cox) for _ in range(draw.choice([1, 2]))]
-    assert run.finish(cox, 200) == 0, run.output + run.logs()
-    assert run.digests() == undisturbed.digests()
-    assert run.losses()[-1] == pytest.approx(undisturbed.losses()[-1], rel=1e-4)
-    for footprint in filter(None, footprints):
+    trainers, loaders = draw.choice([1, 2, 3]), draw.choice([1, 2])
+    objects = job_objects(corpus, f"file://{tmp_path}/checkpoints", trainers=trainers, loaders=loaders)
+    expected = calm(trainers)
+    run = Run(tmp_path, objects)
+    victims = Victims(run, draw)
+    for _ in range(draw.choice([1, 2, 3])):
+        victims.strike()
+    assert run.finish(victims.cox, 250) == 0, f"{victims.story}\n{run.output}{run.logs()}"
+    assert run.digests() == expected.digests(), victims.story
+    assert run.losses() == pytest.approx(expected.losses(), rel=1e-5), victims.story
+    for footprint in victims.footprints:
         footprint.assert_gone()

@@ -9,7 +9,9 @@ import asyncio
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -26,6 +28,7 @@ from tests.unit.coordinator_fakes import tokens_of
 from tests.unit.crash_mail import IMPATIENCE, POLL, Feed, Mail
 
 STEP_SECONDS = 0.3125
+PARTING = 10.0  # until a suspension is saved
 MOMENT = 3.0  # for the agent's next order after a world broke
 
 
@@ -115,9 +118,10 @@ class Worker:
         while True:
             ticket = await self._ticket(step)
             if ticket.checkpoint:
-                self._save(state)
+                self._save(state, ticket.end)
             if ticket.end:
-                await self._mail.flush(step if ticket.end == "Completed" else 0)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._mail.flush(step), None if ticket.end == "Completed" else PARTING)
                 return 0 if ticket.end == "Completed" else 3
             state = await self._step(ticket.plan, state)
             step += 1
@@ -189,7 +193,7 @@ class Worker:
         self._mail.put("/v1/reports", plan.step, report)
         return after
 
-    def _save(self, state: State) -> None:
+    def _save(self, state: State, end: Literal["", "Completed", "Suspended"]) -> None:
         rank, ranks = self._seat.rank, len(self._world.seats)
         data = msgspec.json.encode((state.step, {i: v for i, v in enumerate(state.values) if i % ranks == rank}))
         key = key_of(data)
@@ -197,7 +201,7 @@ class Worker:
             self._store.put(key, data)
         shard = wire.Shard(key, len(data), (), ())
         self._mail.put(
-            "/v1/saved", state.step, wire.Saved(self._world.generation, state.step, rank, ranks, (shard,), 0.1)
+            "/v1/saved", state.step, wire.Saved(self._world.generation, state.step, rank, ranks, (shard,), 0.1, end)
         )
 
 

@@ -147,6 +147,8 @@ def test_a_stop_and_a_death_at_the_same_time_end_in_a_checkpoint_that_the_job_go
     for n in range(quiet.fate.asked, len(quiet.fate.writes)):
         game, end = play(tmp_path / str(n), {n: Crash(moment)}, stop_at=STOP)
         assert (game.fate.struck, end.report[0]) == ([n], "Suspended"), quiet.fate.writes[n]
+        if quiet.fate.writes[n].startswith("coordinator"):
+            assert set(game.members.computed.values()) == {1}, quiet.fate.writes[n]
         _, end = play(tmp_path / str(n), {})
         assert (end.steps, end.memberships) == (calm[1].steps, calm[1].memberships), quiet.fate.writes[n]
         assert sorted(set(end.history)) == calm[1].history

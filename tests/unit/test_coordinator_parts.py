@@ -15,7 +15,7 @@ from coxswain.layout import Device
 from coxswain.membership.stream import initial_cursor
 from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice, Task
-from coxswain.wire import Fault, Register, Saved, Served, StepPlan, StepReport, StopRequest
+from coxswain.wire import Fault, Register, Served, StepPlan, StepReport, StopRequest
 from coxswain_coordinator import ending
 from coxswain_coordinator.bell import Bell
 from coxswain_coordinator.committer import Committed, steps_ahead
@@ -145,19 +145,28 @@ def test_plans_reach_eight_steps_or_thirty_seconds_ahead():
     assert [steps_ahead(seconds) for seconds in (0.0, 60.0, 3.0, 1.0, 0.01)] == [8, 8, 10, 30, 256]
 
 
-def test_a_rank_that_left_as_a_coordinator_before_told_it_tells_where_the_end_is(tmp_path):
+def test_a_rank_that_was_told_to_leave_tells_another_coordinator_where_the_end_is(tmp_path):
     s = session(make_job(tmp_path))
     s.add(committed(*range(8)))
-    s.saves.saved(Saved(1, 4, 0, 2, (), 0.1))
-    s.learn_end(0, completed=False)
+    s.learn_end(4, completed=False)
     assert (s.ticket(4).end, s.ticket(4).checkpoint, s.ticket(3).end) == ("Suspended", True, "")
 
 
 def test_a_rank_that_left_with_nothing_to_save_was_at_the_last_checkpoint(tmp_path):
     s = session(make_job(tmp_path))
     s.mark_saved(6)
-    s.learn_end(0, completed=True)
+    s.learn_end(s.saves.newest(0) or s.saved, completed=True)
     assert (s.ending.step, s.ending.end, s.saved_end, s.end_step) == (6, "Completed", True, 6)
+
+
+def test_a_stop_of_a_world_that_was_taken_up_spares_the_step_that_may_have_begun_without_a_ticket(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    s.taken_up = True
+    s.begin(1)
+    s.book.open = 2
+    s.request_stop(-1)
+    assert [s.ticket(k).end for k in (2, 3)] == ["", "Suspended"]
 
 
 # --- world -----------------------------------------------------------------------------------------------------------

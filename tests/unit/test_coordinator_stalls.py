@@ -30,7 +30,7 @@ def test_a_step_may_take_twenty_times_the_median_and_a_minute_in_any_case():
 
 def watched(tmp_path):
     found = session(make_job(tmp_path))
-    found.begun = 0
+    found.begin(0)
     return found, Watch()
 
 
@@ -58,7 +58,8 @@ def test_a_closed_step_starts_the_clock_again(tmp_path):
     world, watch = watched(tmp_path)
     for second in range(100):
         world.heard = dict.fromkeys(range(2), float(second))
-        world.book.open, world.begun = second // 50, 99
+        world.book.open = second // 50
+        world.begin(99)
         assert watch.judge(world, [0.1], float(second)) == ""
 
 

@@ -1,0 +1,69 @@
+"""SIGKILL of a real process at the moment when a certain file appears: between two writes of log, checkpoint and status."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.local.jobs import SERVICES, STEPS, Footprint, Run, find_service, job_objects
+
+pytestmark = pytest.mark.timeout(240)
+
+# The first file of this kind in the run's folder, and who dies then.
+POINTS = {
+    "generation": ("checkpoints/log/generations/*", "coordinator"),
+    "placement": ("checkpoints/log/placements/*/*", "agent"),
+    "shard": ("checkpoints/shards/*", "worker"),
+    "steps": ("checkpoints/steps/before-*", "coordinator"),
+    "manifest": ("checkpoints/manifests/*", "mold"),
+    "end": (f"checkpoints/manifests/step-{STEPS:010d}.json", "coordinator"),
+}
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory, corpus):
+    """Of the same shape, so that losses may be compared closely."""
+    folder = tmp_path_factory.mktemp("calm")
+    run = Run(folder, job_objects(corpus, f"file://{folder}/checkpoints"))
+    assert run.run() == 0, run.output + run.logs()
+    return run
+
+
+def await_file(run, cox, pattern):
+    """Looks every millisecond or so: what comes next is to be prevented."""
+    end = time.monotonic() + 120
+    while not any(run.folder.glob(pattern)):
+        assert cox.poll() is None, run.output + run.logs()
+        assert time.monotonic() < end, f"no {pattern}"
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_process_killed_between_two_writes_costs_no_data_and_leaves_nothing(tmp_path, corpus, calm, point):
+    pattern, service = POINTS[point]
+    run = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/checkpoints"))
+    cox = run.start()
+    await_file(run, cox, pattern)
+    pid = find_service(cox, SERVICES[service])
+    footprint = Footprint.of(run, cox)
+    assert pid is not None, f"no {service}"
+    os.kill(pid, signal.SIGKILL)
+    assert run.finish(cox, 150) == 0, run.output + run.logs()
+    assert run.digests() == calm.digests()
+    assert run.losses() == calm.losses()
+    footprint.assert_gone()
+
+
+def test_cox_killed_between_the_steps_and_the_manifest_of_a_checkpoint_goes_on_with_the_same_command(
+    tmp_path, corpus, calm
+):
+    run = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/checkpoints"))
+    cox = run.start()
+    await_file(run, cox, "checkpoints/steps/before-*")
+    footprint = Footprint.of(run, cox)
+    os.kill(cox.pid, signal.SIGKILL)
+    run.finish(cox)
+    footprint.assert_gone()
+    assert run.run() == 0, run.output + run.logs()
+    assert (run.digests(), run.losses()) == (calm.digests(), calm.losses())

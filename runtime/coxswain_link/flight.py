@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -171,10 +172,15 @@ def _as_ours(where: str) -> Iterator[None]:
         raise _from_flight(where, error) from error
 
 
+def _words(error: Exception) -> str:
+    """Without the traceback and the debug context, which are for the log."""
+    return re.split(r"\. (?:gRPC client debug context|Detail): ", str(error).splitlines()[0])[0][:300]
+
+
 def _from_flight(where: str, error: Exception) -> CoxswainError:
     extra = getattr(error, "extra_info", b"")
     if not extra:
-        return Retryable(f"loader {where} is away: {str(error).splitlines()[0][:300]}")
+        return Retryable(f"loader {where} is away: {_words(error)}")
     fault = msgspec.json.decode(extra, type=Fault)
     if not fault.retryable:
         return Refused(fault.reason, fault.message)

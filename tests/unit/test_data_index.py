@@ -161,7 +161,9 @@ def test_a_piece_of_a_sample_is_that_part_of_its_tokens(corpus, store):
     assert bytes(got.tolist()).decode() == DOCUMENTS[7][3:10]
 
 
-@pytest.mark.parametrize("harm", [lambda p: p.unlink(), lambda p: p.write_text('{"text": "another"}\n')])
+@pytest.mark.parametrize(
+    "harm", [lambda p: p.unlink(), lambda p: p.write_text('{"text": "another"}\n')], ids=["gone", "rewritten"]
+)
 def test_content_that_changed_under_a_run_is_refused_by_name(corpus, store, harm: Callable[[Path], object]):
     data = local(corpus, store)
     data.blocks("mine")

@@ -1,0 +1,46 @@
+"""docs/failures.md is what `python -m tests.local.failures` writes: it may not fall behind them, nor tell of this machine."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.local.failures import PAGE, PARTS, RUNS, Seen, claims_of, page, rules, saw, words
+
+TEXT = PAGE.read_text() if PAGE.exists() else ""
+
+
+@pytest.mark.parametrize("file", [*RUNS, *PARTS], ids=lambda path: path.name)
+def test_every_test_of_bad_input_has_its_line(file) -> None:
+    _, names = claims_of(file)
+    missing = [name for name in names if f"\n| {words(name)}" not in TEXT]
+    assert not missing, "run `python -m tests.local.failures`"
+
+
+def test_every_rule_is_there_in_the_words_of_today() -> None:
+    assert TEXT.endswith("\n".join(rules()) + "\n"), "run `python -m tests.local.failures`"
+
+
+def test_the_page_tells_nothing_of_the_machine_that_wrote_it() -> None:
+    assert not re.search(r"(?<![\w…])/(tmp|work|home|root)/|pytest-\d|Traceback", TEXT)
+
+
+def test_a_reason_is_told_without_what_the_summary_adds_to_it() -> None:
+    output = "12:00:00 Queued\nsmall: Failed\n  SourceEmpty: source 'docs' at /tmp/x/pytest-of-me/pytest-1/bad_0/docs: none\n"
+    rest = "  events.jsonl /tmp/work/events.jsonl\n  logs         /tmp/work/logs\n  report       cox report /tmp/work\n"
+    assert saw(output + rest) == "SourceEmpty: source 'docs' at …/docs: none"
+
+
+def test_a_refusal_is_told_whole_and_numbers_of_the_minute_are_not() -> None:
+    assert saw("cox run: /a/pytest-2/work is in use by another run (process 10213); wait") == (
+        "… is in use by another run (process 4711); wait"
+    )
+    assert saw(f"shards/{'0a' * 32}.safetensors is missing") == "shards/0a0a0a0a….safetensors is missing"
+
+
+def test_cases_that_differ_in_numbers_only_share_a_line() -> None:
+    name = "test_a_tokenizer_that_cannot_be_read_is_refused_with_the_way_out"
+    seen = [Seen(f"tests/unit/{PARTS[0].name}::{name}[{case}] (call)", None, f"No: port {case}") for case in (7, 8, 9)]
+    rows = [line for line in page(seen).splitlines() if words(name) in line]
+    assert rows == [f"| {words(name)} (7) and 2 more like it | No: port 7 |"]

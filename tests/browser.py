@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import IO, Any
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",
-    "--remote-debugging-pipe",
+    "--remote-debugging-pipe", "--disable-background-networking",
 )  # fmt: skip
 # The protocol reads requests from descriptor 3 and answers on 4.
 _SHELL = 'exec 3<&"$0" 4>&"$1" && shift && exec "$@"'
@@ -79,5 +80,6 @@ def browser() -> Iterator[Page]:
                 yield (page := Page(to, of))
                 page.call("Browser.close") if process.poll() is None else None
         finally:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its helpers, too
             process.wait(30)

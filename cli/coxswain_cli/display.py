@@ -35,7 +35,8 @@ class Display(Protocol):
 
 
 def display_for(console: Console) -> Display:
-    return Panels(console) if console.is_terminal else Lines(console)
+    """FORCE_COLOR, which many pipelines set, makes rich take a file for a terminal; a panel that moves needs a real one."""
+    return Panels(console) if console.is_interactive and console.file.isatty() else Lines(console)
 
 
 class Lines:

@@ -124,9 +124,28 @@ def test_the_panel_of_eighty_columns_keeps_its_numbers_on_one_line_and_names_the
     assert any("checkpoint before step 3" in line for line in lines)
 
 
-def test_a_terminal_gets_the_panel_and_a_file_gets_lines():
-    assert isinstance(display_for(Console(file=io.StringIO(), force_terminal=True)), Panels)
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_gets_the_panel_and_a_file_gets_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(display_for(Console(file=Terminal())), Panels)
     assert isinstance(display_for(Console(file=io.StringIO())), Lines)
+
+
+@pytest.mark.parametrize(("variable", "value", "file"), [("FORCE_COLOR", "1", io.StringIO), ("TERM", "dumb", Terminal)])
+def test_what_cannot_hold_a_panel_in_its_place_gets_lines_whatever_it_is_told_of_colours(
+    monkeypatch, watched, variable, value, file
+):
+    monkeypatch.setenv(variable, value)
+    out = file()
+    with display_for(Console(file=out)) as display:
+        display.show(watched(step(0), known_until=1.0))
+    assert isinstance(display, Lines)
+    assert "step 1/10" in out.getvalue()
+    assert "\x1b" not in out.getvalue()
 
 
 @pytest.mark.parametrize("seconds, text", [(0.4, "0 s"), (59.4, "59 s"), (187, "3 m 07 s"), (7500, "2 h 05 m")])

@@ -26,6 +26,7 @@ def refused(run, *words):
     for word in words:
         assert word in said, f"{word!r} is not in:\n{run.output}\n{run.logs()}"
     assert "Traceback" not in run.output
+    assert "\x1b" not in run.output, "a pipe is no terminal"
     assert not run.steps()
     return code
 

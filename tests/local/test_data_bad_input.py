@@ -2,15 +2,18 @@
 
 import gzip
 import json
+import os
 import random
 import re
 import shutil
+import signal
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from tests.local.jobs import Run, job_objects, source, wait_for_step
+from tests.local.jobs import SERVICES, Run, find_service, job_objects, source, wait_for_step, wait_until
+from tests.unit.test_data_bad_input import write_tokenizer
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -96,3 +99,21 @@ def test_content_that_changes_under_a_run_ends_it_by_name_and_loses_no_checkpoin
     again = Run(tmp_path / "again", objects)
     assert again.run() == 0, again.output + again.logs()
     assert min(again.steps()) == max(saved)
+
+
+def test_a_tokenizer_that_is_swapped_under_a_run_ends_it_by_name_once_a_loader_starts_again(tmp_path, corpus, bad):
+    """Both have the same words in another order: every length stays what it was."""
+    tokenizer = write_tokenizer(bad / "tokenizer.json", "a", "b", "c")
+    objects = job_objects(corpus, f"file://{tmp_path}/checkpoints", stop={"steps": 400})
+    for i in (0, 1):
+        objects[i]["spec"]["tokenizer"] = {"file": {"uri": tokenizer.uri}}
+    run = Run(tmp_path, objects)
+    cox = run.start()
+    wait_for_step(run, cox, 4)
+    write_tokenizer(bad / "tokenizer.json", "c", "b", "a")
+    os.kill(wait_until(lambda: find_service(cox, SERVICES["loader"]), "the loader"), signal.SIGKILL)
+    assert run.finish(cox) == 1, run.output + run.logs()
+    assert "TokenizerChanged" in said(run), run.output + run.logs()
+    assert "was indexed with another tokenizer than the one that is there now; bring the former tokenizer back" in said(
+        run
+    )

@@ -12,12 +12,15 @@ from os import close, pidfd_open
 
 import pytest
 
-from tests.local.jobs import SERVICES, Footprint, Run, find_service, job_objects
+from tests.local.jobs import SERVICES, STEPS, Footprint, Run, find_service, job_objects
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 RUNS = 30
-LATEST = 14.0  # seconds from the start, or from the blow before; one that comes after the end is none
+BLIND = (
+    0.3  # how many blows come at some time, not at some step: also before there are steps, or just after another blow
+)
+LATEST = 4.0  # seconds
 LONGEST_PAUSE = 20.0
 
 
@@ -50,7 +53,7 @@ class Victims:
         """One blow at somebody of a random kind, if one is alive by then."""
         who, how = self._draw.choice([*SERVICES, "cox"]), self._draw.choice(["kill", "kill", "pause"])
         seconds = self._draw.uniform(0.5, LONGEST_PAUSE)
-        self._let_pass(self._draw.uniform(0.5, LATEST))
+        self._await_moment()
         pid = self.cox.pid if who == "cox" else find_service(self.cox, SERVICES[who])
         if pid is None or self.cox.poll() is not None:
             return
@@ -62,6 +65,14 @@ class Victims:
         if who == "cox" and how == "kill":
             self._run.finish(self.cox)
             self.cox = self._run.start()
+
+    def _await_moment(self) -> None:
+        blind, fraction, rest = self._draw.random() < BLIND, self._draw.random(), self._draw.uniform(0.2, LATEST)
+        done = max(self._run.steps(), default=0)
+        target = done + int(fraction * (STEPS - done))
+        while not blind and self.cox.poll() is None and max(self._run.steps(), default=-1) < target:
+            self._let_pass(0.02)
+        self._let_pass(rest if blind else rest / LATEST)
 
     def _hit(self, pid: int, how: str, seconds: float) -> None:
         handle = pidfd_open(pid)

@@ -47,6 +47,7 @@ class Register(msgspec.Struct, frozen=True):
     port: int  # Flight port of a loader; 0 where nobody calls
     devices: int = 0  # an agent's
     generation: int = 0  # an agent's: the world of which all its workers live; 0: there is none
+    trouble: str = ""  # a loader's: what the store answers that it waits for; empty: nothing is wrong
 
 
 class Registered(msgspec.Struct, frozen=True):

@@ -62,8 +62,8 @@ def waiting_for(run: Run) -> str:
     """Who waits for whom, for people; empty when the job simply runs (or has ended)."""
     if run.finished is not None:
         return ""
-    if run.durably.trouble:
-        return f"the store: {run.durably.trouble}"
+    if trouble := _store_trouble(run):
+        return f"the store: {trouble}"
     if run.catalog.index is None:
         return _waiting_for_index(run)
     if run.session is None or run.session.lost:
@@ -119,9 +119,16 @@ def tokens_per_second(recent: Sequence[StepLine]) -> float:
 
 def _store_fault(run: Run) -> Fault | None:
     """While the store is away: nothing has failed yet, and what is at hand goes on."""
-    if run.finished is not None or not run.durably.trouble:
+    trouble = _store_trouble(run)
+    if run.finished is not None or not trouble:
         return None
-    return Fault("StoreAway", f"trying again: {run.durably.trouble}", retryable=True)
+    return Fault("StoreAway", f"trying again: {trouble}", retryable=True)
+
+
+def _store_trouble(run: Run) -> str:
+    """The coordinator's own, or else a loader's."""
+    loaders = (loader.trouble for loader in run.registry.of("loader", run.job.loaders))
+    return run.durably.trouble or next(filter(None, loaders), "")
 
 
 def _tokens(run: Run) -> int:

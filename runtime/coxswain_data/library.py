@@ -43,5 +43,10 @@ class Library:
         return self._catalogs[name]
 
     @property
+    def trouble(self) -> str:
+        """What the store of a source answers instead of the data; empty: nothing is wrong. From any thread."""
+        return next(filter(None, (source.trouble for source in tuple(self._sources.values()))), "")
+
+    @property
     def open_objects(self) -> int:
         return sum(s.open_objects for s in self._sources.values())

@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
+from msgspec.structs import replace
+
 from coxswain import names
 from coxswain.digests import tokens_digest
 from coxswain.errors import Refused, Retryable, Stale
@@ -27,7 +29,7 @@ from coxswain_link.flight import Part, Request, SliceRequest, SliceServer
 from coxswain_link.http import Client, Ended
 from coxswain_link.metrics import Registry, build
 from coxswain_link.status import serve_status
-from coxswain_link.store import open_store
+from coxswain_link.store import Away, open_store
 
 log = logging.getLogger(__name__)
 
@@ -45,18 +47,24 @@ class Loader:
         self._library = Library(job.mix, env.secrets_dir, self._blocks)
         self._samples = Samples(self._library, self._store, self._count_sample)
         self._indexed: dict[LoaderShare, Indexed] = {}
+        self._given_up: Away | None = None  # a store that stayed away for too long
         self.generation = 0
         self.ready = False
 
     def follow(self, me: Register) -> NoReturn:
-        """Registers, indexes its shares and follows the world, until the job ends (raises Ended) or a source is refused."""
-        while True:
-            registered = self._coordinator.post("/v1/register", me, Registered)
+        """Registers, indexes its shares and follows the world, until the job ends (raises Ended) or a source is refused.
+
+        Raises Away when a store stays away: who starts again instead is counted, so that it ends.
+        """
+        while self._given_up is None:
+            trouble = self._library.trouble or self._store.trouble
+            registered = self._coordinator.post("/v1/register", replace(me, trouble=trouble), Registered)
             has_world = registered is not None and registered.generation > 0
             self.ready = has_world or self._announce_shares()  # a coordinator without a world needs the index
             world = self._coordinator.get("/v1/world", World, after=self.generation, wait=_POLL, instance=me.instance)
             if world is not None:
                 self.generation = max(self.generation, world.generation)
+        raise self._given_up
 
     def serve(self, request: Request) -> Iterator[Part]:
         """The parts of a request in its order. Raises Stale for a generation that is over."""
@@ -64,8 +72,12 @@ class Loader:
             raise Stale(f"generation {request.generation} is over; the current one is {self.generation}")
         self.generation = request.generation  # whoever knows of a newer world first tells the others
         began = time.monotonic()
-        for item, wanted in enumerate(request.slices):
-            yield self._part(item, wanted)
+        try:
+            for item, wanted in enumerate(request.slices):
+                yield self._part(item, wanted)
+        except Away as error:
+            self._given_up = error
+            raise
         self._metrics["coxswain_loader_request_seconds"].observe(time.monotonic() - began)
         self._metrics["coxswain_loader_cache_bytes"].set(self._samples.cached_bytes)
         self._metrics["coxswain_loader_open_objects"].set(self._library.open_objects)

@@ -42,6 +42,11 @@ class Source:
     def open_objects(self) -> int:
         return len(self._open)
 
+    @property
+    def trouble(self) -> str:
+        """What its store answers instead of the data, while calls are repeated."""
+        return self._store.trouble
+
     def blocks(self) -> list[BlockEntry]:
         """All blocks, not indexed yet, by (path, ordinal)."""
         entries = [_entry(info, extent) for info in self._objects() for extent in self._object(info).extents()]

@@ -24,6 +24,7 @@ _FRESH = timedelta(
     minutes=6
 )  # obstore asks again five minutes before the end: so changed keys are seen within a minute
 
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # as boto3 and the aws command know them
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
@@ -42,18 +43,19 @@ class Access:
             self.fault = error
             raise
         return {
-            "access_key_id": key, "secret_access_key": secret, "token": token,
+            "access_key_id": key, "secret_access_key": secret, "token": token or None,
             "expires_at": datetime.now(UTC) + _FRESH,
         }  # fmt: skip
 
 
 def open_s3(bucket: str, prefix: str, endpoint: EndpointConfig, access: Access) -> S3Store:
     config: S3Config = {"region": endpoint.region or os.environ.get("AWS_REGION", "us-east-1")}
-    if endpoint.url:
-        config["endpoint"] = endpoint.url
+    url = endpoint.url or next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
+    if url:
+        config["endpoint"] = url
         config["virtual_hosted_style_request"] = False
     client: ClientConfig = {"timeout": _WHOLE, "read_timeout": _SILENCE, "connect_timeout": "5s"}
-    client["allow_http"] = endpoint.url.startswith("http://")
+    client["allow_http"] = url.startswith("http://")
     return S3Store(
         bucket,
         prefix=prefix or None,

@@ -8,9 +8,11 @@ import pytest
 from coxswain.config import EndpointConfig, MixConfig
 from coxswain.errors import Refused
 from coxswain.membership.values import Sequence
+from coxswain.names import ENV_STORE_PATIENCE
 from coxswain_data.local import LocalData
-from coxswain_link.store import open_store
+from coxswain_link.store import NoBucket, open_store
 from tests.local.data_plane import Corpus, job_of, write_corpus
+from tests.s3proxy import S3Proxy, drawn, lost
 from tests.s3server import S3Server
 
 
@@ -18,6 +20,12 @@ from tests.s3server import S3Server
 def s3():
     with S3Server() as server:
         yield server
+
+
+@pytest.fixture
+def proxy(s3):
+    with S3Proxy(s3) as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +38,8 @@ def corpus(s3, tmp_path_factory) -> Corpus:
     return corpus
 
 
-def on_s3(s3: S3Server, corpus: Corpus, tmp_path, bucket: str = "corpus") -> LocalData:
-    endpoint = EndpointConfig(url=s3.endpoint_url, region=s3.region, secret="s3")
+def on_s3(s3: S3Server, corpus: Corpus, tmp_path, bucket: str = "corpus", url: str = "") -> LocalData:
+    endpoint = EndpointConfig(url=url or s3.endpoint_url, region=s3.region, secret="s3")
     mix = job_of(corpus, tmp_path, 1).mix
     sources = tuple(msgspec.structs.replace(s, uri=f"s3://{bucket}/{s.name}/", endpoint=endpoint) for s in mix.sources)
     store = open_store((tmp_path / "runs").as_uri(), create=True)
@@ -39,12 +47,25 @@ def on_s3(s3: S3Server, corpus: Corpus, tmp_path, bucket: str = "corpus") -> Loc
 
 
 @pytest.mark.parametrize("source", ["code", "docs"])
-def test_every_document_comes_out_as_it_was_put_in(s3, corpus, tmp_path, source):
-    data = on_s3(s3, corpus, tmp_path)
+@pytest.mark.parametrize("faults", [0.0, 0.15], ids=["undisturbed", "behind faults"])
+def test_every_document_comes_out_as_it_was_put_in(s3, proxy, corpus, tmp_path, source, faults):
+    proxy.plan = drawn(4, faults)
+    data = on_s3(s3, corpus, tmp_path, url=proxy.endpoint_url)
     assert sum(b.samples for b in data.blocks(source)) == len(corpus.documents[source])
     for index, text in enumerate(corpus.documents[source]):
         length = len(text.encode()) + 1
         assert data.tokens(Sequence(source, 0, index, 0, length, length)).tolist() == [*text.encode(), 256]
+    assert bool(faults) == bool(proxy.befallen.total())
+
+
+@pytest.mark.parametrize("source", ["code", "docs"])
+def test_a_source_whose_bucket_is_gone_is_no_damaged_source(s3, proxy, corpus, tmp_path, source, monkeypatch):
+    monkeypatch.setenv(ENV_STORE_PATIENCE, "0.5")
+    data = on_s3(s3, corpus, tmp_path, url=proxy.endpoint_url)
+    data.blocks(source)
+    proxy.plan = lost("corpus")
+    with pytest.raises(NoBucket, match=f"s3://corpus/{source}/.*: there is no such bucket"):
+        data.tokens(Sequence(source, 0, 0, 0, 1, 1))
 
 
 def test_an_object_that_is_overwritten_is_refused_by_its_name(s3, corpus, tmp_path):

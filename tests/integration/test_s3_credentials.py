@@ -1,0 +1,140 @@
+"""Where keys to an S3 server may come from, and that they are in no message."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from coxswain.config import EndpointConfig
+from coxswain.errors import Refused
+from coxswain.names import ENV_STORE_PATIENCE
+from coxswain_link.s3 import find_access
+from coxswain_link.store import Away, open_store
+from tests.s3server import S3Server
+from tests.sts import TokenService
+
+IDENTITY = "coxswain-test-identity"
+Environment = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server:
+        server.client().put_object(Bucket=server.bucket("data"), Key="key", Body=b"value")
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tokens(s3: S3Server) -> Iterator[TokenService]:
+    with TokenService(IDENTITY, s3.access_key, s3.secret_key) as service:
+        yield service
+
+
+@pytest.fixture(autouse=True)
+def nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No keys of this machine's own."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv(ENV_STORE_PATIENCE, "0")
+
+
+def by_environment(s3: S3Server, folder: Path, sts: str, identity: str = IDENTITY) -> Environment:
+    return {"AWS_ACCESS_KEY_ID": s3.access_key, "AWS_SECRET_ACCESS_KEY": s3.secret_key}
+
+
+def by_profile(s3: S3Server, folder: Path, sts: str, identity: str = IDENTITY) -> Environment:
+    file = folder / "credentials"
+    file.write_text(f"[work]\naws_access_key_id={s3.access_key}\naws_secret_access_key={s3.secret_key}\n")
+    return {"AWS_SHARED_CREDENTIALS_FILE": str(file), "AWS_PROFILE": "work"}
+
+
+def by_web_identity(s3: S3Server, folder: Path, sts: str, identity: str = IDENTITY) -> Environment:
+    (folder / "identity").write_text(identity)
+    role = {"AWS_ROLE_ARN": "arn:aws:iam::1:role/trainer", "AWS_ROLE_SESSION_NAME": "trainer"}
+    return {**role, "AWS_WEB_IDENTITY_TOKEN_FILE": str(folder / "identity"), "AWS_ENDPOINT_URL_STS": sts}
+
+
+WAYS = {"env": by_environment, "shared-credentials-file": by_profile, "assume-role-with-web-identity": by_web_identity}
+
+
+def read(s3: S3Server, monkeypatch: pytest.MonkeyPatch, environment: Environment) -> bytes:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return open_store("s3://data", EndpointConfig(url=s3.endpoint_url, region=s3.region)).get("key")
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_every_link_of_the_chain_opens_the_bucket(
+    s3: S3Server, tokens: TokenService, monkeypatch, tmp_path: Path, way: Callable[..., Environment]
+) -> None:
+    before = tokens.asked
+    assert read(s3, monkeypatch, way(s3, tmp_path, tokens.url)) == b"value"
+    assert (tokens.asked > before) == (way is by_web_identity)
+
+
+def test_a_session_token_goes_with_the_keys_that_it_came_with(monkeypatch, tmp_path: Path) -> None:
+    with TokenService(IDENTITY, "key", "secret", "session") as tokens:
+        for name, value in by_web_identity(S3Server(), tmp_path, tokens.url).items():
+            monkeypatch.setenv(name, value)
+        keys = find_access(EndpointConfig(), None)()
+    assert (keys["access_key_id"], keys["secret_access_key"], keys["token"]) == ("key", "secret", "session")
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_keys_that_the_server_refuses_are_named_by_their_link_and_not_shown(
+    s3: S3Server, tokens: TokenService, monkeypatch, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(s3, "secret_key", "not-the-key", raising=False)
+    with TokenService(IDENTITY, s3.access_key, "not-the-key") as wrong, pytest.raises(Refused) as caught:
+        read(s3, monkeypatch, WAYS[name](s3, tmp_path, wrong.url))
+    assert caught.value.reason == "AccessDenied"
+    assert f"s3://data/key: credentials of boto3's chain ({name}) refused" in caught.value.message
+    said = caught.value.message + caplog.text
+    assert not [secret for secret in ("not-the-key", s3.access_key, IDENTITY) if secret in said]
+
+
+def test_a_token_service_that_refuses_is_named_with_its_words(s3: S3Server, tokens, monkeypatch, tmp_path) -> None:
+    with pytest.raises(Refused, match=r"assume-role-with-web-identity.*InvalidIdentityToken.*not known here") as caught:
+        read(s3, monkeypatch, by_web_identity(s3, tmp_path, tokens.url, "stolen"))
+    assert caught.value.reason == "AccessDenied"
+    assert "stolen" not in caught.value.message
+
+
+def test_a_token_service_that_is_away_is_no_fault_of_the_keys(s3: S3Server, tokens, monkeypatch, tmp_path) -> None:
+    with pytest.raises(
+        Away, match=r"credentials of boto3's chain \(assume-role-with-web-identity\): Could not connect"
+    ):
+        read(s3, monkeypatch, {**by_web_identity(s3, tmp_path, "http://127.0.0.1:9"), "AWS_MAX_ATTEMPTS": "1"})
+
+
+def test_a_profile_that_does_not_exist_is_named(s3: S3Server, monkeypatch) -> None:
+    with pytest.raises(Refused, match=r"boto3's chain of credentials: .*absent"):
+        read(s3, monkeypatch, {"AWS_PROFILE": "absent"})
+
+
+def test_no_keys_at_all_are_said_with_the_ways_to_give_some(s3: S3Server, monkeypatch) -> None:
+    with pytest.raises(Refused, match=r"no credentials .*profile, web identity.*endpoint\.secretRef"):
+        read(s3, monkeypatch, {})
+
+
+def test_keys_of_a_secret_are_read_again_when_it_changes(s3: S3Server, tmp_path: Path) -> None:
+    folder = tmp_path / "s3"
+    folder.mkdir()
+    for name, value in (("AWS_ACCESS_KEY_ID", "one"), ("AWS_SECRET_ACCESS_KEY", "first")):
+        (folder / name).write_text(value)
+    access = find_access(EndpointConfig(secret="s3"), tmp_path)
+    assert access()["secret_access_key"] == "first"
+    (folder / "AWS_SECRET_ACCESS_KEY").write_text("second\n")
+    (folder / "AWS_SESSION_TOKEN").write_text("session")
+    assert (access()["secret_access_key"], access()["token"]) == ("second", "session")
+
+
+def test_an_endpoint_may_come_from_the_environment_as_for_the_aws_command(s3: S3Server, monkeypatch, tmp_path) -> None:
+    for name, value in {**by_environment(s3, tmp_path, ""), "AWS_ENDPOINT_URL_S3": s3.endpoint_url}.items():
+        monkeypatch.setenv(name, value)
+    assert open_store("s3://data").get("key") == b"value"

@@ -13,7 +13,7 @@ E2E_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet 
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup run test lint generate manifests test-slow bench bench-operator binaries cluster cluster-down demo images e2e-smoke e2e clean
+.PHONY: help setup run test lint generate manifests test-slow bench bench-engine bench-recovery bench-operator binaries cluster cluster-down demo images e2e-smoke e2e clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,12 @@ test-slow: .venv/.ready binaries  ## the long matrix
 
 bench: .venv/.ready  ## benchmarks: one JSON object and a line of text each
 	$(BIN)/python bench/plan_step.py
+
+bench-engine: .venv/.ready  ## the whole system beside a plain torch loop on the same tokens, one replica and two (some minutes)
+	@$(BIN)/python -m bench.engine
+
+bench-recovery: .venv/.ready  ## how long training stands still after a SIGKILL to a process of each kind
+	@$(BIN)/python -m bench.recovery
 
 images: .venv/.ready  ## build the images of the Dockerfile without a daemon, as root; says their sizes
 	@$(BIN)/python -m e2e.images operator data train

@@ -1,0 +1,60 @@
+"""What the benches of the engine and of recovery make of their measurements."""
+
+import json
+
+import pytest
+
+from bench.engine_table import System, check_same, summary, tell
+from bench.recovery import judge
+from bench.recovery import tell as tell_recovery
+
+
+def system(replicas: int, rate: float, loss: float = 8.0) -> System:
+    return System(replicas, rate, 1.0, {"worker": 0.25}, [0.001] * 99 + [0.5], 0.03, 0.95, loss)
+
+
+def plain(rate: float) -> dict[str, float | str]:
+    return {"tokens_per_second": rate, "cpu_per_1000": 0.2, "ways": "masked", "first_loss": 8.0}
+
+
+def test_ratios_are_those_of_the_same_round():
+    """A machine that halves its speed between two rounds must not show in them."""
+    plains, ones = [plain(1000), plain(500)], [system(1, 950), system(1, 475)]
+    found = summary(plains, ones, [system(2, 1520), system(2, 760)])
+    assert (found["one over plain"], found["two over one"]) == (pytest.approx(0.95), pytest.approx(1.6))
+    assert found["plain CPU over worker CPU"] == pytest.approx(0.8)
+
+
+def test_the_first_line_is_json_and_the_last_one_tells_the_ratios(capsys):
+    tell([plain(1000)], [system(1, 950)], [system(2, 1520)])
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert json.loads(first)["rounds"]["two"][0]["replicas"] == 2
+    assert last.startswith("one over plain 0.950 (target 0.9; by CPU 0.800), two over one 1.60")
+
+
+def test_sides_that_train_on_something_else_are_not_compared():
+    with pytest.raises(RuntimeError, match="losses of step 0 differ"):
+        check_same([plain(1000)], [system(1, 950, loss=8.01)])
+
+
+def steps(*ends: float, first: int = 0, world: int = 1) -> list[tuple[float, int, int]]:
+    return [(end, first + i, world) for i, end in enumerate(ends)]
+
+
+def test_a_kill_that_only_delays_costs_its_longest_gap():
+    found = judge("loader", [*steps(1, 2, 3.1), *steps(4, 7, 8, first=3)], at=3.5)
+    assert (found.pause, found.resumed, found.redone, found.generations, found.cost) == (3, 0, 0, 0, 3)
+
+
+def test_a_kill_that_costs_a_world_is_timed_to_the_first_step_of_the_next():
+    found = judge("worker", [*steps(1, 2, 3), *steps(5.5, 6, 7, first=1, world=2)], at=3.25)
+    assert (found.pause, found.resumed, found.redone, found.generations) == (2.5, 2.25, 2, 1)
+    assert found.cost == 2.5
+    assert "next world's first step after 2.25 s" in tell_recovery("worker", [found])
+
+
+@pytest.mark.parametrize(("late", "cost"), [(5.0, 0.0), (6.5, 2.5)])
+def test_no_step_stands_still_as_long_as_none_takes_twice_the_longest_before(late, cost):
+    found = judge("coordinator", [*steps(1, 2, 3, 4), (late, 4, 1), (late + 1, 5, 1)], at=4.0)
+    assert found.cost == cost
+    assert tell_recovery("coordinator", [found]).endswith("MISSED" if cost else "met")

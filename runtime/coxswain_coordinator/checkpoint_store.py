@@ -20,7 +20,7 @@ from coxswain_coordinator.checkpoints import (
     read_run,
     run_record,
 )
-from coxswain_link.store import NotFound, Store
+from coxswain_link.store import NoBucket, NotFound, Store
 
 RUN_KEY = "run.json"
 
@@ -46,7 +46,7 @@ class CheckpointStore:
     def _claim(self) -> bool:
         try:
             return self._store.create(RUN_KEY, msgspec.json.encode(run_record(self._job)))
-        except NotFound as error:
+        except (NotFound, NoBucket) as error:
             raise Refused(
                 "CheckpointNotFound", f"checkpoint.uri: {error}; create the bucket or name another"
             ) from error

@@ -43,7 +43,8 @@ class Loader:
     def __init__(self, env: Environment, coordinator: Client, metrics: Registry) -> None:
         job = env.job
         self._name, self._coordinator, self._metrics = env.name, coordinator, metrics
-        self._store = open_store(job.checkpoint.uri, job.checkpoint.endpoint, env.secrets_dir, create=True)
+        checkpoint, known = job.checkpoint, True  # the coordinator refuses what is not there
+        self._store = open_store(checkpoint.uri, checkpoint.endpoint, env.secrets_dir, create=True, known=known)
         self._library = Library(job.mix, env.secrets_dir, self._blocks)
         self._samples = Samples(self._library, self._store, self._count_sample)
         self._indexed: dict[LoaderShare, Indexed] = {}

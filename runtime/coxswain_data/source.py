@@ -13,7 +13,7 @@ from coxswain_data.cache import LeastRecent
 from coxswain_data.formats import format_named
 from coxswain_data.formats.base import Block, Extent, OpenObject
 from coxswain_data.formats.tokenbin import companion
-from coxswain_link.store import NotFound, ObjectInfo, Store, open_store
+from coxswain_link.store import NoBucket, NotFound, ObjectInfo, Store, open_store
 
 OPEN_OBJECTS = 8  # held open at once, per source
 _PAIRED = ".bin"  # TokenBin: the objects that hold tokens, each with an index file beside it
@@ -85,7 +85,7 @@ class Source:
         wanted = include_pattern(self.config.include)
         try:
             found = self._store.list()
-        except NotFound as error:
+        except (NotFound, NoBucket) as error:
             raise _not_found(self.config) from error
         mine = [info for info in found if wanted.fullmatch(info.path) and self._is_data(info.path)]
         if not mine:

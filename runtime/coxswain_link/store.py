@@ -49,13 +49,15 @@ class Store:
     """Objects under one uri; keys are relative paths. Errors: NotFound, Refused (Denied, Damaged), Away.
 
     On S3 a call is repeated for `patience` seconds while it fails in a way that may pass; `trouble` says which, meanwhile.
-    Refused credentials and a missing bucket may pass only where both have been seen to work; before, the latter is NotFound.
+    Refused credentials and a missing bucket may pass only where they have been seen to work, or are `known` to have worked.
     """
 
-    def __init__(self, backend: Any, uri: str, access: Access | None = None, patience: float = 0.0) -> None:
+    def __init__(
+        self, backend: Any, uri: str, access: Access | None = None, patience: float = 0.0, known: bool = False
+    ) -> None:
         """`access`: of S3. Over http:// nothing but TCP's 16 bits guards a body: what has no digest is read twice there."""
         self._backend, self.uri, self._access = backend, uri, access
-        self._remote, self._worked, self.trouble = access is not None, False, ""
+        self._remote, self._worked, self.trouble = access is not None, known, ""
         self._unguarded = self._remote and str((backend.config or {}).get("endpoint", "")).startswith("http://")
         self._again = tenacity.Retrying(
             retry=tenacity.retry_if_exception(self._may_pass),
@@ -194,10 +196,10 @@ class Store:
             return self._access.fault  # there was nothing to send
         if isinstance(fault, NotFound):
             self._worked, self.trouble = True, ""
-        return NotFound(str(fault)) if isinstance(fault, NoBucket) and not self._worked else fault
+        return fault
 
     def _may_pass(self, error: BaseException) -> bool:
-        if isinstance(error, Refused):
+        if isinstance(error, (NoBucket, Refused)):
             return self._worked and not isinstance(error, Damaged)
         return isinstance(error, Retryable) and not isinstance(error, NotFound)
 
@@ -215,9 +217,16 @@ def _info(meta: Mapping[str, Any]) -> ObjectInfo:
 
 
 def open_store(
-    uri: str, endpoint: EndpointConfig | None = None, secrets_dir: Path | None = None, create: bool = False
+    uri: str,
+    endpoint: EndpointConfig | None = None,
+    secrets_dir: Path | None = None,
+    create: bool = False,
+    known: bool = False,
 ) -> Store:
-    """Opens file:///folder or s3://bucket/prefix. `create` makes a missing local folder (for what we write)."""
+    """Opens file:///folder or s3://bucket/prefix. `create` makes a missing local folder (for what we write).
+
+    `known`: another process of the job has used it, so that a bucket that is not there will come back.
+    """
     parts = urlsplit(uri)
     if parts.scheme == "file":
         return Store(_local(uri, Path(parts.path), create), uri)
@@ -225,7 +234,7 @@ def open_store(
         endpoint = endpoint or EndpointConfig()
         access = find_access(endpoint, secrets_dir)
         patience = float(os.environ.get(ENV_STORE_PATIENCE, PATIENCE))
-        return Store(open_s3(parts.netloc, parts.path.strip("/"), endpoint, access), uri, access, patience)
+        return Store(open_s3(parts.netloc, parts.path.strip("/"), endpoint, access), uri, access, patience, known)
     raise Refused("UnknownScheme", f"uri {uri!r}: allowed are s3://bucket/prefix and file:///folder")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from coxswain.boxes import Box
 from coxswain.config import EndpointConfig, ModelConfig
 from coxswain.errors import Refused
-from coxswain_link.store import NotFound, Store, open_store
+from coxswain_link.store import NoBucket, NotFound, Store, open_store
 from coxswain_train.huggingface import differences
 
 HEAD = "lm_head.weight"
@@ -60,7 +60,7 @@ def _open(uri: str, secrets: Path | None, endpoint: EndpointConfig | None) -> tu
             if name and store.exists(name)
             else [o.path for o in store.list() if not name and _is_weights(o.path)]
         )
-    except NotFound as error:
+    except (NotFound, NoBucket) as error:
         raise _foreign(uri, "does not exist") from error
     if not keys:
         raise _foreign(uri, "holds no safetensors file" if not name else "does not exist")

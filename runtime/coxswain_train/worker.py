@@ -49,7 +49,7 @@ def main(env: Environment) -> int:
         closing(Orders.detect(ORDERS, escape.abort_world)) as orders,
     ):
         try:
-            store = open_store(config.uri, config.endpoint, env.secrets_dir, create=True)
+            store = open_store(config.uri, config.endpoint, env.secrets_dir, create=True, known=True)
 
             def work_at(place: Place) -> int:
                 with closing(Worker(env, place, client, handover, store)) as worker:

@@ -143,7 +143,7 @@ def test_a_bucket_that_was_never_there_is_said_at_once(proxy: S3Proxy, opened: O
     store = opened("never", 60)
     proxy.plan = lost(BUCKET)
     began = time.monotonic()
-    with pytest.raises(NotFound, match="s3://store/never/key: there is no such bucket"):
+    with pytest.raises(NoBucket, match="s3://store/never/key: there is no such bucket"):
         store.get("key")
     assert time.monotonic() - began < 10
 

@@ -21,6 +21,8 @@ from coxswain_link.store import NotFound, Store
 
 T = TypeVar("T")
 
+_TWICE = "if this comes again and again, two runs share one checkpoint.uri: end one of them, or give it its own"
+
 
 class PlanLog:
     """Reads and claims records. Blocking: call it from a thread."""
@@ -50,9 +52,9 @@ class PlanLog:
     def check_current(self, generation: int) -> None:
         """The fence: raises Stale when another coordinator has created a newer generation, or has taken this one over."""
         if self._store.exists(generation_key(generation + 1)):
-            raise Stale(f"another coordinator has created generation {generation + 1}")
+            raise Stale(f"another coordinator has created generation {generation + 1}; {_TWICE}")
         if self._store.exists(takeover_key(generation, self._takeovers + 1)):
-            raise Stale(f"another coordinator has taken over generation {generation}")
+            raise Stale(f"another coordinator has taken over generation {generation}; {_TWICE}")
 
     def membership(self, segment: int) -> MembershipSegment | None:
         return self._read(membership_key(segment), MembershipSegment)

@@ -94,7 +94,7 @@ def read_manifest(store: Store, key: str) -> Manifest:
     try:
         return msgspec.json.decode(store.get(key), type=Manifest)
     except NotFound as error:
-        raise _torn(f"{key} is missing") from error
+        raise _torn(f"{key} is missing, or another run with this checkpoint.uri has dropped it") from error
     except msgspec.DecodeError as error:
         raise _torn(f"{key} is not a manifest ({error})") from error
 

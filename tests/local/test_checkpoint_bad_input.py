@@ -1,4 +1,7 @@
-"""Checkpoints under a whole run: what cannot be gone on from is refused, and stays as it was."""
+"""Checkpoints under a whole run: what cannot be gone on from is refused, and stays as it was.
+
+What is slow here has a twin in tests/unit that asserts the same words.
+"""
 
 import json
 import re
@@ -67,21 +70,25 @@ def test_a_checkpoint_of_another_model_names_the_field_that_differs(run):
     )
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_mix_names_the_field_that_differs(run):
     run.objects[2]["spec"]["seed"] = 8
     refused(run, "ForeignCheckpoint", "seed 7, this job's is seed 8; give this job its own checkpoint.uri")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_job_names_both(run):
     run.objects[-1]["metadata"]["name"] = "large"
     refused(run, "ForeignCheckpoint", "another job: default/small, this job's is default/large")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_newer_release_names_both_versions(run):
     edit(run.folder / "checkpoints" / MANIFEST, lambda m: m.update(version=9))
     refused(run, "NewerCheckpoint", "has version 9, this release reads up to 1; use the release that wrote it")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_other_data_names_the_source(run):
     edit(
         run.folder / "checkpoints" / MANIFEST, lambda m: m.update(index_hash=m["index_hash"].replace("docs=", "docs=0"))
@@ -89,6 +96,7 @@ def test_a_checkpoint_of_other_data_names_the_source(run):
     refused(run, "SourceChanged", "sources docs have other content, or another tokenizer, than at manifests/step-")
 
 
+@pytest.mark.slow
 def test_a_location_that_must_not_be_resumed_from_says_whose_it_is(run):
     run.objects[-1]["spec"]["checkpoint"]["resume"] = "Never"
     refused(run, "RunExists", "checkpoint.resume is Never; set it to Auto to continue that run, or give a fresh")
@@ -107,6 +115,7 @@ def test_a_torn_manifest_is_named_with_the_way_out_which_leads_out(run):
     assert Run(run.folder / "again", run.objects).run() == 0
 
 
+@pytest.mark.slow
 def test_a_missing_shard_is_named_before_a_worker_starts(run):
     lost = shard(run)
     lost.unlink()

@@ -101,6 +101,7 @@ def test_content_that_changes_under_a_run_ends_it_by_name_and_loses_no_checkpoin
     assert min(again.steps()) == max(saved)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_is_swapped_under_a_run_ends_it_by_name_once_a_loader_starts_again(tmp_path, corpus, bad):
     """Both have the same words in another order: every length stays what it was."""
     tokenizer = write_tokenizer(bad / "tokenizer.json", "a", "b", "c")

@@ -71,7 +71,7 @@ def test_a_full_disk_for_checkpoints_ends_the_job_by_what_is_missing_and_leaves_
     assert_gone(run)
 
 
-@pytest.mark.parametrize("size", ["4k", "40k"])
+@pytest.mark.parametrize("size", ["4k", pytest.param("40k", marks=pytest.mark.slow)])
 def test_a_full_disk_for_the_block_index_ends_the_job_by_what_is_missing(run, size):
     """The checkpoint's place is where blocks are indexed; it has room for the record of the run, or for less."""
     run.within = with_small_disk(run.folder / "disk", size)

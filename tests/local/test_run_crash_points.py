@@ -1,5 +1,6 @@
 """SIGKILL of a real process at the moment when a certain file appears: between two writes of log, checkpoint and status."""
 
+import json
 import os
 import signal
 import time
@@ -9,6 +10,8 @@ import pytest
 from tests.local.jobs import SERVICES, STEPS, Footprint, Run, find_service, job_objects
 
 pytestmark = pytest.mark.timeout(240)
+
+PODS = 4  # coordinator, loader, two trainers
 
 # The first file of this kind in the run's folder, and who dies then.
 POINTS = {
@@ -39,6 +42,12 @@ def await_file(run, cox, pattern):
         time.sleep(0.001)
 
 
+def counters(run):
+    """Attempts of the whole job before the last, and restarts of pods."""
+    status = json.loads((run.workdir / "cluster/TrainingJob/default/small.json").read_text())["status"]
+    return status["attempt"], status["restarts"]
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_a_process_killed_between_two_writes_costs_no_data_and_leaves_nothing(tmp_path, corpus, calm, point):
     pattern, service = POINTS[point]
@@ -52,6 +61,8 @@ def test_a_process_killed_between_two_writes_costs_no_data_and_leaves_nothing(tm
     assert run.finish(cox, 150) == 0, run.output + run.logs()
     assert run.digests() == calm.digests()
     assert run.losses() == calm.losses()
+    # A worker and a mold are replaced within their pod.
+    assert counters(run) == (0, {"counted": int(service in ("coordinator", "agent")), "ignored": 0})
     footprint.assert_gone()
 
 
@@ -67,3 +78,4 @@ def test_cox_killed_between_the_steps_and_the_manifest_of_a_checkpoint_goes_on_w
     footprint.assert_gone()
     assert run.run() == 0, run.output + run.logs()
     assert (run.digests(), run.losses()) == (calm.digests(), calm.losses())
+    assert counters(run) == (0, {"counted": 0, "ignored": PODS})

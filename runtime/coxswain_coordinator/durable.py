@@ -12,13 +12,11 @@ from typing import ParamSpec, TypeVar
 import tenacity
 
 from coxswain.errors import Retryable
+from coxswain_link.store import store_patience
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
-
-PATIENCE = 60.0
-"""Seconds for which a store may be away; then the coordinator leaves with 1, to be started again."""
 
 DEADLINE = 600.0
 """Seconds for one piece of work with its repetitions: beyond, a store or a planner hangs, and only a restart helps."""
@@ -30,13 +28,14 @@ class Durable:
     Its threads are its own: the event loop waits for those of its default executor before it closes.
     """
 
-    def __init__(self, patience: float = PATIENCE, deadline: float = DEADLINE) -> None:
+    def __init__(self, patience: float | None = None, deadline: float = DEADLINE) -> None:
+        """After `patience` seconds (those of the store) the coordinator leaves with 1, to be started again."""
         self._trouble, self._deadline = "", deadline
         self._elsewhere: Callable[[], str] = lambda: ""
         self._threads = ThreadPoolExecutor(thread_name_prefix="durable")
         self._retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(Retryable),
-            stop=tenacity.stop_after_delay(patience),
+            stop=tenacity.stop_after_delay(store_patience() if patience is None else patience),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
             before_sleep=self._tell,
             reraise=True,

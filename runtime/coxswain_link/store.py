@@ -23,13 +23,12 @@ from coxswain.names import ENV_STORE_PATIENCE
 from coxswain_link.s3 import Access, find_access, open_s3
 from coxswain_link.store_faults import ERRORS, Away, Damaged, Denied, Garbled, NoBucket, NotFound, translated
 
-__all__ = ["Away", "Damaged", "Denied", "NoBucket", "NotFound", "ObjectInfo", "Store", "open_store"]
+__all__ = ["Away", "Damaged", "Denied", "NoBucket", "NotFound", "ObjectInfo", "Store", "open_store", "store_patience"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-PATIENCE = 60.0
-"""Seconds for which S3 may be away within one call."""
+_PATIENCE = 60.0  # seconds for which S3 may be away within one call
 
 _DIGEST = "sha256"  # of the content, in the metadata of every object that we put on S3
 _PIECE = 32 << 20  # bytes that one request reads of a range
@@ -216,6 +215,10 @@ def _info(meta: Mapping[str, Any]) -> ObjectInfo:
     return ObjectInfo(path=str(meta["path"]), size=int(meta["size"]), etag=str(meta["e_tag"] or ""))
 
 
+def store_patience() -> float:
+    return float(os.environ.get(ENV_STORE_PATIENCE, _PATIENCE))
+
+
 def open_store(
     uri: str,
     endpoint: EndpointConfig | None = None,
@@ -233,8 +236,8 @@ def open_store(
     if parts.scheme == "s3":
         endpoint = endpoint or EndpointConfig()
         access = find_access(endpoint, secrets_dir)
-        patience = float(os.environ.get(ENV_STORE_PATIENCE, PATIENCE))
-        return Store(open_s3(parts.netloc, parts.path.strip("/"), endpoint, access), uri, access, patience, known)
+        backend = open_s3(parts.netloc, parts.path.strip("/"), endpoint, access)
+        return Store(backend, uri, access, store_patience(), known)
     raise Refused("UnknownScheme", f"uri {uri!r}: allowed are s3://bucket/prefix and file:///folder")
 
 

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,10 +17,14 @@ import pytest
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
+from coxswain.names import ENV_STORE_PATIENCE
 from coxswain_coordinator.checkpoint_store import CheckpointStore
-from coxswain_link.store import NotFound, Store, open_store
-from tests.local.jobs import Object, Run, job_objects, write_corpus
+from coxswain_link.store import NoBucket, Store, open_store
+from tests.faults import Refuse, every
+from tests.local.jobs import Object, Run, job_objects, wait_for_step, wait_until, write_corpus
+from tests.s3proxy import S3Proxy, any_call, drawn, lost, nothing
 from tests.s3server import S3Server
+from tests.sts import TokenService
 from tests.unit.coordinator_fakes import make_job
 
 pytestmark = pytest.mark.timeout(240)
@@ -43,10 +54,10 @@ def store(s3: S3Server, uri: str) -> Store:
     return open_store(uri, EndpointConfig(url=s3.endpoint_url, region=s3.region, secret="s3"), s3.secrets_dir)
 
 
-def objects_on(s3: S3Server, **keys: Object) -> list[Object]:
-    """The small job on the server; `keys` may be the endpoints' secretRef."""
-    endpoint = {"url": s3.endpoint_url, "region": s3.region, **keys}
-    objects = job_objects("s3://corpus", "s3://runs/small", trainers=2, stop={"steps": STEPS})
+def objects_on(url: str, run: str, **keys: Object) -> list[Object]:
+    """The small job on the server at this url; `keys` may be the endpoints' secretRef."""
+    endpoint = {"url": url, "region": S3Server.region, **keys}
+    objects = job_objects("s3://corpus", f"s3://runs/{run}", trainers=2, stop={"steps": STEPS})
     for at in objects:
         if at["kind"] == "DataSource":
             at["spec"]["endpoint"] = endpoint
@@ -63,21 +74,142 @@ def keys_in_environment(s3: S3Server) -> dict[str, str]:
     return {"AWS_ACCESS_KEY_ID": s3.access_key, "AWS_SECRET_ACCESS_KEY": s3.secret_key}
 
 
-def test_a_run_on_s3_goes_on_from_its_checkpoint_with_the_digests_of_files(tmp_path, s3, corpus):
-    files = Run(
-        tmp_path / "files",
-        job_objects(f"file://{corpus}", f"file://{tmp_path}/runs", trainers=1, stop={"steps": STEPS}),
-    )
-    assert files.run() == 0, files.output + files.logs()
-    by_environment = Run(tmp_path / "one", objects_on(s3), keys_in_environment(s3))
+@pytest.fixture(scope="module")
+def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
+    """The digests of the job on files, and of more steps than the others do."""
+    folder = tmp_path_factory.mktemp("files")
+    objects = job_objects(f"file://{corpus}", f"file://{folder}/runs", trainers=1, stop={"steps": 5 * STEPS})
+    run = Run(folder, objects)
+    assert run.run() == 0, run.output + run.logs()
+    return run.digests()
+
+
+def holders(run: Run, *secrets: str) -> list[str]:
+    """Where one of these stands in what a run printed or wrote; only the object and the mount of a Secret may hold it."""
+    files = [
+        p for p in run.workdir.rglob("*") if p.is_file() and "secret" not in str(p.relative_to(run.workdir)).lower()
+    ]
+    texts = {"output": run.output.encode()} | {str(p.relative_to(run.workdir)): p.read_bytes() for p in files}
+    spelled = [form for s in secrets for form in (s.encode(), base64.b64encode(s.encode()))]
+    return [where for where, text in texts.items() if any(form in text for form in spelled)]
+
+
+def condition(run: Run, type_: str) -> Object:
+    """A condition of the job in its work directory, as the operator wrote it last."""
+    for path in run.workdir.rglob("small.json"):
+        try:
+            found = json.loads(path.read_text())
+        except (ValueError, OSError):  # it is being replaced
+            continue
+        if found.get("kind") == "TrainingJob":
+            conditions = found.get("status", {}).get("conditions", [])
+            return next((c for c in conditions if c["type"] == type_), {})
+    return {}
+
+
+def test_a_run_on_s3_goes_on_from_its_checkpoint_with_the_digests_of_files(tmp_path, s3, undisturbed):
+    by_environment = Run(tmp_path / "one", objects_on(s3.endpoint_url, "one"), keys_in_environment(s3))
     assert by_environment.run("--until-step", str(HALF)) == 0, by_environment.output + by_environment.logs()
-    by_secret = Run(tmp_path / "two", [secret(s3), *objects_on(s3, secretRef={"name": "store"})])
+    by_secret = Run(tmp_path / "two", [secret(s3), *objects_on(s3.endpoint_url, "one", secretRef={"name": "store"})])
     assert by_secret.run() == 0, by_secret.output + by_secret.logs()
     assert (max(by_environment.steps()), min(by_secret.steps())) == (HALF - 1, HALF)
     joined = by_environment.steps() | by_secret.steps()
     digests = [(joined[k]["stream_digest"], joined[k]["delivered_digest"]) for k in sorted(joined)]
-    assert digests == files.digests()
-    assert s3.secret_key not in by_environment.logs() + by_secret.logs() + by_secret.output
+    assert digests == undisturbed[:STEPS]
+    assert [holders(run, s3.secret_key) for run in (by_environment, by_secret)] == [[], []]
+
+
+def test_a_run_behind_faults_and_without_its_bucket_for_a_while_loses_nothing(tmp_path, s3, undisturbed):
+    """Sources, index, plan log, checkpoints and the export, while one call in ten goes wrong."""
+    with S3Proxy(s3) as proxy:
+        proxy.plan = drawn(1, 0.1)
+        run = Run(tmp_path, objects_on(proxy.endpoint_url, "faults"), keys_in_environment(s3))
+        cox = run.start()
+        wait_for_step(run, cox, 1)
+        proxy.plan = lost("runs")
+        wait_until(
+            lambda: condition(run, "Degraded").get("reason") == "StoreAway", "the job says what it waits for", 40
+        )
+        said = condition(run, "Degraded")
+        proxy.plan = drawn(2, 0.1)
+        assert run.finish(cox) == 0, run.output + run.logs()
+        assert run.digests() == undisturbed[:STEPS]
+        assert re.match(r"trying again: s3://runs/faults/.*: there is no such bucket", said["message"]), said
+        assert {event for event in run.events() if "Restart" in event} == set()
+        exported = export(proxy, "faults", s3, tmp_path / "behind.safetensors")
+    assert export(s3, "faults", s3, tmp_path / "direct.safetensors") == exported
+    assert proxy.befallen["Corrupt"] >= 3 and len(+proxy.befallen) >= 4, proxy.befallen
+
+
+def export(server: S3Server | S3Proxy, run: str, s3: S3Server, output: Path) -> bytes:
+    """The weights of the newest checkpoint, by the command that people use."""
+    environment = {**os.environ, **keys_in_environment(s3), "AWS_ENDPOINT_URL_S3": server.endpoint_url}
+    command = [sys.executable, "-m", "coxswain_train.export", f"s3://runs/{run}", str(output)]
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return output.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_bucket_that_is_lost_for_a_quarter_of_a_minute_costs_a_pause(tmp_path, s3, undisturbed):
+    with S3Proxy(s3) as proxy:
+        run = Run(tmp_path, objects_on(proxy.endpoint_url, "pause"), keys_in_environment(s3))
+        cox = run.start()
+        wait_for_step(run, cox, 2)
+        proxy.plan = lost("runs")
+        wait_until(
+            lambda: condition(run, "Degraded").get("reason") == "StoreAway", "the job says what it waits for", 40
+        )
+        away = time.monotonic()
+        wait_until(lambda: time.monotonic() - away > 15, "a quarter of a minute")
+        assert cox.poll() is None
+        proxy.plan = nothing
+        assert run.finish(cox) == 0, run.output + run.logs()
+    assert run.digests() == undisturbed[:STEPS]
+    assert not [event for event in run.events() if event in ("WorkerRestarted", "Restarting", "Failed")]
+
+
+ENDS = {
+    "the bucket of the checkpoints": (lost("runs"), r"s3://runs/\S+: there is no such bucket"),
+    "the bucket of the sources": (lost("corpus"), r"s3://corpus/\S+: there is no such bucket"),
+    "the server": (every(1, any_call, Refuse(503)), r"s3://\S+: the server answers 503 Service Unavailable"),
+    "the keys": (every(1, any_call, Refuse(403)), r"AccessDenied.*s3://\S+: credentials of Secret 'store' "),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("plan", "words"), ENDS.values(), ids=ENDS.keys())
+def test_what_stays_lost_ends_the_run_by_name_and_the_next_run_goes_on(tmp_path, s3, undisturbed, request, plan, words):
+    name = request.node.callspec.id.replace(" ", "-")
+    with S3Proxy(s3) as proxy:
+        objects = [secret(s3), *objects_on(proxy.endpoint_url, name, secretRef={"name": "store"})]
+        objects[-1]["spec"] |= {"failurePolicy": {"maxRestarts": 0}, "stop": {"steps": 400}}
+        run = Run(tmp_path / "one", objects, {ENV_STORE_PATIENCE: "3"})
+        cox = run.start()
+        wait_for_step(run, cox, HALF)
+        proxy.plan = plan
+        assert run.finish(cox) == 1, run.output + run.logs()
+        assert re.search(words, " ".join(run.output.split())), run.output + run.logs()
+        proxy.plan = nothing
+        newest = max(int(re.findall(r"\d+", o.path)[-1]) for o in store(s3, f"s3://runs/{name}").list("manifests/"))
+        objects[-1]["spec"]["stop"] = {"steps": newest + 3}
+        again = Run(tmp_path / "two", objects)
+        assert again.run() == 0, again.output + again.logs()
+    assert min(again.steps()) == newest
+    assert again.steps()[newest]["stream_digest"] == undisturbed[newest][0]
+    assert holders(run, s3.secret_key) == []
+
+
+@pytest.mark.slow
+def test_a_run_by_web_identity_leaves_neither_keys_nor_tokens_anywhere(tmp_path, s3, undisturbed):
+    identity = tmp_path / "identity"
+    identity.write_text("coxswain-test-identity")
+    with TokenService("coxswain-test-identity", s3.access_key, s3.secret_key) as tokens:
+        role = {"AWS_ROLE_ARN": "arn:aws:iam::1:role/trainer", "AWS_WEB_IDENTITY_TOKEN_FILE": str(identity)}
+        run = Run(tmp_path, objects_on(s3.endpoint_url, "web"), {**role, "AWS_ENDPOINT_URL_STS": tokens.url})
+        assert run.run() == 0, run.output + run.logs()
+    assert run.digests() == undisturbed[:STEPS]
+    assert holders(run, s3.secret_key, "coxswain-test-identity") == []
 
 
 def test_of_many_claims_at_once_on_s3_exactly_one_wins(s3):
@@ -92,7 +224,7 @@ def test_of_many_claims_at_once_on_s3_exactly_one_wins(s3):
 def test_a_bucket_that_is_not_there_is_said_by_whoever_reads(s3):
     nowhere = store(s3, "s3://nowhere/runs")
     for read in (lambda: nowhere.list(), lambda: nowhere.get("key"), lambda: nowhere.create("key", b"x")):
-        with pytest.raises(NotFound, match="s3://nowhere/runs"):
+        with pytest.raises(NoBucket, match=r"s3://nowhere/runs.*: there is no such bucket"):
             read()
 
 

@@ -33,14 +33,15 @@ def chain(previous: str, step: int, sequences: Seq[Sequence], token_digests: Seq
     return h.hexdigest()
 
 
-def delivered(sequence: int, positions: NDArray[np.integer], tokens: NDArray[np.integer]) -> int:
+def delivered(sequence: int | NDArray[np.integer], positions: NDArray[np.integer], tokens: NDArray[np.integer]) -> int:
     """Sum modulo 2^64 of a 64-bit mix of (sequence's place in the membership, position in the sequence, token id).
 
-    `positions` and `tokens` have one entry per token. Any slicing of a step's sequences gives the same total.
+    `positions` and `tokens` have one entry per token, `sequence` too if there are several. Any slicing of a step's
+    sequences gives the same total.
     """
     with np.errstate(over="ignore"):
         x = (positions.astype(np.uint64) << np.uint64(32)) | tokens.astype(np.uint64)
-        x ^= _mix(np.full(1, sequence + 1, dtype=np.uint64))[0]
+        x ^= _mix(np.atleast_1d(sequence).astype(np.uint64) + np.uint64(1))
         return int(_mix(x).sum(dtype=np.uint64))
 
 

@@ -38,11 +38,9 @@ def check(arrays: StepArrays, mine: Iterable[Part], vocabulary: int) -> None:
 
 def delivered(arrays: StepArrays) -> int:
     """This rank's part of the delivered digest."""
-    total = 0
-    for s in arrays.slices:
-        rows = slice(s.offset, s.offset + s.stop - s.start)
-        total = digests.add(total, digests.delivered(s.sequence, arrays.positions[rows], arrays.tokens[rows]))
-    return total
+    places = np.array([s.sequence for s in arrays.slices], np.uint64)
+    counts = [s.stop - s.start for s in arrays.slices]  # slices lie one behind the other
+    return digests.delivered(np.repeat(places, counts), arrays.positions, arrays.tokens)
 
 
 def valid_labels(arrays: StepArrays) -> int:

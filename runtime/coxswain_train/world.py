@@ -60,12 +60,16 @@ class World:
         return list(dist.batch_isend_irecv(operations)) if operations else []
 
     def to_owners(self, packed: Tensor, sizes: list[int], me: int) -> list[Tensor]:
+        if self.ranks == 1:
+            return [packed]
         arrived = packed.new_empty(self.ranks * sizes[me])
         dist.all_to_all_single(arrived, packed, [sizes[me]] * self.ranks, sizes, group=self._sums)
         return list(torch.split(arrived, sizes[me])) if sizes[me] else [arrived] * self.ranks
 
     def to_all(self, mine: Tensor, sizes: list[int]) -> list[Tensor]:
         """Sizes differ by a few rows, so everybody sends as much as the largest owner."""
+        if self.ranks == 1:
+            return [mine]
         room = max(sizes)
         sent = mine.new_zeros(room)
         sent[: len(mine)] = mine

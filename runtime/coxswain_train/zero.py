@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from coxswain.boxes import Box, whole, window
 from coxswain.config import OptimizerConfig
@@ -99,7 +100,7 @@ class Zero:
 
     def agree(self, gradient: Tensor, mine: Tally) -> Agreement:
         """The step's one small collective: loss, norm and plan of all ranks."""
-        square = float(gradient.double().square().sum())
+        square = float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2  # without a copy in fp64
         rows = self._reduction.scalars([square, mine.loss_sum, float(mine.labels), float(mine.plan)])
         return agreement(rows, mine)
 
@@ -117,12 +118,15 @@ class Zero:
         self.publish()
 
     def _adamw(self, gradient: Tensor, config: OptimizerConfig, rate: float, count: int) -> None:
-        master, first, second = (self._state[kind] for kind in KINDS)
-        master[: self._shards.decayed(self._me)].mul_(1 - rate * config.weight_decay)
-        first.lerp_(gradient, 1 - config.beta1)
-        second.mul_(config.beta2).addcmul_(gradient, gradient, value=1 - config.beta2)
-        denominator = second.sqrt().div_(sqrt(1 - config.beta2**count)).add_(config.epsilon)
-        master.addcdiv_(first, denominator, value=-rate / (1 - config.beta1**count))
+        """torch's fused kernel, one pass over each part: that of the matrices decays, that of the norms does not."""
+        matrices = self._shards.decayed(self._me)
+        for rows, decay in ((slice(matrices), config.weight_decay), (slice(matrices, None), 0.0)):
+            master, first, second = ([self._state[kind][rows]] for kind in KINDS)
+            done = [torch.tensor(count - 1.0, device=self._device)]
+            adamw(
+                master, [gradient[rows]], first, second, [], done, fused=True, amsgrad=False, beta1=config.beta1,
+                beta2=config.beta2, lr=rate, weight_decay=decay, eps=config.epsilon, maximize=False,
+            )  # fmt: skip
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -135,12 +139,11 @@ class Zero:
 
     def _packed(self) -> Tensor:
         """All local gradients, owner after owner; zeros where this replica had no part in a parameter."""
-        flat = torch.zeros(sum(self._shards.sizes()), dtype=self._state["parameter"].dtype, device=self._device)
+        flat = torch.empty(sum(self._shards.sizes()), dtype=self._state["parameter"].dtype, device=self._device)
         order = tuple(box for owned in self._shards.boxes for box in owned)
         for box, room in _views(flat, order):
             gradient = self._folded.get(box.name, self._weights[box.name].grad)
-            if gradient is not None:
-                room.copy_(self._rows(gradient, box))
+            room.zero_() if gradient is None else room.copy_(self._rows(gradient, box))
         return flat
 
     @property

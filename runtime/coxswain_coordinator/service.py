@@ -34,7 +34,7 @@ from coxswain.wire import (
 from coxswain_coordinator.page import page
 from coxswain_coordinator.report import job_report
 from coxswain_coordinator.run import Run
-from coxswain_link.http import Ended
+from coxswain_link.ended import Ended
 from coxswain_link.serve import Service
 
 T = TypeVar("T")

@@ -76,7 +76,7 @@ class Fetcher:
     ) -> tuple[list[Tokens], dict[int, str]]:
         policy = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(Retryable),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=2.0),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=0.5),  # training waits
             before_sleep=lambda state: self._lost(loader, state),
         )
         return policy(self._attempt, loader, wanted, active)

@@ -13,19 +13,12 @@ import tenacity
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain.lean import without
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER, Fault, Finished
+from coxswain_link.ended import Ended as Ended
 
 with without("httpx._main"):  # its command line: rich and pygments would take longer than all the rest
     import httpx
 
 T = TypeVar("T")
-
-
-class Ended(CoxswainError):
-    """The job has ended; whoever asked should leave with `finished.exit_code`."""
-
-    def __init__(self, finished: Finished) -> None:
-        super().__init__(f"{finished.reason}: {finished.message}")
-        self.finished = finished
 
 
 class Closed(CoxswainError):

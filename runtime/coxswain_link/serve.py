@@ -11,7 +11,7 @@ from aiohttp import web
 
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER, Fault
-from coxswain_link.http import Ended
+from coxswain_link.ended import Ended
 from coxswain_link.metrics import Registry
 from coxswain_link.status import addresses
 

@@ -19,7 +19,7 @@ NEEDLESS = {
     "coxswain_data.loader": "aiohttp rich boto3 scipy torch",
     "coxswain_data.constructor": "aiohttp rich boto3 scipy torch",
     "coxswain_train.agent": "numpy rich boto3 pyarrow torch",
-    "coxswain_coordinator.__main__": "rich boto3 pyarrow scipy torch",
+    "coxswain_coordinator.__main__": "httpx rich boto3 pyarrow scipy torch",
     "coxswain_operator.process": "kubernetes requests numpy scipy pyarrow torch",
     "coxswain_cli.run": "numpy aiohttp kopf kubernetes pyarrow torch",
 }

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import obstore
 import tenacity
-from obstore.exceptions import AlreadyExistsError, NotFoundError
 from obstore.store import LocalStore
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain.names import ENV_STORE_PATIENCE
 from coxswain_link.s3 import Access, find_access, open_s3
-from coxswain_link.store_faults import ERRORS, Away, Damaged, Denied, Garbled, NoBucket, NotFound, translated
+from coxswain_link.store_attempt import Attempt, Listing, ObjectInfo, where
+from coxswain_link.store_faults import ERRORS, Away, Damaged, Denied, NoBucket, NotFound, translated
 
 __all__ = ["Away", "Damaged", "Denied", "NoBucket", "NotFound", "ObjectInfo", "Store", "open_store", "store_patience"]
 
@@ -29,19 +26,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PATIENCE = 60.0  # seconds for which S3 may be away within one call
-
-_DIGEST = "sha256"  # of the content, in the metadata of every object that we put on S3
 _PIECE = 32 << 20  # bytes that one request reads of a range
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ObjectInfo:
-    path: str  # relative to the store's uri
-    size: int  # bytes
-    etag: str  # content identity; of a file: size, mtime and inode
-
-
-Listing = list[ObjectInfo]
 
 
 class Store:
@@ -54,10 +39,10 @@ class Store:
     def __init__(
         self, backend: Any, uri: str, access: Access | None = None, patience: float = 0.0, known: bool = False
     ) -> None:
-        """`access`: of S3. Over http:// nothing but TCP's 16 bits guards a body: what has no digest is read twice there."""
+        """`access`: of S3."""
         self._backend, self.uri, self._access = backend, uri, access
-        self._remote, self._worked, self.trouble = access is not None, known, ""
-        self._unguarded = self._remote and str((backend.config or {}).get("endpoint", "")).startswith("http://")
+        self._worked, self.trouble = known, ""
+        self._one = Attempt(backend, uri, access is not None)
         self._again = tenacity.Retrying(
             retry=tenacity.retry_if_exception(self._may_pass),
             stop=tenacity.stop_after_delay(patience),
@@ -67,16 +52,16 @@ class Store:
         )
 
     def get(self, key: str) -> bytes:
-        return self._ask(key, lambda: self._whole(key))
+        return self._ask(key, lambda: self._one.whole(key))
 
     def get_range(self, key: str, start: int, stop: int) -> bytes:
         """Bytes [start, stop)."""
         pieces = [(at, min(at + _PIECE, stop)) for at in range(start, stop, _PIECE)]
-        parts = [self._ask(key, partial(self._agreed, key, partial(self._piece, key, *piece))) for piece in pieces]
+        parts = [self._ask(key, partial(self._one.piece, key, *piece)) for piece in pieces]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def put(self, key: str, data: bytes) -> None:
-        self._ask(key, lambda: self._send(key, data, "overwrite"))
+        self._ask(key, lambda: self._one.send(key, data, "overwrite"))
 
     def create(self, key: str, data: bytes) -> bool:
         """Claims a key: True if this call made the object, False if one is there already. Atomic on files and on S3.
@@ -84,7 +69,7 @@ class Store:
         A create whose answer was lost may have succeeded, so equal content counts as ours; and a store may word a refused
         create as a generic error, so the object that is there decides.
         """
-        return self._ask(key, lambda: self._claimed(key, data))
+        return self._ask(key, lambda: self._one.claimed(key, data))
 
     def exists(self, key: str) -> bool:
         try:
@@ -94,88 +79,18 @@ class Store:
         return True
 
     def head(self, key: str) -> ObjectInfo:
-        return self._ask(key, lambda: _info(self._head(key)))
+        return self._ask(key, lambda: self._one.head(key))
 
     def list(self, prefix: str = "") -> Listing:
         """All objects below a prefix, sorted by path."""
-        return self._ask(prefix, lambda: self._agreed(prefix, lambda: self._listed(prefix)))
+        return self._ask(prefix, lambda: self._one.listed(prefix))
 
     def delete(self, key: str) -> None:
         """An absent object is no error."""
         try:
-            self._ask(key, lambda: obstore.delete(self._backend, key))
+            self._ask(key, lambda: self._one.delete(key))
         except NotFound:
             return
-
-    # --- one attempt --------------------------------------------------------------------------------------------------
-
-    def _whole(self, key: str) -> bytes:
-        """The content, once its digest has proved it, or, where nothing proves anything, two reads agree."""
-        found = obstore.get(self._backend, key)
-        data, digest, etag = bytes(found.bytes()), found.attributes.get(_DIGEST), found.meta["e_tag"]
-        if not self._remote or self._proved(data, digest, str(etag).strip('"')):
-            return data
-        again = bytes(obstore.get(self._backend, key).bytes())
-        if again != data:
-            raise Garbled(f"{self._where(key)}: its content did not arrive as it was sent")
-        if digest is not None:
-            raise Damaged(self._where(key))
-        return data
-
-    def _proved(self, data: bytes, digest: object, etag: str) -> bool:
-        """By our own digest, by TLS, or by an ETag that is the MD5 of the content, as it is of most objects."""
-        if digest is not None:
-            return hashlib.sha256(data).hexdigest() == digest
-        return not self._unguarded or hashlib.md5(data, usedforsecurity=False).hexdigest() == etag
-
-    def _agreed(self, key: str, read: Callable[[], T]) -> T:
-        found = read()
-        if self._unguarded and read() != found:
-            raise Garbled(f"{self._where(key)}: two reads of it differ")
-        return found
-
-    def _piece(self, key: str, start: int, stop: int) -> bytes:
-        return bytes(obstore.get_range(self._backend, key, start=start, end=stop))
-
-    def _send(self, key: str, data: bytes, mode: Any) -> None:
-        attributes = {_DIGEST: hashlib.sha256(data).hexdigest()} if self._remote else None
-        obstore.put(self._backend, key, data, attributes=attributes, mode=mode, use_multipart=False)
-
-    def _claimed(self, key: str, data: bytes) -> bool:
-        try:
-            self._send(key, data, "create")
-        except (AlreadyExistsError, *ERRORS) as error:
-            if not isinstance(error, AlreadyExistsError) and not self._there(key):
-                raise
-            return self._holds(key, data)
-        return True
-
-    def _there(self, key: str) -> bool:
-        try:
-            obstore.head(self._backend, key)
-        except (NotFoundError, FileNotFoundError):
-            return False
-        return True
-
-    def _holds(self, key: str, data: bytes) -> bool:
-        try:
-            return self._whole(key) == data
-        except Damaged:
-            return False
-
-    def _head(self, key: str) -> Mapping[str, Any]:
-        try:
-            return obstore.head(self._backend, key)
-        except (NotFoundError, FileNotFoundError):
-            if not self._remote:
-                raise
-        obstore.get_range(self._backend, key, start=0, end=1)  # the answer to HEAD cannot say that the bucket is gone
-        raise Away(f"{self._where(key)}: was missing for a moment")
-
-    def _listed(self, prefix: str) -> Listing:
-        return sorted(_info(meta) for chunk in obstore.list(self._backend, prefix or None) for meta in chunk)
-
-    # --- and the next one ---------------------------------------------------------------------------------------------
 
     def _ask(self, key: str, work: Callable[[], T]) -> T:
         result: T = self._again(self._once, key, work)
@@ -185,12 +100,12 @@ class Store:
         try:
             result = work()
         except ERRORS as error:
-            raise self._fault(error, self._where(key)) from error
+            raise self._fault(error, key) from error
         self._worked, self.trouble = True, ""
         return result
 
-    def _fault(self, error: Exception, where: str) -> CoxswainError:
-        fault = translated(error, where, self._access.words if self._access else "")
+    def _fault(self, error: Exception, key: str) -> CoxswainError:
+        fault = translated(error, where(self.uri, key), self._access.words if self._access else "")
         if isinstance(fault, Denied) and self._access is not None and self._access.fault is not None:
             return self._access.fault  # there was nothing to send
         if isinstance(fault, NotFound):
@@ -206,13 +121,6 @@ class Store:
         assert state.outcome is not None
         self.trouble = str(state.outcome.exception())
         log.warning("trying again: %s", self.trouble)
-
-    def _where(self, key: str) -> str:
-        return f"{self.uri.rstrip('/')}/{key}"
-
-
-def _info(meta: Mapping[str, Any]) -> ObjectInfo:
-    return ObjectInfo(path=str(meta["path"]), size=int(meta["size"]), etag=str(meta["e_tag"] or ""))
 
 
 def store_patience() -> float:

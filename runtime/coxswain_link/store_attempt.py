@@ -1,0 +1,122 @@
+"""One attempt of each call on a store: what it returns has arrived as it was sent. What may pass is not waited for here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, NotFoundError
+
+from coxswain_link.store_faults import ERRORS, Away, Damaged, Garbled
+
+T = TypeVar("T")
+
+_DIGEST = "sha256"  # of the content, in the metadata of every object that we put on S3
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ObjectInfo:
+    path: str  # relative to the store's uri
+    size: int  # bytes
+    etag: str  # content identity; of a file: size, mtime and inode
+
+
+Listing = list[ObjectInfo]
+
+
+class Attempt:
+    """Raises obstore's errors, Garbled, Damaged, Away.
+
+    Over http:// nothing but TCP's 16 bits guards a body: what has no digest counts there once two reads agree.
+    """
+
+    def __init__(self, backend: Any, uri: str, remote: bool) -> None:
+        self._backend, self._uri, self._remote = backend, uri, remote
+        self._unguarded = remote and str((backend.config or {}).get("endpoint", "")).startswith("http://")
+
+    def whole(self, key: str) -> bytes:
+        """The content, once its digest has proved it, or, where nothing proves anything, two reads agree."""
+        found = obstore.get(self._backend, key)
+        data, digest, etag = bytes(found.bytes()), found.attributes.get(_DIGEST), found.meta["e_tag"]
+        if not self._remote or self._proved(data, digest, str(etag).strip('"')):
+            return data
+        again = bytes(obstore.get(self._backend, key).bytes())
+        if again != data:
+            raise Garbled(f"{where(self._uri, key)}: its content did not arrive as it was sent")
+        if digest is not None:
+            raise Damaged(where(self._uri, key))
+        return data
+
+    def _proved(self, data: bytes, digest: object, etag: str) -> bool:
+        """By our own digest, by TLS, or by an ETag that is the MD5 of the content, as it is of most objects."""
+        if digest is not None:
+            return hashlib.sha256(data).hexdigest() == digest
+        return not self._unguarded or hashlib.md5(data, usedforsecurity=False).hexdigest() == etag
+
+    def _agreed(self, key: str, read: Callable[[], T]) -> T:
+        """Of what has no digest."""
+        found = read()
+        if self._unguarded and read() != found:
+            raise Garbled(f"{where(self._uri, key)}: two reads of it differ")
+        return found
+
+    def piece(self, key: str, start: int, stop: int) -> bytes:
+        """Bytes [start, stop)."""
+        return self._agreed(key, lambda: bytes(obstore.get_range(self._backend, key, start=start, end=stop)))
+
+    def send(self, key: str, data: bytes, mode: Any) -> None:
+        attributes = {_DIGEST: hashlib.sha256(data).hexdigest()} if self._remote else None
+        obstore.put(self._backend, key, data, attributes=attributes, mode=mode, use_multipart=False)
+
+    def claimed(self, key: str, data: bytes) -> bool:
+        """Whether this made the object, or one with the same content is there."""
+        try:
+            self.send(key, data, "create")
+        except (AlreadyExistsError, *ERRORS) as error:
+            if not isinstance(error, AlreadyExistsError) and not self._there(key):
+                raise
+            return self._holds(key, data)
+        return True
+
+    def _there(self, key: str) -> bool:
+        try:
+            obstore.head(self._backend, key)
+        except (NotFoundError, FileNotFoundError):
+            return False
+        return True
+
+    def _holds(self, key: str, data: bytes) -> bool:
+        try:
+            return self.whole(key) == data
+        except Damaged:
+            return False
+
+    def head(self, key: str) -> ObjectInfo:
+        try:
+            return _info(obstore.head(self._backend, key))
+        except (NotFoundError, FileNotFoundError):
+            if not self._remote:
+                raise
+        obstore.get_range(self._backend, key, start=0, end=1)  # the answer to HEAD cannot say that the bucket is gone
+        raise Away(f"{where(self._uri, key)}: was missing for a moment")
+
+    def listed(self, prefix: str) -> Listing:
+        """By path."""
+        return self._agreed(prefix, lambda: self._listed(prefix))
+
+    def _listed(self, prefix: str) -> Listing:
+        return sorted(_info(meta) for chunk in obstore.list(self._backend, prefix or None) for meta in chunk)
+
+    def delete(self, key: str) -> None:
+        obstore.delete(self._backend, key)
+
+
+def where(uri: str, key: str) -> str:
+    return f"{uri.rstrip('/')}/{key}"
+
+
+def _info(meta: Mapping[str, Any]) -> ObjectInfo:
+    return ObjectInfo(path=str(meta["path"]), size=int(meta["size"]), etag=str(meta["e_tag"] or ""))

@@ -59,7 +59,8 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
         if "<Code>RequestTimeTooSkewed<" in text:
             return Denied(f"{where}: refused, since this machine's clock and the server's differ by too much; set it")
         return Denied(f"{where}: credentials{of} refused; check them, and the bucket's policy")
-    return Away(f"{where}: {_said(text)}")
+    full = "; make room there" if "No space left on device" in text else ""
+    return Away(f"{where}: {_said(text)}{full}")
 
 
 ERRORS = (BaseError, FileNotFoundError)

@@ -3,9 +3,11 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from obstore.exceptions import GenericError
 
 from coxswain.errors import Refused
 from coxswain_link.store import NotFound, open_store
+from coxswain_link.store_faults import translated
 
 
 @pytest.fixture
@@ -66,3 +68,18 @@ def test_changed_content_has_another_etag(store):
     before = store.head("k").etag
     store.put("k", b"two!")
     assert store.head("k").etag != before
+
+
+def test_a_full_disk_is_told_with_the_way_out():
+    error = GenericError(
+        "Generic LocalFileSystem error: Unable to copy: No space left on device (os error 28)\n\nDebug"
+    )
+    assert str(translated(error, "file:///runs/x", "")).startswith("file:///runs/x: Generic LocalFileSystem error")
+    assert str(translated(error, "file:///runs/x", "")).endswith("(os error 28); make room there")
+
+
+def test_a_server_that_cannot_be_reached_is_told_without_what_changes_at_each_try():
+    words = (
+        "Error performing GET http://h:1/k in 1.2s, after 2 retries, max_retries: 2, retry_timeout: 20s  - HTTP error"
+    )
+    assert str(translated(GenericError(f"Generic S3 error: {words}"), "s3://b/k", "of x")) == "s3://b/k: HTTP error"

@@ -25,6 +25,16 @@ async def test_suspend_asks_for_a_checkpoint_and_deletes_nothing_before_it() -> 
     assert world.condition("Suspended")["status"] == "Unknown"
 
 
+async def test_pods_that_run_without_a_node_as_the_local_clusters_do_save_before_they_go() -> None:
+    world = await running()
+    for pod in world.pods():
+        pod["spec"].pop("nodeName", None)
+    world.edit("TrainingJob", "demo", suspend=True)
+    await passes(world)
+    assert world.calls
+    assert (world.state, world.deleted) == ("Suspending", [])
+
+
 async def test_a_suspended_job_has_no_pods_and_says_what_is_saved() -> None:
     world = await running()
     await suspended(world)

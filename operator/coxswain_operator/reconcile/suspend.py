@@ -59,8 +59,8 @@ def suspended(s: Situation) -> Step:
 
 
 def _has_begun(s: Situation) -> bool:
-    """Where no pod has a node, as in a queue, there is nothing to save."""
-    return any(p.node for p in s.observed.pods)
+    """Where no pod runs or has a node, as in a queue, there is nothing to save. Pods of the local cluster never have a node."""
+    return any(p.node or p.phase == "Running" for p in s.observed.pods)
 
 
 def _deadline(s: Situation) -> float:

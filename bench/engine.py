@@ -1,7 +1,7 @@
 """The whole system beside a plain torch loop: tokens a second, CPU a token, hand-over, and where a step's time goes.
 
 In turns, several rounds: a plain loop in one process (bench/plain.py), `cox run` with one replica, `cox run` with two; same
-stream, same model, one thread a worker. `make bench-engine`, or `python -m bench.engine [--rounds 5] [--steps 20]`.
+stream, same model, one thread a worker. `make bench-engine`, or `python -m bench.engine [--rounds 5] [--steps 15]`.
 CPU seconds are told beside wall time, since only they mean something on a machine that does other things too.
 """
 
@@ -133,7 +133,7 @@ def plain(folder: Path, steps: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=20, help="measured, of each run")
+    parser.add_argument("--steps", type=int, default=15, help="measured, of each run")
     options = parser.parse_args()
     plains, ones, twos = [], [], []
     with tempfile.TemporaryDirectory(prefix="coxswain-engine-") as name:

@@ -90,9 +90,7 @@ def _tell(shape: Shape, found: Figures) -> None:
 async def events(plan: Plan, trainers: int) -> Figures:
     with Plane() as plane:
         await plane.add_nodes(plan.nodes)
-        operator = Coxswain(plane)
-        operator.prepare()
-        return await storm(plane, operator, trainers)
+        return await storm(plane, trainers)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -78,8 +79,10 @@ class Coxswain:
     kinds: tuple[str, ...] = (f"{API_VERSION}/trainingjobs",)
     cannot: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: Plane, kubeconfig: Path | None = None) -> None:
+        """`kubeconfig`: another way to the API server."""
         self._plane, self._starts = plane, 0
+        self._kubeconfig = kubeconfig
         self.processes: list[Child] = []
 
     def prepare(self) -> None:
@@ -95,7 +98,8 @@ class Coxswain:
         """Returns once it leads, and has answered to a job where there was none."""
         self._starts += 1
         command: list[Argument] = [
-            sys.executable, "-m", "coxswain_operator", "--kubeconfig", self._plane.control.kubeconfig_of(self.name),
+            sys.executable, "-m", "coxswain_operator", "--kubeconfig",
+            self._kubeconfig or self._plane.control.kubeconfig_of(self.name),
             "--operator-namespace", OPERATOR_NAMESPACE, "--host", "127.0.0.1", "--port", "0",
         ]  # fmt: skip
         child = self._plane.run(f"coxswain-{self._starts}", command)

@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import signal
 import sys
-import time
+from pathlib import Path
 
 import aiohttp
 
 from bench.scale.cases import LIMIT, Figures, turn
 from bench.scale.coxswain import Coxswain
 from bench.scale.plane import Plane
-from bench.scale.processes import Meter
+from bench.scale.processes import Meter, require_alive
+from e2e.cluster.process import Argument, Child
 
 RATE, SECONDS = 1000.0, 20.0
-_PIPE = asyncio.subprocess.PIPE
 
 
-async def storm(plane: Plane, operator: Coxswain, trainers: int) -> Figures:
-    """One job whose pods turn ready and not ready all the time."""
+async def storm(plane: Plane, trainers: int) -> Figures:
+    """One job whose pods turn ready and not ready all the time, as its operator hears."""
+    own = plane.root / "kubeconfig.storm"
+    operator = Coxswain(plane, own)
+    operator.prepare()
+    amplifier = _amplifier(plane, operator.name, own)
     expected = trainers + operator.others
     async with turn(plane, operator) as (at, seen):
         await operator.submit(at, ["j0"], trainers)
         await seen.until(lambda: len(seen.running) >= expected, LIMIT)
-        before, events, begun = await _metrics(operator.metrics), seen.events, time.monotonic()
+        before = await _metrics(operator.metrics)
         meter, waits = Meter(operator.processes, plane.cpu), [0.0]
         asking = asyncio.create_task(_ask(operator.metrics, waits))
-        await _flips(plane, at.namespace, list(seen.alive.values()))
-        took, used = time.monotonic() - begun, meter.read()
+        told = await _storming(amplifier)
+        used, after = meter.read(), await _metrics(operator.metrics)
         asking.cancel()
-        after = await _metrics(operator.metrics)
-        rates = {name: (after[metric] - before[metric]) / took for name, metric in _COUNTERS.items()}
-        heard = seen.events - events
+    took, events = told["seconds"], told["events"]
+    rates = {name: (after[metric] - before[metric]) / took for name, metric in _COUNTERS.items()}
     return {
-        "pods": expected, "events": heard, "rate": heard / took, "cores": used["cpu"] / took, "queue": max(waits),
-        "peak": used["peak"], "servers": used["servers"], **rates,
+        "pods": expected, "events": events, "rate": events / took, "cores": used["cpu"] / took,
+        "event_ms": 1000 * used["cpu"] / events, "queue": max(waits), "peak": used["peak"], **rates,
     }  # fmt: skip
 
 
@@ -45,13 +50,23 @@ _COUNTERS = {
 }
 
 
-async def _flips(plane: Plane, namespace: str, names: list[str]) -> None:
-    config = str(plane.control.kubeconfig_of("loop"))
-    command = [sys.executable, "-m", "bench.scale.flips", config, namespace, str(RATE), str(SECONDS)]
-    flips = await asyncio.create_subprocess_exec(*command, stdin=_PIPE, stdout=_PIPE)
-    await flips.communicate("\n".join(names).encode())
-    if flips.returncode:
-        raise RuntimeError(f"bench.scale.flips ended with exit code {flips.returncode}")
+def _amplifier(plane: Plane, user: str, own: Path) -> Child:
+    config = plane.control.kubeconfig_of(user)
+    command: list[Argument] = [sys.executable, "-m", "bench.scale.amplifier", config, own, str(RATE), str(SECONDS)]
+    child = plane.run("amplifier", command)
+    child.wait_until(own.exists)
+    return child
+
+
+async def _storming(amplifier: Child) -> dict[str, float]:
+    """Returns what it says at the end."""
+    amplifier.process.send_signal(signal.SIGUSR1)
+    async with asyncio.timeout(SECONDS + LIMIT):
+        while not (said := amplifier.log.read_text()):
+            require_alive([amplifier])
+            await asyncio.sleep(0.1)
+    found: dict[str, float] = json.loads(said)
+    return found
 
 
 async def _ask(url: str, waits: list[float]) -> None:

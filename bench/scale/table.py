@@ -21,6 +21,7 @@ COLUMNS = {
 CLAIMS = {"creates": "creates a pod", "deletes": "deletes a pod", "patches": "patches a pod"}
 HEARD = {
     "pods": "pods", "events": "events", "rate": "events/s", "cores": "cores of the operator",
+    "event_ms": "CPU of the operator, ms an event",
     "queue": "longest wait for a turn, s", "passes": "passes/s", "writes": "status writes/s", "peak": "peak RSS, MiB",
 }  # fmt: skip
 

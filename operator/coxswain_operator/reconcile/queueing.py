@@ -21,7 +21,7 @@ def left(pods: Sequence[PodView], current: str = "") -> Iterator[LeaveQueue]:
         members = [p for p in pods if p.group == group]
         if any(p.live and not p.deleting for p in members):
             continue
-        if any(p.deleting and not p.node for p in members):
+        if any(p.held for p in members):
             yield LeaveQueue(group)
         elif not any(p.given_up for p in members):
             yield LeaveQueue(group, min(members, key=lambda p: (p.deleting, p.name)).name)

@@ -49,9 +49,13 @@ class PodView:
 
     @property
     def live(self) -> bool:
-        """Something of it may still run, or start. Kueue keeps deleted pods that never had a node."""
-        kept = self.group and self.deleting and not self.node
-        return not kept and self.phase not in ("Succeeded", "Failed")
+        """Something of it may still run, or start."""
+        return not self.held and self.phase not in ("Succeeded", "Failed")
+
+    @property
+    def held(self) -> bool:
+        """Deleted before it had a node, and kept by Kueue: it will never run."""
+        return bool(self.group) and self.deleting and not self.node and self.phase == "Pending"
 
     @property
     def works(self) -> bool:

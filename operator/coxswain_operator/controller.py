@@ -270,7 +270,8 @@ def _over(observed: Observed) -> bool:
 async def _rest(bell: asyncio.Event, delay: float) -> None:
     """Until something changes, at most `delay` seconds; then a moment more, so that changes that come together are one pass."""
     with suppress(TimeoutError):
-        await asyncio.wait_for(bell.wait(), delay)
+        async with asyncio.timeout(delay):
+            await bell.wait()
     await asyncio.sleep(min(delay, COALESCE_SECONDS))
     bell.clear()
 

@@ -54,11 +54,13 @@ class Leader:
             while True:
                 left = self.renewed + self._timing.renew - time.monotonic()
                 try:
-                    if not await asyncio.wait_for(self._attempt(), left):
-                        log.error("the Lease has another holder")
-                        return
+                    async with asyncio.timeout(left):
+                        ours = await self._attempt()
                 except TimeoutError:
                     log.error("the Lease could not be renewed for %g s", self._timing.renew)
+                    return
+                if not ours:
+                    log.error("the Lease has another holder")
                     return
                 await asyncio.sleep(self._timing.retry)
         finally:

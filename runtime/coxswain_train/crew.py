@@ -72,7 +72,8 @@ class Worker:
     async def end(self) -> None:
         self.signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self.ended), _GRACE)
+            async with asyncio.timeout(_GRACE):
+                await asyncio.shield(self.ended)
         await self.kill()
 
     async def kill(self) -> None:

@@ -41,7 +41,8 @@ class Events:
     ) -> None:
         self._count_up()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._waiting.join(), ATTEMPT_SECONDS)
+            async with asyncio.timeout(ATTEMPT_SECONDS):
+                await self._waiting.join()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

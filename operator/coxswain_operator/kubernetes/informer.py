@@ -85,14 +85,16 @@ class Informer:
         if self._synced.is_set():  # without giving way: a turn's cost is its own then, not that of all others
             return
         try:
-            await asyncio.wait_for(self._synced.wait(), deadline)
+            async with asyncio.timeout(deadline):
+                await self._synced.wait()
         except TimeoutError as error:
             raise Retryable(f"{self._path} could not be listed within {deadline} s: {self._trouble}") from error
 
     async def permitted(self, deadline: float = 10.0) -> bool:
         """Once the server has answered; False if it says that this is none of our business. Raises Retryable."""
         try:
-            await asyncio.wait_for(self._answered.wait(), deadline)
+            async with asyncio.timeout(deadline):
+                await self._answered.wait()
         except TimeoutError as error:
             raise Retryable(f"{self._path} could not be listed within {deadline} s: {self._trouble}") from error
         return not self._refused

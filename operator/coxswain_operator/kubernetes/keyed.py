@@ -87,7 +87,8 @@ async def _rested(bell: asyncio.Event, rest: Rest) -> None:
     """Until somebody rings, but no sooner than the rest allows; a moment more, so that rings that come together are one."""
     begun = time.monotonic()
     with suppress(TimeoutError):
-        await asyncio.wait_for(bell.wait(), rest.most)
+        async with asyncio.timeout(rest.most):
+            await bell.wait()
     await asyncio.sleep(max(COALESCE_SECONDS, begun + rest.least - time.monotonic()))
     bell.clear()
 

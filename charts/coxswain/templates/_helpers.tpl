@@ -56,12 +56,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [pods, configmaps, services]
   verbs: [list, watch, create, delete]
+{{- if .Values.rbac.kueue }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [patch]  # a mark for Kueue, once a group of pods is over
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
   verbs: [delete]  # of groups that will never start: Kueue keeps their pods until then
+{{- end }}
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create]

@@ -178,7 +178,8 @@ class StepPlans(msgspec.Struct, frozen=True):
 class Ticket(msgspec.Struct, frozen=True):
     """GET /v1/steps?step=K&wait=S (workers, when they begin step K): what to do at the boundary before step K, and its plan.
 
-    The same for every rank: `checkpoint`: save the state as of now under step K; `end`: then leave; else run `plan`.
+    The same for every rank: `checkpoint`: save the state as of now under step K; `end`: then leave; else run `plan`. With neither
+    an end nor a plan: this coordinator has not caught up with a world that lived on without one; work goes on as without it.
     """
 
     step: int

@@ -142,12 +142,15 @@ class Calls:
         return await self._wait(request, committed)
 
     async def step(self, request: web.Request, _: None) -> Ticket | None:
-        step = int(request.query["step"])
+        step, session = int(request.query["step"]), self._run.session
+        alone = Ticket(step=step, checkpoint=False, end="", plan=None)
+        if session is not None and session.ticket(step) is None and session.catching_up(step):
+            return alone
 
         def ticket() -> Ticket | None:
             return self._run.session.ticket(step) if self._run.session else None
 
-        found = await self._wait(request, ticket)
+        found = await self._wait(request, ticket, early=alone)
         self._run.bell.ring()
         return found
 
@@ -184,8 +187,11 @@ class Calls:
     async def page(self, _: web.Request) -> web.Response:
         return web.Response(text=page(self._run.job.name, job_report(self._run)), content_type="text/html")
 
-    async def _wait(self, request: web.Request, look: Callable[[], T | None]) -> T | None:
-        """The first value of `look`, within the request's `wait` seconds. The request's generation is looked at throughout."""
+    async def _wait(self, request: web.Request, look: Callable[[], T | None], early: T | None = None) -> T | None:
+        """The first value of `look`, within the request's `wait` seconds. The request's generation is looked at throughout.
+
+        `early`: for whoever lives in a world that this coordinator has not taken up yet.
+        """
         seconds = min(float(request.query.get("wait", "0")), LONGEST_WAIT)
         theirs = int(request.headers.get(GENERATION_HEADER, "-1"))
 
@@ -194,7 +200,7 @@ class Calls:
             if 0 <= theirs < self._run.generation:
                 raise Stale(f"generation {theirs} is over; the current one is {self._run.generation}")
             # A newer one is of a coordinator before this one, which has no world yet.
-            return look() if theirs <= self._run.generation else None
+            return look() if theirs <= self._run.generation else early
 
         return await self._run.bell.until(either, seconds)
 

@@ -98,6 +98,13 @@ class Session:
             self._tickets[step] = ticket
         return self._tickets[step]
 
+    def catching_up(self, step: int) -> bool:
+        """Whether a world that was taken up is ahead of this coordinator's plans. Who hears so begins the step alone."""
+        behind = self.taken_up and not self.lost and self.ending is None and self.committed <= step < self.end_step
+        if behind:
+            self.begin(step)
+        return behind
+
     def _issue(self, step: int) -> Ticket | None:
         end = self._end(step)
         plan = None if end else self._plans.get(step)

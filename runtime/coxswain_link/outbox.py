@@ -95,6 +95,10 @@ class Outbox:
             self._letters.put(Message(path, step, body))
             self._change.notify_all()
 
+    def doubt(self) -> None:
+        """Somebody else got no answer. The next message that is taken says otherwise."""
+        self.reachable = False
+
     def check(self) -> None:
         """Raises what the sending ran into: Stale, Refused, the job's end, or Retryable when the coordinator stays away."""
         if self._fault is not None:

@@ -7,6 +7,7 @@ import logging
 from coxswain.errors import Retryable
 from coxswain.wire import StepPlan, Ticket
 from coxswain_link.http import Client
+from coxswain_link.outbox import Outbox
 from coxswain_link.plans import PlanFeed
 
 log = logging.getLogger(__name__)
@@ -28,21 +29,26 @@ def unled(step: int, plan: StepPlan | None, every: int, first_step: int) -> Tick
 class Tickets:
     """One world's tickets, for one of its ranks."""
 
-    def __init__(self, client: Client, feed: PlanFeed, generation: int, every: int, first_step: int) -> None:
-        self._client, self._feed, self._generation = client, feed, generation
+    def __init__(
+        self, client: Client, outbox: Outbox, feed: PlanFeed, generation: int, every: int, first_step: int
+    ) -> None:
+        self._client, self._outbox, self._feed, self._generation = client, outbox, feed, generation
         self._every, self._first = every, first_step
 
-    def next(self, step: int, reachable: bool) -> Ticket | None:
-        """The ticket of a step; None: not yet. Not `reachable`: no coordinator answers at the moment."""
-        return self._ask(step) if reachable else self._alone(step)
+    def next(self, step: int) -> Ticket | None:
+        """The ticket of a step; None: not yet."""
+        return self._ask(step) if self._outbox.reachable else self._alone(step)
 
     def _ask(self, step: int) -> Ticket | None:
         query = {"step": step, "wait": _POLL}
         try:
-            return self._client.get("/v1/steps", Ticket, generation=self._generation, deadline=_IMPATIENCE, **query)
+            ticket = self._client.get("/v1/steps", Ticket, generation=self._generation, deadline=_IMPATIENCE, **query)
         except Retryable as error:
             log.warning("step %d without the coordinator: %s", step, error)
+            self._outbox.doubt()  # one step waits for nobody, not every one until a sign of life fails
             return self._alone(step)
+        told = ticket is None or ticket.end or ticket.plan is not None
+        return ticket if told else self._alone(step)
 
     def _alone(self, step: int) -> Ticket | None:
         return unled(step, self._feed.get(step, _IMPATIENCE), self._every, self._first)

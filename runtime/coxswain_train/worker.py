@@ -71,7 +71,7 @@ class Worker:
         self._outbox = Outbox(client, wire.Beat(place.generation, place.rank))
         self._feed = PlanFeed(client, place.generation, self._record.first_step)
         every = env.job.checkpoint.every_steps
-        self._tickets = Tickets(client, self._feed, place.generation, every, self._record.first_step)
+        self._tickets = Tickets(client, self._outbox, self._feed, place.generation, every, self._record.first_step)
 
     def close(self) -> None:
         self._outbox.close()
@@ -118,7 +118,7 @@ class Worker:
         while True:
             self._saver.check()
             self._outbox.check()
-            if (ticket := self._tickets.next(step, self._outbox.reachable)) is not None:
+            if (ticket := self._tickets.next(step)) is not None:
                 return ticket
 
     def _step(self, plan: wire.StepPlan) -> None:

@@ -170,7 +170,8 @@ class Cluster:
         with contextlib.suppress(Stale, Ended):
             while True:
                 ticket = await self.client.get("/v1/steps", wire.Ticket, generation=g, step=step, wait=30)
-                if ticket is None:
+                if ticket is None or (not ticket.end and ticket.plan is None):
+                    await asyncio.sleep(0.01)
                     continue
                 if ticket.checkpoint:
                     await self._save(world, seat.rank, step)

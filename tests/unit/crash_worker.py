@@ -162,9 +162,10 @@ class Worker:
             if self._mail.fault:
                 raise self._mail.fault
             ticket = await self._ask(step) if self._mail.reachable else None
-            if ticket is None:
+            alone = not self._mail.reachable if ticket is None else not ticket.end and ticket.plan is None
+            if alone:
                 every, first = self._job.checkpoint.every_steps, self._world.first_step
-                ticket = unled(step, self._feed.plans.get(step), every, first) if not self._mail.reachable else None
+                ticket = unled(step, self._feed.plans.get(step), every, first)
             if ticket is not None:
                 return ticket
             await asyncio.sleep(IMPATIENCE)

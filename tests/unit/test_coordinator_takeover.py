@@ -69,6 +69,23 @@ def test_what_a_checkpoint_needs_stays_although_nobody_asked_for_its_ticket(tmp_
     assert sorted(found.cursors) == [8]
 
 
+def test_who_is_ahead_of_a_coordinator_that_catches_up_begins_the_step_alone(tmp_path):
+    found: Session = session(make_job(tmp_path))
+    assert not found.catching_up(5)  # nobody is ahead of the coordinator that made the world
+    found.taken_up = True
+    assert found.catching_up(5)
+    found.request_stop(-1)
+    assert found.stop_at == 6  # the step that somebody is in is not stopped before
+    found.add(committed(*range(8)))
+    assert not found.catching_up(7)
+
+
+async def test_a_coordinator_without_a_world_sends_those_on_who_live_in_one(tmp_path):
+    async with cluster(make_job(tmp_path), tmp_path) as c:
+        asked = await c.client.get("/v1/steps", wire.Ticket, generation=3, step=7, wait=30)
+        assert asked == wire.Ticket(step=7, checkpoint=False, end="", plan=None)
+
+
 async def lead(c, until_step: int) -> wire.World:
     """Plays the first coordinator's time, up to some step; returns the world of that time."""
     game = asyncio.create_task(c.play())

@@ -28,7 +28,9 @@ def test_the_page_tells_nothing_of_the_machine_that_wrote_it() -> None:
 
 def test_a_reason_is_told_without_what_the_summary_adds_to_it() -> None:
     output = "12:00:00 Queued\nsmall: Failed\n  SourceEmpty: source 'docs' at /tmp/x/pytest-of-me/pytest-1/bad_0/docs: none\n"
-    rest = "  events.jsonl runs/small/events.jsonl\n  logs         runs/small/logs\n  report       cox report runs/small\n"
+    rest = (
+        "  events.jsonl runs/small/events.jsonl\n  logs         runs/small/logs\n  report       cox report runs/small\n"
+    )
     assert saw(output + rest) == "SourceEmpty: source 'docs' at …/docs: none"
 
 

@@ -30,11 +30,11 @@ def export(store: Store, output: Path, step: int | None = None) -> int:
     key = _newest(store) if step is None else manifest_key(step)
     manifest = checkpoint.read_manifest(store, key)
     if output.suffix == ".safetensors":
-        _write_weights(output, _weights(store, manifest), manifest)
+        _write_weights(output, _weights(store, manifest))
         return manifest.step
     config = _config(manifest)
     output.mkdir(parents=True, exist_ok=True)
-    _write_weights(output / "model.safetensors", _weights(store, manifest), manifest)
+    _write_weights(output / "model.safetensors", _weights(store, manifest))
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return manifest.step
 
@@ -45,9 +45,10 @@ def _weights(store: Store, manifest: Manifest) -> dict[str, Tensor]:
     return {box.name: values for box, values in weights.items()}
 
 
-def _write_weights(path: Path, weights: dict[str, Tensor], manifest: Manifest) -> None:
+def _write_weights(path: Path, weights: dict[str, Tensor]) -> None:
+    """One entry of metadata: the library writes several in any order, and a checkpoint shall always give the same bytes."""
     partial = path.with_name(f".{path.name}.partial")
-    safetensors.torch.save_file(weights, partial, metadata={"format": "pt", "step": str(manifest.step)})
+    safetensors.torch.save_file(weights, partial, metadata={"format": "pt"})
     partial.replace(path)
 
 

@@ -21,17 +21,18 @@ from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import block_of, cluster, make_job, store_of
 
 
-@pytest.mark.parametrize(("path", "kind"), [("/v1/steps", wire.Ticket), ("/v1/plans", wire.StepPlans)])
-async def test_who_waits_since_the_coordinator_before_gets_nothing_of_the_new_world(tmp_path, path, kind):
+async def test_who_is_of_the_coordinator_before_gets_nothing_of_the_new_world(tmp_path):
     job = make_job(tmp_path)
     PlanLog(store_of(job))._store.put(generation_key(1), b"the coordinator before made it")
     async with cluster(job, tmp_path) as c:
-        query = {"step": 0, "from": 0, "wait": 30}
-        old = asyncio.create_task(c.client.get(path, kind, generation=1, **query))
-        report = await c.play()
-        assert report.generation == 2
+        waits = asyncio.create_task(c.client.get("/v1/plans", wire.StepPlans, generation=1, wait=30, **{"from": 0}))
+        alone = await c.client.get("/v1/steps", wire.Ticket, generation=1, wait=30, step=0)
+        assert (alone.plan, alone.end) == (None, "")  # it has no world yet: go on with what you have
+        assert (await c.play()).generation == 2
         with pytest.raises(Stale, match="generation 1 is over"):
-            await old
+            await waits
+        with pytest.raises(Stale, match="generation 1 is over"):
+            await c.client.get("/v1/steps", wire.Ticket, generation=1, wait=30, step=0)
 
 
 def test_a_trainer_that_was_replaced_is_there_at_once_and_the_others_are_asked_again(tmp_path):

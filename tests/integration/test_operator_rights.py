@@ -27,7 +27,9 @@ SPARE: dict[Right, str] = {
     ("networking.k8s.io", "networkpolicies", "delete"): "a child made anew because what it says has changed",
     ("", "pods", "patch"): "a job in a queue of Kueue's",
     ("kueue.x-k8s.io", "workloads", "delete"): "a job in a queue of Kueue's",
-    **{("policy", "poddisruptionbudgets", verb): "a gang that its operator sees whole" for verb in ("create", "delete")},
+    **{
+        ("policy", "poddisruptionbudgets", verb): "a gang that its operator sees whole" for verb in ("create", "delete")
+    },
     ("events.k8s.io", "events", "patch"): "an event that is counted up",
 }
 LISTED = "list"  # whoever may list a kind learns nothing more by getting one object

@@ -16,6 +16,8 @@ KUBERNETES = "1.35.4"  # a Helm built from its module knows no version of its ow
 NAMESPACE = "coxswain-system"
 HOME = REPOSITORY / ".cache" / "helm"  # what Helm keeps between calls, instead of the user's own folder
 
+PATIENCE = 300  # seconds, Helm's own
+
 Manifest = dict[str, Any]
 Values = dict[str, Any]
 
@@ -25,7 +27,7 @@ def helm(*arguments: str | Path, text: str = "") -> subprocess.CompletedProcess[
     HOME.mkdir(parents=True, exist_ok=True)
     surroundings = {"PATH": os.environ["PATH"], "HOME": str(HOME)}
     command = [binary("helm"), *arguments]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, env=surroundings)
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE, env=surroundings)
 
 
 def template(values: Values | None = None, *options: str) -> subprocess.CompletedProcess[str]:

@@ -35,6 +35,7 @@ Manifest = dict[str, Any]
 
 _POLL = 0.5  # seconds between two questions to the coordinator, which sits on this machine
 _LOOK = 0.25  # seconds between two looks at the run
+_LAST_PASS = 10.0  # seconds that the pass which ends the job may take to tell of it
 _STOPPED = 130  # exit code of a run that was stopped at once, as shells say it
 
 
@@ -137,7 +138,8 @@ class Run:
         """The job, ended or suspended. Raises StoppedAtOnce."""
         control = HttpJobControl(self._cluster)
         controller = Controller(self._cluster, control, self._clock, poll_seconds=_POLL, told=self._hear)
-        passes = asyncio.create_task(controller.run_job(NAMESPACE, self._name))
+        leave = asyncio.Event()
+        passes = asyncio.create_task(controller.run_job(NAMESPACE, self._name, leave))
         with Interrupts() as interrupts:
             try:
                 while not (self._is_over(job := await self._job()) or passes.done()):
@@ -145,6 +147,8 @@ class Run:
                     check_room(self._cluster.workdir)
                     await self._steer(job, interrupts.count)
                     await asyncio.wait([passes], timeout=_LOOK)
+                leave.set()
+                await asyncio.wait([passes], timeout=_LAST_PASS)
             finally:
                 passes.cancel()
                 await asyncio.wait([passes])

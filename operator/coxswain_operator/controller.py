@@ -81,24 +81,26 @@ class Controller:
         self._refused: dict[str, Fault] = {}  # by the job's uid
         self._workers: dict[str, int] = {}  # likewise: of the restart that is under way
 
-    async def run_job(self, namespace: str, name: str, until_terminal: bool = True) -> Manifest | None:
+    async def run_job(self, namespace: str, name: str, leave: asyncio.Event | None = None) -> Manifest | None:
         """Passes until the job is over and its pods are gone; returns it as it then is, None if it does not exist.
 
-        Not `until_terminal`: goes on until the job itself is gone.
+        `leave`: once it is set, the pass under way is the last: a cancelled one may have written a status and told nobody.
         """
-        async with _doorbell(self._cluster, namespace) as bell:
-            while True:
+        leave = leave or asyncio.Event()
+        async with _doorbell(self._cluster, namespace, leave) as bell:
+            while not leave.is_set():
                 try:
                     observed = await self.look(namespace, name)
                     if observed is None:
                         return None
-                    if until_terminal and _over(observed):
+                    if _over(observed):
                         return observed.job
                     delay = await self._pass(observed)
                 except (Conflict, Retryable, OSError) as error:
                     log.info("%s/%s: %s: %s; looking again", namespace, name, type(error).__name__, error)
                     delay = RETRY_SECONDS
                 await _rest(bell, delay)
+            return await self._cluster.get("TrainingJob", namespace, name)
 
     async def turn(self, namespace: str, name: str) -> Rest | None:
         """One pass, and how long to rest after it. Raises as `pass_once`; None: there is no such job."""
@@ -277,15 +279,20 @@ async def _rest(bell: asyncio.Event, delay: float) -> None:
 
 
 @asynccontextmanager
-async def _doorbell(cluster: Cluster, namespace: str) -> AsyncIterator[asyncio.Event]:
-    """An event that every change of a watched object sets."""
+async def _doorbell(cluster: Cluster, namespace: str, leave: asyncio.Event) -> AsyncIterator[asyncio.Event]:
+    """An event that every change of a watched object sets, and `leave`."""
     bell = asyncio.Event()
+
+    async def listen_to_leave() -> None:
+        await leave.wait()
+        bell.set()
 
     async def listen(kind: str) -> None:
         async for _ in cluster.watch(kind, namespace):
             bell.set()
 
     tasks = [asyncio.create_task(listen(kind), name=f"watch {kind}") for kind in WATCHED]
+    tasks.append(asyncio.create_task(listen_to_leave()))
     try:
         yield bell
     finally:

@@ -13,7 +13,7 @@ from kubernetes.config import load_kube_config
 from coxswain.api.kinds import KINDS
 from coxswain_operator.kubernetes.resources import LEASES, Resource
 from tests.api_samples import sample
-from tests.charts import CHART, NAMESPACE, Manifest, helm, is_test, of_kind, operator_rights, render
+from tests.charts import CHART, NAMESPACE, PATIENCE, Manifest, helm, is_test, of_kind, operator_rights, render
 from tests.integration.apiserver import ApiServer
 
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:coxswain"
@@ -147,7 +147,9 @@ def test_uninstalling_leaves_the_kinds_and_their_objects_and_nothing_else(instal
     upgrade(installed, {})  # and they are taken over again
 
 
+@pytest.mark.timeout(2 * PATIENCE)
 def test_uninstalling_takes_the_kinds_along_where_that_is_wished(installed: ApiServer) -> None:
+    """Removing kinds can take API servers since 1.34 minutes: a cache that starts anew refuses their clean-up, which backs off."""
     upgrade(installed, {"crds": {"keep": False}})
     on_server(installed, "uninstall", "coxswain", "--wait")
     assert living(installed, render()) == set()

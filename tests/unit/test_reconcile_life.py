@@ -28,11 +28,16 @@ ANEW = {"name": "anew", "action": "RestartJob", "onExitCodes": {"operator": "In"
 async def running(**spec: object) -> World:
     """A job whose pods are ready and whose coordinator says Running."""
     world = World(data_source(), data_mix(), training_job(**spec))
+    await begin(world)
+    return world
+
+
+async def begin(world: World) -> None:
+    """Its job trains from now on."""
     await passes(world)
     world.run_all()
     world.report_now = report("Running", 10)
     await passes(world)
-    return world
 
 
 async def test_a_job_gets_one_pod_for_each_member_and_all_other_children() -> None:
@@ -113,6 +118,17 @@ async def test_run_job_returns_once_the_job_is_over_and_its_pods_are_gone() -> N
         world.end(pod, 0, report_text("Completed", step=100, reason="DataExhausted"))
     job = await run
     assert job is not None and job["status"]["progress"]["step"] == 100
+
+
+@pytest.mark.timeout(10)
+async def test_the_pass_at_which_run_job_is_told_to_leave_still_tells_of_the_end_that_it_wrote() -> None:
+    world, leave = await running(), asyncio.Event()
+    world.end(world.pod("coordinator"), 0, report_text("Completed", step=100, reason="StopReached"))
+    world.before_call = lambda verb, what: leave.set() if verb == "patch" else None
+    controller = Controller(world, world, world.clock, poll_seconds=3600)
+    job = await controller.run_job(NAMESPACE, "demo", leave)
+    assert job is not None and world.state == "Completed"
+    assert world.happenings[-1].reason == "Completed"
 
 
 async def test_a_job_whose_mix_is_missing_waits_by_name_and_starts_when_it_comes() -> None:

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from bench.engine_table import System, check_same, tell
+from bench.scale.processes import cpu_seconds
 from tests.local.jobs import SERVICES, Run, descendants, job_objects, wait_until
 
 TOKENS_PER_STEP, LONGEST = 4096, 1024
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "kvHeads": 2, "feedForward": 384, "vocabulary": 4096}  # llama-tiny
 WARM = 3  # steps before the clock starts
 DEADLINE = 300.0  # seconds for a run
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def write_corpus(folder: Path) -> None:
@@ -58,18 +58,18 @@ def objects(folder: Path, replicas: int) -> list[dict[str, Any]]:
     return found
 
 
-def cpu_seconds(root: int) -> dict[str, float]:
+def cpu_by_service(root: int) -> dict[str, float]:
     """CPU of all processes below and at `root`, by service."""
     spent: dict[str, float] = defaultdict(float)
     for pid in (root, *descendants(root)):
         try:
-            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            cpu = cpu_seconds(pid)
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
         names = [name for name, module in SERVICES.items() if module in command]
         # A worker is a fork of the mold, under its name; the mold itself has nothing to do during steps.
-        spent[names[0].replace("mold", "worker") if names else "cox"] += sum(map(int, stat[11:13])) / TICKS
+        spent[names[0].replace("mold", "worker") if names else "cox"] += cpu
     return dict(spent)
 
 
@@ -79,9 +79,9 @@ def measure(folder: Path, replicas: int, steps: int) -> System:
     cox = run.start()
     try:
         wait_until(lambda: len(run.steps()) > WARM or cox.poll() is not None, "the first steps", DEADLINE)
-        before, first = cpu_seconds(cox.pid), len(run.steps())
+        before, first = cpu_by_service(cox.pid), len(run.steps())
         wait_until(lambda: len(run.steps()) >= first + steps or cox.poll() is not None, "all steps", DEADLINE)
-        after, last = cpu_seconds(cox.pid), len(run.steps())
+        after, last = cpu_by_service(cox.pid), len(run.steps())
     finally:
         cox.send_signal(signal.SIGKILL)  # nothing outlives it
         cox.communicate()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+import aiohttp
 from aiohttp import web
 
 C = TypeVar("C")
@@ -94,3 +95,12 @@ async def cut_off(request: web.Request, status: int, headers: Mapping[str, str],
 def passed_on(headers: Mapping[str, str], *but: str) -> dict[str, str]:
     """The headers that belong to the message and not to one connection, without those named."""
     return {name: value for name, value in headers.items() if name.lower() not in _HOP.union(but)}
+
+
+async def lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Of a watch: each whole, however it arrives."""
+    rest = b""
+    async for chunk in answer.content.iter_any():
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line + b"\n"

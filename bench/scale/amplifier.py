@@ -14,7 +14,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ import yaml
 from aiohttp import web
 
 from bench.scale.loop import session
+from tests.faults import lines, passed_on
 
 TICK = 0.01  # seconds
-_HOP = {"host", "content-length", "transfer-encoding", "connection", "content-encoding", "accept-encoding"}
 Pod = dict[str, Any]
 
 
@@ -39,7 +39,7 @@ class Amplifier:
         self._watch: web.StreamResponse | None = None
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP}
+        headers = passed_on(request.headers, "host", "content-encoding", "accept-encoding")
         asked = self._upstream.request(
             request.method, request.rel_url, data=await request.read() or None,
             headers={**headers, "Accept-Encoding": "identity"}, timeout=aiohttp.ClientTimeout(total=None),
@@ -58,7 +58,7 @@ class Amplifier:
 
     async def _pass_watch(self, answer: aiohttp.ClientResponse, response: web.StreamResponse, pods: bool) -> None:
         self._watch = response if pods else self._watch
-        async for line in _lines(answer):
+        async for line in lines(answer):
             if pods and (event := msgspec.json.decode(line))["type"] in ("ADDED", "MODIFIED"):
                 self._note([event["object"]])
             await response.write(line)
@@ -88,14 +88,6 @@ def _changes(pods: list[Pod]) -> Iterator[bytes]:
             changed = {"kind": "Pod", "apiVersion": "v1", **pod, "metadata": metadata}
             changed["status"] = {**pod["status"], "conditions": told}
             yield msgspec.json.encode({"type": "MODIFIED", "object": changed}) + b"\n"
-
-
-async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    rest = b""
-    async for chunk in answer.content.iter_any():
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            yield line + b"\n"
 
 
 async def main(config: dict[str, Any], tell: Callable[[str], object], rate: float, seconds: float) -> None:

@@ -22,11 +22,16 @@ class Usage:
     peak: float
 
 
-def usage(pid: int) -> Usage:
+def cpu_seconds(pid: int) -> float:
+    """So far, its threads' included. Raises OSError when it is gone."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def usage(pid: int) -> Usage:
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     rss, peak = (int(lines[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
-    return Usage((int(fields[11]) + int(fields[12])) / _TICKS, rss, peak)
+    return Usage(cpu_seconds(pid), rss, peak)
 
 
 def require_alive(processes: Sequence[Child]) -> None:

@@ -142,13 +142,13 @@ class Calls:
         return await self._wait(request, committed)
 
     async def step(self, request: web.Request, _: None) -> Ticket | None:
-        step, session = int(request.query["step"]), self._run.session
+        step = int(request.query["step"])
         alone = Ticket(step=step, checkpoint=False, end="", plan=None)
-        if session is not None and session.ticket(step) is None and session.catching_up(step):
-            return alone
 
         def ticket() -> Ticket | None:
-            return self._run.session.ticket(step) if self._run.session else None
+            session = self._run.session
+            found = session.ticket(step) if session else None
+            return alone if session and found is None and session.catching_up(step) else found
 
         found = await self._wait(request, ticket, early=alone)
         self._run.bell.ring()

@@ -12,7 +12,7 @@ import asyncio
 import json
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 import aiohttp
 from aiohttp import web
 
-from tests.faults import Cut, Delay, Lose, Refuse, cut_off, drawn_from, dropped, every, passed_on
+from tests.faults import Cut, Delay, Lose, Refuse, cut_off, drawn_from, dropped, every, lines, passed_on
 from tests.integration.apiserver import ApiServer
 
 __all__ = ["Break", "Call", "Cut", "Delay", "FaultProxy", "Lose", "Plan", "Refuse", "drawn", "every"]
@@ -148,7 +148,7 @@ class FaultProxy:
             response = web.StreamResponse(status=answer.status, headers=_plain(answer.headers))
             await response.prepare(request)
             number = 0
-            async for line in _lines(answer):
+            async for line in lines(answer):
                 if fault is not None and number == fault.lines:
                     return await _broken(request, response, fault, line)
                 await response.write(line)
@@ -170,14 +170,6 @@ async def _broken(request: web.Request, response: web.StreamResponse, fault: Bre
         case "reset":
             return dropped(request)
     return response
-
-
-async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    rest = b""
-    async for chunk in answer.content.iter_any():
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            yield line + b"\n"
 
 
 def _refusal(status: int, reason: str, after: int) -> web.Response:

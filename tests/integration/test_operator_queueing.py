@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
 import pytest
 
+from coxswain.wire import JobReport
 from coxswain_operator.children.scheduling import RETRIABLE
 from e2e.cluster.process import wait_until
 from tests.integration.apiserver import ApiServer
@@ -76,12 +81,19 @@ def installed(api: ApiServer) -> None:
     wait_until(lambda: api.http.get(f"{KUEUE}/workloads").is_success, "Workloads to be served", 20)
 
 
-async def test_a_job_that_waits_in_a_queue_is_suspended_though_its_pods_are_kept(api: ApiServer) -> None:
+@asynccontextmanager
+async def queued(api: ApiServer, word: JobReport | None = None, **spec: Any) -> AsyncIterator[tuple[str, Kueue]]:
+    """A job whose pods wait in their queue, under an operator that hears this word of its coordinator."""
     namespace = new_namespace(api)
-    apply_all(api, namespace, scheduling=QUEUE)
+    apply_all(api, namespace, scheduling=QUEUE, **spec)
     kueue = Kueue(api, namespace)
-    async with operating(api.kubeconfig, namespace, Coordinator()):
+    async with operating(api.kubeconfig, namespace, Coordinator(word)):
         await kueue.take(4)
+        yield namespace, kueue
+
+
+async def test_a_job_that_waits_in_a_queue_is_suspended_though_its_pods_are_kept(api: ApiServer) -> None:
+    async with queued(api) as (namespace, kueue):
         edit(api, namespace, {"spec": {"suspend": True}})
         await until(lambda: not kueue.stands())
         assert state(api, namespace) == "Suspending"
@@ -91,11 +103,7 @@ async def test_a_job_that_waits_in_a_queue_is_suspended_though_its_pods_are_kept
 
 
 async def test_a_job_that_is_deleted_in_its_queue_leaves_no_pods_behind(api: ApiServer) -> None:
-    namespace = new_namespace(api)
-    apply_all(api, namespace, scheduling=QUEUE)
-    kueue = Kueue(api, namespace)
-    async with operating(api.kubeconfig, namespace, Coordinator()):
-        await kueue.take(4)
+    async with queued(api) as (namespace, kueue):
         assert api.http.delete(api.path("trainingjobs", "demo", namespace=namespace)).is_success
         for name in kueue.pods.names():  # nobody collects garbage on this server
             kueue.pods.remove(name)
@@ -105,12 +113,8 @@ async def test_a_job_that_is_deleted_in_its_queue_leaves_no_pods_behind(api: Api
 
 
 async def test_a_failed_job_marks_its_group_as_over(api: ApiServer) -> None:
-    namespace = new_namespace(api)
     rule = {"name": "fatal", "action": "Fail", "onExitCodes": {"operator": "In", "values": [9]}}
-    apply_all(api, namespace, scheduling=QUEUE, failurePolicy={"rules": [rule]})
-    kueue = Kueue(api, namespace)
-    async with operating(api.kubeconfig, namespace, Coordinator(report("Running", 10))):
-        await kueue.take(4)
+    async with queued(api, report("Running", 10), failurePolicy={"rules": [rule]}) as (namespace, kueue):
         kueue.admit()
         await until(lambda: state(api, namespace) == "Running")
         kueue.pods.end("demo-trainer-0-0", 9)

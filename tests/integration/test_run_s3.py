@@ -127,10 +127,7 @@ def test_a_run_behind_faults_and_without_its_bucket_for_a_while_loses_nothing(tm
         cox = run.start()
         wait_for_step(run, cox, 1)
         proxy.plan = lost("runs")
-        wait_until(
-            lambda: condition(run, "Degraded").get("reason") == "StoreAway", "the job says what it waits for", 40
-        )
-        said = condition(run, "Degraded")
+        said = store_away(run)
         proxy.plan = drawn(2, 0.1)
         assert run.finish(cox) == 0, run.output + run.logs()
         assert run.digests() == undisturbed[:STEPS]
@@ -139,6 +136,13 @@ def test_a_run_behind_faults_and_without_its_bucket_for_a_while_loses_nothing(tm
         exported = export(proxy, "faults", s3, tmp_path / "behind.safetensors")
     assert export(s3, "faults", s3, tmp_path / "direct.safetensors") == exported
     assert proxy.befallen["Corrupt"] >= 3 and len(+proxy.befallen) >= 4, proxy.befallen
+
+
+def store_away(run: Run) -> Object:
+    """What the job says once it waits for the store."""
+    told = "the job says what it waits for"
+    wait_until(lambda: condition(run, "Degraded").get("reason") == "StoreAway", told, 40)
+    return condition(run, "Degraded")
 
 
 def export(server: S3Server | S3Proxy, run: str, s3: S3Server, output: Path) -> bytes:
@@ -157,9 +161,7 @@ def test_a_bucket_that_is_lost_for_a_quarter_of_a_minute_costs_a_pause(tmp_path,
         cox = run.start()
         wait_for_step(run, cox, 2)
         proxy.plan = lost("runs")
-        wait_until(
-            lambda: condition(run, "Degraded").get("reason") == "StoreAway", "the job says what it waits for", 40
-        )
+        store_away(run)
         away = time.monotonic()
         wait_until(lambda: time.monotonic() - away > 15, "a quarter of a minute")
         assert cox.poll() is None

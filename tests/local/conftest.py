@@ -1,4 +1,4 @@
-"""What all tests of whole runs share: one corpus, and the run that nothing disturbed."""
+"""What all tests of whole runs share: one corpus, and runs that nothing disturbed."""
 
 import pytest
 
@@ -17,6 +17,17 @@ def corpus(tmp_path_factory):
 def undisturbed(tmp_path_factory, corpus):
     """One replica, one loader, from the first step to the last."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    run = Run(folder, job_objects(corpus, f"file://{folder}/checkpoints", trainers=1))
+    return whole_run(folder, job_objects(corpus, f"file://{folder}/checkpoints", trainers=1))
+
+
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory, corpus):
+    """Of the same shape as most disturbed runs, so that losses may be compared closely."""
+    folder = tmp_path_factory.mktemp("calm")
+    return whole_run(folder, job_objects(corpus, f"file://{folder}/checkpoints"))
+
+
+def whole_run(folder, objects):
+    run = Run(folder, objects)
     assert run.run() == 0, run.output + run.logs()
     return run

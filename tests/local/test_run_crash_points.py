@@ -24,15 +24,6 @@ POINTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory, corpus):
-    """Of the same shape, so that losses may be compared closely."""
-    folder = tmp_path_factory.mktemp("calm")
-    run = Run(folder, job_objects(corpus, f"file://{folder}/checkpoints"))
-    assert run.run() == 0, run.output + run.logs()
-    return run
-
-
 def await_file(run, cox, pattern):
     """Looks every millisecond or so: what comes next is to be prevented."""
     end = time.monotonic() + 120

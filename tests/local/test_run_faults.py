@@ -10,22 +10,13 @@ pytestmark = pytest.mark.timeout(240)
 NEW_WORLD = {"worker", "mold", "agent"}
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, corpus):
-    """Of the same shape as the disturbed runs, so that losses may be compared closely."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    run = Run(folder, job_objects(corpus, f"file://{folder}/checkpoints"))
-    assert run.run() == 0, run.output + run.logs()
-    return run
-
-
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_killed_service_costs_no_data_and_leaves_nothing(tmp_path, corpus, undisturbed, service):
+def test_a_killed_service_costs_no_data_and_leaves_nothing(tmp_path, corpus, calm, service):
     run = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/checkpoints"))
     cox = run.start()
     footprint = kill_service(run, cox, SERVICES[service], after_step=7)
     assert run.finish(cox, 150) == 0, run.output + run.logs()
-    assert run.digests() == undisturbed.digests()
+    assert run.digests() == calm.digests()
     assert run.steps()[STEPS - 1]["worldGeneration"] == (2 if service in NEW_WORLD else 1)
-    assert run.losses()[-1] == pytest.approx(undisturbed.losses()[-1], rel=1e-5)
+    assert run.losses()[-1] == pytest.approx(calm.losses()[-1], rel=1e-5)
     footprint.assert_gone()

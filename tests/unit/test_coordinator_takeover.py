@@ -86,6 +86,14 @@ async def test_a_coordinator_without_a_world_sends_those_on_who_live_in_one(tmp_
         assert asked == wire.Ticket(step=7, checkpoint=False, end="", plan=None)
 
 
+async def test_who_is_ahead_when_the_job_has_ended_is_told_of_the_end(tmp_path):
+    async with cluster(make_job(tmp_path), tmp_path) as c:
+        report = await c.play()
+        c.coordinator._run.session.taken_up = True
+        with pytest.raises(Ended):
+            await c.client.get("/v1/steps", wire.Ticket, generation=report.generation, wait=1, step=99)
+
+
 async def lead(c, until_step: int) -> wire.World:
     """Plays the first coordinator's time, up to some step; returns the world of that time."""
     game = asyncio.create_task(c.play())

@@ -8,8 +8,8 @@ from coxswain_operator.children.scheduling import POD_GROUP, RETRIABLE
 from coxswain_operator.cluster import Manifest
 from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile.waiting import GATED
-from tests.unit.reconcile_world import NAMESPACE, World, data_mix, data_source, live, member_of, report, training_job
-from tests.unit.test_reconcile_life import ANEW, passes
+from tests.unit.reconcile_world import NAMESPACE, World, data_mix, data_source, live, member_of, training_job
+from tests.unit.test_reconcile_life import ANEW, begin, passes
 
 QUEUE: dict[str, Any] = {"queueing": {"backend": "Kueue", "queueName": "research"}}
 TOTAL = 4  # pods of the job
@@ -74,10 +74,7 @@ class Queued(World):
 async def admitted(**spec: Any) -> Queued:
     """A queued job that trains."""
     world = Queued(**spec)
-    await passes(world)
-    world.run_all()
-    world.report_now = report("Running", 10)
-    await passes(world)
+    await begin(world)
     return world
 
 

@@ -10,11 +10,11 @@ from coxswain.wire import Beat, Served, StepPlan, World
 from coxswain_data.assembly import Need, arrays, needs
 from coxswain_data.fetching import Fetcher, Tokens
 from coxswain_data.shelf import Shelf
-from coxswain_link.handover import Buffer, pack
 from coxswain_link.http import Client, Ended
 from coxswain_link.metrics import Registry
 from coxswain_link.outbox import Outbox
 from coxswain_link.plans import PlanFeed
+from coxswain_link.steparrays import Buffer, pack
 
 log = logging.getLogger(__name__)
 

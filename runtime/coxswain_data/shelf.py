@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from coxswain.errors import CoxswainError, Refused, Stale
-from coxswain_link.handover import Buffer
+from coxswain_link.steparrays import Buffer
 
 
 class Shelf:

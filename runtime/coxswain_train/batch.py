@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coxswain import digests
 from coxswain.errors import Refused, Retryable
-from coxswain_link.handover import StepArrays
+from coxswain_link.steparrays import StepArrays
 from coxswain_train.loss import IGNORED
 from coxswain_train.step import Batch, Part
 

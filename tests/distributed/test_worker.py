@@ -32,9 +32,10 @@ from coxswain.layout import Device, uniform_layout
 from coxswain.membership.values import Sequence
 from coxswain.plan.values import Operation, Slice, StageOperations, Task
 from coxswain_link.environment import Environment
-from coxswain_link.handover import Buffer, HandoverServer, StepArrays, StepSlice, pack
+from coxswain_link.handover import HandoverServer
 from coxswain_link.metrics import build
 from coxswain_link.serve import Service
+from coxswain_link.steparrays import Buffer, StepArrays, StepSlice, pack
 from coxswain_link.store import open_store
 from coxswain_train import worker
 from coxswain_train.orders import Place

@@ -44,10 +44,11 @@ from coxswain.wire import (
     StepPlans,
     World,
 )
-from coxswain_link.handover import Handover, StepArrays
+from coxswain_link.handover import Handover
 from coxswain_link.http import Ended
 from coxswain_link.metrics import build
 from coxswain_link.serve import Service
+from coxswain_link.steparrays import StepArrays
 from tests.children import Child
 
 TOKEN = "job-token"

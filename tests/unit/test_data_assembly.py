@@ -17,7 +17,7 @@ from coxswain.planlog import LoaderShare
 from coxswain.wire import StepPlan
 from coxswain_data.assembly import arrays, needs
 from coxswain_data.catalog import Catalog, owner
-from coxswain_link.handover import NO_LABEL, StepArrays
+from coxswain_link.steparrays import NO_LABEL, StepArrays
 
 # Three whole samples, and two pieces of a fourth.
 SEQUENCES = (

@@ -12,7 +12,7 @@ import pytest
 from coxswain.errors import Refused, Stale
 from coxswain_data.cache import LeastRecent
 from coxswain_data.shelf import Shelf
-from coxswain_link.handover import Buffer, StepArrays, pack
+from coxswain_link.steparrays import Buffer, StepArrays, pack
 
 
 def buffers(step: int, replicas: int = 2) -> Mapping[int, Buffer]:

@@ -26,6 +26,7 @@ from coxswain_cli.machine import check_ports, check_room
 from coxswain_cli.progress import View, Watcher
 from coxswain_cli.telling import ForPeople, Teller
 from coxswain_cli.workdir import condition, default_workdir
+from coxswain_operator.alone import run_job
 from coxswain_operator.controller import Controller
 from coxswain_operator.jobcontrol import HttpJobControl
 from coxswain_operator.local import LocalCluster
@@ -139,7 +140,7 @@ class Run:
         control = HttpJobControl(self._cluster)
         controller = Controller(self._cluster, control, self._clock, poll_seconds=_POLL, told=self._hear)
         leave = asyncio.Event()
-        passes = asyncio.create_task(controller.run_job(NAMESPACE, self._name, leave))
+        passes = asyncio.create_task(run_job(controller, self._cluster, NAMESPACE, self._name, leave))
         with Interrupts() as interrupts:
             try:
                 while not (self._is_over(job := await self._job()) or passes.done()):

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
-from coxswain.errors import Refused, Retryable
 from coxswain.names import LABEL_JOB_UID
-from coxswain.wire import Fault, JobReport
-from coxswain_operator.acting import Crew, Deed, alternately
+from coxswain.wire import JobReport
 from coxswain_operator.children import KINDS
 from coxswain_operator.children.configuration import secret_name
-from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, Happening, JobControl, Manifest
+from coxswain_operator.cluster import Cluster, JobControl, Manifest
+from coxswain_operator.deeds import Hands
 from coxswain_operator.observe import child_view, with_nodes
 from coxswain_operator.reconcile import queueing, reconcile
 from coxswain_operator.reconcile.spec import read_spec
 from coxswain_operator.reconcile.status import read_status
 from coxswain_operator.reconcile.values import (
-    Action,
-    CheckpointAndStop,
     Create,
     CreatePod,
     Decision,
     Delete,
-    LeaveQueue,
     Observed,
     PodView,
     WakeAt,
@@ -41,11 +34,9 @@ from coxswain_operator.steady import SteadyClock
 log = logging.getLogger(__name__)
 
 WATCHED = ("TrainingJob", "Pod", "DataSource", "DataMix", "ParallelismPolicy")
-COALESCE_SECONDS = 0.05
+COALESCE_SECONDS = 0.05  # changes that come together are one pass
 RETRY_SECONDS = 1.0  # after a pass that failed half-way
-QUOTA = "exceeded quota"  # how the API server's refusal says it; it has no reason of its own
 QUOTA_SECONDS = 10.0  # between two tries to create what a quota leaves no room for
-OVERLAP_SECONDS = 0.5  # of deleting pods before a new look: some members' successors can be created by then
 CALM = 10.0  # times its own cost passes between two passes that found nothing to do
 RESYNC_SECONDS = 600.0  # between looks at a job that is over
 
@@ -78,29 +69,7 @@ class Controller:
         self._cluster, self._control, self._clock = cluster, control, clock or SteadyClock()
         self._settings = settings or Settings()
         self._poll_seconds, self._told = poll_seconds, told
-        self._refused: dict[str, Fault] = {}  # by the job's uid
-        self._workers: dict[str, int] = {}  # likewise: of the restart that is under way
-
-    async def run_job(self, namespace: str, name: str, leave: asyncio.Event | None = None) -> Manifest | None:
-        """Passes until the job is over and its pods are gone; returns it as it then is, None if it does not exist.
-
-        `leave`: once it is set, the pass under way is the last: a cancelled one may have written a status and told nobody.
-        """
-        leave = leave or asyncio.Event()
-        async with _doorbell(self._cluster, namespace, leave) as bell:
-            while not leave.is_set():
-                try:
-                    observed = await self.look(namespace, name)
-                    if observed is None:
-                        return None
-                    if _over(observed):
-                        return observed.job
-                    delay = await self._pass(observed)
-                except (Conflict, Retryable, OSError) as error:
-                    log.info("%s/%s: %s: %s; looking again", namespace, name, type(error).__name__, error)
-                    delay = RETRY_SECONDS
-                await _rest(bell, delay)
-            return await self._cluster.get("TrainingJob", namespace, name)
+        self._hands = Hands(cluster, control, self._settings.at_once)
 
     async def turn(self, namespace: str, name: str) -> Rest | None:
         """One pass, and how long to rest after it. Raises as `pass_once`; None: there is no such job."""
@@ -125,7 +94,7 @@ class Controller:
         if observed is None:
             return None
         decision = self._decide(observed)
-        await self._do_all(observed.job, decision)
+        await self._hands.do_all(observed.job, decision)
         return decision
 
     async def look(self, namespace: str, name: str) -> Observed | None:
@@ -141,7 +110,7 @@ class Controller:
             pods=await self._pods(job),
             children=tuple([child_view(c) for kind in KINDS for c in await self._children(kind, job)]),
             report=await self._report(job),
-            refused=self._refused.get(job["metadata"]["uid"]),
+            refused=self._hands.refused(job),
             fresh_token=secrets.token_urlsafe(32),
         )
 
@@ -173,129 +142,24 @@ class Controller:
     def _decide(self, observed: Observed) -> Decision:
         return reconcile(observed, self._clock(), self._settings)
 
-    async def _pass(self, observed: Observed) -> float:
+    async def act(self, observed: Observed) -> float:
+        """Decides on what was seen, and does it; after how many seconds to look again at the latest."""
         return await self._carry_out(observed, self._decide(observed))
 
     async def _carry_out(self, observed: Observed, decision: Decision) -> float:
         """Returns after how many seconds to look again at the latest."""
-        smooth = await self._do_all(observed.job, decision)
+        smooth = await self._hands.do_all(observed.job, decision)
         if decision.of(*_WRITES):
-            refused = observed.job["metadata"]["uid"] in self._refused
-            return 0.0 if smooth else QUOTA_SECONDS if refused and observed.refused else RETRY_SECONDS
+            refused = observed.refused and self._hands.refused(observed.job)
+            return 0.0 if smooth else QUOTA_SECONDS if refused else RETRY_SECONDS
         wakes = [a.time - self._clock() for a in decision.actions if isinstance(a, WakeAt)]
-        rest = RESYNC_SECONDS if _over(observed) else self._poll_seconds  # of one that is over there is nothing to poll
+        rest = RESYNC_SECONDS if over(observed) else self._poll_seconds  # of one that is over there is nothing to poll
         return max(0.0, min([rest, *wakes]))
-
-    async def _do_all(self, job: Manifest, decision: Decision) -> bool:
-        """Statuses in their order, then objects side by side, pods last, then all else. False: something was not as expected."""
-        deletes = decision.of(Delete)
-        objects = [*(d for d in deletes if not _is_pod(d)), *decision.of(Create)]
-        done = [await self._do(job, action) for action in decision.of(WriteStatus)]
-        done.append(await self._do_together(job, objects))
-        done.append(await self._do_pods(job, [d for d in deletes if _is_pod(d)], decision.of(CreatePod)))
-        done += [await self._do(job, action) for action in decision.of(LeaveQueue, CheckpointAndStop, Happening)]
-        return all(done)
-
-    async def _do_pods(self, job: Manifest, deletes: Sequence[Action], creates: Sequence[Action]) -> bool:
-        """While pods are deleted, the successors of those that have gone should start: so the rest is left to the next look."""
-        uid, seconds = job["metadata"]["uid"], OVERLAP_SECONDS if deletes else float("inf")
-        deeds = self._deeds(job, alternately(deletes, creates))
-        crew = Crew(deeds, self._settings.at_once, seconds, self._workers.pop(uid, 1))
-        smooth = await _worked(crew)
-        if smooth and deletes and creates:  # the next look goes on with as many
-            self._workers[uid] = crew.workers
-        return smooth
-
-    async def _do_together(self, job: Manifest, actions: Sequence[Action]) -> bool:
-        return await _worked(Crew(self._deeds(job, actions), self._settings.at_once))
-
-    def _deeds(self, job: Manifest, actions: Iterable[Action]) -> list[Deed]:
-        return [partial(self._do, job, action) for action in actions]
-
-    async def _do(self, job: Manifest, action: Action) -> bool:
-        namespace = job["metadata"]["namespace"]
-        match action:
-            case WriteStatus(kind, name, status, version):
-                await self._cluster.patch_status(kind, namespace, name, status, version)
-            case Delete(kind, name, uid, force):
-                await self._cluster.delete(kind, namespace, name, uid, force)
-            case Create(manifest) | CreatePod(manifest):
-                return await self._create(job, manifest)
-            case LeaveQueue(group, pod):
-                await self._cluster.leave_queue(namespace, group, pod)
-            case CheckpointAndStop(reason, at_step):
-                return await self._control.checkpoint_and_stop(job, reason, at_step)
-            case Happening():
-                await self._cluster.publish(job, action)
-        return True
-
-    async def _create(self, job: Manifest, manifest: Manifest) -> bool:
-        """A name that is taken is a leftover on its way out: the next look will tell.
-
-        A refusal ends the job, but for that of a quota: what is used up now may be free later.
-        """
-        uid = job["metadata"]["uid"]
-        try:
-            await self._cluster.create(manifest)
-        except AlreadyExists:
-            return False
-        except Refused as error:
-            self._refused[uid] = Fault(error.reason, error.message, retryable=QUOTA in error.message)
-            raise _Unacceptable from error
-        if uid in self._refused and self._refused[uid].retryable:
-            del self._refused[uid]
-        return True
-
-
-async def _worked(crew: Crew) -> bool:
-    try:
-        return await crew.work()
-    except _Unacceptable:
-        return False
-
-
-class _Unacceptable(Exception):
-    """The cluster will never take this child. The next look tells reconcile."""
 
 
 _WRITES = (WriteStatus, Create, CreatePod, Delete)
 
 
-def _is_pod(action: Action) -> bool:
-    return isinstance(action, Delete) and action.kind == "Pod"
-
-
-def _over(observed: Observed) -> bool:
+def over(observed: Observed) -> bool:
+    """The job is over and its pods are gone."""
     return read_status(observed.job).ended and not any(p.live for p in observed.pods)
-
-
-async def _rest(bell: asyncio.Event, delay: float) -> None:
-    """Until something changes, at most `delay` seconds; then a moment more, so that changes that come together are one pass."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(delay):
-            await bell.wait()
-    await asyncio.sleep(min(delay, COALESCE_SECONDS))
-    bell.clear()
-
-
-@asynccontextmanager
-async def _doorbell(cluster: Cluster, namespace: str, leave: asyncio.Event) -> AsyncIterator[asyncio.Event]:
-    """An event that every change of a watched object sets, and `leave`."""
-    bell = asyncio.Event()
-
-    async def listen_to_leave() -> None:
-        await leave.wait()
-        bell.set()
-
-    async def listen(kind: str) -> None:
-        async for _ in cluster.watch(kind, namespace):
-            bell.set()
-
-    tasks = [asyncio.create_task(listen(kind), name=f"watch {kind}") for kind in WATCHED]
-    tasks.append(asyncio.create_task(listen_to_leave()))
-    try:
-        yield bell
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

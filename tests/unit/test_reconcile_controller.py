@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from coxswain.errors import Refused, Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
+from coxswain_operator.alone import run_job
 from coxswain_operator.cluster import Change, Conflict, Manifest
 from coxswain_operator.controller import WATCHED, Controller
 from tests.unit.reconcile_world import NAMESPACE, World, data_mix, data_source, live, report_text, training_job
@@ -34,8 +35,10 @@ def foreign_pod(name: str) -> Manifest:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": {}, "status": {"phase": "Running"}}
 
 
-def controller(world: World, poll: float = 1.0) -> Controller:
-    return Controller(world, world, lambda: 1000.0 + now(), poll_seconds=poll)
+def alone(world: World, poll: float = 1.0) -> Coroutine[Any, Any, Manifest | None]:
+    """Passes until the job is over."""
+    controller = Controller(world, world, lambda: 1000.0 + now(), poll_seconds=poll)
+    return run_job(controller, world, NAMESPACE, "demo")
 
 
 class Kubelet:
@@ -77,7 +80,7 @@ def test_lost_and_repeated_events_lead_to_the_same_end(delivery: list[int], fate
     async def scenario() -> None:
         world = Watched()
         world.before_call = lambda verb, what: None
-        run = asyncio.create_task(controller(world).run_job(NAMESPACE, "demo"))
+        run = asyncio.create_task(alone(world))
         kubelet = asyncio.create_task(Kubelet(world, delivery).run())
         for fate in fates:
             await until(lambda: len([p for p in world.pods() if p["status"]["phase"] == "Running"]) == 4)
@@ -97,7 +100,7 @@ def test_lost_and_repeated_events_lead_to_the_same_end(delivery: list[int], fate
 def test_a_change_wakes_the_controller_long_before_its_poll() -> None:
     async def scenario() -> None:
         world = World(training_job(), data_source())
-        run = asyncio.create_task(controller(world, poll=3600).run_job(NAMESPACE, "demo"))
+        run = asyncio.create_task(alone(world, poll=3600))
         await until(lambda: len(world.watchers) == len(WATCHED))
         await asyncio.sleep(10)
         world.put(data_mix())
@@ -113,7 +116,7 @@ def test_a_change_wakes_the_controller_long_before_its_poll() -> None:
 def test_a_storm_of_events_is_one_pass() -> None:
     async def scenario() -> None:
         world = World(training_job(), data_source())
-        run = asyncio.create_task(controller(world, poll=3600).run_job(NAMESPACE, "demo"))
+        run = asyncio.create_task(alone(world, poll=3600))
         await asyncio.sleep(10)
         looks: list[str] = []
         world.before_call = lambda verb, what: looks.append(what) if (verb, what) == ("get", "TrainingJob") else None
@@ -139,7 +142,7 @@ def test_whatever_the_api_server_refuses_once_is_done_by_a_second_look() -> None
                 raise refusals[verb].pop()
 
         world.before_call = refuse
-        run = asyncio.create_task(controller(world).run_job(NAMESPACE, "demo"))
+        run = asyncio.create_task(alone(world))
         await until(lambda: len(world.pods()) == 4)
         assert len(world.created) == 4 and not any(refusals.values())
         run.cancel()
@@ -154,7 +157,7 @@ def test_a_leftover_of_the_same_name_is_waited_for_without_haste() -> None:
         world.put(leftover)
         looks: list[str] = []
         world.before_call = lambda verb, what: looks.append(what) if (verb, what) == ("get", "TrainingJob") else None
-        run = asyncio.create_task(controller(world).run_job(NAMESPACE, "demo"))
+        run = asyncio.create_task(alone(world))
         await asyncio.sleep(30)
         assert len(looks) < 40
         world.vanish(leftover)
@@ -174,7 +177,7 @@ def test_a_quota_that_is_used_up_is_waited_for_with_one_try_in_a_while() -> None
                 raise Refused("Forbidden", "pods is forbidden: exceeded quota: gpus")
 
         world.before_call = refuse
-        run = asyncio.create_task(controller(world).run_job(NAMESPACE, "demo"))
+        run = asyncio.create_task(alone(world))
         await asyncio.sleep(60)
         assert 2 <= len(tries) <= 12 and world.state != "Failed"
         free.set()
@@ -186,7 +189,7 @@ def test_a_quota_that_is_used_up_is_waited_for_with_one_try_in_a_while() -> None
 
 def test_a_job_that_does_not_exist_is_nothing_to_run() -> None:
     async def scenario() -> None:
-        assert await controller(World()).run_job(NAMESPACE, "demo") is None
+        assert await alone(World()) is None
 
     in_virtual_time(scenario)
 
@@ -199,7 +202,7 @@ def test_a_watch_that_dies_leaves_the_poll() -> None:
 
     async def scenario() -> None:
         world = Deaf(training_job(), data_source())
-        run = asyncio.create_task(controller(world).run_job(NAMESPACE, "demo"))
+        run = asyncio.create_task(alone(world))
         await asyncio.sleep(5)
         world.put(data_mix())
         began = now()

@@ -10,6 +10,7 @@ from coxswain.api.datasource import DataSourceStatus
 from coxswain.errors import Refused
 from coxswain.names import CONDITIONS
 from coxswain.wire import JobEvent, SourceReport
+from coxswain_operator.alone import run_job
 from coxswain_operator.controller import Controller
 from tests.unit.reconcile_world import NAMESPACE, World, data_mix, data_source, report, report_text, training_job
 
@@ -113,7 +114,8 @@ async def test_a_job_whose_coordinator_leaves_with_0_is_completed_and_stays_so()
 @pytest.mark.timeout(10)
 async def test_run_job_returns_once_the_job_is_over_and_its_pods_are_gone() -> None:
     world = await running()
-    run = asyncio.create_task(Controller(world, world, world.clock, poll_seconds=0.01).run_job(NAMESPACE, "demo"))
+    controller = Controller(world, world, world.clock, poll_seconds=0.01)
+    run = asyncio.create_task(run_job(controller, world, NAMESPACE, "demo"))
     for pod in list(world.pods()):
         world.end(pod, 0, report_text("Completed", step=100, reason="DataExhausted"))
     job = await run
@@ -126,7 +128,7 @@ async def test_the_pass_at_which_run_job_is_told_to_leave_still_tells_of_the_end
     world.end(world.pod("coordinator"), 0, report_text("Completed", step=100, reason="StopReached"))
     world.before_call = lambda verb, what: leave.set() if verb == "patch" else None
     controller = Controller(world, world, world.clock, poll_seconds=3600)
-    job = await controller.run_job(NAMESPACE, "demo", leave)
+    job = await run_job(controller, world, NAMESPACE, "demo", leave)
     assert job is not None and world.state == "Completed"
     assert world.happenings[-1].reason == "Completed"
 

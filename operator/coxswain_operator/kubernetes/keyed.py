@@ -11,12 +11,11 @@ from contextlib import suppress
 from types import TracebackType
 
 from coxswain_operator.cluster import Conflict
-from coxswain_operator.controller import Rest
+from coxswain_operator.controller import COALESCE_SECONDS, Rest
 
 log = logging.getLogger(__name__)
 
 Key = tuple[str, str]  # namespace, name
-COALESCE_SECONDS = 0.05  # rings that come together are one turn
 AT_ONCE = 16  # turns of different keys
 LONGEST_PAUSE = 60.0  # after turns that failed
 

@@ -1,0 +1,70 @@
+"""One job, without an operator's queues: `cox run` drives its passes itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from coxswain.errors import Retryable
+from coxswain_operator.cluster import Cluster, Conflict, Manifest
+from coxswain_operator.controller import COALESCE_SECONDS, RETRY_SECONDS, WATCHED, Controller, over
+
+log = logging.getLogger(__name__)
+
+
+async def run_job(
+    controller: Controller, cluster: Cluster, namespace: str, name: str, leave: asyncio.Event | None = None
+) -> Manifest | None:
+    """Passes until the job is over and its pods are gone; returns it as it then is, None if it does not exist.
+
+    `leave`: once it is set, the pass under way is the last: a cancelled one may have written a status and told nobody.
+    """
+    leave = leave or asyncio.Event()
+    async with _doorbell(cluster, namespace, leave) as bell:
+        while not leave.is_set():
+            try:
+                observed = await controller.look(namespace, name)
+                if observed is None:
+                    return None
+                if over(observed):
+                    return observed.job
+                delay = await controller.act(observed)
+            except (Conflict, Retryable, OSError) as error:
+                log.info("%s/%s: %s: %s; looking again", namespace, name, type(error).__name__, error)
+                delay = RETRY_SECONDS
+            await _rest(bell, delay)
+        return await cluster.get("TrainingJob", namespace, name)
+
+
+async def _rest(bell: asyncio.Event, delay: float) -> None:
+    """Until something changes, at most `delay` seconds; then a moment more, so that changes that come together are one pass."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(delay):
+            await bell.wait()
+    await asyncio.sleep(min(delay, COALESCE_SECONDS))
+    bell.clear()
+
+
+@asynccontextmanager
+async def _doorbell(cluster: Cluster, namespace: str, leave: asyncio.Event) -> AsyncIterator[asyncio.Event]:
+    """An event that every change of a watched object sets, and `leave`."""
+    bell = asyncio.Event()
+
+    async def listen_to_leave() -> None:
+        await leave.wait()
+        bell.set()
+
+    async def listen(kind: str) -> None:
+        async for _ in cluster.watch(kind, namespace):
+            bell.set()
+
+    tasks = [asyncio.create_task(listen(kind), name=f"watch {kind}") for kind in WATCHED]
+    tasks.append(asyncio.create_task(listen_to_leave()))
+    try:
+        yield bell
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

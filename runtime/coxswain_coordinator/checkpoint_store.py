@@ -13,13 +13,12 @@ from coxswain.wire import Manifest, StepLine
 from coxswain_coordinator.checkpoints import (
     check_manifest,
     check_run,
-    garbage,
-    kept_steps,
     manifest_key_of,
     read_manifest,
     read_run,
     run_record,
 )
+from coxswain_coordinator.saves import garbage, kept_steps
 from coxswain_link.store import NoBucket, NotFound, Store
 
 RUN_KEY = "run.json"

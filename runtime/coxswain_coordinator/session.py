@@ -8,8 +8,8 @@ from coxswain.config import JobConfig
 from coxswain.membership.values import Cursor
 from coxswain.planlog import Generation
 from coxswain.wire import Rendezvous, StepPlan, StepPlans, Ticket, World
-from coxswain_coordinator.checkpoints import SaveBook
 from coxswain_coordinator.committer import Committed
+from coxswain_coordinator.saves import SaveBook
 from coxswain_coordinator.steps import StepBook
 
 _PLANS_A_REPLY = 8

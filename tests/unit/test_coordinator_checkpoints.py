@@ -12,16 +12,8 @@ from coxswain.errors import Refused
 from coxswain.membership.stream import initial_cursor
 from coxswain.wire import Manifest, Saved, Shard
 from coxswain_coordinator.checkpoint_store import CheckpointStore
-from coxswain_coordinator.checkpoints import (
-    MANIFEST_VERSION,
-    SaveBook,
-    check_index,
-    garbage,
-    job_of,
-    kept_steps,
-    manifest_key_of,
-    stream_hash,
-)
+from coxswain_coordinator.checkpoints import MANIFEST_VERSION, check_index, job_of, manifest_key_of, stream_hash
+from coxswain_coordinator.saves import SaveBook, garbage, kept_steps
 from coxswain_link.store import NotFound, Store, open_store
 from tests.unit.coordinator_fakes import make_job
 

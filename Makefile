@@ -9,6 +9,7 @@ BIN := .venv/bin
 RUN_DIR ?= runs/stdlib
 CORPUS := runs/corpus
 E2E_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl coredns pause helm versitygw
+SCALE_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kwok kubectl jobset trainer training-operator
 # One thread a process: workers, not BLAS, share the cores.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
@@ -52,6 +53,7 @@ binaries: .venv/.ready  ## build etcd, kube-apiserver, Helm and an S3 server fro
 	$(BIN)/python e2e/tools/build.py etcd kube-apiserver kube-controller-manager kubectl helm versitygw
 
 test-slow: .venv/.ready binaries  ## the long matrix
+	$(BIN)/python e2e/tools/build.py $(SCALE_TOOLS)
 	$(BIN)/python -m pytest -m slow --timeout 1800
 
 bench: .venv/.ready  ## benchmarks: one JSON object and a line of text each
@@ -84,8 +86,7 @@ cluster-down: .venv/.ready  ## end that cluster; nothing is left
 	@$(BIN)/python -m e2e.cluster down
 
 bench-operator: .venv/.ready  ## the operator on a control plane with kwok nodes, beside a bare loop that creates the same pods
-	$(BIN)/python e2e/tools/build.py etcd kube-apiserver kube-controller-manager kube-scheduler kwok kubectl \
-	  jobset trainer training-operator
+	$(BIN)/python e2e/tools/build.py $(SCALE_TOOLS)
 	$(BIN)/python -m bench.operator_scale
 
 clean:  ## remove what make built and what runs left

@@ -30,12 +30,15 @@ class _Again(Exception):
 
 
 class Client:
-    """Calls one service until the deadline; thread-safe. 204 is None; see `_read` for the errors, and `Closed`."""
+    """Calls one service until the deadline; thread-safe. 204 is None; see `_read` for the errors, and `Closed`.
 
-    def __init__(self, base_url: str, token: str, deadline: float = 30.0) -> None:
+    Not `patient`: one attempt a call, for who has something else to do or asks again anyway.
+    """
+
+    def __init__(self, base_url: str, token: str, deadline: float = 30.0, patient: bool = True) -> None:
         # trust_env=False: traffic within a job never goes through a proxy.
         self._http = httpx.Client(base_url=base_url, headers=_headers(token), trust_env=False)
-        self._base_url, self._deadline = base_url, deadline
+        self._base_url, self._deadline, self._patient = base_url, deadline, patient
 
     def get(
         self, path: str, type_: type[T], *, generation: int | None = None, deadline: float | None = None, **params: Any
@@ -73,7 +76,7 @@ class Client:
             return _read(response, type_)
 
         try:
-            return tenacity.Retrying(**_policy(limit))(attempt)
+            return tenacity.Retrying(**_policy(limit if self._patient else 0.0))(attempt)
         except _Again as error:
             raise Retryable(f"{method} {self._base_url}{path} did not succeed within {limit:g} s: {error}") from error
 
@@ -88,7 +91,7 @@ class Client:
 
 
 class AsyncClient:
-    """The same verbs for an event loop. Not `patient`: one attempt a call, for who asks again anyway."""
+    """The same verbs for an event loop."""
 
     def __init__(self, base_url: str, token: str, deadline: float = 30.0, patient: bool = True) -> None:
         # Certificates cost 20 ms and 0.6 MB a client, and plain HTTP needs none: an operator has one client a job.

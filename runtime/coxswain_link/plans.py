@@ -34,6 +34,10 @@ class PlanFeed:
                 raise self._fault
             return next((self._plans[s] for s in sorted(self._plans) if s >= step), None)
 
+    def peek(self, step: int) -> StepPlan | None:
+        """The plan of a step, if it has been fetched."""
+        return self._plans.get(step)
+
     def forget_before(self, step: int) -> None:
         with self._change:
             self._plans = {s: plan for s, plan in self._plans.items() if s >= step}

@@ -13,7 +13,7 @@ from coxswain_link.plans import PlanFeed
 log = logging.getLogger(__name__)
 
 _POLL = 10.0  # seconds of one long poll
-_IMPATIENCE = 0.25  # seconds until work goes on without the coordinator
+IMPATIENCE = 0.25  # seconds that a coordinator may take to be reached; one that refuses is not asked twice
 
 
 def unled(step: int, plan: StepPlan | None, every: int, first_step: int) -> Ticket | None:
@@ -27,7 +27,7 @@ def unled(step: int, plan: StepPlan | None, every: int, first_step: int) -> Tick
 
 
 class Tickets:
-    """One world's tickets, for one of its ranks."""
+    """One world's tickets, for one of its ranks. `client`: an impatient one, for nobody should wait for who is gone."""
 
     def __init__(
         self, client: Client, outbox: Outbox, feed: PlanFeed, generation: int, every: int, first_step: int
@@ -42,7 +42,7 @@ class Tickets:
     def _ask(self, step: int) -> Ticket | None:
         query = {"step": step, "wait": _POLL}
         try:
-            ticket = self._client.get("/v1/steps", Ticket, generation=self._generation, deadline=_IMPATIENCE, **query)
+            ticket = self._client.get("/v1/steps", Ticket, generation=self._generation, **query)
         except Retryable as error:
             log.warning("step %d without the coordinator: %s", step, error)
             self._outbox.doubt()  # one step waits for nobody, not every one until a sign of life fails
@@ -51,4 +51,4 @@ class Tickets:
         return ticket if told else self._alone(step)
 
     def _alone(self, step: int) -> Ticket | None:
-        return unled(step, self._feed.get(step, _IMPATIENCE), self._every, self._first)
+        return unled(step, self._feed.get(step, IMPATIENCE), self._every, self._first)

@@ -22,20 +22,18 @@ from coxswain_link.http import Client, Ended
 from coxswain_link.outbox import Outbox
 from coxswain_link.plans import PlanFeed
 from coxswain_link.store import Store, open_store
-from coxswain_train import batch as batches
 from coxswain_train import checkpoint
-from coxswain_train.engine import Engine, StepResult, Work, check_layout
+from coxswain_train.engine import Engine, StepResult, check_layout
 from coxswain_train.lives import live
 from coxswain_train.meeting import fetch_world, meet
 from coxswain_train.mold import ORDERS
 from coxswain_train.orders import Orders, Place
-from coxswain_train.step import parts
-from coxswain_train.tickets import Tickets
+from coxswain_train.receiving import PATIENCE, Receiver
+from coxswain_train.tickets import IMPATIENCE, Tickets
 from coxswain_train.world import Escape, leave_world
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 600.0  # seconds without data until this worker gives up
 _PARTING = 10.0  # seconds to stay until a suspension is saved
 
 
@@ -64,18 +62,25 @@ class Worker:
     """A worker in one world."""
 
     def __init__(self, env: Environment, place: Place, client: Client, handover: Handover, store: Store) -> None:
-        self._env, self._place, self._client, self._handover, self._store = env, place, client, handover, store
+        self._env, self._place, self._client, self._store = env, place, client, store
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._record = fetch_world(client, place)
         self._saver = checkpoint.Saver(store)
         self._outbox = Outbox(client, wire.Beat(place.generation, place.rank))
         self._feed = PlanFeed(client, place.generation, self._record.first_step)
+        seat = self._record.seats[place.rank]
+        self._receiver = Receiver(handover, seat, self._record.vocabulary, self._device)
         every = env.job.checkpoint.every_steps
-        self._tickets = Tickets(client, self._outbox, self._feed, place.generation, every, self._record.first_step)
+        self._asking = Client(env.coordinator_url, env.token, IMPATIENCE, patient=False)
+        self._tickets = Tickets(
+            self._asking, self._outbox, self._feed, place.generation, every, self._record.first_step
+        )
 
     def close(self) -> None:
+        self._receiver.close()
         self._outbox.close()
         self._feed.close()
+        self._asking.close()
 
     def run(self) -> int:
         """Table of contents of a training run."""
@@ -123,33 +128,14 @@ class Worker:
 
     def _step(self, plan: wire.StepPlan) -> None:
         began = time.perf_counter()
-        work, delivered = self._receive(plan)
+        received = self._receiver.take(plan)
         waited = time.perf_counter() - began
-        result = self._engine.step(work, began)
+        if (following := self._feed.peek(plan.step + 1)) is not None:
+            self._receiver.begin(following)
+        result = self._engine.step(received.work, began)
         seconds = time.perf_counter() - began
-        report = _report(plan, self._place.rank, result, delivered, seconds, waited)
+        report = _report(plan, self._place.rank, result, received.delivered, seconds, waited)
         self._outbox.put("/v1/reports", plan.step, report)
-
-    def _receive(self, plan: wire.StepPlan) -> tuple[Work, int]:
-        """This rank's part of the plan with its tokens, which must be those of the plan; and their digest."""
-        rank = self._place.rank
-        seat = self._record.seats[rank]
-        mine = parts(plan.tasks, seat.replica)
-        arrays = self._handover.receive(plan.generation, plan.step, rank, _PATIENCE)
-        batches.check(arrays, mine.values(), self._record.vocabulary)
-        operations = [
-            o for s in plan.operations if (s.replica, s.stage) == (seat.replica, seat.stage) for o in s.operations
-        ]
-        work = Work(
-            step=plan.step,
-            parts=mine,
-            operations=operations,
-            batch=batches.load(arrays, self._device),
-            valid=batches.valid_labels(arrays),
-            labels=plan.labels,
-            plan=int(plan.digest[-12:], 16),
-        )
-        return work, batches.delivered(arrays)
 
     def _save(self, ticket: wire.Ticket) -> None:
         place, step = self._place, ticket.step
@@ -168,9 +154,9 @@ class Worker:
         a peer that went on alone waits for this one to leave.
         """
         self._saver.wait()
-        self._outbox.flush(_PATIENCE)
+        self._outbox.flush(PATIENCE)
         try:
-            self._outbox.flush(_PATIENCE if ticket.end == "Completed" else _PARTING, saved=ticket.step)
+            self._outbox.flush(PATIENCE if ticket.end == "Completed" else _PARTING, saved=ticket.step)
         except Retryable:
             if ticket.end == "Completed":
                 raise

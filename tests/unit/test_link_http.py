@@ -8,7 +8,7 @@ import pytest
 
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.wire import Finished, Registered, Rendezvous
-from coxswain_link.http import AsyncClient, Ended
+from coxswain_link.http import AsyncClient, Client, Ended
 from coxswain_link.metrics import build
 from coxswain_link.serve import Service
 from coxswain_link.status import StatusServer, addresses
@@ -94,6 +94,15 @@ async def test_the_end_of_the_job_reaches_the_caller(client):
 
 async def test_a_busy_service_is_asked_again(client):
     assert await client.get("/v1/flaky", Registered) == Registered(generation=3)
+
+
+async def test_a_busy_service_is_not_asked_again_by_the_impatient(service):
+    hurried = AsyncClient(service, "secret", deadline=5, patient=False)
+    with pytest.raises(Retryable, match="busy"):
+        await hurried.get("/v1/flaky", Registered)
+    await hurried.close()
+    with Client(service, "secret", deadline=5, patient=False) as blocking, pytest.raises(Retryable, match="busy"):
+        await asyncio.to_thread(blocking.get, "/v1/flaky", Registered)
 
 
 async def test_an_absent_service_is_retryable_once_the_deadline_is_over():

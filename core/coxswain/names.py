@@ -21,6 +21,7 @@ ANNOTATION_STOP_AT = "coxswain.dev/stop-at-step"
 # Environment of every service's container. Written by the operator's manifests, read by coxswain_link.environment.
 ENV_NAME = "COXSWAIN_NAME"  # `trainer-2`, `loader-0`, `coordinator`: stable over incarnations
 ENV_INDEX = "COXSWAIN_INDEX"
+ENV_INCARNATION = "COXSWAIN_INCARNATION"  # how many pods the member had before this one
 ENV_COORDINATOR = "COXSWAIN_COORDINATOR_URL"
 ENV_JOB_DIR = "COXSWAIN_JOB_DIR"  # holds job.json (ConfigMap)
 ENV_TOKEN_DIR = "COXSWAIN_TOKEN_DIR"  # holds token (Secret)

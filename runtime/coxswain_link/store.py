@@ -15,7 +15,7 @@ from obstore.store import LocalStore
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import CoxswainError, Refused, Retryable
-from coxswain.names import ENV_STORE_PATIENCE
+from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
 from coxswain_link.s3 import Access, find_access, open_s3
 from coxswain_link.store_attempt import Attempt, Listing, ObjectInfo, where
 from coxswain_link.store_faults import ERRORS, Away, Damaged, Denied, NoBucket, NotFound, translated
@@ -33,7 +33,8 @@ class Store:
     """Objects under one uri; keys are relative paths. Errors: NotFound, Refused (Denied, Damaged), Away.
 
     On S3 a call is repeated for `patience` seconds while it fails in a way that may pass; `trouble` says which, meanwhile.
-    Refused credentials and a missing bucket may pass only where they have been seen to work, or are `known` to have worked.
+    Refused credentials and a missing bucket (NoBucket) may pass only where they have been seen to work, or are `known` to
+    have worked; a bucket that is gone from there is Away.
     """
 
     def __init__(
@@ -110,12 +111,12 @@ class Store:
             return self._access.fault  # there was nothing to send
         if isinstance(fault, NotFound):
             self._worked, self.trouble = True, ""
-        return fault
+        return Away(str(fault)) if isinstance(fault, NoBucket) and self._worked else fault
 
     def _may_pass(self, error: BaseException) -> bool:
-        if isinstance(error, (NoBucket, Refused)):
+        if isinstance(error, Refused):
             return self._worked and not isinstance(error, Damaged)
-        return isinstance(error, Retryable) and not isinstance(error, NotFound)
+        return isinstance(error, Retryable) and not isinstance(error, (NotFound, NoBucket))
 
     def _tell(self, state: tenacity.RetryCallState) -> None:
         assert state.outcome is not None
@@ -127,6 +128,11 @@ def store_patience() -> float:
     return float(os.environ.get(ENV_STORE_PATIENCE, _PATIENCE))
 
 
+def _had_predecessors() -> bool:
+    """Whether this pod replaces another one of its member: what that one had found is no slip of the user's."""
+    return int(os.environ.get(ENV_INCARNATION, "0")) > 0
+
+
 def open_store(
     uri: str,
     endpoint: EndpointConfig | None = None,
@@ -136,7 +142,8 @@ def open_store(
 ) -> Store:
     """Opens file:///folder or s3://bucket/prefix. `create` makes a missing local folder (for what we write).
 
-    `known`: another process of the job has used it, so that a bucket that is not there will come back.
+    `known`: another process of the job has used it, so that a bucket that is not there will come back; so it will for a pod
+    that is not the first of its member.
     """
     parts = urlsplit(uri)
     if parts.scheme == "file":
@@ -145,7 +152,7 @@ def open_store(
         endpoint = endpoint or EndpointConfig()
         access = find_access(endpoint, secrets_dir)
         backend = open_s3(parts.netloc, parts.path.strip("/"), endpoint, access)
-        return Store(backend, uri, access, store_patience(), known)
+        return Store(backend, uri, access, store_patience(), known or _had_predecessors())
     raise Refused("UnknownScheme", f"uri {uri!r}: allowed are s3://bucket/prefix and file:///folder")
 
 

@@ -21,7 +21,7 @@ class Away(Retryable):
 
 
 class NoBucket(Away):
-    """There is no such bucket, perhaps not any more or not yet again."""
+    """There is no such bucket, and nobody of the job has ever seen it."""
 
 
 class Garbled(Away):

@@ -17,9 +17,9 @@ import pytest
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
-from coxswain.names import ENV_STORE_PATIENCE
+from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
 from coxswain_coordinator.checkpoint_store import CheckpointStore
-from coxswain_link.store import NoBucket, Store, open_store
+from coxswain_link.store import Away, NoBucket, Store, open_store
 from tests.faults import Refuse, every
 from tests.local.jobs import Object, Run, job_objects, wait_for_step, wait_until, write_corpus
 from tests.s3proxy import S3Proxy, any_call, drawn, lost, nothing
@@ -234,6 +234,13 @@ def test_a_checkpoint_uri_in_a_bucket_that_is_not_there_is_the_users_fault(s3, t
     with pytest.raises(Refused, match=r"checkpoint\.uri: s3://nowhere/runs/run\.json") as caught:
         CheckpointStore(make_job(tmp_path), store(s3, "s3://nowhere/runs")).open()
     assert caught.value.reason == "CheckpointNotFound"
+
+
+def test_a_coordinator_that_replaces_another_one_takes_it_for_an_outage(s3, tmp_path, monkeypatch):
+    monkeypatch.setenv(ENV_INCARNATION, "1")
+    monkeypatch.setenv(ENV_STORE_PATIENCE, "0.1")
+    with pytest.raises(Away, match=r"s3://nowhere/runs/run\.json: there is no such bucket"):
+        CheckpointStore(make_job(tmp_path), store(s3, "s3://nowhere/runs")).open()
 
 
 def test_wrong_keys_are_refused_by_the_place_they_were_used_at(s3, tmp_path):

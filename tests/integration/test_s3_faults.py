@@ -12,7 +12,7 @@ import pytest
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
-from coxswain.names import ENV_STORE_PATIENCE
+from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
 from coxswain_link import s3 as opening
 from coxswain_link.store import Away, Damaged, NoBucket, NotFound, Store, open_store
 from tests.faults import Corrupt, Cut, Delay, Lose, Refuse, drawn_from, every
@@ -133,9 +133,9 @@ def test_a_bucket_that_stays_lost_is_named_and_its_objects_do_not_count_as_delet
     store.put("key", b"value")
     proxy.plan = lost(BUCKET)
     for call in (store.get, store.head, store.exists, store.delete, lambda key: store.create(key, b""), store.list):
-        with pytest.raises(NoBucket, match="s3://store/lost/key: there is no such bucket") as caught:
+        with pytest.raises(Away, match="s3://store/lost/key: there is no such bucket") as caught:
             call("key")
-        assert not isinstance(caught.value, NotFound)
+        assert not isinstance(caught.value, (NotFound, NoBucket))
 
 
 def test_a_bucket_that_was_never_there_is_said_at_once(proxy: S3Proxy, opened: Opened) -> None:
@@ -145,6 +145,19 @@ def test_a_bucket_that_was_never_there_is_said_at_once(proxy: S3Proxy, opened: O
     with pytest.raises(NoBucket, match="s3://store/never/key: there is no such bucket"):
         store.get("key")
     assert time.monotonic() - began < 10
+
+
+def test_a_bucket_that_is_lost_when_a_pod_replaces_another_one_is_waited_for(
+    proxy: S3Proxy, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENV_INCARNATION, "1")
+    store = opened("replaced")
+    proxy.plan = lost(BUCKET)
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(store.create, "key", b"value")
+        wait_until(lambda: store.trouble, "the store says that it waits")
+        proxy.plan = nothing
+        assert made.result(timeout=30)
 
 
 def test_keys_that_are_refused_at_first_are_refused_at_once(proxy: S3Proxy, opened: Opened) -> None:

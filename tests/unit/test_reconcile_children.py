@@ -46,6 +46,13 @@ def test_a_pods_host_name_does_not_change_with_its_incarnation_but_its_name_does
 
 
 @pytest.mark.parametrize("member", ROLES)
+def test_every_container_knows_how_many_pods_its_member_had_before(member: str) -> None:
+    spec = made(member, 3)["spec"]
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        assert environment(container)["COXSWAIN_INCARNATION"] == "3"
+
+
+@pytest.mark.parametrize("member", ROLES)
 def test_no_container_runs_with_more_rights_than_it_needs(member: str) -> None:
     spec = made(member)["spec"]
     assert spec["automountServiceAccountToken"] is False and spec["restartPolicy"] == "Never"

@@ -78,7 +78,7 @@ def ports(service: Service) -> list[dict[str, Any]]:
 
 
 def environment(service: Service, job: Manifest, secrets: bool) -> list[dict[str, Any]]:
-    """Without ENV_NAME and ENV_INDEX, which each pod adds."""
+    """Without ENV_NAME, ENV_INDEX and ENV_INCARNATION, which each pod adds."""
     name = job["metadata"]["name"]
     plain = {
         names.ENV_COORDINATOR: f"http://{name}-coordinator.{name}:{names.PORT_COORDINATOR}",

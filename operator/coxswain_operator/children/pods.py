@@ -43,10 +43,16 @@ class PodPlan:
         head = self._heads[role]
         own = {names.LABEL_INDEX: digits or "0", names.LABEL_INCARNATION: str(number)}
         metadata = {**head, "name": self.name(member, number), "labels": {**head["labels"], **own}}
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": self._spec(role, member, digits)}
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": self._spec(role, member, digits, number),
+        }
 
-    def _spec(self, role: str, member: str, digits: str) -> Manifest:
-        spec, own = self._specs[role], {names.ENV_NAME: member, names.ENV_INDEX: digits or "0"}
+    def _spec(self, role: str, member: str, digits: str, number: int) -> Manifest:
+        spec = self._specs[role]
+        own = {names.ENV_NAME: member, names.ENV_INDEX: digits or "0", names.ENV_INCARNATION: str(number)}
         lists: Manifest = {k: [_named(c, own) for c in spec[k]] for k in ("initContainers", "containers") if k in spec}
         return {**spec, **lists, "hostname": f"{self.job['metadata']['name']}-{member}"}
 

@@ -21,6 +21,7 @@ from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
 from coxswain_coordinator.checkpoint_store import CheckpointStore
 from coxswain_link.store import Away, NoBucket, Store, open_store
 from tests.faults import Refuse, every
+from tests.local.failures import note
 from tests.local.jobs import Object, Run, job_objects, wait_for_step, wait_until, write_corpus
 from tests.s3proxy import S3Proxy, any_call, drawn, lost, nothing
 from tests.s3server import S3Server
@@ -142,7 +143,9 @@ def store_away(run: Run) -> Object:
     """What the job says once it waits for the store."""
     told = "the job says what it waits for"
     wait_until(lambda: condition(run, "Degraded").get("reason") == "StoreAway", told, 40)
-    return condition(run, "Degraded")
+    said = condition(run, "Degraded")
+    note(f"Degraded, StoreAway: {said['message']}")
+    return said
 
 
 def export(server: S3Server | S3Proxy, run: str, s3: S3Server, output: Path) -> bytes:

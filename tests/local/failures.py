@@ -26,6 +26,10 @@ SAW = "COXSWAIN_TESTS_SAW"  # names the file to which tests add what was to be s
 RUNS = [ROOT / "tests/local" / f"test_{name}_bad_input.py" for name in ("run", "checkpoint", "data", "machine")]
 """Whole runs of `cox run`."""
 
+KILLS = [ROOT / "tests/local" / f"test_run_{name}.py" for name in ("faults", "crash_points")]
+OUTAGES = [ROOT / "tests/integration/test_run_s3.py"]
+"""Whole runs to which something happens. Of `OUTAGES` only those tests count that note what was told."""
+
 PARTS = [ROOT / "tests/unit" / f"test_{name}_bad_input.py" for name in ("data", "checkpoint")]
 OTHERS = [
     ROOT / "tests/unit" / f"test_{name}.py"
@@ -48,6 +52,11 @@ What happens in the cluster, and what to do about it, is in [operations](operati
 
 The first tables are whole runs, in the words that `cox run` printed. Exit 1: the job failed on what only its services can see.
 Exit 2: refused before anything started. Exit 0: the run went on, and somebody else was told.
+"""
+_FAULTS = """# Kills and outages
+
+Whole runs again. Exit 0: the run ended with the digests and losses of a calm one, and meanwhile its events or conditions
+said this.
 """
 _PARTS = """# Single parts
 
@@ -75,8 +84,8 @@ class Seen:
 
 
 def keep(output: str, code: int | None) -> None:
-    """Called by every run of the tests: notes what it printed, where that is wanted and it ended badly."""
-    if code:
+    """Called by every run of the tests: notes what it printed, where that is wanted and it ended badly by itself."""
+    if code is not None and code > 0:
         note(output, code)
 
 
@@ -145,6 +154,9 @@ def page(seen: list[Seen]) -> str:
     lines = [_HEAD]
     for file in RUNS:
         lines += [*_table(file, seen, ("fault", "exit", "what the user saw")), ""]
+    lines.append(_FAULTS)
+    for file in (*KILLS, *OUTAGES):
+        lines += [*_table(file, seen, ("fault", "exit", "what the user saw")), ""]
     lines.append(_PARTS)
     for file in (*PARTS, *OTHERS):
         lines += [*_table(file, seen, ("fault", "what is said")), ""]
@@ -194,7 +206,7 @@ def rules() -> Iterator[str]:
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "seen"
-        files = map(str, (*RUNS, *PARTS, *OTHERS))
+        files = map(str, (*RUNS, *KILLS, *OUTAGES, *PARTS, *OTHERS))
         command = [sys.executable, "-m", "pytest", "-p", "tests.local.failures", "-m", "slow or not slow", *files]
         done = subprocess.run(command, env={**os.environ, SAW: str(target)}, cwd=ROOT, check=False)
         if done.returncode:

@@ -146,6 +146,11 @@ class Run:
     def events(self) -> list[str]:
         return [line["reason"] for line in self._lines("events.jsonl")]
 
+    def warnings(self) -> str:
+        """What its events warned of."""
+        told = [f"{line['reason']}: {line['message']}" for line in self._lines("events.jsonl") if line["warning"]]
+        return "; ".join(told) or "nothing"
+
     def digests(self) -> list[tuple[str, str]]:
         steps = self.steps()
         assert sorted(steps) == list(range(len(steps))), f"steps are missing: {sorted(steps)}"

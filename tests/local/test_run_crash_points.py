@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.local.failures import note
 from tests.local.jobs import SERVICES, STEPS, Footprint, Run, find_service, job_objects
 
 pytestmark = pytest.mark.timeout(240)
@@ -55,6 +56,7 @@ def test_a_process_killed_between_two_writes_costs_no_data_and_leaves_nothing(tm
     # A worker and a mold are replaced within their pod.
     assert counters(run) == (0, {"counted": int(service in ("coordinator", "agent")), "ignored": 0})
     footprint.assert_gone()
+    note(run.warnings())
 
 
 def test_cox_killed_between_the_steps_and_the_manifest_of_a_checkpoint_goes_on_with_the_same_command(
@@ -70,3 +72,4 @@ def test_cox_killed_between_the_steps_and_the_manifest_of_a_checkpoint_goes_on_w
     assert run.run() == 0, run.output + run.logs()
     assert (run.digests(), run.losses()) == (calm.digests(), calm.losses())
     assert counters(run) == (0, {"counted": 0, "ignored": PODS})
+    note(run.warnings())

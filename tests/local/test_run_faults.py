@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.local.failures import note
 from tests.local.jobs import SERVICES, STEPS, Run, job_objects, kill_service
 
 pytestmark = pytest.mark.timeout(240)
@@ -20,3 +21,4 @@ def test_a_killed_service_costs_no_data_and_leaves_nothing(tmp_path, corpus, cal
     assert run.steps()[STEPS - 1]["worldGeneration"] == (2 if service in NEW_WORLD else 1)
     assert run.losses()[-1] == pytest.approx(calm.losses()[-1], rel=1e-5)
     footprint.assert_gone()
+    note(run.warnings())

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from tests.local.failures import PAGE, PARTS, RUNS, Seen, claims_of, page, rules, saw, words
+from tests.local.failures import KILLS, PAGE, PARTS, RUNS, Seen, claims_of, page, rules, saw, words
 
 TEXT = PAGE.read_text() if PAGE.exists() else ""
 
 
-@pytest.mark.parametrize("file", [*RUNS, *PARTS], ids=lambda path: path.name)
+@pytest.mark.parametrize("file", [*RUNS, *KILLS, *PARTS], ids=lambda path: path.name)
 def test_every_test_of_bad_input_has_its_line(file) -> None:
     _, names = claims_of(file)
     missing = [name for name in names if f"\n| {words(name)}" not in TEXT]

@@ -1,11 +1,12 @@
 """What the benches of the engine and of recovery make of their measurements."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from bench.engine_table import System, check_same, summary, tell
-from bench.recovery import judge
+from bench.recovery import judge, standing
 from bench.recovery import tell as tell_recovery
 
 
@@ -42,19 +43,29 @@ def steps(*ends: float, first: int = 0, world: int = 1) -> list[tuple[float, int
 
 
 def test_a_kill_that_only_delays_costs_its_longest_gap():
-    found = judge("loader", [*steps(1, 2, 3.1), *steps(4, 7, 8, first=3)], at=3.5)
+    found = judge("loader", [*steps(1, 2, 3.1), *steps(4, 7, 8, first=3)], at=3.5, between=0.0)
     assert (found.pause, found.resumed, found.redone, found.generations, found.cost) == (3, 0, 0, 0, 3)
 
 
 def test_a_kill_that_costs_a_world_is_timed_to_the_first_step_of_the_next():
-    found = judge("worker", [*steps(1, 2, 3), *steps(5.5, 6, 7, first=1, world=2)], at=3.25)
+    found = judge("worker", [*steps(1, 2, 3), *steps(5.5, 6, 7, first=1, world=2)], at=3.25, between=0.0)
     assert (found.pause, found.resumed, found.redone, found.generations) == (2.5, 2.25, 2, 1)
     assert found.cost == 2.5
     assert "next world's first step after 2.25 s" in tell_recovery("worker", [found])
 
 
-@pytest.mark.parametrize(("late", "cost"), [(5.0, 0.0), (6.5, 2.5)])
-def test_no_step_stands_still_as_long_as_none_takes_twice_the_longest_before(late, cost):
-    found = judge("coordinator", [*steps(1, 2, 3, 4), (late, 4, 1), (late + 1, 5, 1)], at=4.0)
-    assert found.cost == cost
+@pytest.mark.parametrize(("between", "cost"), [(0.9, 0.0), (1.1, 1.1)])
+def test_a_step_stands_still_when_a_rank_waits_for_it_longer_than_a_step_takes(between, cost):
+    found = judge("coordinator", steps(1, 2, 3, 4, 6.5, 7), at=4.0, between=between)
+    assert (found.pause, found.cost) == (2.5, cost)
     assert tell_recovery("coordinator", [found]).endswith("MISSED" if cost else "met")
+
+
+def test_ranks_stand_from_the_end_of_a_step_to_the_begin_of_the_next_of_the_same_world():
+    """Rank 1 waits for 0.25 s before step 2; before that, and from world to world, it does not count."""
+    ends = [(0, 1, 1.0), (1, 1, 5.0), (2, 1, 6.25), (2, 2, 20.0)]
+    lines = [
+        {"step": step, "worldGeneration": world, "ranks": [{"rank": 1, "ended": end, "seconds": 1.0}]}
+        for step, world, end in ends
+    ]
+    assert standing(SimpleNamespace(_lines=lambda name: lines), after=5.5) == 0.25

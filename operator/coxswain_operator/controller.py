@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -30,8 +29,6 @@ from coxswain_operator.reconcile.values import (
 )  # fmt: skip
 from coxswain_operator.settings import Settings
 from coxswain_operator.steady import SteadyClock
-
-log = logging.getLogger(__name__)
 
 WATCHED = ("TrainingJob", "Pod", "DataSource", "DataMix", "ParallelismPolicy")
 COALESCE_SECONDS = 0.05  # changes that come together are one pass

@@ -13,7 +13,6 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
-import numpy as np
 import pytest
 import torch.distributed as dist
 from aiohttp import web
@@ -29,42 +28,18 @@ from coxswain.config import (
 )
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.layout import Device, uniform_layout
-from coxswain.membership.values import Sequence
-from coxswain.plan.values import Operation, Slice, StageOperations, Task
 from coxswain_link.environment import Environment
 from coxswain_link.handover import HandoverServer
 from coxswain_link.metrics import build
 from coxswain_link.serve import Service
-from coxswain_link.steparrays import Buffer, StepArrays, StepSlice, pack
+from coxswain_link.steparrays import Buffer, pack
 from coxswain_link.store import open_store
 from coxswain_train import worker
 from coxswain_train.orders import Place
 from tests.distributed import training
+from tests.step_samples import LENGTH, arrays, plan
 
-LENGTH = 12
 LAYOUT = uniform_layout([Device(0, 0)], layers=training.MODEL.layers)
-
-
-def plan(step: int) -> wire.StepPlan:
-    task = Task(index=0, kind="pack", replicas=(0,), slices=(Slice(0, 0, 0, LENGTH),))
-    return wire.StepPlan(
-        generation=1,
-        step=step,
-        sequences=(Sequence("code", 0, step, 0, LENGTH, LENGTH),),
-        tasks=(task,),
-        operations=(StageOperations(0, 0, (Operation("F", 0), Operation("B", 0))),),
-        labels=LENGTH - 1,
-        digest=f"sha256:{step:064x}",
-        makespan_seconds=1.0,
-        makespan_over_bound=1.0,
-    )
-
-
-def arrays(step: int, token: int = 7, start: int = 0) -> StepArrays:
-    tokens = np.full(LENGTH, token, dtype=np.int32)
-    labels = np.concatenate((tokens[1:], [-100])).astype(np.int32)
-    slices = (StepSlice(0, 0, start, start + LENGTH, 0),)
-    return StepArrays(1, step, tokens, labels, np.arange(LENGTH, dtype=np.int32), slices)
 
 
 @dataclass

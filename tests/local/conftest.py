@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.local.jobs import Run, job_objects, write_corpus
+from tests.local.jobs import job_objects, whole_run, write_corpus
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +25,3 @@ def calm(tmp_path_factory, corpus):
     """Of the same shape as most disturbed runs, so that losses may be compared closely."""
     folder = tmp_path_factory.mktemp("calm")
     return whole_run(folder, job_objects(corpus, f"file://{folder}/checkpoints"))
-
-
-def whole_run(folder, objects):
-    run = Run(folder, objects)
-    assert run.run() == 0, run.output + run.logs()
-    return run

@@ -173,6 +173,13 @@ class Run:
         return [json.loads(line) for line in complete if line]
 
 
+def whole_run(folder: Path, objects: list[Object]) -> Run:
+    """A run that nothing disturbs, at its end."""
+    run = Run(folder, objects)
+    assert run.run() == 0, run.output + run.logs()
+    return run
+
+
 def descendants(pid: int) -> Iterator[int]:
     """All processes below `pid`."""
     for child in _children(pid):

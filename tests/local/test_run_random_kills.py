@@ -12,7 +12,7 @@ from os import close, pidfd_open
 
 import pytest
 
-from tests.local.jobs import SERVICES, STEPS, Footprint, Run, find_service, job_objects
+from tests.local.jobs import SERVICES, STEPS, Footprint, Run, find_service, job_objects, whole_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -32,9 +32,7 @@ def calm(tmp_path_factory, corpus):
     def of(trainers: int) -> Run:
         if trainers not in known:
             folder = tmp_path_factory.mktemp("calm")
-            run = Run(folder, job_objects(corpus, f"file://{folder}/checkpoints", trainers=trainers))
-            assert run.run() == 0, run.output + run.logs()
-            known[trainers] = run
+            known[trainers] = whole_run(folder, job_objects(corpus, f"file://{folder}/checkpoints", trainers=trainers))
         return known[trainers]
 
     return of

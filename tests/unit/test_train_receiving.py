@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 import torch
 
 from coxswain.errors import Refused, Stale
 from coxswain.layout import Device, Seat
-from coxswain.membership.values import Sequence
-from coxswain.plan.values import Operation, Slice, StageOperations, Task
-from coxswain.wire import StepPlan
-from coxswain_link.handover import Handover, HandoverServer
-from coxswain_link.steparrays import NO_LABEL, Buffer, StepArrays, StepSlice, pack
+from coxswain_link.steparrays import Buffer, pack
 from coxswain_train.receiving import Receiver
+from tests.step_samples import LENGTH, arrays, plan
+from tests.unit.test_data_handover import served
 
-LENGTH, VOCABULARY = 6, 32
+VOCABULARY = 32
 Provide = Callable[[int, float], Buffer | None]
 
 
-def plan(step: int, digest: int = 1) -> StepPlan:
-    task = Task(index=0, kind="pack", replicas=(0,), slices=(Slice(0, 0, 0, LENGTH),))
-    return StepPlan(
-        generation=1, step=step, sequences=(Sequence("code", 0, step, 0, LENGTH, LENGTH),), tasks=(task,),
-        operations=(StageOperations(0, 0, (Operation("F", 0), Operation("B", 0))),), labels=LENGTH - 1,
-        digest=f"sha256:{digest:064x}", makespan_seconds=1.0, makespan_over_bound=1.0,
-    )  # fmt: skip
-
-
 def buffer(step: int) -> Buffer:
-    tokens = np.full(LENGTH, step, np.int32)
-    labels = np.append(tokens[1:], NO_LABEL).astype(np.int32)
-    positions = np.arange(LENGTH, dtype=np.int32)
-    return pack(StepArrays(1, step, tokens, labels, positions, (StepSlice(0, 0, 0, LENGTH, 0),)))
+    return pack(arrays(step, token=step))
 
 
 class Constructor:
@@ -58,13 +42,10 @@ def constructor() -> Constructor:
 
 @pytest.fixture
 def receiver(constructor: Constructor) -> Iterator[Receiver]:
-    name = f"\0coxswain-test-{uuid.uuid4()}"
-    server = HandoverServer(name, "t", constructor)
-    with Handover(name, "t") as handover:
-        found = Receiver(handover, Seat(0, Device(0, 0), 0, 0, 0), VOCABULARY, torch.device("cpu"))
+    with served(constructor) as connect:
+        found = Receiver(connect("t"), Seat(0, Device(0, 0), 0, 0, 0), VOCABULARY, torch.device("cpu"))
         yield found
         found.close()
-    server.close()
 
 
 def test_what_was_fetched_ahead_is_taken_without_asking_again(receiver: Receiver, constructor: Constructor) -> None:

@@ -1,7 +1,7 @@
-"""The run of `tests/local/golden`: `python -m tests.local.golden_run` begins it with the code of today and packs it.
+"""Begins and packs the run of `tests/local/golden`: `python -m tests.local.golden_run`.
 
-The archive holds the corpus, the work directory, the checkpoint location, and the digests of a whole run over that corpus.
-Paths and addresses of the machine stand in its text files as `@FOLDER@` and `@S3@`.
+The archive holds the corpus, the work directory, the checkpoint location, and the digests of a
+whole run over that corpus. Paths and addresses of the machine stand in its text files as `@FOLDER@` and `@S3@`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """A run of release 0.1 goes on with the code of today.
 
-`golden/run-0.1.tar.gz` holds such a run: `cox` was killed behind its first checkpoint, and its plan log was ahead of that.
-The test unpacks it and repeats the command. The archive names the run's folder and the server's address as `@FOLDER@` and
-`@S3@` in the work directory's text files; the test puts the real ones there. Plan log, checkpoint and index go back byte for
-byte: none of them holds a uri.
+`golden/run-0.1.tar.gz` holds such a run: `cox` was killed behind its first checkpoint, and its
+plan log was ahead of that. The test unpacks it and repeats the command. The archive names the
+run's folder and the server's address as `@FOLDER@` and `@S3@` in the work directory's text files;
+the test puts the real ones there. Plan log, checkpoint and index go back byte for byte: none of
+them holds a uri.
 
-A block's key holds the ETag of its object. A file's ETag is made of its inode and its time, which unpacking changes; so the
-sources lie on an S3 server, where the ETag is the MD5 of the content. The recorded index is therefore valid as it is, and
-the test sees that the run writes none of it again.
+A block's key holds the ETag of its object. A file's ETag is made of its inode and its time, which
+unpacking changes; so the sources lie on an S3 server, where the ETag is the MD5 of the content.
+The recorded index is therefore valid as it is, and the test sees that the run writes none of it
+again.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The contract besides the messages: paths, names, keys, hashes, reasons, binary forms and the lines of `--json`.
+"""The contract besides the messages: paths, names, keys, hashes, binary forms, `--json` lines.
 
 `python -m tests.unit.golden_contract` writes the other files of `tests/unit/golden` from the code of today.
 """
@@ -143,7 +143,7 @@ def unpacked(content: bytes) -> StepArrays:
 
 
 def errors() -> Object:
-    """What a loader adds to an error of Flight, and the kinds of errors that a termination message names as its reason."""
+    """What a loader adds to an error of Flight, and the errors that a termination message names."""
     raised = (Stale("a"), Retryable("b"), Refused("Reason", "c"))
     found = [flight._to_flight(error).extra_info.decode() for error in raised]
     return {"of a loader": found, "kinds": [kind.__name__ for kind in (Stale, Retryable, Away, NotFound, NoBucket)]}

@@ -14,7 +14,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stderr
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,7 +59,8 @@ def contract() -> Object:
     """As JSON keeps it."""
     found = {
         "routes": routes(), "headers": [wire.TOKEN_HEADER, wire.GENERATION_HEADER], "keys": keys(), "hashes": hashes(),
-        "names": constants(), "metrics": [[*astuple(metric)] for metric in metrics.METRICS], "binary": binary(),
+        "names": constants(), "metrics": [[m.service, m.name, m.kind, m.labels, m.buckets] for m in metrics.METRICS],
+        "binary": binary(),
         "cox run --json": run_lines(), "cox validate --json": asdict(Fault(*"abcdef", 7, "h")), "errors": errors(),
         "local cluster": local_files(), "constants of cox plan": [*msgspec.structs.asdict(full(Constants))],
     }  # fmt: skip

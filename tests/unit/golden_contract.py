@@ -22,25 +22,26 @@ import msgspec
 import numpy as np
 
 from coxswain import config, digests, index, layout, membership, metrics, names, planlog, wire
-from coxswain.api.faults import Fault
+from coxswain.api.field_errors import FieldError
 from coxswain.block import BlockEntry
 from coxswain.cost.constants import Constants
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.membership.values import Sequence
 from coxswain.plan import assemble, values
-from coxswain_cli.jsonlines import JsonLines
+from coxswain_cli.jsonlines import JsonOutput
 from coxswain_cli.progress import View
-from coxswain_cli.workdir import Event
-from coxswain_coordinator import checkpoint_store, checkpoints, world
-from coxswain_coordinator.run import Run
-from coxswain_coordinator.service import Calls
+from coxswain_cli.workdir import LoggedEvent
+from coxswain_coordinator.api.handlers import Handlers
+from coxswain_coordinator.checkpoint import store, validation
+from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.world import formation
 from coxswain_link import flight
-from coxswain_link.serve import Service
-from coxswain_link.steparrays import StepArrays, StepSlice, pack, unpack
-from coxswain_link.store import Away, NoBucket, NotFound
-from coxswain_operator.cluster import Happening
+from coxswain_link.http_server import HttpService
+from coxswain_link.step_buffer import StepArrays, StepSlice, pack, unpack
+from coxswain_link.store import BucketNotFound, NotFound, StoreUnavailable
 from coxswain_operator.local import LocalCluster
 from coxswain_operator.local.objects import Objects
+from coxswain_operator.views import Event
 from tests.unit.golden_samples import full
 
 Object = dict[str, Any]
@@ -61,7 +62,7 @@ def contract() -> Object:
         "routes": routes(), "headers": [wire.TOKEN_HEADER, wire.GENERATION_HEADER], "keys": keys(), "hashes": hashes(),
         "names": constants(), "metrics": [[m.service, m.name, m.kind, m.labels, m.buckets] for m in metrics.METRICS],
         "binary": binary(),
-        "cox run --json": run_lines(), "cox validate --json": asdict(Fault(*"abcdef", 7, "h")), "errors": errors(),
+        "cox run --json": run_lines(), "cox validate --json": asdict(FieldError(*"abcdef", 7, "h")), "errors": errors(),
         "local cluster": local_files(), "constants of cox plan": [*msgspec.structs.asdict(full(Constants))],
     }  # fmt: skip
     return cast("Object", json.loads(json.dumps(found)))
@@ -82,7 +83,7 @@ class _Table:
 
 def routes() -> list[str]:
     table = _Table()
-    Calls(cast("Run", None), lambda: None).routes(cast("Service", table))
+    Handlers(cast("JobState", None), lambda: None).routes(cast("HttpService", table))
     return sorted(table.found)
 
 
@@ -93,7 +94,7 @@ def keys() -> list[str]:
         planlog.membership_key(4),
         planlog.placement_key(5, 6),
     ]
-    return [*log, planlog.manifest_key(7), planlog.steps_key(8), index.object_key("abcd"), checkpoint_store.RUN_KEY]
+    return [*log, planlog.manifest_key(7), planlog.steps_key(8), index.object_key("abcd"), store.RUN_KEY]
 
 
 def constants() -> list[Any]:
@@ -107,8 +108,8 @@ def hashes() -> Object:
     one, tokens = full(Sequence), np.array([2, 3, 5])
     token_digest = digests.tokens_digest(tokens)
     return {
-        "job": world.digest_of(job),
-        "run": [checkpoints.stream_hash(job), checkpoints.stream_words(job)],
+        "job": formation.digest_of(job),
+        "run": [validation.stream_hash(job), validation.stream_words(job)],
         "model": job.model_hash(),
         "layout": full(layout.Layout).digest(),
         "placement": assemble.digest(full(values.Placement)),
@@ -129,7 +130,7 @@ def binary() -> Object:
         "step": os.pread(buffer.fd, 1 << 16, 0).hex(),
         "index": {name: [arrays[name].dtype.str, arrays[name].tolist()] for name in arrays.files},
         "flight": str(flight._SCHEMA),
-        "flight batch": [str(part) for part in flight._batch([flight.Part(2, np.array([3, 5], np.int32), "d")])],
+        "flight batch": [str(part) for part in flight._batch([flight.SlicePart(2, np.array([3, 5], np.int32), "d")])],
     }
 
 
@@ -147,13 +148,16 @@ def errors() -> Object:
     """What a loader adds to an error of Flight, and the errors that a termination message names."""
     raised = (Stale("a"), Retryable("b"), Refused("Reason", "c"))
     found = [flight._to_flight(error).extra_info.decode() for error in raised]
-    return {"of a loader": found, "kinds": [kind.__name__ for kind in (Stale, Retryable, Away, NotFound, NoBucket)]}
+    return {
+        "of a loader": found,
+        "kinds": [kind.reason for kind in (Stale, Retryable, StoreUnavailable, NotFound, BucketNotFound)],
+    }
 
 
 def run_lines() -> list[str]:
     """Each kind of line; the work directory's path is not part of it."""
-    out, event = io.StringIO(), Event("Reason", "message", "2026-01-02T03:04:05Z")
-    lines = JsonLines(out)
+    out, event = io.StringIO(), LoggedEvent("Reason", "message", "2026-01-02T03:04:05Z")
+    lines = JsonOutput(out)
     step = full(wire.StepLine)
     lines.show(
         View("small", "Running", "", 1, 2, 3.5, 4.5, 5.5, 6.5, "trainer-1", 7, "layout", (step,), (event,), (), 0.0)
@@ -172,8 +176,8 @@ def local_files() -> Object:
         folder = Path(name)
         stored = Objects(folder / "cluster", lambda: 0.0).create({**_JOB, "spec": {"image": "image"}})
         path = next((folder / "cluster").rglob("*.json"))
-        happening = Happening("Reason", "message", True, 1.5)
-        asyncio.run(LocalCluster(folder).publish(_JOB, happening))
+        event = Event("Reason", "message", True, 1.5)
+        asyncio.run(LocalCluster(folder).publish(_JOB, event))
         text = path.read_text().replace(stored["metadata"]["uid"], "UID")
         return {str(path.relative_to(folder)): text, "events.jsonl": (folder / "events.jsonl").read_text()}
 
@@ -209,7 +213,7 @@ def _refusals(nodes: list[ast.AST]) -> Iterator[str]:
     """First arguments of `Refused(...)` and its like, and each `reason=...`."""
     for call in (node for node in nodes if isinstance(node, ast.Call)):
         given = [keyword.value for keyword in call.keywords if keyword.arg == "reason"]
-        if isinstance(call.func, ast.Name) and call.func.id in ("Refused", "Fault", "Happening", "JobEvent"):
+        if isinstance(call.func, ast.Name) and call.func.id in ("Refused", "Fault", "Event", "FieldError", "JobEvent"):
             given += call.args[:1]
         for value in given:
             if isinstance(value, ast.Constant) and _SINGLE.fullmatch(str(value.value)):

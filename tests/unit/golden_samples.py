@@ -17,8 +17,9 @@ import msgspec.inspect as kinds
 from coxswain import block, boxes, config, layout, planlog, wire
 from coxswain.membership import values as membership
 from coxswain.plan import values as plan
-from coxswain_cli.reporting import record
-from coxswain_coordinator import checkpoints, steps
+from coxswain_cli.reporting import model
+from coxswain_coordinator import steps
+from coxswain_coordinator.checkpoint import validation
 from coxswain_link import flight, handover
 from coxswain_operator.reconcile import status
 
@@ -27,8 +28,8 @@ MESSAGES = Path(__file__).parent / "golden" / "messages.txt"
 NAMES: dict[str, type[msgspec.Struct]] = {
     "POST /v1/register": wire.Register,
     "reply to POST /v1/register": wire.Registered,
-    "reply to a member's report": wire.Received,
-    "POST /v1/beats": wire.Beat,
+    "reply to a member's report": wire.Ack,
+    "POST /v1/beats": wire.Heartbeat,
     "GET /v1/world": wire.World,
     "410 after the end": wire.Finished,
     "refusal": wire.Fault,
@@ -41,13 +42,13 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "GET /v1/blocks": wire.SourceBlocks,
     "plan of a step": wire.StepPlan,
     "GET /v1/plans": wire.StepPlans,
-    "GET /v1/steps": wire.Ticket,
-    "POST /v1/served": wire.Served,
+    "GET /v1/steps": wire.StepDirective,
+    "POST /v1/served": wire.DeliveredDigests,
     "timing of a task": wire.TaskTiming,
     "POST /v1/reports": wire.StepReport,
     "shard of a checkpoint": wire.Shard,
-    "POST /v1/saved": wire.Saved,
-    "manifests/step-N.json": wire.Manifest,
+    "POST /v1/saved": wire.ShardsSaved,
+    "manifests/step-N.json": wire.CheckpointManifest,
     "source of a report": wire.SourceReport,
     "GET /v1/report": wire.JobReport,
     "event of a report": wire.JobEvent,
@@ -57,7 +58,7 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "log/generations": planlog.Generation,
     "log/membership": planlog.MembershipSegment,
     "log/placements": planlog.PlacementSegment,
-    "run.json": checkpoints.RunRecord,
+    "run.json": validation.RunRecord,
     "line of timings.jsonl": steps.TimingLine,
     "planned task of timings.jsonl": steps.PlannedTask,
     "rank of timings.jsonl": steps.RankTiming,
@@ -102,12 +103,12 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "lastCheckpoint of a status": status.LastCheckpoint,
     "layout of a status": status.LayoutStatus,
     "attempt of a status": status.Attempt,
-    "steps.jsonl as a report reads it": record.Step,
-    "timings.jsonl as a report reads it": record.StepTiming,
-    "planned task as a report reads it": record.PlannedTask,
-    "rank as a report reads it": record.RankTiming,
-    "timings.jsonl as a glance reads it": record.Glance,
-    "planned task as a glance reads it": record.GlanceTask,
+    "steps.jsonl as a report reads it": model.RecordedStep,
+    "timings.jsonl as a report reads it": model.StepTiming,
+    "planned task as a report reads it": model.PlannedTask,
+    "rank as a report reads it": model.RankTiming,
+    "timings.jsonl as a glance reads it": model.Glance,
+    "planned task as a glance reads it": model.GlanceTask,
 }
 
 NOT_ENCODED = {boxes.Piece}

@@ -10,7 +10,7 @@ import pytest
 from coxswain import block, boxes, config, index, layout, planlog, wire
 from coxswain.membership import values as membership
 from coxswain.plan import values as plan
-from coxswain_cli.reporting import record
+from coxswain_cli.reporting import model
 from coxswain_coordinator import steps
 from coxswain_link import flight, handover
 from coxswain_operator.reconcile import status
@@ -18,7 +18,7 @@ from tests.unit import golden_contract, golden_samples
 from tests.unit.golden_samples import NAMES, NOT_ENCODED, full, least, recorded
 
 MODULES = (
-    wire, planlog, block, boxes, config, layout, membership, plan, steps, flight, handover, status, record,
+    wire, planlog, block, boxes, config, layout, membership, plan, steps, flight, handover, status, model,
 )  # fmt: skip
 CASES = [(name, how) for name in NAMES for how in (full, least)]
 GOLDEN = recorded()

@@ -14,7 +14,7 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory, corpus):
+def baseline(tmp_path_factory, corpus):
     """One replica, one loader, from the first step to the last."""
     folder = tmp_path_factory.mktemp("undisturbed")
     return whole_run(folder, job_objects(corpus, f"file://{folder}/checkpoints", trainers=1))

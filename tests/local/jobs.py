@@ -30,8 +30,8 @@ STEPS = 24
 SERVICES = {
     "loader": "coxswain_data.loader",
     "constructor": "coxswain_data.constructor",
-    "worker": "coxswain_train.worker",
-    "mold": "coxswain_train.mold",
+    "worker": "coxswain_train.worker.worker",
+    "forkserver": "coxswain_train.agent.forkserver",
     "agent": "coxswain_train.agent",
     "coordinator": "coxswain_coordinator",
 }

@@ -12,7 +12,7 @@ from coxswain import names
 from coxswain.errors import Refused, Stale
 from coxswain.exits import Exit
 from coxswain.wire import Fault, Finished
-from coxswain_link.flight import Part, Request, SliceClient, SliceRequest
+from coxswain_link.flight import Request, SliceClient, SlicePart, SliceRequest
 from coxswain_link.handover import Handover
 from tests.local.data_plane import TOKEN, DataPlane, check, data_plane, digests_of, sequences_of
 
@@ -24,7 +24,7 @@ def plane(tmp_path_factory):
         yield plane
 
 
-def ask(plane: DataPlane, generation: int, token: str = TOKEN) -> list[Part]:
+def ask(plane: DataPlane, generation: int, token: str = TOKEN) -> list[SlicePart]:
     """The first slices of step 0, from loader 0."""
     plane.coordinator.await_registrations("loader", 2)
     wanted = [SliceRequest(s, 0, s.tokens) for s in sequences_of(plane.corpus, 0)]

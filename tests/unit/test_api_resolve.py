@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coxswain.api.faults import Fault
+from coxswain.api.field_errors import FieldError
 from coxswain.api.presets import PRESETS
 from coxswain.api.resolve import claims, resolve
 from coxswain.api.validate import check
@@ -21,7 +21,7 @@ TWO = [{"name": n, "sourceRef": {"name": n}, "weight": w} for n, w in (("docs", 
 
 
 def world(job: dict[str, Any] | None = None, *, sources: list[Manifest] | None = None, mixes: list[Manifest] | None = None,
-          policies: list[Manifest] | None = None) -> JobConfig | list[Fault]:  # fmt: skip
+          policies: list[Manifest] | None = None) -> JobConfig | list[FieldError]:  # fmt: skip
     sources = [sample("DataSource")] if sources is None else sources
     mixes = [sample("DataMix")] if mixes is None else mixes
     return resolve(sample("TrainingJob", job), sources, mixes, policies or [], "uid-1")
@@ -33,7 +33,7 @@ def right(*args: Any, **more: Any) -> JobConfig:
     return resolved
 
 
-def wrong(*args: Any, **more: Any) -> list[Fault]:
+def wrong(*args: Any, **more: Any) -> list[FieldError]:
     resolved = world(*args, **more)
     assert isinstance(resolved, list), resolved
     return resolved

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import given as for_all
 
 from coxswain.plan.assemble import digest, one_sequence_a_ring
-from coxswain.plan.balances import BALANCES, plan, planner
-from coxswain.plan.problem import pose
+from coxswain.plan.planners import BALANCES, plan, planner
+from coxswain.plan.problem import make_problem
 from coxswain.plan.simulate import drafts_of, simulate
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Placement
@@ -49,7 +49,7 @@ def test_naive_plans_are_runnable_too(step: tuple[list[int], dict[str, Any]]) ->
 @for_all(step=steps())
 def test_a_static_mesh_keeps_every_token_once(step: tuple[list[int], dict[str, Any]]) -> None:
     lengths, numbers = any_degree(step)
-    problem = pose(lengths, **numbers)
+    problem = make_problem(lengths, **numbers)
     drafts = one_sequence_a_ring(planner("static")(problem))
     assert sorted(i for d in drafts for i in d.sequences) == list(range(len(lengths)))
 
@@ -72,7 +72,7 @@ def test_the_reported_makespan_is_what_the_simulation_of_the_tasks_gives(
 ) -> None:
     lengths, numbers = any_degree(step)
     placement = plan(balance, lengths, **numbers)
-    timeline = simulate(pose(lengths, **numbers), drafts_of(placement))
+    timeline = simulate(make_problem(lengths, **numbers), drafts_of(placement))
     assert placement.makespan_seconds == timeline.makespan
     assert [t.seconds for t in placement.tasks] == list(timeline.seconds)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx
 
+from bench.scale.control_plane import Plane
 from bench.scale.peers.certificates import HOST, Certificate, write_certificate
 from bench.scale.peers.modules import Manifest, definitions, reached_at, webhooks
-from bench.scale.plane import Plane
 from e2e.cluster.access import private
 from e2e.cluster.process import Child, binary, free_port, wait_until
 

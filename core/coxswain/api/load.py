@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from coxswain.api.faults import Fault
+from coxswain.api.field_errors import FieldError
 from coxswain.api.kinds import BY_NAME
 from coxswain.names import API_VERSION
 
@@ -61,13 +61,13 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load_documents(paths: Iterable[Path]) -> tuple[list[Document], list[Fault]]:
+def load_documents(paths: Iterable[Path]) -> tuple[list[Document], list[FieldError]]:
     """All objects of the files, and every fault that keeps one from being an object of ours.
 
     Relative uris (`file:./corpus`) become absolute ones, from the folder of their file: a convenience of local runs.
     """
     documents: list[Document] = []
-    faults: list[Fault] = []
+    faults: list[FieldError] = []
     for path in paths:
         for found in _read(path):
             if isinstance(found, Document):
@@ -77,22 +77,22 @@ def load_documents(paths: Iterable[Path]) -> tuple[list[Document], list[Fault]]:
     return documents, faults
 
 
-def _read(path: Path) -> Iterator[Document | Fault]:
+def _read(path: Path) -> Iterator[Document | FieldError]:
     try:
         if path.stat().st_size > MAX_BYTES:
-            yield Fault(
+            yield FieldError(
                 "", "the file is too large", str(path.stat().st_size), f"at most {MAX_BYTES} bytes", file=str(path)
             )
             return
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        yield Fault("", f"cannot read the file: {reason}", way_out="name a readable YAML file", file=str(path))
+        yield FieldError("", f"cannot read the file: {reason}", way_out="name a readable YAML file", file=str(path))
         return
     yield from _parse(path, text)
 
 
-def _parse(path: Path, text: str) -> Iterator[Document | Fault]:
+def _parse(path: Path, text: str) -> Iterator[Document | FieldError]:
     """The documents up to the first that is not YAML: what follows it cannot be told apart."""
     number = 0
     try:
@@ -104,16 +104,16 @@ def _parse(path: Path, text: str) -> Iterator[Document | Fault]:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        yield Fault(
+        yield FieldError(
             "", f"malformed YAML{where}: {problem}", way_out="correct the YAML", file=str(path), document=number + 1
         )
 
 
-def _document(path: Path, number: int, value: Any) -> Document | Fault:
+def _document(path: Path, number: int, value: Any) -> Document | FieldError:
     fault = _oversized(value) or _unknown(value)
     if fault is not None:
         field, message, found, allowed = fault
-        return Fault(field, message, found, allowed, "use one of the allowed values", str(path), number)
+        return FieldError(field, message, found, allowed, "use one of the allowed values", str(path), number)
     return Document(str(path), number, _absolute(value, path.resolve().parent))
 
 

@@ -301,7 +301,14 @@ def _words() -> re.Pattern[str]:
 
 @cache
 def _names() -> re.Pattern[str]:
-    return re.compile(rf"(?<![A-Za-z0-9_.])(?:{'|'.join(sorted(NAMES, key=len, reverse=True))})(?![A-Za-z0-9_])")
+    """A name that is also a word of English counts only where it stands as code."""
+    words = [name for name in NAMES if re.fullmatch(r"[A-Z][a-z]+", name)]
+    others = [name for name in NAMES if name not in words]
+    whole = rf"(?<![A-Za-z0-9_.])(?:{'|'.join(sorted(others, key=len, reverse=True))})(?![A-Za-z0-9_])"
+    plain = "|".join(words)
+    before = rf"(?:(?<=class )|(?<=import )|(?<=-> )|(?<=\w: )|(?<=\[)|(?<=`)|(?<=\| ))(?:{plain})(?![A-Za-z0-9_])"
+    after = rf"(?<![A-Za-z0-9_.])(?:{plain})(?=[(\[`])"
+    return re.compile(f"{whole}|{before}|{after}")
 
 
 @cache

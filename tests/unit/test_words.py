@@ -22,6 +22,9 @@ def found(text: str, path: str = "core/coxswain/some.py") -> list[str]:
         ("a worker who is gone", "who"),
         ("class Mold:", "mold"),
         ("state = SaveBook()", "SaveBook"),
+        ("raise Damaged(key)", "Damaged"),
+        ("def pick(rank: Wanted) -> None:", "Wanted"),
+        ("a `Walk` runs tasks", "Walk"),
         ("see `core/coxswain/plan/balances.py`", "core/coxswain/plan/balances"),
         ("from coxswain.plan.balances import plan", "core/coxswain/plan/balances"),
         ("as design 04 has it", "design 04"),
@@ -35,6 +38,7 @@ def test_a_private_word_is_found_in_prose_in_names_and_in_paths(text: str, word:
     "text",
     [
         "people who read a report",
+        "Damaged files are refused. Following the plan, Orders differ.",
         "unfold the shelves",  # parts of longer words
         "golden, modelled, intelligible",
         "coxswain.plan.balances_of = 1",

@@ -52,9 +52,9 @@ manifests: .venv/.ready  ## write dist/install.yaml, the chart for people withou
 binaries: .venv/.ready  ## build etcd, kube-apiserver, Helm and an S3 server from Go modules into .cache/ (once, some minutes)
 	$(BIN)/python e2e/tools/build.py etcd kube-apiserver kube-controller-manager kubectl helm versitygw
 
-test-slow: .venv/.ready binaries  ## the long matrix
+test-slow: .venv/.ready binaries  ## the long matrix, and the property tests on newly drawn examples
 	$(BIN)/python e2e/tools/build.py $(SCALE_TOOLS)
-	$(BIN)/python -m pytest -m slow --timeout 1800
+	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile=drawn --timeout 1800
 
 bench: .venv/.ready  ## benchmarks: one JSON object and a line of text each
 	$(BIN)/python bench/plan_step.py

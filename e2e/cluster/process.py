@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from e2e.tools.build import BIN, is_current
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -19,10 +21,15 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 Argument = str | Path
 
 
+class NotBuilt(RuntimeError):
+    """A pinned tool has no current binary, and only a command builds one: a build takes minutes."""
+
+
 def binary(name: str) -> Path:
-    """The pinned tool `name`, built on first use (make binaries does it beforehand, since a build outlasts a test)."""
-    build: list[Argument] = [sys.executable, REPOSITORY / "e2e" / "tools" / "build.py", name]
-    return Path(subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
+    """The pinned tool `name`. Raises NotBuilt with the command that builds it."""
+    if not is_current(name):
+        raise NotBuilt(f"{name} is not built: run `{sys.executable} -m e2e.tools.build {name}` in {REPOSITORY}")
+    return BIN / name
 
 
 def own_address() -> str:

@@ -14,7 +14,7 @@ SCALE_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kwok k
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup run test lint generate manifests test-slow bench bench-engine bench-recovery bench-operator binaries cluster cluster-down demo images e2e-smoke e2e clean
+.PHONY: help setup run test slowest lint generate manifests test-slow bench bench-engine bench-recovery bench-operator binaries cluster cluster-down demo images e2e-smoke e2e clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ run: .venv/.ready  ## train the demo job on this machine: real text, rings, a ch
 
 test: lint binaries  ## lint, types, contracts, generated files, and all tests
 	$(BIN)/python -m pytest -m "not slow"
+
+slowest: .venv/.ready  ## the 25 slowest tests and files, as last measured here
+	@$(BIN)/python -m tests.times
 
 lint: .venv/.ready  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from e2e.tools.build import is_current
+from tests import times
 
 settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The same examples in every run: no draw decides whether a change passes. `make test` runs with it."""
@@ -22,6 +23,12 @@ def no_stray_event_loop(request):
     """looptime asks for the current loop in synchronous tests too, and the policy would make one that nobody closes."""
     if not inspect.iscoroutinefunction(getattr(request, "function", None)):
         asyncio.set_event_loop(None)
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(times)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(times.Recorder())
 
 
 @pytest.hookimpl(trylast=True)  # after the deselections of -m and -k

@@ -38,12 +38,20 @@ def own_address() -> str:
     return f"127.{192 + (pid >> 16 & 63)}.{pid >> 8 & 255}.{pid & 255}"
 
 
-def free_port(address: str) -> int:
-    """A port the kernel chose; ours for as long as nobody else uses `own_address`."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+class ReservedPort:
+    """A port that the kernel chose, and gives to no other socket while this object exists.
+
+    Only a server that sets SO_REUSEADDR, as those written in Go do, can listen on it: the port is bound, but not listened on.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._held = socket.socket()
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._held.bind((address, 0))
+        self.number: int = self._held.getsockname()[1]
+
+    def __del__(self) -> None:
+        self._held.close()
 
 
 def accepts(address: str, port: int) -> bool:

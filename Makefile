@@ -14,7 +14,7 @@ SCALE_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kwok k
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup run test slowest lint generate manifests test-slow bench bench-engine bench-recovery bench-operator binaries cluster cluster-down demo images e2e-smoke e2e clean
+.PHONY: help setup run test slowest lint generate docs pictures manifests test-slow bench bench-engine bench-recovery bench-operator binaries cluster cluster-down demo images e2e-smoke e2e clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,8 +44,16 @@ lint: .venv/.ready  ## ruff, mypy --strict, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-generate: .venv/.ready  ## write the files that come from the models: crds/, docs/reference/, docs/metrics.md
+generate: .venv/.ready  ## write what comes from models and results: crds/, docs/reference/, docs/metrics.md, tables of README
 	$(BIN)/python -m coxswain.api.generate
+	$(BIN)/python -m docs.tools.tables
+
+docs: .venv/.ready  ## the site of the documentation, with search, in .cache/site; warnings are errors
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir .cache/site
+	@echo "wrote .cache/site/index.html"
+
+pictures: .venv/.ready  ## make every picture of the documentation from one real run; needs chromium (some five minutes)
+	@$(BIN)/python -m docs.tools.pictures
 
 manifests: .venv/.ready  ## write dist/install.yaml, the chart for people without Helm (REGISTRY=registry.example/path for the images)
 	@mkdir -p dist

@@ -33,7 +33,7 @@ run: .venv/.ready  ## train the demo job on this machine: real text, rings, a ch
 	@$(BIN)/cox report $(RUN_DIR)
 
 test: lint binaries  ## lint, types, contracts, generated files, and all tests
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2
 
 slowest: .venv/.ready  ## the 25 slowest tests and files, as last measured here
 	@$(BIN)/python -m tests.times

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from e2e.tools.build import is_current
-from tests import times
+from tests import schedule, times
 
 settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The same examples in every run: no draw decides whether a change passes. `make test` runs with it."""
@@ -27,6 +27,7 @@ def no_stray_event_loop(request):
 
 def pytest_configure(config):
     config.pluginmanager.register(times)
+    config.pluginmanager.register(schedule)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(times.Recorder())
 

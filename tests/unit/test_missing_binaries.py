@@ -24,14 +24,8 @@ def test_that_needs_none(): ...
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """What is needed of this checkout, without a cache."""
-    for name in (
-        "tests/__init__.py",
-        "tests/conftest.py",
-        "tests/times.py",
-        "pyproject.toml",
-        "e2e/__init__.py",
-        "e2e/tools",
-    ):
+    tests = [f"tests/{path.name}" for path in (REPOSITORY / "tests").glob("*.py")]
+    for name in (*tests, "pyproject.toml", "e2e/__init__.py", "e2e/tools"):
         source, target = REPOSITORY / name, tmp_path / name
         target.parent.mkdir(exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copy)(source, target)

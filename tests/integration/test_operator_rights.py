@@ -16,6 +16,8 @@ from tests.integration.lifecycle import Stage
 from tests.integration.operator_parts import new_namespace
 from tests.integration.processes import listening, operator, play
 
+pytestmark = pytest.mark.binaries("helm")
+
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:coxswain"
 Right = tuple[str, str, str]  # group, resource, verb
 # Granted, and of no use in an undisturbed life. Whatever else is unused should not be granted.

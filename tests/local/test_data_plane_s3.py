@@ -15,6 +15,8 @@ from tests.local.data_plane import Corpus, job_of, write_corpus
 from tests.s3proxy import S3Proxy, drawn, lost
 from tests.s3server import S3Server
 
+pytestmark = pytest.mark.binaries("versitygw")
+
 
 @pytest.fixture(scope="module")
 def s3():

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coxswain.api.field_errors import FieldError
@@ -160,7 +160,6 @@ def test_an_object_of_a_wrong_shape_is_a_fault_and_no_crash() -> None:
     assert [fault.path for fault in faults] == ["DataMix/mix spec.sources"]
 
 
-@settings(deadline=None)  # the first call compiles every rule
 @given(longest=st.integers(1, 8192), held=st.integers(1, 4096), degree=st.integers(1, 8), least=st.integers(1, 4),
        devices=st.integers(1, 4), pipeline=st.integers(1, 4))  # fmt: skip
 def test_rule_and_resolve_agree_on_what_fits(

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import given as for_all
+from hypothesis import settings
 
 from coxswain.plan.assemble import digest, one_sequence_a_ring
 from coxswain.plan.planners import BALANCES, plan, planner
@@ -18,7 +18,7 @@ from coxswain.plan.values import Placement
 from tests.unit.plan_cases import given, layout_of, planned, steps
 
 EVERY = pytest.mark.parametrize("balance", sorted(BALANCES))
-many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=60)
 
 
 def faults_of(placement: Placement, lengths: list[int], numbers: dict[str, Any]) -> list[str]:
@@ -55,7 +55,7 @@ def test_a_static_mesh_keeps_every_token_once(step: tuple[list[int], dict[str, A
 
 
 @EVERY
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @for_all(step=steps())
 def test_the_same_input_gives_the_same_bytes(balance: str, step: tuple[list[int], dict[str, Any]]) -> None:
     lengths, numbers = any_degree(step)
@@ -65,7 +65,7 @@ def test_the_same_input_gives_the_same_bytes(balance: str, step: tuple[list[int]
 
 
 @EVERY
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @for_all(step=steps())
 def test_the_reported_makespan_is_what_the_simulation_of_the_tasks_gives(
     balance: str, step: tuple[list[int], dict[str, Any]]

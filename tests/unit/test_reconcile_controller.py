@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import looptime
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coxswain.errors import Refused, Retryable
@@ -76,7 +76,7 @@ async def until(holds: Callable[[], bool]) -> None:
     st.lists(st.sampled_from([0, 1, 3]), max_size=30),
     st.lists(st.sampled_from(["fail", "vanish", "delete"]), max_size=4),
 )
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15)
 def test_lost_and_repeated_events_lead_to_the_same_end(delivery: list[int], fates: list[str]) -> None:
     async def scenario() -> None:
         world = Watched()

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coxswain.names import LABEL_ATTEMPT, LABEL_INCARNATION
@@ -33,7 +33,7 @@ MEMBERS = ("coordinator", "loader-0", "trainer-0", "trainer-1")
 WORKERS = MEMBERS[1:]
 MUTATING = ("create", "delete", "patch", "publish", "stop")
 
-examples = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+examples = settings(max_examples=60)
 
 
 class Watched(FakeCluster):

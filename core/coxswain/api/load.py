@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from coxswain.api.field_errors import FieldError
+from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME
 from coxswain.names import API_VERSION
 
@@ -19,6 +20,9 @@ MAX_BYTES = 3_000_000  # what etcd takes, twice
 MAX_NODES = 100_000  # of a document with its aliases written out
 # What a local run needs besides our kinds: the Secrets of endpoints.
 _FOREIGN = {("v1", "Secret")}
+_ALLOWED_VALUES = "use one of the allowed values"
+# What PyYAML raises for an explicit tag on a word that is none of it: `!!bool maybe`, `!!timestamp soon`, `!!int ''`.
+_CONSTRUCTOR_ERRORS = (ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +103,8 @@ def _parse(path: Path, text: str) -> Iterator[Document | FieldError]:
         for value in yaml.load_all(text, Loader=_Loader):
             number += 1
             if value is not None:
-                yield _document(path, number, value)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+                yield from _document(path, number, value)
+    except (yaml.YAMLError, *_CONSTRUCTOR_ERRORS, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
@@ -109,24 +113,20 @@ def _parse(path: Path, text: str) -> Iterator[Document | FieldError]:
         )
 
 
-def _document(path: Path, number: int, value: Any) -> Document | FieldError:
-    fault = _oversized(value) or _unknown(value)
-    if fault is not None:
-        field, message, found, allowed = fault
-        return FieldError(field, message, found, allowed, "use one of the allowed values", str(path), number)
-    return Document(str(path), number, _absolute(value, path.resolve().parent))
+def _document(path: Path, number: int, value: Any) -> Iterator[Document | FieldError]:
+    faults = _oversized(value) or list(check_values(value)) or _unknown(value)
+    if faults:
+        yield from (replace(fault, file=str(path), document=number) for fault in faults)
+    else:
+        yield Document(str(path), number, _absolute(value, path.resolve().parent))
 
 
-def _oversized(value: Any) -> tuple[str, str, str, str] | None:
+def _oversized(value: Any) -> list[FieldError]:
     """Why the value cannot be written out: a few aliases of aliases make billions of nodes, or a circle."""
     if _nodes(value, {}) <= MAX_NODES:
-        return None
-    return (
-        "",
-        "the document is too large with its aliases written out",
-        "",
-        f"at most {MAX_NODES} values, and no circles",
-    )
+        return []
+    message = "the document is too large with its aliases written out"
+    return [FieldError("", message, "", f"at most {MAX_NODES} values, and no circles", _ALLOWED_VALUES)]
 
 
 def _nodes(value: Any, known: dict[int, int]) -> int:
@@ -140,23 +140,20 @@ def _nodes(value: Any, known: dict[int, int]) -> int:
     return known[id(value)]
 
 
-def _unknown(value: Any) -> tuple[str, str, str, str] | None:
-    """Why the value is no object of ours: (path, message, value, allowed)."""
+def _unknown(value: Any) -> list[FieldError]:
+    """Why the value is no object of ours."""
     if not isinstance(value, dict):
-        return (
-            "",
-            "a document must be a mapping with apiVersion, kind, metadata and spec",
-            type(value).__name__,
-            "a mapping",
-        )
+        message = "a document must be a mapping with apiVersion, kind, metadata and spec"
+        return [FieldError("", message, type(value).__name__, "a mapping", _ALLOWED_VALUES)]
     version, kind = str(value.get("apiVersion", "")), str(value.get("kind", ""))
     if (version, kind) in _FOREIGN:
-        return None
+        return []
     if kind not in BY_NAME:
-        return "kind", f"unknown kind {kind!r}", kind, ", ".join(BY_NAME)
+        return [FieldError("kind", f"unknown kind {kind!r}", kind, ", ".join(BY_NAME), _ALLOWED_VALUES)]
     if version != API_VERSION:
-        return "apiVersion", f"unknown version {version!r} of kind {kind}", version, API_VERSION
-    return None
+        message = f"unknown version {version!r} of kind {kind}"
+        return [FieldError("apiVersion", message, version, API_VERSION, _ALLOWED_VALUES)]
+    return []
 
 
 def _absolute(value: Any, folder: Path, key: str = "") -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from coxswain.api.cel_rules import check_rules
 from coxswain.api.crd import object_schema
 from coxswain.api.field_errors import FieldError, parse
+from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME, Kind
 from coxswain.api.load import Document
 from coxswain.api.resolve import resolve
@@ -29,7 +30,12 @@ def validate(documents: Sequence[Document]) -> list[FieldError]:
 
 
 def check(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[FieldError]:
-    """Every fault within one object of ours; with `old`, also those of the change from it. Defaults need not be in place."""
+    """Every fault within one object of ours; with `old`, also those of the change from it. Defaults need not be in place.
+
+    Values that JSON cannot hold are reported alone: neither the schema nor the rules are defined for them.
+    """
+    if faults := list(check_values(manifest)):
+        return faults
     kind = BY_NAME.get(manifest.get("kind", ""))
     if kind is None:
         return []

@@ -59,7 +59,7 @@ class Loader:
         """
         while self._given_up is None:
             trouble = self._open_sources.last_error or self._store.last_error
-            registered = self._coordinator.post("/v1/register", replace(me, trouble=trouble), Registered)
+            registered = self._coordinator.post("/v1/register", replace(me, last_error=trouble), Registered)
             has_world = registered is not None and registered.generation > 0
             self.ready = has_world or self._announce_shares()  # a coordinator without a world needs the index
             world = self._coordinator.get("/v1/world", World, after=self.generation, wait=_POLL, instance=me.instance)

@@ -98,7 +98,7 @@ async def lead(c, until_step: int) -> wire.World:
     """Plays the first coordinator's time, up to some step; returns the world of that time."""
     simulation = asyncio.create_task(c.play())
     world = await c.client.get("/v1/world", wire.World, after=0, wait=30)
-    assert await c.coordinator.until(lambda report: report.checkpoint_step >= until_step, 60)
+    assert await c.coordinator.wait_until(lambda report: report.checkpoint_step >= until_step, 60)
     simulation.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await simulation

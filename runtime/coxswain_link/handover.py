@@ -20,7 +20,7 @@ from coxswain_link.step_buffer import Buffer, StepArrays, unpack
 log = logging.getLogger(__name__)
 
 _MESSAGE = 16 << 10  # bytes: requests and replies are small, the data travels as a descriptor
-_LONGEST_WAIT = 10.0  # seconds that one request may stay open; the client asks again
+MAX_WAIT = 10.0  # seconds that one request may stay open; the client asks again
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ class HandoverServer:
         try:
             request = msgspec.json.decode(message, type=_Request)
             self._admit(request)
-            wait = min(request.wait, _LONGEST_WAIT)
+            wait = min(request.wait, MAX_WAIT)
             buffer = self._provide(request.generation, request.step, request.rank, wait)
         except (CoxswainError, msgspec.DecodeError) as error:
             return _refusal(error), None
@@ -163,7 +163,7 @@ class Handover:
     def _ask(self, request: _Request) -> tuple[_Reply, list[int]]:
         try:
             peer = self._connected()
-            peer.settimeout(min(request.wait, _LONGEST_WAIT) + 5.0)
+            peer.settimeout(min(request.wait, MAX_WAIT) + 5.0)
             peer.send(msgspec.json.encode(request))
             data, fds, _, _ = socket.recv_fds(peer, _MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:

@@ -14,6 +14,7 @@ from coxswain import wire
 from coxswain.config import CheckpointConfig, JobConfig
 from coxswain.digests import tokens_digest
 from coxswain.errors import Retryable, Stale
+from coxswain.planlog import takeover_key
 from coxswain_coordinator.driver import Driver
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.job_state import JobState
@@ -327,6 +328,29 @@ async def test_a_generation_that_another_coordinator_claims_first_is_not_entered
         lead.arrive()
         await lead.until(lambda: lead.state.session)
         assert lead.state.generation == 3
+
+
+async def test_a_takeover_that_another_coordinator_wins_is_not_entered(tmp_path):
+    async with training(small(tmp_path)) as first:
+        record = first.state.session.record
+    async with leading(small(tmp_path), "two") as lead:
+        listed = lead.store.list
+
+        def lose() -> None:
+            """The rival takes over after our listing and before our claim."""
+
+            def stale(prefix: str = "") -> Any:
+                lead.store.list = listed
+                return []
+
+            takeover(lead.store, record)
+            lead.store.list = stale
+
+        lead.executor.before["take_over"] = lose
+        lead.index()
+        lead.arrive(generation=1)
+        await lead.world()
+        assert lead.keys("log/takeovers/") == [takeover_key(1, 1), takeover_key(1, 2)]
 
 
 # --- waits -----------------------------------------------------------------------------------------------------------

@@ -153,4 +153,4 @@ async def test_the_next_coordinator_takes_the_world_up_where_the_last_checkpoint
         report = c.coordinator.report()
         assert (report.phase, report.generation, report.step) == ("Completed", 1, 20)
         assert digests(c) == expected
-        assert any(e.reason == "Resumed" and "did without a coordinator" in e.message for e in report.events)
+        assert any(e.reason == "Resumed" and "kept running without a coordinator" in e.message for e in report.events)

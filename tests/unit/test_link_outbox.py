@@ -12,7 +12,6 @@ import pytest
 
 from coxswain.errors import Retryable, Stale
 from coxswain.wire import Ack, Heartbeat, StepPlan, StepPlans
-from coxswain_link import outbox
 from coxswain_link.http_client import Client, Closed
 from coxswain_link.outbox import Message, MessageLog, Outbox
 from coxswain_link.plan_feed import PlanFeed
@@ -68,9 +67,8 @@ def client() -> Scripted:
 
 
 @pytest.fixture
-def box(client: Scripted, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(outbox, "_HEARTBEAT_SECONDS", 0.05)
-    box = Outbox(client, Heartbeat(1), patience=0.5)
+def box(client: Scripted):
+    box = Outbox(client, Heartbeat(1), patience=0.5, pause=0.05)
     yield box
     box.close()
 
@@ -124,7 +122,7 @@ def test_only_so_much_is_kept_for_another_coordinator_and_one_that_needs_more_is
     log = MessageLog(most=4)
     told(log, range(10), "one")
     with pytest.raises(
-        Retryable, match=r"what was told of step 5 and before is not kept.*begins again at that checkpoint"
+        Retryable, match=r"needs messages of step 5 and before, which were dropped; the world begins again"
     ):
         log.acknowledge(None, Ack("two", 0))
 

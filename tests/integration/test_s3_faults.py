@@ -222,7 +222,7 @@ def test_an_object_that_was_damaged_where_it_lies_is_named_and_can_be_written_ag
     store.put("key", CONTENT)
     written = s3.client().head_object(Bucket=BUCKET, Key="damaged/key")["Metadata"]
     s3.client().put_object(Bucket=BUCKET, Key="damaged/key", Body=CONTENT[:-1] + b"\0", Metadata=written)
-    with pytest.raises(CorruptObject, match="s3://store/damaged/key does not have the content any more"):
+    with pytest.raises(CorruptObject, match="s3://store/damaged/key no longer has the content"):
         store.get("key")
     assert not store.create("key", CONTENT)
     store.put("key", CONTENT)

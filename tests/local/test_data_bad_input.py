@@ -115,6 +115,4 @@ def test_a_tokenizer_that_is_swapped_under_a_run_ends_it_by_name_once_a_loader_s
     os.kill(wait_until(lambda: find_service(cox, SERVICES["loader"]), "the loader"), signal.SIGKILL)
     assert run.finish(cox) == 1, run.output + run.logs()
     assert "TokenizerChanged" in said(run), run.output + run.logs()
-    assert "was indexed with another tokenizer than the one that is there now; bring the former tokenizer back" in said(
-        run
-    )
+    assert "was indexed with another tokenizer than its present one; restore the former tokenizer" in said(run)

@@ -108,7 +108,7 @@ def test_at_the_end_loaders_leave_with_the_code_that_is_named_and_constructors_a
         files = set(tmp_path.rglob("*"))
         plane.coordinator.begin(replicas=1)
         plane.receive(0)
-        plane.coordinator.end(Finished(Exit.STOPPED, "Suspended", "asked to stop"))
+        plane.coordinator.finished = Finished(Exit.STOPPED, "Suspended", "asked to stop")
         loader, constructor = (plane.children[name].process for name in ("loader-0", "trainer-0"))
         footprint = Footprint.of_processes(tmp_path, (loader.pid, constructor.pid))
         assert footprint.sockets

@@ -41,7 +41,7 @@ def test_a_constructor_that_is_killed_rebuilds_the_step_at_hand_for_workers_that
         expect(plane, step)
     with plane.worker(0) as worker:
         worker.receive(1, 4, 0, 60.0)
-        plane.coordinator.forget_before(5)
+        plane.coordinator.forgotten = 5
         kill(plane, "trainer-0")
         plane.start_constructor(0)
         assert worker.receive(1, 5, 0, 60.0).step == 5

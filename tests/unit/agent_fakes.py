@@ -1,11 +1,10 @@
-"""A coordinator that an agent can talk to, scripted by the test, and workers that are tiny programs."""
+"""An agent in this process, with workers that are tiny programs."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any
 
 from coxswain.config import (
     BatchConfig,
@@ -17,10 +16,9 @@ from coxswain.config import (
     ParallelConfig,
 )
 from coxswain.layout import Device, uniform_layout
-from coxswain.wire import Finished, Register, Registered, WorkerExit, World
+from coxswain.wire import World
 from coxswain_link.environment import Environment
-from coxswain_link.http_client import AsyncClient, JobEnded
-from coxswain_link.http_server import HttpService
+from coxswain_link.http_client import AsyncClient
 from coxswain_link.metrics import build
 from coxswain_train.agent.agent import Agent
 
@@ -51,65 +49,7 @@ def world(generation: int, trainers: tuple[str, ...] = ("trainer-0", "trainer-1"
     )
 
 
-class Coordinator:
-    """Answers /v1/world from `worlds`, the newest first; 410 once `finished` is set."""
-
-    def __init__(self) -> None:
-        self.worlds: list[World] = []
-        self.finished: Finished | None = None
-        self.registered: list[Register] = []
-        self.exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
-        self.met = asyncio.Event()
-        self._changed = asyncio.Event()
-        self._service: HttpService | None = None
-        self.port, self.generation = 0, 0
-
-    async def start(self) -> str:
-        self._service = HttpService(TOKEN, lambda: self.generation, build("coordinator"))
-        self._service.route("POST", "/v1/register", self._register, Register)
-        self._service.route("GET", "/v1/world", self._world)
-        self._service.route("POST", "/v1/exits", self._exit, WorkerExit)
-        self.port = await self._service.start("127.0.0.1", self.port)
-        return f"http://127.0.0.1:{self.port}"
-
-    async def stop(self) -> None:
-        if self._service is not None:
-            await self._service.stop()
-
-    def publish(self, world: World) -> None:
-        self.worlds.append(world)
-        self.generation = world.generation
-        self._changed.set()
-
-    def finish(self, exit_code: int) -> None:
-        self.finished = Finished(exit_code, "Completed", "all steps done")
-        self._changed.set()
-
-    async def _register(self, _: Any, body: Register) -> Registered:
-        self.registered.append(body)
-        self.met.set()
-        return Registered(self.worlds[-1].generation if self.worlds else 0)
-
-    async def _world(self, request: Any, _: None) -> World | None:
-        after = int(request.query["after"])
-        for _ in range(2):
-            if self.finished is not None:
-                raise JobEnded(self.finished)
-            if self.worlds and self.worlds[-1].generation > after:
-                return self.worlds[-1]
-            self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), float(request.query["wait"]))
-            except TimeoutError:
-                return None
-        return None
-
-    async def _exit(self, _: Any, body: WorkerExit) -> None:
-        await self.exits.put(body)
-
-
-# A worker that does as it is told: takes its place, writes what it sees (whole or not at all), and lives on by the test's
-# own program.
+# A worker takes its assignments, writes its environment to a file (whole or not at all), and runs the test's program.
 WORKER = """
 import json, os, signal, socket, sys, pathlib, threading
 def take():

@@ -14,17 +14,16 @@ from coxswain.errors import Retryable
 from coxswain.wire import Fault
 from coxswain_train.agent import agent
 from coxswain_train.agent.devices import fork_server_environment, visible_devices, worker_environment
-from tests.unit.agent_fakes import Coordinator, Started, environment, world
+from tests.fake_coordinator import FakeCoordinator
+from tests.unit.agent_fakes import TOKEN, Started, environment, world
 
 FOREVER = "signal.pause()"
 
 
 @pytest.fixture
-async def coordinator():
-    coordinator = Coordinator()
-    coordinator.url = await coordinator.start()
-    yield coordinator
-    await coordinator.stop()
+def coordinator():
+    with FakeCoordinator(TOKEN) as coordinator:
+        yield coordinator
 
 
 async def workers(folder, generation, count):
@@ -55,7 +54,7 @@ async def test_every_seat_of_the_trainer_gets_a_worker_that_knows_its_place(tmp_
         seen = await workers(tmp_path, 1, 2)
     assert [w["COXSWAIN_DEVICE"] for w in seen] == ["0", "1"]
     assert {path.name for path in tmp_path.glob("*.json")} == {"1-2.json", "1-3.json"}
-    assert coordinator.registered[0].devices == 2
+    assert coordinator.received["/v1/register"][0].devices == 2
 
 
 async def test_living_workers_go_to_the_new_world_and_only_the_dead_one_is_replaced(tmp_path, coordinator):
@@ -63,12 +62,12 @@ async def test_living_workers_go_to_the_new_world_and_only_the_dead_one_is_repla
         coordinator.publish(world(1))
         old = await workers(tmp_path, 1, 2)
         os.kill(old[0]["pid"], 9)
-        await asyncio.wait_for(coordinator.exits.get(), 30)
+        await coordinator.seen("/v1/exits")
         coordinator.publish(world(2))
         new = await workers(tmp_path, 2, 2)
         assert new[1]["pid"] == old[1]["pid"]
         assert new[0]["pid"] != old[0]["pid"]
-        assert coordinator.exits.empty()
+        assert len(coordinator.received["/v1/exits"]) == 1
         assert b"worker_restarts_total 1.0" in started.metrics.exposition()
 
 
@@ -83,7 +82,7 @@ async def test_a_worker_that_does_not_leave_its_world_is_killed_and_replaced_wit
         coordinator.publish(world(2))
         await workers(tmp_path, 2, 2)
         assert not any(is_alive(w["pid"]) for w in old)
-        assert coordinator.exits.empty()
+        assert not coordinator.received["/v1/exits"]
 
 
 async def test_workers_without_a_seat_in_the_new_world_end(tmp_path, coordinator):
@@ -100,7 +99,7 @@ async def test_a_mold_that_dies_is_replaced_with_its_workers(tmp_path, coordinat
         coordinator.publish(world(1))
         old = await workers(tmp_path, 1, 2)
         os.kill(started.agent._fork_server._process.pid, 9)
-        exits = [await asyncio.wait_for(coordinator.exits.get(), 30) for _ in range(2)]
+        exits = await coordinator.seen("/v1/exits", 2)
         assert {e.exit_code for e in exits} == {-9}
         coordinator.publish(world(2))
         new = await workers(tmp_path, 2, 2)
@@ -112,7 +111,7 @@ async def test_an_exit_is_reported_with_the_workers_last_words(tmp_path, coordin
     program = f"pathlib.Path(os.environ['COXSWAIN_TERMINATION_LOG']).write_text({fault!r}); os._exit(2)"
     async with Started(coordinator.url, tmp_path, program):
         coordinator.publish(world(1, ("trainer-0",)))
-        exits = [await asyncio.wait_for(coordinator.exits.get(), 30) for _ in range(2)]
+        exits = await coordinator.seen("/v1/exits", 2)
     assert {(e.rank, e.device) for e in exits} == {(0, 0), (1, 1)}
     assert {(e.trainer, e.generation, e.exit_code, e.fault) for e in exits} == {
         ("trainer-0", 1, 2, Fault("NaN", "loss"))
@@ -123,7 +122,7 @@ async def test_a_killed_worker_is_reported_with_its_signal(tmp_path, coordinator
     async with Started(coordinator.url, tmp_path, FOREVER):
         coordinator.publish(world(1))
         os.kill((await workers(tmp_path, 1, 2))[0]["pid"], 9)
-        exit_ = await asyncio.wait_for(coordinator.exits.get(), 30)
+        [exit_] = await coordinator.seen("/v1/exits")
     assert (exit_.exit_code, exit_.fault) == (-9, None)
 
 
@@ -133,7 +132,7 @@ async def test_a_worker_killed_for_its_memory_is_named_and_its_trainer_leaves(tm
         victim = (await workers(tmp_path, 1, 2))[0]
         started.oom_kills += 1
         os.kill(victim["pid"], 9)
-        exit_ = await asyncio.wait_for(coordinator.exits.get(), 30)
+        [exit_] = await coordinator.seen("/v1/exits")
         coordinator.publish(world(2))
         assert await asyncio.wait_for(started.life, 30) == 1
     assert (exit_.rank, exit_.exit_code, exit_.fault.reason) == (0, -9, "OOMKilled")
@@ -144,7 +143,7 @@ async def test_a_worker_killed_by_a_person_does_not_blame_memory_that_was_short_
     async with Started(coordinator.url, tmp_path, FOREVER, oom_kills=3):
         coordinator.publish(world(1))
         os.kill((await workers(tmp_path, 1, 2))[0]["pid"], 9)
-        exit_ = await asyncio.wait_for(coordinator.exits.get(), 30)
+        [exit_] = await coordinator.seen("/v1/exits")
     assert (exit_.exit_code, exit_.fault) == (-9, None)
 
 
@@ -159,7 +158,7 @@ async def test_at_the_end_it_waits_for_its_workers_and_leaves_with_the_jobs_code
         (tmp_path / "go").touch()
         assert await asyncio.wait_for(started.life, 30) == 3
         assert not any(is_alive(pid) for pid in pids)
-    assert coordinator.exits.qsize() == 2
+    assert len(coordinator.received["/v1/exits"]) == 2
 
 
 async def test_a_failed_job_leaves_its_workers_no_time(tmp_path, coordinator):
@@ -176,7 +175,7 @@ async def test_an_exit_of_a_world_that_is_over_is_still_told(tmp_path, coordinat
         pid = (await workers(tmp_path, 1, 2))[0]["pid"]
         coordinator.generation = 2
         os.kill(pid, 9)
-        assert (await asyncio.wait_for(coordinator.exits.get(), 30)).generation == 1
+        assert (await coordinator.seen("/v1/exits"))[0].generation == 1
         assert not started.life.done()
 
 
@@ -184,21 +183,19 @@ async def test_it_survives_a_coordinator_that_is_away_and_registers_again(tmp_pa
     async with Started(coordinator.url, tmp_path, FOREVER):
         coordinator.publish(world(1))
         before = await workers(tmp_path, 1, 2)
-        await coordinator.stop()
-        again = Coordinator()
-        again.port, again.worlds = coordinator.port, [world(1)]
-        await again.start()
-        await asyncio.wait_for(again.met.wait(), 30)
+        coordinator.stop()
+        first = coordinator.received.pop("/v1/register")
+        coordinator.start()
+        [again] = await coordinator.seen("/v1/register")
         assert all(is_alive(w["pid"]) for w in before)
-        assert again.registered[0].instance == coordinator.registered[0].instance
-        await again.stop()
+        assert again.instance == first[0].instance
 
 
 async def test_it_gives_up_when_the_coordinator_stays_away(tmp_path, coordinator):
     async with Started(coordinator.url, tmp_path, FOREVER, give_up=0.5) as started:
         coordinator.publish(world(1))
         pids = [w["pid"] for w in await workers(tmp_path, 1, 2)]
-        await coordinator.stop()
+        coordinator.stop()
         with pytest.raises(Retryable, match="/v1/register"):
             await asyncio.wait_for(started.life, 30)
         assert not any(is_alive(pid) for pid in pids)

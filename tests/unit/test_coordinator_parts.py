@@ -182,6 +182,8 @@ def test_too_few_replicas_for_the_longest_sequence_are_a_reason_to_wait(tmp_path
     small = replace(job, parallelism=replace(job.parallelism, tokens_per_replica=100))
     assert capacity_fault(small, layout_of(small, agents(3))) == ""
     assert capacity_fault(small, layout_of(small, agents(2))).startswith("CapacityLost: 2 replicas hold 200 tokens")
+    exact = replace(job, parallelism=replace(job.parallelism, tokens_per_replica=128))
+    assert capacity_fault(exact, layout_of(exact, agents(2))) == ""
 
 
 def test_the_vocabulary_follows_the_tokenizer_unless_the_model_has_its_own(tmp_path):

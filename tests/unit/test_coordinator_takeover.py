@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from coxswain import wire
 from coxswain.errors import Stale
-from coxswain.planlog import Generation
+from coxswain.planlog import Generation, LoaderShare
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.world.formation import is_adoptable, next_generation
@@ -36,6 +36,17 @@ def test_a_world_with_a_dead_worker_or_another_pod_does_not_stand(tmp_path, chan
     job = make_job(tmp_path)
     record, here = living(job)
     assert not is_adoptable(record, job, [here[0], replace(here[1], **change)], ())
+
+
+@pytest.mark.parametrize(
+    "loaders", [(), (LoaderShare("loader-0", "code", 0, 2),), (LoaderShare("loader-1", "code", 0, 1),)]
+)
+def test_a_world_whose_loaders_have_changed_is_not_adopted(tmp_path, loaders):
+    job = make_job(tmp_path)
+    record, here = living(job)
+    shares = (LoaderShare("loader-0", "code", 0, 1),)
+    assert is_adoptable(replace(record, loaders=shares), job, here, shares)
+    assert not is_adoptable(replace(record, loaders=shares), job, here, loaders)
 
 
 def test_a_job_that_was_changed_gets_a_new_world(tmp_path):
@@ -142,4 +153,4 @@ async def test_the_next_coordinator_takes_the_world_up_where_the_last_checkpoint
         report = c.coordinator.report()
         assert (report.phase, report.generation, report.step) == ("Completed", 1, 20)
         assert digests(c) == expected
-        assert any(e.reason == "Resumed" and "did without a coordinator" in e.message for e in report.events)
+        assert any(e.reason == "Resumed" and "kept running without a coordinator" in e.message for e in report.events)

@@ -112,14 +112,14 @@ def test_a_loader_that_hangs_is_given_up_at_the_deadline():
         yield from ()
 
     with served(serve) as fetch:
-        with pytest.raises(Retryable, match="is away"):
+        with pytest.raises(Retryable, match="is unreachable"):
             fetch((0, 1), deadline=0.2)
         release.set()
 
 
 def test_a_loader_that_is_not_there_is_retryable():
     client = SliceClient("127.0.0.1", 1, "t")
-    with pytest.raises(Retryable, match=r"127\.0\.0\.1:1 is away"):
+    with pytest.raises(Retryable, match=r"127\.0\.0\.1:1 is unreachable"):
         list(client.fetch(Request(1, ()), 5.0))
     client.close()
 

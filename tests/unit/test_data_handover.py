@@ -124,7 +124,7 @@ def test_a_step_that_never_comes_ends_at_the_deadline():
 
 
 def test_without_a_constructor_the_deadline_says_so():
-    with pytest.raises(Retryable, match="constructor is away"):
+    with pytest.raises(Retryable, match="constructor is unreachable"):
         Handover(f"\0coxswain-test-{uuid.uuid4()}", "t").receive(1, 0, 0, 0.05)
 
 

@@ -167,7 +167,7 @@ def broken(folder: Path, harm: str) -> None:
 def test_a_broken_index_file_is_refused_by_name(tmp_path, harm):
     mine = write(tmp_path / "c", DOCUMENTS)
     broken(tmp_path / "c", harm)
-    with pytest.raises(Refused, match=r"x\.idx is no index of a \.bin .*write the pair again") as caught:
+    with pytest.raises(Refused, match=r"x\.idx is not an index of a \.bin .*write the pair again") as caught:
         mine.blocks()
     assert caught.value.reason == "ObjectUnreadable"
 

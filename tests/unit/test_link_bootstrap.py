@@ -41,7 +41,7 @@ def test_a_process_that_still_imports_leaves_when_told_so(tmp_path, command):
         _, words = process.communicate(timeout=10)
     finally:
         process.kill()
-    assert (process.returncode, words) == (1, "told to leave (SIGTERM) while starting\n")
+    assert (process.returncode, words) == (1, "stopped by SIGTERM while starting\n")
 
 
 @pytest.mark.parametrize("module", NEEDLESS)

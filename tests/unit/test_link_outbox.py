@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from coxswain.errors import Retryable, Stale
 from coxswain.wire import Ack, Heartbeat, StepPlan, StepPlans
-from coxswain_link import outbox
 from coxswain_link.http_client import Client, Closed
 from coxswain_link.outbox import Message, MessageLog, Outbox
 from coxswain_link.plan_feed import PlanFeed
@@ -67,9 +67,8 @@ def client() -> Scripted:
 
 
 @pytest.fixture
-def box(client: Scripted, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(outbox, "_HEARTBEAT_SECONDS", 0.05)
-    box = Outbox(client, Heartbeat(1), patience=0.5)
+def box(client: Scripted):
+    box = Outbox(client, Heartbeat(1), patience=0.5, pause=0.05)
     yield box
     box.close()
 
@@ -123,9 +122,31 @@ def test_only_so_much_is_kept_for_another_coordinator_and_one_that_needs_more_is
     log = MessageLog(most=4)
     told(log, range(10), "one")
     with pytest.raises(
-        Retryable, match=r"what was told of step 5 and before is not kept.*begins again at that checkpoint"
+        Retryable, match=r"needs messages of step 5 and before, which were dropped; the world begins again"
     ):
         log.acknowledge(None, Ack("two", 0))
+
+
+@pytest.mark.parametrize("saved", [0, 4, 5])
+def test_another_coordinator_that_lacks_a_dropped_step_is_refused_up_to_the_last_such_step(saved):
+    log = MessageLog(most=4)
+    told(log, range(10), "one")  # steps 0 to 5 are dropped
+    with pytest.raises(Retryable, match="step 5 and before"):
+        log.acknowledge(None, Ack("two", saved))
+
+
+def test_the_same_coordinator_needs_nothing_again_and_its_own_message_is_not_sent_twice():
+    log = MessageLog(most=4)
+    told(log, range(10), "one")
+    log.acknowledge(None, Ack("one", 0))
+    assert log.waiting == 0
+
+
+def test_a_message_that_was_not_sent_stays_although_its_step_is_in_a_checkpoint():
+    log = MessageLog(most=4)
+    log.put(Message("/v1/reports", 3, 3))
+    log.acknowledge(None, Ack("one", 6))
+    assert log.next() == Message("/v1/reports", 3, 3)
 
 
 def test_what_a_checkpoint_holds_need_not_be_kept():
@@ -168,6 +189,14 @@ def test_plans_are_at_hand_as_far_as_they_were_committed_when_the_coordinator_we
     assert feed.get(5, 0.05) is None
     feed.forget_before(3)
     assert feed.get(0, 0).step == 3
+    feed.close()
+
+
+def test_plans_of_another_generation_are_not_taken(client):
+    client.plans = [msgspec.structs.replace(plan(0), generation=2), plan(1)]
+    feed = PlanFeed(client, 1, 0)
+    assert feed.get(0, 20).step == 1
+    assert feed.peek(0) is None
     feed.close()
 
 

@@ -9,34 +9,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from aiohttp import web
-
 from coxswain.errors import Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
-from coxswain.wire import JobReport, StopRequest
-from coxswain_link.http_server import HttpService
-from coxswain_link.metrics import build
+from coxswain.wire import StopRequest
 from coxswain_operator.jobcontrol import DEADLINE_SECONDS, HttpJobControl
 from coxswain_operator.report_poller import ReportPoller
 from coxswain_operator.views import Manifest
+from tests.fake_coordinator import FakeCoordinator
 from tests.unit.coordinator_fakes import TOKEN, cluster, make_job
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, report, training_job
-
-
-class Coordinator:
-    """Answers the operator's two calls."""
-
-    def __init__(self) -> None:
-        self.stops: list[StopRequest] = []
-        self.queries: list[dict[str, str]] = []
-        self.word = report("Running", 42)
-
-    async def report(self, request: web.Request, _: None) -> JobReport:
-        self.queries.append(dict(request.query))
-        return self.word
-
-    async def stop(self, _: web.Request, body: StopRequest) -> None:
-        self.stops.append(body)
 
 
 @asynccontextmanager
@@ -62,17 +43,11 @@ async def knowing(port: int, token: str, ready: str = "True") -> AsyncIterator[t
 @asynccontextmanager
 async def talking(
     token: str = "right", ready: str = "True"
-) -> AsyncIterator[tuple[HttpJobControl, Coordinator, Manifest]]:
+) -> AsyncIterator[tuple[HttpJobControl, FakeCoordinator, Manifest]]:
     """A coordinator that listens, and a control that knows it."""
-    coordinator, service = Coordinator(), HttpService("right", lambda: 0, build("coordinator"))
-    service.route("GET", "/v1/report", coordinator.report)
-    service.route("POST", "/v1/stop", coordinator.stop, StopRequest)
-    port = await service.start("127.0.0.1", 0)
-    try:
-        async with knowing(port, token, ready) as (control, job):
+    with FakeCoordinator("right", report("Running", 42)) as coordinator:
+        async with knowing(coordinator.port, token, ready) as (control, job):
             yield control, coordinator, job
-    finally:
-        await service.stop()
 
 
 async def test_a_report_comes_from_the_coordinators_address_with_the_jobs_token() -> None:
@@ -117,7 +92,7 @@ async def test_reports_are_followed_and_every_change_rings_for_the_job() -> None
             await until(lambda: len(rings) >= 1)
             first = await following.report(job)
             assert first is not None and first.phase == "Running"
-            coordinator.word = report("Failed", 43)
+            coordinator.job_report = report("Failed", 43)
             async with asyncio.timeout(10):
                 while (latest := await following.report(job)) is None or latest.phase != "Failed":  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
@@ -187,7 +162,7 @@ async def test_a_long_poll_names_the_mark_of_what_it_knows() -> None:
         known = await control.report(job)
         assert known is not None
         await control.report(job, known.revision(), 1.0)
-        assert coordinator.queries[-1] == {"after": known.revision(), "wait": "1.0"}
+        assert coordinator.received["/v1/report"][-1] == {"after": known.revision(), "wait": "1.0"}
 
 
 def test_progress_leaves_the_mark_and_a_change_of_phase_does_not() -> None:

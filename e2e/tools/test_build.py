@@ -10,8 +10,6 @@ from types import ModuleType
 
 import pytest
 
-from tests.children import REPOSITORY
-
 _GO = """#!/bin/sh
 echo run >> "$COUNT"
 while [ "$1" != -o ]; do shift; done
@@ -21,7 +19,7 @@ exit "$CODE"
 
 
 def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_tools", REPOSITORY / "e2e" / "tools" / "build.py")
+    spec = importlib.util.spec_from_file_location("build_tools", Path(__file__).with_name("build.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -104,4 +104,4 @@ def test_no_thread_outlives_the_world(receiver: BatchPrefetcher, constructor: Co
     receiver.begin(plan(4))
     assert began.wait(10)
     receiver.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("receiver")]
+    assert not [t for t in threading.enumerate() if t.name.startswith("prefetch")]

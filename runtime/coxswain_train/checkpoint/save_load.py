@@ -24,7 +24,7 @@ from coxswain_link.store import NotFound, Store
 State = dict[str, dict[Box, Tensor]]  # kind -> box -> values
 StateEntry = tuple[str, Box, Tensor]
 
-_SHARD_BYTES = 256 << 20  # a shard is closed once it holds this much
+SHARD_BYTES = 256 << 20  # a shard is closed once it holds this much
 
 
 class Saver:
@@ -66,8 +66,8 @@ def snapshot(state: State) -> list[StateEntry]:
     return [(kind, box, x.detach().to("cpu", copy=True)) for kind, boxes in state.items() for box, x in boxes.items()]
 
 
-def write_shards(store: Store, entries: Iterable[StateEntry]) -> Iterator[Shard]:
-    for group in _groups(entries):
+def write_shards(store: Store, entries: Iterable[StateEntry], shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
+    for group in _groups(entries, shard_bytes):
         data = safetensors.torch.save({str(i): values.contiguous() for i, (_, _, values) in enumerate(group)})
         key = f"shards/{hashlib.sha256(data).hexdigest()}.safetensors"
         if not store.create(key, data):
@@ -77,13 +77,13 @@ def write_shards(store: Store, entries: Iterable[StateEntry]) -> Iterator[Shard]
         )
 
 
-def _groups(entries: Iterable[StateEntry]) -> Iterator[list[StateEntry]]:
+def _groups(entries: Iterable[StateEntry], shard_bytes: int) -> Iterator[list[StateEntry]]:
     group: list[StateEntry] = []
     size = 0
     for entry in entries:
         group.append(entry)
         size += entry[2].nbytes
-        if size >= _SHARD_BYTES:
+        if size >= shard_bytes:
             yield group
             group, size = [], 0
     if group:

@@ -61,9 +61,9 @@ def stats(norm: float) -> GlobalStats:
 @pytest.fixture
 def filled_memory() -> Iterator[None]:
     """Memory that torch does not initialise holds NaN."""
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 def backward(weight: nn.Parameter, value: float) -> None:

@@ -49,46 +49,46 @@ def world(generation: int, trainers: tuple[str, ...] = ("trainer-0", "trainer-1"
     )
 
 
-# A worker takes its assignments, writes its environment to a file (whole or not at all), and runs the test's program.
+# A scripted worker: takes its assignment, writes its environment (whole or not at all), then runs the test's program.
 WORKER = """
 import json, os, signal, socket, sys, pathlib, threading
 def take():
-    orders = socket.socket(fileno=os.dup(int(os.environ["COXSWAIN_ORDERS"])))
-    place = json.loads(orders.recv(4096))
-    note = pathlib.Path(FOLDER, "%(generation)d-%(rank)d.json" % place)
-    note.with_suffix(".new").write_text(json.dumps(dict(os.environ, pid=os.getpid())))
+    channel = socket.socket(fileno=os.dup(int(os.environ["COXSWAIN_ORDERS"])))
+    assignment = json.loads(channel.recv(4096))
+    note = pathlib.Path(FOLDER, "%(generation)d-%(rank)d.json" % assignment)
+    note.with_suffix(".new").write_text(json.dumps(dict(os.environ, pid=os.getpid(), ppid=os.getppid())))
     note.with_suffix(".new").rename(note)
-    orders.send(json.dumps(place).encode())
-def live():
+    channel.send(json.dumps(assignment).encode())
+def run():
     take()
 """
 
 
 class Started:
-    """An agent that runs in this process, with workers that write their environment into `folder` and run `program`."""
+    """An agent in this process. Its workers write their environment into `folder` and run `program`."""
 
     def __init__(
-        self, url: str, folder: Path, program: str, index: int = 0, give_up: float = 30.0, oom_kills: int = 0
+        self, url: str, folder: Path, program: str, index: int = 0, oom_kills: int = 0, **limits: float
     ) -> None:
         self.client = AsyncClient(url, TOKEN)
         self.metrics, self.oom_kills = build("agent"), oom_kills
         module = folder / "scripted_worker.py"
         body = "".join(f"    {line}\n" for line in program.splitlines())
         module.write_text(
-            WORKER.replace("FOLDER", repr(str(folder))) + body + "def work():\n    live()\n    os._exit(0)\n"
+            WORKER.replace("FOLDER", repr(str(folder))) + body + "def work():\n    run()\n    os._exit(0)\n"
         )
         head = f"import sys; sys.path.insert(0, {str(folder)!r})"
         start = f"{head}; from coxswain_train.agent import forkserver; forkserver.main({module.stem!r})"
         fork_server = (sys.executable, "-c", start)
         self.agent = Agent(
-            environment(url, index), self.client, self.metrics, fork_server, give_up, lambda: self.oom_kills
+            environment(url, index), self.client, self.metrics, fork_server, oom_kills=lambda: self.oom_kills, **limits
         )
-        self.life = asyncio.create_task(self.agent.run())
+        self.running = asyncio.create_task(self.agent.run())
 
     async def __aenter__(self) -> Started:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.life.cancel()
-        await asyncio.wait([self.life])
+        self.running.cancel()
+        await asyncio.wait([self.running])
         await self.client.close()

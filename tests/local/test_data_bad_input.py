@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture
 def objects(tmp_path, corpus):
-    return job_objects(corpus, f"file://{tmp_path}/checkpoints")
+    return job_objects(corpus, f"file://{tmp_path}/checkpoints", trainers=1)
 
 
 def said(run: Run) -> str:
@@ -84,7 +84,7 @@ def test_content_that_changes_under_a_run_ends_it_by_name_and_loses_no_checkpoin
     """Put back as it was, it is the same stream again, and the next run goes on from the last checkpoint."""
     folder = tmp_path / "corpus"
     shutil.copytree(corpus.removeprefix("file://"), folder)
-    objects = job_objects(f"file://{folder}", f"file://{tmp_path}/checkpoints", stop={"steps": 400})
+    objects = job_objects(f"file://{folder}", f"file://{tmp_path}/checkpoints", trainers=1, stop={"steps": 400})
     objects[-1]["spec"]["failurePolicy"] = {"maxRestarts": 0}
     run = Run(tmp_path, objects)
     cox = run.start()
@@ -105,7 +105,7 @@ def test_content_that_changes_under_a_run_ends_it_by_name_and_loses_no_checkpoin
 def test_a_tokenizer_that_is_swapped_under_a_run_ends_it_by_name_once_a_loader_starts_again(tmp_path, corpus, bad):
     """Both have the same words in another order: every length stays what it was."""
     tokenizer = write_tokenizer(bad / "tokenizer.json", "a", "b", "c")
-    objects = job_objects(corpus, f"file://{tmp_path}/checkpoints", stop={"steps": 400})
+    objects = job_objects(corpus, f"file://{tmp_path}/checkpoints", trainers=1, stop={"steps": 400})
     for i in (0, 1):
         objects[i]["spec"]["tokenizer"] = {"file": {"uri": tokenizer.uri}}
     run = Run(tmp_path, objects)

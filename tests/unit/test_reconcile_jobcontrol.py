@@ -78,7 +78,7 @@ async def test_a_coordinator_that_is_gone_is_asked_once_and_holds_up_nobody() ->
         begun = time.monotonic()
         assert await control.report(world.job) is None
         assert not await control.checkpoint_and_stop(world.job, "suspended")
-    assert time.monotonic() - begun < DEADLINE_SECONDS / 2
+    assert time.monotonic() - begun < DEADLINE_SECONDS, "one call alone would wait for that long"
 
 
 async def test_reports_are_followed_and_every_change_rings_for_the_job() -> None:

@@ -1,0 +1,4 @@
+"""Mutation testing: `make mutants` makes small faults in a copy of the sources and runs the nearest tests on each.
+
+`modules.toml` says which tests judge which modules; `accepted.toml` lists the survivors that no test can kill.
+"""

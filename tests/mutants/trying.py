@@ -1,0 +1,169 @@
+"""The run with mutants: pytest itself, forked once for each, goes on as a run of the tests that reach the change.
+
+Where only code of functions differs, the fork happens after collection and takes a moment. A change that shows at
+import needs the modules again: then the fork happens before collection, with the libraries loaded.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
+
+import msgspec
+import pytest
+
+from tests.mutants.kept import TIMED_OUT, fork_kept
+from tests.mutants.mutation import Change, Mutant, apply
+from tests.mutants.orders import Case, Measure, Order, Result, Verdict, append
+from tests.mutants.swap import functions_of, swap
+
+_GRACE, _FACTOR, _IMPORT = 5.0, 10.0, 30.0  # a deadline: seconds, times what the tests took, and for imports
+
+
+class Trying:
+    """A pytest plugin."""
+
+    def __init__(self, order: Order) -> None:
+        self._order, self._tree = order, Path(order.tree)
+        self._measure = msgspec.json.decode(Path(order.measure).read_bytes(), type=Measure)
+        self._sources = {module: (self._tree / module).read_text() for module in order.modules}
+        self._changes = {case: self._change(case) for case in order.cases}
+        self._kills: Counter[str] = Counter()
+        self._killer = self._tree / ".killer"  # where a fork writes which test failed
+        self._selected: list[str] | None = None  # in a fork: the tests it runs
+
+    def _change(self, case: Case) -> Change | None:
+        return apply(self._sources[case.module], Mutant(case.module, case.operator, case.occurrence))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionstart(self) -> None:
+        for unchanged in (case for case, change in self._changes.items() if change is None):
+            self._note(unchanged, None, "same", 0.0)
+        for name in self._measure.libraries:
+            _load(name)
+        for case, change in self._trials(at_import=True):
+            if self._try(case, change):
+                return
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self._selected is not None:
+            place = {test: index for index, test in enumerate(self._selected)}
+            items[:] = sorted((item for item in items if item.nodeid in place), key=lambda item: place[item.nodeid])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Pytest's own loop runs in the forks alone."""
+        if self._selected is not None:
+            return None
+        functions = {module: functions_of(str(self._tree / module)) for module in self._order.modules}
+        gc.freeze()
+        for case, change in self._trials(at_import=False):
+            if self._try(case, change):
+                self._become(functions, case, change)
+                self.pytest_collection_modifyitems(session.items)
+                return None
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item) -> bool:
+        """A test that takes much longer than it did ends the trial at once: hypothesis would try to shrink a failure."""
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(TIMED_OUT))
+        signal.setitimer(signal.ITIMER_REAL, self._deadline([item.nodeid]))
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_timeout_cancel_timer(self) -> bool:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._killer.write_text(report.nodeid)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if self._selected is not None:
+            os._exit(exitstatus)
+
+    def _trials(self, at_import: bool) -> Iterator[tuple[Case | None, Change | None]]:
+        if self._order.work == "control":
+            yield None, None
+        for case, change in self._changes.items():
+            if change is not None and self._at_import(case, change) == at_import:
+                yield case, change
+
+    def _at_import(self, case: Case, change: Change) -> bool:
+        loaded = self._measure.imported.get(case.module)
+        return not (loaded and change.in_function) or self._measure.runs_at_import(case.module, change.lines)
+
+    def _try(self, case: Case | None, change: Change | None) -> bool:
+        """True in the fork, which now is the trial. The file on disk is for the processes that tests start."""
+        tests = list(self._measure.seconds)
+        if case and change:
+            tests = self._measure.reaching(case.module, change.lines)
+            self._write(case.module, change.source)
+        self._killer.write_text("")
+        began = time.monotonic()
+        code = fork_kept(_IMPORT + self._deadline(tests))
+        if code is None:
+            self._selected = self._in_order(tests)
+            return True
+        if case and change:
+            self._write(case.module, self._sources[case.module])
+            self._note(case, change, _verdict(code), time.monotonic() - began)
+        elif code:
+            raise RuntimeError(
+                f"without a mutant {self._killer.read_text() or 'the run'} fails in a fork (exit {code})"
+            )
+        return False
+
+    def _deadline(self, tests: list[str]) -> float:
+        return _GRACE + _FACTOR * sum(self._measure.seconds[test] for test in tests)
+
+    def _become(self, functions: dict[str, list[FunctionType]], case: Case | None, change: Change | None) -> None:
+        if case and change and not swap(functions[case.module], self._sources[case.module], change.source):
+            os._exit(pytest.ExitCode.INTERNAL_ERROR)
+
+    def _in_order(self, tests: list[str]) -> list[str]:
+        """First those that cost little and have killed much."""
+        return sorted(tests, key=lambda test: (self._measure.seconds[test] / (1 + self._kills[test]), test))
+
+    def _write(self, module: str, source: str) -> None:
+        """Bytecode is judged by second and size of its source, which two mutants may share: it goes."""
+        path = self._tree / module
+        path.write_text(source)
+        Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+    def _note(self, case: Case, change: Change | None, verdict: Verdict, seconds: float) -> None:
+        killer = self._killer.read_text() if verdict == "killed" else ""
+        self._kills[killer] += 1
+        shown = (change.line, change.before, change.after) if change else (0, "", "")
+        key = Mutant(case.module, case.operator, case.occurrence).key
+        result = Result(key, verdict, self._order.tests, *shown, killer, round(seconds, 2))
+        append(Path(self._order.results[case.module]), result)
+
+
+def _load(library: str) -> None:
+    """One that cannot be loaded alone will be loaded by the tests that need it."""
+    if library not in sys.modules:
+        try:
+            importlib.import_module(library)
+        except Exception:
+            sys.modules.pop(library, None)
+
+
+def _verdict(code: int) -> Verdict:
+    """Of pytest's exit codes 1 is a failed test and 2 a module that cannot be collected; below 0 are signals."""
+    if code in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED) or code < 0:
+        return "killed"
+    return {0: "survived", TIMED_OUT: "timeout"}.get(code, "error")  # type: ignore[return-value]

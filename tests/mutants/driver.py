@@ -29,6 +29,8 @@ _PYTEST = (
     "short", "--timeout", "120", "-o", "tmp_path_retention_policy=none",
 )  # fmt: skip
 
+_OPERATORS = [Path(__file__).with_name(name).read_text() for name in ("operators.py", "mutation.py")]
+
 
 class TestsFail(RuntimeError):
     """The tests of a group fail without a mutant: their verdicts would mean nothing."""
@@ -78,9 +80,9 @@ class Driver:
         return plans
 
     def _results(self, module: str, source: str) -> Path:
-        """Named after the module and its text. Results of former texts go."""
+        """Named after the module and a digest of its text and of our operators. Results of former texts go."""
         folder, name = self._state / "results", module.removesuffix(".py").replace("/", ".")
-        current = folder / f"{name}-{_digest(source)}.jsonl"
+        current = folder / f"{name}-{_digest(source, *_OPERATORS)}.jsonl"
         folder.mkdir(exist_ok=True)
         for old in folder.glob(f"{name}-*.jsonl"):
             if old != current:
@@ -124,8 +126,8 @@ class _Run:
     ) -> subprocess.Popen[bytes]:
         order = Order(
             work=work, driver=os.getpid(), tree=str(tree), measure=str(self.state / "measure.json"),
-            modules=list(self.results), results=self.results, without=self.group.without, cases=cases,
-            tests=self.tests,
+            modules=list(self.results), results=self.results, without=self.group.without,
+            elsewhere=files(tree, self.group.elsewhere), cases=cases, tests=self.tests,
         )  # fmt: skip
         path, scratch = tree.with_suffix(".json"), tree.with_suffix(".tmp")
         path.write_bytes(msgspec.json.encode(order))

@@ -93,11 +93,12 @@ def _head(node: ast.stmt) -> tuple[int, int]:
     return first, max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno
 
 
-_STYLE = ("frozen", "slots", "gc")  # of a class: they refuse what the type checker refuses already
+_STYLE = ("frozen", "slots", "gc", "kw_only")  # of a class: they refuse what the type checker refuses already
+_TABLE = 5  # so many numbers in a row are data
 
 
 class _WithoutTypes(ast.NodeTransformer):
-    """Leaves out what has no behaviour: annotations, whether a class is frozen, whether `zip` is strict."""
+    """Leaves out what has no behaviour: annotations, whether a class is frozen, whether `zip` is strict, tables."""
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         calls: list[ast.ClassDef | ast.Call] = [d for d in node.decorator_list if isinstance(d, ast.Call)]
@@ -108,6 +109,11 @@ class _WithoutTypes(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if isinstance(node.func, ast.Name) and node.func.id == "zip":
             node.keywords = []
+        return self.generic_visit(node)
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
+        if len(node.elts) >= _TABLE and all(isinstance(element, ast.Constant) for element in node.elts):
+            node.elts = []
         return self.generic_visit(node)
 
     def visit_arg(self, node: ast.arg) -> ast.arg:

@@ -48,6 +48,7 @@ class Order(msgspec.Struct, frozen=True):
     modules: list[str]
     results: dict[str, str] = {}  # module -> file
     without: list[str] = []  # fixtures whose tests are left out
+    elsewhere: list[str] = []  # files of tests that run the modules in other processes
     cases: list[Case] = []
     tests: str = ""
 
@@ -60,10 +61,11 @@ class Measure(msgspec.Struct):
     imported: dict[str, list[int]] = {}  # module -> lines that run when it is imported
     libraries: list[str] = []  # modules that the tests import and that are not mutated
 
-    def reaching(self, module: str, lines: tuple[int, int]) -> list[str]:
-        """The tests that run one of the lines; all of them where none is known to."""
+    def reaching(self, module: str, lines: tuple[int, int], elsewhere: list[str]) -> list[str]:
+        """The tests that run one of the lines, here or in other processes; all of them where none is known to."""
         found = self.reached.get(module, {})
         tests = {test for line in range(lines[0], lines[1] + 1) for test in found.get(line, ())}
+        tests |= {test for test in self.seconds if test.partition("::")[0] in elsewhere}
         return list(tests or self.seconds)
 
     def runs_at_import(self, module: str, lines: tuple[int, int]) -> bool:

@@ -11,15 +11,17 @@ FOLDER = Path("tests/mutants")
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Modules judged by the same tests. Both lists hold paths or patterns from the root of the repository.
+    """Modules judged by the same tests. All lists but `without` hold paths or patterns from the root of the repository.
 
     without: fixtures whose tests are left out, since they cost seconds for each mutant.
+    elsewhere: those of the tests that run the modules in other processes, where no measure sees which lines they reach.
     """
 
     name: str
     modules: list[str]
     tests: list[str]
     without: list[str] = []
+    elsewhere: list[str] = []
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

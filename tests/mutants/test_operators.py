@@ -64,6 +64,7 @@ def test_both_conditions_of_an_if_with_elif_are_negated() -> None:
         "@dataclass(frozen=True, slots=True)\nclass A: ...",
         "y = zip(a, b, strict=True)",
         "y = f(**x)",
+        "y = (1, 2, 3, 4, 5)",
     ],
 )
 def test_a_change_without_behaviour_is_no_mutant(source: str) -> None:

@@ -110,7 +110,7 @@ class Trying:
         """True in the fork, which now is the trial. The file on disk is for the processes that tests start."""
         tests = list(self._measure.seconds)
         if case and change:
-            tests = self._measure.reaching(case.module, change.lines)
+            tests = self._measure.reaching(case.module, change.lines, self._order.elsewhere)
             self._write(case.module, change.source)
         self._killer.write_text("")
         began = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from tests.mutants.driver import Driver, TestsFail
@@ -20,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=Path.cwd())
     given = parser.parse_args(arguments)
     try:
-        plans = Driver(given.root, given.jobs).run(given.modules, given.sample)
+        plans = Driver(given.root, given.jobs, partial(print, flush=True)).run(given.modules, given.sample)
     except TestsFail as error:
         print(error, file=sys.stderr)
         return 2

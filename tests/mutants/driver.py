@@ -30,6 +30,7 @@ _PYTEST = (
 )  # fmt: skip
 
 _OPERATORS = [Path(__file__).with_name(name).read_text() for name in ("operators.py", "mutation.py")]
+_SILENCE = 120.0  # seconds
 
 
 class TestsFail(RuntimeError):
@@ -47,7 +48,7 @@ class Plan:
 
 
 class Driver:
-    def __init__(self, root: Path, jobs: int, say: Callable[[str], None] = print) -> None:
+    def __init__(self, root: Path, jobs: int, say: Callable[[str], None]) -> None:
         self._root, self._jobs, self._say = root.resolve(), jobs, say
         self._state = self._root / ".cache" / "mutants"
         self._trees = [self._state / f"tree-{number}" for number in range(jobs)]
@@ -96,7 +97,8 @@ class Driver:
         if not cases:
             return
         self._say(f"{group.name}: {len(cases)} mutants to try, judged by {len(judges)} files of tests")
-        run = _Run(table, group, self._state, judges, {plan.module: str(plan.results) for plan in plans}, tests)
+        results = {plan.module: str(plan.results) for plan in plans}
+        run = _Run(table, group, self._state, judges, results, tests, self._say)
         run.hosts("measure", self._trees[:1], [])
         run.hosts("control", self._trees[:1], [])
         run.hosts("try", self._trees, cases)
@@ -112,14 +114,29 @@ class _Run:
     judges: list[str]
     results: dict[str, str]
     tests: str
+    say: Callable[[str], None]
 
     def hosts(self, work: Literal["measure", "control", "try"], trees: list[Path], cases: list[Case]) -> None:
         """Starts one for each tree, each with its part of the cases, and waits for all."""
         running = [self._start(work, tree, cases[index :: len(trees)]) for index, tree in enumerate(trees)]
         for process, tree in zip(running, trees, strict=True):
-            if process.wait():
+            if self._wait(process, len(cases)):
                 log = tree.with_suffix(".log").read_text()
                 raise TestsFail(f"{work} ended with exit code {process.returncode}:\n{log[-4000:]}")
+
+    def _wait(self, process: subprocess.Popen[bytes], cases: int) -> int:
+        """Returns the exit code; says every few minutes how far the hosts are."""
+        before = self._lines()
+        while True:
+            try:
+                return process.wait(timeout=_SILENCE)
+            except subprocess.TimeoutExpired:
+                if cases:
+                    self.say(f"  {self._lines() - before} of {cases} tried")
+
+    def _lines(self) -> int:
+        """Of all results."""
+        return sum(path.read_bytes().count(b"\n") for path in map(Path, self.results.values()) if path.exists())
 
     def _start(
         self, work: Literal["measure", "control", "try"], tree: Path, cases: list[Case]

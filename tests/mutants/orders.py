@@ -30,7 +30,8 @@ class Result(msgspec.Struct, frozen=True):
     before: str = ""
     after: str = ""
     killer: str = ""
-    seconds: float = 0.0
+    seconds: float = 0.0  # by the clock
+    cpu: float = 0.0  # seconds of processor time, of all processes that were waited for
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -31,19 +31,21 @@ class Report:
 
     @property
     def stale(self) -> list[Accepted]:
-        """Entries whose lines are gone, and those whose mutants are killed by now."""
-        killed: Counter[tuple[str, str, str]] = Counter()
+        """Entries whose lines are gone, and those whose mutants are all killed by now."""
+        verdicts: dict[tuple[str, str, str], set[str]] = {}
         for module, results in self.results.items():
             for result in results:
-                killed[module, result.before, result.after] += 1 if result.verdict != "survived" else -len(results)
-        return [entry for entry in self.accepted if self._is_stale(entry, killed)]
+                verdicts.setdefault((module, result.before, result.after), set()).add(result.verdict)
+        return [
+            entry
+            for entry in self.accepted
+            if self._is_gone(entry)
+            or "survived" not in verdicts.get((entry.module, entry.before, entry.after), {"survived"})
+        ]
 
-    def _is_stale(self, entry: Accepted, killed: Counter[tuple[str, str, str]]) -> bool:
+    def _is_gone(self, entry: Accepted) -> bool:
         source = self.sources.get(entry.module)
-        if source is None:
-            return False
-        lines = "\n".join(line.strip() for line in source.splitlines())
-        return entry.before not in lines or killed[entry.module, entry.before, entry.after] > 0
+        return source is not None and entry.before not in "\n".join(line.strip() for line in source.splitlines())
 
     @property
     def rate(self) -> float:

@@ -10,6 +10,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import resource
 import signal
 import sys
 import time
@@ -26,7 +27,13 @@ from tests.mutants.mutation import Change, Mutant, apply
 from tests.mutants.orders import Case, Measure, Order, Result, Verdict, append
 from tests.mutants.swap import functions_of, swap
 
-_GRACE, _FACTOR, _IMPORT = 5.0, 10.0, 30.0  # a deadline: seconds, times what the tests took, and for imports
+_FACTOR = 10.0  # a trial may take so many times as long as its tests took, and
+_GRACE, _GRACE_CPU, _IMPORT = 10.0, 3.0, 30.0  # so many seconds more: by the clock, of processor time, for imports
+# A busy machine makes a test slow by the clock, an endless loop uses up processor time.
+_TIMERS = (
+    (signal.SIGALRM, signal.ITIMER_REAL, _GRACE),
+    (signal.SIGPROF, signal.ITIMER_PROF, _GRACE_CPU),
+)
 
 
 class Trying:
@@ -47,7 +54,7 @@ class Trying:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:
         for unchanged in (case for case, change in self._changes.items() if change is None):
-            self._note(unchanged, None, "same", 0.0)
+            self._note(unchanged, None, "same")
         for name in self._measure.libraries:
             _load(name)
         for case, change in self._trials(at_import=True):
@@ -77,13 +84,15 @@ class Trying:
     @pytest.hookimpl(tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item) -> bool:
         """A test that takes much longer than it did ends the trial at once: hypothesis would try to shrink a failure."""
-        signal.signal(signal.SIGALRM, lambda *_: os._exit(TIMED_OUT))
-        signal.setitimer(signal.ITIMER_REAL, self._deadline([item.nodeid]))
+        for number, timer, grace in _TIMERS:
+            signal.signal(number, lambda *_: os._exit(TIMED_OUT))
+            signal.setitimer(timer, self._deadline([item.nodeid], grace))
         return True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_timeout_cancel_timer(self) -> bool:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        for _, timer, _ in _TIMERS:
+            signal.setitimer(timer, 0)
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -113,22 +122,22 @@ class Trying:
             tests = self._measure.reaching(case.module, change.lines, self._order.elsewhere)
             self._write(case.module, change.source)
         self._killer.write_text("")
-        began = time.monotonic()
+        began, spent = time.monotonic(), _spent()
         code = fork_kept(_IMPORT + self._deadline(tests))
         if code is None:
             self._selected = self._in_order(tests)
             return True
         if case and change:
             self._write(case.module, self._sources[case.module])
-            self._note(case, change, _verdict(code), time.monotonic() - began)
+            self._note(case, change, _verdict(code), time.monotonic() - began, _spent() - spent)
         elif code:
             raise RuntimeError(
                 f"without a mutant {self._killer.read_text() or 'the run'} fails in a fork (exit {code})"
             )
         return False
 
-    def _deadline(self, tests: list[str]) -> float:
-        return _GRACE + _FACTOR * sum(self._measure.seconds[test] for test in tests)
+    def _deadline(self, tests: list[str], grace: float = _GRACE) -> float:
+        return grace + _FACTOR * sum(self._measure.seconds[test] for test in tests)
 
     def _become(self, functions: dict[str, list[FunctionType]], case: Case | None, change: Change | None) -> None:
         if case and change and not swap(functions[case.module], self._sources[case.module], change.source):
@@ -144,13 +153,21 @@ class Trying:
         path.write_text(source)
         Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
-    def _note(self, case: Case, change: Change | None, verdict: Verdict, seconds: float) -> None:
+    def _note(
+        self, case: Case, change: Change | None, verdict: Verdict, seconds: float = 0.0, cpu: float = 0.0
+    ) -> None:
         killer = self._killer.read_text() if verdict == "killed" else ""
         self._kills[killer] += 1
         shown = (change.line, change.before, change.after) if change else (0, "", "")
         key = Mutant(case.module, case.operator, case.occurrence).key
-        result = Result(key, verdict, self._order.tests, *shown, killer, round(seconds, 2))
+        result = Result(key, verdict, self._order.tests, *shown, killer, round(seconds, 2), round(cpu, 2))
         append(Path(self._order.results[case.module]), result)
+
+
+def _spent() -> float:
+    """Processor time of the forks so far, and of what they waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _load(library: str) -> None:

@@ -14,7 +14,7 @@ SCALE_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kwok k
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup run test lint generate manifests test-slow mutants bench bench-engine bench-recovery bench-operator binaries cluster cluster-down demo images e2e-smoke e2e clean
+.PHONY: help setup run test slowest lint generate docs pictures manifests test-slow mutants bench bench-engine bench-recovery bench-operator binaries cluster cluster-down demo images e2e-smoke e2e clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +33,10 @@ run: .venv/.ready  ## train the demo job on this machine: real text, rings, a ch
 	@$(BIN)/cox report $(RUN_DIR)
 
 test: lint binaries  ## lint, types, contracts, generated files, and all tests
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2
+
+slowest: .venv/.ready  ## the 25 slowest tests and files, as last measured here
+	@$(BIN)/python -m tests.times
 
 lint: .venv/.ready  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .
@@ -41,8 +44,16 @@ lint: .venv/.ready  ## ruff, mypy --strict, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-generate: .venv/.ready  ## write the files that come from the models: crds/, docs/reference/, docs/metrics.md
+generate: .venv/.ready  ## write what comes from models and results: crds/, docs/reference/, docs/metrics.md, tables of README
 	$(BIN)/python -m coxswain.api.generate
+	$(BIN)/python -m docs.tools.tables
+
+docs: .venv/.ready  ## the site of the documentation, with search, in .cache/site; warnings are errors
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir .cache/site
+	@echo "wrote .cache/site/index.html"
+
+pictures: .venv/.ready  ## make every picture of the documentation from one real run; needs chromium (some five minutes)
+	@$(BIN)/python -m docs.tools.pictures
 
 manifests: .venv/.ready  ## write dist/install.yaml, the chart for people without Helm (REGISTRY=registry.example/path for the images)
 	@mkdir -p dist
@@ -50,11 +61,11 @@ manifests: .venv/.ready  ## write dist/install.yaml, the chart for people withou
 	@echo "wrote dist/install.yaml: kubectl apply --server-side --filename dist/install.yaml"
 
 binaries: .venv/.ready  ## build etcd, kube-apiserver, Helm and an S3 server from Go modules into .cache/ (once, some minutes)
-	$(BIN)/python e2e/tools/build.py etcd kube-apiserver kube-controller-manager kubectl helm versitygw
+	$(BIN)/python -m e2e.tools.build etcd kube-apiserver kube-controller-manager kubectl helm versitygw
 
-test-slow: .venv/.ready binaries  ## the long matrix
-	$(BIN)/python e2e/tools/build.py $(SCALE_TOOLS)
-	$(BIN)/python -m pytest -m slow --timeout 1800
+test-slow: .venv/.ready binaries  ## the long matrix, and the property tests on newly drawn examples
+	$(BIN)/python -m e2e.tools.build $(SCALE_TOOLS)
+	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile=drawn --timeout 1800
 
 mutants: .venv/.ready  ## small faults in a copy of the sources: which do the tests notice? MODULES=names, SAMPLE=n a module; goes on where it stopped
 	@$(BIN)/python -m tests.mutants $(MODULES) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(JOBS),--jobs $(JOBS))
@@ -72,11 +83,11 @@ images: .venv/.ready  ## build the images of the Dockerfile without a daemon, as
 	@$(BIN)/python -m e2e.images operator data train
 
 e2e-smoke: .venv/.ready  ## on real kubelets, as root: chart, images and S3; a job trains to the digests of `cox run`
-	$(BIN)/python e2e/tools/build.py $(E2E_TOOLS)
+	$(BIN)/python -m e2e.tools.build $(E2E_TOOLS)
 	$(BIN)/python -m pytest e2e/test_smoke.py --timeout 1200
 
 e2e: .venv/.ready  ## all of that, and what can go wrong: lost pods and nodes, bad input, upgrades, the test cluster itself
-	$(BIN)/python e2e/tools/build.py $(E2E_TOOLS)
+	$(BIN)/python -m e2e.tools.build $(E2E_TOOLS)
 	$(BIN)/python -m pytest e2e --timeout 1200
 
 demo: .venv/.ready  ## put images and an S3 server with the corpus into the cluster of `make cluster` (some 20 GB)
@@ -89,7 +100,7 @@ cluster-down: .venv/.ready  ## end that cluster; nothing is left
 	@$(BIN)/python -m e2e.cluster down
 
 bench-operator: .venv/.ready  ## the operator on a control plane with kwok nodes, beside a bare loop that creates the same pods
-	$(BIN)/python e2e/tools/build.py $(SCALE_TOOLS)
+	$(BIN)/python -m e2e.tools.build $(SCALE_TOOLS)
 	$(BIN)/python -m bench.operator_scale
 
 clean:  ## remove what make built and what runs left

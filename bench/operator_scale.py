@@ -19,9 +19,9 @@ from typing import Any
 
 from bench.scale import cases
 from bench.scale.cases import Figures, System
+from bench.scale.control_plane import Plane
 from bench.scale.coxswain import Coxswain, pods_of
 from bench.scale.peers import PEERS, peers
-from bench.scale.plane import Plane
 from bench.scale.storm import storm
 from bench.scale.table import LARGE, Shape, into_page, lines, rows_of
 

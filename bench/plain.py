@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coxswain.api.jobfiles import load_config
-from coxswain.boxes import whole as box
+from coxswain.boxes import full_box as box
 from coxswain.config import JobConfig
-from coxswain_train.attention import pack_attention
-from coxswain_train.dataset import Step, StreamDataset
-from coxswain_train.init import init_box
-from coxswain_train.loss import IGNORED, linear_cross_entropy
-from coxswain_train.model import Attend, Llama
+from coxswain_train.dataset import StepBatch, StreamDataset
+from coxswain_train.model.attention import pack_attention
+from coxswain_train.model.init_weights import init_box
+from coxswain_train.model.llama import AttentionFn, Llama
+from coxswain_train.model.loss import IGNORED, linear_cross_entropy
 
-Attention = Callable[[Step], Attend]
+Attention = Callable[[StepBatch], AttentionFn]
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -43,7 +43,7 @@ class Rate:
     first_loss: float  # of step 0, untrained: the whole system must find the same
 
 
-def masked(step: Step) -> Attend:
+def masked(step: StepBatch) -> AttentionFn:
     """One call for the whole pack, with a mask of its blocks."""
     sequence = torch.repeat_interleave(step.bounds.diff())
     mask = (sequence[:, None] == sequence[None]).tril()
@@ -55,7 +55,7 @@ def masked(step: Step) -> Attend:
     return attend
 
 
-def by_sequence(step: Step) -> Attend:
+def by_sequence(step: StepBatch) -> AttentionFn:
     """One causal call a sequence."""
     return pack_attention(step.bounds.diff().tolist())
 
@@ -85,7 +85,7 @@ class Loop:
         betas = job.optimizer.beta1, job.optimizer.beta2
         self._optimizer = torch.optim.AdamW(groups, lr=job.optimizer.learning_rate, betas=betas, fused=True)
 
-    def step(self, step: Step, attention: Attention, loss: Loss) -> float:
+    def step(self, step: StepBatch, attention: Attention, loss: Loss) -> float:
         """One update; the loss per label."""
         total = self.loss(step, attention, loss)
         total.backward()  # type: ignore[no-untyped-call]
@@ -94,7 +94,7 @@ class Loop:
         self._optimizer.zero_grad(set_to_none=True)
         return float(total.detach())
 
-    def loss(self, step: Step, attention: Attention, loss: Loss) -> Tensor:
+    def loss(self, step: StepBatch, attention: Attention, loss: Loss) -> Tensor:
         model, attend = self.model, attention(step)
         rotary, hidden = model.rotary(step.positions), model.embed(step.tokens)
         for layer in model.stack:
@@ -103,7 +103,7 @@ class Loop:
         return loss(model.model.norm(hidden), head.weight, step.labels) / step.total_labels
 
 
-def best_ways(loop: Loop, taken: Sequence[Step]) -> tuple[str, str]:
+def best_ways(loop: Loop, taken: Sequence[StepBatch]) -> tuple[str, str]:
     """The fastest pair, by the median of some steps; warms the process up as well."""
     seconds = {
         (a, b): median(_seconds(loop, step, a, b) for step in taken) for a, b in itertools.product(ATTENTION, LOSS)
@@ -111,13 +111,13 @@ def best_ways(loop: Loop, taken: Sequence[Step]) -> tuple[str, str]:
     return min(seconds, key=lambda ways: seconds[ways])
 
 
-def _seconds(loop: Loop, step: Step, attention: str, loss: str) -> float:
+def _seconds(loop: Loop, step: StepBatch, attention: str, loss: str) -> float:
     began = time.perf_counter()
     loop.step(step, ATTENTION[attention], LOSS[loss])
     return time.perf_counter() - began
 
 
-def measure(job: JobConfig, stream: Iterator[Step], vocabulary: int, tries: int, count: int) -> Rate:
+def measure(job: JobConfig, stream: Iterator[StepBatch], vocabulary: int, tries: int, count: int) -> Rate:
     loop = Loop(job, vocabulary)
     taken = list(itertools.islice(stream, tries))
     first_loss = loop.loss(taken[0], by_sequence, whole).item()

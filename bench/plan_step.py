@@ -16,9 +16,9 @@ from statistics import median
 import numpy as np
 
 from coxswain.cost import CostModel, load_constants
-from coxswain.plan.balances import plan, planner
 from coxswain.plan.lengths import draw_lengths
-from coxswain.plan.problem import pose
+from coxswain.plan.planners import plan, planner
+from coxswain.plan.problem import make_problem
 from coxswain.plan.simulate import drafts_of, ring_bytes, simulate
 
 K = 1024
@@ -35,7 +35,7 @@ def measure(name: str, context: int, replicas: int, seed: int, balances: list[st
         "replicas": replicas, "capacity": CAPACITY, "cost": CostModel(load_constants("h100-80g")), "speeds": speeds,
         "max_degree": replicas, "node_size": 8,
     }  # fmt: skip
-    problem, row = pose(lengths, **given), {}
+    problem, row = make_problem(lengths, **given), {}
     for balance in balances:
         begin = time.process_time()  # of one thread; other work on the machine does not count
         placement = plan(balance, lengths, **given)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from e2e.baseline import cox_run
 from e2e.cluster import preflight
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.process import REPOSITORY
 from e2e.diagnosis import diagnose
-from e2e.furnished import Site, furnish
 from e2e.job import MOST_STEPS, Digests, Job, small_objects
-from e2e.undisturbed import cox_run
+from e2e.provision import Site, provision
 
 FOLDER = REPOSITORY / ".cache" / "e2e"
 _SITE = pytest.StashKey[Site]()
@@ -28,7 +28,7 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     if missing := preflight.lacks(preflight.look(), FOLDER, preflight.BUILDERS):
         pytest.exit("this machine cannot run nodes:\n" + "\n".join(missing), returncode=2)
     with _cluster(request.config.getoption("--cluster")) as cluster:
-        request.config.stash[_SITE] = made = furnish(cluster)
+        request.config.stash[_SITE] = made = provision(cluster)
         yield made
 
 
@@ -58,7 +58,7 @@ def job(operator: Site, request: pytest.FixtureRequest) -> Iterator[Job]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Digests:
+def baseline(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Digests:
     """By step, what every run of `small_objects` must have computed, whatever befell it: as many steps as any test asks for."""
     objects = small_objects(site, "undisturbed", MOST_STEPS)
     return cox_run(tmp_path_factory.mktemp("undisturbed"), objects, site.store)

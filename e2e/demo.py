@@ -10,8 +10,8 @@ import typer
 
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.process import REPOSITORY
-from e2e.furnished import SYSTEM, load, make_corpus
 from e2e.images import Image, Images
+from e2e.provision import SYSTEM, load, make_corpus
 from e2e.store import PORT, start_store
 
 STATE = REPOSITORY / ".cache" / "cluster"

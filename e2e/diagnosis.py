@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from e2e.furnished import SYSTEM, Site
+from e2e.provision import SYSTEM, Site
 
 _QUIET = {"kube-system", "kube-public", "kube-node-lease", "default"}
 _LINES = 60  # of each log

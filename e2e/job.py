@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from e2e.cluster.process import REPOSITORY
-from e2e.furnished import Site, eventually
+from e2e.provision import Site, eventually
 
 Object = dict[str, Any]
 Digests = dict[int, tuple[str, str]]
@@ -164,10 +164,10 @@ def training(job: Job, **spec: object) -> None:
     job.wait_for_step(3, deadline=400)
 
 
-def completed(job: Job, undisturbed: Digests, counted: int, ignored: int) -> None:
+def completed(job: Job, baseline: Digests, counted: int, ignored: int) -> None:
     """Waits for the end: every step as if nothing had happened, and so many restarts."""
     job.wait("Completed", deadline=400)
-    assert job.digests() == undisturbed
+    assert job.digests() == baseline
     assert job.restarts() == (counted, ignored)
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from e2e.cluster.namespaces import run
 from e2e.cluster.node import Node
 from e2e.cluster.process import binary
-from e2e.furnished import Site
+from e2e.provision import Site
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from e2e.furnished import SYSTEM, Site, eventually
+from e2e.provision import SYSTEM, Site, eventually
 
 LEASE = "coxswain-operator"
 _ALWAYS = {"configmap/kube-root-ca.crt", "serviceaccount/default"}  # Kubernetes' own, in every namespace

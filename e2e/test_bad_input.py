@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.furnished import eventually
 from e2e.job import Digests, Job, Object, small_objects
+from e2e.provision import eventually
 from e2e.store import SECRET_KEY
 
 pytestmark = pytest.mark.timeout(600)
@@ -15,9 +15,9 @@ NOWHERE = "localhost/coxswain-train:nowhere"
 WRONG_KEY = "not-the-secret-key"
 
 
-def completed(job: Job, undisturbed: Digests) -> None:
+def completed(job: Job, baseline: Digests) -> None:
     job.wait("Completed", deadline=300)
-    assert job.digests() == {step: undisturbed[step] for step in range(STEPS)}
+    assert job.digests() == {step: baseline[step] for step in range(STEPS)}
 
 
 def condition(job: Job, type_: str) -> Object:
@@ -46,7 +46,7 @@ def everything_said(job: Job) -> str:
     return "\n".join((seen, job.kubectl("describe", "tj", job.name), *logs))
 
 
-def test_an_image_that_is_nowhere_is_named_and_can_be_corrected_in_suspension(job: Job, undisturbed: Digests) -> None:
+def test_an_image_that_is_nowhere_is_named_and_can_be_corrected_in_suspension(job: Job, baseline: Digests) -> None:
     job.apply(small_objects(job.site, job.place, STEPS, image=NOWHERE))
     message = wait_for_words(job, "PodsReady", "ImagePullBackOff", NOWHERE)
     assert "not ready: " in message and "trainer-0" in message
@@ -56,7 +56,7 @@ def test_an_image_that_is_nowhere_is_named_and_can_be_corrected_in_suspension(jo
     job.patch({"suspend": True})
     job.wait("Suspended")
     job.patch({"suspend": False, "image": ""})
-    completed(job, undisturbed)
+    completed(job, baseline)
 
 
 def test_an_image_that_does_not_come_in_time_costs_counted_restarts_and_at_last_the_job(job: Job) -> None:
@@ -77,14 +77,14 @@ def test_a_rule_ends_a_job_at_once_whose_image_is_nowhere(job: Job) -> None:
     assert "rule no-image says Fail" in condition(job, "Succeeded")["message"]
 
 
-def test_a_secret_that_is_missing_is_named_and_the_job_starts_once_it_is_made(job: Job, undisturbed: Digests) -> None:
+def test_a_secret_that_is_missing_is_named_and_the_job_starts_once_it_is_made(job: Job, baseline: Digests) -> None:
     objects = small_objects(job.site, job.place, STEPS)
     secret = [at for at in objects if at["kind"] == "Secret"]
     job.apply([at for at in objects if at["kind"] != "Secret"])
     wait_for_words(job, "PodsReady", "NotPrepared", "is there Secret s3-keys?", "kubectl describe pod")
     assert (job.state(), job.restarts()) == ("Starting", (0, 0))
     job.apply(secret)
-    completed(job, undisturbed)
+    completed(job, baseline)
 
 
 def test_credentials_that_the_store_refuses_end_the_job_with_the_secrets_name_and_not_its_value(job: Job) -> None:

@@ -18,7 +18,7 @@ with open("/dev/shm/ballast", "wb") as file:
 """
 
 
-def test_a_suspended_job_is_saved_has_no_pods_and_goes_on_from_that_very_step(job: Job, undisturbed: Digests) -> None:
+def test_a_suspended_job_is_saved_has_no_pods_and_goes_on_from_that_very_step(job: Job, baseline: Digests) -> None:
     training(job)
     job.patch({"suspend": True})
     job.wait("Suspended")
@@ -28,50 +28,50 @@ def test_a_suspended_job_is_saved_has_no_pods_and_goes_on_from_that_very_step(jo
     job.wait_for_event("Suspended", f"saved before step {saved}")
     job.patch({"suspend": False})
     job.wait_for_event("Resumed", "pods are created again")
-    completed(job, undisturbed, 0, 0)
-    assert job.generations() == {step: 1 if step < saved else 2 for step in undisturbed}
+    completed(job, baseline, 0, 0)
+    assert job.generations() == {step: 1 if step < saved else 2 for step in baseline}
 
 
-def test_kubectl_scale_saves_and_goes_on_with_another_number_of_trainers(job: Job, undisturbed: Digests) -> None:
+def test_kubectl_scale_saves_and_goes_on_with_another_number_of_trainers(job: Job, baseline: Digests) -> None:
     training(job, trainers={"count": 2, "minCount": 2, "maxCount": 3})
     for before, now in ((2, 3), (3, 2)):
         job.kubectl("scale", "tj", job.name, f"--replicas={now}")
         job.wait_for_event("Scaled", f"from {before} to {now} trainers", deadline=120)
         job.wait_for_step(max(job.digests()) + 1)
         assert job.status()["trainers"]["desired"] == len(job.pods("trainer")) == now
-    completed(job, undisturbed, 0, 0)
+    completed(job, baseline, 0, 0)
     assert [attempt.get("rule") for attempt in job.status()["attempts"]] == ["ScaleChanged", "ScaleChanged", None]
 
 
 @pytest.mark.parametrize("role", ["trainer", "loader", "coordinator"])
-def test_a_deleted_pod_is_replaced_and_not_counted(job: Job, undisturbed: Digests, role: str) -> None:
+def test_a_deleted_pod_is_replaced_and_not_counted(job: Job, baseline: Digests, role: str) -> None:
     training(job)
     victim, *_ = job.pods(role)
     others = job.uids() - {victim["metadata"]["uid"]}
     job.kubectl("delete", "pod", victim["metadata"]["name"], "--wait=false")
     job.wait_for_event("NodeLost", "Disruption: RestartTrainerIgnoringLimit")
-    completed(job, undisturbed, 0, 1)
+    completed(job, baseline, 0, 1)
     assert others < job.uids(), "a healthy pod was replaced"
 
 
-def test_a_constructor_that_dies_is_restarted_in_its_pod(job: Job, undisturbed: Digests) -> None:
+def test_a_constructor_that_dies_is_restarted_in_its_pod(job: Job, baseline: Digests) -> None:
     training(job)
     before, (victim, *_) = job.uids(), job.pods("trainer")
     with suppress(RuntimeError):  # the command ends with the container that it runs in
         execute(job, victim, "constructor", "import os; os.kill(1, 15)")
-    completed(job, undisturbed, 0, 0)
+    completed(job, baseline, 0, 0)
     assert job.uids() == before
     assert [constructor(pod)["restartCount"] for pod in job.pods("trainer")] == [1, 0]
 
 
-def test_a_trainer_out_of_memory_is_named_replaced_and_counted(job: Job, undisturbed: Digests) -> None:
+def test_a_trainer_out_of_memory_is_named_replaced_and_counted(job: Job, baseline: Digests) -> None:
     training(job)
     victim, *_ = job.pods("trainer")
     with suppress(RuntimeError):
         execute(job, victim, "trainer", FILL)
     told = job.wait_for_event("WorkerRestarted", "Default: RestartTrainer")
     assert "OOMKilled" in told
-    completed(job, undisturbed, 1, 0)
+    completed(job, baseline, 1, 0)
 
 
 def execute(job: Job, pod: Object, container: str, program: str) -> None:

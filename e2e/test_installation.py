@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.furnished import SYSTEM, Site, eventually
+from e2e.doc_commands import command, type_in
 from e2e.job import Digests, Job, completed, training
 from e2e.operators import Operators, everything
-from e2e.quoted import command, type_in
+from e2e.provision import SYSTEM, Site, eventually
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -40,9 +40,9 @@ def containers(job: Job) -> set[tuple[str, str, str]]:
     }
 
 
-def unnoticed(job: Job, undisturbed: Digests) -> None:
+def unnoticed(job: Job, baseline: Digests) -> None:
     """It comes to its end in its first world."""
-    completed(job, undisturbed, 0, 0)
+    completed(job, baseline, 0, 0)
     assert set(job.generations().values()) == {1}
 
 
@@ -53,7 +53,7 @@ def test_helm_test_finds_a_leader_and_the_kinds_of_the_release(operators: Operat
 
 
 def test_no_container_of_a_job_notices_that_its_operator_is_killed_or_deleted(
-    job: Job, undisturbed: Digests, operators: Operators
+    job: Job, baseline: Digests, operators: Operators
 ) -> None:
     training(job, model=SLOW)
     before, leader, transitions = containers(job), operators.leader(), operators.lease()["leaseTransitions"]
@@ -63,11 +63,11 @@ def test_no_container_of_a_job_notices_that_its_operator_is_killed_or_deleted(
     operators.delete(leader)
     assert operators.lease()["leaseTransitions"] == transitions + 1
     assert (job.state(), containers(job)) == ("Running", before)
-    unnoticed(job, undisturbed)
+    unnoticed(job, baseline)
 
 
 def test_no_container_of_a_job_notices_an_upgrade_or_a_restart_of_the_operators(
-    job: Job, undisturbed: Digests, operators: Operators
+    job: Job, baseline: Digests, operators: Operators
 ) -> None:
     training(job, model=SLOW)
     before, image = containers(job), operators.image()
@@ -80,7 +80,7 @@ def test_no_container_of_a_job_notices_an_upgrade_or_a_restart_of_the_operators(
     type_in(job.site, f"kubectl --namespace {SYSTEM} rollout restart deployment/coxswain")
     type_in(job.site, command(PAGE, "kubectl --namespace coxswain-system rollout status"))
     assert (job.state(), containers(job)) == ("Running", before)
-    unnoticed(job, undisturbed)
+    unnoticed(job, baseline)
 
 
 def following(site: Site) -> None:
@@ -91,7 +91,7 @@ def following(site: Site) -> None:
 
 
 def test_nothing_but_the_kinds_is_left_of_a_release_and_a_job_trains_on_without_it(
-    job: Job, undisturbed: Digests, operators: Operators
+    job: Job, baseline: Digests, operators: Operators
 ) -> None:
     training(job, model=SLOW)
     before = containers(job)
@@ -101,7 +101,7 @@ def test_nothing_but_the_kinds_is_left_of_a_release_and_a_job_trains_on_without_
     job.wait_for_step(max(job.digests()) + 1)
     line = command(PAGE, "helm install").replace("registry.example/team", "localhost")
     type_in(job.site, f"{line} {' '.join(f'--set {value}' for value in job.site.values())} --wait")
-    unnoticed(job, undisturbed)
+    unnoticed(job, baseline)
 
 
 def test_a_deleted_job_leaves_its_checkpoints_and_what_was_applied_beside_it(job: Job) -> None:

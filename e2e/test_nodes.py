@@ -8,8 +8,8 @@ import pytest
 
 from e2e import nodes
 from e2e.cluster.node import Node
-from e2e.furnished import Site
 from e2e.job import ROLE_LABEL, Digests, Job, completed, training
+from e2e.provision import Site
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -25,50 +25,48 @@ def second(operator: Site) -> Iterator[Node]:
     nodes.give_back(operator, node)
 
 
-def test_a_drain_moves_the_whole_job_and_costs_no_counted_restart(job: Job, undisturbed: Digests, second: Node) -> None:
+def test_a_drain_moves_the_whole_job_and_costs_no_counted_restart(job: Job, baseline: Digests, second: Node) -> None:
     with nodes.only(job.site, second):
         training(job)
     nodes.drain(job.site, second)
     assert homes(job) == {"node-0"}
-    completed(job, undisturbed, 0, 4)
+    completed(job, baseline, 0, 4)
 
 
-def test_a_job_outlives_the_node_that_all_of_it_ran_on(job: Job, undisturbed: Digests, second: Node) -> None:
+def test_a_job_outlives_the_node_that_all_of_it_ran_on(job: Job, baseline: Digests, second: Node) -> None:
     with nodes.only(job.site, second):
         training(job)
     second.kill()
     job.wait_for_event("NodeLost", UNCOUNTED, NOTICED)
     nodes.give_back(job.site, second)
-    completed(job, undisturbed, 0, 4)
+    completed(job, baseline, 0, 4)
 
 
-def test_a_job_goes_on_when_the_node_of_one_trainer_dies(job: Job, undisturbed: Digests, second: Node) -> None:
+def test_a_job_goes_on_when_the_node_of_one_trainer_dies(job: Job, baseline: Digests, second: Node) -> None:
     spread(job)
     second.kill()
     job.wait_for_event("NodeLost", UNCOUNTED, NOTICED)
-    completed(job, undisturbed, 0, 1)
+    completed(job, baseline, 0, 1)
     assert homes(job) == {"node-0"}
 
 
 def test_a_node_that_reboots_before_it_is_missed_costs_no_counted_restart(
-    job: Job, undisturbed: Digests, second: Node
+    job: Job, baseline: Digests, second: Node
 ) -> None:
     spread(job)
     second.kill()
     second.start()
     job.wait_for_event("NodeLost", UNCOUNTED, NOTICED)
-    completed(job, undisturbed, 0, 1)
+    completed(job, baseline, 0, 1)
 
 
-def test_a_trainer_that_runs_on_behind_a_broken_network_does_no_harm(
-    job: Job, undisturbed: Digests, second: Node
-) -> None:
+def test_a_trainer_that_runs_on_behind_a_broken_network_does_no_harm(job: Job, baseline: Digests, second: Node) -> None:
     spread(job)
     second.disconnect()
     job.wait_for_event("NodeLost", UNCOUNTED, NOTICED)
     assert second.alive
     second.connect()
-    completed(job, undisturbed, 0, 1)
+    completed(job, baseline, 0, 1)
 
 
 def spread(job: Job) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster.process import REPOSITORY, Child, binary
+from e2e.doc_commands import command
 from e2e.job import Digests, Job, completed, training
-from e2e.quoted import command
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -52,7 +52,7 @@ def row(table: str) -> dict[str, str]:
     return {head[start:end].strip(): values[start:end].strip() for start, end in spans}
 
 
-def test_kubectl_shows_of_a_job_that_trains_what_the_pages_say(job: Job, undisturbed: Digests, tmp_path: Path) -> None:
+def test_kubectl_shows_of_a_job_that_trains_what_the_pages_say(job: Job, baseline: Digests, tmp_path: Path) -> None:
     training(job)
     table = typed(job, "kubectl get tj")
     assert list(row(table)) == columns("trainingjob")
@@ -67,9 +67,9 @@ def test_kubectl_shows_of_a_job_that_trains_what_the_pages_say(job: Job, undistu
     page(job, tmp_path)
     with pytest.raises(RuntimeError, match=r"trainers\.count may change while the job runs only if"):
         job.kubectl(*shlex.split(command(PAGE, "kubectl scale tj").replace("NAME", job.name).replace(" N", " 99"))[1:])
-    completed(job, undisturbed, 0, 0)
+    completed(job, baseline, 0, 0)
     end = row(typed(job, "kubectl get tj"))
-    assert (end["STATE"], end["STEP"], end["PROGRESS"]) == ("Completed", str(len(undisturbed)), "100.0")
+    assert (end["STATE"], end["STEP"], end["PROGRESS"]) == ("Completed", str(len(baseline)), "100.0")
     assert "Completed" in typed(job, "kubectl describe tj NAME")
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from e2e.baseline import cox_run
 from e2e.job import Job, small_objects
-from e2e.undisturbed import cox_run
 
 pytestmark = pytest.mark.timeout(900)
 

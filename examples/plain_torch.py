@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from coxswain.digests import STREAM_SEED
-from coxswain_train.dataset import Step, StreamDataset, stream_digest
+from coxswain_train.dataset import StepBatch, StreamDataset, stream_digest
 
 
 class Gru(nn.Module):
@@ -33,7 +33,7 @@ class Gru(nn.Module):
         return self.head(hidden[0])
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: Step) -> float:
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: StepBatch) -> float:
     """One update. The sum of all token losses is divided once: a mean of means would weigh short sequences more."""
     optimizer.zero_grad()
     loss = 0.0

@@ -4,6 +4,18 @@ import asyncio
 import inspect
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+from e2e.tools.build import is_current
+from tests import schedule, times
+
+settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""The same examples in every run: no draw decides whether a change passes. `make test` runs with it."""
+
+settings.register_profile("drawn", settings.get_profile("fixed"), derandomize=False, print_blob=True, database=None)
+"""Other examples in every run, for `make test-slow`. What it finds becomes an `@example` of the test."""
+
+settings.load_profile("fixed")
 
 
 @pytest.fixture(autouse=True)
@@ -11,3 +23,18 @@ def no_stray_event_loop(request):
     """looptime asks for the current loop in synchronous tests too, and the policy would make one that nobody closes."""
     if not inspect.iscoroutinefunction(getattr(request, "function", None)):
         asyncio.set_event_loop(None)
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(times)
+    config.pluginmanager.register(schedule)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(times.Recorder())
+
+
+@pytest.hookimpl(trylast=True)  # after the deselections of -m and -k
+def pytest_collection_modifyitems(items):
+    """Refuses a selection whose tests need tools that are not built. A build inside a test would outlast the test."""
+    needed = {name for item in items for mark in item.iter_markers("binaries") for name in mark.args}
+    if missing := sorted(name for name in needed if not is_current(name)):
+        raise pytest.UsageError(f"not built: {', '.join(missing)}; run `make binaries` (once, some minutes)")

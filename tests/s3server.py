@@ -14,7 +14,7 @@ from typing import Any
 
 import boto3
 
-from tests.children import Child, accepts, binary, free_port, own_address
+from tests.children import Child, ReservedPort, accepts, binary, own_address
 
 
 class S3Server:
@@ -31,10 +31,11 @@ class S3Server:
         self._write_secret(root / "secrets" / "s3")
         self.secrets_dir = root / "secrets"
         address = own_address()
-        port = free_port(address)
-        self.endpoint_url = f"http://{address}:{port}"
-        self._child = Child(self._command(f"{address}:{port}", root / "data"), root / "log")
-        self._child.wait_until(lambda: accepts(address, port))
+        self._port = ReservedPort(address)
+        listen = f"{address}:{self._port.number}"
+        self.endpoint_url = f"http://{listen}"
+        self._child = Child(self._command(listen, root / "data"), root / "log")
+        self._child.wait_until(lambda: accepts(address, self._port.number))
         return self
 
     def _command(self, listen: str, data: Path) -> list[str | Path]:

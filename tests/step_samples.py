@@ -7,7 +7,7 @@ import numpy as np
 from coxswain.membership.values import Sequence
 from coxswain.plan.values import Operation, Slice, StageOperations, Task
 from coxswain.wire import StepPlan
-from coxswain_link.steparrays import NO_LABEL, StepArrays, StepSlice
+from coxswain_link.step_buffer import NO_LABEL, StepArrays, StepSlice
 
 LENGTH = 12
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import msgspec
 
 from bench.scale.audit import Audit
+from bench.scale.control_plane import Manifest, Plane
 from bench.scale.objects import Scene, scene
-from bench.scale.plane import Manifest, Plane
 from bench.scale.processes import Meter, require_alive
 from bench.scale.table import Shape
 from bench.scale.watching import Pods

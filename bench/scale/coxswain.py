@@ -13,14 +13,14 @@ from typing import Any
 
 import httpx
 
+from bench.scale.control_plane import Manifest, Plane
 from bench.scale.objects import Scene
-from bench.scale.plane import Manifest, Plane
 from bench.scale.watching import Pods
 from coxswain.api.crd import crds
 from coxswain.api.kinds import KINDS
 from coxswain.names import API_VERSION
 from coxswain_operator.reconcile import reconcile
-from coxswain_operator.reconcile.values import CreatePod, Observed
+from coxswain_operator.reconcile.actions import CreatePod, Observed
 from e2e.cluster.process import Argument, Child, wait_until
 
 OPERATOR_NAMESPACE = "coxswain-system"

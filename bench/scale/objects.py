@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from bench.scale.plane import Manifest, Plane
+from bench.scale.control_plane import Manifest, Plane
 from bench.scale.watching import Pods
 
 MERGE = "application/merge-patch+json"

@@ -12,8 +12,8 @@ from pathlib import Path
 import aiohttp
 
 from bench.scale.cases import LIMIT, Figures, turn
+from bench.scale.control_plane import Plane
 from bench.scale.coxswain import Coxswain
-from bench.scale.plane import Plane
 from bench.scale.processes import Meter, require_alive
 from e2e.cluster.process import Argument, Child
 

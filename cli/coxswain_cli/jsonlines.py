@@ -10,14 +10,14 @@ from typing import Any, TextIO
 import msgspec
 import typer
 
-from coxswain_cli.ending import exit_code
 from coxswain_cli.progress import View
+from coxswain_cli.summary import exit_code
 from coxswain_cli.workdir import Tail, condition, steps_of
 
 Manifest = dict[str, Any]
 
 
-class JsonLines:
+class JsonOutput:
     """A Teller, and its own Display. Each line is written whole and at once, so that whoever reads along sees it now."""
 
     def __init__(self, out: TextIO | None = None) -> None:
@@ -56,10 +56,10 @@ class JsonLines:
         typer.echo(words, err=True)
         self._write("end", exit_code=code, state=reason, message=words)
 
-    def display(self) -> JsonLines:
+    def display(self) -> JsonOutput:
         return self
 
-    def __enter__(self) -> JsonLines:
+    def __enter__(self) -> JsonOutput:
         return self
 
     def __exit__(

@@ -16,8 +16,8 @@ from coxswain.cost import CostModel, load_constants
 from coxswain.errors import Refused
 from coxswain.exits import Exit
 from coxswain.plan.assemble import assemble, digest
-from coxswain.plan.balances import BALANCES, planner
-from coxswain.plan.problem import Problem, pose
+from coxswain.plan.planners import BALANCES, planner
+from coxswain.plan.problem import Problem, make_problem
 from coxswain.plan.simulate import drafts_of, ring_bytes
 from coxswain.plan.values import Placement
 
@@ -39,7 +39,7 @@ def step_command(
 ) -> None:
     """Plan one step and judge the plan; exit 2 with the reason if it cannot be planned."""
     try:
-        problem = pose(
+        problem = make_problem(
             _numbers(lengths, "lengths", int),
             replicas=replicas,
             capacity=capacity,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coxswain.wire import JobReport, StepLine
-from coxswain_cli.workdir import Event, Tail, condition, events_of, steps_of
+from coxswain_cli.workdir import LoggedEvent, Tail, condition, events_of, steps_of
 
 Manifest = dict[str, Any]
 
@@ -34,8 +34,8 @@ class View:
     checkpoint_step: int  # -1: none
     layout: str
     new_steps: tuple[StepLine, ...]
-    new_events: tuple[Event, ...]
-    events: tuple[Event, ...]
+    new_events: tuple[LoggedEvent, ...]
+    events: tuple[LoggedEvent, ...]
     known_until: float  # seconds since 1970: every event up to then has been told
 
     @property
@@ -49,7 +49,7 @@ class Watcher:
     def __init__(self, workdir: Path) -> None:
         self._steps, self._events = Tail(workdir / "steps.jsonl"), Tail(workdir / "events.jsonl")
         self._recent: deque[StepLine] = deque(maxlen=_RECENT_STEPS)
-        self._told: deque[Event] = deque(maxlen=_RECENT_EVENTS)
+        self._told: deque[LoggedEvent] = deque(maxlen=_RECENT_EVENTS)
 
     def look(self, job: Manifest, report: JobReport | None, known_until: float = 0.0) -> View:
         new_steps, new_events = tuple(steps_of(self._steps)), tuple(events_of(self._events))

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from coxswain.errors import Refused
-from coxswain_cli.reporting.facts import facts
+from coxswain_cli.reporting.json_report import facts
 from coxswain_cli.reporting.page import page
 from coxswain_cli.reporting.read import read_run
 

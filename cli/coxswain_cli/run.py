@@ -20,17 +20,17 @@ from coxswain.exits import Exit
 from coxswain.wire import JobReport
 from coxswain_cli.apply import NAMESPACE, apply
 from coxswain_cli.display import Display
-from coxswain_cli.ending import FAILED, exit_code, has_ended, is_suspended
-from coxswain_cli.jsonlines import JsonLines
-from coxswain_cli.machine import check_ports, check_room
+from coxswain_cli.jsonlines import JsonOutput
+from coxswain_cli.output import Output, TextOutput
+from coxswain_cli.preflight import check_ports, check_room
 from coxswain_cli.progress import View, Watcher
-from coxswain_cli.telling import ForPeople, Teller
+from coxswain_cli.summary import FAILED, exit_code, has_ended, is_suspended
 from coxswain_cli.workdir import condition, default_workdir
-from coxswain_operator.alone import run_job
+from coxswain_operator.clock import SteadyClock
 from coxswain_operator.controller import Controller
 from coxswain_operator.jobcontrol import HttpJobControl
 from coxswain_operator.local import LocalCluster
-from coxswain_operator.steady import SteadyClock
+from coxswain_operator.single_job import run_job
 
 Manifest = dict[str, Any]
 
@@ -54,20 +54,20 @@ def run_command(
 
     Exit code 0: Succeeded, or stopped as asked. 1: Failed. 2: refused. Ctrl-C saves and stops; twice stops at once.
     """
-    teller: Teller = JsonLines() if as_json else ForPeople()
+    output: Output = JsonOutput() if as_json else TextOutput()
     try:
         objects = load_run(files)
         job = next(o for o in objects if o["kind"] == "TrainingJob")
         folder = workdir or default_workdir(job["metadata"]["name"])
-        code = asyncio.run(run(objects, folder, until_step, teller))
+        code = asyncio.run(run(objects, folder, until_step, output))
     except Refused as error:
-        teller.refuse(Exit.USER_FAULT, error.reason, f"cox run: {error.message}")
+        output.refuse(Exit.USER_FAULT, error.reason, f"cox run: {error.message}")
         raise typer.Exit(Exit.USER_FAULT) from error
     except (StoppedAtOnce, KeyboardInterrupt) as stop:
-        teller.refuse(_STOPPED, "Stopped", "stopped at once; the same command goes on from the last checkpoint")
+        output.refuse(_STOPPED, "Stopped", "stopped at once; the same command goes on from the last checkpoint")
         raise typer.Exit(_STOPPED) from stop
     except OSError as error:
-        teller.refuse(FAILED, "MachineTrouble", f"cox run: {error}; once that is mended, the same command goes on")
+        output.refuse(FAILED, "MachineTrouble", f"cox run: {error}; once that is mended, the same command goes on")
         raise typer.Exit(FAILED) from error
     raise typer.Exit(code)
 
@@ -76,20 +76,20 @@ class StoppedAtOnce(Exception):
     """The second Ctrl-C."""
 
 
-async def run(objects: list[Manifest], workdir: Path, until_step: int | None, teller: Teller) -> int:
+async def run(objects: list[Manifest], workdir: Path, until_step: int | None, output: Output) -> int:
     """The whole run; its exit code."""
     clock = SteadyClock()
     async with LocalCluster(workdir, clock) as cluster:
         _log_to(workdir / "logs" / "cox.log")
         job = await apply(cluster, objects)
         if has_ended(job):
-            teller.say(f"ended before; nothing is trained. A new run needs another --workdir than {workdir}")
+            output.say(f"ended before; nothing is trained. A new run needs another --workdir than {workdir}")
         else:
             check_ports()
-            with teller.display() as display:
+            with output.display() as display:
                 display.say(f"work directory {workdir}")
-                job = await Run(cluster, job, until_step, display, clock).until_end()
-    teller.end(job, workdir)
+                job = await LocalRun(cluster, job, until_step, display, clock).until_end()
+    output.end(job, workdir)
     return exit_code(job)
 
 
@@ -122,7 +122,7 @@ class Interrupts:
         self.count += 1
 
 
-class Run:
+class LocalRun:
     """One job on one cluster, watched by a person."""
 
     def __init__(
@@ -138,7 +138,7 @@ class Run:
     async def until_end(self) -> Manifest:
         """The job, ended or suspended. Raises StoppedAtOnce."""
         control = HttpJobControl(self._cluster)
-        controller = Controller(self._cluster, control, self._clock, poll_seconds=_POLL, told=self._hear)
+        controller = Controller(self._cluster, control, self._clock, poll_seconds=_POLL, on_report=self._hear)
         leave = asyncio.Event()
         passes = asyncio.create_task(run_job(controller, self._cluster, NAMESPACE, self._name, leave))
         with Interrupts() as interrupts:

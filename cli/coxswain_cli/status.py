@@ -17,7 +17,7 @@ from coxswain.exits import Exit
 from coxswain.wire import JobReport
 from coxswain_cli.progress import amount, duration
 from coxswain_cli.workdir import condition, find_workdir, objects
-from coxswain_link.http import Client
+from coxswain_link.http_client import Client
 
 Manifest = dict[str, Any]
 

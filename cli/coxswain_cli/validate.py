@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from coxswain.api.faults import Fault
+from coxswain.api.field_errors import FieldError
 from coxswain.api.load import load_documents
 from coxswain.api.validate import validate
 from coxswain.exits import Exit
@@ -37,7 +37,7 @@ def validate_command(
     raise typer.Exit(Exit.USER_FAULT if faults else Exit.DONE)
 
 
-def print_faults(faults: Sequence[Fault], console: Console | None = None) -> None:
+def print_faults(faults: Sequence[FieldError], console: Console | None = None) -> None:
     """The faults for people, grouped by document, on standard error; plain where that is no terminal."""
     console = console or Console(stderr=True, soft_wrap=True, highlight=False)
     for (file, document), group in groupby(faults, key=lambda fault: (fault.file, fault.document)):
@@ -52,7 +52,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _line(fault: Fault) -> Text:
+def _line(fault: FieldError) -> Text:
     line = Text("  ")
     if fault.path:
         line.append(f"{fault.path}: ", style="cyan")

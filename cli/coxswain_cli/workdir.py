@@ -46,7 +46,7 @@ def condition(job: Manifest, type_: str) -> Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LoggedEvent:
     reason: str
     message: str
     time: str = ""
@@ -80,5 +80,5 @@ def steps_of(tail: Tail) -> list[StepLine]:
     return [msgspec.json.decode(line, type=StepLine) for line in tail.lines()]
 
 
-def events_of(tail: Tail) -> list[Event]:
-    return [Event(e["reason"], e["message"], str(e.get("time", ""))) for e in map(json.loads, tail.lines())]
+def events_of(tail: Tail) -> list[LoggedEvent]:
+    return [LoggedEvent(e["reason"], e["message"], str(e.get("time", ""))) for e in map(json.loads, tail.lines())]

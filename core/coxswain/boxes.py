@@ -24,7 +24,7 @@ class Box(msgspec.Struct, frozen=True, order=True, array_like=True):
         return prod(self.shape)
 
 
-def whole(name: str, shape: tuple[int, ...]) -> Box:
+def full_box(name: str, shape: tuple[int, ...]) -> Box:
     return Box(name, (0,) * len(shape), shape)
 
 

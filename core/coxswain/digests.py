@@ -28,7 +28,7 @@ def chain(previous: str, step: int, sequences: Seq[Sequence], token_digests: Seq
     h.update(struct.pack("<Q", step))
     for s, digest in zip(sequences, token_digests, strict=True):
         name = s.source.encode()
-        h.update(struct.pack("<I", len(name)) + name + struct.pack("<QQQQ", s.turn, s.index, s.start, s.stop))
+        h.update(struct.pack("<I", len(name)) + name + struct.pack("<QQQQ", s.epoch, s.index, s.start, s.stop))
         h.update(bytes.fromhex(digest))
     return h.hexdigest()
 

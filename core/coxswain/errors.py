@@ -12,6 +12,8 @@ from __future__ import annotations
 class CoxswainError(Exception):
     """Base of all errors that this project raises on purpose."""
 
+    reason = "Error"  # stable CamelCase: it is stored and sent, the class name is not
+
 
 class Refused(CoxswainError):
     """The user's fault. Carries a stable `reason` (CamelCase, used in conditions and events) and a message for people."""
@@ -25,6 +27,10 @@ class Refused(CoxswainError):
 class Retryable(CoxswainError):
     """May pass by itself: a service that is away, a store that answers 503, a deadline that ran out."""
 
+    reason = "Retryable"
+
 
 class Stale(CoxswainError):
     """The message carries an older world generation than the receiver's."""
+
+    reason = "Stale"

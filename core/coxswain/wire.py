@@ -47,7 +47,7 @@ class Register(msgspec.Struct, frozen=True):
     port: int  # Flight port of a loader; 0 where nobody calls
     devices: int = 0  # an agent's
     generation: int = 0  # an agent's: the world of which all its workers live; 0: there is none
-    trouble: str = ""  # a loader's: what the store answers that it waits for; empty: nothing is wrong
+    last_error: str = msgspec.field(name="trouble", default="")  # a loader's, of its store
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -56,14 +56,14 @@ class Registered(msgspec.Struct, frozen=True):
     generation: int  # current, 0 = none yet
 
 
-class Received(msgspec.Struct, frozen=True):
+class Ack(msgspec.Struct, frozen=True):
     """Reply to whatever a world's members report: who has it now, and what is history (`coxswain_link.outbox`)."""
 
     coordinator: str  # another one has not what was sent before
     saved: int  # steps below are in a checkpoint
 
 
-class Beat(msgspec.Struct, frozen=True):
+class Heartbeat(msgspec.Struct, frozen=True):
     """POST /v1/beats by workers and constructors that have nothing else to say: a sign of life."""
 
     generation: int
@@ -175,7 +175,7 @@ class StepPlans(msgspec.Struct, frozen=True):
     plans: tuple[StepPlan, ...]
 
 
-class Ticket(msgspec.Struct, frozen=True):
+class StepDirective(msgspec.Struct, frozen=True):
     """GET /v1/steps?step=K&wait=S (workers, when they begin step K): what to do at the boundary before step K, and its plan.
 
     The same for every rank: `checkpoint`: save the state as of now under step K; `end`: then leave; else run `plan`. With neither
@@ -188,7 +188,7 @@ class Ticket(msgspec.Struct, frozen=True):
     plan: StepPlan | None
 
 
-class Served(msgspec.Struct, frozen=True):
+class DeliveredDigests(msgspec.Struct, frozen=True):
     """POST /v1/served by a constructor: digests of the sequences whose first token it delivered, as the loader served them."""
 
     generation: int
@@ -236,7 +236,7 @@ class Shard(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...]
 
 
-class Saved(msgspec.Struct, frozen=True):
+class ShardsSaved(msgspec.Struct, frozen=True):
     """POST /v1/saved by a worker: its part of checkpoint `step` is in the store."""
 
     generation: int
@@ -248,7 +248,7 @@ class Saved(msgspec.Struct, frozen=True):
     end: Literal["", "Completed", "Suspended"] = ""  # of the ticket that asked for it: another coordinator has to know
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class CheckpointManifest(msgspec.Struct, frozen=True):
     """A checkpoint. Created by the coordinator once all ranks have saved; only this advances what counts as consumed."""
 
     version: int
@@ -309,7 +309,7 @@ class JobReport(msgspec.Struct, frozen=True):
     fault: Fault | None = None
     reason: str = ""  # of the end: Completed's reason (StopReached, DataExhausted)
 
-    def mark(self) -> str:
+    def revision(self) -> str:
         """Changes with what has to be acted on at once, and not with what grows by itself while the job runs."""
         last = self.events[-1].sequence if self.events else -1
         fault = self.fault.reason if self.fault else ""

@@ -12,6 +12,7 @@ from e2e.cluster import preflight
 from e2e.cluster.cluster import CannotStart, Cluster
 from e2e.cluster.process import REPOSITORY, binary
 from e2e.cluster.state import ClusterRuns, NotOurs
+from e2e.tools.build import build
 
 STATE = REPOSITORY / ".cache" / "cluster"
 TOOLS = (
@@ -34,7 +35,7 @@ def up(
     if missing := preflight.lacks(preflight.look(), state):
         _refuse("this machine cannot run a cluster yet:", *missing)
     for tool in (*TOOLS, *(["kwok"] if kwok_nodes else [])):
-        binary(tool)
+        build(tool)
     cluster = Cluster(state, nodes, kwok_nodes=kwok_nodes, detached=True)
     try:
         cluster.up()

@@ -19,7 +19,7 @@ from types import TracebackType
 
 import yaml
 
-from e2e.cluster import dns, images, kwok, settings, wires
+from e2e.cluster import dns, images, kwok, networking, settings
 from e2e.cluster.access import private, write_client_certificate
 from e2e.cluster.controlplane import CONTROLLER_MANAGER, ControlPlane
 from e2e.cluster.namespaces import Inside, Process, run
@@ -185,9 +185,9 @@ class Cluster:
 
     def _connect_machine(self) -> None:
         pid = self.inside.pid
-        run(["ip", "-batch", "-"], "\n".join(wires.machine_lines(self.plan, pid)))
-        self.inside.ip(wires.cluster_lines(self.plan))
-        run(["ip", "-batch", "-"], wires.machine_route(self.plan))
+        run(["ip", "-batch", "-"], "\n".join(networking.machine_lines(self.plan, pid)))
+        self.inside.ip(networking.cluster_lines(self.plan))
+        run(["ip", "-batch", "-"], networking.machine_route(self.plan))
         self.inside.run(["sh", "-c", "mount --make-rprivate / && echo 1 > /proc/sys/net/ipv4/ip_forward"])
 
     @cached_property

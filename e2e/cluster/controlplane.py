@@ -18,7 +18,7 @@ from typing import Protocol
 import httpx
 
 from e2e.cluster.access import Users, write_kubeconfig, write_signing_key
-from e2e.cluster.process import Argument, Child, accepts, binary, free_port, own_address
+from e2e.cluster.process import Argument, Child, ReservedPort, accepts, binary, own_address
 
 SERVICE_RANGE = "10.96.0.0/16"
 CONTROLLER_MANAGER, SCHEDULER = "kube-controller-manager", "kube-scheduler"
@@ -44,9 +44,11 @@ class Loopback:
 
     def __init__(self) -> None:
         self.address = own_address()
+        self._ports: list[ReservedPort] = []
 
     def port(self, server: str) -> int:
-        return free_port(self.address)
+        self._ports.append(ReservedPort(self.address))
+        return self._ports[-1].number
 
     def start(self, server: str, command: Sequence[Argument], log: Path) -> Child:
         return Child(command, log)

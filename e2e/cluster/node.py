@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from e2e.cluster import cgroups, settings, wires
+from e2e.cluster import cgroups, networking, settings
 from e2e.cluster.namespaces import Inside, Process, wait_for_end
 from e2e.cluster.plan import Plan
 from e2e.cluster.process import Child, binary
@@ -148,8 +148,8 @@ class Node:
         ]
 
     def _connect(self) -> None:
-        self._cluster().ip(wires.joining_lines(self.plan, self.name, self.inside.pid))
-        self.inside.ip(wires.node_lines(self.plan, self.name))
+        self._cluster().ip(networking.joining_lines(self.plan, self.name, self.inside.pid))
+        self.inside.ip(networking.node_lines(self.plan, self.name))
 
     def _start_kubelet(self) -> None:
         self._start("kubelet", [

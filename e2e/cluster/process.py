@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from e2e.tools.build import BIN, is_current
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -19,10 +21,15 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 Argument = str | Path
 
 
+class NotBuilt(RuntimeError):
+    """A pinned tool has no current binary, and only a command builds one: a build takes minutes."""
+
+
 def binary(name: str) -> Path:
-    """The pinned tool `name`, built on first use (make binaries does it beforehand, since a build outlasts a test)."""
-    build: list[Argument] = [sys.executable, REPOSITORY / "e2e" / "tools" / "build.py", name]
-    return Path(subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
+    """The pinned tool `name`. Raises NotBuilt with the command that builds it."""
+    if not is_current(name):
+        raise NotBuilt(f"{name} is not built: run `{sys.executable} -m e2e.tools.build {name}` in {REPOSITORY}")
+    return BIN / name
 
 
 def own_address() -> str:
@@ -31,12 +38,20 @@ def own_address() -> str:
     return f"127.{192 + (pid >> 16 & 63)}.{pid >> 8 & 255}.{pid & 255}"
 
 
-def free_port(address: str) -> int:
-    """A port the kernel chose; ours for as long as nobody else uses `own_address`."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+class ReservedPort:
+    """A port that the kernel chose, and gives to no other socket while this object exists.
+
+    Only a server that sets SO_REUSEADDR, as those written in Go do, can listen on it: the port is bound, but not listened on.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._held = socket.socket()
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._held.bind((address, 0))
+        self.number: int = self._held.getsockname()[1]
+
+    def __del__(self) -> None:
+        self._held.close()
 
 
 def accepts(address: str, port: int) -> bool:

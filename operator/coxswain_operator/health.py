@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from coxswain_link.metrics import Registry
+from coxswain_link.metrics import MetricsRegistry
 
 LONGEST_SILENCE = 180.0  # seconds: streams are reopened after 70
 LONGEST_WAIT = 300.0  # seconds for a turn: one may take long, all of them may not
@@ -18,7 +18,7 @@ LONGEST_UNRENEWED = 60.0  # seconds: a leader that cannot renew its Lease should
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class HealthStatus:
     """What is measured, in seconds. A loop that is stuck shows by not answering at all."""
 
     silence: float = 0.0  # since the quietest stream was heard
@@ -28,7 +28,7 @@ class Pulse:
     lag: float = 0.0  # of the loop, lately
 
     @property
-    def ailment(self) -> str:
+    def problem(self) -> str:
         """What is wrong; empty if nothing is."""
         if self.silence > LONGEST_SILENCE:
             return f"a stream has been silent for {self.silence:.0f} s; at most {LONGEST_SILENCE:.0f} are normal"
@@ -39,15 +39,15 @@ class Pulse:
         return ""
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """All of it, for people."""
         lease = f"the Lease was renewed {self.unrenewed:.1f} s ago" if self.unrenewed else "another may lead"
         lag = f"the loop was lately up to {self.lag:.2f} s late"
         heard = f"every watch was heard within {self.silence:.1f} s"
-        return f"{self.ailment or 'ok'}\n{heard}\nno job has waited longer than {self.waiting:.1f} s\n{lease}\n{lag}\n"
+        return f"{self.problem or 'ok'}\n{heard}\nno job has waited longer than {self.waiting:.1f} s\n{lease}\n{lag}\n"
 
 
-class Lag:
+class LoopLag:
     """How late the event loop is: by how much a nap lasted longer than it should. Use `measure` as a task."""
 
     def __init__(self, nap: float = LAG_NAP) -> None:
@@ -61,18 +61,20 @@ class Lag:
             self.seconds = max(time.monotonic() - began - self._nap, 0.9 * self.seconds)
 
 
-async def serve_health(host: str, port: int, pulse: Callable[[float], Pulse], metrics: Registry) -> web.AppRunner:
+async def serve_health(
+    host: str, port: int, status: Callable[[float], HealthStatus], metrics: MetricsRegistry
+) -> web.AppRunner:
     """Listens until `cleanup()`; `pulse` is asked with time.monotonic(). A standby is ready: it is ready to take over."""
 
     async def healthz(_: web.Request) -> web.Response:
-        now = pulse(time.monotonic())
-        return web.Response(text=now.words, status=503 if now.ailment else 200)
+        now = status(time.monotonic())
+        return web.Response(text=now.text, status=503 if now.problem else 200)
 
     async def readyz(_: web.Request) -> web.Response:
         return web.Response(text="ready\n")
 
     async def exposition(_: web.Request) -> web.Response:
-        now = pulse(time.monotonic())
+        now = status(time.monotonic())
         metrics["coxswain_operator_leader"].set(1 if now.unrenewed else 0)
         metrics["coxswain_operator_jobs"].set(now.jobs)
         metrics["coxswain_operator_queue_seconds"].set(now.waiting)

@@ -8,11 +8,11 @@ from typing import Any
 from coxswain.errors import CoxswainError
 from coxswain.names import PORT_COORDINATOR
 from coxswain.wire import JobReport, StopRequest
-from coxswain_link.http import AsyncClient
+from coxswain_link.http_client import AsyncClient
 from coxswain_operator.children.configuration import secret_name
-from coxswain_operator.cluster import Cluster, Manifest
-from coxswain_operator.reconcile.situation import COORDINATOR
-from coxswain_operator.reconcile.values import PodView
+from coxswain_operator.cluster import Cluster
+from coxswain_operator.reconcile.context import COORDINATOR
+from coxswain_operator.views import Manifest, PodView
 
 DEADLINE_SECONDS = 2.0  # for one attempt; the next pass asks again, so that a coordinator that left holds up nobody
 
@@ -66,11 +66,11 @@ class HttpJobControl:
             return known[1]
         if known:
             await known[1].close()
-        client = AsyncClient(f"http://{address}:{self._port}", token, DEADLINE_SECONDS, patient=False)
+        client = AsyncClient(f"http://{address}:{self._port}", token, DEADLINE_SECONDS, retry=False)
         self._clients[meta["uid"]] = (key, client)
         return client
 
-    async def speaker(self, job: Manifest) -> PodView | None:
+    async def coordinator_pod(self, job: Manifest) -> PodView | None:
         """The coordinator's pod, if it is ready. One that only starts would hold up whoever asks it."""
         meta = job["metadata"]
         pods = await self._cluster.pod_views(meta["namespace"], meta["uid"])
@@ -78,8 +78,8 @@ class HttpJobControl:
         return ready[-1] if ready else None
 
     async def _address(self, job: Manifest) -> str:
-        speaker = await self.speaker(job)
-        return speaker.ip if speaker else ""
+        pod = await self.coordinator_pod(job)
+        return pod.ip if pod else ""
 
     async def _token(self, job: Manifest) -> str:
         secret = await self._cluster.get("Secret", job["metadata"]["namespace"], secret_name(job))

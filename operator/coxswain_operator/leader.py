@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from coxswain.errors import Refused, Retryable
-from coxswain_operator.cluster import AlreadyExists, Conflict, Manifest
+from coxswain_operator.cluster import AlreadyExists, Conflict
 from coxswain_operator.kubernetes.connection import Connection, NotFound
 from coxswain_operator.kubernetes.resources import LEASES
+from coxswain_operator.views import Manifest
 
 log = logging.getLogger(__name__)
 

@@ -21,15 +21,15 @@ from coxswain.errors import Refused, Retryable
 from coxswain.exits import Exit
 from coxswain_link import metrics
 from coxswain_operator.cluster import Conflict
-from coxswain_operator.controller import Controller, Rest
-from coxswain_operator.following import Following
-from coxswain_operator.glue import operate
-from coxswain_operator.health import Lag, Pulse, serve_health
+from coxswain_operator.controller import Controller
+from coxswain_operator.health import HealthStatus, LoopLag, serve_health
 from coxswain_operator.jobcontrol import HttpJobControl
+from coxswain_operator.kopf_watches import run_watches
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
-from coxswain_operator.kubernetes.keyed import Key, KeyedQueue
 from coxswain_operator.leader import Leader, Timing
+from coxswain_operator.report_poller import ReportPoller
 from coxswain_operator.settings import Settings
+from coxswain_operator.workqueue import Key, RequeueDelay, WorkQueue
 
 log = logging.getLogger("coxswain_operator")
 
@@ -107,20 +107,20 @@ async def run(options: Options) -> None:
         cluster = await stack.enter_async_context(KubernetesCluster(connection, bool(options.namespaces)))
         # A connection of its own: a renewal must not stand in line behind a thousand pods.
         leader = _leader(options, await stack.enter_async_context(Connection(access)))
-        control = Following(HttpJobControl(cluster), lambda key: queue.ring(key))
+        control = ReportPoller(HttpJobControl(cluster), lambda key: queue.add(key))
         stack.push_async_callback(control.close)
         controller = Controller(cluster, control, settings=options.settings, poll_seconds=POLL_SECONDS)
-        queue, lag = KeyedQueue(_turns(controller, registry)), Lag()
+        queue, lag = WorkQueue(_measured(controller, registry)), LoopLag()
         stack.callback(asyncio.create_task(lag.measure(), name="loop lag").cancel)
 
-        def pulse(now: float) -> Pulse:
+        def health_status(now: float) -> HealthStatus:
             unrenewed = now - leader.renewed if leader.renewed else 0.0
-            return Pulse(cluster.silence(now), queue.oldest(now), unrenewed, len(queue.keys), lag.seconds)
+            return HealthStatus(cluster.silence(now), queue.oldest(now), unrenewed, len(queue.keys), lag.seconds)
 
-        health = await serve_health(options.host, options.port, pulse, registry)
+        health = await serve_health(options.host, options.port, health_status, registry)
         stack.push_async_callback(health.cleanup)
         log.info("health on %s:%s", *health.addresses[0][:2])
-        await _lead(leader, queue, operate(cluster, access, queue.ring, options.namespaces))
+        await _lead(leader, queue, run_watches(cluster, access, queue.add, options.namespaces))
 
 
 def _leader(options: Options, connection: Connection) -> Leader:
@@ -129,7 +129,7 @@ def _leader(options: Options, connection: Connection) -> Leader:
     return Leader(connection, options.settings.operator_namespace, LEASE, identity, options.timing)
 
 
-async def _lead(leader: Leader, queue: KeyedQueue, work: Coroutine[None, None, None]) -> None:
+async def _lead(leader: Leader, queue: WorkQueue, work: Coroutine[None, None, None]) -> None:
     """Works while the Lease is ours. Without it nothing may be written any more, so the process ends where it stands."""
     try:
         await leader.acquire()
@@ -148,14 +148,16 @@ async def _lead(leader: Leader, queue: KeyedQueue, work: Coroutine[None, None, N
     await working
 
 
-def _turns(controller: Controller, registry: metrics.Registry) -> Callable[[Key], Awaitable[Rest | None]]:
+def _measured(
+    controller: Controller, registry: metrics.MetricsRegistry
+) -> Callable[[Key], Awaitable[RequeueDelay | None]]:
     """What the queue does for a key, measured."""
 
-    async def turn(key: Key) -> Rest | None:
+    async def process(key: Key) -> RequeueDelay | None:
         result = "error"
         with registry["coxswain_reconcile_seconds"].time():
             try:
-                rest = await controller.turn(*key)
+                rest = await controller.reconcile_job(*key)
                 result = "ok"
             except Conflict:
                 result = "conflict"
@@ -164,7 +166,7 @@ def _turns(controller: Controller, registry: metrics.Registry) -> Callable[[Key]
                 registry["coxswain_reconcile_total"].labels(result).inc()
         return rest
 
-    return turn
+    return process
 
 
 if __name__ == "__main__":

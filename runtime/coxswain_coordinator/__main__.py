@@ -14,8 +14,8 @@ from coxswain.names import PORT_COORDINATOR
 from coxswain.plan.step import plan_step
 from coxswain.plan.values import Placement
 from coxswain.wire import Finished
+from coxswain_coordinator.api.report import termination_message
 from coxswain_coordinator.coordinator import Coordinator
-from coxswain_coordinator.report import termination_message
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.store import open_store
 
@@ -32,7 +32,7 @@ async def _serve(environment: Environment) -> int:
     )
     await coordinator.start(environment.pod_ip, PORT_COORDINATOR)
     try:
-        finished = await _until_told_to_leave(coordinator)
+        finished = await _run_until_stopped(coordinator)
     finally:
         await coordinator.stop()
     if environment.termination_log is not None:
@@ -40,7 +40,7 @@ async def _serve(environment: Environment) -> int:
     return finished.exit_code
 
 
-async def _until_told_to_leave(coordinator: Coordinator) -> Finished:
+async def _run_until_stopped(coordinator: Coordinator) -> Finished:
     """SIGTERM cancels the work: plans and checkpoints are in the store, so nothing has to be saved. An end stays an end."""
     work = asyncio.ensure_future(coordinator.drive())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from coxswain.config import JobConfig
 from coxswain.wire import Finished, JobReport
+from coxswain_coordinator.api.handlers import Handlers
+from coxswain_coordinator.api.report import job_report
 from coxswain_coordinator.driver import Driver
-from coxswain_coordinator.report import job_report
-from coxswain_coordinator.run import Run
-from coxswain_coordinator.service import Calls
-from coxswain_coordinator.worlds import Planner
+from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.world.manager import Planner
+from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import build
-from coxswain_link.serve import Service
 from coxswain_link.store import Store
 
 
@@ -25,10 +25,10 @@ class Coordinator:
         clock: Callable[[], float],
     ) -> None:  # fmt: skip
         metrics = build("coordinator")
-        self._run = Run(job, metrics, run_dir, clock)
-        self._driver = Driver(self._run, store, planner, author)
-        self._service = Service(token, lambda: self._run.generation, metrics)
-        Calls(self._run, self._driver.count_goodbye).routes(self._service)
+        self._state = JobState(job, metrics, run_dir, clock)
+        self._driver = Driver(self._state, store, planner, author)
+        self._service = HttpService(token, lambda: self._state.generation, metrics)
+        Handlers(self._state, self._driver.ack_end).routes(self._service)
 
     async def start(self, host: str, port: int) -> int:
         """Serves; returns the port."""
@@ -37,20 +37,20 @@ class Coordinator:
     async def drive(self) -> Finished:
         """Runs the job to its end and tells every service of it."""
         finished = await self._driver.drive()
-        await self._driver.farewell()
+        await self._driver.drain()
         return finished
 
     @property
     def finished(self) -> Finished | None:
         """How the job has ended; None as long as it goes on."""
-        return self._run.finished
+        return self._state.finished
 
     async def stop(self) -> None:
         await self._service.stop()
 
-    async def until(self, holds: Callable[[JobReport], bool], seconds: float) -> bool:
+    async def wait_until(self, holds: Callable[[JobReport], bool], seconds: float) -> bool:
         """Waits until the report is as wished; False when the time is up first."""
-        return bool(await self._run.bell.until(lambda: holds(self.report()) or None, seconds))
+        return bool(await self._state.notifier.wait_until(lambda: holds(self.report()) or None, seconds))
 
     def report(self) -> JobReport:
-        return job_report(self._run)
+        return job_report(self._state)

@@ -11,85 +11,87 @@ from contextlib import suppress
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain.membership.stream import Stream
-from coxswain.wire import Fault, Finished, Manifest
-from coxswain_coordinator import ending
-from coxswain_coordinator.checkpoint_store import CheckpointStore
-from coxswain_coordinator.checkpoints import MANIFEST_VERSION, check_batch, check_index, job_of, stream_hash
-from coxswain_coordinator.committer import steps_ahead
-from coxswain_coordinator.index_store import IndexStore
-from coxswain_coordinator.indexing import merge, source_reports
-from coxswain_coordinator.plan_log import PlanLog
-from coxswain_coordinator.run import Run
-from coxswain_coordinator.session import Session
-from coxswain_coordinator.stalls import Watch
-from coxswain_coordinator.worlds import Planner, Worlds
+from coxswain.wire import CheckpointManifest, Fault, Finished
+from coxswain_coordinator import termination
+from coxswain_coordinator.checkpoint.store import CheckpointStore
+from coxswain_coordinator.checkpoint.validation import MANIFEST_VERSION, check_batch, check_index, job_of, stream_hash
+from coxswain_coordinator.index.merge import merge, source_reports
+from coxswain_coordinator.index.store import IndexStore
+from coxswain_coordinator.planning.committer import steps_ahead
+from coxswain_coordinator.planning.plan_log import PlanLog
+from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.state.session import Session
+from coxswain_coordinator.world.manager import Planner, WorldManager
+from coxswain_coordinator.world.stalls import StallDetector
 from coxswain_link.store import Store
 
-_LOOK = 1.0  # seconds between two looks whether the world stands still
+_STALL_CHECK_SECONDS = 1.0  # seconds between two looks whether the world stands still
 _LEAVE_SECONDS = 30.0  # for workers to leave after the end
-_FAREWELL_SECONDS = 5.0  # for services to hear that the job has ended
+_DRAIN_SECONDS = 5.0  # for services to hear that the job has ended
 
 
 class Driver:
     """The hands of the coordinator: everything that needs the store or a planner. Blocking work runs in threads."""
 
-    def __init__(self, run: Run, store: Store, planner: Planner, author: str) -> None:
-        self._run, self._durably = run, run.durably
+    def __init__(self, state: JobState, store: Store, planner: Planner, author: str) -> None:
+        self._state, self._store_call = state, state.store_executor
         self._log, self._index_store = PlanLog(store), IndexStore(store)
-        self._checkpoints = CheckpointStore(run.job, store)
-        self._worlds = Worlds(run, self._log, self._checkpoints, planner, author)
-        run.durably.watch(lambda: store.trouble)
-        self._watch = Watch()
-        self._goodbyes = 0  # services that have been told of the end
+        self._checkpoints = CheckpointStore(state.job, store)
+        self._worlds = WorldManager(state, self._log, self._checkpoints, planner, author)
+        state.store_executor.watch(lambda: store.last_error)
+        self._stall_detector = StallDetector()
+        self._end_acks = 0  # services that have been told of the end
 
     async def drive(self) -> Finished:
         """Runs the job to its end. Raises Retryable when the store stays away, Stale when another coordinator took over."""
-        run = self._run
+        run = self._state
         try:
             await self._open()
             while run.finished is None:
-                seen = run.bell.count
+                seen = run.notifier.count
                 if not await self._advance():
-                    await run.bell.until(lambda: run.bell.count > seen, _LOOK)  # noqa: B023  at once
+                    await run.notifier.wait_until(lambda: run.notifier.count > seen, _STALL_CHECK_SECONDS)  # noqa: B023  at once
         except Refused as error:
             run.fail(fault := Fault(error.reason, error.message))
-            return run.finished or run.finish(ending.failed(run.fault or fault))
+            return run.finished or run.finish(termination.failed(run.fault or fault))
         with suppress(Refused, Retryable, Stale):  # a good end stays one
-            await self._tidy(run.finished)
+            await self._collect_garbage(run.finished)
         return run.finished
 
-    async def _tidy(self, finished: Finished) -> None:
+    async def _collect_garbage(self, finished: Finished) -> None:
         """Nothing is being saved any more, so what a crash has kept from being dropped can go."""
         if finished.exit_code in (Exit.DONE, Exit.STOPPED):
-            if self._run.session is not None:
-                await self._durably(self._log.check_current, self._run.generation)
-            await self._durably(self._checkpoints.tidy)
+            if self._state.session is not None:
+                await self._store_call(self._log.check_current, self._state.generation)
+            await self._store_call(self._checkpoints.collect_garbage)
 
-    async def farewell(self) -> None:
+    async def drain(self) -> None:
         """Keeps answering until every service has heard of the end, or for some seconds."""
-        everybody = len(self._run.registry)
-        await self._run.bell.until(lambda: self._goodbyes >= everybody, _FAREWELL_SECONDS)
+        everybody = len(self._state.registry)
+        await self._state.notifier.wait_until(lambda: self._end_acks >= everybody, _DRAIN_SECONDS)
 
-    def count_goodbye(self) -> None:
-        self._goodbyes += 1
-        self._run.bell.ring()
+    def ack_end(self) -> None:
+        self._end_acks += 1
+        self._state.notifier.notify()
 
     async def _open(self) -> None:
-        check_batch(self._run.job)
-        self._run.manifest = await self._durably(self._checkpoints.open)
+        check_batch(self._state.job)
+        self._state.manifest = await self._store_call(self._checkpoints.open)
 
     async def _advance(self) -> bool:
         """Does the next thing that can be done; False when there is nothing but to wait."""
-        run, session = self._run, self._run.session
+        run, session = self._state, self._state.session
         if (end := self._ended()) is not None:
             run.finish(end)
             return True
-        if run.catalog.index is None:
-            return await self._merge_index() if run.catalog.complete else False
+        if run.index_progress.index is None:
+            return await self._merge_index() if run.index_progress.complete else False
         if session is None or session.lost:
             return await self._worlds.form()
-        if standstill := self._watch.judge(session, [line.seconds for line in run.history.recent], time.monotonic()):
-            run.lose(standstill)
+        if standstill := self._stall_detector.judge(
+            session, [line.seconds for line in run.history.recent], time.monotonic()
+        ):
+            run.mark_world_lost(standstill)
             return True
         if run.close_step(session):
             return True
@@ -100,27 +102,27 @@ class Driver:
         if session.needs_plans(steps_ahead(run.history.step_seconds)):
             return await self._commit(session)
         if session.saved_end:
-            return await self._see_off(session)
+            return await self._await_workers(session)
         return False
 
     def _ended(self) -> Finished | None:
-        run = self._run
+        run = self._state
         if run.fault is not None:
-            return ending.failed(run.fault)
-        over = ending.already_over(run.job, run.manifest) if run.session is None else None
-        return over or ending.stopped_idle(run.stop, run.session, run.manifest)
+            return termination.failed(run.fault)
+        over = termination.already_over(run.job, run.manifest) if run.session is None else None
+        return over or termination.stopped_idle(run.stop, run.session, run.manifest)
 
     # --- index --------------------------------------------------------------------------------------------------------
 
     async def _merge_index(self) -> bool:
-        run, lengths = self._run, self._index_store.lengths
-        index = await self._durably(merge, run.job.mix, run.catalog.parts())
+        run, lengths = self._state, self._index_store.lengths
+        index = await self._store_call(merge, run.job.mix, run.index_progress.parts())
         if run.manifest is not None:
             check_index(run.manifest, index.hash)
-        run.catalog.reports = await self._durably(source_reports, run.job.mix, index, lengths)
+        run.index_progress.reports = await self._store_call(source_reports, run.job.mix, index, lengths)
         self._worlds.stream = Stream(run.job.mix, run.job.batch, index.views(lengths))
-        run.catalog.index = index
-        run.bell.ring()
+        run.index_progress.index = index
+        run.notifier.notify()
         return True
 
     # --- plans, checkpoints, end --------------------------------------------------------------------------------------
@@ -128,47 +130,47 @@ class Driver:
     async def _commit(self, session: Session) -> bool:
         assert self._worlds.committer is not None
         cursor = session.cursors[session.committed]
-        session.add(await self._durably(self._worlds.committer.commit, cursor, self._run.job.total_steps))
-        self._run.metrics["coxswain_committed_step"].set(session.committed - 1)
-        self._run.bell.ring()
+        session.add(await self._store_call(self._worlds.committer.commit, cursor, self._state.job.total_steps))
+        self._state.metrics["coxswain_committed_step"].set(session.committed - 1)
+        self._state.notifier.notify()
         return True
 
     def _complete_checkpoint(self, session: Session) -> int | None:
         """The step of a checkpoint that every rank has saved and whose stream digest is known."""
-        step = session.saves.complete(len(session.world.seats))
+        step = session.pending.complete(len(session.world.seats))
         return step if step is not None and step <= session.book.open else None
 
     async def _create_manifest(self, session: Session, step: int) -> bool:
-        began, saving = time.monotonic(), session.saves.seconds(step)
+        began, saving = time.monotonic(), session.pending.seconds(step)
         manifest = self._manifest(session, step)
-        await self._durably(self._log.check_current, session.record.generation)
-        await self._durably(self._checkpoints.record, step, self._run.history.before(step))
-        await self._durably(self._checkpoints.create, manifest, session.saves.pending_keys())
-        self._run.add_manifest(session, manifest, saving + time.monotonic() - began)
+        await self._store_call(self._log.check_current, session.record.generation)
+        await self._store_call(self._checkpoints.record, step, self._state.history.before(step))
+        await self._store_call(self._checkpoints.create, manifest, session.pending.pending_keys())
+        self._state.add_manifest(session, manifest, saving + time.monotonic() - began)
         return True
 
     async def _record(self, session: Session) -> bool:
         """Where checkpoints are rare, closed steps do not pile up. Steps that are done again get the same keys again."""
-        history, step = self._run.history, session.book.open
-        await self._durably(self._log.check_current, session.record.generation)
-        await self._durably(self._checkpoints.record, step, history.before(step))
+        history, step = self._state.history, session.book.open
+        await self._store_call(self._log.check_current, session.record.generation)
+        await self._store_call(self._checkpoints.record, step, history.before(step))
         history.recorded(step)
         return True
 
-    def _manifest(self, session: Session, step: int) -> Manifest:
-        run, cursor = self._run, session.cursors[step]
-        assert run.catalog.index is not None
-        return Manifest(
+    def _manifest(self, session: Session, step: int) -> CheckpointManifest:
+        run, cursor = self._state, session.cursors[step]
+        assert run.index_progress.index is not None
+        return CheckpointManifest(
             version=MANIFEST_VERSION, job=job_of(run.job), step=step, attempt_generation=run.generation, cursor=cursor,
             stream_digest=session.book.stream_digests[step], tokens=cursor.offset, model_hash=run.job.model_hash(),
-            stream_hash=stream_hash(run.job), index_hash=run.catalog.index.hash, vocabulary=session.world.vocabulary,
-            shards=session.saves.shards(step), time=run.clock(), model=run.job.model,
+            stream_hash=stream_hash(run.job), index_hash=run.index_progress.index.hash, vocabulary=session.world.vocabulary,
+            shards=session.pending.shards(step), time=run.clock(), model=run.job.model,
             longest=run.job.batch.max_sequence_tokens,
         )  # fmt: skip
 
-    async def _see_off(self, session: Session) -> bool:
+    async def _await_workers(self, session: Session) -> bool:
         """All is saved: workers get the time to leave, then everybody is told."""
         ranks = len(session.world.seats)
-        await self._run.bell.until(lambda: len(session.exited) >= ranks, _LEAVE_SECONDS)
-        self._run.finish(ending.end_of(session))
+        await self._state.notifier.wait_until(lambda: len(session.exited) >= ranks, _LEAVE_SECONDS)
+        self._state.finish(termination.end_of(session))
         return True

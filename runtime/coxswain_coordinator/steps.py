@@ -12,7 +12,7 @@ from coxswain import digests
 from coxswain.errors import Refused
 from coxswain.layout import Seat
 from coxswain.plan.values import Task
-from coxswain.wire import Served, StepLine, StepPlan, StepReport, TaskTiming
+from coxswain.wire import DeliveredDigests, StepLine, StepPlan, StepReport, TaskTiming
 
 
 class PlannedTask(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class TimingLine(msgspec.Struct, frozen=True):
     ranks: tuple[RankTiming, ...]
 
 
-class StepBook:
+class StepTracker:
     """What has been reported of the open steps of one generation. Steps close in order, each exactly once."""
 
     def __init__(self, seats: tuple[Seat, ...], first_step: int, stream_digest: str) -> None:
@@ -65,11 +65,11 @@ class StepBook:
         self._reports: dict[int, dict[int, StepReport]] = defaultdict(dict)
         self._served: dict[int, dict[int, str]] = defaultdict(dict)
 
-    def report(self, report: StepReport) -> None:
+    def add_report(self, report: StepReport) -> None:
         if report.step >= self.open:
             self._reports[report.step][report.rank] = report
 
-    def served(self, served: Served) -> None:
+    def add_delivered(self, served: DeliveredDigests) -> None:
         """Raises Refused when a sequence has other tokens than those reported before."""
         if served.step < self.open:
             return

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from coxswain.plan.values import Slice
 from coxswain.wire import StepPlan
 from coxswain_link.flight import SliceRequest
-from coxswain_link.steparrays import NO_LABEL, StepArrays, StepSlice
+from coxswain_link.step_buffer import NO_LABEL, StepArrays, StepSlice
 
 
 class Need(NamedTuple):

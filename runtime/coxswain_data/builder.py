@@ -6,15 +6,15 @@ import logging
 from collections.abc import Sequence
 
 from coxswain.errors import CoxswainError, Retryable, Stale
-from coxswain.wire import Beat, Served, StepPlan, World
+from coxswain.wire import DeliveredDigests, Heartbeat, StepPlan, World
 from coxswain_data.assembly import Need, arrays, needs
-from coxswain_data.fetching import Fetcher, Tokens
-from coxswain_data.shelf import Shelf
-from coxswain_link.http import Client, Ended
-from coxswain_link.metrics import Registry
+from coxswain_data.fetcher import Fetcher, Tokens
+from coxswain_data.step_cache import StepCache
+from coxswain_link.http_client import Client, JobEnded
+from coxswain_link.metrics import MetricsRegistry
 from coxswain_link.outbox import Outbox
-from coxswain_link.plans import PlanFeed
-from coxswain_link.steparrays import Buffer, pack
+from coxswain_link.plan_feed import PlanFeed
+from coxswain_link.step_buffer import Buffer, pack
 
 log = logging.getLogger(__name__)
 
@@ -26,31 +26,39 @@ class Builder:
     """Plans in, buffers on the shelf, digests to the coordinator: for the replicas that have a rank in this trainer."""
 
     def __init__(
-        self, world: World, trainer: str, coordinator: Client, fetcher: Fetcher, shelf: Shelf, metrics: Registry
+        self,
+        world: World,
+        trainer: str,
+        coordinator: Client,
+        fetcher: Fetcher,
+        step_cache: StepCache,
+        metrics: MetricsRegistry,
     ) -> None:
-        self._fetcher, self._shelf = fetcher, shelf
+        self._fetcher, self._step_cache = fetcher, step_cache
         self._metrics, self._generation = metrics, world.generation
         self._ranks = {s.rank: s.replica for s in world.seats if world.trainers[s.device.trainer] == trainer}
         self._replicas = sorted(set(self._ranks.values()))
         self._feed = PlanFeed(coordinator, world.generation, world.first_step)
-        self._outbox = Outbox(coordinator, Beat(world.generation))
-        shelf.open(world.generation, world.first_step, self._ranks)
+        self._outbox = Outbox(coordinator, Heartbeat(world.generation))
+        step_cache.open(world.generation, world.first_step, self._ranks)
 
     def run(self) -> None:
         """A thread's body: its errors go to the workers that wait, by way of the shelf."""
         try:
-            while (step := self._shelf.next_step(self._generation)) is not None:
+            while (step := self._step_cache.next_step(self._generation)) is not None:
                 plan = self._plan(step)
                 if plan is not None:
                     self._build(plan)
-        except (Stale, Ended) as over:
+        except (Stale, JobEnded) as over:
             log.info("generation %d: %s", self._generation, over)
         except CoxswainError as error:
             log.error("generation %d cannot go on: %s", self._generation, error)
-            self._shelf.fail(self._generation, error)
+            self._step_cache.fail(self._generation, error)
         except Exception as error:
             log.exception("generation %d cannot go on", self._generation)
-            self._shelf.fail(self._generation, Retryable(f"the constructor failed: {type(error).__name__}: {error}"))
+            self._step_cache.fail(
+                self._generation, Retryable(f"the constructor failed: {type(error).__name__}: {error}")
+            )
         finally:
             self._fetcher.close()
             self._feed.close()
@@ -61,7 +69,7 @@ class Builder:
         self._outbox.check()
         plan = self._feed.get(step, _POLL)
         if plan is not None and plan.step > step:  # closed before this constructor was started
-            self._shelf.skip_to(self._generation, plan.step)
+            self._step_cache.skip_to(self._generation, plan.step)
             return None
         self._feed.forget_before(step - _BEHIND)
         return plan
@@ -71,13 +79,13 @@ class Builder:
             wanted = needs(plan, self._replicas)
             tokens, digests = self._fetcher.fetch([n.request for n in wanted], self._is_current)
             buffers = {r: self._buffer(plan, r, wanted, tokens) for r in self._replicas}
-        self._shelf.put(self._generation, plan.step, buffers)
+        self._step_cache.put(self._generation, plan.step, buffers)
         served = tuple((wanted[place].slice.sequence, digest) for place, digest in sorted(digests.items()))
-        self._outbox.put("/v1/served", plan.step, Served(self._generation, plan.step, served))
+        self._outbox.put("/v1/served", plan.step, DeliveredDigests(self._generation, plan.step, served))
 
     def _buffer(self, plan: StepPlan, replica: int, wanted: Sequence[Need], tokens: Sequence[Tokens]) -> Buffer:
         mine = [(n, t) for n, t in zip(wanted, tokens, strict=True) if n.slice.replica == replica]
         return pack(arrays(plan, [n for n, _ in mine], [t for _, t in mine]))
 
     def _is_current(self) -> bool:
-        return self._shelf.is_open(self._generation)
+        return self._step_cache.is_open(self._generation)

@@ -14,12 +14,12 @@ from typing import NoReturn
 from coxswain import names
 from coxswain.wire import Register, Registered, World
 from coxswain_data.builder import Builder
-from coxswain_data.fetching import Fetcher
-from coxswain_data.shelf import Shelf
+from coxswain_data.fetcher import Fetcher
+from coxswain_data.step_cache import StepCache
 from coxswain_link.environment import Environment, end_as, leave, run_service
 from coxswain_link.handover import HandoverServer
-from coxswain_link.http import Client, Ended
-from coxswain_link.metrics import Registry, build
+from coxswain_link.http_client import Client, JobEnded
+from coxswain_link.metrics import MetricsRegistry, build
 from coxswain_link.status import serve_status
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ _SWITCH = 0.0005  # seconds between thread switches: a hand-over must not wait f
 class Constructor:
     """Follows the world: each generation has its own builder, which throws away what the one before built."""
 
-    def __init__(self, env: Environment, coordinator: Client, shelf: Shelf, metrics: Registry) -> None:
-        self._env, self._coordinator, self._shelf, self._metrics = env, coordinator, shelf, metrics
+    def __init__(self, env: Environment, coordinator: Client, step_cache: StepCache, metrics: MetricsRegistry) -> None:
+        self._env, self._coordinator, self._step_cache, self._metrics = env, coordinator, step_cache, metrics
         self.generation = 0
 
     def follow(self) -> NoReturn:
@@ -50,7 +50,7 @@ class Constructor:
         self.generation = world.generation
         log.info("generation %d begins at step %d", world.generation, world.first_step)
         fetcher = Fetcher(world, self._coordinator, self._env.token, self._metrics)
-        builder = Builder(world, self._env.name, self._coordinator, fetcher, self._shelf, self._metrics)
+        builder = Builder(world, self._env.name, self._coordinator, fetcher, self._step_cache, self._metrics)
         threading.Thread(target=builder.run, name=f"builder-{world.generation}", daemon=True).start()
 
 
@@ -62,19 +62,19 @@ def main(env: Environment) -> int:
     """
     sys.setswitchinterval(_SWITCH)
     metrics = build("constructor")
-    shelf = Shelf(env.job.prefetch_steps, metrics["coxswain_constructor_ready_steps"].set)
+    step_cache = StepCache(env.job.prefetch_steps, metrics["coxswain_constructor_ready_steps"].set)
     observe = metrics["coxswain_constructor_handover_seconds"].observe
     with Client(env.coordinator_url, env.token, _COORDINATOR_AWAY) as coordinator:
-        constructor = Constructor(env, coordinator, shelf, metrics)
-        handover = HandoverServer(names.constructor_socket(env.pod_uid), env.token, shelf.provide, observe)
+        constructor = Constructor(env, coordinator, step_cache, metrics)
+        handover = HandoverServer(names.constructor_socket(env.pod_uid), env.token, step_cache.provide, observe)
         status = serve_status(env.pod_ip, names.PORT_CONSTRUCTOR_HTTP, metrics)
         try:
             constructor.follow()
-        except Ended as end:
+        except JobEnded as end:
             threading.Event().wait(_PARTING)  # SIGTERM ends it
             return end_as(end.finished, env)
         finally:
-            shelf.close()
+            step_cache.close()
             status.close()
             handover.close()
 

@@ -14,7 +14,7 @@ from coxswain.wire import Indexed
 from coxswain_data.formats.base import Block
 from coxswain_data.source import Source
 from coxswain_data.tokenizer import ForeignToken, Tokenizer, token_ids
-from coxswain_link.store import Damaged, NotFound, Store
+from coxswain_link.store import CorruptObject, NotFound, Store
 
 _NAMED_PLACES = 3
 
@@ -46,7 +46,7 @@ def block_index(source: Source, tokenizer: Tokenizer, store: Store, entry: Block
     key = object_key(entry.key)
     try:
         return decode(store.get(key))
-    except (NotFound, Damaged, *TORN):
+    except (NotFound, CorruptObject, *TORN):
         index = _built(source, tokenizer, entry)
     store.put(key, encode(index))
     return index

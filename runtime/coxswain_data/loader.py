@@ -22,14 +22,14 @@ from coxswain.index import BlockEntry
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Fault, Indexed, Register, Registered, Shares, SourceBlocks, World
 from coxswain_data.indexer import index_share
-from coxswain_data.library import Library
+from coxswain_data.open_sources import OpenSources
 from coxswain_data.samples import Samples
 from coxswain_link.environment import Environment, end_as, leave, run_service
-from coxswain_link.flight import Part, Request, SliceRequest, SliceServer
-from coxswain_link.http import Client, Ended
-from coxswain_link.metrics import Registry, build
+from coxswain_link.flight import Request, SlicePart, SliceRequest, SliceServer
+from coxswain_link.http_client import Client, JobEnded
+from coxswain_link.metrics import MetricsRegistry, build
 from coxswain_link.status import serve_status
-from coxswain_link.store import Away, open_store
+from coxswain_link.store import StoreUnavailable, open_store
 
 log = logging.getLogger(__name__)
 
@@ -40,15 +40,15 @@ _COORDINATOR_AWAY = 120.0  # seconds until a loader gives up, to be started agai
 class Loader:
     """Everything but the sockets."""
 
-    def __init__(self, env: Environment, coordinator: Client, metrics: Registry) -> None:
+    def __init__(self, env: Environment, coordinator: Client, metrics: MetricsRegistry) -> None:
         job = env.job
         self._name, self._coordinator, self._metrics = env.name, coordinator, metrics
         checkpoint, known = job.checkpoint, True  # the coordinator refuses what is not there
         self._store = open_store(checkpoint.uri, checkpoint.endpoint, env.secrets_dir, create=True, known=known)
-        self._library = Library(job.mix, env.secrets_dir, self._blocks)
-        self._samples = Samples(self._library, self._store, self._count_sample)
+        self._open_sources = OpenSources(job.mix, env.secrets_dir, self._blocks)
+        self._samples = Samples(self._open_sources, self._store, self._count_sample)
         self._indexed: dict[LoaderShare, Indexed] = {}
-        self._given_up: Away | None = None  # a store that stayed away for too long
+        self._given_up: StoreUnavailable | None = None  # a store that stayed away for too long
         self.generation = 0
         self.ready = False
 
@@ -58,8 +58,8 @@ class Loader:
         Raises Away when a store stays away: who starts again instead is counted, so that it ends.
         """
         while self._given_up is None:
-            trouble = self._library.trouble or self._store.trouble
-            registered = self._coordinator.post("/v1/register", replace(me, trouble=trouble), Registered)
+            trouble = self._open_sources.last_error or self._store.last_error
+            registered = self._coordinator.post("/v1/register", replace(me, last_error=trouble), Registered)
             has_world = registered is not None and registered.generation > 0
             self.ready = has_world or self._announce_shares()  # a coordinator without a world needs the index
             world = self._coordinator.get("/v1/world", World, after=self.generation, wait=_POLL, instance=me.instance)
@@ -67,7 +67,7 @@ class Loader:
                 self.generation = max(self.generation, world.generation)
         raise self._given_up
 
-    def serve(self, request: Request) -> Iterator[Part]:
+    def serve(self, request: Request) -> Iterator[SlicePart]:
         """The parts of a request in its order. Raises Stale for a generation that is over."""
         if request.generation < self.generation:
             raise Stale(f"generation {request.generation} is over; the current one is {self.generation}")
@@ -76,14 +76,14 @@ class Loader:
         try:
             for item, wanted in enumerate(request.slices):
                 yield self._part(item, wanted)
-        except Away as error:
+        except StoreUnavailable as error:
             self._given_up = error
             raise
         self._metrics["coxswain_loader_request_seconds"].observe(time.monotonic() - began)
         self._metrics["coxswain_loader_cache_bytes"].set(self._samples.cached_bytes)
-        self._metrics["coxswain_loader_open_objects"].set(self._library.open_objects)
+        self._metrics["coxswain_loader_open_objects"].set(self._open_sources.open_objects)
 
-    def _part(self, item: int, wanted: SliceRequest) -> Part:
+    def _part(self, item: int, wanted: SliceRequest) -> SlicePart:
         sequence = wanted.sequence
         tokens = self._samples.tokens(sequence.source, sequence.index)
         if len(tokens) != sequence.length:
@@ -94,7 +94,7 @@ class Loader:
             )
         part = tokens[sequence.start + wanted.start : sequence.start + wanted.stop]
         self._metrics["coxswain_loader_tokens_served_total"].labels(sequence.source).inc(len(part))
-        return Part(item, part, None if wanted.start else tokens_digest(tokens[sequence.start : sequence.stop]))
+        return SlicePart(item, part, None if wanted.start else tokens_digest(tokens[sequence.start : sequence.stop]))
 
     def _announce_shares(self) -> bool:
         """Whether the shares are known, indexed and sent."""
@@ -114,7 +114,7 @@ class Loader:
     def _index(self, share: LoaderShare) -> Indexed:
         began = time.monotonic()
         try:
-            source, tokenizer = self._library.source(share.source), self._library.tokenizer(share.source)
+            source, tokenizer = self._open_sources.source(share.source), self._open_sources.tokenizer(share.source)
             indexed = index_share(source, tokenizer, self._store, share)
         except Refused as error:
             self._coordinator.post("/v1/indexed", Indexed(share, (), fault=Fault(error.reason, error.message)))
@@ -144,7 +144,7 @@ def main(env: Environment) -> int:
         status = serve_status(env.pod_ip, names.PORT_LOADER_HTTP, metrics, lambda: loader.ready)
         try:
             loader.follow(_myself(env, server.port))
-        except Ended as end:
+        except JobEnded as end:
             return end_as(end.finished, env)
         finally:
             status.close()

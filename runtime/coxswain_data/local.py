@@ -16,9 +16,9 @@ from coxswain.index import BlockEntry
 from coxswain.membership.order import SourceView
 from coxswain.membership.values import Sequence
 from coxswain.planlog import LoaderShare
-from coxswain_data.cache import LeastRecent
 from coxswain_data.indexer import block_index, index_share
-from coxswain_data.library import Library
+from coxswain_data.lru_cache import LRUCache
+from coxswain_data.open_sources import OpenSources
 from coxswain_data.samples import INDEX_BYTES, Samples, Tokens
 from coxswain_link.store import Store
 
@@ -35,13 +35,13 @@ class LocalData:
         self, mix: MixConfig, store: Store, secrets_dir: Path | None = None, known: Mapping[str, Blocks] | None = None
     ) -> None:
         self._mix, self._store, self._known = mix, store, dict(known or {})
-        self._library = Library(mix, secrets_dir, self._index)
-        self._samples = Samples(self._library, store)
-        self._lengths: LeastRecent[str, NDArray[np.uint32]] = LeastRecent(INDEX_BYTES, lambda x: x.nbytes)
+        self._open_sources = OpenSources(mix, secrets_dir, self._index)
+        self._samples = Samples(self._open_sources, store)
+        self._lengths: LRUCache[str, NDArray[np.uint32]] = LRUCache(INDEX_BYTES, lambda x: x.nbytes)
 
     def blocks(self, source: str) -> Blocks:
         """The whole index of a source."""
-        return self._library.catalog(source).blocks
+        return self._open_sources.block_map(source).blocks
 
     def views(self) -> dict[str, SourceView]:
         """What membership has to know of the sources."""
@@ -49,7 +49,7 @@ class LocalData:
 
     def vocabulary(self) -> int:
         """How many ids the tokenizer has, EOS included. Raises Refused (TokenizerMismatch) when the sources differ."""
-        found = {s.name: self._library.tokenizer(s.name) for s in self._mix.sources}
+        found = {s.name: self._open_sources.tokenizer(s.name) for s in self._mix.sources}
         if len({t.hash for t in found.values()}) > 1:
             raise Refused(
                 "TokenizerMismatch",
@@ -68,7 +68,7 @@ class LocalData:
     def _index(self, source: str) -> Blocks:
         if source not in self._known:
             whole = LoaderShare("local", source, 0, 1)
-            parts = self._library.source(source), self._library.tokenizer(source)
+            parts = self._open_sources.source(source), self._open_sources.tokenizer(source)
             self._known[source] = index_share(*parts, self._store, whole).blocks
         return self._known[source]
 
@@ -78,7 +78,7 @@ class LocalData:
         return SourceView(source, counts, lambda nth: self._lengths_of(source, blocks[nth]))
 
     def _lengths_of(self, source: str, entry: BlockEntry) -> NDArray[np.uint32]:
-        parts = self._library.source(source), self._library.tokenizer(source)
+        parts = self._open_sources.source(source), self._open_sources.tokenizer(source)
         return self._lengths.get(entry.key, lambda: block_index(*parts, self._store, entry).lengths)
 
 

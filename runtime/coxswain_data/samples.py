@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry, BlockIndex, block_key
-from coxswain_data.cache import LeastRecent
 from coxswain_data.formats.base import Block
 from coxswain_data.indexer import block_index
-from coxswain_data.library import Library
+from coxswain_data.lru_cache import LRUCache
+from coxswain_data.open_sources import OpenSources
 from coxswain_data.tokenizer import ForeignToken, token_ids
 from coxswain_link.store import Store
 
@@ -27,12 +27,14 @@ INDEX_BYTES = 16 << 20
 class Samples:
     """Tokens of any sample of the sources at hand. One thread reads and tokenises at a time."""
 
-    def __init__(self, library: Library, store: Store, on_sample: Callable[[str], None] = lambda source: None) -> None:
-        self._library, self._store, self._on_sample = library, store, on_sample
+    def __init__(
+        self, open_sources: OpenSources, store: Store, on_sample: Callable[[str], None] = lambda source: None
+    ) -> None:
+        self._open_sources, self._store, self._on_sample = open_sources, store, on_sample
         self._lock = threading.Lock()
-        self._tokens: LeastRecent[tuple[str, int], Tokens] = LeastRecent(TOKEN_BYTES, lambda t: t.nbytes)
-        self._blocks: LeastRecent[tuple[str, str], Block] = LeastRecent(BLOCK_BYTES, lambda b: b.nbytes)
-        self._indexes: LeastRecent[str, BlockIndex] = LeastRecent(INDEX_BYTES, lambda i: i.at.nbytes + i.lengths.nbytes)
+        self._tokens: LRUCache[tuple[str, int], Tokens] = LRUCache(TOKEN_BYTES, lambda t: t.nbytes)
+        self._blocks: LRUCache[tuple[str, str], Block] = LRUCache(BLOCK_BYTES, lambda b: b.nbytes)
+        self._indexes: LRUCache[str, BlockIndex] = LRUCache(INDEX_BYTES, lambda i: i.at.nbytes + i.lengths.nbytes)
 
     @property
     def cached_bytes(self) -> int:
@@ -44,40 +46,40 @@ class Samples:
             return self._tokens.get((source, index), lambda: self._tokenised(source, index))
 
     def _tokenised(self, source: str, index: int) -> Tokens:
-        catalog = self._library.catalog(source)
-        block, nth = catalog.locate(index)
-        entry = catalog.blocks[block]
+        block_map = self._open_sources.block_map(source)
+        block, nth = block_map.locate(index)
+        entry = block_map.blocks[block]
         places = self._indexes.get(entry.key, lambda: self._index(source, entry))
         tokens = self._encoded(source, entry, int(places.at[nth]))
         if len(tokens) != places.lengths[nth]:
-            raise self._library.source(source).changed(
+            raise self._open_sources.source(source).changed(
                 entry.path, f"sample {index} has {len(tokens)} tokens and was indexed with {places.lengths[nth]}"
             )
         self._on_sample(source)
         return tokens
 
     def _encoded(self, source: str, entry: BlockEntry, at: int) -> Tokens:
-        block = self._blocks.get((source, entry.key), lambda: self._library.source(source).read(entry))
+        block = self._blocks.get((source, entry.key), lambda: self._open_sources.source(source).read(entry))
         try:
-            return token_ids(self._library.tokenizer(source), block.text(at))
+            return token_ids(self._open_sources.tokenizer(source), block.text(at))
         except (ForeignToken, ValueError) as error:
-            raise self._library.source(source).changed(
+            raise self._open_sources.source(source).changed(
                 entry.path, f"decoded when it was indexed and does not now (at {at}: {error})"
             ) from error
 
     def _index(self, source: str, entry: BlockEntry) -> BlockIndex:
         """From the store; built again, from the same content, when somebody has removed it."""
         self._check_tokenizer(source, entry)
-        index = block_index(self._library.source(source), self._library.tokenizer(source), self._store, entry)
+        index = block_index(self._open_sources.source(source), self._open_sources.tokenizer(source), self._store, entry)
         if len(index.at) != entry.samples:
-            raise self._library.source(source).changed(
+            raise self._open_sources.source(source).changed(
                 entry.path, f"block {entry.ordinal} has {len(index.at)} samples and was indexed with {entry.samples}"
             )
         return index
 
     def _check_tokenizer(self, source: str, entry: BlockEntry) -> None:
         """An index is named after its tokenizer: a loader that starts again must find the same one."""
-        tokenizer, format_key = self._library.tokenizer(source), self._library.source(source).format_key
+        tokenizer, format_key = self._open_sources.tokenizer(source), self._open_sources.source(source).format_key
         if entry.key != block_key(entry, tokenizer.hash, format_key):
             raise Refused(
                 "TokenizerChanged",

@@ -9,11 +9,11 @@ from pathlib import Path
 from coxswain.config import SourceConfig
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry
-from coxswain_data.cache import LeastRecent
 from coxswain_data.formats import format_named
 from coxswain_data.formats.base import Block, Extent, OpenObject
 from coxswain_data.formats.tokenbin import companion
-from coxswain_link.store import NoBucket, NotFound, ObjectInfo, Store, open_store
+from coxswain_data.lru_cache import LRUCache
+from coxswain_link.store import BucketNotFound, NotFound, ObjectInfo, Store, open_store
 
 OPEN_OBJECTS = 8  # held open at once, per source
 _PAIRED = ".bin"  # TokenBin: the objects that hold tokens, each with an index file beside it
@@ -27,7 +27,7 @@ class Source:
         self.config = config
         self._format = format_named(config.format, config.name)
         self._store = _open(config, secrets_dir)
-        self._open: LeastRecent[tuple[str, str], OpenObject] = LeastRecent(OPEN_OBJECTS, lambda _: 1)
+        self._open: LRUCache[tuple[str, str], OpenObject] = LRUCache(OPEN_OBJECTS, lambda _: 1)
 
     @property
     def format_key(self) -> str:
@@ -43,9 +43,9 @@ class Source:
         return len(self._open)
 
     @property
-    def trouble(self) -> str:
+    def last_error(self) -> str:
         """What its store answers instead of the data, while calls are repeated."""
-        return self._store.trouble
+        return self._store.last_error
 
     def blocks(self) -> list[BlockEntry]:
         """All blocks, not indexed yet, by (path, ordinal)."""
@@ -85,7 +85,7 @@ class Source:
         wanted = include_pattern(self.config.include)
         try:
             found = self._store.list()
-        except (NotFound, NoBucket) as error:
+        except (NotFound, BucketNotFound) as error:
             raise _not_found(self.config) from error
         mine = [info for info in found if wanted.fullmatch(info.path) and self._is_data(info.path)]
         if not mine:

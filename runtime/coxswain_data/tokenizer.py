@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from coxswain.config import EndpointConfig, TokenizerConfig
 from coxswain.errors import Refused
 from coxswain_data.formats.base import Content
-from coxswain_link.store import NoBucket, NotFound, open_store
+from coxswain_link.store import BucketNotFound, NotFound, open_store
 
 _WAY_OUT = "correct the uri, or write the file again with `tokenizer.save()`"
 COMMON_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
@@ -85,7 +85,7 @@ def open_tokenizer(config: TokenizerConfig, endpoint: EndpointConfig, secrets_di
     folder, _, name = config.uri.rpartition("/")
     try:
         data = open_store(f"{folder}/", endpoint, secrets_dir).get(name)
-    except (NotFound, NoBucket) as error:
+    except (NotFound, BucketNotFound) as error:
         raise Refused("TokenizerUnusable", f"tokenizer.file.uri {config.uri!r} does not exist; {_WAY_OUT}") from error
     return FileTokenizer(data, config.eos, config.uri)
 

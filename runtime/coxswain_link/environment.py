@@ -118,8 +118,8 @@ def run_service(main: Callable[[Environment], int]) -> int:
         write_fault(termination_log, Fault(error.reason, error.message))
         return Exit.USER_FAULT
     except (Retryable, Stale) as error:
-        log.error("%s: %s", type(error).__name__, error)
-        write_fault(termination_log, Fault(type(error).__name__, str(error), retryable=True))
+        log.error("%s: %s", error.reason, error)
+        write_fault(termination_log, Fault(error.reason, str(error), retryable=True))
         return Exit.RETRYABLE
     except _Terminated:
         log.info("told to leave (SIGTERM)")

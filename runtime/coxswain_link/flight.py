@@ -39,7 +39,7 @@ class Request(msgspec.Struct, frozen=True):
     slices: tuple[SliceRequest, ...]
 
 
-class Part(NamedTuple):
+class SlicePart(NamedTuple):
     """Consecutive tokens of the `item`-th slice of a request. `digest` (of the whole sequence) comes with its token 0."""
 
     item: int
@@ -47,7 +47,7 @@ class Part(NamedTuple):
     digest: str | None = None
 
 
-Serve = Callable[[Request], Iterator[Part]]
+Serve = Callable[[Request], Iterator[SlicePart]]
 
 
 class SliceServer(flight.FlightServerBase):  # type: ignore[misc]
@@ -93,7 +93,7 @@ class SliceClient:
         self._client = flight.FlightClient(f"grpc://{self._where}", generic_options=[("grpc.enable_http_proxy", 0)])
         self._headers = [(TOKEN_HEADER.lower().encode(), f"Bearer {token}".encode())]
 
-    def fetch(self, request: Request, deadline: float) -> Iterator[Part]:
+    def fetch(self, request: Request, deadline: float) -> Iterator[SlicePart]:
         """Parts in the order of the request; tokens of a slice follow one another. `deadline` in seconds, for the whole."""
         options = flight.FlightCallOptions(timeout=deadline, headers=self._headers)
         with _as_ours(self._where):
@@ -116,16 +116,16 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             raise flight.FlightUnauthenticatedError("wrong or missing job token")
 
 
-def _rows(parts: Iterator[Part]) -> Iterator[Part]:
+def _rows(parts: Iterator[SlicePart]) -> Iterator[SlicePart]:
     """Cuts long parts, so that one sequence of a million tokens is several batches."""
     for part in parts:
         for start in range(0, max(1, len(part.tokens)), BATCH_TOKENS):
-            yield Part(part.item, part.tokens[start : start + BATCH_TOKENS], part.digest if start == 0 else None)
+            yield SlicePart(part.item, part.tokens[start : start + BATCH_TOKENS], part.digest if start == 0 else None)
 
 
-def _batched(rows: Iterable[Part]) -> Iterator[list[Part]]:
+def _batched(rows: Iterable[SlicePart]) -> Iterator[list[SlicePart]]:
     """Rows together until they make a batch."""
-    batch: list[Part] = []
+    batch: list[SlicePart] = []
     size = 0
     for row in rows:
         batch.append(row)
@@ -137,7 +137,7 @@ def _batched(rows: Iterable[Part]) -> Iterator[list[Part]]:
         yield batch
 
 
-def _batch(rows: list[Part]) -> pa.RecordBatch:
+def _batch(rows: list[SlicePart]) -> pa.RecordBatch:
     offsets = np.cumsum([0, *(len(r.tokens) for r in rows)], dtype=np.int32)
     tokens = pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate([r.tokens for r in rows])))
     return pa.record_batch(
@@ -146,17 +146,16 @@ def _batch(rows: list[Part]) -> pa.RecordBatch:
     )
 
 
-def _parts(batch: pa.RecordBatch) -> Iterator[Part]:
+def _parts(batch: pa.RecordBatch) -> Iterator[SlicePart]:
     items, digests, tokens = (batch.column(name) for name in ("item", "digest", "tokens"))
     offsets, values = tokens.offsets.to_numpy(), tokens.values.to_numpy()
     for row, (item, digest) in enumerate(zip(items.to_pylist(), digests.to_pylist(), strict=True)):
-        yield Part(item, values[offsets[row] : offsets[row + 1]], digest)
+        yield SlicePart(item, values[offsets[row] : offsets[row + 1]], digest)
 
 
 def _to_flight(error: CoxswainError) -> flight.FlightError:
     """The error's kind travels as the reason of a Fault in `extra_info`."""
-    reason = error.reason if isinstance(error, Refused) else type(error).__name__
-    fault = Fault(reason, str(error), retryable=not isinstance(error, Refused))
+    fault = Fault(error.reason, str(error), retryable=not isinstance(error, Refused))
     return flight.FlightServerError(str(error), msgspec.json.encode(fault))
 
 

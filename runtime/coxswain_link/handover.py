@@ -15,7 +15,7 @@ import msgspec
 import tenacity
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
-from coxswain_link.steparrays import Buffer, StepArrays, unpack
+from coxswain_link.step_buffer import Buffer, StepArrays, unpack
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from coxswain.metrics import METRICS, Metric
 
 
-class Registry:
+class MetricsRegistry:
     """One service's metrics by name: `registry["coxswain_step"].set(3)`."""
 
     def __init__(self, service: str) -> None:
@@ -30,5 +30,5 @@ class Registry:
         return generate_latest(self._collectors)
 
 
-def build(service: str) -> Registry:
-    return Registry(service)
+def build(service: str) -> MetricsRegistry:
+    return MetricsRegistry(service)

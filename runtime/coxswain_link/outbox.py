@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from coxswain.errors import CoxswainError, Retryable
-from coxswain.wire import Beat, Received
-from coxswain_link.http import Client
+from coxswain.wire import Ack, Heartbeat
+from coxswain_link.http_client import Client
 
 log = logging.getLogger(__name__)
 
 _ATTEMPT = 2.0  # seconds of one try; then the coordinator counts as away
-_BEAT = 1.0  # seconds without a message after which a sign of life is sent
+_HEARTBEAT_SECONDS = 1.0  # seconds without a message after which a sign of life is sent
 _HURRY = 0.1  # and when nothing remains but to hear that all is saved
 _PATIENCE = 120.0  # seconds without a coordinator until the sender gives up
 _MOST_KEPT = 4096  # messages that a coordinator has and no checkpoint holds: some MB
@@ -33,7 +33,7 @@ class Message:
     body: Any
 
 
-class Letters:
+class MessageLog:
     """Which messages are kept, and how many of them the coordinator at hand has. Pure."""
 
     def __init__(self, most: int = _MOST_KEPT) -> None:
@@ -55,7 +55,7 @@ class Letters:
         """What is to be sent; None: nothing."""
         return self._kept[self._sent] if self.waiting else None
 
-    def note(self, message: Message | None, received: Received | None) -> None:
+    def acknowledge(self, message: Message | None, received: Ack | None) -> None:
         """A message (None: a sign of life) has been received. Raises Retryable when another coordinator needs what is gone."""
         self._sent += message is not None
         if received is None:
@@ -81,10 +81,10 @@ class Letters:
 class Outbox:
     """Sends in a thread of its own. `beat`: the sign of life of this sender."""
 
-    def __init__(self, client: Client, beat: Beat, patience: float = _PATIENCE) -> None:
+    def __init__(self, client: Client, beat: Heartbeat, patience: float = _PATIENCE) -> None:
         self._client, self._beat, self._patience = client, beat, patience
         self._change = threading.Condition()
-        self._letters, self._pause = Letters(), _BEAT
+        self._log, self._pause = MessageLog(), _HEARTBEAT_SECONDS
         self._fault: CoxswainError | None = None
         self._closed = False
         self.reachable = True
@@ -92,10 +92,10 @@ class Outbox:
 
     def put(self, path: str, step: int, body: Any) -> None:
         with self._change:
-            self._letters.put(Message(path, step, body))
+            self._log.put(Message(path, step, body))
             self._change.notify_all()
 
-    def doubt(self) -> None:
+    def mark_unreachable(self) -> None:
         """Somebody else got no answer. The next message that is taken says otherwise."""
         self.reachable = False
 
@@ -109,16 +109,14 @@ class Outbox:
 
         Raises like `check`, and Retryable at the deadline.
         """
-        letters = self._letters
+        log = self._log
         with self._change:
             self._pause = _HURRY
             self._change.notify_all()
-            done = self._change.wait_for(
-                lambda: self._fault or (not letters.waiting and letters.saved >= saved), seconds
-            )
+            done = self._change.wait_for(lambda: self._fault or (not log.waiting and log.saved >= saved), seconds)
         self.check()
         if not done:
-            missing = f"{letters.waiting} messages are not sent, {letters.saved} of {saved} steps are saved"
+            missing = f"{log.waiting} messages are not sent, {log.saved} of {saved} steps are saved"
             raise Retryable(f"the coordinator did not take leave within {seconds:g} s: {missing}")
 
     def close(self) -> None:
@@ -140,22 +138,22 @@ class Outbox:
             except CoxswainError as error:
                 self._fail(error)
             else:
-                self._note(message, received)
+                self._acknowledge(message, received)
 
     def _next(self) -> Message | None:
         """What is to be sent; None: nothing, so a sign of life is due."""
         with self._change:
-            self._change.wait_for(lambda: self._closed or self._letters.waiting, self._pause)
-            return self._letters.next()
+            self._change.wait_for(lambda: self._closed or self._log.waiting, self._pause)
+            return self._log.next()
 
-    def _post(self, message: Message | None) -> Received | None:
+    def _post(self, message: Message | None) -> Ack | None:
         path, body = ("/v1/beats", self._beat) if message is None else (message.path, message.body)
-        return self._client.post(path, body, Received, generation=self._beat.generation, deadline=_ATTEMPT)
+        return self._client.post(path, body, Ack, generation=self._beat.generation, deadline=_ATTEMPT)
 
-    def _note(self, message: Message | None, received: Received | None) -> None:
+    def _acknowledge(self, message: Message | None, received: Ack | None) -> None:
         with self._change:
             try:
-                self._letters.note(message, received)
+                self._log.acknowledge(message, received)
             except Retryable as error:
                 self._fault = error
             self._change.notify_all()

@@ -12,7 +12,7 @@ from obstore.store import S3Store
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import CoxswainError, Refused
-from coxswain_link.store_faults import Away, Denied
+from coxswain_link.store_faults import Denied, StoreUnavailable
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Config, S3Credential
@@ -113,7 +113,7 @@ def _chain() -> Access:
         except ClientError as error:
             raise Denied(f"credentials {words}: {error}") from error
         except (BotoCoreError, OSError) as error:
-            raise Away(f"credentials {words}: {error}") from error
+            raise StoreUnavailable(f"credentials {words}: {error}") from error
         return frozen.access_key, frozen.secret_key, frozen.token
 
     return Access(words, ask)

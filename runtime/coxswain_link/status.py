@@ -15,7 +15,7 @@ from socketserver import ThreadingTCPServer
 from typing import Any
 
 from coxswain.errors import Retryable
-from coxswain_link.metrics import Registry
+from coxswain_link.metrics import MetricsRegistry
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,9 @@ def addresses(host: str) -> tuple[str, ...]:
 class StatusServer:
     """Listens on construction (`port` tells where); `close()` ends it. Raises Retryable when the port is taken."""
 
-    def __init__(self, host: str, port: int, metrics: Registry, ready: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, host: str, port: int, metrics: MetricsRegistry, ready: Callable[[], bool] = lambda: True
+    ) -> None:
         pages: Pages = {
             "/healthz": lambda: (200, b"ok\n"),
             "/readyz": lambda: (200, b"ready\n") if ready() else (503, b"not ready\n"),
@@ -51,7 +53,9 @@ class StatusServer:
             server.server_close()
 
 
-def serve_status(host: str, port: int, metrics: Registry, ready: Callable[[], bool] = lambda: True) -> StatusServer:
+def serve_status(
+    host: str, port: int, metrics: MetricsRegistry, ready: Callable[[], bool] = lambda: True
+) -> StatusServer:
     return StatusServer(host, port, metrics, ready)
 
 

@@ -17,10 +17,28 @@ from coxswain.config import EndpointConfig
 from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
 from coxswain_link.s3 import Access, find_access, open_s3
-from coxswain_link.store_attempt import Attempt, Listing, ObjectInfo, where
-from coxswain_link.store_faults import ERRORS, Away, Damaged, Denied, NoBucket, NotFound, translated
+from coxswain_link.store_attempt import Listing, ObjectInfo, StoreAttempt, where
+from coxswain_link.store_faults import (
+    ERRORS,
+    BucketNotFound,
+    CorruptObject,
+    Denied,
+    NotFound,
+    StoreUnavailable,
+    translated,
+)
 
-__all__ = ["Away", "Damaged", "Denied", "NoBucket", "NotFound", "ObjectInfo", "Store", "open_store", "store_patience"]
+__all__ = [
+    "BucketNotFound",
+    "CorruptObject",
+    "Denied",
+    "NotFound",
+    "ObjectInfo",
+    "Store",
+    "StoreUnavailable",
+    "open_store",
+    "store_patience",
+]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,8 +60,8 @@ class Store:
     ) -> None:
         """`access`: of S3."""
         self._backend, self.uri, self._access = backend, uri, access
-        self._worked, self.trouble = known, ""
-        self._one = Attempt(backend, uri, access is not None)
+        self._worked, self.last_error = known, ""
+        self._one = StoreAttempt(backend, uri, access is not None)
         self._again = tenacity.Retrying(
             retry=tenacity.retry_if_exception(self._may_pass),
             stop=tenacity.stop_after_delay(patience),
@@ -102,7 +120,7 @@ class Store:
             result = work()
         except ERRORS as error:
             raise self._fault(error, key) from error
-        self._worked, self.trouble = True, ""
+        self._worked, self.last_error = True, ""
         return result
 
     def _fault(self, error: Exception, key: str) -> CoxswainError:
@@ -110,18 +128,18 @@ class Store:
         if isinstance(fault, Denied) and self._access is not None and self._access.fault is not None:
             return self._access.fault  # there was nothing to send
         if isinstance(fault, NotFound):
-            self._worked, self.trouble = True, ""
-        return Away(str(fault)) if isinstance(fault, NoBucket) and self._worked else fault
+            self._worked, self.last_error = True, ""
+        return StoreUnavailable(str(fault)) if isinstance(fault, BucketNotFound) and self._worked else fault
 
     def _may_pass(self, error: BaseException) -> bool:
         if isinstance(error, Refused):
-            return self._worked and not isinstance(error, Damaged)
-        return isinstance(error, Retryable) and not isinstance(error, (NotFound, NoBucket))
+            return self._worked and not isinstance(error, CorruptObject)
+        return isinstance(error, Retryable) and not isinstance(error, (NotFound, BucketNotFound))
 
     def _tell(self, state: tenacity.RetryCallState) -> None:
         assert state.outcome is not None
-        self.trouble = str(state.outcome.exception())
-        log.warning("trying again: %s", self.trouble)
+        self.last_error = str(state.outcome.exception())
+        log.warning("trying again: %s", self.last_error)
 
 
 def store_patience() -> float:

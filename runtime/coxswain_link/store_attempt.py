@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import obstore
 from obstore.exceptions import AlreadyExistsError, NotFoundError
 
-from coxswain_link.store_faults import ERRORS, Away, Damaged, Garbled
+from coxswain_link.store_faults import ERRORS, CorruptObject, CorruptRead, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class ObjectInfo:
 Listing = list[ObjectInfo]
 
 
-class Attempt:
+class StoreAttempt:
     """Raises obstore's errors, Garbled, Damaged, Away.
 
     Over http:// nothing but TCP's 16 bits guards a body: what has no digest counts there once two reads agree.
@@ -45,9 +45,9 @@ class Attempt:
             return data
         again = bytes(obstore.get(self._backend, key).bytes())
         if again != data:
-            raise Garbled(f"{where(self._uri, key)}: its content did not arrive as it was sent")
+            raise CorruptRead(f"{where(self._uri, key)}: its content did not arrive as it was sent")
         if digest is not None:
-            raise Damaged(where(self._uri, key))
+            raise CorruptObject(where(self._uri, key))
         return data
 
     def _proved(self, data: bytes, digest: object, etag: str) -> bool:
@@ -60,7 +60,7 @@ class Attempt:
         """Of what has no digest."""
         found = read()
         if self._unguarded and read() != found:
-            raise Garbled(f"{where(self._uri, key)}: two reads of it differ")
+            raise CorruptRead(f"{where(self._uri, key)}: two reads of it differ")
         return found
 
     def piece(self, key: str, start: int, stop: int) -> bytes:
@@ -91,7 +91,7 @@ class Attempt:
     def _holds(self, key: str, data: bytes) -> bool:
         try:
             return self.whole(key) == data
-        except Damaged:
+        except CorruptObject:
             return False
 
     def head(self, key: str) -> ObjectInfo:
@@ -101,7 +101,7 @@ class Attempt:
             if not self._remote:
                 raise
         obstore.get_range(self._backend, key, start=0, end=1)  # the answer to HEAD cannot say that the bucket is gone
-        raise Away(f"{where(self._uri, key)}: was missing for a moment")
+        raise StoreUnavailable(f"{where(self._uri, key)}: was missing for a moment")
 
     def listed(self, prefix: str) -> Listing:
         """By path."""

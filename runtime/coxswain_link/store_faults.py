@@ -15,20 +15,28 @@ _DENIED = ("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken",
 class NotFound(Retryable):
     """There is no such object (or folder)."""
 
+    reason = "NotFound"
 
-class Away(Retryable):
+
+class StoreUnavailable(Retryable):
     """The store does not answer, or not as it should."""
 
+    reason = "Away"
 
-class NoBucket(Away):
+
+class BucketNotFound(StoreUnavailable):
     """There is no such bucket, and nobody of the job has ever seen it."""
 
+    reason = "NoBucket"
 
-class Garbled(Away):
+
+class CorruptRead(StoreUnavailable):
     """What arrived is not what was sent."""
 
+    reason = "Garbled"
 
-class Damaged(Refused):
+
+class CorruptObject(Refused):
     """What is stored is not what was written."""
 
     def __init__(self, where: str) -> None:
@@ -50,7 +58,7 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
     """An error of obstore, naming the object. `credentials`: where they come from; empty: there are none to speak of."""
     text = str(error)
     if credentials and "NoSuchBucket" in text:
-        return NoBucket(f"{where}: there is no such bucket")
+        return BucketNotFound(f"{where}: there is no such bucket")
     if isinstance(error, (NotFoundError, FileNotFoundError)):
         return NotFound(f"{where} does not exist")
     denied = isinstance(error, (PermissionDeniedError, UnauthenticatedError))
@@ -60,7 +68,7 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
             return Denied(f"{where}: refused, since this machine's clock and the server's differ by too much; set it")
         return Denied(f"{where}: credentials{of} refused; check them, and the bucket's policy")
     full = "; make room there" if "No space left on device" in text else ""
-    return Away(f"{where}: {_said(text)}{full}")
+    return StoreUnavailable(f"{where}: {_said(text)}{full}")
 
 
 ERRORS = (BaseError, FileNotFoundError)

@@ -32,13 +32,13 @@ from coxswain.membership.values import Cursor, Membership
 from coxswain.membership.values import Sequence as Piece
 from coxswain_data.local import LocalData
 from coxswain_link.store import open_store
-from coxswain_train.loss import IGNORED
+from coxswain_train.model.loss import IGNORED
 
 STATE_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepBatch:
     """One rank's part of a step: its sequences, one behind the other.
 
     `tokens`, `labels` (-100: none) and `positions` (in the sequence) are int64 [n]; sequence i is rows bounds[i] to
@@ -75,14 +75,14 @@ class Step:
             yield self.tokens[start:stop], self.labels[start:stop]
 
 
-def stream_digest(previous: str, parts: Sequence[Step]) -> str:
+def stream_digest(previous: str, parts: Sequence[StepBatch]) -> str:
     """The stream digest after a step, from all ranks' parts of it; `digests.STREAM_SEED` before step 0."""
     by_place = {place: digest for part in parts for place, digest in zip(part.mine, part.digests, strict=True)}
     whole = parts[0].membership
     return digests.chain(previous, parts[0].step, whole, [by_place[place] for place in range(len(whole))])
 
 
-class StreamDataset(IterableDataset[Step]):
+class StreamDataset(IterableDataset[StepBatch]):
     """The steps of a mix, for one of `world` ranks.
 
     `cache` is the uri where block indexes are kept (a job's checkpoint.uri has them already); `steps` 0 means until the
@@ -110,7 +110,7 @@ class StreamDataset(IterableDataset[Step]):
         job = load_config([Path(f) for f in files])
         return cls(job.mix, job.batch, cache, **{"steps": job.total_steps, **options})
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[StepBatch]:
         """Goes on where the dataset stands."""
         data, stream = self._opened()
         first, worker = self._cursor.step, get_worker_info()
@@ -151,7 +151,7 @@ class StreamDataset(IterableDataset[Step]):
             if membership.exhausted:
                 return
 
-    def _step(self, data: LocalData, membership: Membership) -> Step:
+    def _step(self, data: LocalData, membership: Membership) -> StepBatch:
         mine = share([s.tokens for s in membership.sequences], self.rank, self.world)
         pieces = [membership.sequences[place] for place in mine]
         found = [data.with_next(piece) for piece in pieces]
@@ -161,7 +161,7 @@ class StreamDataset(IterableDataset[Step]):
             for ids, piece in zip(found, pieces, strict=True)
         ]
         positions = [np.arange(piece.tokens) for piece in pieces]
-        return Step(
+        return StepBatch(
             membership.step, membership.sequences, tuple(mine), _joined(tokens), _joined(labels), _joined(positions),
             torch.tensor(np.cumsum([0, *(p.tokens for p in pieces)])), tuple(map(digests.tokens_digest, tokens)),
             self.state_dict(),

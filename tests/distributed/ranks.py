@@ -95,13 +95,13 @@ def _serve(pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from coxswain_train.world import World, leave_world
+    from coxswain_train.parallel.process_groups import ProcessGroups, leave_world
 
     torch.set_num_threads(1)
     while True:
         store, rank, ranks, fn, args = pipe.recv()
         try:
-            world = World(dist.FileStore(store, ranks), rank, ranks, torch.device("cpu"))
+            world = ProcessGroups(dist.FileStore(store, ranks), rank, ranks, torch.device("cpu"))
             reply = (True, fn(world, *args))
         except BaseException:
             reply = (False, traceback.format_exc())

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coxswain.boxes import whole
+from coxswain.boxes import full_box
 from coxswain.config import ModelConfig, OptimizerConfig
-from coxswain_train.init import init_box
+from coxswain_train.model.init_weights import init_box
 
 Weights = dict[str, Tensor]
 
@@ -42,7 +42,7 @@ class Stream:
 
 
 def initial(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], seed: int, dtype: torch.dtype) -> Weights:
-    arrays = {name: init_box(seed, whole(name, shape), shape, config) for name, shape in shapes.items()}
+    arrays = {name: init_box(seed, full_box(name, shape), shape, config) for name, shape in shapes.items()}
     return {name: torch.from_numpy(a).to(dtype).requires_grad_() for name, a in arrays.items()}
 
 

@@ -12,17 +12,17 @@ import torch
 from msgspec.structs import replace
 from torch.nn import functional
 
-from coxswain.boxes import whole
+from coxswain.boxes import full_box
 from coxswain.config import OptimizerConfig
 from coxswain.errors import Refused, Retryable
 from coxswain.layout import Device, uniform_layout
 from coxswain_link.store import open_store
-from coxswain_train import loss
-from coxswain_train.engine import check_layout
-from coxswain_train.export import export
-from coxswain_train.schedule import learning_rate
-from coxswain_train.weights import load_pretrained
-from coxswain_train.zero import Tally, agreement
+from coxswain_train.checkpoint.export import export
+from coxswain_train.checkpoint.pretrained import load_pretrained
+from coxswain_train.engine.engine import check_layout
+from coxswain_train.engine.schedule import learning_rate
+from coxswain_train.model import loss
+from coxswain_train.parallel.zero1 import RankStats, check_stats
 from tests.distributed import training
 from tests.distributed.plans import random_plan
 from tests.distributed.ranks import run_ranks
@@ -70,13 +70,13 @@ def test_a_constant_schedule_warms_up_and_stays_at_its_peak() -> None:
 
 
 def test_ranks_agree_on_the_norm_and_on_the_sum_of_the_losses() -> None:
-    agreed = agreement([[9.0, 1.5, 4.0, 7.0], [16.0, 2.5, 6.0, 7.0]], Tally(1.5, 4, 10, 7))
+    agreed = check_stats([[9.0, 1.5, 4.0, 7.0], [16.0, 2.5, 6.0, 7.0]], RankStats(1.5, 4, 10, 7))
     assert (agreed.norm, agreed.loss_sum) == (5.0, 4.0)
 
 
 def test_labels_that_got_lost_on_the_way_stop_the_step() -> None:
     with pytest.raises(Retryable, match="trained on 9 labels, the plan has 10"):
-        agreement([[0.0, 0.0, 4.0, 7.0], [0.0, 0.0, 5.0, 7.0]], Tally(0.0, 4, 10, 7))
+        check_stats([[0.0, 0.0, 4.0, 7.0], [0.0, 0.0, 5.0, 7.0]], RankStats(0.0, 4, 10, 7))
 
 
 def test_a_gradient_that_is_not_finite_is_refused_with_the_field_to_change() -> None:
@@ -105,7 +105,7 @@ def test_weights_come_from_a_safetensors_file_by_rows(tmp_path: Path, dtype: tor
     values = torch.randn(SHAPE).to(dtype)
     safetensors.torch.save_file({"w": values}, tmp_path / "model.safetensors")
     room = torch.zeros(5, 8)
-    box = replace(whole("w", SHAPE), offset=(10, 0), shape=(5, 8))
+    box = replace(full_box("w", SHAPE), offset=(10, 0), shape=(5, 8))
     load_pretrained(f"file://{tmp_path}/model.safetensors", {box: room}, {"w": SHAPE})
     assert torch.equal(room, values[10:15].float())
 
@@ -113,7 +113,7 @@ def test_weights_come_from_a_safetensors_file_by_rows(tmp_path: Path, dtype: tor
 def test_rows_beyond_the_files_vocabulary_keep_their_initial_values(tmp_path: Path) -> None:
     safetensors.torch.save_file({"w": torch.ones(30, 8)}, tmp_path / "model.safetensors")
     room = torch.zeros(SHAPE)
-    load_pretrained(f"file://{tmp_path}", {whole("w", SHAPE): room}, {"w": SHAPE})
+    load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): room}, {"w": SHAPE})
     assert (float(room[:30].min()), float(room[30:].max())) == (1.0, 0.0)
 
 
@@ -121,7 +121,7 @@ def test_rows_beyond_the_files_vocabulary_keep_their_initial_values(tmp_path: Pa
 def test_weights_of_another_model_are_refused_by_name(tmp_path: Path, name: str) -> None:
     safetensors.torch.save_file({name: torch.ones(40, 9)}, tmp_path / "model.safetensors")
     with pytest.raises(Refused, match=r"w (is missing|has shape \[40, 9\]), this model needs \[40, 8\]") as refused:
-        load_pretrained(f"file://{tmp_path}", {whole("w", SHAPE): torch.zeros(SHAPE)}, {"w": SHAPE})
+        load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): torch.zeros(SHAPE)}, {"w": SHAPE})
     assert refused.value.reason == "ForeignWeights"
 
 

@@ -15,15 +15,15 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional
 
-from coxswain.boxes import whole
+from coxswain.boxes import full_box
 from coxswain.config import ModelConfig
 from coxswain.errors import Refused
 from coxswain.planlog import manifest_key
 from coxswain_link.store import Store, open_store
-from coxswain_train.attention import pack_attention
-from coxswain_train.export import export, main
-from coxswain_train.model import Llama
-from coxswain_train.weights import load_pretrained
+from coxswain_train.checkpoint.export import export, main
+from coxswain_train.checkpoint.pretrained import load_pretrained
+from coxswain_train.model.attention import pack_attention
+from coxswain_train.model.llama import Llama
 from tests.distributed import training
 from tests.distributed.ranks import run_ranks
 
@@ -61,7 +61,7 @@ def their_logits(folder: Path) -> Tensor:
 
 def ours(uri: str, model: ModelConfig) -> Llama:
     found = Llama(model, training.VOCABULARY)
-    state = {whole(name, tuple(p.shape)): p.data.zero_() for name, p in found.weights().items()}
+    state = {full_box(name, tuple(p.shape)): p.data.zero_() for name, p in found.weights().items()}
     load_pretrained(uri, state, {box.name: box.shape for box in state}, model=model)
     return found
 

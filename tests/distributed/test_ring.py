@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from coxswain_train import attention
-from coxswain_train.attention import pack_attention
-from coxswain_train.ring import Block, Chunk, Message, Ring, blocks, merge, ring_attention
+from coxswain_train.model import attention
+from coxswain_train.model.attention import pack_attention
+from coxswain_train.model.ring import Block, Chunk, Message, Ring, blocks, merge, ring_attention
 
 LENGTH, HEADS, KV_HEADS, SIZE = 131, 4, 2, 8
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.layout import Device, uniform_layout
 from coxswain.plan.step import plan_step
-from coxswain_train.model import Llama
-from coxswain_train.schedule import learning_rate
+from coxswain_train.engine.schedule import learning_rate
+from coxswain_train.model.llama import Llama
 from tests.distributed import reference, training
 from tests.distributed.plans import Plan, random_plan
 from tests.distributed.ranks import RankFailed, run_ranks

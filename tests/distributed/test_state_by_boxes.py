@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from coxswain.boxes import Box, whole, window, zero_shard
+from coxswain.boxes import Box, full_box, window, zero_shard
 from coxswain.errors import Refused
 from coxswain.wire import Shard
 from coxswain_link.store import open_store
-from coxswain_train import checkpoint
-from coxswain_train.init import init_box
-from coxswain_train.shards import shard
-from coxswain_train.world import World
-from coxswain_train.zero import KINDS
+from coxswain_train.checkpoint import save_load
+from coxswain_train.model.init_weights import init_box
+from coxswain_train.parallel.process_groups import ProcessGroups
+from coxswain_train.parallel.shards import shard
+from coxswain_train.parallel.zero1 import KINDS
 from tests.distributed import training
 from tests.distributed.plans import random_plan
 from tests.distributed.ranks import run_ranks
@@ -29,27 +29,29 @@ NAME = "model.layers.1.self_attn.o_proj.weight"
 Flat = dict[tuple[str, Box], np.ndarray]
 
 
-def save_after_two_steps(world: World, uri: str) -> tuple[tuple[Shard, ...], Flat]:
+def save_after_two_steps(world: ProcessGroups, uri: str) -> tuple[tuple[Shard, ...], Flat]:
     engine = training.engine_of(world, torch.float32)
     engine.initialise(training.SEED)
     for step in range(2):
         plan = random_plan(STREAM.lengths, world.ranks, step)
         engine.step(training.work_of(STREAM, step, plan, world.rank), time.perf_counter())
-    saver, saved = checkpoint.Saver(open_store(uri, create=True)), []
+    saver, saved = save_load.Saver(open_store(uri, create=True)), []
     saver.begin(engine.boxes(), lambda shards, seconds: saved.append(shards))
     saver.wait()
     return saved[0], _flat(engine.boxes())
 
 
-def load_and_save(world: World, uri: str, shards: list[Shard]) -> tuple[tuple[Shard, ...], Flat, dict[str, np.ndarray]]:
+def load_and_save(
+    world: ProcessGroups, uri: str, shards: list[Shard]
+) -> tuple[tuple[Shard, ...], Flat, dict[str, np.ndarray]]:
     engine, store = training.engine_of(world, torch.float32), open_store(uri)
-    checkpoint.load(store, shards, engine.boxes())
-    engine.zero.publish()
-    again = tuple(checkpoint.write_shards(store, checkpoint.snapshot(engine.boxes())))
+    save_load.load(store, shards, engine.boxes())
+    engine.optimizer.all_gather()
+    again = tuple(save_load.write_shards(store, save_load.snapshot(engine.boxes())))
     return again, _flat(engine.boxes()), training.weights_of(engine)
 
 
-def _flat(state: checkpoint.State) -> Flat:
+def _flat(state: save_load.State) -> Flat:
     return {(kind, box): x.numpy().copy() for kind, boxes in state.items() for box, x in boxes.items()}
 
 
@@ -84,13 +86,13 @@ def test_a_checkpoint_travels_from_one_replica_to_three_to_four_and_back_bit_by_
 def one_shard(tmp_path: Path) -> tuple[str, Shard]:
     values = torch.arange(12.0).view(3, 4)
     store = open_store(f"file://{tmp_path}", create=True)
-    (found,) = checkpoint.write_shards(store, [("parameter", whole("w", (3, 4)), values)])
+    (found,) = save_load.write_shards(store, [("parameter", full_box("w", (3, 4)), values)])
     return f"file://{tmp_path}", found
 
 
 def load_w(uri: str, shards: list[Shard]) -> torch.Tensor:
     room = torch.zeros(2, 4)
-    checkpoint.load(open_store(uri), shards, {"parameter": {Box("w", (1, 0), (2, 4)): room}})
+    save_load.load(open_store(uri), shards, {"parameter": {Box("w", (1, 0), (2, 4)): room}})
     return room
 
 
@@ -123,17 +125,17 @@ def test_a_checkpoint_without_all_of_a_needed_box_is_refused(one_shard: tuple[st
 def test_a_damaged_shard_is_replaced_when_the_same_content_is_saved_again(one_shard: tuple[str, Shard]) -> None:
     store = open_store(one_shard[0])
     store.put(one_shard[1].key, b"torn")
-    list(checkpoint.write_shards(store, [("parameter", whole("w", (3, 4)), torch.arange(12.0).view(3, 4))]))
+    list(save_load.write_shards(store, [("parameter", full_box("w", (3, 4)), torch.arange(12.0).view(3, 4))]))
     assert load_w(one_shard[0], [one_shard[1]]).sum() == sum(range(4, 12))
 
 
 def test_what_the_background_runs_into_is_raised_at_the_next_check(tmp_path: Path) -> None:
-    saver = checkpoint.Saver(open_store(f"file://{tmp_path}", create=True))
+    saver = save_load.Saver(open_store(f"file://{tmp_path}", create=True))
 
     def refuse(shards: tuple[Shard, ...], seconds: float) -> None:
         raise Refused("Example", "the report was refused")
 
-    saver.begin({"parameter": {whole("w", (1,)): torch.zeros(1)}}, refuse)
+    saver.begin({"parameter": {full_box("w", (1,)): torch.zeros(1)}}, refuse)
     with pytest.raises(Refused, match="the report was refused"):
         saver.wait()
     saver.wait()  # it is raised once
@@ -141,22 +143,24 @@ def test_what_the_background_runs_into_is_raised_at_the_next_check(tmp_path: Pat
 
 @pytest.mark.parametrize("owners", [2, 5, 40])
 def test_initial_values_do_not_depend_on_the_boxes(owners: int) -> None:
-    full = init_box(5, whole(NAME, SHAPE), SHAPE, training.MODEL)
+    full = init_box(5, full_box(NAME, SHAPE), SHAPE, training.MODEL)
     for owner in range(owners):
-        if box := zero_shard(whole(NAME, SHAPE), owners, owner):
+        if box := zero_shard(full_box(NAME, SHAPE), owners, owner):
             part = init_box(5, box, SHAPE, training.MODEL)
-            assert np.array_equal(part, full[window(whole(NAME, SHAPE), box)])
+            assert np.array_equal(part, full[window(full_box(NAME, SHAPE), box)])
 
 
 def test_a_box_of_columns_has_the_same_initial_values_too() -> None:
-    box, all_ = Box(NAME, (3, 7), (9, 11)), whole(NAME, SHAPE)
+    box, all_ = Box(NAME, (3, 7), (9, 11)), full_box(NAME, SHAPE)
     full = init_box(5, all_, SHAPE, training.MODEL)
     assert np.array_equal(init_box(5, box, SHAPE, training.MODEL), full[window(all_, box)])
 
 
 def test_initial_values_are_normal_and_differ_by_seed_and_name() -> None:
     shape = (400, 300)
-    one, two, other = (init_box(s, whole(n, shape), shape, training.MODEL) for s, n in ((1, "a"), (2, "a"), (1, "b")))
+    one, two, other = (
+        init_box(s, full_box(n, shape), shape, training.MODEL) for s, n in ((1, "a"), (2, "a"), (1, "b"))
+    )
     assert abs(float(one.std()) / 0.02 - 1) < 0.01
     assert abs(float(one.mean())) < 3e-4
     assert abs(np.corrcoef(one.ravel(), two.ravel())[0, 1]) < 0.02

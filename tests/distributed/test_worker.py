@@ -30,12 +30,12 @@ from coxswain.errors import Refused, Retryable, Stale
 from coxswain.layout import Device, uniform_layout
 from coxswain_link.environment import Environment
 from coxswain_link.handover import HandoverServer
+from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import build
-from coxswain_link.serve import Service
-from coxswain_link.steparrays import Buffer, pack
+from coxswain_link.step_buffer import Buffer, pack
 from coxswain_link.store import open_store
-from coxswain_train import worker
-from coxswain_train.orders import Place
+from coxswain_train.worker import worker
+from coxswain_train.worker.assignments import Assignment
 from tests.distributed import training
 from tests.step_samples import LENGTH, arrays, plan
 
@@ -52,7 +52,7 @@ class Coordinator:
     checkpoint: str = ""
     first_step: int = 0
     reports: list[wire.StepReport] = field(default_factory=list)
-    saved: list[wire.Saved] = field(default_factory=list)
+    saved: list[wire.ShardsSaved] = field(default_factory=list)
     met: wire.Rendezvous | None = None
 
     async def world(self, _: web.Request, __: None) -> wire.World:
@@ -67,11 +67,11 @@ class Coordinator:
             vocabulary=training.VOCABULARY,
         )
 
-    async def ticket(self, request: web.Request, _: None) -> wire.Ticket:
+    async def ticket(self, request: web.Request, _: None) -> wire.StepDirective:
         step = int(request.query["step"])
         if step >= self.steps:
-            return wire.Ticket(step=step, checkpoint=True, end=self.end, plan=None)  # type: ignore[arg-type]
-        return wire.Ticket(step=step, checkpoint=False, end="", plan=plan(step))
+            return wire.StepDirective(step=step, checkpoint=True, end=self.end, plan=None)  # type: ignore[arg-type]
+        return wire.StepDirective(step=step, checkpoint=False, end="", plan=plan(step))
 
     async def plans(self, request: web.Request, _: None) -> wire.StepPlans | None:
         await asyncio.sleep(0.1)  # a long poll
@@ -79,36 +79,36 @@ class Coordinator:
         found = tuple(plan(step) for step in range(start, self.steps))
         return wire.StepPlans(found) if found else None
 
-    async def report(self, _: web.Request, body: wire.StepReport) -> wire.Received:
+    async def report(self, _: web.Request, body: wire.StepReport) -> wire.Ack:
         self.reports.append(body)
-        return wire.Received("one", 0)
+        return wire.Ack("one", 0)
 
-    async def save(self, _: web.Request, body: wire.Saved) -> wire.Received:
+    async def save(self, _: web.Request, body: wire.ShardsSaved) -> wire.Ack:
         self.saved.append(body)
-        return wire.Received("one", 0)
+        return wire.Ack("one", 0)
 
-    async def meet(self, _: web.Request, body: wire.Rendezvous) -> wire.Received:
+    async def meet(self, _: web.Request, body: wire.Rendezvous) -> wire.Ack:
         self.met = body
-        return wire.Received("one", 0)
+        return wire.Ack("one", 0)
 
-    async def beat(self, _: web.Request, __: wire.Beat) -> wire.Received:
+    async def beat(self, _: web.Request, __: wire.Heartbeat) -> wire.Ack:
         """By now what was saved is a checkpoint."""
-        return wire.Received("one", self.saved[-1].step if self.saved else 0)
+        return wire.Ack("one", self.saved[-1].step if self.saved else 0)
 
-    def service(self) -> Service:
-        service = Service("secret", lambda: self.generation, build("coordinator"))
+    def service(self) -> HttpService:
+        service = HttpService("secret", lambda: self.generation, build("coordinator"))
         service.route("GET", "/v1/world", self.world)
         service.route("GET", "/v1/steps", self.ticket)
         service.route("GET", "/v1/plans", self.plans)
-        service.route("POST", "/v1/beats", self.beat, wire.Beat)
+        service.route("POST", "/v1/beats", self.beat, wire.Heartbeat)
         service.route("POST", "/v1/reports", self.report, wire.StepReport)
-        service.route("POST", "/v1/saved", self.save, wire.Saved)
+        service.route("POST", "/v1/saved", self.save, wire.ShardsSaved)
         service.route("POST", "/v1/rendezvous", self.meet, wire.Rendezvous)
         return service
 
 
 @contextmanager
-def served(service: Service) -> Iterator[str]:
+def served(service: HttpService) -> Iterator[str]:
     """The service's address, while its loop runs in a thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -157,7 +157,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         pod = uuid4().hex
         agent, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         monkeypatch.setenv("COXSWAIN_ORDERS", str(mine.detach()))  # the worker closes it
-        agent.send(msgspec.json.encode(Place(1, 0)))
+        agent.send(msgspec.json.encode(Assignment(1, 0)))
         constructor = HandoverServer(names.constructor_socket(pod), "secret", provide)
         try:
             with served(coordinator.service()) as url:
@@ -207,14 +207,14 @@ def test_timings_count_from_the_begin_of_the_step_and_lie_within_it(run: Any) ->
 
 
 def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(run: Any, tmp_path: Path) -> None:
-    undisturbed, first = Coordinator(steps=4), Coordinator(steps=2, end="Suspended")
-    run(undisturbed)
+    baseline, first = Coordinator(steps=4), Coordinator(steps=2, end="Suspended")
+    run(baseline)
     run(first)
     store_manifest(tmp_path, first.saved[0])
     second = Coordinator(steps=4, first_step=2, checkpoint="manifests/m.json")
     assert run(second) == 0
     joined = [r.loss_sum for r in first.reports + second.reports]
-    assert joined == [r.loss_sum for r in undisturbed.reports]
+    assert joined == [r.loss_sum for r in baseline.reports]
 
 
 def test_a_checkpoint_whose_shard_is_gone_is_refused_by_name(run: Any, tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_checkpoint_whose_shard_is_gone_is_refused_by_name(run: Any, tmp_path:
     assert refused.value.reason == "TornCheckpoint"
 
 
-def store_manifest(folder: Path, saved: wire.Saved) -> None:
+def store_manifest(folder: Path, saved: wire.ShardsSaved) -> None:
     manifest = training.manifest(saved.step, saved.shards)
     open_store(f"file://{folder}").put("manifests/m.json", msgspec.json.encode(manifest))
 

@@ -17,13 +17,13 @@ from coxswain.config import ModelConfig, OptimizerConfig
 from coxswain.errors import Refused
 from coxswain.membership.values import Cursor
 from coxswain.planlog import manifest_key
-from coxswain.wire import Manifest, Shard
+from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import open_store
-from coxswain_train import checkpoint
-from coxswain_train.engine import Engine, Work
-from coxswain_train.step import Batch, Clock, Part, Walk, parts, run_operations
-from coxswain_train.world import World
-from coxswain_train.zero import Agreement
+from coxswain_train.checkpoint import save_load
+from coxswain_train.engine.engine import Engine, StepInput
+from coxswain_train.engine.step import Batch, Part, StepClock, TaskRunner, parts, run_operations
+from coxswain_train.parallel.process_groups import ProcessGroups
+from coxswain_train.parallel.zero1 import GlobalStats
 from tests.distributed.plans import Plan, random_plan
 from tests.distributed.reference import Stream
 
@@ -47,11 +47,11 @@ def batch_of(stream: Stream, step: int, mine: dict[int, Part]) -> Batch:
     return Batch(*(torch.from_numpy(a) for a in joined))
 
 
-def work_of(stream: Stream, step: int, plan: Plan, replica: int) -> Work:
+def work_of(stream: Stream, step: int, plan: Plan, replica: int) -> StepInput:
     tasks, operations = plan
     mine = parts(tasks, replica)
     batch = batch_of(stream, step, mine)
-    return Work(
+    return StepInput(
         step=step,
         parts=mine,
         operations=operations[replica].operations,
@@ -63,7 +63,7 @@ def work_of(stream: Stream, step: int, plan: Plan, replica: int) -> Work:
 
 
 def engine_of(
-    world: World,
+    world: ProcessGroups,
     dtype: torch.dtype,
     model: ModelConfig = MODEL,
     optimizer: OptimizerConfig = OPTIMIZER,
@@ -77,7 +77,7 @@ def weights_of(engine: Engine) -> dict[str, np.ndarray]:
 
 
 def train(
-    world: World, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan], model: ModelConfig = MODEL
+    world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan], model: ModelConfig = MODEL
 ) -> tuple[dict[str, np.ndarray], list[float]]:
     """One optimizer step per plan from the initial state; the weights, and this rank's part of the losses."""
     engine = engine_of(world, dtype, model, steps=len(plans))
@@ -89,21 +89,21 @@ def train(
     return weights_of(engine), losses
 
 
-def gradients(world: World, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan]) -> list[np.ndarray]:
+def gradients(world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan]) -> list[np.ndarray]:
     """The owned part of the reduced gradient of step 0 under each plan, without updates."""
     engine = engine_of(world, dtype)
     engine.initialise(SEED)
     return [_gradient(world, engine, work_of(stream, 0, plan, world.rank)).double().numpy() for plan in plans]
 
 
-def _gradient(world: World, engine: Engine, work: Work) -> Tensor:
-    walk = Walk(engine.model, work.batch, 1 / work.labels, world.rank, world.exchange)
-    clock = Clock(lambda: world.waited, time.perf_counter())
-    run_operations(walk, work.parts, work.operations, engine.zero.fold, clock)
-    return engine.zero.reduce()
+def _gradient(world: ProcessGroups, engine: Engine, work: StepInput) -> Tensor:
+    walk = TaskRunner(engine.model, work.batch, 1 / work.labels, world.rank, world.exchange)
+    clock = StepClock(lambda: world.waited, time.perf_counter())
+    run_operations(walk, work.parts, work.operations, engine.optimizer.accumulate, clock)
+    return engine.optimizer.reduce()
 
 
-def train_with_a_foreign_plan(world: World, stream: Stream, plan: Plan) -> None:
+def train_with_a_foreign_plan(world: ProcessGroups, stream: Stream, plan: Plan) -> None:
     """Each rank says that it followed another plan. State must be as before when the step is refused."""
     engine = engine_of(world, torch.float64)
     engine.initialise(SEED)
@@ -115,19 +115,19 @@ def train_with_a_foreign_plan(world: World, stream: Stream, plan: Plan) -> None:
         assert all(np.array_equal(before[name], now) for name, now in weights_of(engine).items())
 
 
-def step_with_a_broken_gradient(world: World, stream: Stream) -> str:
+def step_with_a_broken_gradient(world: ProcessGroups, stream: Stream) -> str:
     """What the refusal says; the state must be as before."""
     engine = engine_of(world, torch.float32)
     engine.initialise(SEED)
     before = weights_of(engine)
-    agreed = Agreement(loss_sum=0.0, norm=math.nan)
+    agreed = GlobalStats(loss_sum=0.0, norm=math.nan)
     with pytest.raises(Refused) as refused:
-        engine.zero.apply(torch.zeros(engine.zero.elements), agreed, OPTIMIZER, 1e-3, 0)
+        engine.optimizer.apply(torch.zeros(engine.optimizer.elements), agreed, OPTIMIZER, 1e-3, 0)
     assert all(np.array_equal(before[name], now) for name, now in weights_of(engine).items())
     return refused.value.message
 
 
-def masters(world: World, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan]) -> np.ndarray:
+def masters(world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan]) -> np.ndarray:
     """This rank's master parameters after some steps."""
     engine = engine_of(world, dtype, steps=len(plans))
     engine.initialise(SEED)
@@ -136,32 +136,32 @@ def masters(world: World, dtype: torch.dtype, stream: Stream, plans: Sequence[Pl
     return np.concatenate([values.numpy().ravel() for values in engine.boxes()["parameter"].values()])
 
 
-def initial_weights(world: World, model: ModelConfig) -> dict[str, np.ndarray]:
+def initial_weights(world: ProcessGroups, model: ModelConfig) -> dict[str, np.ndarray]:
     engine = engine_of(world, torch.float32, model)
     engine.initialise(SEED)
     return weights_of(engine)
 
 
-def save_with_manifest(world: World, stream: Stream, uri: str) -> dict[str, np.ndarray]:
+def save_with_manifest(world: ProcessGroups, stream: Stream, uri: str) -> dict[str, np.ndarray]:
     """One step, then a checkpoint; the weights in it."""
     engine, store = engine_of(world, torch.float32), open_store(uri, create=True)
     engine.initialise(SEED)
     engine.step(work_of(stream, 0, random_plan(stream.lengths, 1, 0), 0), time.perf_counter())
-    shards = tuple(checkpoint.write_shards(store, checkpoint.snapshot(engine.boxes())))
+    shards = tuple(save_load.write_shards(store, save_load.snapshot(engine.boxes())))
     store.put(manifest_key(1), msgspec.json.encode(manifest(1, shards)))
     return weights_of(engine)
 
 
-def start_and_save(world: World, model: ModelConfig, uri: str) -> tuple[Shard, ...]:
+def start_and_save(world: ProcessGroups, model: ModelConfig, uri: str) -> tuple[Shard, ...]:
     """This rank's shards of a job that has begun and taken no step: what came in by `initFrom`, if it names any."""
     engine = engine_of(world, torch.float32, model)
     engine.initialise(SEED)
-    return tuple(checkpoint.write_shards(open_store(uri, create=True), checkpoint.snapshot(engine.boxes())))
+    return tuple(save_load.write_shards(open_store(uri, create=True), save_load.snapshot(engine.boxes())))
 
 
-def manifest(step: int, shards: tuple[Shard, ...]) -> Manifest:
+def manifest(step: int, shards: tuple[Shard, ...]) -> CheckpointManifest:
     """Of a checkpoint, with nothing but its shards in it."""
-    return Manifest(
+    return CheckpointManifest(
         version=1,
         job="default/small",
         step=step,

@@ -15,3 +15,8 @@ def api() -> Iterator[ApiServer]:
     with ApiServer() as server:
         server.install(crds())
         yield server
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Every test of this folder talks to real servers."""
+    item.add_marker(pytest.mark.binaries("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "versitygw"))

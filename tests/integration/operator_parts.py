@@ -12,13 +12,13 @@ from typing import Any
 
 from coxswain.names import LABEL_JOB_UID
 from coxswain_operator.cluster import JobControl
-from coxswain_operator.controller import WATCHED, Controller, Rest
+from coxswain_operator.controller import WATCHED, Controller
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
-from coxswain_operator.kubernetes.keyed import Key, KeyedQueue
 from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.workqueue import Key, RequeueDelay, WorkQueue
 from tests.integration.apiserver import ApiServer
-from tests.unit.reconcile_world import data_mix, data_source, training_job
+from tests.unit.fake_cluster import data_mix, data_source, training_job
 
 Manifest = dict[str, Any]
 MERGE = {"Content-Type": "application/merge-patch+json"}
@@ -48,14 +48,14 @@ async def operating(
         async with KubernetesCluster(connection, True, silence) as cluster:
             controller = Controller(cluster, control, poll_seconds=0.5)
 
-            async def turn(key: Key) -> Rest | None:
-                return await controller.turn(*key)
+            async def turn(key: Key) -> RequeueDelay | None:
+                return await controller.reconcile_job(*key)
 
             async def listen(kind: str) -> None:
                 async for _ in cluster.watch(kind, namespace):
-                    queue.ring((namespace, "demo"))
+                    queue.add((namespace, "demo"))
 
-            async with KeyedQueue(turn) as queue:
+            async with WorkQueue(turn) as queue:
                 listening = [asyncio.create_task(listen(kind)) for kind in WATCHED]
                 try:
                     yield cluster

@@ -18,7 +18,7 @@ from coxswain.names import PORT_COORDINATOR
 from coxswain.wire import JobReport
 from tests.children import Child
 from tests.integration.apiserver import ApiServer
-from tests.integration.life import Coordinator, Performance, Stage
+from tests.integration.lifecycle import Coordinator, Performance, Stage
 from tests.integration.operator_parts import MERGE
 
 QUICK = ("--retry-seconds", "0.2")  # to see a Lease that was let go
@@ -89,7 +89,7 @@ def _handler(coordinator: Coordinator, closing: threading.Event) -> type[BaseHTT
 def _word_after(coordinator: Coordinator, mark: str, wait: float, closing: threading.Event) -> JobReport | None:
     """As a coordinator answers a long poll: at once what the asker does not know, else after `wait` seconds."""
     end = time.monotonic() + wait
-    while coordinator.word is not None and coordinator.word.mark() == mark and time.monotonic() < end:
+    while coordinator.word is not None and coordinator.word.revision() == mark and time.monotonic() < end:
         if closing.wait(0.02):
             break
     return coordinator.word

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tests.integration.apiserver import ApiServer, Manifest
 from tests.integration.audit import created
-from tests.integration.life import Stage
+from tests.integration.lifecycle import Stage
 from tests.integration.operator_parts import new_namespace
 
 Living = Callable[[Stage], Awaitable[None]]

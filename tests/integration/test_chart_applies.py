@@ -16,6 +16,8 @@ from tests.api_samples import sample
 from tests.charts import CHART, NAMESPACE, PATIENCE, Manifest, helm, is_test, of_kind, operator_rights, render
 from tests.integration.apiserver import ApiServer
 
+pytestmark = pytest.mark.binaries("helm")
+
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:coxswain"
 # Kinds of the chart that no other part of the project has a path for.
 PLACES = {

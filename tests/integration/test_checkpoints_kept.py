@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.config import CheckpointConfig, EndpointConfig, JobConfig
-from coxswain.wire import Manifest, Shard
-from coxswain_coordinator.checkpoint_store import CheckpointStore
+from coxswain.wire import CheckpointManifest, Shard
+from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_link.store import Store, open_store
 from tests.local.jobs import Run, job_objects, write_corpus
 from tests.s3server import S3Server
@@ -60,7 +60,7 @@ def job(tmp_path) -> JobConfig:
     return make_job(tmp_path, checkpoint=config)
 
 
-def saved(job: JobConfig, store: Store, step: int) -> Manifest:
+def saved(job: JobConfig, store: Store, step: int) -> CheckpointManifest:
     """A checkpoint with a shard of its own, one that it shares with the one before, and one that all of them share."""
     names = (f"own-{step}", f"pair-{step // 6}", "common")
     for name in names:

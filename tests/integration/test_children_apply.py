@@ -13,7 +13,7 @@ from coxswain_operator.kubernetes.resources import BY_KIND
 from coxswain_operator.settings import Settings
 from tests.integration.apiserver import ApiServer
 from tests.integration.operator_parts import new_namespace, within
-from tests.unit.reconcile_world import data_mix, data_source, training_job
+from tests.unit.fake_cluster import data_mix, data_source, training_job
 
 _TEMPLATE = {
     "nodeSelector": {"gpu": "h100"},

@@ -16,7 +16,7 @@ from coxswain_operator.controller import Controller
 from tests.api_samples import Manifest, sample
 from tests.children import binary
 from tests.integration.apiserver import ApiServer
-from tests.integration.life import Coordinator
+from tests.integration.lifecycle import Coordinator
 from tests.integration.operator_parts import MERGE, Kubelet, apply_all, connected, new_namespace
 
 JOBS = "trainingjobs"

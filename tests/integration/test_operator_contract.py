@@ -11,8 +11,9 @@ import pytest
 
 from coxswain.errors import Refused
 from coxswain.names import LABEL_JOB_UID
-from coxswain_operator.cluster import AlreadyExists, Change, Cluster, Conflict, Happening, Manifest
+from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, WatchEvent
 from coxswain_operator.local import LocalCluster
+from coxswain_operator.views import Event, Manifest
 from tests.integration.operator_parts import a_job, config_map, connected, new_namespace
 
 
@@ -145,10 +146,10 @@ async def test_a_watch_shows_what_is_there_and_then_every_change(place: Place) -
 
 async def test_an_event_can_be_published(place: Place) -> None:
     cluster, namespace = place
-    await cluster.publish(await cluster.create(a_job(namespace)), Happening("Completed", "done"))
+    await cluster.publish(await cluster.create(a_job(namespace)), Event("Completed", "done"))
 
 
-async def following(changes: AsyncIterator[Change]) -> tuple[str, str]:
+async def following(changes: AsyncIterator[WatchEvent]) -> tuple[str, str]:
     change = await asyncio.wait_for(anext(changes), 10)
     return change.kind, change.object["metadata"]["name"]
 

@@ -16,9 +16,9 @@ from coxswain.errors import Retryable
 from coxswain_operator.cluster import Conflict
 from coxswain_operator.controller import Controller
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
-from coxswain_operator.reconcile.values import WriteStatus
+from coxswain_operator.reconcile.actions import WriteStatus
 from tests.integration.apiserver import ApiServer
-from tests.integration.life import Performance, Stage
+from tests.integration.lifecycle import Performance, Stage
 from tests.integration.sidebyside import Outcome, all_lived
 
 LIVES = 12  # each dies at every LIVES-th point, so that all of them together die at each
@@ -130,11 +130,11 @@ def outcomes(api: ApiServer, fates: dict[str, Fate]) -> dict[str, Outcome]:
 def test_operators_that_die_at_any_write_reach_the_same_end_and_make_nothing_twice(
     outcomes: dict[str, Outcome], fates: dict[str, Fate], name: str
 ) -> None:
-    outcome, undisturbed = outcomes[name], outcomes["undisturbed"]
+    outcome, baseline = outcomes[name], outcomes["undisturbed"]
     assert outcome.error is None
     assert len(fates[name].died) >= DEATHS // 2
-    assert outcome.created - undisturbed.created == Counter()  # one less: replaced before it was made
-    assert outcome.result == undisturbed.result
+    assert outcome.created - baseline.created == Counter()  # one less: replaced before it was made
+    assert outcome.result == baseline.result
 
 
 @pytest.mark.timeout(300)

@@ -14,12 +14,11 @@ from aiohttp import web
 
 from coxswain.errors import Refused, Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
-from coxswain_operator.cluster import Manifest
-from coxswain_operator.controller import Rest
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
 from coxswain_operator.kubernetes.access import Access
-from coxswain_operator.kubernetes.keyed import KeyedQueue
 from coxswain_operator.leader import Timing
+from coxswain_operator.views import Manifest
+from coxswain_operator.workqueue import RequeueDelay, WorkQueue
 from tests.integration.apiserver import ApiServer
 from tests.integration.operator_parts import config_map, connected, new_namespace
 
@@ -164,17 +163,17 @@ async def test_a_turn_that_fails_is_repeated_and_rings_meanwhile_are_one_turn() 
     turns = 0
     done = asyncio.Event()
 
-    async def turn(key: Any) -> Rest | None:
+    async def turn(key: Any) -> RequeueDelay | None:
         nonlocal turns
         turns += 1
         if turns == 1:
             raise Retryable("away")
         done.set()
-        return Rest(0.0, 60.0)
+        return RequeueDelay(0.0, 60.0)
 
-    async with KeyedQueue(turn) as queue:
+    async with WorkQueue(turn) as queue:
         for _ in range(100):
-            queue.ring(("n", "demo"))
+            queue.add(("n", "demo"))
         await asyncio.wait_for(done.wait(), 10)
     assert turns == 2
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.apiserver import ApiServer
 from tests.integration.fault_proxy import Break, Call, Cut, Delay, FaultProxy, Lose, Plan, Refuse, drawn, every
-from tests.integration.life import Performance, Stage
+from tests.integration.lifecycle import Performance, Stage
 from tests.integration.operator_parts import operating
 from tests.integration.sidebyside import Outcome, all_lived
 
@@ -98,7 +98,7 @@ def silence_of(name: str) -> float:
 @pytest.mark.timeout(900)  # whoever comes first waits for all
 @pytest.mark.parametrize("name", PLANS)
 def test_a_faulty_server_changes_neither_the_end_nor_what_is_made(outcomes: dict[str, Outcome], name: str) -> None:
-    outcome, undisturbed = outcomes[name], outcomes["undisturbed"]
+    outcome, baseline = outcomes[name], outcomes["undisturbed"]
     assert outcome.error is None
-    assert outcome.created - undisturbed.created == Counter()
-    assert outcome.result == undisturbed.result
+    assert outcome.created - baseline.created == Counter()
+    assert outcome.result == baseline.result

@@ -14,14 +14,14 @@ from coxswain.api.crd import crds
 from tests.children import Child
 from tests.integration.apiserver import ApiServer
 from tests.integration.audit import created
-from tests.integration.life import LIFE, Stage
+from tests.integration.lifecycle import LIFE, Stage
 from tests.integration.operator_parts import new_namespace
 from tests.integration.processes import QUICK, holder, let_go, listening, operator, play
 
 KILLS = 10
 
 
-class Crew:
+class SlowStartBatch:
     """Two operators of one namespace: a leader, and one that waits for its end. The killed one is followed by another."""
 
     def __init__(self, api: ApiServer, namespace: str, folder: Path, seed: int) -> None:
@@ -65,12 +65,12 @@ def test_ten_kills_of_the_operator_change_neither_the_end_nor_what_is_made(api: 
         play(quiet)
         calm.stop()
         stage = Stage(api, new_namespace(api), coordinator)
-        crew = Crew(api, stage.namespace, tmp_path, seed=7)
+        batch = SlowStartBatch(api, stage.namespace, tmp_path, seed=7)
         try:
-            play(stage, lambda chapter: [crew.kill_leader() for _ in range(2 if chapter == "started" else 1)] and None)
+            play(stage, lambda chapter: [batch.kill_leader() for _ in range(2 if chapter == "started" else 1)] and None)
         finally:
-            crew.stop()
-    assert crew.kills == len(LIFE) + 1 == KILLS
+            batch.stop()
+    assert batch.kills == len(LIFE) + 1 == KILLS
     # It may be one less: what was replaced before it was made.
     assert created(api, stage.namespace) - created(api, quiet.namespace) == Counter()
     assert stage.result() == quiet.result()

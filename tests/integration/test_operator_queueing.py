@@ -14,7 +14,7 @@ from e2e.cluster.process import wait_until
 from tests.integration.apiserver import ApiServer
 from tests.integration.operator_parts import MERGE, Kubelet, Manifest, apply_all, new_namespace, operating
 from tests.integration.test_operator_reconcile import Coordinator, job, state, until
-from tests.unit.reconcile_world import report
+from tests.unit.fake_cluster import report
 from tests.unit.test_reconcile_queueing import QUEUE, group_of
 
 FINALIZER = "kueue.x-k8s.io/managed"

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from coxswain.wire import JobReport
-from coxswain_operator.controller import Controller, Rest
+from coxswain_operator.controller import Controller
 from coxswain_operator.kubernetes import KubernetesCluster
-from coxswain_operator.kubernetes.keyed import Key, KeyedQueue
-from coxswain_operator.reconcile.values import PodView
+from coxswain_operator.views import PodView
+from coxswain_operator.workqueue import Key, RequeueDelay, WorkQueue
 from tests.integration.apiserver import ApiServer
 from tests.integration.operator_parts import Kubelet, Manifest, apply_all, connected, new_namespace
-from tests.unit.reconcile_world import report, report_text
+from tests.unit.fake_cluster import report, report_text
 
 MEMBERS = ["demo-coordinator-0", "demo-loader-0-0", "demo-trainer-0-0", "demo-trainer-1-0"]
 TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
@@ -205,11 +205,11 @@ async def test_turns_for_a_deleted_job_end_and_create_nothing_more(api: ApiServe
     async with connected(api) as cluster:
         controller = Controller(cluster, Coordinator(), poll_seconds=0.1)
 
-        async def turn(key: Key) -> Rest | None:
-            return await controller.turn(*key)
+        async def turn(key: Key) -> RequeueDelay | None:
+            return await controller.reconcile_job(*key)
 
-        async with KeyedQueue(turn) as queue:
-            queue.ring((namespace, "demo"))
+        async with WorkQueue(turn) as queue:
+            queue.add((namespace, "demo"))
             await until(lambda: Kubelet(api, namespace).names() == MEMBERS)
             api.http.delete(api.path("trainingjobs", "demo", namespace=namespace))
             await until(lambda: queue.keys == [])

@@ -12,9 +12,11 @@ from coxswain.api.crd import crds
 from tests.charts import NAMESPACE, Manifest, operator_rights
 from tests.integration.apiserver import ApiServer
 from tests.integration.audit import Request, requests
-from tests.integration.life import Stage
+from tests.integration.lifecycle import Stage
 from tests.integration.operator_parts import new_namespace
 from tests.integration.processes import listening, operator, play
+
+pytestmark = pytest.mark.binaries("helm")
 
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:coxswain"
 Right = tuple[str, str, str]  # group, resource, verb

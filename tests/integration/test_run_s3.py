@@ -18,8 +18,8 @@ import pytest
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
 from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
-from coxswain_coordinator.checkpoint_store import CheckpointStore
-from coxswain_link.store import Away, NoBucket, Store, open_store
+from coxswain_coordinator.checkpoint.store import CheckpointStore
+from coxswain_link.store import BucketNotFound, Store, StoreUnavailable, open_store
 from tests.faults import Refuse, every
 from tests.local.failures import note
 from tests.local.jobs import Object, Run, job_objects, wait_for_step, wait_until, write_corpus
@@ -76,7 +76,7 @@ def keys_in_environment(s3: S3Server) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
+def baseline(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
     """The digests of the job on files, and of more steps than the others do."""
     folder = tmp_path_factory.mktemp("files")
     objects = job_objects(f"file://{corpus}", f"file://{folder}/runs", trainers=1, stop={"steps": 5 * STEPS})
@@ -108,7 +108,7 @@ def condition(run: Run, type_: str) -> Object:
     return {}
 
 
-def test_a_run_on_s3_goes_on_from_its_checkpoint_with_the_digests_of_files(tmp_path, s3, undisturbed):
+def test_a_run_on_s3_goes_on_from_its_checkpoint_with_the_digests_of_files(tmp_path, s3, baseline):
     by_environment = Run(tmp_path / "one", objects_on(s3.endpoint_url, "one"), keys_in_environment(s3))
     assert by_environment.run("--until-step", str(HALF)) == 0, by_environment.output + by_environment.logs()
     by_secret = Run(tmp_path / "two", [secret(s3), *objects_on(s3.endpoint_url, "one", secretRef={"name": "store"})])
@@ -116,11 +116,11 @@ def test_a_run_on_s3_goes_on_from_its_checkpoint_with_the_digests_of_files(tmp_p
     assert (max(by_environment.steps()), min(by_secret.steps())) == (HALF - 1, HALF)
     joined = by_environment.steps() | by_secret.steps()
     digests = [(joined[k]["stream_digest"], joined[k]["delivered_digest"]) for k in sorted(joined)]
-    assert digests == undisturbed[:STEPS]
+    assert digests == baseline[:STEPS]
     assert [holders(run, s3.secret_key) for run in (by_environment, by_secret)] == [[], []]
 
 
-def test_a_run_behind_faults_and_without_its_bucket_for_a_while_loses_nothing(tmp_path, s3, undisturbed):
+def test_a_run_behind_faults_and_without_its_bucket_for_a_while_loses_nothing(tmp_path, s3, baseline):
     """Sources, index, plan log, checkpoints and the export, while one call in ten goes wrong."""
     with S3Proxy(s3) as proxy:
         proxy.plan = drawn(1, 0.1)
@@ -131,7 +131,7 @@ def test_a_run_behind_faults_and_without_its_bucket_for_a_while_loses_nothing(tm
         said = store_away(run)
         proxy.plan = drawn(2, 0.1)
         assert run.finish(cox) == 0, run.output + run.logs()
-        assert run.digests() == undisturbed[:STEPS]
+        assert run.digests() == baseline[:STEPS]
         assert re.match(r"trying again: s3://runs/faults/.*: there is no such bucket", said["message"]), said
         assert {event for event in run.events() if "Restart" in event} == set()
         exported = export(proxy, "faults", s3, tmp_path / "behind.safetensors")
@@ -151,14 +151,14 @@ def store_away(run: Run) -> Object:
 def export(server: S3Server | S3Proxy, run: str, s3: S3Server, output: Path) -> bytes:
     """The weights of the newest checkpoint, by the command that people use."""
     environment = {**os.environ, **keys_in_environment(s3), "AWS_ENDPOINT_URL_S3": server.endpoint_url}
-    command = [sys.executable, "-m", "coxswain_train.export", f"s3://runs/{run}", str(output)]
+    command = [sys.executable, "-m", "coxswain_train.checkpoint.export", f"s3://runs/{run}", str(output)]
     done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return output.read_bytes()
 
 
 @pytest.mark.slow
-def test_a_bucket_that_is_lost_for_a_quarter_of_a_minute_costs_a_pause(tmp_path, s3, undisturbed):
+def test_a_bucket_that_is_lost_for_a_quarter_of_a_minute_costs_a_pause(tmp_path, s3, baseline):
     with S3Proxy(s3) as proxy:
         run = Run(tmp_path, objects_on(proxy.endpoint_url, "pause"), keys_in_environment(s3))
         cox = run.start()
@@ -170,7 +170,7 @@ def test_a_bucket_that_is_lost_for_a_quarter_of_a_minute_costs_a_pause(tmp_path,
         assert cox.poll() is None
         proxy.plan = nothing
         assert run.finish(cox) == 0, run.output + run.logs()
-    assert run.digests() == undisturbed[:STEPS]
+    assert run.digests() == baseline[:STEPS]
     assert not [event for event in run.events() if event in ("WorkerRestarted", "Restarting", "Failed")]
 
 
@@ -184,7 +184,7 @@ ENDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("plan", "words"), ENDS.values(), ids=ENDS.keys())
-def test_what_stays_lost_ends_the_run_by_name_and_the_next_run_goes_on(tmp_path, s3, undisturbed, request, plan, words):
+def test_what_stays_lost_ends_the_run_by_name_and_the_next_run_goes_on(tmp_path, s3, baseline, request, plan, words):
     name = request.node.callspec.id.replace(" ", "-")
     with S3Proxy(s3) as proxy:
         objects = [secret(s3), *objects_on(proxy.endpoint_url, name, secretRef={"name": "store"})]
@@ -201,19 +201,19 @@ def test_what_stays_lost_ends_the_run_by_name_and_the_next_run_goes_on(tmp_path,
         again = Run(tmp_path / "two", objects)
         assert again.run() == 0, again.output + again.logs()
     assert min(again.steps()) == newest
-    assert again.steps()[newest]["stream_digest"] == undisturbed[newest][0]
+    assert again.steps()[newest]["stream_digest"] == baseline[newest][0]
     assert holders(run, s3.secret_key) == []
 
 
 @pytest.mark.slow
-def test_a_run_by_web_identity_leaves_neither_keys_nor_tokens_anywhere(tmp_path, s3, undisturbed):
+def test_a_run_by_web_identity_leaves_neither_keys_nor_tokens_anywhere(tmp_path, s3, baseline):
     identity = tmp_path / "identity"
     identity.write_text("coxswain-test-identity")
     with TokenService("coxswain-test-identity", s3.access_key, s3.secret_key) as tokens:
         role = {"AWS_ROLE_ARN": "arn:aws:iam::1:role/trainer", "AWS_WEB_IDENTITY_TOKEN_FILE": str(identity)}
         run = Run(tmp_path, objects_on(s3.endpoint_url, "web"), {**role, "AWS_ENDPOINT_URL_STS": tokens.url})
         assert run.run() == 0, run.output + run.logs()
-    assert run.digests() == undisturbed[:STEPS]
+    assert run.digests() == baseline[:STEPS]
     assert holders(run, s3.secret_key, "coxswain-test-identity") == []
 
 
@@ -229,7 +229,7 @@ def test_of_many_claims_at_once_on_s3_exactly_one_wins(s3):
 def test_a_bucket_that_is_not_there_is_said_by_whoever_reads(s3):
     nowhere = store(s3, "s3://nowhere/runs")
     for read in (lambda: nowhere.list(), lambda: nowhere.get("key"), lambda: nowhere.create("key", b"x")):
-        with pytest.raises(NoBucket, match=r"s3://nowhere/runs.*: there is no such bucket"):
+        with pytest.raises(BucketNotFound, match=r"s3://nowhere/runs.*: there is no such bucket"):
             read()
 
 
@@ -242,7 +242,7 @@ def test_a_checkpoint_uri_in_a_bucket_that_is_not_there_is_the_users_fault(s3, t
 def test_a_coordinator_that_replaces_another_one_takes_it_for_an_outage(s3, tmp_path, monkeypatch):
     monkeypatch.setenv(ENV_INCARNATION, "1")
     monkeypatch.setenv(ENV_STORE_PATIENCE, "0.1")
-    with pytest.raises(Away, match=r"s3://nowhere/runs/run\.json: there is no such bucket"):
+    with pytest.raises(StoreUnavailable, match=r"s3://nowhere/runs/run\.json: there is no such bucket"):
         CheckpointStore(make_job(tmp_path), store(s3, "s3://nowhere/runs")).open()
 
 

@@ -12,7 +12,7 @@ from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
 from coxswain.names import ENV_STORE_PATIENCE
 from coxswain_link.s3 import find_access
-from coxswain_link.store import Away, open_store
+from coxswain_link.store import StoreUnavailable, open_store
 from tests.s3server import S3Server
 from tests.sts import TokenService
 
@@ -107,7 +107,7 @@ def test_a_token_service_that_refuses_is_named_with_its_words(s3: S3Server, toke
 
 def test_a_token_service_that_is_away_is_no_fault_of_the_keys(s3: S3Server, tokens, monkeypatch, tmp_path) -> None:
     with pytest.raises(
-        Away, match=r"credentials of boto3's chain \(assume-role-with-web-identity\): Could not connect"
+        StoreUnavailable, match=r"credentials of boto3's chain \(assume-role-with-web-identity\): Could not connect"
     ):
         read(s3, monkeypatch, {**by_web_identity(s3, tmp_path, "http://127.0.0.1:9"), "AWS_MAX_ATTEMPTS": "1"})
 

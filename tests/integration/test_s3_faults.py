@@ -14,7 +14,7 @@ from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
 from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
 from coxswain_link import s3 as opening
-from coxswain_link.store import Away, Damaged, NoBucket, NotFound, Store, open_store
+from coxswain_link.store import BucketNotFound, CorruptObject, NotFound, Store, StoreUnavailable, open_store
 from tests.faults import Corrupt, Cut, Delay, Lose, Refuse, drawn_from, every
 from tests.local.jobs import wait_until
 from tests.s3proxy import Call, Fault, S3Proxy, any_call, drawn, lost, nothing, reads, writes
@@ -119,11 +119,11 @@ def test_a_bucket_that_is_lost_for_a_while_is_waited_for(proxy: S3Proxy, opened:
     proxy.plan = lost(BUCKET)
     with ThreadPoolExecutor(1) as pool:
         got = pool.submit(store.get, "key")
-        wait_until(lambda: store.trouble, "the store says that it waits")
-        assert store.trouble == "s3://store/away/key: there is no such bucket"
+        wait_until(lambda: store.last_error, "the store says that it waits")
+        assert store.last_error == "s3://store/away/key: there is no such bucket"
         proxy.plan = nothing
         assert got.result(timeout=30) == b"value"
-    assert store.trouble == ""
+    assert store.last_error == ""
 
 
 def test_a_bucket_that_stays_lost_is_named_and_its_objects_do_not_count_as_deleted(
@@ -133,16 +133,16 @@ def test_a_bucket_that_stays_lost_is_named_and_its_objects_do_not_count_as_delet
     store.put("key", b"value")
     proxy.plan = lost(BUCKET)
     for call in (store.get, store.head, store.exists, store.delete, lambda key: store.create(key, b""), store.list):
-        with pytest.raises(Away, match="s3://store/lost/key: there is no such bucket") as caught:
+        with pytest.raises(StoreUnavailable, match="s3://store/lost/key: there is no such bucket") as caught:
             call("key")
-        assert not isinstance(caught.value, (NotFound, NoBucket))
+        assert not isinstance(caught.value, (NotFound, BucketNotFound))
 
 
 def test_a_bucket_that_was_never_there_is_said_at_once(proxy: S3Proxy, opened: Opened) -> None:
     store = opened("never", 60)
     proxy.plan = lost(BUCKET)
     began = time.monotonic()
-    with pytest.raises(NoBucket, match="s3://store/never/key: there is no such bucket"):
+    with pytest.raises(BucketNotFound, match="s3://store/never/key: there is no such bucket"):
         store.get("key")
     assert time.monotonic() - began < 10
 
@@ -155,7 +155,7 @@ def test_a_bucket_that_is_lost_when_a_pod_replaces_another_one_is_waited_for(
     proxy.plan = lost(BUCKET)
     with ThreadPoolExecutor(1) as pool:
         made = pool.submit(store.create, "key", b"value")
-        wait_until(lambda: store.trouble, "the store says that it waits")
+        wait_until(lambda: store.last_error, "the store says that it waits")
         proxy.plan = nothing
         assert made.result(timeout=30)
 
@@ -192,7 +192,7 @@ def test_a_storm_of_refusals_is_met_with_ever_longer_pauses(proxy: S3Proxy, open
     store = opened("storm", 2)
     store.put("key", b"value")
     proxy.plan = every(1, any_call, Refuse(status))
-    with pytest.raises(Away, match=f"s3://store/storm/key: the server answers {status} "):
+    with pytest.raises(StoreUnavailable, match=f"s3://store/storm/key: the server answers {status} "):
         store.get("key")
     assert 6 <= proxy.calls["GET"] <= 40  # a client without pauses makes thousands
 
@@ -222,7 +222,7 @@ def test_an_object_that_was_damaged_where_it_lies_is_named_and_can_be_written_ag
     store.put("key", CONTENT)
     written = s3.client().head_object(Bucket=BUCKET, Key="damaged/key")["Metadata"]
     s3.client().put_object(Bucket=BUCKET, Key="damaged/key", Body=CONTENT[:-1] + b"\0", Metadata=written)
-    with pytest.raises(Damaged, match="s3://store/damaged/key does not have the content any more"):
+    with pytest.raises(CorruptObject, match="s3://store/damaged/key does not have the content any more"):
         store.get("key")
     assert not store.create("key", CONTENT)
     store.put("key", CONTENT)

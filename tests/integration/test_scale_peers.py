@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bench.scale import cases
+from bench.scale.control_plane import Plane
 from bench.scale.objects import Scene
 from bench.scale.peers import PEERS, peers
 from bench.scale.peers.training_operator import API_VERSION, PLURAL
-from bench.scale.plane import Plane
 from bench.scale.table import Shape
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the first run builds the rival

@@ -2,26 +2,33 @@
 
 import pytest
 
-from tests.local.jobs import job_objects, whole_run, write_corpus
+from tests.local.jobs import Run, job_objects, whole_run, write_corpus
+from tests.shared import shared_folder
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
     """Uri of the folder with both sources."""
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return f"file://{folder}"
+    return f"file://{shared_folder(tmp_path_factory, 'corpus', write_corpus)}"
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory, corpus):
+def baseline(tmp_path_factory, corpus):
     """One replica, one loader, from the first step to the last."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    return whole_run(folder, job_objects(corpus, f"file://{folder}/checkpoints", trainers=1))
+    return shared_run(tmp_path_factory, "undisturbed", corpus, trainers=1)
 
 
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory, corpus):
     """Of the same shape as most disturbed runs, so that losses may be compared closely."""
-    folder = tmp_path_factory.mktemp("calm")
-    return whole_run(folder, job_objects(corpus, f"file://{folder}/checkpoints"))
+    return shared_run(tmp_path_factory, "calm", corpus, trainers=2)
+
+
+def shared_run(factory, name, corpus, trainers) -> Run:
+    """At its end, with what it has written: whoever made it has heard what it printed."""
+
+    def objects(folder):
+        return job_objects(corpus, f"file://{folder}/checkpoints", trainers=trainers)
+
+    folder = shared_folder(factory, name, lambda folder: whole_run(folder, objects(folder)))
+    return Run(folder, objects(folder))

@@ -29,15 +29,15 @@ from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice, Task
 from coxswain.planlog import LoaderShare
 from coxswain.wire import (
-    Beat,
+    Ack,
+    DeliveredDigests,
     Finished,
+    Heartbeat,
     Indexed,
     LoaderAddress,
     LoaderAddresses,
-    Received,
     Register,
     Registered,
-    Served,
     Shares,
     SourceBlocks,
     StepPlan,
@@ -45,10 +45,10 @@ from coxswain.wire import (
     World,
 )
 from coxswain_link.handover import Handover
-from coxswain_link.http import Ended
+from coxswain_link.http_client import JobEnded
+from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import build
-from coxswain_link.serve import Service
-from coxswain_link.steparrays import StepArrays
+from coxswain_link.step_buffer import StepArrays
 from tests.children import Child
 
 TOKEN = "job-token"
@@ -199,13 +199,13 @@ class FakeCoordinator:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _serve(self) -> int:
-        self._service = Service(TOKEN, lambda: self.generation, build("coordinator"))
+        self._service = HttpService(TOKEN, lambda: self.generation, build("coordinator"))
         for method, path, handler, body in (
             ("POST", "/v1/register", self._register, Register), ("GET", "/v1/shares", self._get_shares, None),
             ("POST", "/v1/indexed", self._post_indexed, Indexed), ("GET", "/v1/blocks", self._get_blocks, None),
             ("GET", "/v1/world", self._get_world, None), ("GET", "/v1/loaders", self._get_loaders, None),
-            ("GET", "/v1/plans", self._get_plans, None), ("POST", "/v1/served", self._post_served, Served),
-            ("POST", "/v1/beats", self._post_beat, Beat),
+            ("GET", "/v1/plans", self._get_plans, None), ("POST", "/v1/served", self._post_served, DeliveredDigests),
+            ("POST", "/v1/beats", self._post_beat, Heartbeat),
         ):  # fmt: skip
             self._service.route(method, path, handler, body)
         return await self._service.start("127.0.0.1", 0)
@@ -266,7 +266,7 @@ class FakeCoordinator:
         if not await self._poll(request, there):
             return None
         if self.finished is not None:
-            raise Ended(self.finished)
+            raise JobEnded(self.finished)
         return self.world()
 
     async def _get_loaders(self, _: Any, __: None) -> LoaderAddresses:
@@ -279,14 +279,14 @@ class FakeCoordinator:
             return None
         return StepPlans(tuple(plan_of(self.corpus, self.generation, s, self.replicas) for s in steps))
 
-    async def _post_served(self, _: Any, body: Served) -> Received:
+    async def _post_served(self, _: Any, body: DeliveredDigests) -> Ack:
         async with self._changed:
             self.served[body.step] |= dict(body.digests)
             self._changed.notify_all()
-        return Received("one", 0)
+        return Ack("one", 0)
 
-    async def _post_beat(self, _: Any, __: Beat) -> Received:
-        return Received("one", 0)
+    async def _post_beat(self, _: Any, __: Heartbeat) -> Ack:
+        return Ack("one", 0)
 
 
 @dataclass

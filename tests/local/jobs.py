@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,8 @@ STEPS = 24
 SERVICES = {
     "loader": "coxswain_data.loader",
     "constructor": "coxswain_data.constructor",
-    "worker": "coxswain_train.worker",
-    "mold": "coxswain_train.mold",
+    "worker": "coxswain_train.worker.worker",
+    "forkserver": "coxswain_train.agent.forkserver",
     "agent": "coxswain_train.agent",
     "coordinator": "coxswain_coordinator",
 }
@@ -199,11 +201,7 @@ def find_service(cox: subprocess.Popen[str], module: str) -> int | None:
     """A process of `python -m module` below this cox; None while there is none. Workers are forks of the mold, under its name."""
     found = []
     for pid in descendants(cox.pid):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if module.encode() in command:
+        if module.encode() in _read(pid, "cmdline").split(b"\0"):
             found.append(pid)
     if not found:
         return None
@@ -242,26 +240,31 @@ def wait_for_step(run: Run, cox: subprocess.Popen[str], step: int) -> None:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a run in full swing has on this machine, to be looked for once it has ended."""
+    """What a run in full swing has on this machine, to be looked for once it has ended. What other runs have is not in it."""
 
     mark: bytes  # its folder: every process of it has that in its environment or command line
-    addresses: frozenset[str]  # of its pods
-    pods: frozenset[str]  # their uids, which name the constructors' sockets
-    shared_memory: frozenset[str]
+    sockets: frozenset[str] = frozenset()  # inodes of those that its processes have open
+    shared_memory: frozenset[Path] = frozenset()  # files of /dev/shm that they have open or mapped
 
     @staticmethod
     def of(run: Run, cox: subprocess.Popen[str]) -> Footprint:
-        environments = [_environment(pid) for pid in descendants(cox.pid)]
-        found = {key: frozenset(e[key] for e in environments if key in e) for key in ("POD_IP", "POD_UID")}
-        assert found["POD_IP"] and found["POD_UID"], "no pod is alive"
-        return Footprint(str(run.folder).encode(), found["POD_IP"], found["POD_UID"], _shared_memory())
+        """Of this cox and all processes below it; at least one pod is alive."""
+        pids = [cox.pid, *descendants(cox.pid)]
+        assert any(b"POD_UID=" in _read(pid, "environ") for pid in pids), "no pod is alive"
+        return Footprint.of_processes(run.folder, pids)
+
+    @staticmethod
+    def of_processes(folder: Path, pids: Iterable[int]) -> Footprint:
+        opened = {link for pid in pids for link in _opened(pid)}
+        sockets = frozenset(link[len("socket:[") : -1] for link in opened if link.startswith("socket:["))
+        shared_memory = frozenset(Path(link) for link in opened if link.startswith("/dev/shm/"))
+        return Footprint(str(folder).encode(), sockets, shared_memory)
 
     def rest(self) -> list[str]:
         """What is still there of it, in words."""
         found = [f"process {pid}" for pid in _processes_with(self.mark)]
-        found += [f"listener on {address}" for address in _listening() & self.addresses]
-        found += [f"socket of pod {uid}" for uid in self.pods if f"-{uid}" in Path("/proc/net/unix").read_text()]
-        found += [f"shared memory {name}" for name in _shared_memory() - self.shared_memory]
+        found += [f"socket {line}" for inode, line in _bound() if inode in self.sockets]
+        found += [f"shared memory {path}" for path in self.shared_memory if path.exists()]
         return found + [f"mount {line}" for line in _mounts().splitlines() if self.mark.decode() in line]
 
     def assert_gone(self, deadline: float = 15) -> None:
@@ -271,35 +274,40 @@ class Footprint:
             raise AssertionError(f"{error}, but {self.rest()}") from None
 
 
-def _environment(pid: int) -> dict[str, str]:
-    try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return {}
-    return dict(e.decode().split("=", 1) for e in entries if b"=" in e)
-
-
 def _mounts() -> str:
     return Path("/proc/self/mounts").read_text()
 
 
-def _shared_memory() -> frozenset[str]:
-    return frozenset(entry.name for entry in Path("/dev/shm").iterdir())
-
-
 def _processes_with(mark: bytes) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if mark in (entry / "environ").read_bytes() or mark in (entry / "cmdline").read_bytes():
-                yield int(entry.name)
-        except OSError:
-            continue
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            pid = int(entry.name)
+            if mark in _read(pid, "environ") or mark in _read(pid, "cmdline"):
+                yield pid
 
 
-def _listening() -> frozenset[str]:
-    """Addresses with a listening TCP socket (in /proc they are little-endian hex)."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    words = [bytes.fromhex(row[1].split(":")[0])[::-1] for row in rows if row[3] == "0A"]
-    return frozenset(".".join(map(str, word)) for word in words)
+def _read(pid: int, name: str) -> bytes:
+    """A file of /proc; empty when the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def _opened(pid: int) -> Iterator[str]:
+    """What its memory and its descriptors refer to, without the standard ones: those may be its starter's."""
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if int(descriptor.name) > 2:
+                    yield str(descriptor.readlink())
+    yield from re.findall(r"/dev/shm/\S+", _read(pid, "maps").decode())
+
+
+def _bound() -> Iterator[tuple[str, str]]:
+    """Inode and line of every socket that listens, receives datagrams or has a Unix name on this machine."""
+    for kind, inode, states in (("tcp", 9, {"0A"}), ("tcp6", 9, {"0A"}), ("udp", 9, {"07"}), ("unix", 6, {"01", "03"})):
+        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[5 if kind == "unix" else 3] in states:
+                yield words[inode], f"{kind} {line.strip()}"

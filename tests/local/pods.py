@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coxswain_operator.cluster import Manifest
 from coxswain_operator.local import LocalCluster
+from coxswain_operator.views import Manifest
 
 
 def container(program: str, name: str = "main", **spec: Any) -> Manifest:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from coxswain.wire import JobReport, StepLine
 from coxswain_cli.display import Lines, Panels, display_for
-from coxswain_cli.jsonlines import JsonLines
+from coxswain_cli.jsonlines import JsonOutput
 from coxswain_cli.progress import Watcher, amount, duration
 
 JOB = {
@@ -160,7 +160,7 @@ def test_amounts_are_for_people(number, text):
 
 def test_scripts_get_every_event_step_and_change_of_state_as_an_object_a_line(watched):
     out = io.StringIO()
-    with JsonLines(out) as display:
+    with JsonOutput(out) as display:
         display.show(watched(events=[{"reason": "GangStarted", "message": "2/2", "time": "2026-01-01T00:00:00Z"}]))
         display.show(watched(step(0), step(1)))
     lines = [json.loads(line) for line in out.getvalue().splitlines()]

@@ -20,6 +20,7 @@ def test_ctrl_c_saves_a_checkpoint_and_stops(run):
     cox = run.start()
     wait_for_step(run, cox, 1)
     footprint = Footprint.of(run, cox)
+    assert {line.split()[0] for line in footprint.rest()} == {"process", "socket"}  # the eyes are open
     os.kill(cox.pid, signal.SIGINT)
     assert run.finish(cox, 100) == 0, run.output + run.logs()
     done = max(run.steps()) + 1

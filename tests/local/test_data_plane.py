@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import httpx
 import msgspec
 import pytest
@@ -12,9 +10,10 @@ from coxswain import names
 from coxswain.errors import Refused, Stale
 from coxswain.exits import Exit
 from coxswain.wire import Fault, Finished
-from coxswain_link.flight import Part, Request, SliceClient, SliceRequest
+from coxswain_link.flight import Request, SliceClient, SlicePart, SliceRequest
 from coxswain_link.handover import Handover
 from tests.local.data_plane import TOKEN, DataPlane, check, data_plane, digests_of, sequences_of
+from tests.local.jobs import Footprint
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +23,7 @@ def plane(tmp_path_factory):
         yield plane
 
 
-def ask(plane: DataPlane, generation: int, token: str = TOKEN) -> list[Part]:
+def ask(plane: DataPlane, generation: int, token: str = TOKEN) -> list[SlicePart]:
     """The first slices of step 0, from loader 0."""
     plane.coordinator.await_registrations("loader", 2)
     wanted = [SliceRequest(s, 0, s.tokens) for s in sequences_of(plane.corpus, 0)]
@@ -105,20 +104,21 @@ def test_content_that_changes_under_a_job_reaches_the_worker_by_its_name(tmp_pat
 
 
 def test_at_the_end_loaders_leave_with_the_code_that_is_named_and_constructors_after_their_trainer(tmp_path):
-    before = set(Path("/dev/shm").iterdir())
     with data_plane(tmp_path) as plane:
         files = set(tmp_path.rglob("*"))
         plane.coordinator.begin(replicas=1)
         plane.receive(0)
         plane.coordinator.end(Finished(Exit.STOPPED, "Suspended", "asked to stop"))
         loader, constructor = (plane.children[name].process for name in ("loader-0", "trainer-0"))
+        footprint = Footprint.of_processes(tmp_path, (loader.pid, constructor.pid))
+        assert footprint.sockets
         assert loader.wait(30) == Exit.STOPPED
         assert constructor.poll() is None
         constructor.terminate()
         constructor.wait(30)
         left = {p for p in set(tmp_path.rglob("*")) - files if "runs" not in p.parts}
         assert not left
-    assert not set(Path("/dev/shm").iterdir()) - before
+    footprint.assert_gone()
 
 
 def test_a_source_that_is_not_there_ends_the_loader_and_is_told_to_the_coordinator(tmp_path):

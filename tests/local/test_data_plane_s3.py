@@ -10,10 +10,12 @@ from coxswain.errors import Refused
 from coxswain.membership.values import Sequence
 from coxswain.names import ENV_STORE_PATIENCE
 from coxswain_data.local import LocalData
-from coxswain_link.store import Away, open_store
+from coxswain_link.store import StoreUnavailable, open_store
 from tests.local.data_plane import Corpus, job_of, write_corpus
 from tests.s3proxy import S3Proxy, drawn, lost
 from tests.s3server import S3Server
+
+pytestmark = pytest.mark.binaries("versitygw")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def test_a_source_whose_bucket_is_gone_is_no_damaged_source(s3, proxy, corpus, t
     data = on_s3(s3, corpus, tmp_path, url=proxy.endpoint_url)
     data.blocks(source)
     proxy.plan = lost("corpus")
-    with pytest.raises(Away, match=f"s3://corpus/{source}/.*: there is no such bucket"):
+    with pytest.raises(StoreUnavailable, match=f"s3://corpus/{source}/.*: there is no such bucket"):
         data.tokens(Sequence(source, 0, 0, 0, 1, 1))
 
 

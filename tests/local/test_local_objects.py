@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from coxswain.errors import Refused
-from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, Happening
+from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict
 from coxswain_operator.local import LocalCluster, objects
+from coxswain_operator.views import Event
 from tests.local.pods import container, pod, run_to_end, until_gone
 
 
@@ -125,7 +126,7 @@ async def test_a_second_cluster_in_the_same_workdir_is_refused(tmp_path, monkeyp
 
 
 async def test_published_events_are_lines_of_a_file(cluster):
-    await cluster.publish(job(), Happening("Completed", "done"))
+    await cluster.publish(job(), Event("Completed", "done"))
     line = json.loads((cluster.workdir / "events.jsonl").read_text())
     assert (line["reason"], line["message"], line["object"]) == ("Completed", "done", "TrainingJob/j")
 

@@ -4,10 +4,12 @@ Disks and ports are those of private mount and network namespaces: they vanish w
 """
 
 import base64
+import contextlib
 import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import pytest
 from coxswain import names
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER
 from tests.local.failures import note
-from tests.local.jobs import Footprint, Run, job_objects, wait_for_step
+from tests.local.jobs import Footprint, Run, job_objects, wait_for_step, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -50,9 +52,19 @@ def said(run: Run) -> str:
     return re.sub(r"\s+", " ", run.output)
 
 
-def assert_gone(run: Run) -> None:
-    shared_memory = frozenset(p.name for p in Path("/dev/shm").iterdir())
-    Footprint(str(run.folder).encode(), frozenset(), frozenset(), shared_memory).assert_gone()
+def assert_fails_and_leaves_nothing(run: Run, deadline: float = 100) -> None:
+    """The run had pods and ends with 1; afterwards nothing is left of what they had."""
+    cox = run.start()
+    footprint = wait_until(lambda: with_pods(run, cox), "pods are alive")
+    assert run.finish(cox, deadline) == 1, run.output
+    footprint.assert_gone()
+
+
+def with_pods(run: Run, cox: subprocess.Popen[str]) -> Footprint | None:
+    assert cox.poll() is None, f"it had no pods:\n{run.finish(cox)}\n{run.output}"
+    with contextlib.suppress(AssertionError):
+        return Footprint.of(run, cox)
+    return None
 
 
 @pytest.fixture
@@ -65,27 +77,24 @@ def run(tmp_path, corpus):
 @pytest.mark.slow
 def test_a_full_disk_for_checkpoints_ends_the_job_by_what_is_missing_and_leaves_nothing(run):
     run.within = with_small_disk(run.folder / "disk", "300k")
-    assert run.run(deadline=200) == 1, run.output
+    assert_fails_and_leaves_nothing(run, 200)
     assert "No space left on device" in said(run)
     assert f"{run.folder}/disk/checkpoints/" in said(run)
-    assert_gone(run)
 
 
 @pytest.mark.parametrize("size", ["4k", pytest.param("40k", marks=pytest.mark.slow)])
 def test_a_full_disk_for_the_block_index_ends_the_job_by_what_is_missing(run, size):
     """The checkpoint's place is where blocks are indexed; it has room for the record of the run, or for less."""
     run.within = with_small_disk(run.folder / "disk", size)
-    assert run.run(deadline=100) == 1, run.output
+    assert_fails_and_leaves_nothing(run)
     assert "No space left on device" in said(run)
     assert f"{run.folder}/disk/checkpoints" in said(run)
-    assert_gone(run)
 
 
 def test_a_full_work_directory_ends_the_command_with_the_way_on_instead_of_waiting_in_silence(run, tmp_path):
     run.within = with_small_disk(run.workdir, "160k")
-    assert run.run(deadline=100) == 1, run.output
+    assert_fails_and_leaves_nothing(run)
     assert f"No space left on device: '{run.workdir}'; once that is mended, the same command goes on" in said(run)
-    assert_gone(run)
 
 
 PORTS = [value for name, value in vars(names).items() if name.startswith("PORT_")]
@@ -98,7 +107,7 @@ def test_a_port_that_something_else_has_on_every_address_is_refused_by_its_numbe
     assert f"listens on every address at port {port}, which" in said(run)
     assert f"`ss -ltnp sport = :{port}` names it" in said(run)
     assert not (run.workdir / "logs" / "small-coordinator-0").exists()
-    assert_gone(run)
+    Footprint(str(run.folder).encode()).assert_gone()
 
 
 def test_a_caller_with_a_wrong_token_or_of_an_older_world_is_told_so_and_disturbs_nobody(run):
@@ -127,6 +136,7 @@ def test_a_second_run_in_the_same_work_directory_is_refused_and_does_not_disturb
     assert f"in use by another run (process {first.pid})" in said(second)
     last = max(run.steps())
     wait_for_step(run, first, last + 3)
+    footprint = Footprint.of(run, first)
     first.send_signal(signal.SIGINT)
     assert run.finish(first) == 0, run.output + run.logs()
-    assert_gone(run)
+    footprint.assert_gone()

@@ -24,17 +24,16 @@ def job_file(run):
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_one_process_gives_both_digests_of_the_distributed_run(tmp_path, undisturbed, world):
+def test_one_process_gives_both_digests_of_the_distributed_run(tmp_path, baseline, world):
     ranks = [
-        StreamDataset.of_files([job_file(undisturbed)], tmp_path.as_uri(), rank=rank, world=world)
-        for rank in range(world)
+        StreamDataset.of_files([job_file(baseline)], tmp_path.as_uri(), rank=rank, world=world) for rank in range(world)
     ]
     digest, found = STREAM_SEED, []
     for parts in zip(*ranks, strict=True):
         digest = stream_digest(digest, parts)
         found.append((digest, f"{sum(p.delivered_digest for p in parts) % 2**64:016x}"))
     assert len(found) == STEPS
-    assert found == undisturbed.digests()
+    assert found == baseline.digests()
 
 
 def plain(job, folder, steps, *more):
@@ -44,10 +43,10 @@ def plain(job, folder, steps, *more):
     return re.findall(r"loss (\S+) tokens \d+ digest (\w+)", done.stdout)
 
 
-def test_the_plain_loop_learns_from_that_stream_and_goes_on_exactly_where_it_stopped(tmp_path, undisturbed):
-    job = job_file(undisturbed)
+def test_the_plain_loop_learns_from_that_stream_and_goes_on_exactly_where_it_stopped(tmp_path, baseline):
+    job = job_file(baseline)
     first = plain(job, tmp_path / "stopped", 3)
     second = plain(job, tmp_path / "stopped", 8)
     found = first + second
-    assert [digest for _, digest in found] == [stream for stream, _ in undisturbed.digests()[:8]]
+    assert [digest for _, digest in found] == [stream for stream, _ in baseline.digests()[:8]]
     assert float(found[-1][0]) < float(found[0][0])

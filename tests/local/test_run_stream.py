@@ -14,35 +14,33 @@ def run_in(folder, corpus, **options):
     return Run(folder, job_objects(corpus, f"file://{folder}/checkpoints", **options))
 
 
-def test_a_run_ends_succeeded_with_a_falling_loss_and_a_checkpoint_at_its_last_step(undisturbed):
-    losses = undisturbed.losses()
+def test_a_run_ends_succeeded_with_a_falling_loss_and_a_checkpoint_at_its_last_step(baseline):
+    losses = baseline.losses()
     assert len(losses) == STEPS
     assert losses[-1] < losses[0]
-    assert (undisturbed.folder / "checkpoints" / "manifests" / f"step-{STEPS:010d}.json").exists()
-    assert "Completed" in undisturbed.events()
+    assert (baseline.folder / "checkpoints" / "manifests" / f"step-{STEPS:010d}.json").exists()
+    assert "Completed" in baseline.events()
 
 
 @pytest.mark.parametrize(("trainers", "loaders"), [(2, 3), (3, 1), (4, 3)])
-def test_replicas_and_loaders_do_not_change_the_stream(tmp_path, corpus, undisturbed, trainers, loaders):
+def test_replicas_and_loaders_do_not_change_the_stream(tmp_path, corpus, baseline, trainers, loaders):
     run = run_in(tmp_path, corpus, trainers=trainers, loaders=loaders)
     assert run.run() == 0, run.output + run.logs()
-    assert run.digests() == undisturbed.digests()
-    assert run.losses() == pytest.approx(undisturbed.losses(), rel=1e-4)
+    assert run.digests() == baseline.digests()
+    assert run.losses() == pytest.approx(baseline.losses(), rel=1e-4)
 
 
-def test_a_run_stopped_at_a_step_goes_on_with_another_number_of_replicas(tmp_path, corpus, undisturbed):
+def test_a_run_stopped_at_a_step_goes_on_with_another_number_of_replicas(tmp_path, corpus, baseline):
     first = run_in(tmp_path, corpus, trainers=2)
     assert first.run("--until-step", "10") == 0, first.output + first.logs()
     assert max(first.steps()) < STEPS - 1
     second = Run(tmp_path / "again", run_in(tmp_path, corpus, trainers=3, loaders=2).objects)
     assert second.run() == 0, second.output + second.logs()
     joined = first.steps() | second.steps()
-    assert [
-        (joined[k]["stream_digest"], joined[k]["delivered_digest"]) for k in sorted(joined)
-    ] == undisturbed.digests()
+    assert [(joined[k]["stream_digest"], joined[k]["delivered_digest"]) for k in sorted(joined)] == baseline.digests()
 
 
-def test_cox_killed_and_repeated_ends_with_the_same_digests_and_leaves_nothing(tmp_path, corpus, undisturbed):
+def test_cox_killed_and_repeated_ends_with_the_same_digests_and_leaves_nothing(tmp_path, corpus, baseline):
     run = run_in(tmp_path, corpus, trainers=2)
     cox = run.start()
     wait_for_step(run, cox, 4)
@@ -51,12 +49,12 @@ def test_cox_killed_and_repeated_ends_with_the_same_digests_and_leaves_nothing(t
     run.finish(cox)
     footprint.assert_gone()
     assert run.run() == 0, run.output + run.logs()
-    assert run.digests() == undisturbed.digests()
+    assert run.digests() == baseline.digests()
     footprint.assert_gone()
 
 
-def test_a_finished_run_repeated_prints_its_end_and_trains_nothing(undisturbed):
-    lines = len((undisturbed.workdir / "steps.jsonl").read_text().splitlines())
-    assert undisturbed.run(deadline=20) == 0
-    assert "Completed" in undisturbed.output
-    assert len((undisturbed.workdir / "steps.jsonl").read_text().splitlines()) == lines
+def test_a_finished_run_repeated_prints_its_end_and_trains_nothing(baseline):
+    lines = len((baseline.workdir / "steps.jsonl").read_text().splitlines())
+    assert baseline.run(deadline=20) == 0
+    assert "Completed" in baseline.output
+    assert len((baseline.workdir / "steps.jsonl").read_text().splitlines()) == lines

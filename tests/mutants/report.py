@@ -22,7 +22,7 @@ class Report:
 
     @property
     def survivors(self) -> list[tuple[str, Result]]:
-        """That nobody has accepted, by module and line."""
+        """Those that are not accepted, by module and line."""
         known = {(entry.module, entry.before, entry.after) for entry in self.accepted}
         found = [(m, r) for m, results in self.results.items() for r in results if r.verdict == "survived"]
         return sorted(

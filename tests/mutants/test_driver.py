@@ -117,7 +117,7 @@ def verdicts(root: Path) -> dict[tuple[str, str], str]:
     return {(result.before, result.after): result.verdict for result in results(root)}
 
 
-def test_a_run_tells_killed_mutants_from_survivors_and_from_those_that_never_end(
+def test_a_run_distinguishes_killed_mutants_from_survivors_and_from_those_that_never_end(
     first_run: tuple[Path, int, str],
 ) -> None:
     root, code, output = first_run

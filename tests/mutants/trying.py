@@ -76,7 +76,7 @@ class Trying:
         gc.freeze()
         for case, change in self._trials(at_import=False):
             if self._try(case, change):
-                self._become(functions, case, change)
+                self._mutate(functions, case, change)
                 self.pytest_collection_modifyitems(session.items)
                 return None
         return True
@@ -139,7 +139,7 @@ class Trying:
     def _deadline(self, tests: list[str], grace: float = _GRACE) -> float:
         return grace + _FACTOR * sum(self._measure.seconds[test] for test in tests)
 
-    def _become(self, functions: dict[str, list[FunctionType]], case: Case | None, change: Change | None) -> None:
+    def _mutate(self, functions: dict[str, list[FunctionType]], case: Case | None, change: Change | None) -> None:
         if case and change and not swap(functions[case.module], self._sources[case.module], change.source):
             os._exit(pytest.ExitCode.INTERNAL_ERROR)
 

@@ -19,10 +19,10 @@ from coxswain.config import (
 from coxswain.layout import Device, uniform_layout
 from coxswain.wire import Finished, Register, Registered, WorkerExit, World
 from coxswain_link.environment import Environment
-from coxswain_link.http import AsyncClient, Ended
+from coxswain_link.http_client import AsyncClient, JobEnded
+from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import build
-from coxswain_link.serve import Service
-from coxswain_train.agent import Agent
+from coxswain_train.agent.agent import Agent
 
 TOKEN = "job-token"
 
@@ -61,11 +61,11 @@ class Coordinator:
         self.exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
         self.met = asyncio.Event()
         self._changed = asyncio.Event()
-        self._service: Service | None = None
+        self._service: HttpService | None = None
         self.port, self.generation = 0, 0
 
     async def start(self) -> str:
-        self._service = Service(TOKEN, lambda: self.generation, build("coordinator"))
+        self._service = HttpService(TOKEN, lambda: self.generation, build("coordinator"))
         self._service.route("POST", "/v1/register", self._register, Register)
         self._service.route("GET", "/v1/world", self._world)
         self._service.route("POST", "/v1/exits", self._exit, WorkerExit)
@@ -94,7 +94,7 @@ class Coordinator:
         after = int(request.query["after"])
         for _ in range(2):
             if self.finished is not None:
-                raise Ended(self.finished)
+                raise JobEnded(self.finished)
             if self.worlds and self.worlds[-1].generation > after:
                 return self.worlds[-1]
             self._changed.clear()
@@ -137,9 +137,12 @@ class Started:
         module.write_text(
             WORKER.replace("FOLDER", repr(str(folder))) + body + "def work():\n    live()\n    os._exit(0)\n"
         )
-        start = f"import sys; sys.path.insert(0, {str(folder)!r}); from coxswain_train import mold; mold.main({module.stem!r})"
-        mold = (sys.executable, "-c", start)
-        self.agent = Agent(environment(url, index), self.client, self.metrics, mold, give_up, lambda: self.oom_kills)
+        head = f"import sys; sys.path.insert(0, {str(folder)!r})"
+        start = f"{head}; from coxswain_train.agent import forkserver; forkserver.main({module.stem!r})"
+        fork_server = (sys.executable, "-c", start)
+        self.agent = Agent(
+            environment(url, index), self.client, self.metrics, fork_server, give_up, lambda: self.oom_kills
+        )
         self.life = asyncio.create_task(self.agent.run())
 
     async def __aenter__(self) -> Started:

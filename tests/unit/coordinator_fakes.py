@@ -29,7 +29,7 @@ from coxswain.index import BlockEntry, BlockIndex, encode, object_key
 from coxswain.membership.values import Sequence
 from coxswain.plan.step import plan_step
 from coxswain_coordinator.coordinator import Coordinator
-from coxswain_link.http import AsyncClient, Ended
+from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.store import Store, open_store
 
 TOKEN = "secret"
@@ -107,7 +107,7 @@ class Cluster:
         await self.client.post("/v1/register", member, wire.Registered)
 
     async def _loader(self, index: int) -> None:
-        with contextlib.suppress(Ended):
+        with contextlib.suppress(JobEnded):
             await self.register("loader", f"loader-{index}")
             shares = await self.client.get("/v1/shares", wire.Shares, loader=f"loader-{index}", wait=30)
             for share in shares.shares:
@@ -122,7 +122,7 @@ class Cluster:
 
     async def _constructor(self, index: int) -> None:
         """Delivers all sequences whose first token lies on a replica of its trainer."""
-        with contextlib.suppress(Ended):
+        with contextlib.suppress(JobEnded):
             await self.register("constructor", f"trainer-{index}")
             generation = 0
             while True:
@@ -141,7 +141,7 @@ class Cluster:
             for plan in plans.plans if plans else ():
                 first = {s.sequence for t in plan.tasks for s in t.slices if s.start == 0 and s.replica in mine}
                 served = tuple((i, digests.tokens_digest(tokens_of(plan.sequences[i]))) for i in sorted(first))
-                body = wire.Served(world.generation, plan.step, served)
+                body = wire.DeliveredDigests(world.generation, plan.step, served)
                 await self.client.post("/v1/served", body, generation=world.generation)
                 step = plan.step + 1
 
@@ -159,7 +159,7 @@ class Cluster:
                 generation = world.generation
                 seats = [s for s in world.seats if s.device.trainer == index]
                 workers = [asyncio.create_task(self._worker(world, s, name)) for s in seats]
-        except Ended:
+        except JobEnded:
             await asyncio.gather(*workers)
         finally:
             await _cancel(workers)
@@ -167,22 +167,22 @@ class Cluster:
     async def _worker(self, world: wire.World, seat, name: str) -> None:
         g, step = world.generation, world.first_step
         code = 1
-        with contextlib.suppress(Stale, Ended):
+        with contextlib.suppress(Stale, JobEnded):
             while True:
-                ticket = await self.client.get("/v1/steps", wire.Ticket, generation=g, step=step, wait=30)
-                if ticket is None or (not ticket.end and ticket.plan is None):
+                directive = await self.client.get("/v1/steps", wire.StepDirective, generation=g, step=step, wait=30)
+                if directive is None or (not directive.end and directive.plan is None):
                     await asyncio.sleep(0.01)
                     continue
-                if ticket.checkpoint:
+                if directive.checkpoint:
                     await self._save(world, seat.rank, step)
-                if ticket.end:
-                    code = 0 if ticket.end == "Completed" else 3
+                if directive.end:
+                    code = 0 if directive.end == "Completed" else 3
                     break
                 if self.crashes.get((seat.rank, step), 0) > 0:
                     self.crashes[seat.rank, step] -= 1
                     code = -9
                     break
-                await self.client.post("/v1/reports", report_of(ticket.plan, seat.rank, seat.replica), generation=g)
+                await self.client.post("/v1/reports", report_of(directive.plan, seat.rank, seat.replica), generation=g)
                 step += 1
         await self.client.post("/v1/exits", wire.WorkerExit(g, name, seat.device.device, seat.rank, code))
 
@@ -190,7 +190,7 @@ class Cluster:
         key, data = f"shards/{step}-{rank}.safetensors", b"x" * 10
         self.store.put(key, data)
         shard = wire.Shard(key, len(data), (), ())
-        body = wire.Saved(world.generation, step, rank, len(world.seats), (shard,), 0.1)
+        body = wire.ShardsSaved(world.generation, step, rank, len(world.seats), (shard,), 0.1)
         await self.client.post("/v1/saved", body, generation=world.generation)
 
     @property

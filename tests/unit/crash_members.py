@@ -15,10 +15,10 @@ from coxswain.config import JobConfig
 from coxswain.errors import Retryable, Stale
 from coxswain.layout import Seat
 from coxswain.membership.values import Sequence
-from coxswain_link.http import AsyncClient, Ended
+from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.store import Store
 from tests.unit.coordinator_fakes import BLOCKS, block_of, tokens_of
-from tests.unit.crash_mail import IMPATIENCE, POLL, Feed, Mail
+from tests.unit.crash_outbox import POLL, REACH_DEADLINE, Feed, Outbox
 from tests.unit.crash_points import Killed, Process
 from tests.unit.crash_worker import Ring, Worker
 
@@ -93,7 +93,7 @@ class Members:
                     member.generation = world.generation
                     return world
             except Retryable:
-                await asyncio.sleep(IMPATIENCE)
+                await asyncio.sleep(REACH_DEADLINE)
 
     async def _loader(self, index: int) -> None:
         await self._follow(Member("loader", f"loader-{index}", generation=1 << 30))
@@ -110,7 +110,7 @@ class Members:
             while True:
                 world = await self._follow(me)
                 await _cancel(helpers)
-                mail, feed = Mail(self._client, world.generation), Feed(self._client, world)
+                mail, feed = Outbox(self._client, world.generation), Feed(self._client, world)
                 mine = {s.replica for s in world.seats if s.device.trainer == index}
                 tell = partial(_deliver, mail, mine)
                 helpers = [asyncio.create_task(mail.run()), asyncio.create_task(feed.run(tell))]
@@ -126,7 +126,7 @@ class Members:
                 me.ends = []
                 seats = [s for s in world.seats if s.device.trainer == index]
                 crew = [asyncio.create_task(self._watch(world, seat, me)) for seat in seats]
-        except Ended:
+        except JobEnded:
             if crew:
                 await asyncio.wait(crew, timeout=FAREWELL)
             raise
@@ -152,26 +152,26 @@ class Members:
         self.computed[rank, step] += 1
 
 
-def _deliver(mail: Mail, replicas: set[int], plan: wire.StepPlan) -> None:
+def _deliver(mail: Outbox, replicas: set[int], plan: wire.StepPlan) -> None:
     """What a constructor tells of a step: sequences whose first token lies on a replica of its trainer."""
     mine = {s.sequence for t in plan.tasks for s in t.slices if s.start == 0 and s.replica in replicas}
     found = tuple((i, digest_of(plan.sequences[i])) for i in sorted(mine))
-    mail.put("/v1/served", plan.step, wire.Served(plan.generation, plan.step, found))
+    mail.put("/v1/served", plan.step, wire.DeliveredDigests(plan.generation, plan.step, found))
 
 
 async def _patiently(call: Callable[[], Awaitable[Any]]) -> None:
     while True:
-        with suppress(Stale, Ended):
+        with suppress(Stale, JobEnded):
             try:
                 await call()
             except Retryable:
-                await asyncio.sleep(IMPATIENCE)
+                await asyncio.sleep(REACH_DEADLINE)
                 continue
         return
 
 
 async def _until_ended(member: Awaitable[None]) -> None:
-    with suppress(Ended):
+    with suppress(JobEnded):
         await member
 
 

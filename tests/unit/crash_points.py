@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from coxswain_coordinator.journal import Journal
+from coxswain_coordinator.state.jsonl import JsonlWriter
 from coxswain_link.store import Store
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class MortalStore(Store):
         staged.write_bytes(data[: len(data) // 2])
 
 
-class MortalJournal(Journal):
+class MortalJsonlWriter(JsonlWriter):
     def __init__(self, folder: Path, name: str, process: Process, fate: Fate) -> None:
         super().__init__(folder, name)
         self._name, self._file, self._process, self._fate = name, folder / name, process, fate

@@ -21,11 +21,11 @@ from coxswain.config import JobConfig
 from coxswain.errors import Retryable, Stale
 from coxswain.layout import Seat
 from coxswain.membership.values import Sequence
-from coxswain_link.http import AsyncClient, Ended
+from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.store import Store
-from coxswain_train.tickets import unled
+from coxswain_train.worker.directives import autonomous_directive
 from tests.unit.coordinator_fakes import tokens_of
-from tests.unit.crash_mail import IMPATIENCE, POLL, Feed, Mail
+from tests.unit.crash_outbox import POLL, REACH_DEADLINE, Feed, Outbox
 
 STEP_SECONDS = 0.3125
 PARTING = 10.0  # until a suspension is saved
@@ -92,7 +92,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self._job, self._client, self._store, self._world, self._seat = job, client, store, world, seat
         self._rings, self._computed = rings, computed
-        self._mail, self._feed = Mail(client, world.generation, seat.rank), Feed(client, world)
+        self._mail, self._feed = Outbox(client, world.generation, seat.rank), Feed(client, world)
         self._ring: Ring | None = None
 
     async def run(self) -> int:
@@ -103,7 +103,7 @@ class Worker:
         except (PeerLost, Stale, Retryable):
             await asyncio.sleep(MOMENT)  # its agent's next order cancels this
             return 1
-        except Ended as ended:
+        except JobEnded as ended:
             return ended.finished.exit_code
         finally:
             if self._ring:
@@ -116,14 +116,14 @@ class Worker:
         state = await self._restore()
         step = self._world.first_step
         while True:
-            ticket = await self._ticket(step)
-            if ticket.checkpoint:
-                self._save(state, ticket.end)
-            if ticket.end:
+            directive = await self._directive(step)
+            if directive.checkpoint:
+                self._save(state, directive.end)
+            if directive.end:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._mail.flush(step), None if ticket.end == "Completed" else PARTING)
-                return 0 if ticket.end == "Completed" else 3
-            state = await self._step(ticket.plan, state)
+                    await asyncio.wait_for(self._mail.flush(step), None if directive.end == "Completed" else PARTING)
+                return 0 if directive.end == "Completed" else 3
+            state = await self._step(directive.plan, state)
             step += 1
 
     async def _meet(self) -> Ring:
@@ -139,7 +139,7 @@ class Worker:
                 path = f"/v1/rendezvous?generation={g}&wait={POLL}"
                 found = await self._client.get(path, wire.Rendezvous, generation=g)
             except Retryable:
-                await asyncio.sleep(IMPATIENCE)
+                await asyncio.sleep(REACH_DEADLINE)
                 continue
             if found is not None:
                 return self._rings[found.port]
@@ -147,7 +147,7 @@ class Worker:
     async def _restore(self) -> State:
         if not self._world.checkpoint:
             return FRESH
-        manifest = msgspec.json.decode(self._store.get(self._world.checkpoint), type=wire.Manifest)
+        manifest = msgspec.json.decode(self._store.get(self._world.checkpoint), type=wire.CheckpointManifest)
         values: dict[int, float] = {}
         for shard in manifest.shards:
             data = self._store.get(shard.key)
@@ -157,23 +157,23 @@ class Worker:
             values |= part
         return State(manifest.step, tuple(values[i] for i in range(4)))
 
-    async def _ticket(self, step: int) -> wire.Ticket:
+    async def _directive(self, step: int) -> wire.StepDirective:
         while True:
             if self._mail.fault:
                 raise self._mail.fault
-            ticket = await self._ask(step) if self._mail.reachable else None
-            alone = not self._mail.reachable if ticket is None else not ticket.end and ticket.plan is None
+            directive = await self._ask(step) if self._mail.reachable else None
+            alone = not self._mail.reachable if directive is None else not directive.end and directive.plan is None
             if alone:
                 every, first = self._job.checkpoint.every_steps, self._world.first_step
-                ticket = unled(step, self._feed.plans.get(step), every, first)
-            if ticket is not None:
-                return ticket
-            await asyncio.sleep(IMPATIENCE)
+                directive = autonomous_directive(step, self._feed.plans.get(step), every, first)
+            if directive is not None:
+                return directive
+            await asyncio.sleep(REACH_DEADLINE)
 
-    async def _ask(self, step: int) -> wire.Ticket | None:
+    async def _ask(self, step: int) -> wire.StepDirective | None:
         try:
             query = {"step": step, "wait": POLL}
-            return await self._client.get("/v1/steps", wire.Ticket, generation=self._world.generation, **query)
+            return await self._client.get("/v1/steps", wire.StepDirective, generation=self._world.generation, **query)
         except Retryable:
             self._mail.reachable = False
             return None
@@ -202,7 +202,9 @@ class Worker:
             self._store.put(key, data)
         shard = wire.Shard(key, len(data), (), ())
         self._mail.put(
-            "/v1/saved", state.step, wire.Saved(self._world.generation, state.step, rank, ranks, (shard,), 0.1, end)
+            "/v1/saved",
+            state.step,
+            wire.ShardsSaved(self._world.generation, state.step, rank, ranks, (shard,), 0.1, end),
         )
 
 

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from coxswain.cost import CostModel, load_constants
 from coxswain.layout import Device, Layout, uniform_layout
-from coxswain.plan.balances import plan, planner
 from coxswain.plan.operations import operations
-from coxswain.plan.problem import pose
+from coxswain.plan.planners import plan, planner
+from coxswain.plan.problem import make_problem
 from coxswain.plan.values import Placement
 
 COST = CostModel(load_constants("h100-80g"))
@@ -46,4 +46,4 @@ def steps(draw: st.DrawFn) -> tuple[list[int], dict[str, Any]]:
     return draw(st.lists(length, max_size=60)), numbers
 
 
-__all__ = ["COST", "given", "layout_of", "plan", "planned", "planner", "pose", "steps"]
+__all__ = ["COST", "given", "layout_of", "make_problem", "plan", "planned", "planner", "steps"]

@@ -12,8 +12,8 @@ import pytest
 
 from coxswain.errors import Retryable
 from coxswain.wire import Fault
-from coxswain_train import agent
-from coxswain_train.devices import mold_environment, visible_devices, worker_environment
+from coxswain_train.agent import agent
+from coxswain_train.agent.devices import fork_server_environment, visible_devices, worker_environment
 from tests.unit.agent_fakes import Coordinator, Started, environment, world
 
 FOREVER = "signal.pause()"
@@ -75,7 +75,7 @@ async def test_living_workers_go_to_the_new_world_and_only_the_dead_one_is_repla
 async def test_a_worker_that_does_not_leave_its_world_is_killed_and_replaced_without_losing_the_new_one(
     tmp_path, coordinator, monkeypatch
 ):
-    monkeypatch.setattr(agent, "_OBEY", 0.3)
+    monkeypatch.setattr(agent, "JOIN_TIMEOUT", 0.3)
     async with Started(coordinator.url, tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()"):
         coordinator.publish(world(1))
         old = await workers(tmp_path, 1, 2)
@@ -99,7 +99,7 @@ async def test_a_mold_that_dies_is_replaced_with_its_workers(tmp_path, coordinat
     async with Started(coordinator.url, tmp_path, FOREVER) as started:
         coordinator.publish(world(1))
         old = await workers(tmp_path, 1, 2)
-        os.kill(started.agent._mold._process.pid, 9)
+        os.kill(started.agent._fork_server._process.pid, 9)
         exits = [await asyncio.wait_for(coordinator.exits.get(), 30) for _ in range(2)]
         assert {e.exit_code for e in exits} == {-9}
         coordinator.publish(world(2))
@@ -213,9 +213,9 @@ async def test_a_trainer_without_a_seat_runs_no_worker(tmp_path, coordinator):
 
 
 def test_workers_share_cpu_cores_by_one_thread_each_unless_told_otherwise():
-    assert mold_environment({}, ())["OMP_NUM_THREADS"] == "1"
-    assert mold_environment({"OMP_NUM_THREADS": "4"}, ())["OMP_NUM_THREADS"] == "4"
-    assert mold_environment({}, ("0",)) == {}
+    assert fork_server_environment({}, ())["OMP_NUM_THREADS"] == "1"
+    assert fork_server_environment({"OMP_NUM_THREADS": "4"}, ())["OMP_NUM_THREADS"] == "4"
+    assert fork_server_environment({}, ("0",)) == {}
 
 
 @pytest.mark.parametrize(
@@ -234,5 +234,5 @@ def test_cuda_devices_are_found_without_cuda(tmp_path):
 
 
 def test_the_agent_never_imports_torch():
-    check = "import sys, coxswain_train.agent, coxswain_train.mold; sys.exit('torch' in sys.modules)"
+    check = "import sys, coxswain_train.agent, coxswain_train.agent.forkserver; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0

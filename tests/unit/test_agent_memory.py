@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coxswain_train import memory
+from coxswain_train.agent import cgroup
 
 VERSION_1 = "memory/memory.oom_control", "memory/memory.limit_in_bytes"
 VERSION_2 = "memory.events", "memory.max"
@@ -28,4 +28,4 @@ def test_kills_and_limit_are_those_of_the_container(
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert (memory.oom_kills(tmp_path), memory.limit(tmp_path)) == (kills, limit)
+    assert (cgroup.oom_kills(tmp_path), cgroup.limit(tmp_path)) == (kills, limit)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coxswain.api.faults import Fault
+from coxswain.api.field_errors import FieldError
 from coxswain.api.load import MAX_BYTES, Document, load_documents
 
 SOURCE = """\
@@ -17,13 +17,13 @@ spec: {uri: "file:./corpus/", format: Parquet, tokenizer: {file: {uri: "file:../
 """
 
 
-def load(folder: Path, text: str) -> tuple[list[Document], list[Fault]]:
+def load(folder: Path, text: str) -> tuple[list[Document], list[FieldError]]:
     path = folder / "job.yaml"
     path.write_text(text)
     return load_documents([path])
 
 
-def refused(folder: Path, text: str) -> Fault:
+def refused(folder: Path, text: str) -> FieldError:
     documents, (fault,) = load(folder, text)
     assert documents == []
     return fault

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from coxswain.api.faults import Fault
+from coxswain.api.field_errors import FieldError
 from coxswain.api.presets import PRESETS
 from coxswain.api.resolve import claims, resolve
 from coxswain.api.validate import check
@@ -21,7 +21,7 @@ TWO = [{"name": n, "sourceRef": {"name": n}, "weight": w} for n, w in (("docs", 
 
 
 def world(job: dict[str, Any] | None = None, *, sources: list[Manifest] | None = None, mixes: list[Manifest] | None = None,
-          policies: list[Manifest] | None = None) -> JobConfig | list[Fault]:  # fmt: skip
+          policies: list[Manifest] | None = None) -> JobConfig | list[FieldError]:  # fmt: skip
     sources = [sample("DataSource")] if sources is None else sources
     mixes = [sample("DataMix")] if mixes is None else mixes
     return resolve(sample("TrainingJob", job), sources, mixes, policies or [], "uid-1")
@@ -33,7 +33,7 @@ def right(*args: Any, **more: Any) -> JobConfig:
     return resolved
 
 
-def wrong(*args: Any, **more: Any) -> list[Fault]:
+def wrong(*args: Any, **more: Any) -> list[FieldError]:
     resolved = world(*args, **more)
     assert isinstance(resolved, list), resolved
     return resolved
@@ -160,7 +160,6 @@ def test_an_object_of_a_wrong_shape_is_a_fault_and_no_crash() -> None:
     assert [fault.path for fault in faults] == ["DataMix/mix spec.sources"]
 
 
-@settings(deadline=None)  # the first call compiles every rule
 @given(longest=st.integers(1, 8192), held=st.integers(1, 4096), degree=st.integers(1, 8), least=st.integers(1, 4),
        devices=st.integers(1, 4), pipeline=st.integers(1, 4))  # fmt: skip
 def test_rule_and_resolve_agree_on_what_fits(

@@ -12,6 +12,8 @@ import yaml
 from coxswain.api.crd import crds
 from tests.charts import CHART, NAMESPACE, Manifest, helm, is_test, of_kind, operator_rights, render
 
+pytestmark = pytest.mark.binaries("helm")
+
 ROLES = ("ClusterRole", "Role")
 
 

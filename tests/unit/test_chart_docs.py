@@ -10,6 +10,8 @@ import yaml
 from coxswain.api.generate import REPOSITORY
 from tests.charts import CHART, of_kind, operator_rights
 
+pytestmark = pytest.mark.binaries("helm")
+
 DOCS = REPOSITORY / "docs"
 
 

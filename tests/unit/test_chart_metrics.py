@@ -16,6 +16,8 @@ from coxswain.metrics import METRICS
 from coxswain_operator.children.containers import CONSTRUCTOR, COORDINATOR, LOADER, TRAINER, Service, ports
 from tests.charts import CHART, NAMESPACE, of_kind, render
 
+pytestmark = pytest.mark.binaries("helm")
+
 ON = {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}, "rules": {"enabled": True}}
 UNITS = {"short", "none", "s", "bytes", "percentunit", "ops"}
 PANELS = [pytest.param(p, id=f"{d.uid}: {p.title}") for d in DASHBOARDS for p in d.panels]

@@ -11,6 +11,8 @@ import yaml
 from coxswain.api.values_page import values_page
 from tests.charts import CHART, Manifest, of_kind, refusal, render, template
 
+pytestmark = pytest.mark.binaries("helm")
+
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 # Maps whose keys are the user's: labels, annotations, quantities of any resource.
 FREE = {

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from coxswain.config import TokenizerConfig
 from coxswain.errors import CoxswainError, Refused, Stale
 from coxswain.planlog import generation_key
-from coxswain_coordinator.checkpoint_store import RUN_KEY, CheckpointStore
-from coxswain_coordinator.checkpoints import check_index, run_record
-from coxswain_coordinator.index_store import IndexStore
-from coxswain_coordinator.plan_log import PlanLog
+from coxswain_coordinator.checkpoint.store import RUN_KEY, CheckpointStore
+from coxswain_coordinator.checkpoint.validation import check_index, run_record
+from coxswain_coordinator.index.store import IndexStore
+from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_link.store import Store
 from tests.unit.coordinator_fakes import block_of, make_job, store_of
 from tests.unit.test_coordinator_checkpoints import manifest, shard, store_with

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from coxswain_operator.clock import SLEW, SteadyClock
 from coxswain_operator.controller import Controller
-from coxswain_operator.steady import SLEW, SteadyClock
-from tests.unit.reconcile_world import NAMESPACE, World, report
-from tests.unit.test_reconcile_life import passes, running
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, report
+from tests.unit.test_reconcile_lifecycle import passes, running
 
 HOUR = 3600.0
 BACK = -900.0  # the world of these tests begins 1000 s after 1970
@@ -73,7 +73,7 @@ async def test_a_clock_set_forward_by_a_day_neither_ends_a_job_by_its_deadline_n
     assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 1}
 
 
-async def failed_twice(world: World) -> None:
+async def failed_twice(world: FakeCluster) -> None:
     """trainer-1, so that its next pod waits for a while."""
     for _ in range(2):
         world.end(world.pod("trainer-1"), 1)

@@ -10,10 +10,16 @@ from coxswain.config import CheckpointConfig
 from coxswain.digests import STREAM_SEED
 from coxswain.errors import Refused
 from coxswain.membership.stream import initial_cursor
-from coxswain.wire import Manifest, Saved, Shard
-from coxswain_coordinator.checkpoint_store import CheckpointStore
-from coxswain_coordinator.checkpoints import MANIFEST_VERSION, check_index, job_of, manifest_key_of, stream_hash
-from coxswain_coordinator.saves import SaveBook, garbage, kept_steps
+from coxswain.wire import CheckpointManifest, Shard, ShardsSaved
+from coxswain_coordinator.checkpoint.pending import PendingCheckpoints, garbage, kept_steps
+from coxswain_coordinator.checkpoint.store import CheckpointStore
+from coxswain_coordinator.checkpoint.validation import (
+    MANIFEST_VERSION,
+    check_index,
+    job_of,
+    manifest_key_of,
+    stream_hash,
+)
 from coxswain_link.store import NotFound, Store, open_store
 from tests.unit.coordinator_fakes import make_job
 
@@ -22,15 +28,15 @@ def shard(name: str) -> Shard:
     return Shard(f"shards/{name}.safetensors", 4, (), ())
 
 
-def manifest(job, step: int, shards=()) -> Manifest:
-    return Manifest(
+def manifest(job, step: int, shards=()) -> CheckpointManifest:
+    return CheckpointManifest(
         version=MANIFEST_VERSION, job=job_of(job), step=step, attempt_generation=1, cursor=initial_cursor(job.mix),
         stream_digest=STREAM_SEED, tokens=0, model_hash=job.model_hash(), stream_hash=stream_hash(job),
         index_hash="code=1,docs=2", vocabulary=320, shards=tuple(shards), time=0.0,
     )  # fmt: skip
 
 
-def store_with(job, *manifests: Manifest) -> Store:
+def store_with(job, *manifests: CheckpointManifest) -> Store:
     store = open_store(job.checkpoint.uri, create=True)
     for m in manifests:
         store.put(manifest_key_of(m), msgspec.json.encode(m))
@@ -164,10 +170,10 @@ def test_shards_of_saves_that_never_completed_are_orphans(tmp_path):
 
 
 def test_a_checkpoint_is_complete_once_every_rank_has_saved():
-    book = SaveBook(1)
-    book.saved(Saved(1, 6, 0, 2, (shard("a"),), 1.0))
+    book = PendingCheckpoints(1)
+    book.add(ShardsSaved(1, 6, 0, 2, (shard("a"),), 1.0))
     assert book.complete(2) is None
-    book.saved(Saved(1, 6, 1, 2, (shard("a"), shard("b")), 2.0))
+    book.add(ShardsSaved(1, 6, 1, 2, (shard("a"), shard("b")), 2.0))
     assert book.complete(2) == 6
     assert [s.key for s in book.shards(6)] == ["shards/a.safetensors", "shards/b.safetensors"]
     assert book.seconds(6) == 2.0

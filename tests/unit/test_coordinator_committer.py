@@ -9,9 +9,9 @@ from coxswain.errors import Refused, Stale
 from coxswain.membership.order import SourceView
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.planlog import Generation, membership_key, placement_key
-from coxswain_coordinator.committer import Committed, Committer
-from coxswain_coordinator.plan_log import PlanLog
-from coxswain_coordinator.world import replace_world
+from coxswain_coordinator.planning.committer import Committed, Committer
+from coxswain_coordinator.planning.plan_log import PlanLog
+from coxswain_coordinator.world.formation import next_generation
 from coxswain_link.store import Store, open_store
 from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, lengths_of, make_job, make_source, place
 from tests.unit.test_coordinator_parts import agents
@@ -19,7 +19,7 @@ from tests.unit.test_coordinator_parts import agents
 
 def committer(job, generation: int = 1, trainers: int = 2) -> Committer:
     store = open_store(job.checkpoint.uri, create=True)
-    record = replace_world(job, generation, "me", agents(trainers), (), None)
+    record = next_generation(job, generation, "me", agents(trainers), (), None)
     PlanLog(store).create_generation(record)
     return Committer(job, PlanLog(store), stream_of(job), record, lambda lengths: place(lengths, record.layout, job))
 
@@ -95,7 +95,7 @@ def test_a_coordinator_that_was_superseded_stops_committing(tmp_path):
 
 def test_a_generation_number_can_be_taken_once(tmp_path):
     log = PlanLog(store_at(tmp_path))
-    record = replace_world(make_job(tmp_path), 1, "me", agents(1), (), None)
+    record = next_generation(make_job(tmp_path), 1, "me", agents(1), (), None)
     assert log.create_generation(record)
     assert not log.create_generation(replace(record, author="another"))
     assert (log.last_generation(), log.generation(1)) == (1, record)

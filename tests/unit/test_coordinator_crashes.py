@@ -18,11 +18,11 @@ import pytest
 from coxswain import wire
 from coxswain.config import CheckpointConfig, JobConfig
 from coxswain.planlog import MembershipSegment
-from coxswain_coordinator.plan_log import _unpack
+from coxswain_coordinator.planning.plan_log import _unpack
 from coxswain_link.store import open_store
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.crash_game import Game
 from tests.unit.crash_points import MOMENTS, Crash
+from tests.unit.crash_simulation import Simulation
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -56,14 +56,14 @@ def lines(data: bytes) -> list[wire.StepLine]:
     return [msgspec.json.decode(line, type=wire.StepLine) for line in data.splitlines()]
 
 
-def end_of(game: Game, report: wire.JobReport) -> End:
+def end_of(simulation: Simulation, report: wire.JobReport) -> End:
     """Read as a later reader would, from the folder alone."""
-    store = open_store(game.job.checkpoint.uri)
-    manifests = [msgspec.json.decode(store.get(o.path), type=wire.Manifest) for o in store.list("manifests/")]
+    store = open_store(simulation.job.checkpoint.uri)
+    manifests = [msgspec.json.decode(store.get(o.path), type=wire.CheckpointManifest) for o in store.list("manifests/")]
     named = {shard.key for manifest in manifests for shard in manifest.shards}
     return End(
         report=(report.phase, report.reason, report.step, report.checkpoint_step, report.fault),
-        steps={line.step: facts(line) for line in lines((game.folder / "steps.jsonl").read_bytes())},
+        steps={line.step: facts(line) for line in lines((simulation.folder / "steps.jsonl").read_bytes())},
         history=[facts(line) for o in store.list("steps/") for line in lines(store.get(o.path))],
         memberships=[_unpack(o.path, store.get(o.path), MembershipSegment) for o in store.list("log/membership/")],
         manifests=[(m.step, m.cursor, m.stream_digest, m.tokens, m.shards) for m in manifests],
@@ -71,34 +71,36 @@ def end_of(game: Game, report: wire.JobReport) -> End:
     )
 
 
-def play(folder: Path, crashes: dict[int, Crash], *, stop_at: float | None = None, every: int = 3) -> tuple[Game, End]:
+def play(
+    folder: Path, crashes: dict[int, Crash], *, stop_at: float | None = None, every: int = 3
+) -> tuple[Simulation, End]:
     """In a loop of its own: the same order of events each time, as far as the crashes allow."""
     folder.mkdir(exist_ok=True)
     with asyncio.Runner(loop_factory=lambda: looptime.new_event_loop(start=0)) as runner:
-        return runner.run(_play(Game(job_in(folder, every), folder, crashes, stop_at)))
+        return runner.run(_play(Simulation(job_in(folder, every), folder, crashes, stop_at)))
 
 
-async def _play(game: Game) -> tuple[Game, End]:
+async def _play(simulation: Simulation) -> tuple[Simulation, End]:
     try:
-        return game, end_of(game, await game.play())
+        return simulation, end_of(simulation, await simulation.play())
     except BaseException as error:
-        error.add_note(f"{game.fate.crashes}\n" + "\n".join(game.fate.writes))
+        error.add_note(f"{simulation.fate.crashes}\n" + "\n".join(simulation.fate.writes))
         raise
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory) -> tuple[Game, End]:
+def calm(tmp_path_factory) -> tuple[Simulation, End]:
     """The run that nothing disturbs."""
-    game, end = play(tmp_path_factory.mktemp("calm"), {})
+    simulation, end = play(tmp_path_factory.mktemp("calm"), {})
     assert end.report == ("Completed", "StopReached", STEPS, STEPS, None)
     assert [step for step, *_ in end.history] == list(range(STEPS))
     assert [step for step, *_ in end.manifests] == [9, 10]
     assert not end.orphans
-    return game, end
+    return simulation, end
 
 
-def points(game: Game, writer: str) -> list[int]:
-    return [n for n, what in enumerate(game.fate.writes) if what.startswith(writer)]
+def points(simulation: Simulation, writer: str) -> list[int]:
+    return [n for n, what in enumerate(simulation.fate.writes) if what.startswith(writer)]
 
 
 def test_there_are_two_hundred_points_at_which_something_may_die(calm):
@@ -109,25 +111,25 @@ def test_there_are_two_hundred_points_at_which_something_may_die(calm):
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_coordinator_that_dies_at_any_write_costs_no_step_and_no_worker(tmp_path, calm, moment):
     for n in points(calm[0], "coordinator"):
-        game, end = play(tmp_path / str(n), {n: Crash(moment)})
-        assert game.fate.struck == [n]
+        simulation, end = play(tmp_path / str(n), {n: Crash(moment)})
+        assert simulation.fate.struck == [n]
         assert end == calm[1], calm[0].fate.writes[n]
-        assert set(game.members.computed.values()) == {1}, calm[0].fate.writes[n]
+        assert set(simulation.members.computed.values()) == {1}, calm[0].fate.writes[n]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_outage_at_any_write_costs_what_no_checkpoint_holds(tmp_path, calm, moment):
     for n in range(len(calm[0].fate.writes)):
-        game, end = play(tmp_path / str(n), {n: Crash(moment, outage=True)})
-        assert game.fate.struck == [n]
+        simulation, end = play(tmp_path / str(n), {n: Crash(moment, outage=True)})
+        assert simulation.fate.struck == [n]
         assert end == calm[1], calm[0].fate.writes[n]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_worker_that_dies_at_any_write_costs_a_generation(tmp_path, calm, moment):
     for n in points(calm[0], "worker"):
-        game, end = play(tmp_path / str(n), {n: Crash(moment)})
-        assert (game.fate.struck, game.lives) == ([n], 1)
+        simulation, end = play(tmp_path / str(n), {n: Crash(moment)})
+        assert (simulation.fate.struck, simulation.lives) == ([n], 1)
         assert end == calm[1], calm[0].fate.writes[n]
 
 
@@ -145,10 +147,10 @@ def test_two_crashes_in_one_run_are_no_worse(tmp_path, calm, seed):
 def test_a_stop_and_a_death_at_the_same_time_end_in_a_checkpoint_that_the_job_goes_on_from(tmp_path, calm, moment):
     quiet, _ = play(tmp_path / "quiet", {}, stop_at=STOP)
     for n in range(quiet.fate.asked, len(quiet.fate.writes)):
-        game, end = play(tmp_path / str(n), {n: Crash(moment)}, stop_at=STOP)
-        assert (game.fate.struck, end.report[0]) == ([n], "Suspended"), quiet.fate.writes[n]
+        simulation, end = play(tmp_path / str(n), {n: Crash(moment)}, stop_at=STOP)
+        assert (simulation.fate.struck, end.report[0]) == ([n], "Suspended"), quiet.fate.writes[n]
         if quiet.fate.writes[n].startswith("coordinator"):
-            assert set(game.members.computed.values()) == {1}, quiet.fate.writes[n]
+            assert set(simulation.members.computed.values()) == {1}, quiet.fate.writes[n]
         _, end = play(tmp_path / str(n), {})
         assert (end.steps, end.memberships) == (calm[1].steps, calm[1].memberships), quiet.fate.writes[n]
         assert sorted(set(end.history)) == calm[1].history

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from coxswain import wire
 from coxswain.config import CheckpointConfig
 from coxswain.errors import Refused, Stale
-from coxswain_coordinator.report import termination_message
-from coxswain_link.http import AsyncClient, Ended
+from coxswain_coordinator.api.report import termination_message
+from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.store import open_store
 from tests.unit.coordinator_fakes import TOKEN, cluster, make_job, make_source
 
 
-async def undisturbed(tmp_path) -> list[tuple[str, str]]:
+async def baseline(tmp_path) -> list[tuple[str, str]]:
     async with cluster(make_job(tmp_path / "undisturbed"), tmp_path / "undisturbed") as c:
         await c.play()
         return digests(c)
@@ -37,24 +37,24 @@ async def test_a_wrong_token_is_refused(tmp_path):
 
 async def test_an_older_generation_is_told_so(tmp_path):
     async with cluster(make_job(tmp_path), tmp_path) as c:
-        game = asyncio.create_task(c.play())
+        simulation = asyncio.create_task(c.play())
         world = await c.client.get("/v1/world", wire.World, after=0, wait=30)
         assert world is not None
         with pytest.raises(Stale, match="generation 0 is over; the current one is 1"):
-            await c.client.get("/v1/steps", wire.Ticket, generation=0, step=0, wait=0)
+            await c.client.get("/v1/steps", wire.StepDirective, generation=0, step=0, wait=0)
         with pytest.raises(Stale, match="generation 0 is not the current one"):
-            await c.client.post("/v1/served", wire.Served(0, 0, ()))
-        await game
+            await c.client.post("/v1/served", wire.DeliveredDigests(0, 0, ()))
+        await simulation
 
 
 async def test_a_coordinator_killed_and_made_anew_continues_with_the_same_digests(tmp_path):
-    expected, job = await undisturbed(tmp_path), make_job(tmp_path)
+    expected, job = await baseline(tmp_path), make_job(tmp_path)
     async with cluster(job, tmp_path) as c:
-        game = asyncio.create_task(c.play())
-        assert await c.coordinator.until(lambda report: report.checkpoint_step >= 6, 60)
-        game.cancel()
+        simulation = asyncio.create_task(c.play())
+        assert await c.coordinator.wait_until(lambda report: report.checkpoint_step >= 6, 60)
+        simulation.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await game
+            await simulation
     async with cluster(job, tmp_path, instance="two") as c:
         report = await c.play()
         assert (report.phase, report.generation) == ("Completed", 2)
@@ -62,13 +62,13 @@ async def test_a_coordinator_killed_and_made_anew_continues_with_the_same_digest
 
 
 async def test_the_steps_of_a_run_are_all_in_its_store_although_a_coordinator_and_its_run_directory_went(tmp_path):
-    expected, job = await undisturbed(tmp_path), make_job(tmp_path)
+    expected, job = await baseline(tmp_path), make_job(tmp_path)
     async with cluster(job, tmp_path) as c:
-        game = asyncio.create_task(c.play())
-        assert await c.coordinator.until(lambda report: report.checkpoint_step >= 6, 60)
-        game.cancel()
+        simulation = asyncio.create_task(c.play())
+        assert await c.coordinator.wait_until(lambda report: report.checkpoint_step >= 6, 60)
+        simulation.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await game
+            await simulation
     (tmp_path / "steps.jsonl").unlink()
     async with cluster(job, tmp_path, instance="two") as c:
         await c.play()
@@ -80,7 +80,7 @@ async def test_the_steps_of_a_run_are_all_in_its_store_although_a_coordinator_an
 
 @pytest.mark.parametrize("trainers", [1, 3])
 async def test_a_suspended_job_resumes_with_another_number_of_trainers(tmp_path, trainers):
-    expected = await undisturbed(tmp_path)
+    expected = await baseline(tmp_path)
     async with cluster(make_job(tmp_path), tmp_path) as c:
         await c.client.post("/v1/stop", wire.StopRequest("suspend", at_step=9))
         report = await c.play()
@@ -105,7 +105,7 @@ async def test_a_completed_job_that_is_started_again_says_so_without_services(tm
 
 
 async def test_a_raised_stop_continues_the_stream(tmp_path):
-    expected = await undisturbed(tmp_path)
+    expected = await baseline(tmp_path)
     for stop in (7, 20):
         async with cluster(make_job(tmp_path, stop_steps=stop), tmp_path, instance=str(stop)) as c:
             assert (await c.play()).step == stop
@@ -124,22 +124,22 @@ async def test_data_that_ends_before_the_stop_completes_the_job(tmp_path):
 
 async def test_a_worker_that_says_the_user_is_at_fault_ends_the_job(tmp_path):
     async with cluster(make_job(tmp_path), tmp_path) as c:
-        game = asyncio.create_task(c.play())
+        simulation = asyncio.create_task(c.play())
         fault = wire.Fault("BadModel", "heads do not divide hidden")
         await c.client.get("/v1/world", wire.World, after=0, wait=30)
         await c.client.post("/v1/exits", wire.WorkerExit(1, "trainer-0", 0, 0, 2, fault))
-        report = await game
+        report = await simulation
         assert (report.phase, report.fault) == ("Failed", fault)
 
 
 async def test_a_loss_that_is_not_finite_ends_the_job_before_a_checkpoint_holds_it(tmp_path):
     async with cluster(make_job(tmp_path), tmp_path) as c:
-        game = asyncio.create_task(c.play())
+        simulation = asyncio.create_task(c.play())
         await c.client.get("/v1/world", wire.World, after=0, wait=30)
         nan = float("nan")
         spoilt = wire.StepReport(1, 0, 0, nan, 0, nan, 1e-3, 1.0, 1.0, 0.0, 0.0)
         await c.client.post("/v1/reports", spoilt, generation=1)
-        report = await game
+        report = await simulation
         assert report.fault.reason == "Diverged"
         assert report.checkpoint_step == -1
 
@@ -151,7 +151,7 @@ async def test_a_source_that_cannot_be_indexed_ends_the_job_by_name(tmp_path):
         shares = await c.client.get("/v1/shares", wire.Shares, loader="loader-0", wait=5)
         fault = wire.Fault("SourceNotFound", "source 'code': no objects under file:///code")
         await c.client.post("/v1/indexed", wire.Indexed(shares.shares[0], (), fault=fault))
-        with pytest.raises(Ended, match="SourceNotFound: source 'code': no objects"):
+        with pytest.raises(JobEnded, match="SourceNotFound: source 'code': no objects"):
             await c.client.get("/v1/world", wire.World, after=0, wait=30)
         assert (await drive).exit_code == 2
 
@@ -166,12 +166,12 @@ async def test_workers_that_die_at_the_same_step_for_ever_end_the_job(tmp_path):
 
 
 async def test_a_trainer_that_was_replaced_gets_a_new_world(tmp_path):
-    expected = await undisturbed(tmp_path)
+    expected = await baseline(tmp_path)
     async with cluster(make_job(tmp_path), tmp_path) as c:
-        game = asyncio.create_task(c.play())
-        assert await c.coordinator.until(lambda report: report.checkpoint_step >= 6, 60)
+        simulation = asyncio.create_task(c.play())
+        assert await c.coordinator.wait_until(lambda report: report.checkpoint_step >= 6, 60)
         await c.client.post("/v1/register", wire.Register("trainer", "trainer-1", "demo-trainer-1-1", "new", "h", 0, 1))
-        report = await game
+        report = await simulation
         assert report.phase == "Completed"
         assert report.generation >= 2
         assert digests(c) == expected
@@ -199,11 +199,11 @@ async def test_trainers_that_cannot_hold_the_longest_sequence_are_waited_for(tmp
     job = make_job(tmp_path)
     short = replace(job, parallelism=replace(job.parallelism, tokens_per_replica=100))
     async with cluster(short, tmp_path) as c:
-        game = asyncio.create_task(c.play())
+        simulation = asyncio.create_task(c.play())
         why = "CapacityLost: 2 replicas hold 200 tokens of one sequence, batch.maxSequenceTokens is 256"
-        assert await c.coordinator.until(lambda report: report.waiting_for.startswith(why), 60)
+        assert await c.coordinator.wait_until(lambda report: report.waiting_for.startswith(why), 60)
         await c.client.post("/v1/stop", wire.StopRequest("enough"))
-        assert (await game).phase == "Suspended"
+        assert (await simulation).phase == "Suspended"
 
 
 async def test_a_run_that_must_not_be_resumed_is_refused(tmp_path):

@@ -12,11 +12,11 @@ from coxswain import wire
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.index import BlockIndex, encode, object_key
 from coxswain.planlog import generation_key, membership_key
-from coxswain_coordinator.checkpoint_store import RUN_KEY, CheckpointStore
-from coxswain_coordinator.durable import Durable
-from coxswain_coordinator.index_store import IndexStore
-from coxswain_coordinator.plan_log import PlanLog
-from coxswain_coordinator.run import Run
+from coxswain_coordinator.checkpoint.store import RUN_KEY, CheckpointStore
+from coxswain_coordinator.index.store import IndexStore
+from coxswain_coordinator.planning.plan_log import PlanLog
+from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import block_of, cluster, make_job, store_of
 
@@ -26,17 +26,17 @@ async def test_who_is_of_the_coordinator_before_gets_nothing_of_the_new_world(tm
     PlanLog(store_of(job))._store.put(generation_key(1), b"the coordinator before made it")
     async with cluster(job, tmp_path) as c:
         waits = asyncio.create_task(c.client.get("/v1/plans", wire.StepPlans, generation=1, wait=30, **{"from": 0}))
-        alone = await c.client.get("/v1/steps", wire.Ticket, generation=1, wait=30, step=0)
+        alone = await c.client.get("/v1/steps", wire.StepDirective, generation=1, wait=30, step=0)
         assert (alone.plan, alone.end) == (None, "")  # it has no world yet: go on with what you have
         assert (await c.play()).generation == 2
         with pytest.raises(Stale, match="generation 1 is over"):
             await waits
         with pytest.raises(Stale, match="generation 1 is over"):
-            await c.client.get("/v1/steps", wire.Ticket, generation=1, wait=30, step=0)
+            await c.client.get("/v1/steps", wire.StepDirective, generation=1, wait=30, step=0)
 
 
 def test_a_trainer_that_was_replaced_is_there_at_once_and_the_others_are_asked_again(tmp_path):
-    run = Run(make_job(tmp_path), build("coordinator"), None, lambda: 0.0)
+    run = JobState(make_job(tmp_path), build("coordinator"), None, lambda: 0.0)
     for i in range(2):
         run.register(trainer(i, "old"))
     run.session = AnySession()
@@ -96,6 +96,6 @@ async def test_blocking_work_that_does_not_end_is_left_alone_after_a_deadline():
     release = threading.Event()
     try:
         with pytest.raises(Retryable, match=r"did not end within 0\.1 s"):
-            await Durable(deadline=0.1)(release.wait)
+            await StoreExecutor(deadline=0.1)(release.wait)
     finally:
         release.set()

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from coxswain.errors import Refused
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Indexed
-from coxswain_coordinator.indexing import assign_shares, merge, source_reports
+from coxswain_coordinator.index.merge import assign_shares, merge, source_reports
 from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, block_of, lengths_of, make_job, make_source
 
 

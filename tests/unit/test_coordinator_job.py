@@ -34,9 +34,9 @@ async def test_the_stream_is_the_same_for_any_number_of_trainers_and_loaders(tmp
 
 
 async def test_a_killed_worker_costs_a_generation_and_not_the_stream(tmp_path):
-    undisturbed = await digests_of(make_job(tmp_path / "a"), tmp_path / "a")
+    baseline = await digests_of(make_job(tmp_path / "a"), tmp_path / "a")
     async with cluster(make_job(tmp_path / "b"), tmp_path / "b") as c:
         c.crashes[1, 9] = 1
         report = await c.play()
         assert (report.phase, report.generation) == ("Completed", 2)
-        assert [(s.stream_digest, s.delivered_digest) for _, s in sorted(c.steps().items())] == undisturbed
+        assert [(s.stream_digest, s.delivered_digest) for _, s in sorted(c.steps().items())] == baseline

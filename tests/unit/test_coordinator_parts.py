@@ -15,17 +15,17 @@ from coxswain.layout import Device
 from coxswain.membership.stream import initial_cursor
 from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice, Task
-from coxswain.wire import Fault, Register, Served, StepPlan, StepReport, StopRequest
-from coxswain_coordinator import ending
-from coxswain_coordinator.bell import Bell
-from coxswain_coordinator.committer import Committed, steps_ahead
-from coxswain_coordinator.durable import Durable
-from coxswain_coordinator.events import EventBook
-from coxswain_coordinator.journal import Journal
-from coxswain_coordinator.registry import Registry
-from coxswain_coordinator.session import Session
-from coxswain_coordinator.steps import StepBook, planned_tasks
-from coxswain_coordinator.world import capacity_fault, layout_of, replace_world, vocabulary_of, world_of
+from coxswain.wire import DeliveredDigests, Fault, Register, StepPlan, StepReport, StopRequest
+from coxswain_coordinator import termination
+from coxswain_coordinator.planning.committer import Committed, steps_ahead
+from coxswain_coordinator.state.event_log import EventLog
+from coxswain_coordinator.state.jsonl import JsonlWriter
+from coxswain_coordinator.state.notifier import Notifier
+from coxswain_coordinator.state.registry import MemberRegistry
+from coxswain_coordinator.state.session import Session
+from coxswain_coordinator.steps import StepTracker, planned_tasks
+from coxswain_coordinator.store_executor import StoreExecutor
+from coxswain_coordinator.world.formation import capacity_fault, layout_of, next_generation, vocabulary_of, world_of
 from tests.unit.coordinator_fakes import make_job
 
 
@@ -48,7 +48,7 @@ def report(rank: int, step: int = 0, **changes) -> StepReport:
 
 
 def session(job, trainers: int = 2, manifest=None) -> Session:
-    record = replace_world(job, 1, "me", agents(trainers), (), manifest)
+    record = next_generation(job, 1, "me", agents(trainers), (), manifest)
     return Session(job, record, world_of(record, agents(trainers), 320), initial_cursor(job.mix), STREAM_SEED)
 
 
@@ -60,14 +60,14 @@ def committed(*steps: int, end: int | None = None) -> Committed:
 
 
 def test_a_step_closes_when_every_rank_and_every_digest_is_there(tmp_path):
-    book = StepBook(session(make_job(tmp_path)).world.seats, 0, STREAM_SEED)
+    book = StepTracker(session(make_job(tmp_path)).world.seats, 0, STREAM_SEED)
     one, two = ("11" * 32, "22" * 32)
-    for arrive in (lambda: book.report(report(0)), lambda: book.served(Served(1, 0, ((0, one),)))):
+    for arrive in (lambda: book.add_report(report(0)), lambda: book.add_delivered(DeliveredDigests(1, 0, ((0, one),)))):
         arrive()
         assert book.close(plan(0), 1.0) is None
-    book.report(report(1))
+    book.add_report(report(1))
     assert book.missing_digests(plan(0)) == 1
-    book.served(Served(1, 0, ((1, two),)))
+    book.add_delivered(DeliveredDigests(1, 0, ((1, two),)))
     line, _ = book.close(plan(0), 1.0)
     assert line.stream_digest == digests.chain(STREAM_SEED, 0, plan(0).sequences, (one, two))
     assert (line.loss, line.delivered_digest, line.idle_fraction) == ((10.0 + 11.0) / 10, f"{14:016x}", 0.25)
@@ -75,10 +75,10 @@ def test_a_step_closes_when_every_rank_and_every_digest_is_there(tmp_path):
 
 
 def test_a_sequence_that_changes_while_it_is_read_is_refused(tmp_path):
-    book = StepBook(session(make_job(tmp_path)).world.seats, 0, STREAM_SEED)
-    book.served(Served(1, 0, ((0, "aa"),)))
+    book = StepTracker(session(make_job(tmp_path)).world.seats, 0, STREAM_SEED)
+    book.add_delivered(DeliveredDigests(1, 0, ((0, "aa"),)))
     with pytest.raises(Refused, match="step 0, sequence 0: its tokens differ"):
-        book.served(Served(1, 0, ((0, "bb"),)))
+        book.add_delivered(DeliveredDigests(1, 0, ((0, "bb"),)))
 
 
 def test_a_planned_task_starts_when_all_its_replicas_are_free():
@@ -93,43 +93,43 @@ def test_a_planned_task_starts_when_all_its_replicas_are_free():
 def test_every_rank_gets_the_same_ticket_and_a_checkpoint_is_due_every_sixth_step(tmp_path):
     s = session(make_job(tmp_path))
     s.add(committed(*range(8)))
-    assert s.ticket(6) is s.ticket(6)
-    assert [k for k in range(8) if s.ticket(k).checkpoint] == [6]
-    assert s.ticket(8) is None
+    assert s.directive(6) is s.directive(6)
+    assert [k for k in range(8) if s.directive(k).checkpoint] == [6]
+    assert s.directive(8) is None
 
 
 def test_a_stop_takes_the_first_step_that_has_not_begun(tmp_path):
     s = session(make_job(tmp_path))
     s.add(committed(*range(8)))
-    s.ticket(0), s.ticket(1)
+    s.directive(0), s.directive(1)
     s.request_stop(-1)
-    assert (s.ticket(1).end, s.ticket(2).end, s.ticket(2).checkpoint) == ("", "Suspended", True)
+    assert (s.directive(1).end, s.directive(2).end, s.directive(2).checkpoint) == ("", "Suspended", True)
 
 
 def test_a_stop_at_a_step_lets_the_steps_before_it_run(tmp_path):
     s = session(make_job(tmp_path))
     s.add(committed(*range(8)))
     s.request_stop(5)
-    assert [s.ticket(k).end for k in (4, 5)] == ["", "Suspended"]
+    assert [s.directive(k).end for k in (4, 5)] == ["", "Suspended"]
 
 
 def test_the_last_step_of_the_data_is_followed_by_the_end(tmp_path):
     s = session(make_job(tmp_path))
     s.add(committed(0, 1, 2, end=3))
-    assert (s.end_step, s.exhausted, s.ticket(3).end, s.ticket(3).plan) == (3, True, "Completed", None)
+    assert (s.end_step, s.exhausted, s.directive(3).end, s.directive(3).plan) == (3, True, "Completed", None)
 
 
 def test_a_lost_world_hands_out_no_more_tickets(tmp_path):
     s = session(make_job(tmp_path))
     s.add(committed(*range(8)))
     s.lost = "rank 1 ended"
-    assert s.ticket(0) is None
+    assert s.directive(0) is None
 
 
 def test_what_a_coming_checkpoint_needs_is_not_forgotten(tmp_path):
     s = session(make_job(tmp_path))
     s.add(replace_cursors(committed(*range(8)), s))
-    s.ticket(6)
+    s.directive(6)
     s.forget_before(8)
     assert sorted(s.cursors) == [6]
     s.mark_saved(6)
@@ -148,25 +148,25 @@ def test_plans_reach_eight_steps_or_thirty_seconds_ahead():
 def test_a_rank_that_was_told_to_leave_tells_another_coordinator_where_the_end_is(tmp_path):
     s = session(make_job(tmp_path))
     s.add(committed(*range(8)))
-    s.learn_end(4, completed=False)
-    assert (s.ticket(4).end, s.ticket(4).checkpoint, s.ticket(3).end) == ("Suspended", True, "")
+    s.adopt_end(4, completed=False)
+    assert (s.directive(4).end, s.directive(4).checkpoint, s.directive(3).end) == ("Suspended", True, "")
 
 
 def test_a_rank_that_left_with_nothing_to_save_was_at_the_last_checkpoint(tmp_path):
     s = session(make_job(tmp_path))
     s.mark_saved(6)
-    s.learn_end(s.saves.newest(0) or s.saved, completed=True)
+    s.adopt_end(s.pending.newest(0) or s.saved, completed=True)
     assert (s.ending.step, s.ending.end, s.saved_end, s.end_step) == (6, "Completed", True, 6)
 
 
 def test_a_stop_of_a_world_that_was_taken_up_spares_the_step_that_may_have_begun_without_a_ticket(tmp_path):
     s = session(make_job(tmp_path))
     s.add(committed(*range(8)))
-    s.taken_up = True
+    s.adopted = True
     s.begin(1)
     s.book.open = 2
     s.request_stop(-1)
-    assert [s.ticket(k).end for k in (2, 3)] == ["", "Suspended"]
+    assert [s.directive(k).end for k in (2, 3)] == ["", "Suspended"]
 
 
 # --- world -----------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_the_vocabulary_follows_the_tokenizer_unless_the_model_has_its_own(tmp_p
 
 
 def test_after_a_loss_a_trainer_is_missing_until_it_registers_again():
-    registry = Registry()
+    registry = MemberRegistry()
     for agent in agents(2):
         registry.register(agent)
     registry.expect_again("trainer")
@@ -205,77 +205,77 @@ def test_after_a_loss_a_trainer_is_missing_until_it_registers_again():
 
 
 def test_another_instance_of_a_name_replaces_the_one_before():
-    registry, [agent] = Registry(), agents(1)
+    registry, [agent] = MemberRegistry(), agents(1)
     assert [registry.register(a) for a in (agent, agent, replace(agent, instance="two"))] == ["new", "same", "replaced"]
 
 
 def test_a_name_without_a_number_is_refused():
     with pytest.raises(Refused, match="'trainer': expected ROLE-NUMBER"):
-        Registry().register(replace(agents(1)[0], name="trainer"))
+        MemberRegistry().register(replace(agents(1)[0], name="trainer"))
 
 
 def test_half_a_line_of_a_killed_writer_is_dropped(tmp_path):
     (tmp_path / "steps.jsonl").write_bytes(b'{"step":0}\n{"st')
-    Journal(tmp_path, "steps.jsonl").append({"step": 1})
+    JsonlWriter(tmp_path, "steps.jsonl").append({"step": 1})
     assert (tmp_path / "steps.jsonl").read_bytes() == b'{"step":0}\n{"step":1}\n'
 
 
 def test_event_numbers_go_on_growing_after_a_restart():
-    before, after = EventBook(lambda: 1000.0), EventBook(lambda: 1010.0)
+    before, after = EventLog(lambda: 1000.0), EventLog(lambda: 1010.0)
     for book in (before, after):
         book.add("Resumed", "x")
     assert before.latest()[0].sequence < after.latest()[0].sequence
 
 
 def test_a_retryable_fault_is_no_users_fault():
-    assert ending.failed(Fault("WorkerCrashLoop", "m", retryable=True)).exit_code == 1
-    assert ending.failed(Fault("SourceEmpty", "m")).exit_code == 2
+    assert termination.failed(Fault("WorkerCrashLoop", "m", retryable=True)).exit_code == 1
+    assert termination.failed(Fault("SourceEmpty", "m")).exit_code == 2
 
 
 def test_a_stop_at_a_later_step_does_not_end_a_job_without_a_world(tmp_path):
-    assert ending.stopped_idle(StopRequest("x", at_step=5), None, None) is None
-    assert ending.stopped_idle(StopRequest("x"), session(make_job(tmp_path)), None) is None
+    assert termination.stopped_idle(StopRequest("x", at_step=5), None, None) is None
+    assert termination.stopped_idle(StopRequest("x"), session(make_job(tmp_path)), None) is None
 
 
 @pytest.mark.looptime
 async def test_the_bell_wakes_who_waits_and_gives_up_in_time(looptime):
-    bell, facts = Bell(), []
-    asyncio.get_running_loop().call_later(5, lambda: (facts.append("yes"), bell.ring()))
-    assert await bell.until(lambda: facts[0] if facts else None, 10) == "yes"
+    notifier, facts = Notifier(), []
+    asyncio.get_running_loop().call_later(5, lambda: (facts.append("yes"), notifier.notify()))
+    assert await notifier.wait_until(lambda: facts[0] if facts else None, 10) == "yes"
     assert looptime == 5
-    assert await bell.until(lambda: None, 10) is None
+    assert await notifier.wait_until(lambda: None, 10) is None
     assert looptime == 15
 
 
 async def test_a_store_that_comes_back_in_time_is_no_fault():
     answers = [Retryable("away"), Retryable("away"), None]
-    durably = Durable()
+    executor = StoreExecutor()
 
     def work() -> str:
         if (answer := answers.pop(0)) is not None:
             raise answer
         return "done"
 
-    assert await durably(work) == "done"
-    assert durably.trouble == ""
+    assert await executor(work) == "done"
+    assert executor.last_error == ""
 
 
 async def test_a_store_that_stays_away_is_said_by_name():
-    durably = Durable(patience=0.3)
+    executor = StoreExecutor(patience=0.3)
 
     def work() -> None:
         raise Retryable("s3://runs/demo: connection refused")
 
     with pytest.raises(Retryable, match="connection refused"):
-        await durably(work)
-    assert durably.trouble == "s3://runs/demo: connection refused"
+        await executor(work)
+    assert executor.last_error == "s3://runs/demo: connection refused"
 
 
 def test_a_timing_line_names_planned_and_measured_tasks(tmp_path):
-    book = StepBook(session(make_job(tmp_path)).world.seats, 0, STREAM_SEED)
-    book.report(report(0))
-    book.report(report(1, seconds=5.0))
-    book.served(Served(1, 0, ((0, "11" * 32), (1, "22" * 32))))
+    book = StepTracker(session(make_job(tmp_path)).world.seats, 0, STREAM_SEED)
+    book.add_report(report(0))
+    book.add_report(report(1, seconds=5.0))
+    book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
     _, timing = book.close(plan(0), 1.0)
     line = msgspec.to_builtins(timing)
     assert (line["seconds"], line["makespan"], line["replicas"]) == (5.0, 3.0, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coxswain.layout import Device, Seat
-from coxswain_coordinator.stalls import ARRIVAL, SILENCE, Watch, silent, stuck
+from coxswain_coordinator.world.stalls import ARRIVAL, SILENCE, StallDetector, silent, stuck
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.test_coordinator_parts import report, session
 
@@ -31,15 +31,15 @@ def test_a_step_may_take_twenty_times_the_median_and_a_minute_in_any_case():
 def watched(tmp_path):
     found = session(make_job(tmp_path))
     found.begin(0)
-    return found, Watch()
+    return found, StallDetector()
 
 
 def test_a_stopped_worker_is_found_by_its_silence_although_all_ranks_stand_still(tmp_path):
     world, watch = watched(tmp_path)
     for second in range(50):
-        world.heard[0] = float(second)
+        world.last_heard[0] = float(second)
         if second < 5:
-            world.heard[1] = float(second)
+            world.last_heard[1] = float(second)
         if found := watch.judge(world, [0.1], float(second)):
             break
     assert (second, found) == (35, "rank 1 (trainer 1, device 0) has been silent for 31 s")
@@ -49,7 +49,7 @@ def test_a_hang_with_signs_of_life_is_found_by_the_step(tmp_path):
     world, watch = watched(tmp_path)
     found = []
     for second in range(70):
-        world.heard = dict.fromkeys(range(2), float(second))
+        world.last_heard = dict.fromkeys(range(2), float(second))
         found.append(watch.judge(world, [0.1], float(second)))
     assert next(f for f in found if f) == "step 0 has not ended for 61 s (limit 60 s); not done by rank 0, 1"
 
@@ -57,7 +57,7 @@ def test_a_hang_with_signs_of_life_is_found_by_the_step(tmp_path):
 def test_a_closed_step_starts_the_clock_again(tmp_path):
     world, watch = watched(tmp_path)
     for second in range(100):
-        world.heard = dict.fromkeys(range(2), float(second))
+        world.last_heard = dict.fromkeys(range(2), float(second))
         world.book.open = second // 50
         world.begin(99)
         assert watch.judge(world, [0.1], float(second)) == ""
@@ -65,7 +65,7 @@ def test_a_closed_step_starts_the_clock_again(tmp_path):
 
 def test_a_coordinator_that_stood_still_itself_blames_nobody(tmp_path):
     world, watch = watched(tmp_path)
-    world.heard = {0: 0.0, 1: 0.0}
+    world.last_heard = {0: 0.0, 1: 0.0}
     assert watch.judge(world, [0.1], 1.0) == ""
     assert watch.judge(world, [0.1], 500.0) == ""
     assert watch.judge(world, [0.1], 501.0) == ""
@@ -73,6 +73,6 @@ def test_a_coordinator_that_stood_still_itself_blames_nobody(tmp_path):
 
 def test_a_rank_that_has_left_may_be_silent(tmp_path):
     world, watch = watched(tmp_path)
-    world.book.report(report(0))
-    world.heard, world.exited = {0: 0.0, 1: 0.0}, {0: 0, 1: 0}
+    world.book.add_report(report(0))
+    world.last_heard, world.exited = {0: 0.0, 1: 0.0}, {0: 0, 1: 0}
     assert [watch.judge(world, [0.1], float(second)) for second in range(40)] == [""] * 40

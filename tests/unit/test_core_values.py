@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coxswain import digests
-from coxswain.boxes import Box, intersect, match, whole, window, zero_shard
+from coxswain.boxes import Box, full_box, intersect, match, window, zero_shard
 from coxswain.config import (
     BatchConfig,
     CheckpointConfig,
@@ -65,7 +65,7 @@ def test_zero_shards_cover_a_box_exactly_once(rows, columns, owners):
 @given(rows=st.integers(1, 30), old=st.integers(1, 7), new=st.integers(1, 7))
 def test_any_sharding_is_filled_from_any_other(rows, old, new):
     full = np.arange(rows * 2).reshape(rows, 2)
-    box = whole("w", (rows, 2))
+    box = full_box("w", (rows, 2))
     have = {s: full[window(box, s)] for o in range(old) if (s := zero_shard(box, old, o))}
     need = [s for o in range(new) if (s := zero_shard(box, new, o))]
     pieces, missing = match(have, need)

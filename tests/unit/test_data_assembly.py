@@ -16,8 +16,8 @@ from coxswain.plan.values import Slice, Task
 from coxswain.planlog import LoaderShare
 from coxswain.wire import StepPlan
 from coxswain_data.assembly import arrays, needs
-from coxswain_data.catalog import Catalog, owner
-from coxswain_link.steparrays import NO_LABEL, StepArrays
+from coxswain_data.block_map import BlockMap, owner
+from coxswain_link.step_buffer import NO_LABEL, StepArrays
 
 # Three whole samples, and two pieces of a fourth.
 SEQUENCES = (
@@ -115,14 +115,14 @@ def block(samples: int) -> BlockEntry:
 
 
 def test_an_index_counts_through_the_blocks_of_a_source_and_skips_empty_ones():
-    catalog = Catalog([block(2), block(0), block(3)])
-    assert [catalog.locate(i) for i in range(5)] == [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2)]
+    block_map = BlockMap([block(2), block(0), block(3)])
+    assert [block_map.locate(i) for i in range(5)] == [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2)]
 
 
 @pytest.mark.parametrize("index", [-1, 5])
 def test_a_sample_beyond_the_index_is_refused(index):
     with pytest.raises(Refused, match="5 samples"):
-        Catalog([block(2), block(3)]).locate(index)
+        BlockMap([block(2), block(3)]).locate(index)
 
 
 def test_blocks_belong_to_loaders_in_turn():

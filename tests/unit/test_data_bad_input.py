@@ -18,7 +18,7 @@ from coxswain.errors import Refused
 from coxswain.membership.values import Sequence
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Indexed
-from coxswain_coordinator.indexing import merge
+from coxswain_coordinator.index.merge import merge
 from coxswain_data.formats import tar
 from coxswain_data.indexer import index_share
 from coxswain_data.local import LocalData
@@ -68,7 +68,7 @@ def write_tokenizer(path: Path, *words: str) -> TokenizerConfig:
 
 def read_first(source: SourceConfig, store: Store, blocks: list) -> None:
     data = LocalData(MixConfig(name="m", seed=1, sources=(source,)), store)
-    data._library._blocks = lambda _: blocks  # as a loader that has started again gets them from the coordinator
+    data._open_sources._blocks = lambda _: blocks  # as a loader that has started again gets them from the coordinator
     data.tokens(Sequence("mine", 0, 0, 0, 3, 3))
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from coxswain import digests
 from coxswain.config import BatchConfig, MixConfig, PhaseConfig, SourceConfig, TokenizerConfig
 from coxswain.errors import Refused
-from coxswain_train.dataset import Step, StreamDataset, share, stream_digest
+from coxswain_train.dataset import StepBatch, StreamDataset, share, stream_digest
 from tests.local.data_plane import write_corpus
 
 BATCH = BatchConfig(tokens_per_step=700, max_sequence_tokens=300)
@@ -79,7 +79,7 @@ def test_every_document_comes_once_a_pass_until_the_data_ends(corpus, dataset):
     pieces = [p for step in dataset(steps=0) for p in step.membership]
     for name, documents in corpus.documents.items():
         for turn in (0, 1):
-            mine = [p for p in pieces if (p.source, p.turn) == (name, turn)]
+            mine = [p for p in pieces if (p.source, p.epoch) == (name, turn)]
             assert sum(p.tokens for p in mine) == sum(len(d.encode()) + 1 for d in documents)
             assert {p.index for p in mine} == set(range(len(documents)))
 
@@ -119,7 +119,7 @@ def test_a_state_resumes_at_any_step_with_any_number_of_ranks(dataset, split):
 
 def test_a_dataset_goes_on_where_it_stands_and_says_where(dataset):
     one, whole = dataset(), list(dataset())
-    found: list[Step] = list(itertools.islice(one, 4))
+    found: list[StepBatch] = list(itertools.islice(one, 4))
     assert one.state_dict() == found[-1].state
     assert said(one) == said(whole[4:])
     assert list(one) == []

@@ -11,18 +11,18 @@ import pytest
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain.membership.values import Sequence
-from coxswain_link.flight import BATCH_TOKENS, Part, Request, Serve, SliceClient, SliceRequest, SliceServer
+from coxswain_link.flight import BATCH_TOKENS, Request, Serve, SliceClient, SlicePart, SliceRequest, SliceServer
 
 
 @contextmanager
-def served(serve: Serve, token: str = "t") -> Iterator[Callable[..., list[Part]]]:
+def served(serve: Serve, token: str = "t") -> Iterator[Callable[..., list[SlicePart]]]:
     """A function that fetches slices [start, stop) of one endless sequence."""
     server = SliceServer("127.0.0.1", 0, "t", serve)
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     client = SliceClient("127.0.0.1", server.port, token)
 
-    def fetch(*ranges: tuple[int, int], deadline: float = 20.0) -> list[Part]:
+    def fetch(*ranges: tuple[int, int], deadline: float = 20.0) -> list[SlicePart]:
         endless = Sequence("a", 0, 0, 0, 1 << 40, 1 << 40)
         return list(client.fetch(Request(1, tuple(SliceRequest(endless, a, b) for a, b in ranges)), deadline))
 
@@ -32,9 +32,9 @@ def served(serve: Serve, token: str = "t") -> Iterator[Callable[..., list[Part]]
     thread.join(10)
 
 
-def counting(request: Request) -> Iterator[Part]:
+def counting(request: Request) -> Iterator[SlicePart]:
     for item, wanted in enumerate(request.slices):
-        yield Part(
+        yield SlicePart(
             item, np.arange(wanted.start, wanted.stop, dtype=np.int32), None if wanted.start else f"digest {item}"
         )
 
@@ -42,8 +42,8 @@ def counting(request: Request) -> Iterator[Part]:
 def failing(error: CoxswainError) -> Serve:
     """Delivers more than a batch before it fails."""
 
-    def serve(request: Request) -> Iterator[Part]:
-        yield Part(0, np.zeros(2 * BATCH_TOKENS, np.int32))
+    def serve(request: Request) -> Iterator[SlicePart]:
+        yield SlicePart(0, np.zeros(2 * BATCH_TOKENS, np.int32))
         raise error
 
     return serve
@@ -90,7 +90,7 @@ def test_an_error_in_the_middle_of_a_stream_arrives_as_what_it_was(error):
 
 
 def test_a_bug_in_the_loader_is_not_taken_for_a_fault_of_the_user():
-    def serve(request: Request) -> Iterator[Part]:
+    def serve(request: Request) -> Iterator[SlicePart]:
         raise KeyError("oops")
         yield
 
@@ -107,7 +107,7 @@ def test_a_wrong_token_is_refused():
 def test_a_loader_that_hangs_is_given_up_at_the_deadline():
     release = threading.Event()
 
-    def serve(request: Request) -> Iterator[Part]:
+    def serve(request: Request) -> Iterator[SlicePart]:
         release.wait(20)
         yield from ()
 
@@ -134,7 +134,7 @@ def test_a_port_that_is_taken_is_said_by_its_number():
 def test_a_server_leaves_while_a_request_is_under_way():
     begun, release, left = threading.Event(), threading.Event(), threading.Event()
 
-    def stuck(request: Request) -> Iterator[Part]:
+    def stuck(request: Request) -> Iterator[SlicePart]:
         begun.set()
         release.wait(30)
         yield from counting(request)

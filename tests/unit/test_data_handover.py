@@ -16,7 +16,7 @@ import pytest
 
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain_link.handover import Handover, HandoverServer, Provide
-from coxswain_link.steparrays import NO_LABEL, Buffer, StepArrays, StepSlice, pack, unpack
+from coxswain_link.step_buffer import NO_LABEL, Buffer, StepArrays, StepSlice, pack, unpack
 
 
 def arrays(generation: int = 1, step: int = 0, tokens: int = 4) -> StepArrays:

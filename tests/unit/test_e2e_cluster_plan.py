@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e.cluster import dns, images, settings, wires
+from e2e.cluster import dns, images, networking, settings
 from e2e.cluster.plan import NoRangeFree, Plan, free_range, make_plan
 
 PLAN = make_plan(Path("/somewhere"), 100, ["default", "192.0.2.0/24"])
@@ -48,12 +48,12 @@ def test_pods_of_each_node_lie_in_the_pods_range_and_apart_from_the_others() -> 
 
 def test_a_node_knows_the_way_to_every_other_nodes_pods_and_none_to_its_own() -> None:
     plan = Plan("name", "10.99.0.0/16", ["node-0", "node-1", "node-2"])
-    routes = [line for line in wires.node_lines(plan, "node-1") if line.startswith("route add 10.")]
+    routes = [line for line in networking.node_lines(plan, "node-1") if line.startswith("route add 10.")]
     assert routes == ["route add 10.99.128.0/24 via 10.99.0.10", "route add 10.99.130.0/24 via 10.99.0.12"]
 
 
 def test_the_machine_gets_one_link_and_one_route() -> None:
-    lines = [*wires.machine_lines(PLAN, 7), wires.machine_route(PLAN)]
+    lines = [*networking.machine_lines(PLAN, 7), networking.machine_route(PLAN)]
     assert sum(line.startswith("link add") for line in lines) == 1
     assert [line for line in lines if line.startswith("route")] == [
         f"route add {PLAN.network} via {PLAN.gateway} dev {PLAN.name}"

@@ -8,9 +8,9 @@ import pytest
 
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.wire import Finished, Registered, Rendezvous
-from coxswain_link.http import AsyncClient, Client, Ended
+from coxswain_link.http_client import AsyncClient, Client, JobEnded
+from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import build
-from coxswain_link.serve import Service
 from coxswain_link.status import StatusServer, addresses
 
 
@@ -29,7 +29,7 @@ async def service():
         raise Refused("SourceEmpty", "source 'code' has no objects")
 
     async def end(_request, _body):
-        raise Ended(Finished(0, "StopReached", "done"))
+        raise JobEnded(Finished(0, "StopReached", "done"))
 
     async def flaky(_request, _body):
         attempts.append(1)
@@ -37,7 +37,7 @@ async def service():
             raise Retryable("busy")
         return Registered(generation=3)
 
-    service = Service("secret", lambda: 3, build("coordinator"))
+    service = HttpService("secret", lambda: 3, build("coordinator"))
     service.route("POST", "/v1/echo", echo, Rendezvous)
     for path, handler in {"nothing": nothing, "refuse": refuse, "end": end, "flaky": flaky}.items():
         service.route("GET", f"/v1/{path}", handler)
@@ -87,7 +87,7 @@ async def test_a_refusal_keeps_its_reason_and_words(client):
 
 
 async def test_the_end_of_the_job_reaches_the_caller(client):
-    with pytest.raises(Ended) as ended:
+    with pytest.raises(JobEnded) as ended:
         await client.get("/v1/end", Registered)
     assert ended.value.finished.reason == "StopReached"
 
@@ -97,11 +97,11 @@ async def test_a_busy_service_is_asked_again(client):
 
 
 async def test_a_busy_service_is_not_asked_again_by_the_impatient(service):
-    hurried = AsyncClient(service, "secret", deadline=5, patient=False)
+    hurried = AsyncClient(service, "secret", deadline=5, retry=False)
     with pytest.raises(Retryable, match="busy"):
         await hurried.get("/v1/flaky", Registered)
     await hurried.close()
-    with Client(service, "secret", deadline=5, patient=False) as blocking, pytest.raises(Retryable, match="busy"):
+    with Client(service, "secret", deadline=5, retry=False) as blocking, pytest.raises(Retryable, match="busy"):
         await asyncio.to_thread(blocking.get, "/v1/flaky", Registered)
 
 

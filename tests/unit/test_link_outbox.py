@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from coxswain.errors import Retryable, Stale
-from coxswain.wire import Beat, Received, StepPlan, StepPlans
+from coxswain.wire import Ack, Heartbeat, StepPlan, StepPlans
 from coxswain_link import outbox
-from coxswain_link.http import Client, Closed
-from coxswain_link.outbox import Letters, Message, Outbox
-from coxswain_link.plans import PlanFeed
+from coxswain_link.http_client import Client, Closed
+from coxswain_link.outbox import Message, MessageLog, Outbox
+from coxswain_link.plan_feed import PlanFeed
 
 
 class Scripted:
@@ -27,13 +27,13 @@ class Scripted:
         self.plans: list[StepPlan] = []
         self.beats = threading.Event()
 
-    def post(self, path: str, body: Any, _: type, **__: Any) -> Received:
+    def post(self, path: str, body: Any, _: type, **__: Any) -> Ack:
         self._answer()
         if path == "/v1/beats":
             self.beats.set()
         else:
             self.got.append((self.coordinator, body))
-        return Received(self.coordinator, self.saved)
+        return Ack(self.coordinator, self.saved)
 
     def get(self, _: str, __: type, **query: Any) -> StepPlans | None:
         self._answer()
@@ -68,8 +68,8 @@ def client() -> Scripted:
 
 @pytest.fixture
 def box(client: Scripted, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(outbox, "_BEAT", 0.05)
-    box = Outbox(client, Beat(1), patience=0.5)
+    monkeypatch.setattr(outbox, "_HEARTBEAT_SECONDS", 0.05)
+    box = Outbox(client, Heartbeat(1), patience=0.5)
     yield box
     box.close()
 
@@ -113,34 +113,34 @@ def test_who_leaves_can_wait_until_all_is_in_a_checkpoint(client, box):
     box.flush(20, saved=6)
 
 
-def told(letters: Letters, steps: range, coordinator: str, saved: int = 0) -> None:
+def told(log: MessageLog, steps: range, coordinator: str, saved: int = 0) -> None:
     for step in steps:
-        letters.put(Message("/v1/reports", step, step))
-        letters.note(letters.next(), Received(coordinator, saved))
+        log.put(Message("/v1/reports", step, step))
+        log.acknowledge(log.next(), Ack(coordinator, saved))
 
 
 def test_only_so_much_is_kept_for_another_coordinator_and_one_that_needs_more_is_refused():
-    letters = Letters(most=4)
-    told(letters, range(10), "one")
+    log = MessageLog(most=4)
+    told(log, range(10), "one")
     with pytest.raises(
         Retryable, match=r"what was told of step 5 and before is not kept.*begins again at that checkpoint"
     ):
-        letters.note(None, Received("two", 0))
+        log.acknowledge(None, Ack("two", 0))
 
 
 def test_what_a_checkpoint_holds_need_not_be_kept():
-    letters = Letters(most=4)
-    told(letters, range(10), "one")
-    letters.note(None, Received("two", 6))
-    assert (letters.waiting, letters.next()) == (4, Message("/v1/reports", 6, 6))
+    log = MessageLog(most=4)
+    told(log, range(10), "one")
+    log.acknowledge(None, Ack("two", 6))
+    assert (log.waiting, log.next()) == (4, Message("/v1/reports", 6, 6))
 
 
 def test_what_is_not_sent_is_kept_whatever_there_is_of_it():
-    letters = Letters(most=4)
+    log = MessageLog(most=4)
     for step in range(10):
-        letters.put(Message("/v1/reports", step, step))
-    letters.note(None, Received("one", 0))
-    assert letters.waiting == 10
+        log.put(Message("/v1/reports", step, step))
+    log.acknowledge(None, Ack("one", 0))
+    assert log.waiting == 10
 
 
 def test_a_client_that_was_closed_says_so_and_ends_who_still_calls():

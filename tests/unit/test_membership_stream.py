@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coxswain.config import PhaseConfig
 from coxswain.errors import Refused
-from coxswain.membership.stream import initial_cursor, neediest
+from coxswain.membership.stream import initial_cursor, largest_deficit
 from tests.unit.membership_fakes import random_view, steps, stream, view
 
 SEEDS = st.integers(0, 10_000)
@@ -28,7 +28,7 @@ def test_no_token_is_lost_or_repeated_within_a_pass(seed, longest):
     s = two_sources(seed, longest=longest, passes=2)
     pieces = defaultdict(list)
     for q in sequences(s):
-        pieces[q.source, q.turn, q.index].append((q.start, q.stop, q.length))
+        pieces[q.source, q.epoch, q.index].append((q.start, q.stop, q.length))
     expected = {(v.name, turn, i) for v in s.views.values() for turn in range(2) for i in range(v.samples)}
     assert set(pieces) == expected
     for parts in pieces.values():
@@ -141,7 +141,7 @@ def test_phases_that_have_begun_cannot_be_removed():
 def test_the_stream_is_that_of_version_1():
     views = [view("code", [[3, 9, 4], [8, 2], [5]]), view("docs", [[7, 6], [1, 12]])]
     s = stream(views, [700, 300], tokens=20, longest=6)
-    found = [[(q.source, q.turn, q.index, q.start, q.stop) for q in m.sequences] for m in steps(s, 3)]
+    found = [[(q.source, q.epoch, q.index, q.start, q.stop) for q in m.sequences] for m in steps(s, 3)]
     assert found == GOLDEN
 
 
@@ -153,9 +153,9 @@ def test_a_cursor_is_small():
 
 
 def test_a_tie_goes_to_the_first_source_by_name():
-    assert neediest([1, 1, 1], [0, 0, 0]) == 0
-    assert neediest([2, 1], [10, 5]) == 0
-    assert neediest([2, 1], [11, 5]) == 1
+    assert largest_deficit([1, 1, 1], [0, 0, 0]) == 0
+    assert largest_deficit([2, 1], [10, 5]) == 0
+    assert largest_deficit([2, 1], [11, 5]) == 1
 
 
 GOLDEN = [

@@ -6,8 +6,7 @@ import asyncio
 import re
 from pathlib import Path
 
-from coxswain_operator.controller import Rest
-from coxswain_operator.kubernetes.keyed import KeyedQueue
+from coxswain_operator.workqueue import RequeueDelay, WorkQueue
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,18 +14,18 @@ ROOT = Path(__file__).parents[2]
 async def test_a_queue_can_be_left_at_the_moment_at_which_somebody_rings() -> None:
     turns = 0
 
-    async def turn(_: tuple[str, str]) -> Rest:
+    async def turn(_: tuple[str, str]) -> RequeueDelay:
         nonlocal turns
         turns += 1
-        return Rest(0.0, 3600.0)
+        return RequeueDelay(0.0, 3600.0)
 
     async with asyncio.timeout(10):
-        async with KeyedQueue(turn) as queue:
-            queue.ring(("lab", "demo"))
+        async with WorkQueue(turn) as queue:
+            queue.add(("lab", "demo"))
             while not turns:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0)
-            queue.ring(("lab", "demo"))  # and leaves before the queue has heard it
+            queue.add(("lab", "demo"))  # and leaves before the queue has heard it
 
 
 def test_nobody_waits_by_wait_for() -> None:

@@ -6,18 +6,18 @@ import asyncio
 import time
 from contextlib import suppress
 
-from coxswain_operator.health import Lag, Pulse
+from coxswain_operator.health import HealthStatus, LoopLag
 
 
 async def test_a_loop_that_was_held_up_is_told_in_words_and_forgotten_with_time() -> None:
-    lag = Lag(nap=0.01)
+    lag = LoopLag(nap=0.01)
     measuring = asyncio.create_task(lag.measure())
     await asyncio.sleep(0.02)
     time.sleep(0.3)  # noqa: ASYNC251 - holds up the loop: what is measured here
     async with asyncio.timeout(10):
         while lag.seconds < 0.25:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert "the loop was lately up to 0." in Pulse(lag=lag.seconds).words
+        assert "the loop was lately up to 0." in HealthStatus(lag=lag.seconds).text
         while lag.seconds > 0.2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     measuring.cancel()
@@ -26,7 +26,7 @@ async def test_a_loop_that_was_held_up_is_told_in_words_and_forgotten_with_time(
 
 
 def test_a_silent_stream_a_waiting_job_and_an_old_lease_are_ailments_with_their_seconds() -> None:
-    assert Pulse(silence=200).ailment == "a stream has been silent for 200 s; at most 180 are normal"
-    assert Pulse(waiting=301).ailment == "a job has waited for its turn for 301 s; at most 300 are normal"
-    assert Pulse(unrenewed=61).ailment == "the Lease was last renewed 61 s ago; at most 60 are normal"
-    assert Pulse(silence=179, waiting=299, unrenewed=59, lag=9).ailment == ""
+    assert HealthStatus(silence=200).problem == "a stream has been silent for 200 s; at most 180 are normal"
+    assert HealthStatus(waiting=301).problem == "a job has waited for its turn for 301 s; at most 300 are normal"
+    assert HealthStatus(unrenewed=61).problem == "the Lease was last renewed 61 s ago; at most 60 are normal"
+    assert HealthStatus(silence=179, waiting=299, unrenewed=59, lag=9).problem == ""

@@ -6,19 +6,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import given as for_all
+from hypothesis import settings
 
 from coxswain.plan.assemble import digest, one_sequence_a_ring
-from coxswain.plan.balances import BALANCES, plan, planner
-from coxswain.plan.problem import pose
+from coxswain.plan.planners import BALANCES, plan, planner
+from coxswain.plan.problem import make_problem
 from coxswain.plan.simulate import drafts_of, simulate
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Placement
 from tests.unit.plan_cases import given, layout_of, planned, steps
 
 EVERY = pytest.mark.parametrize("balance", sorted(BALANCES))
-many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=60)
 
 
 def faults_of(placement: Placement, lengths: list[int], numbers: dict[str, Any]) -> list[str]:
@@ -49,13 +49,13 @@ def test_naive_plans_are_runnable_too(step: tuple[list[int], dict[str, Any]]) ->
 @for_all(step=steps())
 def test_a_static_mesh_keeps_every_token_once(step: tuple[list[int], dict[str, Any]]) -> None:
     lengths, numbers = any_degree(step)
-    problem = pose(lengths, **numbers)
+    problem = make_problem(lengths, **numbers)
     drafts = one_sequence_a_ring(planner("static")(problem))
     assert sorted(i for d in drafts for i in d.sequences) == list(range(len(lengths)))
 
 
 @EVERY
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @for_all(step=steps())
 def test_the_same_input_gives_the_same_bytes(balance: str, step: tuple[list[int], dict[str, Any]]) -> None:
     lengths, numbers = any_degree(step)
@@ -65,14 +65,14 @@ def test_the_same_input_gives_the_same_bytes(balance: str, step: tuple[list[int]
 
 
 @EVERY
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @for_all(step=steps())
 def test_the_reported_makespan_is_what_the_simulation_of_the_tasks_gives(
     balance: str, step: tuple[list[int], dict[str, Any]]
 ) -> None:
     lengths, numbers = any_degree(step)
     placement = plan(balance, lengths, **numbers)
-    timeline = simulate(pose(lengths, **numbers), drafts_of(placement))
+    timeline = simulate(make_problem(lengths, **numbers), drafts_of(placement))
     assert placement.makespan_seconds == timeline.makespan
     assert [t.seconds for t in placement.tasks] == list(timeline.seconds)
 

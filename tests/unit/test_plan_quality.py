@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from coxswain.plan.balances import plan
 from coxswain.plan.lengths import SETS, draw_lengths
-from coxswain.plan.problem import Draft, pose
+from coxswain.plan.planners import plan
+from coxswain.plan.problem import Draft, make_problem
 from coxswain.plan.simulate import drafts_of, ring_bytes, simulate
 from tests.unit.plan_cases import given
 
@@ -41,13 +41,13 @@ def test_one_slow_replica_of_256_costs_no_more_than_its_share() -> None:
 def test_sequences_that_fit_move_no_bytes() -> None:
     lengths = draw_lengths("github", context=8 * K, tokens=K * K, seed=0)
     numbers = given(32, 8 * K)
-    assert ring_bytes(pose(lengths, **numbers), drafts_of(plan("makespan", lengths, **numbers))) == (0, 0)
+    assert ring_bytes(make_problem(lengths, **numbers), drafts_of(plan("makespan", lengths, **numbers))) == (0, 0)
 
 
 def test_rings_of_up_to_a_node_stay_inside_it() -> None:
     lengths = draw_lengths("github", context=64 * K, tokens=2 * K * K, seed=0)
     numbers = given(64, 8 * K)
-    problem = pose(lengths, **numbers)
+    problem = make_problem(lengths, **numbers)
     small = [d for d in drafts_of(plan("makespan", lengths, **numbers)) if 2 <= len(d.members) <= 8]
     assert small
     assert ring_bytes(problem, small)[1] == 0
@@ -56,7 +56,7 @@ def test_rings_of_up_to_a_node_stay_inside_it() -> None:
 @pytest.mark.parametrize("lengths", [[8000, 7000, 6000, 5000, 4000], [20000, 8192, 100], [9000, 9000, 3000, 200, 8000]])
 def test_a_small_step_is_within_a_tenth_of_the_best_of_all_plans(lengths: list[int]) -> None:
     numbers = given(3, 8192)
-    problem = pose(lengths, **numbers)
+    problem = make_problem(lengths, **numbers)
     places = [p for r in (1, 2, 3) for p in ((0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)) if len(p) == r]
     fits = [[p for p in places if s <= 8192 * len(p) and (len(p) == 1 or s > 8192)] for s in lengths]
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])

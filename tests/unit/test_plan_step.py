@@ -8,7 +8,7 @@ from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.errors import Refused
 from coxswain.layout import Device, uniform_layout
 from coxswain.plan.operations import operations
-from coxswain.plan.problem import Draft, pose
+from coxswain.plan.problem import Draft, make_problem
 from coxswain.plan.simulate import ring_bytes, simulate
 from coxswain.plan.step import plan_step, replicas_per_trainer
 from coxswain.plan.values import Operation
@@ -71,21 +71,21 @@ def test_replicas_of_one_trainer_count_as_a_node() -> None:
 
 
 def test_a_ring_starts_when_its_last_member_is_free() -> None:
-    problem = pose([100, 9000], **given(2, 8192))
+    problem = make_problem([100, 9000], **given(2, 8192))
     timeline = simulate(problem, [Draft((1,), (0,)), Draft((0, 1), (1,))])
     assert timeline.starts == (0.0, COST.pack_seconds([100]))
     assert timeline.makespan == timeline.starts[1] + COST.ring_seconds(9000.0, 2.0, True)
 
 
 def test_a_ring_runs_at_the_speed_of_its_slowest_member() -> None:
-    problem = pose([9000], **given(2, 8192, speeds=[1.0, 0.5]))
+    problem = make_problem([9000], **given(2, 8192, speeds=[1.0, 0.5]))
     timeline = simulate(problem, [Draft((0, 1), (0,))])
     assert timeline.makespan == 2 * COST.ring_seconds(9000.0, 2.0, True)
     assert timeline.idle_fraction == 0
 
 
 def test_bytes_of_a_ring_are_split_by_the_hops_that_leave_a_node() -> None:
-    problem = pose([30000], **given(16, 8192, node_size=2))
+    problem = make_problem([30000], **given(16, 8192, node_size=2))
     inside, between = ring_bytes(problem, [Draft((0, 1, 2, 3), (0,))])
     assert inside == between == 3 * 30000 / 4 * 2 * COST.constants.kv_bytes_per_token
     assert ring_bytes(problem, [Draft((0,), (0,))]) == (0, 0)
@@ -103,4 +103,4 @@ def test_bytes_of_a_ring_are_split_by_the_hops_that_leave_a_node() -> None:
 )
 def test_impossible_numbers_are_refused_by_name(lengths: list[int], change: dict[str, object], says: str) -> None:
     with pytest.raises(Refused, match=says):
-        pose(lengths, **given(2, 8192, **change))
+        make_problem(lengths, **given(2, 8192, **change))

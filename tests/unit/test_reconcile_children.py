@@ -11,9 +11,9 @@ from coxswain.api.resolve import resolve
 from coxswain.config import JobConfig
 from coxswain_operator.children import PodPlan, children
 from coxswain_operator.children.overlay import merged
-from coxswain_operator.cluster import Manifest
 from coxswain_operator.settings import Settings
-from tests.unit.reconcile_world import data_mix, data_source, training_job
+from coxswain_operator.views import Manifest
+from tests.unit.fake_cluster import data_mix, data_source, training_job
 
 ROLES = ("coordinator", "loader-0", "trainer-1")
 

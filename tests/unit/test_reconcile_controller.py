@@ -7,15 +7,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import looptime
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coxswain.errors import Refused, Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
-from coxswain_operator.alone import run_job
-from coxswain_operator.cluster import Change, Conflict, Manifest
+from coxswain_operator.cluster import Conflict, WatchEvent
 from coxswain_operator.controller import WATCHED, Controller
-from tests.unit.reconcile_world import NAMESPACE, World, data_mix, data_source, live, report_text, training_job
+from coxswain_operator.single_job import run_job
+from coxswain_operator.views import Manifest
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, live, report_text, training_job
 from tests.unit.test_reconcile_properties import Watched
 
 
@@ -35,7 +36,7 @@ def foreign_pod(name: str) -> Manifest:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": {}, "status": {"phase": "Running"}}
 
 
-def alone(world: World, poll: float = 1.0) -> Coroutine[Any, Any, Manifest | None]:
+def alone(world: FakeCluster, poll: float = 1.0) -> Coroutine[Any, Any, Manifest | None]:
     """Passes until the job is over."""
     controller = Controller(world, world, lambda: 1000.0 + now(), poll_seconds=poll)
     return run_job(controller, world, NAMESPACE, "demo")
@@ -44,7 +45,7 @@ def alone(world: World, poll: float = 1.0) -> Coroutine[Any, Any, Manifest | Non
 class Kubelet:
     """Starts pods, and tells the watchers as `delivery` says: 0 loses the event, 1 delivers it, 3 delivers it three times."""
 
-    def __init__(self, world: World, delivery: list[int]) -> None:
+    def __init__(self, world: FakeCluster, delivery: list[int]) -> None:
         self._world, self._delivery = world, delivery
 
     async def run(self) -> None:
@@ -56,10 +57,10 @@ class Kubelet:
             ring(self._world, self._delivery.pop() if self._delivery else 0)
 
 
-def ring(world: World, times: int) -> None:
+def ring(world: FakeCluster, times: int) -> None:
     for queue in world.watchers:
         for _ in range(times):
-            queue.put_nowait(Change("MODIFIED", world.job))
+            queue.put_nowait(WatchEvent("MODIFIED", world.job))
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -75,7 +76,7 @@ async def until(holds: Callable[[], bool]) -> None:
     st.lists(st.sampled_from([0, 1, 3]), max_size=30),
     st.lists(st.sampled_from(["fail", "vanish", "delete"]), max_size=4),
 )
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15)
 def test_lost_and_repeated_events_lead_to_the_same_end(delivery: list[int], fates: list[str]) -> None:
     async def scenario() -> None:
         world = Watched()
@@ -99,7 +100,7 @@ def test_lost_and_repeated_events_lead_to_the_same_end(delivery: list[int], fate
 
 def test_a_change_wakes_the_controller_long_before_its_poll() -> None:
     async def scenario() -> None:
-        world = World(training_job(), data_source())
+        world = FakeCluster(training_job(), data_source())
         run = asyncio.create_task(alone(world, poll=3600))
         await until(lambda: len(world.watchers) == len(WATCHED))
         await asyncio.sleep(10)
@@ -115,7 +116,7 @@ def test_a_change_wakes_the_controller_long_before_its_poll() -> None:
 
 def test_a_storm_of_events_is_one_pass() -> None:
     async def scenario() -> None:
-        world = World(training_job(), data_source())
+        world = FakeCluster(training_job(), data_source())
         run = asyncio.create_task(alone(world, poll=3600))
         await asyncio.sleep(10)
         looks: list[str] = []
@@ -130,7 +131,7 @@ def test_a_storm_of_events_is_one_pass() -> None:
 
 def test_whatever_the_api_server_refuses_once_is_done_by_a_second_look() -> None:
     async def scenario() -> None:
-        world = World(data_source(), data_mix(), training_job())
+        world = FakeCluster(data_source(), data_mix(), training_job())
         refusals = {
             "patch": [Conflict("moved on"), Retryable("503")],
             "list": [OSError("reset")],
@@ -152,7 +153,7 @@ def test_whatever_the_api_server_refuses_once_is_done_by_a_second_look() -> None
 
 def test_a_leftover_of_the_same_name_is_waited_for_without_haste() -> None:
     async def scenario() -> None:
-        world = World(data_source(), data_mix(), training_job())
+        world = FakeCluster(data_source(), data_mix(), training_job())
         leftover = foreign_pod("demo-trainer-0-0")
         world.put(leftover)
         looks: list[str] = []
@@ -169,7 +170,7 @@ def test_a_leftover_of_the_same_name_is_waited_for_without_haste() -> None:
 
 def test_a_quota_that_is_used_up_is_waited_for_with_one_try_in_a_while() -> None:
     async def scenario() -> None:
-        world, tries, free = World(data_source(), data_mix(), training_job()), list[str](), asyncio.Event()
+        world, tries, free = FakeCluster(data_source(), data_mix(), training_job()), list[str](), asyncio.Event()
 
         def refuse(verb: str, what: str) -> None:
             if verb == "create" and what.startswith("demo-trainer") and not free.is_set():
@@ -189,14 +190,16 @@ def test_a_quota_that_is_used_up_is_waited_for_with_one_try_in_a_while() -> None
 
 def test_a_job_that_does_not_exist_is_nothing_to_run() -> None:
     async def scenario() -> None:
-        assert await alone(World()) is None
+        assert await alone(FakeCluster()) is None
 
     in_virtual_time(scenario)
 
 
 def test_a_watch_that_dies_leaves_the_poll() -> None:
-    class Deaf(World):
-        async def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[Change]:
+    class Deaf(FakeCluster):
+        async def watch(
+            self, kind: str, namespace: str, labels: dict[str, str] | None = None
+        ) -> AsyncIterator[WatchEvent]:
             raise ConnectionError("watch closed")
             yield
 

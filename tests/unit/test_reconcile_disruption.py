@@ -8,16 +8,16 @@ import pytest
 
 from coxswain.wire import Fault
 from coxswain_operator.reconcile import reconcile
+from coxswain_operator.reconcile.actions import Observed, WriteStatus
 from coxswain_operator.reconcile.times import stamp
-from coxswain_operator.reconcile.values import Observed, WriteStatus
-from tests.unit.reconcile_world import World, data_mix, data_source, live, member_of, report, training_job
-from tests.unit.test_reconcile_life import passes, running
+from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, live, member_of, report, training_job
+from tests.unit.test_reconcile_lifecycle import passes, running
 
 STRICT: dict[str, Any] = {"failurePolicy": {"maxRestarts": 0}}
 MEMBERS = ("coordinator", "loader-0", "trainer-0", "trainer-1")
 
 
-async def drain(world: World, member: str) -> None:
+async def drain(world: FakeCluster, member: str) -> None:
     """Evicts a pod, and lets the operator see it at any of the moments of its leaving."""
     pod = world.pod(member)
     pod["metadata"]["deletionTimestamp"] = stamp(world.now + 60)
@@ -111,7 +111,7 @@ async def test_a_suspended_job_does_not_wait_for_pods_of_lost_nodes() -> None:
 
 
 async def test_an_image_that_cannot_be_had_is_told_and_replaced_after_the_time_out() -> None:
-    world = World(data_source(), data_mix(), training_job())
+    world = FakeCluster(data_source(), data_mix(), training_job())
     await passes(world)
     world.wait(world.pod("trainer-0"), "ImagePullBackOff", "Back-off pulling image")
     world.tick(20)
@@ -125,7 +125,7 @@ async def test_an_image_that_cannot_be_had_is_told_and_replaced_after_the_time_o
 
 async def test_a_node_that_cannot_mount_a_pods_volumes_is_told_with_what_the_job_mounts() -> None:
     keys = {"url": "http://s3:9000", "secretRef": {"name": "s3-keys"}}
-    world = World(data_source(), data_mix(), training_job())
+    world = FakeCluster(data_source(), data_mix(), training_job())
     world.edit("DataSource", "code", endpoint=keys, uri="s3://corpus/")
     await passes(world)
     world.unprepared(world.pod("trainer-0"))
@@ -140,7 +140,7 @@ async def test_a_node_that_cannot_mount_a_pods_volumes_is_told_with_what_the_job
 
 async def test_a_rule_on_a_waiting_reason_decides_before_the_time_out() -> None:
     rules = [{"name": "no-image", "onReasons": ["ErrImagePull", "ImagePullBackOff"], "action": "Fail"}]
-    world = World(data_source(), data_mix(), training_job(failurePolicy={"rules": rules}))
+    world = FakeCluster(data_source(), data_mix(), training_job(failurePolicy={"rules": rules}))
     await passes(world)
     world.wait(world.pod("trainer-0"), "ImagePullBackOff", "Back-off pulling image")
     await passes(world)
@@ -151,7 +151,7 @@ async def test_a_rule_on_a_waiting_reason_decides_before_the_time_out() -> None:
 async def test_a_waiting_reason_whose_rule_demands_more_does_nothing_yet() -> None:
     codes = {"operator": "In", "values": [9]}
     rules = [{"name": "both", "onReasons": ["ImagePullBackOff"], "onExitCodes": codes, "action": "Fail"}]
-    world = World(data_source(), data_mix(), training_job(failurePolicy={"rules": rules}))
+    world = FakeCluster(data_source(), data_mix(), training_job(failurePolicy={"rules": rules}))
     await passes(world)
     world.wait(world.pod("trainer-0"), "ImagePullBackOff")
     await passes(world)
@@ -175,7 +175,7 @@ async def test_a_quota_that_is_used_up_is_waited_for_in_words() -> None:
     job = {**training_job(), "status": {}}
     job["metadata"] |= {"uid": "u"}
     full = Fault("QuotaExceeded", "exceeded quota: gpus", retryable=True)
-    observed = Observed(job=job, sources=(data_source(),), mixes=(data_mix(),), refused=full)
+    observed = Observed(job=job, sources=(data_source(),), mixes=(data_mix(),), rejection=full)
     (write,) = reconcile(observed, 1000.0).of(WriteStatus)
     assert isinstance(write, WriteStatus)
     succeeded = next(c for c in write.status["conditions"] if c["type"] == "Succeeded")

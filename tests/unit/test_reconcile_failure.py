@@ -8,28 +8,28 @@ import msgspec
 import pytest
 
 from coxswain.wire import Fault, JobEvent
-from coxswain_operator.reconcile.failure import Verdict, count, judge
-from coxswain_operator.reconcile.losses import Loss
+from coxswain_operator.reconcile.failure_policy import Verdict, count, judge
+from coxswain_operator.reconcile.member_failures import MemberFailure
 from coxswain_operator.reconcile.spec import Rule
-from coxswain_operator.reconcile.values import PodView
-from tests.unit.reconcile_world import World, report, report_text
-from tests.unit.test_reconcile_life import passes, running
+from coxswain_operator.views import PodView
+from tests.unit.fake_cluster import FakeCluster, report, report_text
+from tests.unit.test_reconcile_lifecycle import passes, running
 
 
 def rule(action: str = "Fail", **selectors: Any) -> Rule:
     return msgspec.convert({"name": "mine", "action": action, **selectors}, Rule)
 
 
-def loss(code: int | None = 1, reason: str = "Error", disrupted: bool = False, **pod: Any) -> Loss:
+def loss(code: int | None = 1, reason: str = "Error", disrupted: bool = False, **pod: Any) -> MemberFailure:
     view = PodView("demo-trainer-2-0", "u", "trainer", 2, 0, phase="Failed", exit_code=code, reason=reason, **pod)
-    return Loss("trainer-2", reason, "trainer-2: it died", disrupted, code, view)
+    return MemberFailure("trainer-2", reason, "trainer-2: it died", disrupted, code, view)
 
 
 IN_2 = {"onExitCodes": {"operator": "In", "values": [2, 3]}}
 NOT_IN_1 = {"onExitCodes": {"operator": "NotIn", "values": [1]}}
 PRESSURE = {("MemoryPressure", "True")}
 
-TABLE: dict[str, tuple[Loss, Rule, bool]] = {
+TABLE: dict[str, tuple[MemberFailure, Rule, bool]] = {
     "an exit code in the list matches In": (loss(2), rule(**IN_2), True),
     "an exit code that is not in the list does not match In": (loss(1), rule(**IN_2), False),
     "an exit code that is not in the list matches NotIn": (loss(137), rule(**NOT_IN_1), True),
@@ -45,7 +45,7 @@ TABLE: dict[str, tuple[Loss, Rule, bool]] = {
         False,
     ),
     "a pod that vanished counts as disrupted": (
-        Loss("trainer-2", "Vanished", "gone", disrupted=True),
+        MemberFailure("trainer-2", "Vanished", "gone", disrupted=True),
         rule(onPodConditions=[{"type": "DisruptionTarget"}]),
         True,
     ),
@@ -62,7 +62,7 @@ TABLE: dict[str, tuple[Loss, Rule, bool]] = {
 
 
 @pytest.mark.parametrize(("what", "mine", "holds"), TABLE.values(), ids=TABLE.keys())
-def test_a_rule_matches_when_all_that_it_names_holds(what: Loss, mine: Rule, holds: bool) -> None:
+def test_a_rule_matches_when_all_that_it_names_holds(what: MemberFailure, mine: Rule, holds: bool) -> None:
     assert (judge(what, (mine,)).rule == "mine") is holds
 
 
@@ -78,10 +78,12 @@ def test_the_first_rule_that_matches_wins() -> None:
         (loss(2), "Fail"),
         (loss(143, disrupted=True), "RestartTrainerIgnoringLimit"),
         (loss(2, disrupted=True), "RestartTrainerIgnoringLimit"),
-        (Loss("loader-0", "Vanished", "gone", disrupted=True), "RestartTrainerIgnoringLimit"),
+        (MemberFailure("loader-0", "Vanished", "gone", disrupted=True), "RestartTrainerIgnoringLimit"),
     ],
 )
-def test_without_rules_only_the_users_fault_fails_and_disruptions_are_not_counted(what: Loss, action: str) -> None:
+def test_without_rules_only_the_users_fault_fails_and_disruptions_are_not_counted(
+    what: MemberFailure, action: str
+) -> None:
     assert judge(what, ()).action == action
 
 
@@ -105,7 +107,7 @@ async def test_a_lost_node_is_replaced_without_counting_and_told_as_such() -> No
     world.end(world.pod("trainer-1"), 137, disrupted=True)
     await passes(world)
     assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 1}
-    assert [h.reason for h in world.happenings if h.warning] == ["NodeLost"]
+    assert [h.reason for h in world.events if h.warning] == ["NodeLost"]
 
 
 async def test_a_second_failure_waits_a_second_and_a_third_two() -> None:
@@ -144,8 +146,8 @@ async def test_the_users_fault_is_told_in_the_coordinators_own_words() -> None:
     world.end(world.pod("coordinator"), 2, report_text("Failed", fault=fault, events=told))
     await passes(world)
     assert world.condition("Succeeded")["message"] == "EmptySource: source code has no documents"
-    assert [h.reason for h in world.happenings][-2:] == ["IndexingStarted", "Failed"]
-    assert "rule" not in world.happenings[-1].message  # only a rule of the user's own is named
+    assert [h.reason for h in world.events][-2:] == ["IndexingStarted", "Failed"]
+    assert "rule" not in world.events[-1].message  # only a rule of the user's own is named
 
 
 async def test_who_left_with_a_coordinator_that_gave_up_is_replaced_without_counting() -> None:
@@ -186,7 +188,7 @@ async def test_a_pod_that_does_not_start_in_time_is_replaced_and_counted() -> No
 
 
 async def test_a_coordinator_that_leaves_with_0_but_no_last_checkpoint_is_replaced() -> None:
-    world: World = await running()
+    world: FakeCluster = await running()
     world.end(world.pod("coordinator"), 0, report_text("Completed", step=100, checkpoint_step=90))
     await passes(world)
     assert world.state == "Restarting"
@@ -198,4 +200,4 @@ async def test_a_pod_that_failed_without_an_exit_code_is_replaced() -> None:
     world.pod("trainer-1")["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
     await passes(world)
     assert world.created[4:] == ["demo-trainer-1-1"]
-    assert "UnexpectedAdmissionError" in world.happenings[-1].message
+    assert "UnexpectedAdmissionError" in world.events[-1].message

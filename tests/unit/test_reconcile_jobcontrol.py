@@ -14,13 +14,13 @@ from aiohttp import web
 from coxswain.errors import Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
 from coxswain.wire import JobReport, StopRequest
+from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import build
-from coxswain_link.serve import Service
-from coxswain_operator.cluster import Manifest
-from coxswain_operator.following import Following
 from coxswain_operator.jobcontrol import DEADLINE_SECONDS, HttpJobControl
+from coxswain_operator.report_poller import ReportPoller
+from coxswain_operator.views import Manifest
 from tests.unit.coordinator_fakes import TOKEN, cluster, make_job
-from tests.unit.reconcile_world import NAMESPACE, World, report, training_job
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, report, training_job
 
 
 class Coordinator:
@@ -42,7 +42,7 @@ class Coordinator:
 @asynccontextmanager
 async def knowing(port: int, token: str, ready: str = "True") -> AsyncIterator[tuple[HttpJobControl, Manifest]]:
     """A control that knows the coordinator at this port from the cluster's objects."""
-    world = World(training_job())
+    world = FakeCluster(training_job())
     labels = {LABEL_JOB_UID: world.job["metadata"]["uid"]}
     whole = {LABEL_ROLE: "coordinator", LABEL_INDEX: "0", LABEL_INCARNATION: "0"}
     for kind, name, more in (("Pod", "c", whole), ("Secret", "demo-token", {})):
@@ -64,7 +64,7 @@ async def talking(
     token: str = "right", ready: str = "True"
 ) -> AsyncIterator[tuple[HttpJobControl, Coordinator, Manifest]]:
     """A coordinator that listens, and a control that knows it."""
-    coordinator, service = Coordinator(), Service("right", lambda: 0, build("coordinator"))
+    coordinator, service = Coordinator(), HttpService("right", lambda: 0, build("coordinator"))
     service.route("GET", "/v1/report", coordinator.report)
     service.route("POST", "/v1/stop", coordinator.stop, StopRequest)
     port = await service.start("127.0.0.1", 0)
@@ -111,7 +111,7 @@ async def test_a_coordinator_that_is_gone_is_asked_once_and_holds_up_nobody() ->
 async def test_reports_are_followed_and_every_change_rings_for_the_job() -> None:
     async with talking() as (control, coordinator, job):
         rings: list[tuple[str, str]] = []
-        following = Following(control, rings.append, wait=0.2)
+        following = ReportPoller(control, rings.append, wait=0.2)
         try:
             assert await following.report(job) is None  # a turn never waits for a coordinator
             await until(lambda: len(rings) >= 1)
@@ -131,7 +131,7 @@ async def test_a_whole_job_is_followed_by_a_call_that_waits_at_the_coordinator_f
 ) -> None:
     async with cluster(make_job(tmp_path), tmp_path) as real, knowing(real.port, TOKEN) as (control, job):
         rings: list[tuple[str, str]] = []
-        following = Following(control, rings.append)
+        following = ReportPoller(control, rings.append)
         try:
             assert await following.report(job) is None
             await until(lambda: len(rings) >= 1)
@@ -139,7 +139,7 @@ async def test_a_whole_job_is_followed_by_a_call_that_waits_at_the_coordinator_f
             async with asyncio.timeout(10):
                 while (latest := await following.report(job)) is None or latest.phase != "Completed":  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-            assert (latest.mark(), latest.step) == (end.mark(), end.step)
+            assert (latest.revision(), latest.step) == (end.revision(), end.step)
             assert 2 <= len(rings) < len(real.steps())  # steps alone answer nobody
         finally:
             await following.close()
@@ -147,13 +147,13 @@ async def test_a_whole_job_is_followed_by_a_call_that_waits_at_the_coordinator_f
 
 async def test_the_word_of_a_coordinator_that_was_replaced_is_not_its_successors() -> None:
     async with talking() as (control, _, job):
-        following = Following(control, lambda key: None, wait=30.0)
+        following = ReportPoller(control, lambda key: None, wait=30.0)
         try:
             async with asyncio.timeout(10):
                 while await following.report(job) is None:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             world = control._cluster
-            assert isinstance(world, World)
+            assert isinstance(world, FakeCluster)
             world.objects["Pod", "c"]["metadata"]["uid"] = "another"
             assert await following.report(job) is None
         finally:
@@ -168,9 +168,9 @@ async def test_an_api_server_that_does_not_give_the_token_for_a_while_ends_no_fo
             if away and what == "Secret":
                 raise Retryable("503")
 
-        assert isinstance(world, World)
+        assert isinstance(world, FakeCluster)
         world.before_call = fails
-        following = Following(control, lambda key: None, absent=0.01)
+        following = ReportPoller(control, lambda key: None, absent=0.01)
         try:
             assert await following.report(job) is None
             assert not await following.checkpoint_and_stop(job, "suspended")
@@ -186,12 +186,12 @@ async def test_a_long_poll_names_the_mark_of_what_it_knows() -> None:
     async with talking() as (control, coordinator, job):
         known = await control.report(job)
         assert known is not None
-        await control.report(job, known.mark(), 1.0)
-        assert coordinator.queries[-1] == {"after": known.mark(), "wait": "1.0"}
+        await control.report(job, known.revision(), 1.0)
+        assert coordinator.queries[-1] == {"after": known.revision(), "wait": "1.0"}
 
 
 def test_progress_leaves_the_mark_and_a_change_of_phase_does_not() -> None:
-    assert report("Running", 1).mark() == report("Running", 2).mark() != report("Completed", 2).mark()
+    assert report("Running", 1).revision() == report("Running", 2).revision() != report("Completed", 2).revision()
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -6,20 +6,20 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coxswain.names import LABEL_ATTEMPT, LABEL_INCARNATION
-from coxswain_operator.cluster import Manifest
 from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile.incarnations import Numbers, numbers
-from coxswain_operator.reconcile.ranges import decoded
+from coxswain_operator.reconcile.ranges import decode
 from coxswain_operator.reconcile.status import JobStatus, read_status
 from coxswain_operator.reconcile.times import stamp
-from tests.unit.reconcile_world import (
+from coxswain_operator.views import Manifest
+from tests.unit.fake_cluster import (
     NAMESPACE,
     Crash,
-    World,
+    FakeCluster,
     data_mix,
     data_source,
     live,
@@ -33,10 +33,10 @@ MEMBERS = ("coordinator", "loader-0", "trainer-0", "trainer-1")
 WORKERS = MEMBERS[1:]
 MUTATING = ("create", "delete", "patch", "publish", "stop")
 
-examples = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+examples = settings(max_examples=60)
 
 
-class Watched(World):
+class Watched(FakeCluster):
     """A world that objects as soon as the operator breaks a promise."""
 
     def __init__(self, **spec: Any) -> None:
@@ -83,7 +83,7 @@ class Watched(World):
 
     def vanish(self, pod: Manifest) -> None:
         number = int(pod["metadata"]["labels"][LABEL_INCARNATION])
-        current = self.numbers().of(member_of(pod)).number == number and member_of(pod) in decoded(self.status().seen)
+        current = self.numbers().of(member_of(pod)).number == number and member_of(pod) in decode(self.status().seen)
         self.unseen += not current and ("Pod", pod["metadata"]["name"]) in self.objects
         super().vanish(pod)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from coxswain_operator.children.scheduling import POD_GROUP, RETRIABLE
-from coxswain_operator.cluster import Manifest
 from coxswain_operator.controller import Controller
-from coxswain_operator.reconcile.waiting import GATED
-from tests.unit.reconcile_world import NAMESPACE, World, data_mix, data_source, live, member_of, training_job
-from tests.unit.test_reconcile_life import ANEW, begin, passes
+from coxswain_operator.reconcile.pending import GATED
+from coxswain_operator.views import Manifest
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, live, member_of, training_job
+from tests.unit.test_reconcile_lifecycle import ANEW, begin, passes
 
 QUEUE: dict[str, Any] = {"queueing": {"backend": "Kueue", "queueName": "research"}}
 TOTAL = 4  # pods of the job
@@ -32,7 +32,7 @@ def marked(pod: Manifest) -> bool:
     return pod["metadata"].get("annotations", {}).get(RETRIABLE) == "false"
 
 
-class Queued(World):
+class Queued(FakeCluster):
     """Kueue lets a pod go when its group has an end, its Workload was deleted, or it has a successor in the group."""
 
     def __init__(self, **spec: Any) -> None:
@@ -150,6 +150,6 @@ async def test_the_gated_pods_of_a_job_that_was_deleted_are_let_go() -> None:
     del world.objects["TrainingJob", "demo"]
     for pod in world.pods():
         await world.delete("Pod", NAMESPACE, pod["metadata"]["name"])
-    assert await Controller(world, world, world.clock).turn(NAMESPACE, "demo") is None
+    assert await Controller(world, world, world.clock).reconcile_job(NAMESPACE, "demo") is None
     assert world.pods() == []
     assert len(world.ended) == 1

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coxswain_operator.reconcile import reconcile
-from coxswain_operator.reconcile.ranges import decoded, encoded
-from coxswain_operator.reconcile.values import CreatePod, Observed, PodView, WriteStatus
-from tests.unit.reconcile_world import data_mix, data_source, training_job
+from coxswain_operator.reconcile.actions import CreatePod, Observed, WriteStatus
+from coxswain_operator.reconcile.ranges import decode, encode
+from coxswain_operator.views import PodView
+from tests.unit.fake_cluster import data_mix, data_source, training_job
 
 members = st.one_of(
     st.just("coordinator"),
@@ -21,17 +22,17 @@ members = st.one_of(
 
 @given(st.sets(members))
 def test_what_is_encoded_is_decoded_again(found: set[str]) -> None:
-    assert decoded(encoded(found)) == found
+    assert decode(encode(found)) == found
 
 
 @given(st.lists(members))
 def test_equal_sets_are_equal_text(found: list[str]) -> None:
-    assert encoded(found) == encoded(reversed(found)) == encoded(set(found))
+    assert encode(found) == encode(reversed(found)) == encode(set(found))
 
 
 def test_thousands_of_members_are_a_few_words() -> None:
     everyone = ["coordinator", "loader-0", *(f"trainer-{i}" for i in range(5000) if i != 17)]
-    assert encoded(everyone) == "coordinator,loader:0,trainer:0-16+18-4999"
+    assert encode(everyone) == "coordinator,loader:0,trainer:0-16+18-4999"
 
 
 def passed(count: int) -> tuple[float, int]:

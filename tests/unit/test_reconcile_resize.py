@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from coxswain_operator.cluster import Manifest
-from tests.unit.reconcile_world import World, data_mix, data_source, live, member_of, report, report_text, training_job
-from tests.unit.test_reconcile_life import passes, running
+from coxswain_operator.views import Manifest
+from tests.unit.fake_cluster import (
+    FakeCluster,
+    data_mix,
+    data_source,
+    live,
+    member_of,
+    report,
+    report_text,
+    training_job,
+)
+from tests.unit.test_reconcile_lifecycle import passes, running
 
 BOUNDS = {"minCount": 1, "maxCount": 8}
 
@@ -16,16 +25,16 @@ def trainers(count: int) -> Manifest:
     return {"count": count, **BOUNDS}
 
 
-async def running_scalable(**spec: Any) -> World:
+async def running_scalable(**spec: Any) -> FakeCluster:
     return await running(**{"trainers": trainers(2), **spec})
 
 
-def scale(world: World, count: int) -> None:
+def scale(world: FakeCluster, count: int) -> None:
     """As `kubectl scale`."""
     world.edit("TrainingJob", "demo", trainers=trainers(count))
 
 
-def leave(world: World) -> None:
+def leave(world: FakeCluster) -> None:
     """The coordinator saved and everybody left, as it was asked."""
     for pod in list(world.pods()):
         world.end(pod, 3, report_text("Suspended", step=20))
@@ -47,7 +56,7 @@ async def test_a_scaled_job_saves_first_and_starts_again_with_the_new_count_with
     assert json.loads(world.objects["ConfigMap", "demo-config"]["data"]["job.json"])["trainers"] == 4
     assert status["restarts"] == {"counted": 0, "ignored": 0}
     assert [(a["number"], a.get("rule")) for a in status["attempts"]] == [(0, "ScaleChanged"), (1, None)]
-    assert [h.reason for h in world.happenings].count("Scaled") == 1
+    assert [h.reason for h in world.events].count("Scaled") == 1
 
 
 async def test_changes_that_come_quickly_are_one_restart_with_the_last_count() -> None:
@@ -61,7 +70,7 @@ async def test_changes_that_come_quickly_are_one_restart_with_the_last_count() -
 
 
 async def test_a_job_that_does_not_train_yet_is_scaled_at_once() -> None:
-    world = World(data_source(), data_mix(), training_job(trainers=trainers(2)))
+    world = FakeCluster(data_source(), data_mix(), training_job(trainers=trainers(2)))
     await passes(world)
     scale(world, 1)
     await passes(world, 6)
@@ -106,7 +115,7 @@ async def test_a_second_change_after_a_first_is_a_restart_of_its_own() -> None:
 
 
 async def test_trainers_that_find_no_node_in_time_are_done_without_where_enough_found_one() -> None:
-    world = World(data_source(), data_mix(), training_job(trainers={**trainers(4), "minCount": 2}))
+    world = FakeCluster(data_source(), data_mix(), training_job(trainers={**trainers(4), "minCount": 2}))
     world.homeless = {"trainer-1"}
     await passes(world)
     world.run_all()
@@ -127,7 +136,7 @@ async def test_trainers_that_find_no_node_in_time_are_done_without_where_enough_
 
 
 async def test_a_gang_without_room_waits_in_words_and_consumes_no_restarts() -> None:
-    world = World(data_source(), data_mix(), training_job(failurePolicy={"maxRestarts": 0}))
+    world = FakeCluster(data_source(), data_mix(), training_job(failurePolicy={"maxRestarts": 0}))
     world.homeless = {"trainer-0", "trainer-1"}
     await passes(world)
     world.run_all()
@@ -139,7 +148,7 @@ async def test_a_gang_without_room_waits_in_words_and_consumes_no_restarts() -> 
 
 
 async def test_pods_that_a_queue_holds_back_make_the_job_queued_and_do_not_time_out() -> None:
-    world = World(data_source(), data_mix(), training_job())
+    world = FakeCluster(data_source(), data_mix(), training_job())
     await passes(world)
     for pod in world.pods():
         world.unschedulable(pod, "SchedulingGated")

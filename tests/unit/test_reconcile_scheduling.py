@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coxswain_operator.cluster import Manifest
+from coxswain_operator.views import Manifest
 from tests.unit.test_reconcile_children import made
 
 GPU = {"hybridData": {"tokensPerReplica": 1024, "maxDegree": 4}}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from coxswain.names import ANNOTATION_STOP_AT
-from tests.unit.reconcile_world import World, report, report_text
-from tests.unit.test_reconcile_life import passes, running
+from tests.unit.fake_cluster import FakeCluster, report, report_text
+from tests.unit.test_reconcile_lifecycle import passes, running
 
 
-async def suspended(world: World) -> None:
+async def suspended(world: FakeCluster) -> None:
     """Asks for suspension, and plays the coordinator that obeys."""
     world.edit("TrainingJob", "demo", suspend=True)
     await passes(world, 2)
@@ -60,7 +60,7 @@ async def test_a_resumed_job_gets_new_incarnations_of_the_same_attempt_uncounted
     assert names == ["demo-coordinator-1", "demo-loader-0-1", "demo-trainer-0-1", "demo-trainer-1-1"]
     assert world.job["status"]["attempt"] == 0
     assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 0}
-    assert "Resumed" in [h.reason for h in world.happenings]
+    assert "Resumed" in [h.reason for h in world.events]
 
 
 async def test_a_trainer_too_many_is_not_created_after_a_smaller_resumption() -> None:

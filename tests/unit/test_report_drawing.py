@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from coxswain.config import PhaseConfig
 from coxswain.wire import TaskTiming
-from coxswain_cli.reporting import bars, charts, figures, mix, picture
+from coxswain_cli.reporting import bars, charts, formatting, mix, timeline
 from coxswain_cli.reporting.charts import Chart, Series
-from coxswain_cli.reporting.choose import chosen_steps
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
-from coxswain_cli.reporting.record import PlannedTask, RankTiming, Step, StepTiming
+from coxswain_cli.reporting.model import PlannedTask, RankTiming, RecordedStep, StepTiming
+from coxswain_cli.reporting.step_selection import chosen_steps
 from tests.unit import report_samples as samples
 
 numbers = st.floats(-1e9, 1e9, allow_nan=False)
@@ -29,7 +29,7 @@ numbers = st.floats(-1e9, 1e9, allow_nan=False)
 @example(1e-13, 2e-13)
 def test_axis_ticks_cover_all_values_and_stay_few(a: float, b: float) -> None:
     low, high = sorted((a, b))
-    ticks = figures.ticks(low, high)
+    ticks = formatting.ticks(low, high)
     slack = 1e-6 * max(1.0, abs(low), abs(high))
     assert ticks[0] <= low + slack
     assert ticks[-1] >= high - slack
@@ -38,7 +38,7 @@ def test_axis_ticks_cover_all_values_and_stay_few(a: float, b: float) -> None:
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_step_axes_have_whole_round_labels_within_range(first: int, length: int) -> None:
-    labels = figures.whole_ticks(first, first + length)
+    labels = formatting.whole_ticks(first, first + length)
     assert all(first <= label <= first + length for label in labels)
     assert len(labels) <= 7
 
@@ -47,7 +47,7 @@ def test_step_axes_have_whole_round_labels_within_range(first: int, length: int)
     ("value", "text"), [(0, "0"), (0.01234, "0.0123"), (999.9, "1k"), (12345, "12.3k"), (2.5e6, "2.5M"), (-4000, "-4k")]
 )
 def test_short_numbers_have_three_digits_and_a_unit(value: float, text: str) -> None:
-    assert figures.short(value) == text
+    assert formatting.short(value) == text
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_short_numbers_have_three_digits_and_a_unit(value: float, text: str) -> 
     [(0.0123, "12.3 ms"), (0.9999, "1 s"), (12.34, "12.3 s"), (125, "2 min 05 s"), (11400, "3 h 10 min")],
 )
 def test_durations_read_like_speech(value: float, text: str) -> None:
-    assert figures.seconds(value) == text
+    assert formatting.seconds(value) == text
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(-10, 10)), max_size=60), st.integers(1, 8))
 def test_smoothing_keeps_gaps_ends_and_bounds(values: list[float | None], reach: int) -> None:
-    smooth = figures.smooth(values, reach)
+    smooth = formatting.smooth(values, reach)
     assert [v is None for v in smooth] == [v is None for v in values]
     known = [v for v in values if v is not None]
     assert all(min(known) - 1e-9 <= v <= max(known) + 1e-9 for v in smooth if v is not None)
@@ -68,7 +68,7 @@ def test_smoothing_keeps_gaps_ends_and_bounds(values: list[float | None], reach:
 
 def test_thinning_keeps_the_mean_and_the_order() -> None:
     values = [float(i) for i in range(6000)]
-    thin = figures.thin(values, 600)
+    thin = formatting.thin(values, 600)
     assert len(thin) == 600
     assert thin == sorted(v for v in thin if v is not None)
     assert sum(v for v in thin if v is not None) / 600 == pytest.approx(sum(values) / 6000)
@@ -135,13 +135,13 @@ def test_a_measured_row_shows_data_wait_passes_ring_waits_and_reduction() -> Non
 
 def test_planned_and_measured_share_a_time_axis_unless_one_would_vanish() -> None:
     slow = StepTiming(3, timing().planned, (RankTiming(0, (TaskTiming(0, "F", 0.0, 40.0),)),))
-    assert "time axis of its own" not in picture.draw(timing())
-    assert "time axis of its own" in picture.draw(slow)
+    assert "time axis of its own" not in timeline.draw(timing())
+    assert "time axis of its own" in timeline.draw(slow)
 
 
 @pytest.mark.parametrize("ranks", [1, 4, 64, 512])
 def test_a_picture_is_sound_markup_and_no_taller_than_a_screen_at_any_number_of_ranks(ranks: int) -> None:
-    made = picture.draw(samples_timing(ranks))
+    made = timeline.draw(samples_timing(ranks))
     root = ET.fromstring(f"<div>{made}</div>")
     heights = [float(svg.attrib["height"]) for svg in root.iter("svg")]
     assert len(heights) == 2
@@ -152,8 +152,8 @@ def samples_timing(ranks: int) -> StepTiming:
     return msgspec.convert(samples.timing_line(1, ranks), StepTiming)
 
 
-def steps(count: int, **seconds: float) -> list[Step]:
-    return [Step(step=k, seconds=seconds.get(f"s{k}", 1.0)) for k in range(count)]
+def steps(count: int, **seconds: float) -> list[RecordedStep]:
+    return [RecordedStep(step=k, seconds=seconds.get(f"s{k}", 1.0)) for k in range(count)]
 
 
 def test_the_chosen_steps_are_first_slowest_longest_ring_and_last() -> None:
@@ -180,7 +180,7 @@ def test_a_phase_changes_the_wanted_share_from_its_step_on() -> None:
     config = samples.job().mix
     phase = PhaseConfig(from_step=2, weights={"docs": 1})
     config = type(config)(name="m", seed=1, sources=config.sources, phases=(phase,))
-    four = [Step(step=k, tokens=100, tokens_by_source={"code": 70, "docs": 30}) for k in range(4)]
+    four = [RecordedStep(step=k, tokens=100, tokens_by_source={"code": 70, "docs": 30}) for k in range(4)]
     code, docs = mix.source_shares(four, config)
     assert code.wanted == pytest.approx((70, 140, 140, 140))
     assert docs.wanted == pytest.approx((30, 60, 160, 260))

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from bench.scale.control_plane import Plane
 from bench.scale.coxswain import pods_of
 from bench.scale.peers import PEERS, peers
 from bench.scale.peers.certificates import HOST, write_certificate
@@ -17,7 +18,6 @@ from bench.scale.peers.modules import definitions, reached_at, version_of
 from bench.scale.peers.pods import count, template
 from bench.scale.peers.trainer import runtime, train_job
 from bench.scale.peers.training_operator import pytorch_job
-from bench.scale.plane import Plane
 
 NAMED = ("hostname", "subdomain")
 

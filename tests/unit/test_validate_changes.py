@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coxswain.api.judge import judge
+from coxswain.api.cel_rules import check_rules
 from coxswain.api.rules import RULES
 from coxswain.api.validate import check, defaulted
 from tests.api_samples import PHASE, REMOVED, Manifest, changed, sample
@@ -79,7 +79,7 @@ def test_every_field_changes_while_the_job_runs_or_is_refused_as_the_design_says
     wrong = []
     for path, value in leaves(old["spec"]):
         new = {**old, "spec": put(old["spec"], path, another(value))}
-        refused = any(fault.message in TRANSITIONS for fault in judge(kind, new, old, well_shaped=False))
+        refused = any(fault.message in TRANSITIONS for fault in check_rules(kind, new, old, well_shaped=False))
         if refused == may_change(kind, spelt(path)):
             wrong.append((spelt(path), refused))
     assert wrong == []

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from bench.scale.cases import System
+from bench.scale.control_plane import Plane
 from bench.scale.peers.jobset import JobSet
 from bench.scale.peers.trainer import Trainer
 from bench.scale.peers.training_operator import TrainingOperator
-from bench.scale.plane import Plane
 
 PEERS = ("jobset", "trainer", "training-operator")
 

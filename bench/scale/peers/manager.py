@@ -10,11 +10,11 @@ from pathlib import Path
 
 import httpx
 
+from bench.scale.control_plane import Plane
 from bench.scale.peers.certificates import HOST, Certificate, write_certificate
 from bench.scale.peers.modules import Manifest, definitions, reached_at, webhooks
-from bench.scale.plane import Plane
 from e2e.cluster.access import private
-from e2e.cluster.process import Child, binary, free_port, wait_until
+from e2e.cluster.process import Child, ReservedPort, binary, wait_until
 
 _ANYWHERE = "0.0.0.0"  # where these managers serve webhooks, whatever one asks for
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -41,7 +41,8 @@ class Manager:
 
     def __init__(self, plane: Plane, parts: Parts) -> None:
         self._plane, self._parts, self._starts = plane, parts, 0
-        self.webhook_port, self._probe = free_port(_ANYWHERE), free_port(HOST)
+        self._webhook, self._probe = ReservedPort(_ANYWHERE), ReservedPort(HOST)
+        self.webhook_port = self._webhook.number
         self.folder = plane.root / parts.tool  # its /tmp
         self.processes: list[Child] = []
 
@@ -83,12 +84,12 @@ class Manager:
         return self._plane.control.http.post(path, params={"dryRun": "All"}, json=manifest).is_success
 
     def _common(self) -> list[str]:
-        probe = f"--health-probe-bind-address={HOST}:{self._probe}"
+        probe = f"--health-probe-bind-address={HOST}:{self._probe.number}"
         return ["--kubeconfig=/tmp/kubeconfig", probe, "--zap-log-level=info"]
 
     def _is_ready(self) -> bool:
         try:
-            return httpx.get(f"http://{HOST}:{self._probe}/readyz", timeout=5, trust_env=False).is_success
+            return httpx.get(f"http://{HOST}:{self._probe.number}/readyz", timeout=5, trust_env=False).is_success
         except httpx.TransportError:
             return False
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bench.scale.control_plane import Manifest
 from bench.scale.coxswain import OTHERS, pods_of
-from bench.scale.plane import Manifest
 
 RESTARTS = 10  # more than a bench has
 _OURS_ALONE = ("hostname", "subdomain")  # rivals set their own, for their own Service

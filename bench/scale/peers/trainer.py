@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bench.scale.control_plane import Manifest, Plane
 from bench.scale.coxswain import OTHERS
 from bench.scale.objects import Scene
 from bench.scale.peers.jobset import JobSet, set_spec
 from bench.scale.peers.manager import Manager, Parts
 from bench.scale.peers.modules import folder_of
 from bench.scale.peers.pods import count, template
-from bench.scale.plane import Manifest, Plane
 from bench.scale.watching import Pods
 from e2e.cluster.process import Child, wait_until
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from coxswain.wire import TaskTiming
-from coxswain_cli.reporting.figures import seconds
-from coxswain_cli.reporting.record import PlannedTask, RankTiming, StepTiming
+from coxswain_cli.reporting.formatting import seconds
+from coxswain_cli.reporting.model import PlannedTask, RankTiming, StepTiming
 
 COLOURS = 6
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from coxswain_cli.reporting.figures import short, thin, ticks, whole_ticks
+from coxswain_cli.reporting.formatting import short, thin, ticks, whole_ticks
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
 
 POINTS = 600  # more than a phone has pixels

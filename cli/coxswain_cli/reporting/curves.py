@@ -7,32 +7,32 @@ from itertools import pairwise
 from statistics import median
 
 from coxswain_cli.reporting.charts import Chart, Series
-from coxswain_cli.reporting.figures import seconds, short, smooth
-from coxswain_cli.reporting.record import Run, Step
+from coxswain_cli.reporting.formatting import seconds, short, smooth
+from coxswain_cli.reporting.model import RecordedRun, RecordedStep
 
 SMOOTH_FROM = 12  # with fewer steps the raw curve says it all
 
 
-def charts(run: Run) -> tuple[Chart, ...]:
+def charts(run: RecordedRun) -> tuple[Chart, ...]:
     if not run.steps:
         return ()
     return (_loss(run), _throughput(run), _idle(run), _planned(run))
 
 
-def _loss(run: Run) -> Chart:
+def _loss(run: RecordedRun) -> Chart:
     losses = _values(run, lambda s: s.loss)
     known = [v for v in losses if v is not None]
     note = f"{short(known[0])} at first, {short(known[-1])} at last, {short(min(known))} at best" if known else ""
     return _chart(run, "Loss", "nats per token", note, _with_average("loss", 0, losses), from_zero=False)
 
 
-def _throughput(run: Run) -> Chart:
+def _throughput(run: RecordedRun) -> Chart:
     rates = _values(run, lambda s: s.tokens / s.seconds if s.seconds else None)
     note = f"median step {seconds(median(s.seconds for s in run.steps))}"
     return _chart(run, "Throughput", "tokens per second", note, _with_average("rate", 1, rates))
 
 
-def _idle(run: Run) -> Chart:
+def _idle(run: RecordedRun) -> Chart:
     idle = _values(run, lambda s: 100 * s.idle_fraction)
     waits = _values(run, lambda s: 100 * s.data_wait_seconds / s.seconds if s.seconds else None)
     rows = (Series("idle", 2, idle), Series("wait for data", 3, waits, "dashed"))
@@ -41,7 +41,7 @@ def _idle(run: Run) -> Chart:
     )
 
 
-def _planned(run: Run) -> Chart:
+def _planned(run: RecordedRun) -> Chart:
     ratios = _values(run, lambda s: s.makespan_over_bound or None)
     note = "1 means that no plan could end earlier under the cost model"
     return _chart(
@@ -49,7 +49,7 @@ def _planned(run: Run) -> Chart:
     )
 
 
-def _values(run: Run, of: Callable[[Step], float | None]) -> tuple[float | None, ...]:
+def _values(run: RecordedRun, of: Callable[[RecordedStep], float | None]) -> tuple[float | None, ...]:
     return tuple(of(s) for s in run.steps)
 
 
@@ -62,11 +62,13 @@ def _with_average(name: str, colour: int, values: tuple[float | None, ...]) -> t
     )
 
 
-def _chart(run: Run, title: str, unit: str, note: str, series: tuple[Series, ...], *, from_zero: bool = True) -> Chart:
+def _chart(
+    run: RecordedRun, title: str, unit: str, note: str, series: tuple[Series, ...], *, from_zero: bool = True
+) -> Chart:
     return Chart(title, unit, tuple(s.step for s in run.steps), series, note, from_zero, _generations(run))
 
 
-def _generations(run: Run) -> tuple[tuple[int, str], ...]:
+def _generations(run: RecordedRun) -> tuple[tuple[int, str], ...]:
     """Where the world changed: a vertical line in every curve."""
     pairs = pairwise(run.steps)
     return tuple(

@@ -8,9 +8,9 @@ from itertools import accumulate
 
 from coxswain.config import MixConfig
 from coxswain_cli.reporting.charts import Chart, Series, draw
-from coxswain_cli.reporting.figures import short
+from coxswain_cli.reporting.formatting import short
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
-from coxswain_cli.reporting.record import Run, Step
+from coxswain_cli.reporting.model import RecordedRun, RecordedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def weights_at(mix: MixConfig, step: int, tokens: int) -> dict[str, int]:
     return weights
 
 
-def source_shares(steps: Sequence[Step], mix: MixConfig | None) -> tuple[SourceShare, ...]:
+def source_shares(steps: Sequence[RecordedStep], mix: MixConfig | None) -> tuple[SourceShare, ...]:
     names = sorted(
         {name for s in steps for name in s.tokens_by_source} | {s.name for s in (mix.sources if mix else ())}
     )
@@ -46,7 +46,7 @@ def source_shares(steps: Sequence[Step], mix: MixConfig | None) -> tuple[SourceS
     )
 
 
-def _wanted(steps: Sequence[Step], mix: MixConfig) -> list[dict[str, float]]:
+def _wanted(steps: Sequence[RecordedStep], mix: MixConfig) -> list[dict[str, float]]:
     """Per step, each source's part of the step's tokens by weight."""
     result = []
     for step, after in zip(steps, accumulate(s.tokens for s in steps), strict=True):
@@ -56,7 +56,7 @@ def _wanted(steps: Sequence[Step], mix: MixConfig) -> list[dict[str, float]]:
     return result
 
 
-def section(run: Run) -> Markup:
+def section(run: RecordedRun) -> Markup:
     """Bars of the whole run and the curves of the shares; empty where no step says what it was made of."""
     shares = source_shares(run.steps, run.job.mix if run.job else None)
     totals = list(accumulate(s.tokens for s in run.steps))
@@ -67,7 +67,7 @@ def section(run: Run) -> Markup:
     return join((bars, draw(over_time(run, shares, totals))))
 
 
-def over_time(run: Run, shares: Sequence[SourceShare], totals: Sequence[int]) -> Chart:
+def over_time(run: RecordedRun, shares: Sequence[SourceShare], totals: Sequence[int]) -> Chart:
     """Share of all tokens so far, per source; dashed what the weights ask for."""
     series = []
     for number, share in enumerate(shares):

@@ -6,13 +6,13 @@ import base64
 import hashlib
 from importlib.resources import files
 
-from coxswain_cli.reporting import charts, curves, mix, picture, summary
-from coxswain_cli.reporting.figures import seconds
+from coxswain_cli.reporting import charts, curves, mix, summary, timeline
+from coxswain_cli.reporting.formatting import seconds
 from coxswain_cli.reporting.markup import Markup, join, tag
-from coxswain_cli.reporting.record import Run, Step, StepTiming
+from coxswain_cli.reporting.model import RecordedRun, RecordedStep, StepTiming
 
 
-def page(run: Run) -> str:
+def page(run: RecordedRun) -> str:
     """The report of a run."""
     style, script = _asset("page.css"), _asset("page.js")
     # The hash lets this very script run and no other, so that even a flaw in the escaping could not execute anything.
@@ -28,7 +28,7 @@ def page(run: Run) -> str:
     return f"<!doctype html>\n{tag('html', tag('head', head), content, lang='en')}\n"
 
 
-def body(run: Run) -> tuple[Markup, ...]:
+def body(run: RecordedRun) -> tuple[Markup, ...]:
     return (
         summary.heading(run),
         summary.tiles(run),
@@ -44,14 +44,14 @@ def _section(title: str, content: Markup) -> Markup:
     return tag("section", tag("h2", title), content)
 
 
-def _pictures(run: Run) -> Markup:
+def _pictures(run: RecordedRun) -> Markup:
     if not run.chosen:
         return tag("p", "no timings recorded", class_="empty")
     lines = {s.step: s for s in run.steps}
     return join((LEGEND, *(_step(timing, lines.get(timing.step), why) for timing, why in run.chosen)))
 
 
-def _step(timing: StepTiming, line: Step | None, why: str) -> Markup:
+def _step(timing: StepTiming, line: RecordedStep | None, why: str) -> Markup:
     facts = (
         f"{seconds(line.seconds)}, {line.sequences} sequences, {line.tokens:,} tokens, "
         f"idle {100 * line.idle_fraction:.0f} %"
@@ -59,7 +59,7 @@ def _step(timing: StepTiming, line: Step | None, why: str) -> Markup:
         else ""
     )
     title = tag("summary", tag("b", f"Step {timing.step}"), f" {why} ", tag("span", facts, class_="unit"))
-    return tag("details", title, picture.draw(timing), open="")
+    return tag("details", title, timeline.draw(timing), open="")
 
 
 def _asset(name: str) -> str:

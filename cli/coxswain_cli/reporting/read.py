@@ -14,8 +14,8 @@ import msgspec
 
 from coxswain.config import JobConfig
 from coxswain.errors import Refused
-from coxswain_cli.reporting.choose import chosen_steps
-from coxswain_cli.reporting.record import Event, Glance, Run, Step, StepTiming
+from coxswain_cli.reporting.model import Glance, RecordedEvent, RecordedRun, RecordedStep, StepTiming
+from coxswain_cli.reporting.step_selection import chosen_steps
 
 STEPS, EVENTS, TIMINGS = "steps.jsonl", "events.jsonl", "timings.jsonl"
 LATEST = 4e9  # seconds since 1970 (the year 2096): what lies beyond is no time of an event
@@ -23,7 +23,7 @@ LATEST = 4e9  # seconds since 1970 (the year 2096): what lies beyond is no time 
 T = TypeVar("T")
 
 
-def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> Run:
+def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> RecordedRun:
     """The run, with the timings of the steps that are `wanted`, or of telling ones.
 
     Raises Refused when the folder holds neither steps nor events, or a wanted step has no timings.
@@ -34,7 +34,7 @@ def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> Run:
             f"{directory}: holds neither {STEPS} nor {EVENTS}; name the work directory of a run (`cox run` prints it, "
             "by default runs/JOB)",
         )
-    lines, bad_steps = _good(_values(directory / STEPS, Step))
+    lines, bad_steps = _good(_values(directory / STEPS, RecordedStep))
     latest = {line.step: line for line in lines}  # a redone step appends a line: the last one is valid
     steps = tuple(latest[k] for k in sorted(latest))
     events, bad_events = _good(_values(directory / EVENTS, _EventLine))
@@ -42,10 +42,10 @@ def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> Run:
     chosen = chosen_steps(steps, rings, wanted)
     job = _job(_objects(directory / "cluster", "ConfigMap"))
     training = next(_objects(directory / "cluster", "TrainingJob"), {})
-    return Run(
+    return RecordedRun(
         name=job.name if job else training.get("metadata", {}).get("name", directory.resolve().name),
         steps=steps,
-        events=tuple(Event(_seconds(e.time), e.reason, e.message, e.object) for e in events),
+        events=tuple(RecordedEvent(_seconds(e.time), e.reason, e.message, e.object) for e in events),
         chosen=tuple((_timing(directory / TIMINGS, step, offsets[step]), why) for step, why in chosen),
         job=job,
         status=training.get("status") or {},

@@ -6,15 +6,15 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
-from coxswain_cli.reporting.figures import seconds, short
+from coxswain_cli.reporting.formatting import seconds, short
 from coxswain_cli.reporting.markup import Markup, join, tag
-from coxswain_cli.reporting.record import Event, Run
+from coxswain_cli.reporting.model import RecordedEvent, RecordedRun
 
 HINT = "Touch or point at a curve or a bar to read it."
 BAD = {"Failed", "NodeLost", "WorkerRestarted", "StragglerDetected"}
 
 
-def heading(run: Run) -> Markup:
+def heading(run: RecordedRun) -> Markup:
     """The job's name and how it stands."""
     condition = succeeded(run.status)
     state = condition.get("reason") or "State unknown"
@@ -33,19 +33,19 @@ def succeeded(status: dict[str, Any]) -> dict[str, str]:
     return next((c for c in conditions if isinstance(c, dict) and c.get("type") == "Succeeded"), {})
 
 
-def _when(run: Run) -> str:
+def _when(run: RecordedRun) -> str:
     times = [t for t in (*(s.time for s in run.steps), *(e.time for e in run.events)) if t]
     if not times:
         return ""
     return f"{_utc(min(times))} to {_utc(max(times))} UTC, {seconds(max(times) - min(times))} in all"
 
 
-def tiles(run: Run) -> Markup:
+def tiles(run: RecordedRun) -> Markup:
     """The key figures, large."""
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in figures(run)), class_="tiles")
 
 
-def figures(run: Run) -> tuple[tuple[str, str], ...]:
+def figures(run: RecordedRun) -> tuple[tuple[str, str], ...]:
     if not run.steps:
         return (("steps", "none"),)
     losses = [s.loss for s in run.steps if s.loss is not None]
@@ -63,7 +63,7 @@ def figures(run: Run) -> tuple[tuple[str, str], ...]:
     )
 
 
-def end(run: Run) -> Markup:
+def end(run: RecordedRun) -> Markup:
     """Facts that matter afterwards: the last checkpoint, restarts, what was computed again, the digests."""
     last = run.steps[-1] if run.steps else None
     facts = [
@@ -79,7 +79,7 @@ def end(run: Run) -> Markup:
     return tag("table", rows, class_="facts")
 
 
-def _checkpoint(run: Run) -> str:
+def _checkpoint(run: RecordedRun) -> str:
     saved = run.status.get("lastCheckpoint")
     if isinstance(saved, dict) and saved.get("step") is not None:
         return f"step {saved['step']}, {saved.get('uri', '')}"
@@ -95,14 +95,14 @@ def _restarts(status: dict[str, Any]) -> str:
     )
 
 
-def events(run: Run) -> Markup:
+def events(run: RecordedRun) -> Markup:
     if not run.events:
         return tag("p", "no events recorded", class_="empty")
     began = min(e.time for e in run.events)
     return tag("table", join(_event(e, began) for e in run.events), class_="events")
 
 
-def _event(event: Event, began: float) -> Markup:
+def _event(event: RecordedEvent, began: float) -> Markup:
     mark = tag("b", ("▲ " if event.reason in BAD else "") + event.reason, class_="bad" if event.reason in BAD else None)
     when = tag(
         "td", f"+{seconds(event.time - began)}" if event.time > began else "0 s", title=f"{_utc(event.time)} UTC"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from coxswain.api.faults import Fault
+from coxswain.api.field_errors import FieldError
 from coxswain.api.load import load_documents
 from coxswain.api.resolve import resolve
 from coxswain.api.validate import defaulted, validate
@@ -45,17 +45,17 @@ def _only_job(objects: list[Manifest]) -> Manifest:
     return jobs[0]
 
 
-def _unresolved(job: Manifest, objects: list[Manifest]) -> list[Fault]:
+def _unresolved(job: Manifest, objects: list[Manifest]) -> list[FieldError]:
     """On a cluster a missing reference may still come; here the files are all there is."""
     found = _resolved(job, objects)
     return found if isinstance(found, list) else []
 
 
-def _resolved(job: Manifest, objects: list[Manifest]) -> JobConfig | list[Fault]:
+def _resolved(job: Manifest, objects: list[Manifest]) -> JobConfig | list[FieldError]:
     of = {kind: [o for o in objects if o["kind"] == kind] for kind in _OURS}
     return resolve(job, of["DataSource"], of["DataMix"], of["ParallelismPolicy"], uid="")
 
 
-def _line(fault: Fault) -> str:
+def _line(fault: FieldError) -> str:
     place = f"{fault.file}, document {fault.document}" if fault.document else fault.file
     return "  " + ": ".join(part for part in (place, fault.text) if part)

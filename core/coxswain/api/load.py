@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from coxswain.api.faults import Fault
+from coxswain.api.field_errors import FieldError
+from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME
 from coxswain.names import API_VERSION
 
@@ -19,6 +20,9 @@ MAX_BYTES = 3_000_000  # what etcd takes, twice
 MAX_NODES = 100_000  # of a document with its aliases written out
 # What a local run needs besides our kinds: the Secrets of endpoints.
 _FOREIGN = {("v1", "Secret")}
+_ALLOWED_VALUES = "use one of the allowed values"
+# What PyYAML raises for an explicit tag on a word that is none of it: `!!bool maybe`, `!!timestamp soon`, `!!int ''`.
+_CONSTRUCTOR_ERRORS = (ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +65,13 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load_documents(paths: Iterable[Path]) -> tuple[list[Document], list[Fault]]:
+def load_documents(paths: Iterable[Path]) -> tuple[list[Document], list[FieldError]]:
     """All objects of the files, and every fault that keeps one from being an object of ours.
 
     Relative uris (`file:./corpus`) become absolute ones, from the folder of their file: a convenience of local runs.
     """
     documents: list[Document] = []
-    faults: list[Fault] = []
+    faults: list[FieldError] = []
     for path in paths:
         for found in _read(path):
             if isinstance(found, Document):
@@ -77,56 +81,52 @@ def load_documents(paths: Iterable[Path]) -> tuple[list[Document], list[Fault]]:
     return documents, faults
 
 
-def _read(path: Path) -> Iterator[Document | Fault]:
+def _read(path: Path) -> Iterator[Document | FieldError]:
     try:
         if path.stat().st_size > MAX_BYTES:
-            yield Fault(
+            yield FieldError(
                 "", "the file is too large", str(path.stat().st_size), f"at most {MAX_BYTES} bytes", file=str(path)
             )
             return
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        yield Fault("", f"cannot read the file: {reason}", way_out="name a readable YAML file", file=str(path))
+        yield FieldError("", f"cannot read the file: {reason}", way_out="name a readable YAML file", file=str(path))
         return
     yield from _parse(path, text)
 
 
-def _parse(path: Path, text: str) -> Iterator[Document | Fault]:
+def _parse(path: Path, text: str) -> Iterator[Document | FieldError]:
     """The documents up to the first that is not YAML: what follows it cannot be told apart."""
     number = 0
     try:
         for value in yaml.load_all(text, Loader=_Loader):
             number += 1
             if value is not None:
-                yield _document(path, number, value)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+                yield from _document(path, number, value)
+    except (yaml.YAMLError, *_CONSTRUCTOR_ERRORS, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        yield Fault(
+        yield FieldError(
             "", f"malformed YAML{where}: {problem}", way_out="correct the YAML", file=str(path), document=number + 1
         )
 
 
-def _document(path: Path, number: int, value: Any) -> Document | Fault:
-    fault = _oversized(value) or _unknown(value)
-    if fault is not None:
-        field, message, found, allowed = fault
-        return Fault(field, message, found, allowed, "use one of the allowed values", str(path), number)
-    return Document(str(path), number, _absolute(value, path.resolve().parent))
+def _document(path: Path, number: int, value: Any) -> Iterator[Document | FieldError]:
+    faults = _oversized(value) or list(check_values(value)) or _unknown(value)
+    if faults:
+        yield from (replace(fault, file=str(path), document=number) for fault in faults)
+    else:
+        yield Document(str(path), number, _absolute(value, path.resolve().parent))
 
 
-def _oversized(value: Any) -> tuple[str, str, str, str] | None:
+def _oversized(value: Any) -> list[FieldError]:
     """Why the value cannot be written out: a few aliases of aliases make billions of nodes, or a circle."""
     if _nodes(value, {}) <= MAX_NODES:
-        return None
-    return (
-        "",
-        "the document is too large with its aliases written out",
-        "",
-        f"at most {MAX_NODES} values, and no circles",
-    )
+        return []
+    message = "the document is too large with its aliases written out"
+    return [FieldError("", message, "", f"at most {MAX_NODES} values, and no circles", _ALLOWED_VALUES)]
 
 
 def _nodes(value: Any, known: dict[int, int]) -> int:
@@ -140,23 +140,20 @@ def _nodes(value: Any, known: dict[int, int]) -> int:
     return known[id(value)]
 
 
-def _unknown(value: Any) -> tuple[str, str, str, str] | None:
-    """Why the value is no object of ours: (path, message, value, allowed)."""
+def _unknown(value: Any) -> list[FieldError]:
+    """Why the value is no object of ours."""
     if not isinstance(value, dict):
-        return (
-            "",
-            "a document must be a mapping with apiVersion, kind, metadata and spec",
-            type(value).__name__,
-            "a mapping",
-        )
+        message = "a document must be a mapping with apiVersion, kind, metadata and spec"
+        return [FieldError("", message, type(value).__name__, "a mapping", _ALLOWED_VALUES)]
     version, kind = str(value.get("apiVersion", "")), str(value.get("kind", ""))
     if (version, kind) in _FOREIGN:
-        return None
+        return []
     if kind not in BY_NAME:
-        return "kind", f"unknown kind {kind!r}", kind, ", ".join(BY_NAME)
+        return [FieldError("kind", f"unknown kind {kind!r}", kind, ", ".join(BY_NAME), _ALLOWED_VALUES)]
     if version != API_VERSION:
-        return "apiVersion", f"unknown version {version!r} of kind {kind}", version, API_VERSION
-    return None
+        message = f"unknown version {version!r} of kind {kind}"
+        return [FieldError("apiVersion", message, version, API_VERSION, _ALLOWED_VALUES)]
+    return []
 
 
 def _absolute(value: Any, folder: Path, key: str = "") -> Any:

@@ -14,7 +14,7 @@ from coxswain.api.configure import CLAIMS_ROOT as CLAIMS_ROOT
 from coxswain.api.configure import Used, job_config, mix_config
 from coxswain.api.datamix import DataMixSpec
 from coxswain.api.datasource import DataSourceSpec, Tokenizer
-from coxswain.api.faults import Fault, parse
+from coxswain.api.field_errors import FieldError, parse
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.trainingjob import TrainingJobSpec
 
@@ -24,7 +24,7 @@ M = TypeVar("M", bound=Model)
 
 def resolve(
     job: Manifest, sources: Iterable[Manifest], mixes: Iterable[Manifest], policies: Iterable[Manifest], uid: str
-) -> config.JobConfig | list[Fault]:
+) -> config.JobConfig | list[FieldError]:
     """The resolved job, or every fault that keeps it from starting; `Fault.reason` is the condition's reason.
 
     The iterables hold the objects of the job's namespace. `uid` is the job's own.
@@ -48,24 +48,24 @@ def by_name(objects: Iterable[Manifest]) -> dict[str, Manifest]:
     return {item["metadata"]["name"]: item for item in objects}
 
 
-def _spec(model: type[M], manifest: Manifest, under: str) -> tuple[M | None, list[Fault]]:
+def _spec(model: type[M], manifest: Manifest, under: str) -> tuple[M | None, list[FieldError]]:
     found, faults = parse(model, manifest.get("spec", {}), under)
     return cast("M | None", found), faults
 
 
 def _named(
     model: type[M], kind: str, reason: str, path: str, name: str, objects: Mapping[str, Manifest]
-) -> tuple[M | None, list[Fault]]:
+) -> tuple[M | None, list[FieldError]]:
     """The spec of the object of that name, or why it cannot be had."""
     if name not in objects:
         way_out = (
             f"create the {kind} {name}, or name one of this namespace: {', '.join(sorted(objects)) or 'there is none'}"
         )
-        return None, [Fault(path, f"{kind} {name!r} does not exist", name, way_out=way_out, reason=reason)]
+        return None, [FieldError(path, f"{kind} {name!r} does not exist", name, way_out=way_out, reason=reason)]
     return _spec(model, objects[name], f"{kind}/{name} spec")
 
 
-def _mix(spec: TrainingJobSpec, mixes: Mapping[str, Manifest]) -> tuple[DataMixSpec | None, list[Fault]]:
+def _mix(spec: TrainingJobSpec, mixes: Mapping[str, Manifest]) -> tuple[DataMixSpec | None, list[FieldError]]:
     if spec.mix_ref is None:
         return spec.mix, []
     return _named(DataMixSpec, "DataMix", "MixNotFound", "spec.mixRef.name", spec.mix_ref.name, mixes)
@@ -73,7 +73,7 @@ def _mix(spec: TrainingJobSpec, mixes: Mapping[str, Manifest]) -> tuple[DataMixS
 
 def _policy(
     spec: TrainingJobSpec, policies: Mapping[str, Manifest]
-) -> tuple[ParallelismPolicySpec | None, list[Fault]]:
+) -> tuple[ParallelismPolicySpec | None, list[FieldError]]:
     if spec.parallelism_ref is None:
         return spec.parallelism, []
     name = spec.parallelism_ref.name
@@ -82,9 +82,9 @@ def _policy(
     )
 
 
-def _sources(mix: DataMixSpec, place: str, sources: Mapping[str, Manifest]) -> tuple[list[Used], list[Fault]]:
+def _sources(mix: DataMixSpec, place: str, sources: Mapping[str, Manifest]) -> tuple[list[Used], list[FieldError]]:
     used: list[Used] = []
-    faults: list[Fault] = []
+    faults: list[FieldError] = []
     for index, entry in enumerate(mix.sources):
         path = f"{place}.sources[{index}].sourceRef.name"
         found, wrong = _named(DataSourceSpec, "DataSource", "SourceNotFound", path, entry.source_ref.name, sources)
@@ -93,20 +93,20 @@ def _sources(mix: DataMixSpec, place: str, sources: Mapping[str, Manifest]) -> t
     return used, faults
 
 
-def _tokenizer_faults(used: list[Used], place: str) -> list[Fault]:
+def _tokenizer_faults(used: list[Used], place: str) -> list[FieldError]:
     if len({source.tokenizer for _, source in used}) <= 1:
         return []
     said = ", ".join(f"{entry.source_ref.name}: {_describe(source.tokenizer)}" for entry, source in used)
     message = f"the sources of a mix must share one tokenizer, but they differ: {said}"
     way_out = "give the sources the same tokenizer, or mix others"
-    return [Fault(f"{place}.sources", message, way_out=way_out, reason="TokenizerMismatch")]
+    return [FieldError(f"{place}.sources", message, way_out=way_out, reason="TokenizerMismatch")]
 
 
 def _describe(tokenizer: Tokenizer) -> str:
     return tokenizer.file.uri if tokenizer.file else "bytes"
 
 
-def capacity_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> list[Fault]:
+def capacity_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> list[FieldError]:
     """Whether the longest sequence fits on the replicas that minCount trainers make.
 
     Rule `spec.parallelism` of coxswain.api.rules says the same of an inline policy at apply time.
@@ -124,7 +124,7 @@ def capacity_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> lis
     )
     way_out = "lower batch.maxSequenceTokens, or raise tokensPerReplica, maxDegree or trainers.minCount"
     return [
-        Fault(
+        FieldError(
             "spec.batch.maxSequenceTokens", message, str(longest), f"at most {held}", way_out, reason="CapacityTooSmall"
         )
     ]

@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from coxswain.api.cel_rules import check_rules
 from coxswain.api.crd import object_schema
-from coxswain.api.faults import Fault, parse
-from coxswain.api.judge import judge
+from coxswain.api.field_errors import FieldError, parse
+from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME, Kind
 from coxswain.api.load import Document
 from coxswain.api.resolve import resolve
@@ -19,7 +20,7 @@ from coxswain.api.schema import Schema, repeated, with_defaults
 _BETWEEN = ("TokenizerMismatch", "CapacityTooSmall")
 
 
-def validate(documents: Sequence[Document]) -> list[Fault]:
+def validate(documents: Sequence[Document]) -> list[FieldError]:
     """Every fault of each document, then of repeated names; and of the references between them, once all else is right."""
     faults = [fault for document in documents for fault in _place(document, check(document.manifest))]
     faults += _repeated(documents)
@@ -28,15 +29,20 @@ def validate(documents: Sequence[Document]) -> list[Fault]:
     return faults
 
 
-def check(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[Fault]:
-    """Every fault within one object of ours; with `old`, also those of the change from it. Defaults need not be in place."""
+def check(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[FieldError]:
+    """Every fault within one object of ours; with `old`, also those of the change from it. Defaults need not be in place.
+
+    Values that JSON cannot hold are reported alone: neither the schema nor the rules are defined for them.
+    """
+    if faults := list(check_values(manifest)):
+        return faults
     kind = BY_NAME.get(manifest.get("kind", ""))
     if kind is None:
         return []
     shape = _shape(kind, manifest)
     whole = defaulted(manifest)
     before = defaulted(old) if old is not None else None
-    return shape + judge(kind.name, whole, before, well_shaped=not shape)
+    return shape + check_rules(kind.name, whole, before, well_shaped=not shape)
 
 
 def defaulted(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -50,46 +56,48 @@ def _schema(kind: str) -> Schema:
     return object_schema(BY_NAME[kind])
 
 
-def _shape(kind: Kind, manifest: dict[str, Any]) -> list[Fault]:
+def _shape(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
     known = ("apiVersion", "kind", "metadata", "spec", "status")
     faults = [
-        Fault(name, "unknown field", name, ", ".join(known), f"remove {name}") for name in manifest if name not in known
+        FieldError(name, "unknown field", name, ", ".join(known), f"remove {name}")
+        for name in manifest
+        if name not in known
     ]
     if not isinstance(manifest.get("metadata"), dict) or not isinstance(manifest["metadata"].get("name"), str):
-        faults.append(Fault("metadata.name", "required, but missing", way_out="give the object a name"))
+        faults.append(FieldError("metadata.name", "required, but missing", way_out="give the object a name"))
     faults += parse(kind.spec, manifest["spec"], "spec")[1] if "spec" in manifest else [_missing_spec()]
     faults += parse(kind.status, manifest["status"], "status")[1] if "status" in manifest else []
     return faults + [
-        Fault(path, f"{key!r} appears twice", key, way_out="give every item a name of its own")
+        FieldError(path, f"{key!r} appears twice", key, way_out="give every item a name of its own")
         for path, key in repeated(_schema(kind.name), manifest)
     ]
 
 
-def _missing_spec() -> Fault:
-    return Fault("spec", "required, but missing", way_out="add spec")
+def _missing_spec() -> FieldError:
+    return FieldError("spec", "required, but missing", way_out="add spec")
 
 
-def _place(document: Document, faults: Iterable[Fault]) -> list[Fault]:
+def _place(document: Document, faults: Iterable[FieldError]) -> list[FieldError]:
     return [replace(fault, file=document.file, document=document.number) for fault in faults]
 
 
-def _repeated(documents: Sequence[Document]) -> list[Fault]:
+def _repeated(documents: Sequence[Document]) -> list[FieldError]:
     """Objects of the same kind and name: the later would replace the earlier."""
-    faults: list[Fault] = []
+    faults: list[FieldError] = []
     seen: dict[tuple[str, str, str], Document] = {}
     for document in documents:
         first = seen.setdefault(document.identity, document)
         if first is not document:
             kind, _, name = document.identity
             message = f"{kind} {name!r} is already in {first.file}, document {first.number}"
-            fault = Fault("metadata.name", message, name, way_out="rename or remove one of the two")
+            fault = FieldError("metadata.name", message, name, way_out="rename or remove one of the two")
             faults += _place(document, [fault])
     return faults
 
 
-def _between(documents: Sequence[Document]) -> list[Fault]:
+def _between(documents: Sequence[Document]) -> list[FieldError]:
     """Faults between a job and what it refers to, as far as that is in the files."""
-    faults: list[Fault] = []
+    faults: list[FieldError] = []
     for document in documents:
         if document.identity[0] == "TrainingJob":
             kinds = ("DataSource", "DataMix", "ParallelismPolicy")

@@ -25,7 +25,7 @@ def draw(
     for _ in range(samples):
         if cursor.exhausted:
             return None, cursor
-        index, length = at(cursor.turn, cursor.drawn)
+        index, length = at(cursor.epoch, cursor.drawn)
         if policy != "Drop" or length <= longest:
             return _take(cursor, samples, max_passes, index, length, longest, policy)
         cursor = _next_sample(cursor, samples, max_passes)
@@ -42,7 +42,7 @@ def _take(
     cursor: SourceCursor, samples: int, max_passes: int, index: int, length: int, longest: int, policy: LongSequences
 ) -> tuple[Sequence, SourceCursor]:
     stop = min(cursor.piece + longest, length)
-    sequence = Sequence(cursor.name, cursor.turn, index, cursor.piece, stop, length)
+    sequence = Sequence(cursor.name, cursor.epoch, index, cursor.piece, stop, length)
     tokens = stop - cursor.piece
     cursor = replace(cursor, tokens=cursor.tokens + tokens, total_tokens=cursor.total_tokens + tokens)
     if stop < length and policy == "Split":
@@ -52,10 +52,10 @@ def _take(
 
 def _next_sample(cursor: SourceCursor, samples: int, max_passes: int) -> SourceCursor:
     """Behind the sample at hand; at the end of a pass, the next one begins or the source leaves the mix."""
-    turn, drawn = cursor.turn, cursor.drawn + 1
+    turn, drawn = cursor.epoch, cursor.drawn + 1
     if drawn == samples:
         turn, drawn = turn + 1, 0
     return replace(
-        cursor, turn=turn, drawn=drawn, total_samples=cursor.total_samples + 1, piece=0, piece_index=-1,
+        cursor, epoch=turn, drawn=drawn, total_samples=cursor.total_samples + 1, piece=0, piece_index=-1,
         exhausted=bool(max_passes) and turn >= max_passes,
     )  # fmt: skip

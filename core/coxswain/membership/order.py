@@ -42,8 +42,8 @@ class SourceView:
 class PassOrder:
     """The draws of one (source, pass): `at(n)` is the n-th. Remembers only what it has computed last."""
 
-    def __init__(self, seed: int, view: SourceView, turn: int) -> None:
-        self._view, self._name = view, (seed, view.name, turn)
+    def __init__(self, seed: int, view: SourceView, epoch: int) -> None:
+        self._view, self._name = view, (seed, view.name, epoch)
         blocks = np.arange(len(view.counts), dtype=np.int64)
         self._blocks = Permutation(len(blocks), key_of(*self._name, "blocks"))(blocks)
         self._before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(view.counts[self._blocks])])

@@ -61,13 +61,13 @@ class Stream:
             return self
         return Stream(replace(self.mix, phases=phases), self.batch, self.views, self._orders)
 
-    def order(self, source: str, turn: int) -> PassOrder:
+    def order(self, source: str, epoch: int) -> PassOrder:
         """The draws of (source, pass); of each source only the latest pass is kept."""
-        if (source, turn) not in self._orders:
+        if (source, epoch) not in self._orders:
             for old in [key for key in self._orders if key[0] == source]:
                 del self._orders[old]
-            self._orders[source, turn] = PassOrder(self.mix.seed, self.views[source], turn)
-        return self._orders[source, turn]
+            self._orders[source, epoch] = PassOrder(self.mix.seed, self.views[source], epoch)
+        return self._orders[source, epoch]
 
 
 def exhausted(mix: MixConfig, cursor: Cursor) -> bool:
@@ -98,7 +98,7 @@ class _Draws:
     def next(self) -> Sequence | None:
         """The next sequence of the mixed stream; None once every source has left."""
         while self._active:
-            place = neediest(self._weights, self._tokens)
+            place = largest_deficit(self._weights, self._tokens)
             sequence = self._draw(place)
             if sequence is not None:
                 self.offset += sequence.tokens
@@ -126,7 +126,7 @@ class _Draws:
         return sequence
 
 
-def neediest(weights: list[int], tokens: list[int]) -> int:
+def largest_deficit(weights: list[int], tokens: list[int]) -> int:
     """Which source has the largest token deficit: weight x all tokens - own tokens x all weights, in integers.
 
     Only sources that are still in the mix are listed, so one that has left does not distort the others' shares. Ties go to

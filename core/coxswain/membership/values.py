@@ -13,7 +13,7 @@ class Sequence(msgspec.Struct, frozen=True, array_like=True):
     """
 
     source: str  # its name in the mix
-    turn: int  # the pass over the source, from 0
+    epoch: int  # the pass over the source, from 0
     index: int  # of the sample, within the source's index
     start: int
     stop: int
@@ -33,7 +33,7 @@ class SourceCursor(msgspec.Struct, frozen=True):
     """How far one source of the mix has been drawn."""
 
     name: str
-    turn: int = 0  # current pass
+    epoch: int = msgspec.field(name="turn", default=0)  # current pass
     drawn: int = 0  # samples drawn in the current pass
     tokens: int = 0  # tokens drawn since the current phase of the mix began
     total_tokens: int = 0  # tokens drawn in all

@@ -13,10 +13,10 @@ import numpy as np
 
 from coxswain.cost.model import Floats
 from coxswain.plan.degrees import least_degrees
-from coxswain.plan.fill import Bins, Poured, pour, water_level
-from coxswain.plan.gang import Gang, place_rings
-from coxswain.plan.ground import Ints
+from coxswain.plan.loads import Ints
+from coxswain.plan.packing import Bins, Packing, fill_bins, water_level
 from coxswain.plan.problem import Draft, Problem
+from coxswain.plan.rings import RingSchedule, place_rings
 
 TARGETS = (1.0, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6, 2.0)  # times the lower bound
 SHELVES = (1, 2, 3, 4, 6, 8)  # rings of a target's half, third, quarter ... stack up to it where whole ones lie badly
@@ -27,9 +27,9 @@ CLOSE = 1.008  # times the target: near enough to stop
 class Trial:
     """Where everything goes for one target, and when the last replica is done."""
 
-    gang: Gang
+    schedule: RingSchedule
     bins: Bins
-    poured: Poured
+    packing: Packing
     makespan: float
 
 
@@ -38,7 +38,7 @@ def makespan(problem: Problem) -> list[Draft]:
     count = int((problem.lengths > problem.capacity).sum())
     long, short = order[:count], order[count:]
     trial = _search(problem, long, short)
-    tasks = _rings(trial.gang) + _packs(problem, trial, short)
+    tasks = _rings(trial.schedule) + _packs(problem, trial, short)
     tasks.sort(key=lambda task: (task[0], -len(task[1].members), task[1].members[0]))
     return [draft for _, draft in tasks]
 
@@ -68,41 +68,41 @@ def _trial(
 ) -> Trial | None:
     """Rings of these degrees or more, all to end by `target`; then the packs. None if not done before the rival."""
     give_up = rival.makespan if rival else np.inf
-    gang = place_rings(problem, long, degrees, target, give_up)
-    if gang is None:
+    schedule = place_rings(problem, long, degrees, target, give_up)
+    if schedule is None:
         return None
-    bins = _bins(problem, gang, problem.lengths[short])
-    poured = pour(problem, problem.lengths[short], bins)
-    stop = float(poured.level[: problem.replicas].max())
-    return Trial(gang, bins, poured, stop) if stop < give_up else None
+    bins = _bins(problem, schedule, problem.lengths[short])
+    packing = fill_bins(problem, problem.lengths[short], bins)
+    stop = float(packing.level[: problem.replicas].max())
+    return Trial(schedule, bins, packing, stop) if stop < give_up else None
 
 
-def _bins(problem: Problem, gang: Gang, lengths: Ints) -> Bins:
+def _bins(problem: Problem, schedule: RingSchedule, lengths: Ints) -> Bins:
     """Every replica's tail first, then the gaps that could hold the shortest sequence."""
     packs = -(-int(lengths.sum()) // problem.capacity)
     work = float(problem.cost.work_seconds(lengths).sum()) + packs * problem.cost.task
-    level = max(water_level(gang.loads, problem.speeds, work), float(gang.loads.max()))
+    level = max(water_level(schedule.loads, problem.speeds, work), float(schedule.loads.max()))
     least = problem.cost.pack_seconds(lengths[-1:])
-    gaps, room = gang.gaps, gang.gaps.stop - gang.gaps.start
+    gaps, room = schedule.gaps, schedule.gaps.stop - schedule.gaps.start
     use = room * problem.speeds[gaps.replica] >= least
     return Bins(
         replica=np.concatenate([np.arange(problem.replicas), gaps.replica[use]]),
-        start=np.concatenate([gang.loads, gaps.start[use]]),
-        level=np.concatenate([gang.loads, level - room[use]]),
+        start=np.concatenate([schedule.loads, gaps.start[use]]),
+        level=np.concatenate([schedule.loads, level - room[use]]),
         limit=np.concatenate([np.full(problem.replicas, np.inf), np.full(int(use.sum()), level)]),
     )
 
 
-def _rings(gang: Gang) -> list[tuple[float, Draft]]:
-    return [(ring.start, Draft(tuple(ring.members.tolist()), (ring.sequence,))) for ring in gang.rings]
+def _rings(schedule: RingSchedule) -> list[tuple[float, Draft]]:
+    return [(ring.start, Draft(tuple(ring.members.tolist()), (ring.sequence,))) for ring in schedule.rings]
 
 
 def _packs(problem: Problem, trial: Trial, short: Ints) -> list[tuple[float, Draft]]:
     """The packs with their starts: those of a bin follow each other from the bin's start on."""
     if not short.size:
         return []
-    order = np.lexsort((trial.poured.pack, trial.poured.bin))
-    bins, packs, names = trial.poured.bin[order], trial.poured.pack[order], short[order].tolist()
+    order = np.lexsort((trial.packing.pack, trial.packing.bin))
+    bins, packs, names = trial.packing.bin[order], trial.packing.pack[order], short[order].tolist()
     first = np.concatenate([[0], np.flatnonzero((np.diff(bins) != 0) | (np.diff(packs) != 0)) + 1])
     seconds = np.add.reduceat(problem.cost.work_seconds(problem.lengths[short])[order], first) + problem.cost.task
     replicas = trial.bins.replica[bins[first]]

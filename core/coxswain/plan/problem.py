@@ -45,7 +45,7 @@ class Planner(Protocol):
     def __call__(self, problem: Problem) -> list[Draft]: ...
 
 
-def pose(
+def make_problem(
     lengths: Sequence[int] | NDArray[np.int64],
     *,
     replicas: int,

@@ -10,9 +10,9 @@ from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost import CostModel, constants_for
 from coxswain.layout import Layout
 from coxswain.plan.assemble import assemble, one_sequence_a_ring
-from coxswain.plan.balances import planner
 from coxswain.plan.operations import operations
-from coxswain.plan.problem import pose
+from coxswain.plan.planners import planner
+from coxswain.plan.problem import make_problem
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Placement
 
@@ -28,7 +28,7 @@ def plan_step(
 
     Refused "CapacityLost" if the longest sequence does not fit. The result has passed the validator.
     """
-    problem = pose(
+    problem = make_problem(
         sequence_lengths,
         replicas=len(layout.replicas),
         capacity=parallelism.tokens_per_replica,

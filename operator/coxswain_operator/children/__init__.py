@@ -7,8 +7,8 @@ from coxswain_operator.children.common import CONTENT, labels_of
 from coxswain_operator.children.configuration import config_map, secret
 from coxswain_operator.children.network import disruption_budget, network_policy, service
 from coxswain_operator.children.pods import PodPlan
-from coxswain_operator.cluster import Manifest
 from coxswain_operator.settings import Settings
+from coxswain_operator.views import Manifest
 
 __all__ = ["CONTENT", "KINDS", "PodPlan", "children", "labels_of"]
 

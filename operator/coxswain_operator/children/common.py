@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from coxswain.names import API_VERSION, LABEL_JOB, LABEL_JOB_UID
-from coxswain_operator.cluster import Manifest
+from coxswain_operator.views import Manifest
 
 CONTENT = "coxswain.dev/content"  # annotation: hash of what the child says, so that a change is noticed
 

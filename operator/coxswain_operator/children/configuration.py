@@ -8,7 +8,7 @@ import msgspec
 
 from coxswain.config import JobConfig
 from coxswain_operator.children.common import child
-from coxswain_operator.cluster import Manifest
+from coxswain_operator.views import Manifest
 
 
 def config_map(job: Manifest, config: JobConfig) -> Manifest:

@@ -7,7 +7,7 @@ from typing import Any
 
 from coxswain import names
 from coxswain.config import JobConfig
-from coxswain_operator.cluster import Manifest
+from coxswain_operator.views import Manifest
 
 JOB_DIR = "/etc/coxswain/job"
 TOKEN_DIR = "/etc/coxswain/token"

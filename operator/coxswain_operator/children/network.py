@@ -15,8 +15,8 @@ from coxswain.names import (
     PORT_LOADER_HTTP,
 )
 from coxswain_operator.children.common import child, selector
-from coxswain_operator.cluster import Manifest
 from coxswain_operator.settings import Settings
+from coxswain_operator.views import Manifest
 
 METRICS_PORTS = (PORT_COORDINATOR, PORT_LOADER_HTTP, PORT_CONSTRUCTOR_HTTP, PORT_AGENT_HTTP)
 

@@ -14,8 +14,8 @@ from coxswain_operator.children.common import owner_of
 from coxswain_operator.children.configuration import config_map_name, secret_name
 from coxswain_operator.children.containers import CONSTRUCTOR, COORDINATOR, LOADER, TRAINER, Service
 from coxswain_operator.children.overlay import overlaid
-from coxswain_operator.cluster import Manifest
 from coxswain_operator.settings import Settings
+from coxswain_operator.views import Manifest
 
 GRACE_SECONDS = 60  # to finish a request or a checkpoint's upload after SIGTERM
 SERVICES = {"coordinator": COORDINATOR, "loader": LOADER, "trainer": TRAINER}

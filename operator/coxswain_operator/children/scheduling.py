@@ -6,7 +6,7 @@ from typing import Any
 
 from coxswain.config import JobConfig
 from coxswain.names import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_ROLE
-from coxswain_operator.cluster import Manifest
+from coxswain_operator.views import Manifest
 
 POD_GROUP = "kueue.x-k8s.io/pod-group-name"
 RETRIABLE = "kueue.x-k8s.io/retriable-in-group"

@@ -33,7 +33,7 @@ class Entry(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class News(Generic[T]):
+class CacheEvent(Generic[T]):
     """A change of an entry; of one that was deleted, as it was."""
 
     kind: Literal["ADDED", "MODIFIED", "DELETED"]
@@ -51,7 +51,7 @@ class Cache(Generic[T]):
     def __init__(self) -> None:
         self._entries: dict[Name, Entry[T]] = {}
         self._by_owner: dict[str, dict[Name, Entry[T]]] = {}
-        self._subscribers: list[asyncio.Queue[News[T]]] = []
+        self._subscribers: list[asyncio.Queue[CacheEvent[T]]] = []
         self._gone: OrderedDict[str, None] = OrderedDict()  # uids: a list that was under way may still tell of them
         self.version = 0
 
@@ -73,13 +73,13 @@ class Cache(Generic[T]):
     def of_owner(self, owner: str) -> Iterable[Entry[T]]:
         return self._by_owner.get(owner, {}).values()
 
-    def subscribe(self) -> asyncio.Queue[News[T]]:
+    def subscribe(self) -> asyncio.Queue[CacheEvent[T]]:
         """All changes from now on."""
-        queue: asyncio.Queue[News[T]] = asyncio.Queue()
+        queue: asyncio.Queue[CacheEvent[T]] = asyncio.Queue()
         self._subscribers.append(queue)
         return queue
 
-    def unsubscribe(self, queue: asyncio.Queue[News[T]]) -> None:
+    def unsubscribe(self, queue: asyncio.Queue[CacheEvent[T]]) -> None:
         self._subscribers.remove(queue)
 
     def replace(self, listed: set[Name], version: int) -> None:
@@ -92,11 +92,11 @@ class Cache(Generic[T]):
         """The watch has got to here."""
         self.version = max(self.version, version)
 
-    def note(self, entry: Entry[T]) -> bool:
+    def apply_write(self, entry: Entry[T]) -> bool:
         """What a write returned; whether it was news. Not if the watch was there already: the object may have gone since."""
         return entry.version > self.version and self.put(entry)
 
-    def note_gone(self, name: Name, uid: str) -> None:
+    def apply_delete(self, name: Name, uid: str) -> None:
         """A delete took effect at once. A uid never comes back."""
         if uid:
             self._gone[uid] = None
@@ -115,7 +115,7 @@ class Cache(Generic[T]):
         self._entries[entry.name] = entry
         self._by_owner.setdefault(entry.owner, {})[entry.name] = entry
         if known is None or known.uid != entry.uid or known.value != entry.value:
-            self._tell(News("MODIFIED" if known else "ADDED", entry))
+            self._notify(CacheEvent("MODIFIED" if known else "ADDED", entry))
         return True
 
     def forget(self, name: Name, version: int) -> None:
@@ -130,8 +130,8 @@ class Cache(Generic[T]):
         del mine[name]
         if not mine:
             del self._by_owner[entry.owner]
-        self._tell(News("DELETED", entry))
+        self._notify(CacheEvent("DELETED", entry))
 
-    def _tell(self, news: News[T]) -> None:
+    def _notify(self, news: CacheEvent[T]) -> None:
         for queue in self._subscribers:
             queue.put_nowait(news)

@@ -14,15 +14,15 @@ import msgspec
 from coxswain.errors import Refused
 from coxswain.names import API_VERSION, LABEL_JOB
 from coxswain_operator.children.scheduling import RETRIABLE
-from coxswain_operator.cluster import AlreadyExists, Change, Conflict, Happening, Manifest, Pairs
-from coxswain_operator.kubernetes.cache import Cache, Entry, Name, News
+from coxswain_operator.cluster import AlreadyExists, Conflict, WatchEvent
+from coxswain_operator.kubernetes.cache import Cache, CacheEvent, Entry, Name
 from coxswain_operator.kubernetes.connection import APPLY, MERGE, Connection, NotFound
+from coxswain_operator.kubernetes.decoding import manifest_of
 from coxswain_operator.kubernetes.events import Events
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS, Informer
-from coxswain_operator.kubernetes.readers import manifest_of
 from coxswain_operator.kubernetes.resources import BY_KIND, FIELD_MANAGER, SECRETS, WORKLOADS
-from coxswain_operator.kubernetes.tokens import Secrets
-from coxswain_operator.reconcile.values import PodView
+from coxswain_operator.kubernetes.secret_cache import SecretCache
+from coxswain_operator.views import Conditions, Event, Manifest, PodView
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class KubernetesCluster:
         """`namespaced`: one informer a namespace, for an operator that has no cluster-wide rights."""
         self._connection, self._namespaced, self._silence = connection, namespaced, silence
         self._informers: dict[tuple[str, str], tuple[Informer, asyncio.Task[None]]] = {}
-        self._secrets, self._events = Secrets(connection), Events(connection)
+        self._secrets, self._events = SecretCache(connection), Events(connection)
         self._written: dict[Name, str] = {}  # TrainingJobs: the version that our last write made
 
     async def __aenter__(self) -> KubernetesCluster:
@@ -85,25 +85,25 @@ class KubernetesCluster:
             path, mark = BY_KIND["Pod"].path(namespace, pod), {"metadata": {"annotations": {RETRIABLE: "false"}}}
             self._noted("Pod", namespace, await self._connection.send("PATCH", path, mark, MERGE))
 
-    async def nodes(self) -> Mapping[str, Pairs] | None:
+    async def nodes(self) -> Mapping[str, Conditions] | None:
         """None where the operator has no right to see them."""
         informer = self._informer("Node", "")
         if not await informer.permitted():
             return None
         return {entry.name[1]: entry.value for entry in informer.cache.select("")}
 
-    async def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[Change]:
+    async def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[WatchEvent]:
         """`namespace` "" is all of them. Waits as long as the server cannot be asked."""
         informer, wanted = self._informer(kind, namespace), (labels or {}).items()
         await informer.ready(deadline=None)
-        queue: asyncio.Queue[News[Any]] = informer.cache.subscribe()
+        queue: asyncio.Queue[CacheEvent[Any]] = informer.cache.subscribe()
         try:
             for entry in [*informer.cache.select(namespace, labels)]:
-                yield Change("ADDED", _shown(kind, entry))
+                yield WatchEvent("ADDED", _shown(kind, entry))
             while True:
                 news = await queue.get()
                 if namespace in ("", news.entry.name[0]) and wanted <= news.entry.labels.items():
-                    yield Change(news.kind, _shown(kind, news.entry))
+                    yield WatchEvent(news.kind, _shown(kind, news.entry))
         finally:
             informer.cache.unsubscribe(queue)
 
@@ -135,7 +135,7 @@ class KubernetesCluster:
         if answer["kind"] == kind:
             self._noted(kind, namespace, content)
         else:
-            self._cache(kind, namespace).note_gone((namespace, name), uid)
+            self._cache(kind, namespace).apply_delete((namespace, name), uid)
 
     async def patch_status(
         self, kind: str, namespace: str, name: str, status: Manifest, resource_version: str
@@ -155,11 +155,11 @@ class KubernetesCluster:
             self._written[namespace, name] = manifest["metadata"]["resourceVersion"]
         return manifest
 
-    async def publish(self, involved: Manifest, happening: Happening) -> None:
+    async def publish(self, involved: Manifest, event: Event) -> None:
         """Hands it over: no job waits or ends for an event."""
-        self._events.put(involved, happening)
+        self._events.put(involved, event)
 
-    def note(self, change: Change) -> bool:
+    def note(self, change: WatchEvent) -> bool:
         """Hears of a change from elsewhere: whoever rings for it can be sure that the next list has it.
 
         False: it only repeats what our own last write did.
@@ -168,10 +168,10 @@ class KubernetesCluster:
         name = meta.get("namespace", ""), meta["name"]
         informer = self._informer(kind, name[0])
         if change.kind == "DELETED":
-            informer.cache.note_gone(name, meta["uid"])
+            informer.cache.apply_delete(name, meta["uid"])
             self._written.pop(name, None)
             return True
-        informer.cache.note(informer.read(msgspec.json.encode(change.object)))
+        informer.cache.apply_write(informer.read(msgspec.json.encode(change.object)))
         return kind != "TrainingJob" or self._written.get(name) != str(meta["resourceVersion"])
 
     async def served(self, plurals: Sequence[str], pause: float = DISCOVERY_SECONDS) -> None:
@@ -200,7 +200,7 @@ class KubernetesCluster:
             self._secrets.note((namespace, meta["name"]), content)
         elif (selector := BY_KIND[kind].selector) == "" or selector in (meta.get("labels") or {}):
             informer = self._informer(kind, namespace)
-            informer.cache.note(informer.read(content))
+            informer.cache.apply_write(informer.read(content))
         return stored
 
     def _cache(self, kind: str, namespace: str) -> Cache[Any]:

@@ -14,9 +14,10 @@ import tenacity
 from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
 from coxswain.errors import CoxswainError, Refused, Retryable
-from coxswain_operator.cluster import AlreadyExists, Conflict, Manifest
+from coxswain_operator.cluster import AlreadyExists, Conflict
 from coxswain_operator.kubernetes.access import Access
-from coxswain_operator.kubernetes.pace import Pace
+from coxswain_operator.kubernetes.limiter import AdaptiveLimiter
+from coxswain_operator.views import Manifest
 
 JSON, APPLY, MERGE = "application/json", "application/apply-patch+yaml", "application/merge-patch+json"
 AT_ONCE = 64  # requests
@@ -52,11 +53,11 @@ class Connection:
         access: Access,
         deadline: float = 10.0,
         at_once: int = AT_ONCE,
-        told: Callable[[str, int], None] | None = None,
+        on_response: Callable[[str, int], None] | None = None,
     ) -> None:
         """`at_once`: requests under way at most, watches aside. `told` hears of every answer: its method and status code."""
-        self._access, self._deadline, self._told = access, deadline, told or (lambda method, status: None)
-        self._pace = Pace(at_once)
+        self._access, self._deadline, self._on_response = access, deadline, on_response or (lambda method, status: None)
+        self._pace = AdaptiveLimiter(at_once)
 
     async def __aenter__(self) -> Connection:
         # trust_env stays off: the way to the API server is the kubeconfig's business, not the environment's.
@@ -93,10 +94,10 @@ class Connection:
         self, method: str, path: str, body: Any, content_type: str, params: dict[str, Any], limit: float
     ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=limit)
-        async with self._pace.place(_Again):
+        async with self._pace.slot(_Again):
             try:
                 async with self._request(method, path, body, content_type, params, timeout) as response:
-                    self._told(method, response.status)
+                    self._on_response(method, response.status)
                     return _read(method, path, response, await response.read())
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise _Again(f"{type(error).__name__}: {error}") from error

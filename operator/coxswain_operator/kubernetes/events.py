@@ -13,10 +13,11 @@ from types import TracebackType
 from typing import Any
 
 from coxswain.errors import CoxswainError
-from coxswain_operator.cluster import AlreadyExists, Conflict, Happening, Manifest
+from coxswain_operator.cluster import AlreadyExists, Conflict
 from coxswain_operator.kubernetes.connection import JSON, MERGE, Connection
+from coxswain_operator.kubernetes.event_aggregator import EventAggregator, EventSeries
 from coxswain_operator.kubernetes.resources import EVENTS, FIELD_MANAGER
-from coxswain_operator.kubernetes.series import Book, Series
+from coxswain_operator.views import Event, Manifest
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class Events:
     """Use as `async with`; leaving it writes what is left, for at most a few seconds."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection, self._book = connection, Book()
+        self._connection, self._book = connection, EventAggregator()
         self._waiting: asyncio.Queue[tuple[str, str, Manifest]] = asyncio.Queue()  # method, path, body
 
     async def __aenter__(self) -> Events:
@@ -47,13 +48,13 @@ class Events:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def put(self, involved: Manifest, happening: Happening) -> None:
+    def put(self, involved: Manifest, event: Event) -> None:
         """At once an Event, or soon a count in one."""
         meta = involved["metadata"]
-        subject, name = (str(meta["uid"]), happening.reason), f"{meta['name']}.{secrets.token_hex(8)}"
+        subject, name = (str(meta["uid"]), event.reason), f"{meta['name']}.{secrets.token_hex(8)}"
         path = EVENTS.path(meta["namespace"], name)
-        if self._book.take(subject, happening.message, path, time.monotonic()) is not None:
-            self._waiting.put_nowait(("POST", EVENTS.path(meta["namespace"]), _event(involved, happening, name)))
+        if self._book.add(subject, event.message, path, time.monotonic()) is not None:
+            self._waiting.put_nowait(("POST", EVENTS.path(meta["namespace"]), _event(involved, event, name)))
 
     async def _write(self) -> None:
         while True:
@@ -74,29 +75,29 @@ class Events:
             self._book.forget(time.monotonic())
 
     def _count_up(self) -> None:
-        for series in self._book.behind():
-            series.told = series.count
+        for series in self._book.unpublished():
+            series.published = series.count
             self._waiting.put_nowait(("PATCH", series.path, _counted(series)))
 
 
-def _counted(series: Series) -> Manifest:
+def _counted(series: EventSeries) -> Manifest:
     return {"series": {"count": series.count, "lastObservedTime": _stamp(time.time())}}
 
 
-def _event(involved: Manifest, happening: Happening, name: str) -> Manifest:
+def _event(involved: Manifest, event: Event, name: str) -> Manifest:
     meta = involved["metadata"]
     regarding: dict[str, Any] = {key: meta[key] for key in ("name", "namespace", "uid")}
     return {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,
         "metadata": {"name": name, "namespace": meta["namespace"]},
-        "eventTime": _stamp(happening.time or time.time()),
+        "eventTime": _stamp(event.time or time.time()),
         "reportingController": FIELD_MANAGER,
         "reportingInstance": socket.gethostname(),
         "action": "Reconcile",
-        "reason": happening.reason,
-        "note": happening.message[:_NOTE_LENGTH],
-        "type": "Warning" if happening.warning else "Normal",
+        "reason": event.reason,
+        "note": event.message[:_NOTE_LENGTH],
+        "type": "Warning" if event.warning else "Normal",
         "regarding": {"apiVersion": involved["apiVersion"], "kind": involved["kind"], **regarding},
     }
 

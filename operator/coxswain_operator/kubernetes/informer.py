@@ -13,7 +13,7 @@ import msgspec
 from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain_operator.kubernetes.cache import Cache, Name
 from coxswain_operator.kubernetes.connection import Connection, Expired
-from coxswain_operator.kubernetes.readers import reader_of
+from coxswain_operator.kubernetes.decoding import reader_of
 from coxswain_operator.kubernetes.resources import Resource
 
 log = logging.getLogger(__name__)

@@ -18,13 +18,13 @@ import tenacity
 
 from coxswain.errors import Refused
 from coxswain.names import LABEL_JOB_UID
-from coxswain_operator.cluster import Change, Conflict, Happening, Manifest, Pairs
+from coxswain_operator.cluster import Conflict, WatchEvent
 from coxswain_operator.local.addresses import Addresses
 from coxswain_operator.local.objects import Key, Objects, key_of, timestamp
 from coxswain_operator.local.pods import Machine, Pod, check_supported
 from coxswain_operator.local.probes import Prober
-from coxswain_operator.observe import pod_view
-from coxswain_operator.reconcile.values import PodView
+from coxswain_operator.pod_decoding import pod_view
+from coxswain_operator.views import Conditions, Event, Manifest, PodView
 
 log = logging.getLogger(__name__)
 
@@ -88,11 +88,11 @@ class LocalCluster:
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
         pass
 
-    async def nodes(self) -> dict[str, Pairs] | None:
+    async def nodes(self) -> dict[str, Conditions] | None:
         """One machine, of which nothing is said."""
         return None
 
-    def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[Change]:
+    def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[WatchEvent]:
         return self._objects.watch(kind, namespace, labels)
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
@@ -125,14 +125,14 @@ class LocalCluster:
     ) -> Manifest:
         return self._objects.write_status((kind, namespace, name), status, resource_version)
 
-    async def publish(self, involved: Manifest, happening: Happening) -> None:
+    async def publish(self, involved: Manifest, event: Event) -> None:
         """Appends one line to events.jsonl."""
         line = {
-            "time": _precise(happening.time or time.time()),
-            "reason": happening.reason,
-            "message": happening.message,
+            "time": _precise(event.time or time.time()),
+            "reason": event.reason,
+            "message": event.message,
             "object": "/".join((involved["kind"], involved["metadata"]["name"])),
-            "warning": happening.warning,
+            "warning": event.warning,
         }
         with (self.workdir / "events.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")

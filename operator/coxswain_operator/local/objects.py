@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from coxswain.errors import Refused
-from coxswain_operator.cluster import AlreadyExists, Change, Conflict, Manifest
+from coxswain_operator.cluster import AlreadyExists, Conflict, WatchEvent
+from coxswain_operator.views import Manifest
 
 Key = tuple[str, str, str]  # kind, namespace, name
 
@@ -29,7 +30,7 @@ class Objects:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
         self._objects: dict[Key, Manifest] = {}
-        self._watchers: list[Callable[[Change], None]] = []
+        self._watchers: list[Callable[[WatchEvent], None]] = []
         for path in sorted(folder.glob("*/*/*.json")):
             manifest = _read(path)
             self._objects[key_of(manifest)] = manifest
@@ -88,7 +89,7 @@ class Objects:
     def remove(self, key: Key) -> None:
         if (gone := self._objects.pop(key, None)) is not None:
             self._path(key).unlink(missing_ok=True)
-            self._tell(Change("DELETED", gone))
+            self._tell(WatchEvent("DELETED", gone))
 
     def deleting(self) -> list[tuple[Key, str]]:
         """Keys and uids of objects whose deletion has begun."""
@@ -101,13 +102,13 @@ class Objects:
     def _found(self, wanted: Callable[[Manifest], bool]) -> list[tuple[Key, str]]:
         return [(k, m["metadata"]["uid"]) for k, m in self._objects.items() if wanted(m["metadata"])]
 
-    async def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[Change]:
+    async def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[WatchEvent]:
         """Current objects as ADDED, then every change."""
-        queue: asyncio.Queue[Change] = asyncio.Queue()
+        queue: asyncio.Queue[WatchEvent] = asyncio.Queue()
         self._watchers.append(queue.put_nowait)
         try:
             for manifest in self.select(kind, namespace, labels):
-                yield Change("ADDED", manifest)
+                yield WatchEvent("ADDED", manifest)
             while True:
                 change = await queue.get()
                 if _matches(change.object, kind, namespace, labels):
@@ -121,12 +122,12 @@ class Objects:
         key = key_of(manifest)
         write_atomically(self._path(key), json.dumps(manifest, indent=1).encode())
         self._objects[key] = manifest
-        self._tell(Change(change, manifest))
+        self._tell(WatchEvent(change, manifest))
         return copy.deepcopy(manifest)
 
-    def _tell(self, change: Change) -> None:
+    def _tell(self, change: WatchEvent) -> None:
         for watcher in self._watchers:
-            watcher(Change(change.kind, copy.deepcopy(change.object)))
+            watcher(WatchEvent(change.kind, copy.deepcopy(change.object)))
 
     def _stamp(self) -> str:
         return timestamp(self._clock())

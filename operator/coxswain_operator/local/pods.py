@@ -14,14 +14,14 @@ from typing import Any
 
 from coxswain import names
 from coxswain.errors import Refused
-from coxswain_operator.cluster import Manifest
 from coxswain_operator.local.addresses import Addresses
+from coxswain_operator.local.container_env import ContainerEnv, host_of
 from coxswain_operator.local.containers import Container, Frame
 from coxswain_operator.local.objects import timestamp
 from coxswain_operator.local.probes import Prober, probe_url
 from coxswain_operator.local.processes import Command
-from coxswain_operator.local.surroundings import Surroundings, host_of
 from coxswain_operator.local.volumes import Lookup, NotMountable, mount, mount_paths, unmount
+from coxswain_operator.views import Manifest
 
 _DEFAULT_GRACE = 30.0  # seconds, Kubernetes' own
 _MOUNT_RETRY = 0.2
@@ -157,7 +157,7 @@ class Pod:
         folder = self._folder / spec["name"]
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         mounts = mount_paths(spec, self._folders, folder / "views")
-        around = Surroundings(self._manifest, spec, mounts, self._machine.addresses.of, self._machine.lookup)
+        around = ContainerEnv(self._manifest, spec, mounts, self._machine.addresses.of, self._machine.lookup)
         environment = around.environment(os.environ) | {names.ENV_TERMINATION_LOG: str(self._termination_log(spec))}
         keep = (self._machine.lock, self._machine.addresses.guard(self._host))
         log = self._machine.log(self._name, spec["name"])

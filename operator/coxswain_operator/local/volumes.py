@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from coxswain.errors import Refused
-from coxswain_operator.cluster import Manifest
 from coxswain_operator.local.objects import write_atomically
+from coxswain_operator.views import Manifest
 
 RUN_VOLUME = "run"  # this emptyDir is the work directory itself, so that what a run leaves is found there
 

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from coxswain_operator.children.scheduling import pod_group
 from coxswain_operator.reconcile import (
+    completion,
     deadlines,
     events,
-    failure,
-    finish,
+    failure_policy,
     gang,
     incarnations,
     progress,
@@ -19,12 +19,12 @@ from coxswain_operator.reconcile import (
     sources,
     suspend,
 )
+from coxswain_operator.reconcile.actions import Decision, Observed, RequeueAt, WriteStatus
 from coxswain_operator.reconcile.conditions import conditions
-from coxswain_operator.reconcile.situation import Situation, generation, look
+from coxswain_operator.reconcile.context import Context, build_context, generation
+from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.status import JobStatus, due_at, read_status, to_manifest
-from coxswain_operator.reconcile.step import Step
 from coxswain_operator.reconcile.times import stamp
-from coxswain_operator.reconcile.values import Decision, Observed, WakeAt, WriteStatus
 from coxswain_operator.settings import Settings
 
 __all__ = ["Decision", "Observed", "Settings", "reconcile"]
@@ -32,62 +32,69 @@ __all__ = ["Decision", "Observed", "Settings", "reconcile"]
 
 def reconcile(observed: Observed, now: float, settings: Settings | None = None) -> Decision:
     """What to do now. Terminal stays terminal; the status is written before anything that it accounts for is done."""
-    s = look(observed, now, settings or Settings())
-    if s.status.ended:
-        return finish.afterwards(s)
-    s = dataclasses.replace(s, status=progress.reported(incarnations.seen(s.status, s.pods), s.report))
-    return conclude(s, decide(s))
+    ctx = build_context(observed, now, settings or Settings())
+    if ctx.status.ended:
+        return completion.reconcile_finished(ctx)
+    ctx = dataclasses.replace(
+        ctx, status=progress.apply_report(incarnations.mark_seen(ctx.status, ctx.pods), ctx.report)
+    )
+    return conclude(ctx, decide(ctx))
 
 
-def decide(s: Situation) -> Step:
+def decide(ctx: Context) -> PolicyResult:
     """The policies in their order: ends, then suspension, then the gang."""
-    suspending = suspend.wanted(s)
+    suspending = suspend.is_requested(ctx)
     ending = (
-        finish.refused(s) or finish.completed(s) or deadlines.exceeded(s) or failure.fatal(s, counting=not suspending)
+        completion.child_rejected(ctx)
+        or completion.completed(ctx)
+        or deadlines.exceeded(ctx)
+        or failure_policy.find_fatal(ctx, counting=not suspending)
     )
     if ending is not None:
-        return finish.ended(s, ending)
+        return completion.terminate(ctx, ending)
     if suspending:
-        return suspend.suspended(s)
-    if s.config is None:  # what runs goes on; nothing is created or replaced
-        state = s.state_of_gang if s.pods else "Queued"
-        return Step(state, s.status, s.faults[0].reason, s.faults[0].message)
-    return gang.kept(s, s.config)
+        return suspend.reconcile_suspend(ctx)
+    if ctx.config is None:  # what runs goes on; nothing is created or replaced
+        state = ctx.state_of_gang if ctx.pods else "Queued"
+        return PolicyResult(state, ctx.status, ctx.faults[0].reason, ctx.faults[0].message)
+    return gang.reconcile_gang(ctx, ctx.config)
 
 
-def conclude(s: Situation, step: Step) -> Decision:
+def conclude(ctx: Context, step: PolicyResult) -> Decision:
     """Turns a step into actions: one status write, deletes, creates, calls, events, and when to look again."""
-    old, (told, mark) = read_status(s.observed.job), events.told(s)
+    old, (told, mark) = read_status(ctx.observed.job), events.coordinator_events(ctx)
     new = replace(
-        progress.counted(step.status, s),
-        conditions=conditions(s, step),
-        event_sequence=events.mark_after(old, step.status, mark),
-        observed_generation=generation(s.observed.job),
+        progress.count_pods(step.status, ctx),
+        conditions=conditions(ctx, step),
+        event_sequence=events.last_published(old, step.status, mark),
+        observed_generation=generation(ctx.observed.job),
     )
-    due = due_at(old, new, s.now)
-    wakes = (*step.wakes, *deadlines.wakes(s), due)
+    due = due_at(old, new, ctx.now)
+    wakes = (*step.requeue_times, *deadlines.requeue_times(ctx), due)
     return Decision(
         (
-            *(_write(s, new) if due <= s.now else ()),
-            *sources.statuses(s),
+            *(_write(ctx, new) if due <= ctx.now else ()),
+            *sources.statuses(ctx),
             *step.deletes,
             *step.creates,
-            *queueing.left(s.observed.pods, "" if step.state in ("Suspending", "Suspended") else _group(s)),
+            *queueing.release_groups(
+                ctx.observed.pods, "" if step.state in ("Suspending", "Suspended") else _group(ctx)
+            ),
             *step.calls,
             *told,  # what the coordinator saw came before what follows from it
-            *step.happenings,
+            *step.events,
             *events.transitions(old, new),
-            *(WakeAt(t) for t in sorted(set(wakes)) if s.now < t < float("inf")),
+            *(RequeueAt(t) for t in sorted(set(wakes)) if ctx.now < t < float("inf")),
         )
     )
 
 
-def _group(s: Situation) -> str:
+def _group(ctx: Context) -> str:
     """Of the pods of this start, if they are queued."""
-    return pod_group(s.observed.job, s.numbers.everyone.number)
+    return pod_group(ctx.observed.job, ctx.numbers.default.number)
 
 
-def _write(s: Situation, status: JobStatus) -> tuple[WriteStatus]:
-    meta = s.observed.job["metadata"]
-    plain = to_manifest(replace(status, updated_at=stamp(s.now)))
+def _write(ctx: Context, status: JobStatus) -> tuple[WriteStatus]:
+    meta = ctx.observed.job["metadata"]
+    plain = to_manifest(replace(status, updated_at=stamp(ctx.now)))
     return (WriteStatus("TrainingJob", meta["name"], plain, str(meta.get("resourceVersion", ""))),)

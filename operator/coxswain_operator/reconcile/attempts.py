@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from coxswain_operator.reconcile.result import Termination
 from coxswain_operator.reconcile.status import Attempt, JobStatus
-from coxswain_operator.reconcile.step import Ending
 from coxswain_operator.reconcile.times import stamp
 
 KEPT = 10
 
 
-def opened(status: JobStatus, now: float) -> JobStatus:
+def open_attempt(status: JobStatus, now: float) -> JobStatus:
     """With an open attempt; the same status when it has one."""
     if status.attempts and status.attempts[-1].number == status.attempt:
         return status
@@ -20,7 +20,7 @@ def opened(status: JobStatus, now: float) -> JobStatus:
     return replace(status, attempts=(*status.attempts, new)[-KEPT:])
 
 
-def closed(status: JobStatus, ending: Ending, now: float) -> JobStatus:
+def close_attempt(status: JobStatus, ending: Termination, now: float) -> JobStatus:
     """The open attempt ends now."""
     if not status.attempts:
         return status
@@ -35,6 +35,6 @@ def closed(status: JobStatus, ending: Ending, now: float) -> JobStatus:
     return replace(status, attempts=(*status.attempts[:-1], last))
 
 
-def following(status: JobStatus, ending: Ending, now: float) -> JobStatus:
+def next_attempt(status: JobStatus, ending: Termination, now: float) -> JobStatus:
     """The next attempt, opened at once."""
-    return opened(replace(closed(status, ending, now), attempt=status.attempt + 1), now)
+    return open_attempt(replace(close_attempt(status, ending, now), attempt=status.attempt + 1), now)

@@ -3,97 +3,97 @@
 from __future__ import annotations
 
 from coxswain.names import CONDITIONS
-from coxswain_operator.reconcile import waiting
-from coxswain_operator.reconcile.situation import Situation, generation
+from coxswain_operator.reconcile import pending
+from coxswain_operator.reconcile.context import Context, generation
+from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.status import Condition
-from coxswain_operator.reconcile.step import Step
 from coxswain_operator.reconcile.times import stamp
 
 _Facts = tuple[str, str, str]  # status, reason, message
 STATUS_OF_END = {"Completed": "True", "Failed": "False"}
 
 
-def conditions(s: Situation, step: Step) -> tuple[Condition, ...]:
+def conditions(ctx: Context, step: PolicyResult) -> tuple[Condition, ...]:
     deciders = {
         "Succeeded": _succeeded, "Validated": _validated, "DataReady": _data_ready, "PodsReady": _pods_ready,
         "Progressing": _progressing, "Degraded": _degraded, "Suspended": _suspended, "CheckpointFresh": _fresh,
     }  # fmt: skip
-    return tuple(_condition(s, type_, deciders[type_](s, step)) for type_ in CONDITIONS)
+    return tuple(_condition(ctx, type_, deciders[type_](ctx, step)) for type_ in CONDITIONS)
 
 
-def _condition(s: Situation, type_: str, facts: _Facts) -> Condition:
+def _condition(ctx: Context, type_: str, facts: _Facts) -> Condition:
     status, reason, message = facts
-    old = s.status.condition(type_)
-    since = old.last_transition_time if old and old.status == status else stamp(s.now)
+    old = ctx.status.condition(type_)
+    since = old.last_transition_time if old and old.status == status else stamp(ctx.now)
     return Condition(
         type=type_, status=status, reason=reason, message=message[:1024],
-        last_transition_time=since, observed_generation=generation(s.observed.job),
+        last_transition_time=since, observed_generation=generation(ctx.observed.job),
     )  # fmt: skip
 
 
-def _succeeded(s: Situation, step: Step) -> _Facts:
+def _succeeded(ctx: Context, step: PolicyResult) -> _Facts:
     """The summary: its reason is the state that people see."""
     detail = f"{step.reason}: {step.message}" if step.reason and step.reason != step.state else step.message
     return STATUS_OF_END.get(step.state, "Unknown"), step.state, detail
 
 
-def _validated(s: Situation, step: Step) -> _Facts:
-    if s.faults:
-        return "False", s.faults[0].reason, "; ".join(f.message for f in s.faults)
+def _validated(ctx: Context, step: PolicyResult) -> _Facts:
+    if ctx.faults:
+        return "False", ctx.faults[0].reason, "; ".join(f.message for f in ctx.faults)
     return "True", "Resolved", ""
 
 
-def _data_ready(s: Situation, step: Step) -> _Facts:
-    if s.report is None or s.report.phase == "Waiting":
-        old = s.status.condition("DataReady")
+def _data_ready(ctx: Context, step: PolicyResult) -> _Facts:
+    if ctx.report is None or ctx.report.phase == "Waiting":
+        old = ctx.status.condition("DataReady")
         return (old.status, old.reason, old.message) if old else ("Unknown", "NotIndexed", "")
-    if s.report.phase == "Indexing":
-        return "False", "Indexing", s.report.waiting_for
+    if ctx.report.phase == "Indexing":
+        return "False", "Indexing", ctx.report.waiting_for
     return "True", "Indexed", ""
 
 
-def _pods_ready(s: Situation, step: Step) -> _Facts:
+def _pods_ready(ctx: Context, step: PolicyResult) -> _Facts:
     if step.state in STATUS_OF_END:
         return "False", "JobEnded", ""
     if step.state in ("Suspending", "Suspended"):
         return "False", "Suspended", ""
-    if not s.whole:
-        names = f"not ready: {', '.join(s.late[:5])}{' ...' if len(s.late) > 5 else ''}"
-        return "False", "PodsNotReady", "; ".join(filter(None, (names, waiting.told(s.pods.values()))))
+    if not ctx.all_serving:
+        names = f"not ready: {', '.join(ctx.not_serving[:5])}{' ...' if len(ctx.not_serving) > 5 else ''}"
+        return "False", "PodsNotReady", "; ".join(filter(None, (names, pending.describe(ctx.pods.values()))))
     return "True", "AllPodsReady", ""
 
 
-def _progressing(s: Situation, step: Step) -> _Facts:
+def _progressing(ctx: Context, step: PolicyResult) -> _Facts:
     if step.state == "Running" and not step.reason:
         return "True", "Training", step.message
     return "False", step.reason or step.state, step.message
 
 
-def _degraded(s: Situation, step: Step) -> _Facts:
-    if s.report is not None and s.report.fault is not None and step.state not in STATUS_OF_END:
-        return "True", s.report.fault.reason, s.report.fault.message
+def _degraded(ctx: Context, step: PolicyResult) -> _Facts:
+    if ctx.report is not None and ctx.report.fault is not None and step.state not in STATUS_OF_END:
+        return "True", ctx.report.fault.reason, ctx.report.fault.message
     if step.state == "Restarting":
         return "True", "Restarting", step.message
-    if s.capacity_lost and step.state not in STATUS_OF_END:
-        size = s.status.trainers
+    if ctx.capacity_lost and step.state not in STATUS_OF_END:
+        size = ctx.status.trainers
         return "True", "CapacityLost", f"runs with {size.desired} of {size.asked} trainers: there was no room for more"
     return "False", "AsExpected", ""
 
 
-def _suspended(s: Situation, step: Step) -> _Facts:
+def _suspended(ctx: Context, step: PolicyResult) -> _Facts:
     """Unknown between the request and the last pod's leaving, so that its transition time tells when that began."""
     status = {"Suspended": "True", "Suspending": "Unknown"}.get(step.state, "False")
     return status, step.state if status != "False" else "NotSuspended", step.message if status != "False" else ""
 
 
-def _fresh(s: Situation, step: Step) -> _Facts:
-    report = s.report
+def _fresh(ctx: Context, step: PolicyResult) -> _Facts:
+    report = ctx.report
     if report is None:
-        old = s.status.condition("CheckpointFresh")
+        old = ctx.status.condition("CheckpointFresh")
         return (old.status, old.reason, old.message) if old else ("Unknown", "NotReported", "")
     if report.checkpoint_step < 0:
         return "False", "NoCheckpoint", "no checkpoint yet"
-    behind, every = report.step - report.checkpoint_step, s.config.checkpoint.every_steps if s.config else 1
+    behind, every = report.step - report.checkpoint_step, ctx.config.checkpoint.every_steps if ctx.config else 1
     if behind > 2 * every:
         return "False", "Stale", f"{behind} steps since the last checkpoint; everySteps is {every}"
     return "True", "Saved", ""

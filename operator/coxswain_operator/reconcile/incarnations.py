@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from coxswain_operator.reconcile.ranges import decoded, encoded
+from coxswain_operator.reconcile.ranges import decode, encode
 from coxswain_operator.reconcile.status import Incarnation, JobStatus
 from coxswain_operator.reconcile.times import seconds, stamp
 
-EVERYONE = "all"
+ALL_MEMBERS = "all"
 HEALTHY_SECONDS = 600  # a pod that lived this long starts the back-off anew
 LONGEST_DELAY_SECONDS = 60
 
@@ -23,43 +23,43 @@ LONGEST_DELAY_SECONDS = 60
 class Numbers:
     """The current entry of every member."""
 
-    everyone: Incarnation
+    default: Incarnation
     exceptions: dict[str, Incarnation]
 
     def of(self, member: str) -> Incarnation:
-        return self.exceptions.get(member, self.everyone)
+        return self.exceptions.get(member, self.default)
 
 
 def numbers(status: JobStatus) -> Numbers:
     entries = {e.name: e for e in status.incarnations}
-    return Numbers(entries.pop(EVERYONE, Incarnation(name=EVERYONE, number=0)), entries)
+    return Numbers(entries.pop(ALL_MEMBERS, Incarnation(name=ALL_MEMBERS, number=0)), entries)
 
 
-def seen(status: JobStatus, members: Collection[str]) -> JobStatus:
+def mark_seen(status: JobStatus, members: Collection[str]) -> JobStatus:
     """Remembers whose current pods have been there, so that a pod which vanishes is known to have been."""
-    known = decoded(status.seen)
-    return status if known.issuperset(members) else replace(status, seen=encoded(known.union(members)))
+    known = decode(status.seen)
+    return status if known.issuperset(members) else replace(status, seen=encode(known.union(members)))
 
 
-def following(status: JobStatus, members: Collection[str], now: float) -> JobStatus:
+def next_incarnation(status: JobStatus, members: Collection[str], now: float) -> JobStatus:
     """The next number for these members, with a growing delay for those that do not live long."""
     found = numbers(status)
     changed = {m: _next(replace(found.of(m), name=m), now) for m in members}
-    kept = {name: _settled(e, now) for name, e in found.exceptions.items()}
-    unseen = encoded(decoded(status.seen).difference(members))
-    return replace(status, incarnations=_entries(found.everyone, kept | changed), seen=unseen)
+    kept = {name: _forget_delay(e, now) for name, e in found.exceptions.items()}
+    unseen = encode(decode(status.seen).difference(members))
+    return replace(status, incarnations=_entries(found.default, kept | changed), seen=unseen)
 
 
-def renewed(status: JobStatus, now: float, delayed: bool = False) -> JobStatus:
+def renew_all(status: JobStatus, now: float, delayed: bool = False) -> JobStatus:
     """A number that nobody has had, for everyone, if anybody has had a pod. `delayed`: with the growing delay of failures."""
     if not status.seen:
         return status
     found = numbers(status)
-    following_ = _next(found.everyone, now)
+    following_ = _next(found.default, now)
     highest = max((e.number for e in found.exceptions.values()), default=0)
     number = max(following_.number, highest + 1)
     delay = following_.delay_seconds if delayed else 0
-    everyone = Incarnation(name=EVERYONE, number=number, since=stamp(now), delay_seconds=delay)
+    everyone = Incarnation(name=ALL_MEMBERS, number=number, since=stamp(now), delay_seconds=delay)
     return replace(status, incarnations=(everyone,), seen="")
 
 
@@ -89,6 +89,6 @@ def _next(entry: Incarnation, now: float) -> Incarnation:
     return Incarnation(name=entry.name, number=entry.number + 1, since=stamp(now), delay_seconds=delay)
 
 
-def _settled(entry: Incarnation, now: float) -> Incarnation:
+def _forget_delay(entry: Incarnation, now: float) -> Incarnation:
     """Of a pod that has lived long only the number matters: that keeps a status small."""
     return entry if unsettled(entry, now) else Incarnation(name=entry.name, number=entry.number)

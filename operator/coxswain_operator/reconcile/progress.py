@@ -6,12 +6,12 @@ from msgspec.structs import replace
 
 from coxswain.names import LABEL_JOB_UID, LABEL_ROLE
 from coxswain.wire import JobReport
-from coxswain_operator.reconcile.situation import Situation
+from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.status import JobStatus, LastCheckpoint, LayoutStatus, Progress
 from coxswain_operator.reconcile.times import stamp
 
 
-def reported(status: JobStatus, report: JobReport | None) -> JobStatus:
+def apply_report(status: JobStatus, report: JobReport | None) -> JobStatus:
     """Progress, checkpoint, layout and world of the latest report; kept as they were without one."""
     if report is None or report.phase in ("Waiting", "Indexing", "Starting"):
         return status
@@ -46,11 +46,11 @@ def _progress(report: JobReport) -> Progress:
     )
 
 
-def counted(status: JobStatus, s: Situation) -> JobStatus:
+def count_pods(status: JobStatus, ctx: Context) -> JobStatus:
     """Trainer pods for people and for the scale subresource."""
-    trainers = [p for p in s.observed.pods if p.role == "trainer" and p.live]
-    ready = sum(s.pods.get(p.member) is p and p.ready and not p.deleting for p in trainers)
-    uid = s.observed.job["metadata"]["uid"]
+    trainers = [p for p in ctx.observed.pods if p.role == "trainer" and p.is_active]
+    ready = sum(ctx.pods.get(p.member) is p and p.ready and not p.deleting for p in trainers)
+    uid = ctx.observed.job["metadata"]["uid"]
     return replace(
         status,
         trainers=replace(status.trainers, ready=ready),

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from coxswain_operator.reconcile.values import LeaveQueue, PodView
+from coxswain_operator.reconcile.actions import LeaveQueue
+from coxswain_operator.views import PodView
 
 
-def left(pods: Sequence[PodView], current: str = "") -> Iterator[LeaveQueue]:
+def release_groups(pods: Sequence[PodView], current: str = "") -> Iterator[LeaveQueue]:
     """What Kueue has to hear of all groups but the `current` one.
 
     A mark on one pod ends a group whose pods have all come to an end, and leaves them where they are, for their logs.
@@ -19,9 +20,9 @@ def left(pods: Sequence[PodView], current: str = "") -> Iterator[LeaveQueue]:
     """
     for group in sorted({p.group for p in pods} - {"", current}):
         members = [p for p in pods if p.group == group]
-        if any(p.live and not p.deleting for p in members):
+        if any(p.is_active and not p.deleting for p in members):
             continue
-        if any(p.held for p in members):
+        if any(p.is_held for p in members):
             yield LeaveQueue(group)
         elif not any(p.given_up for p in members):
             yield LeaveQueue(group, min(members, key=lambda p: (p.deleting, p.name)).name)

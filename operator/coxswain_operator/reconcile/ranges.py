@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import pairwise
 
-from coxswain_operator.reconcile.values import member_name
+from coxswain_operator.views import member_name
 
 
-def encoded(members: Iterable[str]) -> str:
+def encode(members: Iterable[str]) -> str:
     """Sorted and without repetitions, so that equal sets are equal text."""
     indexes: dict[str, list[int]] = {}
     for member in members:
@@ -20,7 +20,7 @@ def encoded(members: Iterable[str]) -> str:
 
 
 @lru_cache(maxsize=256)  # most passes read what the one before has read
-def decoded(text: str) -> frozenset[str]:
+def decode(text: str) -> frozenset[str]:
     """The members in a text of `encoded`."""
     return frozenset(member for part in text.split(",") if part for member in _members(part))
 

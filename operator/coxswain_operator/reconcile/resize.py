@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig
-from coxswain_operator.cluster import Happening
-from coxswain_operator.reconcile import attempts, deadlines, incarnations, waiting
-from coxswain_operator.reconcile.situation import Situation
+from coxswain_operator.reconcile import attempts, deadlines, incarnations, pending
+from coxswain_operator.reconcile.actions import CheckpointAndStop
+from coxswain_operator.reconcile.context import Context
+from coxswain_operator.reconcile.result import Termination
 from coxswain_operator.reconcile.status import JobStatus
-from coxswain_operator.reconcile.step import Ending
 from coxswain_operator.reconcile.times import seconds
-from coxswain_operator.reconcile.values import CheckpointAndStop
+from coxswain_operator.views import Event
 
 REASON = "Scaling"  # of Progressing, from the request until the coordinator has left
 DEADLINE_SECONDS = 600  # for the checkpoint; then the gang starts anew without it
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class Resize:
     """How many trainers the next start has, and why. `desired` 0: as many as the spec then asks for."""
 
     desired: int
@@ -29,70 +29,70 @@ class Size:
     message: str
 
 
-def due(s: Situation, config: JobConfig) -> Size | None:
+def plan_resize(ctx: Context, config: JobConfig) -> Resize | None:
     """Start anew now, with this size. A job that trains is asked to save first and leaves by itself."""
-    if s.scaled:
-        return None if _saving(s) else Size(0, 0, "ScaleChanged", _change(s))
-    return _shrunk(s, config)
+    if ctx.scaled:
+        return None if _saving(ctx) else Resize(0, 0, "ScaleChanged", _change(ctx))
+    return _shrunk(ctx, config)
 
 
-def restarted(s: Situation, status: JobStatus, size: Size) -> JobStatus:
+def start_resize(ctx: Context, status: JobStatus, size: Resize) -> JobStatus:
     """Everyone anew, without counting a restart."""
-    status = incarnations.renewed(status, s.now)
-    status = attempts.following(status, Ending("", size.reason, size.message, size.reason), s.now)
+    status = incarnations.renew_all(status, ctx.now)
+    status = attempts.next_attempt(status, Termination("", size.reason, size.message, size.reason), ctx.now)
     return replace(status, trainers=replace(status.trainers, desired=size.desired, asked=size.asked))
 
 
-def calls(s: Situation) -> tuple[CheckpointAndStop, ...]:
-    return (CheckpointAndStop(f"scaled to {s.spec.trainers.count} trainers"),) if _saving(s) else ()
+def calls(ctx: Context) -> tuple[CheckpointAndStop, ...]:
+    return (CheckpointAndStop(f"scaled to {ctx.spec.trainers.count} trainers"),) if _saving(ctx) else ()
 
 
-def wakes(s: Situation) -> tuple[float, ...]:
-    return (_deadline(s),) if _saving(s) else ()
+def requeue_times(ctx: Context) -> tuple[float, ...]:
+    return (_deadline(ctx),) if _saving(ctx) else ()
 
 
-def reason(s: Situation) -> str:
-    return REASON if _saving(s) else ""
+def reason(ctx: Context) -> str:
+    return REASON if _saving(ctx) else ""
 
 
-def message(s: Situation) -> str:
-    return f"{_change(s)}: waits for the checkpoint" if _saving(s) else ""
+def message(ctx: Context) -> str:
+    return f"{_change(ctx)}: waits for the checkpoint" if _saving(ctx) else ""
 
 
-def happenings(size: Size) -> tuple[Happening, ...]:
-    return (Happening("Scaled", size.message, warning=size.reason == "CapacityLost"),)
+def resize_events(size: Resize) -> tuple[Event, ...]:
+    return (Event("Scaled", size.message, warning=size.reason == "CapacityLost"),)
 
 
-def _change(s: Situation) -> str:
-    return f"from {s.status.trainers.desired} to {s.spec.trainers.count} trainers"
+def _change(ctx: Context) -> str:
+    return f"from {ctx.status.trainers.desired} to {ctx.spec.trainers.count} trainers"
 
 
-def _saving(s: Situation) -> bool:
+def _saving(ctx: Context) -> bool:
     """There is progress to save, and a coordinator that can do it; one that does not answer this once may do so yet."""
-    pod, report = s.coordinator, s.report
-    if not s.scaled or pod is None or not pod.live or pod.deleting or s.now >= _deadline(s):
+    pod, report = ctx.coordinator, ctx.report
+    if not ctx.scaled or pod is None or not pod.is_active or pod.deleting or ctx.now >= _deadline(ctx):
         return False
     if report is None:
-        return pod.ready and s.status.state == "Running"
-    return report.phase == "Running" or s.leaving
+        return pod.ready and ctx.status.state == "Running"
+    return report.phase == "Running" or ctx.leaving
 
 
-def _deadline(s: Situation) -> float:
+def _deadline(ctx: Context) -> float:
     """Progressing turns False with the request, so that its transition tells when that was."""
-    condition = s.status.condition("Progressing")
+    condition = ctx.status.condition("Progressing")
     asked = condition is not None and condition.reason == REASON
-    return DEADLINE_SECONDS + (seconds(condition.last_transition_time) if condition and asked else s.now)
+    return DEADLINE_SECONDS + (seconds(condition.last_transition_time) if condition and asked else ctx.now)
 
 
-def _shrunk(s: Situation, config: JobConfig) -> Size | None:
+def _shrunk(ctx: Context, config: JobConfig) -> Resize | None:
     """Some trainers found no node within startTimeoutSeconds, and minCount of them did: better fewer than none."""
-    trainers = [p for p in s.pods.values() if p.role == "trainer"]
-    homeless = [p for p in trainers if waiting.homeless(p) and p.unscheduled_reason != waiting.GATED]
-    placed = sum(bool(p.node) and p.live and not p.deleting for p in trainers)
-    training = s.report is not None and s.report.phase == "Running"
-    late = any(s.now >= deadlines.starts_by(s, p) for p in homeless)
+    trainers = [p for p in ctx.pods.values() if p.role == "trainer"]
+    homeless = [p for p in trainers if pending.is_unschedulable(p) and p.unscheduled_reason != pending.GATED]
+    placed = sum(bool(p.node) and p.is_active and not p.deleting for p in trainers)
+    training = ctx.report is not None and ctx.report.phase == "Running"
+    late = any(ctx.now >= deadlines.starts_by(ctx, p) for p in homeless)
     if not late or training or not config.min_trainers <= placed < config.trainers:
         return None
-    limit = s.spec.start_timeout_seconds
+    limit = ctx.spec.start_timeout_seconds
     text = f"only {placed} of {config.trainers} trainers found a node within startTimeoutSeconds ({limit})"
-    return Size(placed, s.spec.trainers.count, "CapacityLost", text)
+    return Resize(placed, ctx.spec.trainers.count, "CapacityLost", text)

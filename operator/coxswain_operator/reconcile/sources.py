@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from coxswain.wire import SourceReport
-from coxswain_operator.cluster import Manifest
-from coxswain_operator.reconcile.situation import Situation, generation
+from coxswain_operator.reconcile.actions import WriteStatus
+from coxswain_operator.reconcile.context import Context, generation
 from coxswain_operator.reconcile.times import stamp
-from coxswain_operator.reconcile.values import WriteStatus
+from coxswain_operator.views import Manifest
 
 
-def statuses(s: Situation) -> tuple[WriteStatus, ...]:
+def statuses(ctx: Context) -> tuple[WriteStatus, ...]:
     """One write for each source whose status does not say yet what the report says."""
-    reports = {r.source: r for r in s.report.sources} if s.report else {}
+    reports = {r.source: r for r in ctx.report.sources} if ctx.report else {}
     writes = []
-    for source in s.observed.sources:
+    for source in ctx.observed.sources:
         report = reports.get(source["metadata"]["name"])
-        if report is not None and (status := _status(source, report, s.now)) != (source.get("status") or {}):
+        if report is not None and (status := _status(source, report, ctx.now)) != (source.get("status") or {}):
             meta = source["metadata"]
             writes.append(WriteStatus("DataSource", meta["name"], status, str(meta.get("resourceVersion", ""))))
     return tuple(writes)

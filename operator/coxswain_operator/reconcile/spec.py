@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from coxswain_operator.cluster import Manifest
+from coxswain_operator.views import Manifest
 
 RuleAction = Literal[
     "Fail", "RestartTrainer", "RestartTrainerIgnoringLimit", "RestartJob", "RestartJobIgnoringLimit"

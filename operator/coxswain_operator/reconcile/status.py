@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from coxswain_operator.cluster import Manifest
 from coxswain_operator.reconcile.times import seconds
+from coxswain_operator.views import Manifest
 
 PROGRESS_SECONDS = 15  # progress alone is written at most this often
 COUNTS_SECONDS = 2  # and so are the numbers of pods that are there and ready

@@ -6,72 +6,77 @@ from msgspec.structs import replace
 
 from coxswain.exits import Exit
 from coxswain.names import ANNOTATION_STOP_AT
-from coxswain_operator.reconcile import deadlines, incarnations, stranded
-from coxswain_operator.reconcile.situation import Situation
-from coxswain_operator.reconcile.step import Step
+from coxswain_operator.reconcile import deadlines, force_delete, incarnations
+from coxswain_operator.reconcile.actions import CheckpointAndStop, Delete
+from coxswain_operator.reconcile.context import Context
+from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.times import seconds
-from coxswain_operator.reconcile.values import CheckpointAndStop, Delete
 
 DEADLINE_SECONDS = 600  # for the checkpoint; then the pods go without it
 
 
-def wanted(s: Situation) -> bool:
-    return s.spec.suspend or _stopped_at_step(s)
+def is_requested(ctx: Context) -> bool:
+    return ctx.spec.suspend or _stopped_at_step(ctx)
 
 
-def stop_step(s: Situation) -> int | None:
+def stop_step(ctx: Context) -> int | None:
     """The step that `cox run --until-step` put on the job; it binds until the annotation is taken away."""
-    value = s.annotations.get(ANNOTATION_STOP_AT, "")
+    value = ctx.annotations.get(ANNOTATION_STOP_AT, "")
     return int(value) if value.isdecimal() else None
 
 
-def _stopped_at_step(s: Situation) -> bool:
+def _stopped_at_step(ctx: Context) -> bool:
     """The step is reached and saved, and the coordinator has left because of it."""
-    step, checkpoint = stop_step(s), s.status.last_checkpoint
+    step, checkpoint = stop_step(ctx), ctx.status.last_checkpoint
     if step is None or checkpoint is None or checkpoint.step < step:
         return False
-    left = s.coordinator is not None and s.coordinator.exit_code == Exit.STOPPED
-    return left or s.status.is_("Suspended") or s.status.is_("Suspended", "Unknown")
+    left = ctx.coordinator is not None and ctx.coordinator.exit_code == Exit.STOPPED
+    return left or ctx.status.is_("Suspended") or ctx.status.is_("Suspended", "Unknown")
 
 
-def calls(s: Situation) -> tuple[CheckpointAndStop, ...]:
+def calls(ctx: Context) -> tuple[CheckpointAndStop, ...]:
     """What a running job's coordinator has to know about a stop at a step."""
-    step = stop_step(s)
-    if step is None or s.observed.report is None:
+    step = stop_step(ctx)
+    if step is None or ctx.observed.report is None:
         return ()
     return (CheckpointAndStop(f"stop at step {step}", step),)
 
 
-def suspended(s: Situation) -> Step:
+def reconcile_suspend(ctx: Context) -> PolicyResult:
     """One pass towards, or in, suspension. New numbers are stored before the old pods go, so that their going is no loss."""
-    status = deadlines.recorded(s)
-    renewed = incarnations.renewed(status, s.now)
-    if not s.observed.pods:
+    status = deadlines.recorded(ctx)
+    renewed = incarnations.renew_all(status, ctx.now)
+    if not ctx.observed.pods:
         status = replace(renewed, trainers=replace(status.trainers, desired=0, asked=0))
-        return Step("Suspended", status, "Suspended", _saved(s))
-    if s.coordinator is not None and s.coordinator.live and _has_begun(s) and s.now < _deadline(s):
+        return PolicyResult("Suspended", status, "Suspended", _saved(ctx))
+    if ctx.coordinator is not None and ctx.coordinator.is_active and _has_begun(ctx) and ctx.now < _deadline(ctx):
         call = CheckpointAndStop("suspended")
         text = "waits for the checkpoint, then for the pods to leave"
-        return Step("Suspending", status, "Suspending", text, calls=(call,), wakes=(_deadline(s),))
-    gone = (*(Delete("Pod", p.name, p.uid) for p in s.observed.pods if not p.deleting), *stranded.forced(s))
+        return PolicyResult("Suspending", status, "Suspending", text, calls=(call,), requeue_times=(_deadline(ctx),))
+    gone = (
+        *(Delete("Pod", p.name, p.uid) for p in ctx.observed.pods if not p.deleting),
+        *force_delete.force_deletes(ctx),
+    )
     text = "waits for the pods to leave"
-    return Step("Suspending", renewed, "Suspending", text, deletes=gone, wakes=stranded.wakes(s))
+    return PolicyResult(
+        "Suspending", renewed, "Suspending", text, deletes=gone, requeue_times=force_delete.requeue_times(ctx)
+    )
 
 
-def _has_begun(s: Situation) -> bool:
+def _has_begun(ctx: Context) -> bool:
     """Where no pod runs or has a node, as in a queue, there is nothing to save. Pods of the local cluster never have a node."""
-    return any(p.node or p.phase == "Running" for p in s.observed.pods)
+    return any(p.node or p.phase == "Running" for p in ctx.observed.pods)
 
 
-def _deadline(s: Situation) -> float:
+def _deadline(ctx: Context) -> float:
     """Suspended is Unknown from the request on, so its last transition is the request's time."""
-    condition = s.status.condition("Suspended")
-    begun = seconds(condition.last_transition_time) if condition and condition.status == "Unknown" else s.now
+    condition = ctx.status.condition("Suspended")
+    begun = seconds(condition.last_transition_time) if condition and condition.status == "Unknown" else ctx.now
     return begun + DEADLINE_SECONDS
 
 
-def _saved(s: Situation) -> str:
-    checkpoint = s.status.last_checkpoint
+def _saved(ctx: Context) -> str:
+    checkpoint = ctx.status.last_checkpoint
     return (
         f"saved before step {checkpoint.step}"
         if checkpoint

@@ -5,10 +5,10 @@ from __future__ import annotations
 from coxswain.api.resolve import resolve
 from coxswain.config import JobConfig
 from coxswain.wire import Fault
-from coxswain_operator.reconcile.values import Observed
+from coxswain_operator.reconcile.actions import Observed
 
 
-def resolved(observed: Observed) -> tuple[JobConfig | None, tuple[Fault, ...]]:
+def resolve_config(observed: Observed) -> tuple[JobConfig | None, tuple[Fault, ...]]:
     """The resolved job, or all faults."""
     job = observed.job
     answer = resolve(

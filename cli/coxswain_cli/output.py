@@ -1,0 +1,50 @@
+"""Who a run is told to: people at a terminal or in a log here, scripts in `jsonlines`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import typer
+from rich.console import Console
+
+from coxswain_cli.display import Display, display_for
+from coxswain_cli.summary import summary
+
+Manifest = dict[str, Any]
+
+
+class Output(Protocol):
+    """Tells a whole command."""
+
+    def display(self) -> Display:
+        """For the run while it goes on."""
+
+    def say(self, text: str) -> None: ...
+
+    def end(self, job: Manifest, workdir: Path) -> None:
+        """How the job ended, or where it stopped."""
+
+    def refuse(self, code: int, reason: str, words: str) -> None:
+        """Why the command ends although its job has not."""
+
+
+class TextOutput:
+    """Words on standard output, refusals on standard error."""
+
+    def __init__(self) -> None:
+        self._console = Console(file=sys.stdout)
+
+    def display(self) -> Display:
+        return display_for(self._console)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def end(self, job: Manifest, workdir: Path) -> None:
+        for line in summary(job, workdir):
+            self.say(line)
+
+    def refuse(self, code: int, reason: str, words: str) -> None:
+        typer.echo(words, err=True)

@@ -1,0 +1,64 @@
+"""What the page says, as numbers for scripts: `cox report --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from coxswain_cli.reporting.mix import source_shares
+from coxswain_cli.reporting.model import RecordedRun, RecordedStep
+from coxswain_cli.reporting.summary import succeeded
+
+
+def facts(run: RecordedRun) -> dict[str, Any]:
+    """One JSON object. Seconds, tokens and shares of 1; null where nothing is known."""
+    how = succeeded(run.status)
+    return {
+        "job": run.name,
+        "state": how.get("reason"),
+        "message": how.get("message"),
+        "steps": run.steps[-1].step + 1 if run.steps else 0,
+        "steps_wanted": run.job.total_steps if run.job else None,
+        "steps_computed_again": run.redone,
+        "unreadable_lines": run.unreadable,
+        **_training(run.steps),
+        "sources": _sources(run),
+        "checkpoint": run.status.get("lastCheckpoint"),
+        "restarts": run.status.get("restarts"),
+        "events": [{"time": e.time, "reason": e.reason, "message": e.message} for e in run.events],
+        "pictured": [{"step": timing.step, "why": why, **msgspec.to_builtins(timing)} for timing, why in run.chosen],
+    }
+
+
+def _training(steps: Sequence[RecordedStep]) -> dict[str, Any]:
+    losses = [s.loss for s in steps if s.loss is not None]
+    spent, tokens = sum(s.seconds for s in steps), sum(s.tokens for s in steps)
+    return {
+        "loss": {"first": losses[0], "last": losses[-1], "best": min(losses)} if losses else None,
+        "tokens": tokens,
+        "tokens_per_second": tokens / spent if spent else None,
+        "median_step_seconds": median(s.seconds for s in steps) if steps else None,
+        "idle_fraction": sum(s.idle_fraction * s.seconds for s in steps) / spent if spent else None,
+        "world_generations": sorted({s.worldGeneration for s in steps}),
+        "stream_digest": steps[-1].stream_digest if steps else None,
+        "delivered_digest": steps[-1].delivered_digest if steps else None,
+    }
+
+
+def _sources(run: RecordedRun) -> list[dict[str, Any]]:
+    """Each source's share of all tokens, and the one that the weights of the mix ask for."""
+    total = list(accumulate(s.tokens for s in run.steps))[-1:] or [0]
+    shares = source_shares(run.steps, run.job.mix if run.job else None) if total[0] else ()
+    return [
+        {
+            "name": s.name,
+            "tokens": s.tokens[-1],
+            "share": s.tokens[-1] / total[0],
+            "wanted": None if s.wanted is None else s.wanted[-1] / total[0],
+        }
+        for s in shares
+    ]

@@ -1,0 +1,100 @@
+"""What a report knows about a run, independent of the files it came from. Fields that a file may lack have defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from coxswain.config import JobConfig
+from coxswain.wire import TaskTiming
+
+
+class RecordedStep(msgspec.Struct, frozen=True):
+    """One line of `steps.jsonl`, read leniently: a diverged run writes null losses, an older one has fewer fields."""
+
+    step: int
+    worldGeneration: int = 0  # the file's own spelling
+    tokens: int = 0
+    sequences: int = 0
+    loss: float | None = None
+    stream_digest: str = ""
+    delivered_digest: str = ""
+    seconds: float = 0.0
+    idle_fraction: float = 0.0
+    makespan_over_bound: float = 0.0
+    gradient_norm: float | None = None
+    learning_rate: float = 0.0
+    tokens_by_source: dict[str, int] = {}
+    data_wait_seconds: float = 0.0
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEvent:
+    """One line of `events.jsonl`; `time` in seconds since 1970."""
+
+    time: float
+    reason: str
+    message: str
+    object: str = ""
+
+
+class PlannedTask(msgspec.Struct, frozen=True):
+    """A task as it was planned, in seconds since the step's begin on the cost model."""
+
+    task: int
+    kind: Literal["pack", "ring"]
+    replicas: tuple[int, ...]
+    start: float
+    stop: float
+    sequences: tuple[int, ...] = ()  # positions in the membership
+    tokens: int = 0
+
+
+class RankTiming(msgspec.Struct, frozen=True):
+    """What one rank did in a step, in seconds since its own begin of the step."""
+
+    rank: int
+    timings: tuple[TaskTiming, ...] = ()
+    data_wait: float = 0.0
+    reduce: float = 0.0
+
+
+class StepTiming(msgspec.Struct, frozen=True):
+    """One line of `timings.jsonl`, as far as the pictures need it."""
+
+    step: int
+    planned: tuple[PlannedTask, ...] = ()
+    ranks: tuple[RankTiming, ...] = ()
+
+
+class GlanceTask(msgspec.Struct, frozen=True):
+    replicas: tuple[int, ...]
+
+
+class Glance(msgspec.Struct, frozen=True):
+    """What the choice of telling steps has to know of a line of `timings.jsonl`."""
+
+    step: int
+    planned: tuple[GlanceTask, ...] = ()
+
+    @property
+    def longest_ring(self) -> int:
+        """The highest degree among the step's rings; 1 where all tasks are packs."""
+        return max((len(t.replicas) for t in self.planned), default=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """All of it. Each step once, in order; `chosen` are the steps to picture, and why those."""
+
+    name: str
+    steps: tuple[RecordedStep, ...] = ()
+    events: tuple[RecordedEvent, ...] = ()
+    chosen: tuple[tuple[StepTiming, str], ...] = ()
+    job: JobConfig | None = None
+    status: dict[str, Any] = field(default_factory=dict)  # the TrainingJob's
+    redone: int = 0  # lines of steps that were computed again
+    unreadable: int = 0  # lines that are no JSON of the expected shape, a torn last line not counted

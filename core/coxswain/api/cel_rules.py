@@ -1,0 +1,76 @@
+"""The rule table applied offline: the same CEL, the same verdict and the same words as the API server's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import cel
+
+from coxswain.api.field_errors import FieldError, shorten
+from coxswain.api.rules import RULES, Rule
+
+Manifest = Mapping[str, Any]
+_ABSENT = object()
+
+
+def check_rules(kind: str, new: Manifest, old: Manifest | None = None, well_shaped: bool = True) -> list[FieldError]:
+    """Every rule that `new` breaks; transition rules only against `old`. Defaults must be in place in both.
+
+    A rule that cannot be evaluated means a wrong shape: with `well_shaped` it raises, else the shape's own fault suffices.
+    """
+    faults: list[FieldError] = []
+    for rule in RULES:
+        for place in rule.places:
+            name, _, path = place.partition(":")
+            if name == kind:
+                faults += _break(rule, path, new, old, well_shaped)
+    return faults
+
+
+def _break(rule: Rule, path: str, new: Manifest, old: Manifest | None, well_shaped: bool) -> Iterator[FieldError]:
+    before = dict(_values(old, path)) if old is not None and rule.is_transition else {}
+    for where, value in _values(new, path):
+        if rule.is_transition and where not in before:
+            continue
+        variables = {"self": value, **({"oldSelf": before[where]} if rule.is_transition else {})}
+        try:
+            if _evaluate(rule.cel, variables) is not True:
+                yield _fault(rule, where, variables)
+        except (RuntimeError, TypeError, ValueError, LookupError):
+            if well_shaped:
+                raise
+
+
+def _fault(rule: Rule, where: str, variables: dict[str, Any]) -> FieldError:
+    message = rule.message
+    if rule.says:
+        message = rule.says % tuple(_evaluate(value, variables) for value in rule.values)
+    found = next((value for _, value in _values(variables["self"], rule.field.removeprefix("."))), "")
+    value = shorten(found) if isinstance(found, (str, int)) else ""
+    return FieldError((where + rule.field).removeprefix("."), message, value, way_out=rule.way_out)
+
+
+@lru_cache(maxsize=1024)
+def _compile(expression: str) -> cel.Program:
+    return cel.compile(expression)
+
+
+def _evaluate(expression: str, variables: dict[str, Any]) -> Any:
+    return _compile(expression).execute(variables)
+
+
+def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every value at `spec.phases[]` with its own path: (spec.phases[0], ...), (spec.phases[1], ...)."""
+    found = [("", value)]
+    for step in filter(None, path.replace("[]", ".[]").split(".")):
+        found = [pair for where, parent in found for pair in _members(where, parent, step)]
+    yield from found
+
+
+def _members(where: str, parent: Any, step: str) -> list[tuple[str, Any]]:
+    if step == "[]":
+        return [(f"{where}[{i}]", item) for i, item in enumerate(parent)] if isinstance(parent, list) else []
+    member = parent.get(step, _ABSENT) if isinstance(parent, Mapping) else _ABSENT
+    return [] if member is _ABSENT else [(f"{where}.{step}".removeprefix("."), member)]

@@ -1,0 +1,162 @@
+"""Fault: one thing that is wrong with an object, in the words that a person needs to put it right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from coxswain.api.common import PATTERNS, Model
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """`value` at `path` of the `document`-th document (from 1) of `file` is wrong; `reason` is the condition's reason for it."""
+
+    path: str
+    message: str
+    value: str = ""
+    allowed: str = ""
+    way_out: str = ""
+    file: str = ""
+    document: int = 0
+    reason: str = "Invalid"
+
+    @property
+    def text(self) -> str:
+        """The whole fault as one sentence, without the place of the file."""
+        allowed = f" (allowed: {self.allowed})" if self.allowed else ""
+        way_out = f"; {self.way_out}" if self.way_out else ""
+        return ": ".join(part for part in (self.path, f"{self.message}{allowed}{way_out}") if part)
+
+
+def join_path(location: Sequence[str | int]) -> str:
+    """("spec", "sources", 0, "name") -> spec.sources[0].name, as the API server spells it."""
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """A value as a person may want to see it again."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def parse(model: type[Model], value: object, under: str) -> tuple[Model | None, list[FieldError]]:
+    """The value as a model, or every fault of its shape."""
+    try:
+        return model.model_validate(_present(value)), []
+    except ValidationError as error:
+        return None, [_translate(model, detail, under) for detail in error.errors(include_url=False)]
+
+
+def _present(value: Any) -> Any:
+    """The value without members that are null: to the API server null is absent."""
+    if isinstance(value, dict):
+        return {name: _present(member) for name, member in value.items() if member is not None}
+    return [_present(item) for item in value] if isinstance(value, list) else value
+
+
+def _translate(model: type[Model], detail: ErrorDetails, under: str) -> FieldError:
+    location = detail["loc"]
+    path = join_path((under, *location))
+    kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
+    if kind == "extra_forbidden":
+        names = field_names(model, location[:-1])
+        return FieldError(
+            path, "unknown field", str(location[-1]), ", ".join(names), _nearest(str(location[-1]), names)
+        )
+    if kind == "missing":
+        return FieldError(path, "required, but missing", way_out=f"add {location[-1]}")
+    message, allowed = _SHAPES.get(kind, _plain)(detail, context)
+    return FieldError(
+        path, message, shorten(value), allowed, _WAYS_OUT.get(kind, f"correct {location[-1] if location else under}")
+    )
+
+
+def _plain(detail: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str]:
+    return detail["msg"][:1].lower() + detail["msg"][1:], ""
+
+
+def _enumeration(detail: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str]:
+    allowed = str(context["expected"]).replace("'", "").replace(" or ", ", ")
+    return f"unsupported value {shorten(detail['input'])!r}", allowed
+
+
+def _pattern(detail: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str]:
+    pattern = str(context["pattern"])
+    return f"{shorten(detail['input'])!r} has not the form that is needed", PATTERNS.get(pattern, pattern)
+
+
+def _bound(sign: str, key: str, unit: str = "") -> Any:
+    def say(detail: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str]:
+        value = detail["input"]
+        measured = len(value) if unit and isinstance(value, (str, list)) else shorten(value)
+        return f"{measured}{unit} is out of bounds", f"{sign} {context[key]}{unit}"
+
+    return say
+
+
+def _type(name: str) -> Any:
+    def say(detail: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str]:
+        return f"{shorten(detail['input'])} is not {name}", name
+
+    return say
+
+
+_SHAPES: dict[str, Any] = {
+    "int_type": _type("a whole number"),
+    "string_type": _type("a string"),
+    "bool_type": _type("true or false"),
+    "list_type": _type("a list"),
+    "model_type": _type("a mapping"),
+    "dict_type": _type("a mapping"),
+    "literal_error": _enumeration,
+    "string_pattern_mismatch": _pattern,
+    "greater_than_equal": _bound("at least", "ge"),
+    "less_than_equal": _bound("at most", "le"),
+    "string_too_long": _bound("at most", "max_length", " characters"),
+    "string_too_short": _bound("at least", "min_length", " characters"),
+    "too_long": _bound("at most", "max_length", " items"),
+    "too_short": _bound("at least", "min_length", " items"),
+}
+_WAYS_OUT = {
+    "literal_error": "use one of the allowed values",
+    "int_type": "write a whole number without quotes",
+    "string_type": "put the value in quotes",
+    "bool_type": "write true or false",
+    "string_pattern_mismatch": "write it in the allowed form",
+}
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]}?" if close else f"remove {name}"
+
+
+def field_names(model: type[Model], location: Sequence[str | int]) -> list[str]:
+    """The fields allowed at a place within a model, by their names in YAML."""
+    schema: Any = _schema(model)
+    definitions = schema.get("$defs", {})
+    for step in location:
+        schema = _open(schema, definitions)
+        schema = schema["items"] if isinstance(step, int) else schema["properties"][step]
+    return sorted(_open(schema, definitions).get("properties", {}))
+
+
+@lru_cache(maxsize=64)
+def _schema(model: type[Model]) -> Any:
+    return model.model_json_schema()
+
+
+def _open(schema: Any, definitions: Any) -> Any:
+    """Follows a reference, through `anyOf [X, null]`."""
+    schema = next((option for option in schema.get("anyOf", ()) if option.get("type") != "null"), schema)
+    return definitions[schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema

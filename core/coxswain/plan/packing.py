@@ -1,0 +1,90 @@
+"""Short sequences, poured into the time that rings leave: packs are the sand between the stones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coxswain.cost.model import Floats
+from coxswain.plan.problem import Problem
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """Room for packs. A replica's tail is open-ended (limit inf); a gap before a ring must not be overfilled.
+
+    `level` is the time up to which a bin is taken. Gaps are shifted so that they all end at the level to be reached, which
+    makes the bin with the lowest level always the one with the most room.
+    """
+
+    replica: Ints
+    level: Floats
+    limit: Floats
+    start: Floats  # when the bin begins on the replica's clock
+
+    @property
+    def size(self) -> int:
+        return int(self.replica.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Per sequence, in the order given: its bin, and the number of its pack within the bin. Per bin its level afterwards."""
+
+    bin: Ints
+    pack: Ints
+    level: Floats
+
+
+def fill_bins(problem: Problem, lengths: Ints, bins: Bins) -> Packing:
+    """Longest processing time first, a round at a time: `lengths` must fall. Packs hold at most C tokens, first fit in a bin.
+
+    A round serves every bin that could take one more before the lowest would be full again, which is what one-by-one
+    assignment to the lowest bin does, but vectorised.
+    """
+    cost = problem.cost.work_seconds(lengths)
+    speed, level = problem.speeds[bins.replica], bins.level.copy()
+    room = np.full((bins.size, 4), problem.capacity, dtype=np.int64)
+    where, pack = np.empty_like(lengths), np.empty_like(lengths)
+    done = 0
+    while done < lengths.size:
+        chosen = _round(level, bins.limit, (cost[done] + problem.cost.task) / speed, lengths.size - done)
+        now = slice(done, done + chosen.size)
+        room = _with_spare(room, problem.capacity)
+        at = (room[chosen] >= lengths[now, None]).argmax(axis=1)
+        fresh = room[chosen, at] == problem.capacity
+        room[chosen, at] -= lengths[now]
+        level[chosen] += (cost[now] + problem.cost.task * fresh) / speed[chosen]
+        where[now], pack[now] = chosen, at
+        done += chosen.size
+    return Packing(where, pack, level)
+
+
+def _round(level: Floats, limit: Floats, seconds: Floats, most: int) -> Ints:
+    """The bins that take the next sequences, lowest first: those below where the lowest will be afterwards."""
+    after = level + seconds
+    after[after > limit] = np.inf
+    top = after.min()
+    chosen = np.flatnonzero((level < top) & (after < np.inf))
+    return chosen[np.argsort(level[chosen], kind="stable")][:most]
+
+
+def _with_spare(room: Ints, capacity: int) -> Ints:
+    """Keep one pack in reserve in every bin, so that a first fit always exists."""
+    if (room[:, -1] == capacity).all():
+        return room
+    return np.concatenate([room, np.full_like(room, capacity)], axis=1)
+
+
+def water_level(levels: Floats, speeds: Floats, work: float) -> float:
+    """The time at which `work` seconds are done when every replica is busy from its level on: what pouring can reach at best."""
+    order = np.argsort(levels, kind="stable")
+    rate = np.cumsum(speeds[order])
+    taken = np.cumsum(speeds[order] * levels[order])
+    candidates = (work + taken) / rate  # the level if just the first k replicas take part
+    enough = candidates >= levels[order]
+    return float(candidates[enough].min()) if enough.any() else float(levels.max())

@@ -1,0 +1,51 @@
+"""The planners by name: the one place where a new one is registered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from numpy import int64
+from numpy.typing import NDArray
+
+from coxswain.cost import CostModel
+from coxswain.errors import Refused
+from coxswain.plan.assemble import assemble
+from coxswain.plan.makespan import makespan
+from coxswain.plan.naive import naive
+from coxswain.plan.problem import Planner, make_problem
+from coxswain.plan.static import static
+from coxswain.plan.values import Placement
+
+BALANCES: dict[str, Planner] = {"makespan": makespan, "naive": naive, "static": static}
+
+
+def planner(balance: str) -> Planner:
+    """The planner of that name, in any spelling of case (the API says Makespan)."""
+    found = BALANCES.get(balance.lower())
+    if found is None:
+        raise Refused("UnknownBalance", f"balance {balance!r}: not known; use one of {', '.join(BALANCES)}")
+    return found
+
+
+def plan(
+    balance: str,
+    lengths: Sequence[int] | NDArray[int64],
+    *,
+    replicas: int,
+    capacity: int,
+    cost: CostModel,
+    speeds: Sequence[float] | None = None,
+    max_degree: int,
+    node_size: int,
+) -> Placement:
+    """Place one step, without operations. Rings of a static mesh may hold several sequences."""
+    problem = make_problem(
+        lengths,
+        replicas=replicas,
+        capacity=capacity,
+        cost=cost,
+        speeds=speeds,
+        max_degree=max_degree,
+        node_size=node_size,
+    )
+    return assemble(problem, balance.lower(), planner(balance)(problem))

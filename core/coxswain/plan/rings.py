@@ -1,0 +1,107 @@
+"""Rings onto replicas: a ring needs all its members at once, so the longest go first, and one that would stick out is widened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coxswain.cost.model import Floats
+from coxswain.plan.loads import Ints, ReplicaLoads, replica_loads
+from coxswain.plan.problem import Problem
+
+SLACK = 1.002  # of the target: not worth another look
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """One long sequence with its replicas and its planned start."""
+
+    sequence: int
+    members: Ints
+    start: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Times that replicas wait in before a ring."""
+
+    replica: Ints
+    start: Floats
+    stop: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class RingSchedule:
+    """All rings, when each replica has done its last one, and the gaps between them."""
+
+    rings: tuple[Ring, ...]
+    loads: Floats
+    gaps: Gaps
+
+
+def place_rings(problem: Problem, sequences: Ints, degrees: Ints, target: float, give_up: float) -> RingSchedule | None:
+    """Longest duration first, each as soon as its members can; a ring that would end after the target gets more of them.
+
+    None as soon as one ends at `give_up` or later: then another plan is better anyway.
+    """
+    lengths = problem.lengths[sequences]
+    seconds = ring_seconds(problem, lengths, degrees)
+    loads = replica_loads(problem)
+    rings: list[Ring] = []
+    gaps = [(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))]
+    for k in np.lexsort((sequences, -degrees, -seconds)).tolist():
+        members, stop = _place(problem, loads, int(lengths[k]), int(degrees[k]), float(seconds[k]), target)
+        if stop >= give_up:
+            return None
+        before = loads.loads[members]
+        start = float(before.max())
+        if before.min() < start:
+            waiting = before < start
+            gaps.append((members[waiting], before[waiting], np.full(int(waiting.sum()), start)))
+        rings.append(Ring(int(sequences[k]), members, start))
+        loads.occupy(members, stop)
+    columns = [np.concatenate(column) for column in zip(*gaps, strict=True)]
+    return RingSchedule(tuple(rings), loads.loads[: problem.replicas].copy(), Gaps(*columns))
+
+
+def _place(
+    problem: Problem, loads: ReplicaLoads, length: int, degree: int, seconds: float, target: float
+) -> tuple[Ints, float]:
+    """Members, and when the ring ends on them."""
+    members = loads.choose(degree, seconds)
+    stop = loads.end(members, seconds)
+    if stop <= SLACK * target or loads.first_free() >= target:
+        return members, stop
+    wider, shorter = _widen(problem, loads, length, degree, seconds, target)
+    if wider > degree:
+        other = loads.choose(wider, shorter)
+        other_stop = loads.end(other, shorter)
+        if other_stop < stop:
+            return other, other_stop
+    return members, stop
+
+
+def _widen(
+    problem: Problem, loads: ReplicaLoads, length: int, degree: int, seconds: float, target: float
+) -> tuple[int, float]:
+    """The least greater degree, in a node or of whole nodes, that ends by the target; else the one that ends first."""
+    inside, nodes = loads.starts(seconds)
+    degrees = np.concatenate([np.arange(1, loads.size + 1), np.arange(2, nodes.size + 1) * loads.size])
+    starts = np.concatenate([inside, nodes[1:]])
+    possible = (degrees > degree) & (degrees <= problem.max_degree) & np.isfinite(starts)
+    if not possible.any():
+        return degree, seconds
+    degrees, starts = degrees[possible], starts[possible]
+    took = ring_seconds(problem, np.full_like(degrees, length), degrees)
+    ends = starts + took / loads.usual
+    good = ends <= target
+    best = int(good.argmax()) if good.any() else int(ends.argmin())
+    return int(degrees[best]), float(took[best])
+
+
+def ring_seconds(problem: Problem, lengths: Ints, degrees: Ints) -> Floats:
+    """Rings at speed 1, within a node where the degree allows it."""
+    s, d = lengths.astype(np.float64), degrees.astype(np.float64)
+    inside, between = problem.cost.ring_seconds(s, d, True), problem.cost.ring_seconds(s, d, False)
+    return np.where(degrees <= problem.node_size, inside, between)

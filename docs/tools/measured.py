@@ -1,0 +1,92 @@
+"""Rows of measured figures, from docs/results/*.json to Markdown. A command printed each figure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
+Result = dict[str, Any]
+
+
+def read() -> dict[str, Result]:
+    """By the file's name without its ending."""
+    return {file.stem: json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))}
+
+
+def rows(results: dict[str, Result]) -> list[tuple[str, str, str, str]]:
+    """What was measured, ours, the rival's, and the key of the result."""
+    return [*_operator(results["operator-scale"]), *_engine(results["engine"]), *_plan(results["plan-step"]),
+            *_recovery(results["recovery"])]  # fmt: skip
+
+
+def table(results: dict[str, Result]) -> str:
+    lines = ["| measured | Coxswain | beside it | command |", "|---|---|---|---|"]
+    lines += [
+        f"| {what} | {ours} | {rival} | `{results[key]['command']}` |" for what, ours, rival, key in rows(results)
+    ]
+    return "\n".join(lines)
+
+
+def origins(results: dict[str, Result]) -> str:
+    lines = ["| result | command | commit | recorded | machine | figures from |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"| {r['title']} | `{r['command']}` | {r['commit']} | {r['recorded']} | {r['machine']} | {_origin(r['from'])} |"
+        for r in results.values()
+    ]
+    return "\n".join(lines)
+
+
+def _origin(source: str) -> str:
+    return f"[{source}]({source.removeprefix('docs/')})" if source.startswith("docs/") else source
+
+
+def _operator(result: Result) -> list[tuple[str, str, str, str]]:
+    of = {row["system"]: row for row in result["figures"]["creation"] if row["case"] == "1 x 1000"}
+
+    def row(what: str, column: str, peers: tuple[str, ...]) -> tuple[str, str, str, str]:
+        beside = ", ".join(f"{_name(peer)} {of[peer][column]}" for peer in peers)
+        return what, of["coxswain"][column], beside, "operator-scale"
+
+    others = ("jobset", "trainer", "training-operator")
+    return [
+        row("1,000 pods Running, times a bare loop that only creates them", "of the bare loop's", others),
+        row("Restart of all 1,000, seconds", "whole restart, s", ("bare", "jobset", "trainer")),
+        row("Exact again after SIGKILL in mid-creation, seconds", "exact after SIGKILL, s", others),
+        row("Memory of the operator at 1,000 pods, MiB", "peak RSS, MiB", others),
+    ]
+
+
+def _name(peer: str) -> str:
+    return {"bare": "the bare loop", "jobset": "JobSet", "trainer": "Trainer"}.get(peer, peer)
+
+
+def _engine(result: Result) -> list[tuple[str, str, str, str]]:
+    f = result["figures"]
+    return [
+        (
+            "One replica, tokens a second",
+            f["one replica tokens/s"],
+            f"a plain torch loop {f['plain tokens/s']}",
+            "engine",
+        ),
+        ("Two replicas, times one", f["two over one"], f"target {f['two over one, target']}", "engine"),
+    ]
+
+
+def _plan(result: Result) -> list[tuple[str, str, str, str]]:
+    large = [row for row in result["figures"]["results"] if row["replicas"] == 1024]
+    bound = median(row["over_bound_median"] for row in large)
+    static, naive = (median(row[f"{rival}_over_makespan"] for row in large) for rival in ("static", "naive"))
+    what = f"A step on 1,024 replicas, times the lower bound (median of {len(large)} sets of lengths)"
+    return [(what, f"{bound:.3f}", f"static grid {static * bound:.2f}, least degree {naive * bound:.2f}", "plan-step")]
+
+
+def _recovery(result: Result) -> list[tuple[str, str, str, str]]:
+    found = result["figures"]
+    pauses = ", ".join(f"{role} {figures['pause']}" for role, figures in found.items())
+    targets = ", ".join(f"{role} {figures['target']}" for role, figures in found.items())
+    return [("Pause of training after a SIGKILL", pauses, f"targets: {targets}", "recovery")]

@@ -1,0 +1,48 @@
+"""`python -m docs.tools.tables`: writes the tables of docs/results into their pages. A test demands that they are current."""
+
+from __future__ import annotations
+
+from docs.tools import comparison, measured
+
+ROOT = comparison.ROOT
+
+
+def pages() -> dict[str, dict[str, str]]:
+    """Page -> mark -> table."""
+    systems, results = comparison.read(), measured.read()
+    return {
+        "README.md": {"comparison": comparison.short(systems), "measured": measured.table(results)},
+        "docs/compare.md": {
+            "comparison": comparison.full(systems), "measured": measured.table(results), "origins": measured.origins(results),
+        },
+    }  # fmt: skip
+
+
+def into_page(text: str, mark: str, table: str) -> str:
+    """The page with what stands between the two comments of that name replaced."""
+    begin, end = f"<!-- {mark}: make generate -->", f"<!-- end of {mark} -->"
+    before, found_begin, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
+        raise ValueError(f"the page lacks {begin} … {end}")
+    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
+
+
+def generated() -> dict[str, str]:
+    """Path -> content of each page with current tables."""
+    found = {}
+    for path, tables in pages().items():
+        text = (ROOT / path).read_text()
+        for mark, table in tables.items():
+            text = into_page(text, mark, table)
+        found[path] = text
+    return found
+
+
+def main() -> None:
+    for path, content in generated().items():
+        (ROOT / path).write_text(content)
+
+
+if __name__ == "__main__":
+    main()

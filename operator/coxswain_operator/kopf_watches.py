@@ -1,0 +1,160 @@
+"""kopf as glue: it watches our four kinds and rings for the jobs concerned. What is done about it is reconcile's business.
+
+Only `on.event` handlers: kopf's others write annotations and finalizers into objects, and remember what they handled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
+from typing import Any
+
+from coxswain.api.kinds import KINDS
+from coxswain.import_guard import block_imports
+from coxswain.names import GROUP, LABEL_JOB, VERSION
+from coxswain_operator.cluster import WatchEvent
+from coxswain_operator.kubernetes import KubernetesCluster
+from coxswain_operator.kubernetes.access import Access
+from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
+from coxswain_operator.views import Manifest
+from coxswain_operator.workqueue import Key
+
+with block_imports(
+    "kubernetes"
+):  # kopf would serve its objects too; nobody here has any, and its import costs half a second
+    import kopf
+
+log = logging.getLogger(__name__)
+
+LONGEST_PAUSE = 15.0  # seconds between two attempts of kopf's
+AddKey = Callable[[Key], None]
+
+
+async def run_watches(
+    cluster: KubernetesCluster,
+    access: Access,
+    add: AddKey,
+    namespaces: tuple[str, ...] = (),
+    silence: float = SILENCE_SECONDS,
+) -> None:
+    """Rings for jobs until SIGTERM, which kopf takes for itself. Raises RuntimeError when the watch of pods ends otherwise."""
+    scopes = namespaces or ("",)
+    await cluster.served([kind.plural for kind in KINDS])  # kopf looks for them once, as it starts
+    for namespace in scopes:
+        # Jobs before pods: what a job's status says of its pods must never be newer than what is known of them.
+        await cluster.list("TrainingJob", namespace)
+    pods = [asyncio.create_task(_add_jobs_of_pods(cluster, namespace, add)) for namespace in scopes]
+    ours = asyncio.create_task(_kopf(_registry(cluster, access, add), namespaces, silence))
+    try:
+        await asyncio.wait({ours, *pods}, return_when=asyncio.FIRST_COMPLETED)
+        if not ours.done():
+            raise RuntimeError("the watch of pods has ended by itself; the operator must start anew")
+        await ours
+    finally:
+        for task in (ours, *pods):
+            task.cancel()
+        await asyncio.gather(ours, *pods, return_exceptions=True)
+
+
+async def _kopf(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], silence: float) -> None:
+    """Until SIGTERM. kopf ends at what a watch may bring: half a line, an ERROR other than 410, a 410 instead of a stream."""
+    failures = 0
+    while True:
+        began = time.monotonic()
+        try:
+            return await _kopf_once(registry, namespaces, _settings(silence))
+        except Exception as error:
+            failures = 0 if time.monotonic() - began > LONGEST_PAUSE else failures + 1
+            log.warning("kopf: %s: %s; beginning anew", type(error).__name__, error)
+            await asyncio.sleep(random.uniform(0.1, min(LONGEST_PAUSE, 0.5 * 2.0**failures)))
+
+
+async def _kopf_once(
+    registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], settings: kopf.OperatorSettings
+) -> None:
+    """Not by `kopf.operator`: at its end it cancels every task of the process that is younger than itself."""
+    tasks = await kopf.spawn_tasks(
+        registry=registry, settings=settings, standalone=True, clusterwide=not namespaces, namespaces=namespaces
+    )
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+async def _add_jobs_of_pods(cluster: KubernetesCluster, namespace: str, add: AddKey) -> None:
+    async for change in cluster.watch("Pod", namespace):
+        meta = change.object["metadata"]
+        if job := (meta.get("labels") or {}).get(LABEL_JOB):
+            add((meta["namespace"], job))
+
+
+def _registry(cluster: KubernetesCluster, access: Access, add: AddKey) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+
+    async def log_in(**_: Any) -> kopf.ConnectionInfo:
+        return _connection_info(access)
+
+    async def on_event(event: Any, **_: Any) -> None:
+        """The object comes along into the cache: a turn that this ring brings about must find it there."""
+        change = WatchEvent("DELETED" if event["type"] == "DELETED" else "MODIFIED", _plain(event["object"]))
+        if cluster.note(change):  # not what we wrote ourselves
+            for key in await _affected_jobs(cluster, change.object):
+                add(key)
+
+    kopf.on.login(registry=registry)(log_in)
+    for kind in KINDS:
+        kopf.on.event(GROUP, VERSION, kind.plural, registry=registry, id=kind.plural)(on_event)
+    return registry
+
+
+async def _affected_jobs(cluster: KubernetesCluster, item: Manifest) -> list[Key]:
+    """A job itself; of anything else all jobs of its namespace, since any of them may refer to it."""
+    namespace = item["metadata"]["namespace"]
+    if item["kind"] == "TrainingJob":
+        return [(namespace, item["metadata"]["name"])]
+    return [(namespace, job["metadata"]["name"]) for job in await cluster.list("TrainingJob", namespace)]
+
+
+def _plain(body: Any) -> Manifest:
+    """kopf may hand out read-only views."""
+    return {**body, "metadata": {**body["metadata"]}}
+
+
+class _Backoffs:
+    """Between kopf's attempts of a request: for ever. After the last one of a finite list it would end."""
+
+    def __iter__(self) -> Iterator[float]:
+        return chain((0.5, 1, 2, 4, 8), repeat(LONGEST_PAUSE))
+
+
+def _settings(silence: float) -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.networking.error_backoffs = _Backoffs()
+    settings.watching.inactivity_timeout = silence
+    settings.posting.enabled = False  # events are ours: stable reasons, after the status write
+    settings.peering.standalone = True  # a Lease decides who acts, not kopf's peering
+    settings.scanning.disabled = True  # no rights on namespaces and CRDs; new CRDs need a restart
+    settings.watching.chunk_size = 500
+    return settings
+
+
+def _connection_info(access: Access) -> kopf.ConnectionInfo:
+    scheme, _, token = access.authorization().partition(" ")
+    return kopf.ConnectionInfo(
+        server=access.url,
+        ca_path=access.ca,
+        insecure=not access.verify,
+        scheme=scheme if token else None,
+        token=token or None,
+        certificate_path=access.certificate,
+        private_key_path=access.key,
+    )

@@ -1,0 +1,52 @@
+"""Which happenings become Events of their own, and which only count up one that is there. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WINDOW_SECONDS = 600.0  # after which the same thing is news again
+DIFFERENT = 5  # Events of one reason about one job within a window; what follows counts up the last of them
+
+Subject = tuple[str, str]  # the job's uid, and the reason
+
+
+@dataclass(slots=True)
+class EventSeries:
+    """One Event. `told`: up to which count the API server knows."""
+
+    path: str
+    message: str
+    last: float
+    count: int = 1
+    published: int = 1
+
+
+class EventAggregator:
+    """All Events of the last while."""
+
+    def __init__(self) -> None:
+        self._series: dict[Subject, list[EventSeries]] = {}
+
+    def add(self, subject: Subject, message: str, path: str, now: float) -> EventSeries | None:
+        """A new Event, at this path, for what is news; None: one that is there has been counted up."""
+        present = [s for s in self._series.get(subject, ()) if now - s.last < WINDOW_SECONDS]
+        self._series[subject] = present
+        same = next((s for s in present if s.message == message), None)
+        if same is None and len(present) < DIFFERENT:
+            present.append(EventSeries(path, message, now))
+            return present[-1]
+        counted = same or present[-1]
+        counted.count, counted.last = counted.count + 1, now
+        return None
+
+    def unpublished(self) -> list[EventSeries]:
+        """Those that have been counted up since the API server was told."""
+        return [s for present in self._series.values() for s in present if s.count > s.published]
+
+    def forget(self, now: float) -> None:
+        """What is older than a window."""
+        self._series = {
+            subject: kept
+            for subject, present in self._series.items()
+            if (kept := [s for s in present if now - s.last < WINDOW_SECONDS or s.count > s.published])
+        }

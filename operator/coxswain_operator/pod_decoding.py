@@ -1,0 +1,192 @@
+"""From manifests, or their bytes, to the slim views that reconcile decides on. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+import msgspec
+
+from coxswain import names
+from coxswain_operator.children import CONTENT
+from coxswain_operator.children.scheduling import POD_GROUP, RETRIABLE
+from coxswain_operator.reconcile.times import seconds
+from coxswain_operator.views import ChildView, Conditions, Manifest, PodView
+
+GONE: Conditions = frozenset({("Ready", "Gone")})
+"""Conditions of a node that does not exist any more."""
+
+
+class _Struct(msgspec.Struct, frozen=True, rename="camel", gc=False):
+    """As much of an object as is looked at: the rest of its bytes is skipped."""
+
+
+class PodAnnotations(_Struct, frozen=True, gc=False):
+    """The annotations that somebody asks for."""
+
+    retriable: str = msgspec.field(name=RETRIABLE, default="")
+
+
+class ObjectMeta(_Struct, frozen=True, rename="camel", gc=False):
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = "0"
+    labels: dict[str, str] | None = None
+    annotations: PodAnnotations | None = None
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+
+
+class PodCondition(_Struct, frozen=True, rename="camel", gc=False):
+    type: str
+    status: str
+    reason: str | None = None
+    message: str | None = None
+    last_transition_time: str | None = None
+
+
+_NO_CONDITION = PodCondition("", "")
+
+
+class Terminated(_Struct, frozen=True, rename="camel", gc=False):
+    exit_code: int | None = None
+    reason: str | None = None
+    message: str | None = None
+    finished_at: str | None = None
+
+
+class Waiting(_Struct, frozen=True, rename="camel", gc=False):
+    reason: str | None = None
+    message: str | None = None
+
+
+class ContainerState(_Struct, frozen=True, rename="camel", gc=False):
+    terminated: Terminated | None = None
+    waiting: Waiting | None = None
+
+
+class ContainerStatus(_Struct, frozen=True, rename="camel", gc=False):
+    name: str
+    state: ContainerState | None = None
+
+
+class PodStatus(_Struct, frozen=True, rename="camel", gc=False):
+    phase: str | None = None
+    reason: str | None = None
+    pod_ip: str | None = msgspec.field(name="podIP", default=None)
+    conditions: tuple[PodCondition, ...] | None = None
+    container_statuses: tuple[ContainerStatus, ...] | None = None
+    init_container_statuses: tuple[ContainerStatus, ...] | None = None
+
+
+class PodSpec(_Struct, frozen=True, rename="camel", gc=False):
+    node_name: str | None = None
+
+
+class Pod(_Struct, frozen=True, rename="camel", gc=False):
+    metadata: ObjectMeta
+    spec: PodSpec = PodSpec()
+    status: PodStatus | None = None
+
+
+class NodeStatus(_Struct, frozen=True, rename="camel", gc=False):
+    conditions: tuple[PodCondition, ...] | None = None
+
+
+class Node(_Struct, frozen=True, rename="camel", gc=False):
+    metadata: ObjectMeta
+    status: NodeStatus | None = None
+
+
+def pod_view(manifest: Manifest) -> PodView:
+    return view_of(msgspec.convert(manifest, Pod))
+
+
+def view_of(pod: Pod) -> PodView:
+    """Words that many pods share are stored once."""
+    meta, status, labels = pod.metadata, pod.status or PodStatus(), pod.metadata.labels or {}
+    role, ended, waiting = labels[names.LABEL_ROLE], Terminated(), _waiting(status)
+    main = next((c for c in status.container_statuses or () if c.name == role), None)
+    if main is not None and main.state is not None:
+        ended = main.state.terminated or ended
+    conditions, placed = conditions_of(status.conditions), _condition(status, "PodScheduled")
+    unplaced = placed if placed.status == "False" else _NO_CONDITION
+    return PodView(
+        name=meta.name,
+        uid=meta.uid,
+        role=sys.intern(role),
+        index=int(labels[names.LABEL_INDEX]),
+        incarnation=int(labels[names.LABEL_INCARNATION]),
+        attempt=int(labels.get(names.LABEL_ATTEMPT, 0)),
+        phase=sys.intern(status.phase or "Pending"),
+        ready=("Ready", "True") in conditions,
+        exit_code=ended.exit_code,
+        reason=sys.intern(ended.reason or status.reason or ""),
+        message=ended.message or "",
+        conditions=conditions,
+        node=sys.intern(pod.spec.node_name or ""),
+        disruption=sys.intern(_condition(status, "DisruptionTarget", "True").reason or ""),
+        deleting=meta.deletion_timestamp is not None,
+        created=_seconds(meta.creation_timestamp or ""),
+        scheduled=_seconds(placed.last_transition_time or "") if placed.status == "True" else 0.0,
+        finished=_seconds(ended.finished_at or ""),
+        deletes_at=_seconds(meta.deletion_timestamp or ""),
+        ip=status.pod_ip or "",
+        waiting=sys.intern(waiting.reason or ""),
+        waiting_message=sys.intern(waiting.message or ""),
+        unscheduled=sys.intern(unplaced.message or ""),
+        unscheduled_reason=sys.intern(unplaced.reason or "Unschedulable") if unplaced.status else "",
+        group=sys.intern(labels.get(POD_GROUP, "")),
+        given_up=meta.annotations is not None and meta.annotations.retriable == "false",
+    )
+
+
+def with_nodes(pods: Iterable[PodView], nodes: Mapping[str, Conditions]) -> tuple[PodView, ...]:
+    """The same pods, each with the conditions of its node."""
+    return tuple(replace(p, node_conditions=nodes.get(p.node, GONE)) if p.node else p for p in pods)
+
+
+def conditions_of(conditions: tuple[PodCondition, ...] | None) -> Conditions:
+    return _shared(tuple([(c.type, c.status) for c in conditions])) if conditions else frozenset()
+
+
+def node_conditions(node: Node) -> Conditions:
+    return conditions_of(node.status.conditions) if node.status else frozenset()
+
+
+def child_view(child: Manifest) -> ChildView:
+    meta = child["metadata"]
+    return ChildView(
+        kind=child["kind"],
+        name=meta["name"],
+        uid=meta["uid"],
+        content=(meta.get("annotations") or {}).get(CONTENT, ""),
+        deleting="deletionTimestamp" in meta,
+    )
+
+
+def _waiting(status: PodStatus) -> Waiting:
+    """Why the first container that waits for more than its turn does so, such as ImagePullBackOff."""
+    containers = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
+    found = (c.state.waiting for c in containers if c.state is not None and c.state.waiting is not None)
+    return next((w for w in found if w.reason not in _ORDINARY), Waiting())
+
+
+_ORDINARY = ("PodInitializing", "ContainerCreating", None)
+
+
+def _condition(status: PodStatus, type_: str, wanted: str = "") -> PodCondition:
+    found = (c for c in status.conditions or () if c.type == type_ and wanted in ("", c.status))
+    return next(found, _NO_CONDITION)
+
+
+@lru_cache(maxsize=4096)
+def _shared(pairs: tuple[tuple[str, str], ...]) -> Conditions:
+    """One object for all that say the same: pods and nodes are many, their states few."""
+    return frozenset(pairs)
+
+
+_seconds = lru_cache(maxsize=4096)(seconds)

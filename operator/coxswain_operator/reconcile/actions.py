@@ -1,0 +1,108 @@
+"""What reconcile sees and what it may answer: frozen values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from coxswain.wire import Fault, JobReport
+from coxswain_operator.children import PodPlan
+from coxswain_operator.views import ChildView, Event, Manifest, PodView
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One consistent look at everything a TrainingJob depends on."""
+
+    job: Manifest
+    sources: tuple[Manifest, ...] = ()
+    mixes: tuple[Manifest, ...] = ()
+    policies: tuple[Manifest, ...] = ()
+    pods: tuple[PodView, ...] = ()
+    children: tuple[ChildView, ...] = ()
+    report: JobReport | None = None
+    rejection: Fault | None = None  # what the cluster said about a child that it will never accept
+    fresh_token: str = ""  # random for every look; used once, when the job's Secret does not exist yet
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStatus:
+    """Replaces the status of the object as it was observed (`version`: its resourceVersion)."""
+
+    kind: str
+    name: str
+    status: Manifest
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """`force`: without waiting for the kubelet, which is gone."""
+
+    kind: str
+    name: str
+    uid: str = ""
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveQueue:
+    """Kueue shall let go of a group of pods: told by a mark on this pod or, without one, by the end of the group's Workload."""
+
+    group: str
+    pod: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A child that is no pod."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePod:
+    """A pod, whose manifest is built when it is asked for: thousands of them at once would fill the memory."""
+
+    __match_args__ = ("manifest",)
+
+    plan: PodPlan
+    member: str
+    number: int
+
+    @property
+    def name(self) -> str:
+        return self.plan.name(self.member, self.number)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.plan.pod(self.member, self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAndStop:
+    """Asks the coordinator to save at the first boundary not before `at_step` and to leave with exit code 3. Idempotent."""
+
+    reason: str
+    at_step: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RequeueAt:
+    """Look again at this time even if nothing changes."""
+
+    time: float
+
+
+Action: TypeAlias = WriteStatus | Delete | Create | CreatePod | LeaveQueue | CheckpointAndStop | Event | RequeueAt
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do, in this order. A pass that fails half-way is repeated from a new look."""
+
+    actions: tuple[Action, ...] = field(default=())
+
+    def of(self, *kinds: type) -> tuple[Action, ...]:
+        """The actions of these types, in order."""
+        return tuple(a for a in self.actions if isinstance(a, kinds))

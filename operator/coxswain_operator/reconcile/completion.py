@@ -1,0 +1,88 @@
+"""The end of a job: when it is Completed, what stays afterwards, and for how long."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from coxswain.exits import Exit
+from coxswain_operator.reconcile import attempts, deadlines, force_delete, queueing
+from coxswain_operator.reconcile.actions import Decision, Delete, RequeueAt
+from coxswain_operator.reconcile.context import Context
+from coxswain_operator.reconcile.result import PolicyResult, Termination
+from coxswain_operator.reconcile.times import seconds, stamp
+from coxswain_operator.views import Event, PodView
+
+LEAVE_SECONDS = 15  # that pods of a completed job have to leave by themselves
+
+
+def completed(ctx: Context) -> Termination | None:
+    """The coordinator left with 0, and the last checkpoint exists."""
+    pod, report = ctx.coordinator, ctx.report
+    if pod is None or pod.is_active or pod.exit_code != Exit.DONE or unfinished(ctx):
+        return None
+    reason = report.reason if report and report.reason else "StopReached"
+    return Termination("Completed", reason, f"at step {report.step}" if report else "")
+
+
+def child_rejected(ctx: Context) -> Termination | None:
+    """The cluster will never accept one of the job's children, such as a pod of an impossible template.
+
+    One that it may accept later (a quota is used up) is waited for.
+    """
+    fault = ctx.observed.rejection
+    return Termination("Failed", fault.reason, fault.message) if fault and not fault.retryable else None
+
+
+def unfinished(ctx: Context) -> tuple[str, str] | None:
+    """Why a coordinator's exit code 0 does not end the job: reason and message."""
+    report = ctx.report
+    if report is not None and report.checkpoint_step < report.step:
+        return "FinalCheckpointMissing", "the coordinator left without the last checkpoint"
+    wanted = ctx.config.stop_steps if ctx.config else 0
+    if report is not None and report.reason == "StopReached" and 0 < report.steps < wanted:
+        return "StopRaised", f"stop.steps was raised from {report.steps} to {wanted} while the job ran"
+    return None
+
+
+def terminate(ctx: Context, ending: Termination) -> PolicyResult:
+    """The pass that ends the job: status first, then, if it failed, what still runs."""
+    failed = ending.state == "Failed"
+    status = replace(attempts.close_attempt(ctx.status, ending, ctx.now), completion_time=stamp(ctx.now))
+    own = ending.rule in {rule.name for rule in ctx.spec.failure_policy.rules}  # a built-in one tells people nothing
+    rule = f" (rule {ending.rule})" if own else ""
+    news = Event(ending.state, f"{ending.reason}: {ending.message}{rule}", warning=failed)
+    return PolicyResult(
+        ending.state,
+        status,
+        ending.reason,
+        ending.message,
+        deletes=tuple(_delete(p) for p in _running(ctx)) if failed else (),
+        events=(news,),
+        requeue_times=() if failed else (ctx.now + LEAVE_SECONDS,),
+    )
+
+
+def reconcile_finished(ctx: Context) -> Decision:
+    """Passes after the end: nothing is created, no status is written; dead pods stay for their logs until the job goes."""
+    if ctx.now >= deadlines.expires(ctx):
+        meta = ctx.observed.job["metadata"]
+        return Decision((Delete("TrainingJob", ctx.name, meta["uid"]),))
+    leave = seconds(ctx.status.completion_time or "") + (0 if ctx.status.state == "Failed" else LEAVE_SECONDS)
+    due = tuple(_delete(p) for p in _running(ctx)) if ctx.now >= leave else ()
+    times = [t for t in (leave, deadlines.expires(ctx), *force_delete.requeue_times(ctx)) if ctx.now < t < float("inf")]
+    return Decision(
+        (
+            *due,
+            *force_delete.force_deletes(ctx),
+            *queueing.release_groups(ctx.observed.pods),
+            *(RequeueAt(t) for t in times),
+        )
+    )
+
+
+def _running(ctx: Context) -> tuple[PodView, ...]:
+    return tuple(p for p in ctx.observed.pods if p.is_active and not p.deleting)
+
+
+def _delete(pod: PodView) -> Delete:
+    return Delete("Pod", pod.name, pod.uid)

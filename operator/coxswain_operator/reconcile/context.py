@@ -1,0 +1,151 @@
+"""A look, ordered for deciding: parsed spec and status, the resolved job, and every member with its current pod."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from coxswain.config import JobConfig
+from coxswain.wire import Fault, JobReport
+from coxswain_operator.reconcile import incarnations, pending
+from coxswain_operator.reconcile.actions import Observed
+from coxswain_operator.reconcile.ranges import decode
+from coxswain_operator.reconcile.spec import JobSpec, read_spec
+from coxswain_operator.reconcile.status import JobStatus, read_status
+from coxswain_operator.reconcile.validate import resolve_config
+from coxswain_operator.settings import Settings
+from coxswain_operator.views import Manifest, PodView, member_name
+
+COORDINATOR = "coordinator"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every policy gets."""
+
+    observed: Observed
+    settings: Settings
+    now: float
+    spec: JobSpec
+    status: JobStatus
+    config: JobConfig | None  # None: `faults` say why
+    faults: tuple[Fault, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.observed.job["metadata"]["name"])
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return self.observed.job["metadata"].get("annotations") or {}
+
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        """Names of all that belong to the gang now, the coordinator first; of all that are known while the job is not valid."""
+        if self.config is None:
+            return tuple({**self.pods, **dict.fromkeys(sorted(self.seen))})
+        loaders = (member_name("loader", i) for i in range(self.config.loaders))
+        trainers = (member_name("trainer", i) for i in range(self.config.trainers))
+        return (COORDINATOR, *loaders, *trainers)
+
+    @cached_property
+    def pods(self) -> dict[str, PodView]:
+        """The pod of each member's current incarnation, where there is one."""
+        named = ((p.member, p) for p in self.observed.pods)
+        current = ((member, p) for member, p in named if self.numbers.of(member).number == p.incarnation)
+        return {member: pending.with_mount_hint(p, self.config, self.now) for member, p in current}
+
+    @cached_property
+    def not_serving(self) -> tuple[str, ...]:
+        """Members whose current pod does not work yet, or no more."""
+        return tuple(m for m in self.members if m not in self.pods or not self.pods[m].is_serving)
+
+    @property
+    def all_serving(self) -> bool:
+        """Every member works."""
+        return bool(self.members) and not self.not_serving
+
+    @cached_property
+    def numbers(self) -> incarnations.Numbers:
+        return incarnations.numbers(self.status)
+
+    @property
+    def seen(self) -> frozenset[str]:
+        """Members whose current pod has been there."""
+        return decode(self.status.seen)
+
+    @property
+    def scaled(self) -> bool:
+        """Another number of trainers is asked for than when the gang started."""
+        return self.status.trainers.asked not in (0, self.spec.trainers.count)
+
+    @property
+    def capacity_lost(self) -> bool:
+        """The gang started with fewer trainers than were asked for."""
+        return self.status.trainers.desired < self.status.trainers.asked
+
+    @property
+    def coordinator(self) -> PodView | None:
+        return self.pods.get(COORDINATOR)
+
+    @property
+    def state_of_gang(self) -> str:
+        """What people see of a job that is neither over nor suspended."""
+        pod = self.coordinator
+        if pod is not None and self.report is not None and self.report.phase in ("Indexing", "Running"):
+            return self.report.phase
+        if pod is not None and pod.is_active and self.status.state and (self.leaving or self._silent(pod)):
+            return self.status.state  # what its end means is judged once it has left; no answer this once is no news
+        if any(p.unscheduled_reason == pending.GATED for p in self.pods.values()):
+            return "Queued"
+        return "Restarting" if self.status.progress is not None else "Starting"
+
+    def _silent(self, coordinator: PodView) -> bool:
+        """Does not answer, and nothing is amiss: kubelets tell the end of a container some moments before that of its pod."""
+        return self.report is None and (coordinator.ready or coordinator.exit_code is not None)
+
+    @property
+    def leaving(self) -> bool:
+        """The coordinator has announced the end and is about to go."""
+        return self.report is not None and self.report.phase in ("Completed", "Suspended", "Failed")
+
+    @cached_property
+    def report(self) -> JobReport | None:
+        """The coordinator's latest word; when it has left, its last one."""
+        pod = self.coordinator
+        last = parse_report(pod.message) if pod and not pod.is_active else None
+        return last or self.observed.report
+
+
+def build_context(observed: Observed, now: float, settings: Settings) -> Context:
+    status, spec = read_status(observed.job), read_spec(observed.job)
+    config, faults = resolve_config(observed)
+    if config is not None and status.trainers.desired:
+        # The size of a gang is settled when it starts; another count starts it anew (see resize).
+        config = msgspec.structs.replace(config, trainers=status.trainers.desired)
+    return Context(observed, settings, now, spec, status, config, faults)
+
+
+def generation(manifest: Manifest) -> int:
+    return int(manifest["metadata"].get("generation", 1))
+
+
+def parse_report(message: str) -> JobReport | None:
+    """The JobReport in a termination message, if it is one."""
+    try:
+        return msgspec.json.decode(message.encode(), type=JobReport)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+
+
+def parse_fault(message: str) -> Fault | None:
+    """The Fault in a termination message: alone, or inside the coordinator's last report."""
+    report = parse_report(message)
+    if report is not None:
+        return report.fault
+    try:
+        return msgspec.json.decode(message.encode(), type=Fault)
+    except (msgspec.DecodeError, UnicodeError):
+        return None

@@ -1,0 +1,168 @@
+"""Failure rules: what the job's policy says about each loss, and what follows for the counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from coxswain.exits import Exit
+from coxswain_operator.reconcile import attempts, incarnations
+from coxswain_operator.reconcile.context import Context
+from coxswain_operator.reconcile.member_failures import MemberFailure, detect_failure
+from coxswain_operator.reconcile.result import Termination
+from coxswain_operator.reconcile.spec import Rule, RuleAction
+from coxswain_operator.reconcile.status import JobStatus
+from coxswain_operator.views import Event
+
+HOPELESS_DELAY_SECONDS = 2  # of a member that was replaced three times and never lived long
+MAX_EVENTS = 5  # losses of one pass that are told one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    failure: MemberFailure
+    rule: str
+    action: RuleAction
+    own: bool = False  # by one of the job's own rules
+
+    @property
+    def counted(self) -> bool:
+        """What the cluster or a person did to a pod is never counted, whatever rule decides about it."""
+        return self.action in ("RestartTrainer", "RestartJob") and not (self.failure.disrupted or self.failure.planned)
+
+    @property
+    def whole_job(self) -> bool:
+        return self.action in ("RestartJob", "RestartJobIgnoringLimit")
+
+
+def verdicts(ctx: Context) -> tuple[Verdict, ...]:
+    """One for each lost member."""
+    found = (detect_failure(ctx, member) for member in ctx.members)
+    judged = (judge(loss, ctx.spec.failure_policy.rules) for loss in found if loss)
+    return tuple(_escalated(ctx, v) for v in judged if v.own or not v.failure.only_by_rule)
+
+
+def _escalated(ctx: Context, verdict: Verdict) -> Verdict:
+    """Replacing the same pod again and again does not help: then the whole job starts anew from its checkpoint."""
+    entry = ctx.numbers.of(verdict.failure.member)
+    hopeless = entry.delay_seconds >= HOPELESS_DELAY_SECONDS and incarnations.unsettled(entry, ctx.now)
+    if not (verdict.counted and hopeless and verdict.action == "RestartTrainer"):
+        return verdict
+    return Verdict(verdict.failure, "Escalation", "RestartJob")
+
+
+# Behind the job's own rules. The first that matches decides.
+BUILT_IN: tuple[tuple[str, Callable[[MemberFailure], bool], RuleAction], ...] = (
+    ("StopMoved", lambda loss: loss.reason in ("StoppedUnasked", "StopRaised"), "RestartJobIgnoringLimit"),
+    ("Disruption", lambda loss: loss.disrupted, "RestartTrainerIgnoringLimit"),
+    ("UserFault", lambda loss: loss.exit_code == Exit.USER_FAULT, "Fail"),
+)
+
+
+def judge(loss: MemberFailure, rules: tuple[Rule, ...]) -> Verdict:
+    """The first matching rule; else the built-in ones; else a counted restart."""
+    if loss.planned:
+        return Verdict(loss, loss.reason, "RestartJobIgnoringLimit")
+    for rule in rules:
+        if matches(rule, loss):
+            return Verdict(loss, rule.name, rule.action, own=True)
+    for name, holds, action in BUILT_IN:
+        if holds(loss):
+            return Verdict(loss, name, action)
+    return Verdict(loss, "Default", "RestartTrainer")
+
+
+def matches(rule: Rule, loss: MemberFailure) -> bool:
+    """Everything that the rule names must hold; a rule that names nothing matches nothing."""
+    tests = []
+    if rule.on_exit_codes:
+        inside = loss.exit_code in rule.on_exit_codes.values
+        tests.append(loss.exit_code is not None and inside == (rule.on_exit_codes.operator == "In"))
+    if rule.on_pod_conditions:
+        tests.append(bool(_conditions_of(loss) & {(c.type, c.status) for c in rule.on_pod_conditions}))
+    if rule.on_node_conditions:
+        of_node = loss.pod.node_conditions if loss.pod else frozenset[tuple[str, str]]()
+        tests.append(bool(of_node & {(c.type, c.status) for c in rule.on_node_conditions}))
+    if rule.on_reasons:
+        tests.append(bool(loss.reasons.intersection(rule.on_reasons)))
+    return bool(tests) and all(tests)
+
+
+def _conditions_of(loss: MemberFailure) -> frozenset[tuple[str, str]]:
+    """A pod that vanished or is being deleted counts as disrupted even where the condition was never seen."""
+    own = loss.pod.conditions if loss.pod else frozenset[tuple[str, str]]()
+    return own | {("DisruptionTarget", "True")} if loss.disrupted else own
+
+
+def find_fatal(ctx: Context, counting: bool = True) -> Termination | None:
+    """The end that the losses of this pass bring, if they do. Not `counting`: only rules that say Fail."""
+    found = verdicts(ctx)
+    for verdict in found:
+        if verdict.action == "Fail":
+            return _fail_termination(verdict)
+    limit, counted = ctx.spec.failure_policy.max_restarts, count(found)
+    if counting and counted and ctx.status.restarts.counted + counted > limit:
+        last = next(v for v in found if v.counted)
+        text = f"{last.failure.message}; restart {limit + 1} would exceed failurePolicy.maxRestarts ({limit})"
+        return _termination("RestartLimitExceeded", text, last)
+    return None
+
+
+def _fail_termination(verdict: Verdict) -> Termination:
+    fault = verdict.failure.fault
+    if fault is not None:
+        return _termination(
+            fault.reason, fault.message, verdict
+        )  # not who said it first: all services of a failed job do
+    return _termination("FailurePolicy", f"{verdict.failure.message}; rule {verdict.rule} says Fail", verdict)
+
+
+def _termination(reason: str, message: str, verdict: Verdict) -> Termination:
+    loss = verdict.failure
+    return Termination("Failed", reason, message, verdict.rule, loss.exit_code, loss.pod.node if loss.pod else "")
+
+
+def count(found: tuple[Verdict, ...]) -> int:
+    """A restart of the whole job counts once, however many pods asked for it."""
+    if any(v.whole_job for v in found):
+        return int(any(v.counted for v in found))
+    return sum(v.counted for v in found)
+
+
+def record_restarts(ctx: Context, found: tuple[Verdict, ...]) -> JobStatus:
+    """The status after the losses: counters and new numbers. Deleting the old pods follows from the numbers."""
+    counted = count(found)
+    unplanned = sum(not v.failure.planned for v in found)
+    ignored = 0 if counted and any(v.whole_job for v in found) else unplanned - counted
+    old = ctx.status.restarts
+    status = replace(ctx.status, restarts=replace(old, counted=old.counted + counted, ignored=old.ignored + ignored))
+    whole = next((v for v in found if v.whole_job), None)
+    if whole is None:
+        return incarnations.next_incarnation(status, {v.failure.member for v in found}, ctx.now)
+    return _next_attempt(ctx, status, whole)
+
+
+def _next_attempt(ctx: Context, status: JobStatus, verdict: Verdict) -> JobStatus:
+    """Everyone anew; the gang may have another size."""
+    status = incarnations.renew_all(status, ctx.now, delayed=verdict.counted)
+    cause = _termination(verdict.failure.reason, verdict.failure.message, verdict)
+    trainers = replace(status.trainers, desired=0, asked=0)
+    return replace(attempts.next_attempt(status, cause, ctx.now), trainers=trainers)
+
+
+def failure_events(found: tuple[Verdict, ...]) -> tuple[Event, ...]:
+    """One for each loss; of many only the first ones and their number."""
+    told = [_failure_event(v) for v in found[:MAX_EVENTS]]
+    more = len(found) - len(told)
+    rest = (Event(told[-1].reason, f"and {more} more in the same moment", told[-1].warning),) if more else ()
+    return (*told, *rest)
+
+
+def _failure_event(verdict: Verdict) -> Event:
+    loss = verdict.failure
+    if loss.planned:
+        return Event("Scaled", loss.message)
+    reason = "NodeLost" if loss.disrupted else "WorkerRestarted"
+    return Event(reason, f"{loss.message}; {verdict.rule}: {verdict.action}", True)

@@ -1,0 +1,40 @@
+"""Pods on lost nodes: nobody there carries out their deletion, and their successors must not wait for ever.
+
+They are deleted by force, as the cluster's own out-of-service handling does. Their processes may still run behind a broken
+network: the plan log's create-only records and the world generation refuse whatever they would still say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coxswain_operator.reconcile.actions import Delete
+from coxswain_operator.reconcile.context import Context
+from coxswain_operator.views import PodView
+
+MARGIN_SECONDS = 30  # beyond the grace period, for a kubelet that is merely slow
+LOOK_SECONDS = 10  # a node's change of mind rings no bell
+_DOWN = frozenset({("Ready", "False"), ("Ready", "Gone")})
+
+
+def force_deletes(ctx: Context) -> Iterator[Delete]:
+    for pod in ctx.observed.pods:
+        if pod.deleting and pod.node and _lost(pod, ctx.now):
+            yield Delete("Pod", pod.name, pod.uid, force=True)
+
+
+def requeue_times(ctx: Context) -> tuple[float, ...]:
+    """While a deletion takes longer than it may."""
+    late = any(pod.deleting and pod.is_active and pod.node and pod.deletes_at for pod in ctx.observed.pods)
+    return (ctx.now + LOOK_SECONDS,) if late else ()
+
+
+def _lost(pod: PodView, now: float) -> bool:
+    """Unknown: the control plane has not heard from the node for long. Otherwise the grace period must be over as well.
+
+    A node of which we only have not heard yet looks as if it were gone.
+    """
+    if ("Ready", "Unknown") in pod.node_conditions:
+        return True
+    down = bool(_DOWN & pod.node_conditions) or pod.disruption == "DeletionByTaintManager"
+    return down and 0 < pod.deletes_at + MARGIN_SECONDS <= now

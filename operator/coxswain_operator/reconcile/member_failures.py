@@ -1,0 +1,134 @@
+"""Which members are lost: without a working pod, and not because the job is being ended or suspended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coxswain.exits import Exit
+from coxswain.wire import Fault
+from coxswain_operator.reconcile import completion, deadlines, pending
+from coxswain_operator.reconcile.context import COORDINATOR, Context, parse_fault
+from coxswain_operator.views import PodView
+
+LEAVING = (Exit.DONE, Exit.STOPPED)  # how loaders and trainers leave when the coordinator tells them the end
+# The container runtime's and the kubelet's word for containers of whose end they know nothing: the machine went down under them.
+UNKNOWN_REASONS = ("Unknown", "ContainerStatusUnknown")
+ABANDONED_SECONDS = 120  # services leave when no coordinator has answered them for a minute
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFailure:
+    """A member without a working pod. `reason` is the container's, the pod's, or ours (Vanished, Deleted, StartTimeout ...).
+
+    `planned`: the coordinator left because it was asked to, for another start.
+    """
+
+    member: str
+    reason: str
+    message: str
+    disrupted: bool = False  # by the cluster or a person, not by itself
+    exit_code: int | None = None
+    pod: PodView | None = None
+    planned: bool = False
+    only_by_rule: bool = False  # a loss if a rule says so; else the pod may still start
+
+    @property
+    def reasons(self) -> frozenset[str]:
+        """What a rule's onReasons may name."""
+        return frozenset((self.reason, pending.reason(self.pod) if self.pod and self.pod.is_active else self.reason))
+
+    @property
+    def fault(self) -> Fault | None:
+        return parse_fault(self.pod.message) if self.pod else None
+
+
+def detect_failure(ctx: Context, member: str) -> MemberFailure | None:
+    """None: works, is about to be created, or has left as it should."""
+    pod = ctx.pods.get(member)
+    if pod is None:
+        return _vanished(member) if member in ctx.seen else None
+    if pod.is_active:
+        return _failure_of_active(ctx, pod)
+    return _failure_of_ended(ctx, pod)
+
+
+def _vanished(member: str) -> MemberFailure:
+    return MemberFailure(member, "Vanished", f"{member}: its pod is gone without a trace", disrupted=True)
+
+
+def _failure_of_active(ctx: Context, pod: PodView) -> MemberFailure | None:
+    if pod.deleting:
+        return MemberFailure(pod.member, "Deleted", f"{pod.member}: its pod is being deleted", disrupted=True, pod=pod)
+    if pod.phase != "Pending":
+        return None
+    said = pending.describe((pod,)) or pod.member
+    if ctx.now >= deadlines.starts_by(ctx, pod) and not pending.is_unschedulable(pod):
+        text = f"{said}: not started within startTimeoutSeconds ({ctx.spec.start_timeout_seconds})"
+        return MemberFailure(pod.member, "StartTimeout", text, pod=pod)
+    if any(pending.reason(pod) in (rule.on_reasons or ()) for rule in ctx.spec.failure_policy.rules):
+        return MemberFailure(pod.member, pending.reason(pod), said, pod=pod, only_by_rule=True)
+    return None
+
+
+def _failure_of_ended(ctx: Context, pod: PodView) -> MemberFailure | None:
+    if pod.role == COORDINATOR and pod.exit_code in LEAVING:
+        return _failure_of_coordinator(ctx, pod)
+    if pod.role != COORDINATOR and pod.exit_code is not None and pod.exit_code in (*LEAVING, _announced_exit_code(ctx)):
+        return _left(ctx, pod)
+    if pod.role != COORDINATOR and pod.exit_code == Exit.RETRYABLE and _abandoned(ctx, pod):
+        return _left_early(pod)
+    disrupted = pod.deleting or ("DisruptionTarget", "True") in pod.conditions or pod.reason in UNKNOWN_REASONS
+    text = f"{pod.member}: {_describe_exit(pod)}"
+    return MemberFailure(pod.member, pod.reason or "Error", text, disrupted=disrupted, exit_code=pod.exit_code, pod=pod)
+
+
+def _failure_of_coordinator(ctx: Context, pod: PodView) -> MemberFailure | None:
+    """It saved and left, but the job is to go on: it is neither over nor suspended."""
+    if pod.exit_code == Exit.STOPPED and ctx.scaled:
+        text = f"from {ctx.status.trainers.desired} to {ctx.spec.trainers.count} trainers"
+        return MemberFailure(pod.member, "ScaleChanged", text, pod=pod, planned=True)
+    if pod.exit_code == Exit.STOPPED:
+        text = "the coordinator saved and left unasked by the job's spec"
+        return MemberFailure(pod.member, "StoppedUnasked", text, pod=pod)
+    why = completion.unfinished(ctx)
+    return MemberFailure(pod.member, *why, pod=pod) if why else None
+
+
+def _abandoned(ctx: Context, pod: PodView) -> bool:
+    """No coordinator works, or only since a moment: who gives up then does so for its sake, and only its loss is judged."""
+    coordinator = ctx.coordinator
+    if coordinator is None or coordinator.deleting or (coordinator.is_active and not coordinator.ready):
+        return True
+    return coordinator.created > pod.created and 0 < pod.finished <= coordinator.created + ABANDONED_SECONDS
+
+
+def _announced_exit_code(ctx: Context) -> int | None:
+    """The exit code with which the coordinator leaves, or is about to, and tells everybody else to."""
+    if ctx.coordinator is not None and not ctx.coordinator.is_active:
+        return ctx.coordinator.exit_code
+    if ctx.report is None or ctx.report.phase != "Failed" or ctx.report.fault is None:
+        return None
+    return Exit.RETRYABLE if ctx.report.fault.retryable else Exit.USER_FAULT
+
+
+def _left(ctx: Context, pod: PodView) -> MemberFailure | None:
+    """Told the end by its coordinator. If that was a failure, or the coordinator has been replaced since, it is needed again."""
+    coordinator = ctx.coordinator
+    if coordinator is None:
+        return None
+    replaced = coordinator.is_active and 0 < pod.finished <= coordinator.created
+    failed = not coordinator.is_active and coordinator.exit_code not in LEAVING
+    return _left_early(pod) if replaced or failed else None
+
+
+def _left_early(pod: PodView) -> MemberFailure:
+    return MemberFailure(
+        pod.member, "LeftEarly", f"{pod.member}: had left with its coordinator", disrupted=True, pod=pod
+    )
+
+
+def _describe_exit(pod: PodView) -> str:
+    fault = parse_fault(pod.message)
+    said = f"{fault.reason}: {fault.message}" if fault else pod.reason
+    code = f"exit code {pod.exit_code}" if pod.exit_code is not None else "no exit code"
+    return f"{code} ({said})" if said else code

@@ -1,0 +1,69 @@
+"""Why pods do not run yet: what the scheduler and the kubelet say, and how people are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from coxswain.api.resolve import claims
+from coxswain.config import JobConfig
+from coxswain_operator.children.containers import endpoint_secrets
+from coxswain_operator.views import PodView
+
+GATED = "SchedulingGated"  # a queue holds it back
+UNPREPARED = "NotPrepared"
+PREPARED_SECONDS = 30  # a node that takes longer to mount volumes and connect the network probably lacks something
+_MAX_GROUPS = 3
+
+
+def reason(pod: PodView) -> str:
+    """The scheduler's or the kubelet's word for what keeps a pod from running; empty when it is nothing unusual."""
+    return pod.unscheduled_reason or pod.waiting
+
+
+def is_unschedulable(pod: PodView) -> bool:
+    """No node has room for it, or a queue holds it back: another pod in its place would fare the same."""
+    return pod.phase == "Pending" and pod.unscheduled_reason != ""
+
+
+def describe(pods: Iterable[PodView]) -> str:
+    """Who waits for what, for people; who waits for the same is named together."""
+    groups: dict[str, list[str]] = {}
+    for pod in pods:
+        if reason(pod) and pod.is_active and not pod.deleting:
+            message = pod.unscheduled if pod.unscheduled_reason else pod.waiting_message
+            groups.setdefault(f"{reason(pod)}: {message}".removesuffix(": "), []).append(pod.member)
+    parts = [f"{_names(members)}: {text}" for text, members in list(groups.items())[:_MAX_GROUPS]]
+    return "; ".join((*parts, *(("...",) if len(groups) > _MAX_GROUPS else ())))
+
+
+def _names(members: list[str]) -> str:
+    return members[0] if len(members) == 1 else f"{members[0]} and {len(members) - 1} more"
+
+
+def with_mount_hint(pod: PodView, config: JobConfig | None, now: float) -> PodView:
+    """A volume that cannot be mounted is in the pod's own events only, which we do not read: what it mounts is told instead."""
+    if not _unprepared(pod) or now < _hint_at(pod):
+        return pod
+    return replace(pod, waiting=UNPREPARED, waiting_message=_mounts(config))
+
+
+def requeue_times(pods: Iterable[PodView], now: float) -> set[float]:
+    """When to look again for pods that their nodes have not prepared."""
+    return {t for p in pods if _unprepared(p) and (t := _hint_at(p)) > now}
+
+
+def _unprepared(pod: PodView) -> bool:
+    """On a node that has mounted no volume of it and given it no network yet; images come after that."""
+    return pod.phase == "Pending" and pod.scheduled > 0 and ("PodReadyToStartContainers", "False") in pod.conditions
+
+
+def _hint_at(pod: PodView) -> float:
+    return pod.scheduled + PREPARED_SECONDS
+
+
+def _mounts(config: JobConfig | None) -> str:
+    mounted = [f"Secret {name}" for name in endpoint_secrets(config)] if config else []
+    mounted += [f"PersistentVolumeClaim {name}" for name in claims(config)] if config else []
+    asked = f": is there {', '.join(mounted)}?" if mounted else ""
+    return f"its node could not mount its volumes for {PREPARED_SECONDS} s{asked} `kubectl describe pod` has the node's words"

@@ -1,0 +1,36 @@
+"""What one policy wants of this pass. Policies return values; only the conclusion turns them into actions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coxswain_operator.reconcile.actions import CheckpointAndStop, Create, Delete
+from coxswain_operator.reconcile.status import JobStatus
+from coxswain_operator.views import Event
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    """`state` is the word that people see; `reason` and `message` say why."""
+
+    state: str
+    status: JobStatus  # counters, incarnations and attempts as they shall be; conditions are added by the conclusion
+    reason: str = ""
+    message: str = ""
+    deletes: tuple[Delete, ...] = ()
+    creates: tuple[Create, ...] = ()
+    calls: tuple[CheckpointAndStop, ...] = ()
+    events: tuple[Event, ...] = ()
+    requeue_times: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """Why an attempt, or the whole job, is over. `state` is Completed or Failed."""
+
+    state: str
+    reason: str
+    message: str
+    rule: str = ""
+    exit_code: int | None = None
+    node: str = ""

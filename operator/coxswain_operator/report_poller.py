@@ -1,0 +1,91 @@
+"""Coordinators tell the operator when something has changed: one waiting request a job, and no turn that waits for an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coxswain.wire import JobReport
+from coxswain_operator.jobcontrol import HttpJobControl
+from coxswain_operator.views import Manifest
+
+Key = tuple[str, str]  # namespace, name
+
+WAIT_SECONDS = 15.0  # after which a coordinator tells its progress even if nothing else has changed
+ABSENT_SECONDS = 2.0  # between two tries to reach one that does not answer
+FORGOTTEN_SECONDS = 180.0  # a job whose report nobody has asked for that long is over
+
+
+@dataclass(slots=True)
+class _Polled:
+    asked: float  # when somebody last wanted to know
+    coordinator_uid: str  # uid of the pod that is asked
+    latest: JobReport | None = None  # what this pod said last
+    task: asyncio.Task[None] | None = None
+
+
+class ReportPoller:
+    """A JobControl whose reports are there already. Every answer of a coordinator rings for its job."""
+
+    def __init__(
+        self,
+        control: HttpJobControl,
+        on_change: Callable[[Key], None],
+        wait: float = WAIT_SECONDS,
+        absent: float = ABSENT_SECONDS,
+    ) -> None:
+        self._control, self._on_change, self._wait, self._absent = control, on_change, wait, absent
+        self._polled: dict[str, _Polled] = {}  # by the job's uid
+
+    async def report(self, job: Manifest) -> JobReport | None:
+        """The latest one of the coordinator that is there now: its predecessor's word says nothing of it. Begins to follow it."""
+        uid, now, coordinator_uid = job["metadata"]["uid"], time.monotonic(), await self._coordinator_uid(job)
+        followed = self._polled.get(uid)
+        if followed is None or (coordinator_uid and followed.coordinator_uid != coordinator_uid):
+            followed = self._start_polling(job, coordinator_uid)
+        followed.asked = now
+        return followed.latest if followed.coordinator_uid == coordinator_uid else None
+
+    def _start_polling(self, job: Manifest, coordinator_uid: str) -> _Polled:
+        """Another pod is not waited for any more: it may be gone without having closed its connection."""
+        uid = job["metadata"]["uid"]
+        if uid in self._polled:
+            _cancel(self._polled[uid])
+        followed = self._polled[uid] = _Polled(time.monotonic(), coordinator_uid)
+        followed.task = asyncio.create_task(self._poll(job, followed), name=f"reports of {uid}")
+        return followed
+
+    async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
+        return await self._control.checkpoint_and_stop(job, reason, at_step)
+
+    async def close(self) -> None:
+        tasks = [_cancel(followed) for followed in self._polled.values()]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._control.close()
+
+    async def _poll(self, job: Manifest, followed: _Polled) -> None:
+        meta = job["metadata"]
+        while time.monotonic() - followed.asked < FORGOTTEN_SECONDS:
+            before, asked = followed.latest, time.monotonic()
+            mark = before.revision() if before else ""
+            followed.latest = await self._control.report(job, mark, self._wait)
+            if (followed.latest or before) is not None:
+                self._on_change((meta["namespace"], meta["name"]))
+            early = time.monotonic() - asked < self._wait / 2
+            if followed.latest is None or (early and followed.latest.revision() == mark):  # there, but it does not wait
+                await asyncio.sleep(self._absent)
+        del self._polled[meta["uid"]]
+        await self._control.forget(job)
+
+    async def _coordinator_uid(self, job: Manifest) -> str:
+        """The uid of the coordinator's pod; empty while none is ready."""
+        coordinator_uid = await self._control.coordinator_pod(job)
+        return coordinator_uid.uid if coordinator_uid else ""
+
+
+def _cancel(followed: _Polled) -> asyncio.Task[None]:
+    assert followed.task is not None
+    followed.task.cancel()
+    return followed.task

@@ -1,0 +1,66 @@
+"""Doing many things at once, carefully: one at first, then more and more, and nothing more after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import chain, zip_longest
+from typing import TypeVar
+
+T = TypeVar("T")
+Call = Callable[[], Awaitable[bool]]
+
+AT_ONCE = 64
+
+
+class SlowStartBatch:
+    """Workers over one list of deeds. Every deed that succeeds brings in another worker, so their number doubles.
+
+    That is how a Job controller starts pods: a quota or a broken admission costs one request instead of a thousand.
+    """
+
+    def __init__(
+        self, calls: Iterable[Call], at_once: int = AT_ONCE, seconds: float = float("inf"), at_first: int = 1
+    ) -> None:
+        """After `seconds` nothing more is begun. `at_first`: as many as the same kind of work had before, a moment ago."""
+        self._calls, self._at_once, self._end = iter(calls), at_once, time.monotonic() + seconds
+        self._at_first, self.workers = at_first, 0
+        self._errors, self._as_expected = list[BaseException](), True
+
+    async def run(self) -> bool:
+        """Returns once all that was begun is done; False: something was not as expected. Raises the first error."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._at_first):
+                self._start_worker(group)
+        if self._errors:
+            raise self._errors[0]
+        return self._as_expected
+
+    def _start_worker(self, group: asyncio.TaskGroup) -> None:
+        self.workers += 1
+        group.create_task(self._worker(group))
+
+    async def _worker(self, group: asyncio.TaskGroup) -> None:
+        while (call := self._next_call()) is not None:
+            try:
+                self._as_expected &= await call()
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # kept until the others are done: their answers count
+                self._errors.append(error)
+                return
+            if self.workers < self._at_once:
+                self._start_worker(group)
+
+    def _next_call(self) -> Call | None:
+        if self._errors or time.monotonic() >= self._end:
+            return None
+        return next(self._calls, None)
+
+
+def interleave(first: Iterable[T], second: Iterable[T]) -> Iterator[T]:
+    """One of each in turn, then what is left of the longer."""
+    absent = object()
+    pairs = zip_longest(first, second, fillvalue=absent)
+    return (item for item in chain.from_iterable(pairs) if item is not absent)  # type: ignore[misc]

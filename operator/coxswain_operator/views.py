@@ -1,0 +1,87 @@
+"""What is kept of the cluster's objects, and what is said about a job: frozen values that every part of the operator knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Manifest = dict[str, Any]
+Conditions: TypeAlias = frozenset[tuple[str, str]]
+"""Conditions as (type, status)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An Event to publish about a TrainingJob, after the status write. `reason` is stable (coxswain.names.EVENT_REASONS)."""
+
+    reason: str
+    message: str
+    warning: bool = False
+    time: float = 0.0  # when it happened, in seconds since 1970; 0: now
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """The few facts of a pod that decisions rest on. Exit code, reason and message are of the container named like the role."""
+
+    name: str
+    uid: str
+    role: str  # coordinator | loader | trainer
+    index: int
+    incarnation: int
+    attempt: int = 0
+    phase: str = "Pending"  # Pending | Running | Succeeded | Failed | Unknown
+    ready: bool = False
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""  # termination message
+    conditions: frozenset[tuple[str, str]] = frozenset()  # (type, status)
+    node: str = ""
+    node_conditions: frozenset[tuple[str, str]] = frozenset()
+    disruption: str = ""  # reason of a DisruptionTarget condition that is True
+    deleting: bool = False
+    created: float = 0.0  # times in seconds since the epoch; 0: has not happened, or nobody knows when
+    scheduled: float = 0.0
+    finished: float = 0.0
+    deletes_at: float = 0.0  # when its grace period is over
+    ip: str = ""
+    waiting: str = ""  # why a container does not start, such as ImagePullBackOff; empty for the ordinary reasons
+    waiting_message: str = ""
+    unscheduled: str = ""  # the scheduler's words while it finds no node
+    unscheduled_reason: str = ""  # Unschedulable, SchedulingGated; empty once it has found one
+    group: str = ""  # of pods that Kueue admits together
+    given_up: bool = False  # Kueue was told that its group gets no successors
+
+    @property
+    def member(self) -> str:
+        """`coordinator`, `loader-0`, `trainer-2`: stable over incarnations."""
+        return member_name(self.role, self.index)
+
+    @property
+    def is_active(self) -> bool:
+        """Something of it may still run, or start."""
+        return not self.is_held and self.phase not in ("Succeeded", "Failed")
+
+    @property
+    def is_held(self) -> bool:
+        """Deleted before it had a node, and kept by Kueue: it will never run."""
+        return bool(self.group) and self.deleting and not self.node and self.phase == "Pending"
+
+    @property
+    def is_serving(self) -> bool:
+        return self.ready and self.is_active and not self.deleting
+
+
+def member_name(role: str, index: int) -> str:
+    return role if role == "coordinator" else f"{role}-{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildView:
+    """A child that is no pod. `content` is the hash that its annotation carries."""
+
+    kind: str
+    name: str
+    uid: str = ""
+    content: str = ""
+    deleting: bool = False

@@ -1,0 +1,111 @@
+"""A queue of keys: rung as often as anybody likes, handled one at a time for each key, again after a while by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+
+from coxswain_operator.cluster import Conflict
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str]  # namespace, name
+COALESCE_SECONDS = 0.05  # keys that are added together are one pass
+MAX_CONCURRENT = 16  # turns of different keys
+MAX_BACKOFF_SECONDS = 60.0  # after turns that failed
+
+
+@dataclass(frozen=True, slots=True)
+class RequeueDelay:
+    """Seconds between two passes over a job: `least` even if something changes, `most` even if nothing does."""
+
+    least: float
+    most: float
+
+
+class WorkQueue:
+    """`turn(key)` answers how long to rest, or None: the key is gone.
+
+    A turn that raises is repeated after a pause that doubles up to a minute; a Conflict only means that it was overtaken.
+    Use as `async with`; leaving it ends all turns.
+    """
+
+    def __init__(self, process: Callable[[Key], Awaitable[RequeueDelay | None]]) -> None:
+        self._process = process
+        self._added: dict[Key, asyncio.Event] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._due: dict[Key, float] = {}  # rung and not begun: since when
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+
+    async def __aenter__(self) -> WorkQueue:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def add(self, key: Key) -> None:
+        """Asks for a turn soon, also if one is under way."""
+        self._due.setdefault(key, time.monotonic())
+        if key not in self._tasks:
+            self._added[key] = asyncio.Event()
+            self._tasks[key] = asyncio.create_task(self._process_until_gone(key), name=f"job {key[0]}/{key[1]}")
+        self._added[key].set()
+
+    @property
+    def keys(self) -> list[Key]:
+        return list(self._tasks)
+
+    def oldest(self, now: float) -> float:
+        """Seconds that the most patient ring has waited for its turn."""
+        return max((now - since for since in self._due.values()), default=0.0)
+
+    async def _process_until_gone(self, key: Key) -> None:
+        """Turns until the key is gone and nobody has rung since."""
+        added, failures, rest = self._added[key], 0, RequeueDelay(0.0, 0.0)
+        while added.is_set() or rest is not GONE:
+            await _wait_for_add(added, rest)
+            try:
+                rest, failures = await self._process_once(key) or GONE, 0
+            except Exception as error:
+                failures += 1
+                rest = _backoff(key, error, failures)
+        del self._tasks[key], self._added[key]
+
+    async def _process_once(self, key: Key) -> RequeueDelay | None:
+        async with self._slots:
+            self._due.pop(key, None)
+            return await self._process(key)
+
+
+GONE = RequeueDelay(0.0, 0.0)
+
+
+async def _wait_for_add(added: asyncio.Event, rest: RequeueDelay) -> None:
+    """Until somebody rings, but no sooner than the rest allows; a moment more, so that rings that come together are one."""
+    begun = time.monotonic()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(rest.most):
+            await added.wait()
+    await asyncio.sleep(max(COALESCE_SECONDS, begun + rest.least - time.monotonic()))
+    added.clear()
+
+
+def _backoff(key: Key, error: Exception, failures: int) -> RequeueDelay:
+    """Rings do not shorten it, or a busy job would hammer an ailing server."""
+    if isinstance(error, Conflict):
+        log.info("%s/%s: overtaken: %s", *key, error)
+        return RequeueDelay(COALESCE_SECONDS, COALESCE_SECONDS)
+    log.warning("%s/%s: %s: %s", *key, type(error).__name__, error, exc_info=not str(error))
+    seconds = random.uniform(0.5, 1.0) * min(MAX_BACKOFF_SECONDS, 2.0 ** (failures - 1))
+    return RequeueDelay(seconds, seconds)

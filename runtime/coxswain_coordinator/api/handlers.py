@@ -1,0 +1,210 @@
+"""The coordinator's calls (coxswain.wire) over HTTP: each handler records a fact in `Run`, or waits for something in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+from aiohttp import web
+
+from coxswain.errors import Stale
+from coxswain.wire import (
+    GENERATION_HEADER,
+    Ack,
+    DeliveredDigests,
+    Heartbeat,
+    Indexed,
+    JobReport,
+    LoaderAddresses,
+    Register,
+    Registered,
+    Rendezvous,
+    ShardsSaved,
+    Shares,
+    SourceBlocks,
+    StepDirective,
+    StepPlans,
+    StepReport,
+    StopRequest,
+    WorkerExit,
+    World,
+)
+from coxswain_coordinator.api.report import job_report
+from coxswain_coordinator.api.status_page import page
+from coxswain_coordinator.state.job_state import JobState
+from coxswain_link.http_server import HttpService
+from coxswain_link.job_ended import JobEnded
+
+T = TypeVar("T")
+
+MAX_WAIT = 30.0
+"""Seconds of a long poll, whatever the caller asks for."""
+
+LOOK_SECONDS = 0.25
+"""Between two looks of a long poll for a report."""
+
+
+class Handlers:
+    """Handlers. Long polls wait on the run's bell; once the job has ended they raise Ended (410)."""
+
+    def __init__(self, state: JobState, ack_end: Callable[[], None]) -> None:
+        self._state, self._ack_end = state, ack_end
+
+    def routes(self, service: HttpService) -> None:
+        """The table of all calls."""
+        get, post = "GET", "POST"
+        service.route(post, "/v1/register", self.register, Register)
+        service.route(get, "/v1/world", self.world)
+        service.route(post, "/v1/beats", self.heartbeat, Heartbeat)
+        service.route(post, "/v1/rendezvous", self.publish_rendezvous, Rendezvous)
+        service.route(get, "/v1/rendezvous", self.rendezvous)
+        service.route(get, "/v1/loaders", self.loaders)
+        service.route(get, "/v1/shares", self.shares)
+        service.route(post, "/v1/indexed", self.indexed, Indexed)
+        service.route(get, "/v1/blocks", self.blocks)
+        service.route(get, "/v1/plans", self.plans)
+        service.route(get, "/v1/steps", self.step)
+        service.route(post, "/v1/served", self.served, DeliveredDigests)
+        service.route(post, "/v1/reports", self.report, StepReport)
+        service.route(post, "/v1/saved", self.saved, ShardsSaved)
+        service.route(post, "/v1/exits", self.exit, WorkerExit)
+        service.route(post, "/v1/stop", self.stop, StopRequest)
+        service.route(get, "/v1/report", self.job_report)
+        service.page("/", self.page)
+
+    # --- joining ------------------------------------------------------------------------------------------------------
+
+    async def register(self, _: web.Request, body: Register) -> Registered:
+        self._check_ended()
+        return self._state.register(body)
+
+    async def world(self, request: web.Request, _: None) -> World | None:
+        after = int(request.query.get("after", "0"))
+        losses, instance = self._state.worlds_lost, request.query.get("instance")
+
+        def news() -> World | Literal[True] | None:
+            session = self._state.session
+            if session and session.record.generation > after:
+                return session.world
+            unknown = instance is not None and not self._state.registry.knows(instance)
+            return (
+                True if unknown or self._state.worlds_lost != losses else None
+            )  # cut short: the caller is to register (again)
+
+        found = await self._wait(request, news)
+        return found if isinstance(found, World) else None
+
+    async def heartbeat(self, _: web.Request, body: Heartbeat) -> Ack:
+        self._state.heartbeat(body.generation, body.rank)
+        return self._state.ack()
+
+    async def publish_rendezvous(self, _: web.Request, body: Rendezvous) -> Ack:
+        self._state.current_session(body.generation).rendezvous = body
+        self._state.notifier.notify()
+        return self._state.ack()
+
+    async def rendezvous(self, request: web.Request, _: None) -> Rendezvous | None:
+        generation = int(request.query["generation"])
+        return await self._wait(request, lambda: self._state.current_session(generation).rendezvous)
+
+    async def loaders(self, _: web.Request, __: None) -> LoaderAddresses:
+        self._check_ended()
+        return LoaderAddresses(self._state.registry.loader_addresses())
+
+    # --- index --------------------------------------------------------------------------------------------------------
+
+    async def shares(self, request: web.Request, _: None) -> Shares | None:
+        name = request.query["loader"]
+
+        def mine() -> Shares | None:
+            if not self._state.index_progress.shares:
+                return None
+            return Shares(tuple(s for s in self._state.index_progress.shares if s.loader == name))
+
+        return await self._wait(request, mine)
+
+    async def indexed(self, _: web.Request, body: Indexed) -> None:
+        self._state.add_indexed(body)
+
+    async def blocks(self, request: web.Request, _: None) -> SourceBlocks | None:
+        return await self._wait(request, lambda: self._state.index_progress.blocks(request.query["source"]))
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    async def plans(self, request: web.Request, _: None) -> StepPlans | None:
+        start = int(request.query["from"])
+
+        def committed() -> StepPlans | None:
+            return self._state.session.plans_from(start) if self._state.session else None
+
+        return await self._wait(request, committed)
+
+    async def step(self, request: web.Request, _: None) -> StepDirective | None:
+        step = int(request.query["step"])
+        alone = StepDirective(step=step, checkpoint=False, end="", plan=None)
+
+        def directive() -> StepDirective | None:
+            session = self._state.session
+            found = session.directive(step) if session else None
+            return alone if session and found is None and session.catching_up(step) else found
+
+        found = await self._wait(request, directive, early=alone)
+        self._state.notifier.notify()
+        return found
+
+    async def served(self, _: web.Request, body: DeliveredDigests) -> Ack:
+        self._state.add_delivered(body)
+        return self._state.ack()
+
+    async def report(self, _: web.Request, body: StepReport) -> Ack:
+        self._state.add_report(body)
+        return self._state.ack()
+
+    async def saved(self, _: web.Request, body: ShardsSaved) -> Ack:
+        self._state.add_saved(body)
+        return self._state.ack()
+
+    async def exit(self, _: web.Request, body: WorkerExit) -> None:
+        self._state.add_exit(body)
+
+    # --- the operator and people --------------------------------------------------------------------------------------
+
+    async def stop(self, _: web.Request, body: StopRequest) -> None:
+        self._state.request_stop(body)
+
+    async def job_report(self, request: web.Request, _: None) -> JobReport:
+        """With `after`, the mark of a report, and `wait`: once the mark is another one, or the time is up."""
+        seconds = min(float(request.query.get("wait", "0")), MAX_WAIT)
+        after, end = request.query.get("after"), time.monotonic() + seconds
+        report = job_report(self._state)
+        while report.revision() == after and (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(LOOK_SECONDS, left))  # the bell rings with every message of every rank
+            report = job_report(self._state)
+        return report
+
+    async def page(self, _: web.Request) -> web.Response:
+        return web.Response(text=page(self._state.job.name, job_report(self._state)), content_type="text/html")
+
+    async def _wait(self, request: web.Request, look: Callable[[], T | None], early: T | None = None) -> T | None:
+        """The first value of `look`, within the request's `wait` seconds. The request's generation is looked at throughout.
+
+        `early`: for whoever lives in a world that this coordinator has not taken up yet.
+        """
+        seconds = min(float(request.query.get("wait", "0")), MAX_WAIT)
+        theirs = int(request.headers.get(GENERATION_HEADER, "-1"))
+
+        def either() -> T | None:
+            self._check_ended()
+            if 0 <= theirs < self._state.generation:
+                raise Stale(f"generation {theirs} is over; the current one is {self._state.generation}")
+            # A newer one is of a coordinator before this one, which has no world yet.
+            return look() if theirs <= self._state.generation else early
+
+        return await self._state.notifier.wait_until(either, seconds)
+
+    def _check_ended(self) -> None:
+        if self._state.finished is not None:
+            self._ack_end()
+            raise JobEnded(self._state.finished)

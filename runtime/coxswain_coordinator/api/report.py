@@ -1,0 +1,155 @@
+"""The job as the operator and people see it: JobReport, and in words who waits for whom. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from coxswain.exits import Exit
+from coxswain.wire import Fault, JobReport, SourceReport, StepLine
+from coxswain_coordinator.checkpoint.validation import manifest_key_of
+from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.state.registry import join
+
+Phase = Literal["Waiting", "Indexing", "Starting", "Running", "Completed", "Suspended", "Failed"]
+
+TERMINATION_BYTES = 4096
+"""What the kubelet keeps of a termination message."""
+
+
+def job_report(state: JobState) -> JobReport:
+    session, manifest = state.session, state.manifest
+    last = state.history.recent[-1] if state.history.recent else None
+    step = session.book.open if session else (manifest.step if manifest else 0)
+    end = session.end_step if session else state.job.total_steps
+    seconds = step_seconds(state.history.recent)
+    return JobReport(
+        phase=phase_of(state),
+        generation=state.generation,
+        step=step,
+        steps=state.job.total_steps,
+        tokens=_tokens(state),
+        loss=last.loss if last else None,
+        tokens_per_second=tokens_per_second(state.history.recent),
+        idle_fraction=last.idle_fraction if last else 0.0,
+        eta_seconds=round(max(end - step, 0) * seconds),
+        layout_hash=session.record.layout.digest() if session else "",
+        layout_summary=session.record.layout.summary() if session else "",
+        checkpoint_step=manifest.step if manifest else -1,
+        checkpoint_uri=f"{state.job.checkpoint.uri.rstrip('/')}/{manifest_key_of(manifest)}" if manifest else "",
+        checkpoint_time=manifest.time if manifest else 0.0,
+        waiting_for=waiting_for(state),
+        sources=_sources(state),
+        events=state.events.latest(),
+        fault=state.fault or _store_fault(state),
+        reason=state.finished.reason if state.finished else "",
+    )
+
+
+def phase_of(state: JobState) -> Phase:
+    if state.finished is not None:
+        ends: dict[int, Phase] = {Exit.DONE: "Completed", Exit.STOPPED: "Suspended"}
+        return ends.get(state.finished.exit_code, "Failed")
+    if state.index_progress.index is None:
+        return "Indexing" if state.index_progress.shares else "Waiting"
+    return "Running" if state.session is not None and state.history.recent and not state.session.lost else "Starting"
+
+
+def waiting_for(state: JobState) -> str:
+    """Who waits for whom, for people; empty when the job simply runs (or has ended)."""
+    if state.finished is not None:
+        return ""
+    if trouble := _store_error(state):
+        return f"the store: {trouble}"
+    if state.index_progress.index is None:
+        return _waiting_for_index(state)
+    if state.session is None or state.session.lost:
+        return _waiting_for_trainers(state)
+    return _waiting_for_step(state)
+
+
+def _waiting_for_index(state: JobState) -> str:
+    if not state.index_progress.shares:
+        missing = state.registry.missing("loader", state.job.loaders)
+        return f"{join(missing)} to register"
+    missing_shares = state.index_progress.missing
+    if not missing_shares:
+        return "the coordinator to merge the index"
+    by_source = sorted({(s.loader, s.source) for s in missing_shares})
+    shares = len(state.index_progress.shares)
+    loaders = join(f"{loader} to index {source}" for loader, source in by_source)
+    return f"{loaders} ({shares - len(missing_shares)} of {shares} shares done)"
+
+
+def _waiting_for_trainers(state: JobState) -> str:
+    missing = state.registry.missing("trainer", state.job.trainers)
+    if missing:
+        return f"{join(missing)} to register ({state.job.trainers - len(missing)} of {state.job.trainers} trainers)"
+    return state.capacity_shortage or "the coordinator to form a world"
+
+
+def _waiting_for_step(state: JobState) -> str:
+    session = state.session
+    assert session is not None
+    plan, ranks = session.open_plan(), len(session.world.seats)
+    if session.ending is not None:
+        return f"workers to save step {session.ending.step} and leave"
+    if session.begun < session.book.open:
+        return f"workers to begin step {session.book.open}" if plan else f"the planner, step {session.book.open}"
+    missing = session.book.missing_ranks()
+    if len(missing) in (0, ranks):  # everybody computes, or only digests are on their way
+        return ""
+    return f"rank {join(str(r) for r in missing)} of {ranks} to finish step {session.book.open}"
+
+
+def step_seconds(recent: Sequence[StepLine]) -> float:
+    """Wall time per step, pauses between steps included where two steps are known; 0: unknown."""
+    if len(recent) < 2:
+        return recent[0].seconds if recent else 0.0
+    return max(recent[-1].time - recent[0].time, 0.0) / (len(recent) - 1)
+
+
+def tokens_per_second(recent: Sequence[StepLine]) -> float:
+    seconds = step_seconds(recent)
+    return sum(line.tokens for line in recent) / len(recent) / seconds if seconds else 0.0
+
+
+def _store_fault(state: JobState) -> Fault | None:
+    """While the store is away: nothing has failed yet, and what is at hand goes on."""
+    trouble = _store_error(state)
+    if state.finished is not None or not trouble:
+        return None
+    return Fault("StoreAway", f"trying again: {trouble}", retryable=True)
+
+
+def _store_error(state: JobState) -> str:
+    """The coordinator's own, or else a loader's."""
+    loaders = (loader.last_error for loader in state.registry.of("loader", state.job.loaders))
+    return state.store_executor.last_error or next(filter(None, loaders), "")
+
+
+def _tokens(state: JobState) -> int:
+    if state.session is not None:
+        return state.session.cursors[state.session.book.open].offset
+    return state.manifest.tokens if state.manifest else 0
+
+
+def _sources(state: JobState) -> tuple[SourceReport, ...]:
+    if state.session is None:
+        return state.index_progress.reports
+    drawn = {c.name: c.total_tokens for c in state.session.cursors[state.session.book.open].sources}
+    return tuple(replace(s, drawn_tokens=drawn.get(s.name, 0)) for s in state.index_progress.reports)
+
+
+def termination_message(report: JobReport) -> bytes:
+    """The final report in at most 4096 bytes: without sources, with as many of the latest events as fit."""
+    for count in (16, 4, 0):
+        events = report.events[-count:] if count else ()
+        message = msgspec.json.encode(replace(report, sources=(), events=events, waiting_for=""))
+        if len(message) <= TERMINATION_BYTES:
+            return message
+    fault = report.fault and replace(report.fault, message=report.fault.message[:1000])
+    return msgspec.json.encode(replace(report, sources=(), events=(), waiting_for="", fault=fault))

@@ -1,0 +1,61 @@
+"""When a checkpoint is complete, which ones are kept, and what is garbage. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from coxswain.config import CheckpointConfig
+from coxswain.wire import CheckpointManifest, Shard, ShardsSaved
+from coxswain_coordinator.checkpoint.validation import manifest_key_of
+
+
+class PendingCheckpoints:
+    """Who has saved what of the checkpoints that are under way, in one generation."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self._saved: dict[int, dict[int, ShardsSaved]] = {}
+
+    def add(self, report: ShardsSaved) -> None:
+        self._saved.setdefault(report.step, {})[report.rank] = report
+
+    def complete(self, ranks: int) -> int | None:
+        """The earliest step whose every rank has saved."""
+        return min((step for step, by_rank in self._saved.items() if len(by_rank) == ranks), default=None)
+
+    def newest(self, rank: int) -> int:
+        """The latest checkpoint that is not made and of which this rank has saved its part; 0: there is none."""
+        return max((step for step, by_rank in self._saved.items() if rank in by_rank), default=0)
+
+    def shards(self, step: int) -> tuple[Shard, ...]:
+        """The shards of a complete checkpoint, in rank order; ranks that hold the same object name it once."""
+        by_rank = self._saved[step]
+        shards = {shard.key: shard for rank in sorted(by_rank) for shard in by_rank[rank].shards}
+        return tuple(shards.values())
+
+    def seconds(self, step: int) -> float:
+        """From the step boundary until the slowest rank had saved."""
+        return max(saved.seconds for saved in self._saved[step].values())
+
+    def forget(self, step: int) -> None:
+        """Drops this checkpoint and those before it: it is made, and they no longer matter."""
+        self._saved = {s: by_rank for s, by_rank in self._saved.items() if s > step}
+
+    def pending_keys(self) -> set[str]:
+        return {s.key for by_rank in self._saved.values() for saved in by_rank.values() for s in saved.shards}
+
+
+def kept_steps(config: CheckpointConfig, steps: Iterable[int]) -> set[int]:
+    """The checkpoints to keep: the last `keepLast` (at least one) and every multiple of `keepEvery`."""
+    ordered = sorted(steps)
+    last = set(ordered[-max(config.keep_last, 1) :])
+    return last | {s for s in ordered if config.keep_every and s % config.keep_every == 0}
+
+
+def garbage(
+    kept: Sequence[CheckpointManifest], dropped: Sequence[CheckpointManifest], pending: set[str]
+) -> tuple[list[str], list[str]]:
+    """(manifest keys, shard keys) to delete, in this order: a manifest must never name a shard that is gone."""
+    live = {s.key for m in kept for s in m.shards} | pending
+    shards = {s.key for m in dropped for s in m.shards} - live
+    return [manifest_key_of(m) for m in dropped], sorted(shards)

@@ -1,0 +1,102 @@
+"""Manifests in the object store: find the one to resume from, create new ones, collect garbage. Blocking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from coxswain.config import JobConfig
+from coxswain.errors import Refused
+from coxswain.planlog import steps_key
+from coxswain.wire import CheckpointManifest, StepLine
+from coxswain_coordinator.checkpoint.pending import garbage, kept_steps
+from coxswain_coordinator.checkpoint.validation import (
+    check_manifest,
+    check_run,
+    manifest_key_of,
+    read_manifest,
+    read_run,
+    run_record,
+)
+from coxswain_link.store import BucketNotFound, NotFound, Store
+
+RUN_KEY = "run.json"
+
+
+class CheckpointStore:
+    """The checkpoints of one job. Only this class writes under `manifests/` or deletes under `shards/`."""
+
+    def __init__(self, job: JobConfig, store: Store) -> None:
+        self._job, self._store = job, store
+        self._manifests: dict[int, CheckpointManifest] = {}
+
+    def open(self) -> CheckpointManifest | None:
+        """Claims the location for this run and returns the newest manifest. Raises Refused naming a torn or foreign one."""
+        if not self._claim():
+            check_run(self._job, read_run(RUN_KEY, self._store.get(RUN_KEY)))
+        self._manifests = self._read_all()
+        if not self._manifests:
+            return None
+        newest = self._manifests[max(self._manifests)]
+        check_manifest(self._job, newest, self._shard_sizes())
+        return newest
+
+    def _claim(self) -> bool:
+        try:
+            return self._store.create(RUN_KEY, msgspec.json.encode(run_record(self._job)))
+        except (NotFound, BucketNotFound) as error:
+            raise Refused(
+                "CheckpointNotFound", f"checkpoint.uri: {error}; create the bucket or name another"
+            ) from error
+
+    def record(self, step: int, lines: Sequence[StepLine]) -> None:
+        """Keeps the lines of closed steps before `step`, by and by: run directories go with their pods."""
+        if lines:
+            self._store.put(steps_key(step), b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+    def create(self, manifest: CheckpointManifest, pending: set[str]) -> None:
+        """Makes the checkpoint count, then drops what `keepLast` and `keepEvery` no longer keep.
+
+        A manifest of that step which exists already (a coordinator before this one made it) holds the same state: it stays.
+        """
+        key = manifest_key_of(manifest)
+        if not self._store.create(key, msgspec.json.encode(manifest)):
+            manifest = read_manifest(key, self._store.get(key))
+        self._manifests[manifest.step] = manifest
+        self._collect(pending)
+
+    def collect_orphans(self) -> int:
+        """Deletes shards that no manifest names: leftovers of saves that never completed.
+
+        Only between the creation of a process's first generation, which fences the coordinator before, and its first worker;
+        or at the end.
+        """
+        self._manifests = self._read_all()
+        live = {s.key for m in self._manifests.values() for s in m.shards}
+        orphans = [key for key in self._shard_sizes() if key not in live]
+        for key in orphans:
+            self._store.delete(key)
+        return len(orphans)
+
+    def collect_garbage(self) -> None:
+        """At the job's end, when nothing is being saved: drops what a crash has kept from being dropped."""
+        self._manifests = self._read_all()
+        self._collect(set())
+        self.collect_orphans()
+
+    def _collect(self, pending: set[str]) -> None:
+        keep = kept_steps(self._job.checkpoint, self._manifests)
+        kept = [m for step, m in self._manifests.items() if step in keep]
+        dropped = [m for step, m in self._manifests.items() if step not in keep]
+        manifests, shards = garbage(kept, dropped, pending)
+        for key in manifests + shards:
+            self._store.delete(key)
+        self._manifests = {m.step: m for m in kept}
+
+    def _read_all(self) -> dict[int, CheckpointManifest]:
+        found = [read_manifest(o.path, self._store.get(o.path)) for o in self._store.list("manifests/")]
+        return {m.step: m for m in found}
+
+    def _shard_sizes(self) -> dict[str, int]:
+        return {o.path: o.size for o in self._store.list("shards/")}

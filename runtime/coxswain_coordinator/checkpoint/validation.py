@@ -1,0 +1,178 @@
+"""Whose run lives at a checkpoint location, and which of its manifests this job may go on from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from coxswain.config import JobConfig, ModelConfig, SourceConfig
+from coxswain.errors import Refused
+from coxswain.membership.permutation import VERSION as STREAM_VERSION
+from coxswain.planlog import manifest_key
+from coxswain.wire import CheckpointManifest
+
+MANIFEST_VERSION = 1
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """`run.json` at the checkpoint location, created by the first coordinator: whose run lives there."""
+
+    version: int
+    job: str
+    uid: str
+    stream_hash: str
+    stream: dict[str, str] | None = None  # what the hash stands for, in words; None: written by an earlier release
+
+
+def job_of(job: JobConfig) -> str:
+    return f"{job.namespace}/{job.name}"
+
+
+def stream_hash(job: JobConfig) -> str:
+    """The mix's hash, with the version of the algorithm that orders the stream."""
+    return f"v{STREAM_VERSION}:{job.stream_hash()}"
+
+
+def stream_words(job: JobConfig) -> dict[str, str]:
+    """What `stream_hash` stands for, by field."""
+    batch: dict[str, int] = msgspec.to_builtins(job.batch)
+    fields = {"seed": str(job.mix.seed), "longSequences": job.mix.long_sequences, "stream version": str(STREAM_VERSION)}
+    fields["order of sources"] = " ".join(s.name for s in job.mix.sources)
+    sources = {f"source {s.name}": f"{s.format} {s.text_field!r} as {_tokenizer(s)}" for s in job.mix.sources}
+    return fields | {f"batch.{name}": str(value) for name, value in batch.items()} | sources
+
+
+def _tokenizer(source: SourceConfig) -> str:
+    return " ending in ".join(filter(None, (source.tokenizer.kind, source.tokenizer.eos)))
+
+
+def run_record(job: JobConfig) -> RunRecord:
+    return RunRecord(MANIFEST_VERSION, job_of(job), job.uid, stream_hash(job), stream_words(job))
+
+
+def manifest_key_of(manifest: CheckpointManifest) -> str:
+    return manifest_key(manifest.step)
+
+
+def check_run(job: JobConfig, found: RunRecord) -> None:
+    """Refuses a location that holds another run's plan log."""
+    where = f"checkpoint.uri {job.checkpoint.uri!r}"
+    if job.checkpoint.resume == "Never" and found.uid != job.uid:
+        raise Refused(
+            "RunExists",
+            f"{where} holds the run of {found.job} (uid {found.uid}) and checkpoint.resume is Never; set it to Auto to "
+            "continue that run, or give a fresh checkpoint.uri",
+        )
+    if found.version > MANIFEST_VERSION:
+        raise Refused("NewerCheckpoint", _newer(where, found.version))
+    if found.job != job_of(job):
+        raise _foreign(where, "job", found.job, job_of(job))
+    if found.stream_hash != stream_hash(job):
+        raise _foreign_stream(where, found.stream, job)
+
+
+def read_run(key: str, data: bytes) -> RunRecord:
+    try:
+        return msgspec.json.decode(data, type=RunRecord)
+    except msgspec.DecodeError as error:
+        raise Refused(
+            "TornCheckpoint",
+            f"{key} is not a run's record ({error}); restore it, or start a new run with a fresh checkpoint.uri",
+        ) from error
+
+
+def read_manifest(key: str, data: bytes) -> CheckpointManifest:
+    """Decodes a manifest. A newer version is named before its unknown shape can confuse."""
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).version
+    except msgspec.DecodeError as error:
+        raise _torn(key, f"is not a manifest ({error})") from error
+    if version > MANIFEST_VERSION:
+        raise Refused("NewerCheckpoint", _newer(key, version))
+    try:
+        return msgspec.json.decode(data, type=CheckpointManifest)
+    except msgspec.DecodeError as error:
+        raise _torn(key, f"is not a manifest ({error})") from error
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+def check_manifest(job: JobConfig, manifest: CheckpointManifest, sizes: Mapping[str, int]) -> None:
+    """Refuses a manifest that this job cannot continue from. `sizes`: bytes by key of the shards in the store."""
+    key = manifest_key_of(manifest)
+    if manifest.job != job_of(job):
+        raise _foreign(key, "job", manifest.job, job_of(job))
+    if manifest.model_hash != job.model_hash():
+        theirs = None if manifest.model is None else _model_words(manifest.model)
+        raise _foreign(key, "model", *_differences(theirs, _model_words(job.model)))
+    if manifest.stream_hash != stream_hash(job):
+        raise _foreign_stream(key, None, job)
+    for shard in manifest.shards:
+        if sizes.get(shard.key) != shard.bytes:
+            found = "is missing" if shard.key not in sizes else f"has {sizes[shard.key]} bytes instead of {shard.bytes}"
+            raise _torn(key, f"names {shard.key}, which {found}")
+
+
+def check_index(manifest: CheckpointManifest, index_hash: str) -> None:
+    """Refuses to continue over sources whose content has changed since the checkpoint."""
+    before = dict(part.split("=") for part in manifest.index_hash.split(","))
+    now = dict(part.split("=") for part in index_hash.split(","))
+    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if changed:
+        raise Refused(
+            "SourceChanged",
+            f"sources {', '.join(changed)} have other content, or another tokenizer, than at {manifest_key_of(manifest)}; "
+            "bring back what was there, or start a new run with a fresh checkpoint.uri",
+        )
+
+
+def _newer(where: str, version: int) -> str:
+    return f"{where} has version {version}, this release reads up to {MANIFEST_VERSION}; use the release that wrote it"
+
+
+def _foreign_stream(where: str, theirs: dict[str, str] | None, job: JobConfig) -> Refused:
+    return _foreign(where, "stream (mix, seed, batch or algorithm)", *_differences(theirs, stream_words(job)))
+
+
+def _model_words(model: ModelConfig) -> dict[str, str]:
+    fields: dict[str, object] = msgspec.to_builtins(model)
+    return {f"model.{name}": str(value) for name, value in fields.items() if name not in ("preset", "init_from")}
+
+
+def _differences(theirs: dict[str, str] | None, ours: dict[str, str]) -> tuple[str, str]:
+    """The fields that differ, on both sides."""
+    if theirs is None:
+        return "it does not say in which fields", "another"
+    fields = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+    return _named(theirs, fields), _named(ours, fields)
+
+
+def _named(side: dict[str, str], fields: list[str]) -> str:
+    return ", ".join(f"{name} {side.get(name, 'absent')}" for name in fields)
+
+
+def _foreign(where: str, what: str, theirs: str, ours: str) -> Refused:
+    return Refused(
+        "ForeignCheckpoint",
+        f"{where} belongs to another {what}: {theirs}, this job's is {ours}; give this job its own checkpoint.uri",
+    )
+
+
+def _torn(key: str, why: str) -> Refused:
+    return Refused(
+        "TornCheckpoint",
+        f"{key} {why}; delete {key} to resume from the checkpoint before it, or restore what is missing",
+    )
+
+
+def check_batch(job: JobConfig) -> None:
+    """Refuses a batch whose steps would be empty now and then."""
+    if job.batch.max_sequence_tokens > job.batch.tokens_per_step:
+        raise Refused(
+            "BatchTooSmall",
+            f"batch.tokensPerStep is {job.batch.tokens_per_step}; it must be at least batch.maxSequenceTokens "
+            f"({job.batch.max_sequence_tokens}), else some steps would be empty",
+        )

@@ -1,0 +1,134 @@
+"""Commits memberships and placements ahead of time, a segment of steps at a time. Blocking: runs in a thread."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from coxswain.config import JobConfig, PhaseConfig
+from coxswain.errors import Refused
+from coxswain.membership.stream import Stream
+from coxswain.membership.values import Cursor, Membership
+from coxswain.plan.values import Placement
+from coxswain.planlog import Generation, MembershipSegment, PlacementSegment
+from coxswain.wire import StepPlan
+from coxswain_coordinator.planning.plan_log import PlanLog
+
+SEGMENT_STEPS = 8
+"""Steps of a membership segment: segment s holds the steps [8 s, 8 s + 8)."""
+
+LOOK_AHEAD_SECONDS = 30.0
+_MOST_STEPS_AHEAD = 256
+
+PlaceFn = Callable[[list[int]], Placement]
+"""Places one step's sequences, given their token counts, in the current layout."""
+
+
+def steps_ahead(step_seconds: float) -> int:
+    """How far plans are committed ahead of the step that runs: max(8 steps, 30 s)."""
+    if step_seconds <= 0:
+        return SEGMENT_STEPS
+    return min(max(SEGMENT_STEPS, math.ceil(LOOK_AHEAD_SECONDS / step_seconds)), _MOST_STEPS_AHEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What one commit has added: plans of successive steps, and the cursor before and behind each."""
+
+    plans: tuple[StepPlan, ...]
+    cursors: dict[int, Cursor]  # before that step
+    end: int | None  # the step at which the data has ended, if it has: the first that is not run
+    next: int  # the first step that is not committed
+
+
+@dataclass(frozen=True)
+class Committer:
+    """Extends the plan log for one generation."""
+
+    job: JobConfig
+    log: PlanLog
+    stream: Stream
+    generation: Generation
+    place: PlaceFn
+
+    def commit(self, cursor: Cursor, stop: int) -> Committed:
+        """Commits from the cursor's step to the end of its segment; placements only for steps below `stop`.
+
+        Raises Stale when another coordinator has taken over, Refused("StreamChanged") when the log holds another stream.
+        """
+        self.log.check_current(self.generation.generation)
+        segment = self._membership(cursor)
+        mine = [m for m in segment.memberships if m.step >= cursor.step]
+        runnable = [m for m in mine if m.labels and m.step < stop]
+        plans = self._placements(segment.segment, runnable)
+        cursors = {m.step: m.cursor for m in mine} | {segment.after.step: segment.after}
+        return Committed(plans, cursors, _end(mine), segment.after.step)
+
+    def _membership(self, cursor: Cursor) -> MembershipSegment:
+        """The committed segment of the cursor's step: read and verified if it is there, else computed and claimed."""
+        number = cursor.step // SEGMENT_STEPS
+        found = self.log.membership(number)
+        if found is None:
+            computed = self._compute(number, cursor, self.job.mix.phases)
+            found = self.log.claim_membership(computed)
+            if found == computed:
+                return found
+        self._verify(found, cursor)
+        return found
+
+    def _verify(self, found: MembershipSegment, cursor: Cursor) -> None:
+        """A re-run computes the recorded memberships again, under the recorded phases: they must be equal."""
+        phases = msgspec.json.decode(found.phases, type=tuple[PhaseConfig, ...])
+        again = self._compute(found.segment, found.memberships[0].cursor, phases)
+        here = {m.step: m.cursor for m in found.memberships} | {found.after.step: found.after}
+        if again != found or here.get(cursor.step, cursor) != cursor:
+            raise Refused(
+                "StreamChanged",
+                f"plan log segment {found.segment} (from step {found.memberships[0].step}) holds other sequences than the "
+                "sources and the mix now give; restore them, or start a new run with a fresh checkpoint.uri",
+            )
+
+    def _compute(self, number: int, cursor: Cursor, phases: tuple[PhaseConfig, ...]) -> MembershipSegment:
+        stream = self.stream.with_phases(phases)
+        memberships: list[Membership] = []
+        while cursor.step < (number + 1) * SEGMENT_STEPS and not (memberships and memberships[-1].exhausted):
+            membership, cursor = stream.advance(cursor)
+            memberships.append(membership)
+        return MembershipSegment(number, msgspec.json.encode(phases).decode(), tuple(memberships), cursor)
+
+    def _placements(self, segment: int, memberships: list[Membership]) -> tuple[StepPlan, ...]:
+        if not memberships:
+            return ()
+        placements = tuple(self.place([s.tokens for s in m.sequences]) for m in memberships)
+        record = PlacementSegment(self.generation.generation, segment, memberships[0].step, placements)
+        committed = self.log.claim_placement(record)
+        # A coordinator before this one may have begun earlier in the segment.
+        by_step = dict(enumerate(committed.placements, committed.first_step))
+        return tuple(step_plan(self.generation.generation, m, by_step[m.step]) for m in memberships)
+
+
+def _end(memberships: list[Membership]) -> int | None:
+    """The last step may be short; one without a label is not run at all."""
+    last = memberships[-1]
+    if not last.exhausted:
+        return None
+    return last.step + 1 if last.labels else last.step
+
+
+def step_plan(generation: int, membership: Membership, placement: Placement) -> StepPlan:
+    content = (membership.sequences, placement.tasks, placement.operations, membership.labels)
+    return StepPlan(
+        generation=generation,
+        step=membership.step,
+        sequences=membership.sequences,
+        tasks=placement.tasks,
+        operations=placement.operations,
+        labels=membership.labels,
+        digest=hashlib.sha256(msgspec.json.encode(content)).hexdigest(),
+        makespan_seconds=placement.makespan_seconds,
+        makespan_over_bound=placement.makespan_over_bound,
+    )

@@ -1,0 +1,28 @@
+"""What happened to the job, for Events and for people: the operator publishes them from the report."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from coxswain.wire import JobEvent
+
+_REMEMBERED = 64
+
+
+class EventLog:
+    """Numbers events and remembers the latest.
+
+    Numbers begin at the start time in seconds, so that they go on growing when the coordinator is started again.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._next = clock, int(clock())
+        self._events: deque[JobEvent] = deque(maxlen=_REMEMBERED)
+
+    def add(self, reason: str, message: str, warning: bool = False) -> None:
+        self._events.append(JobEvent(self._next, self._clock(), reason, message, warning))
+        self._next += 1
+
+    def latest(self) -> tuple[JobEvent, ...]:
+        return tuple(self._events)

@@ -1,0 +1,62 @@
+"""The steps that are closed: for the run directory, for measures of the moment, and until the store has a record of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+from coxswain.wire import StepLine
+from coxswain_coordinator.state.jsonl import JsonlWriter
+from coxswain_coordinator.steps import TimingLine
+from coxswain_link.metrics import MetricsRegistry as Metrics
+
+_MOST_UNSAVED = 1024
+"""Lines of closed steps that are kept in memory: half a MB."""
+
+
+class History:
+    """What became of the steps, in this process's time."""
+
+    def __init__(self, run_dir: Path | None, metrics: Metrics) -> None:
+        self.steps, self.timings = JsonlWriter(run_dir, "steps.jsonl"), JsonlWriter(run_dir, "timings.jsonl")
+        self.recent: deque[StepLine] = deque(maxlen=20)
+        self.unsaved: list[StepLine] = []  # in no record of the store
+        self.most_unsaved = _MOST_UNSAVED
+        self._metrics = metrics
+
+    def add(self, line: StepLine, timing: TimingLine) -> None:
+        self.steps.append(line)
+        self.timings.append(timing)
+        self.recent.append(line)
+        self.unsaved.append(line)
+        self._measure(line)
+
+    def begin_at(self, step: int) -> None:
+        """A world begins at this step: what was closed from there on is done again."""
+        self.unsaved = [line for line in self.unsaved if line.step < step]
+
+    def before(self, step: int) -> list[StepLine]:
+        """What is to be recorded with a checkpoint of this step."""
+        return [line for line in self.unsaved if line.step < step]
+
+    def recorded(self, step: int) -> None:
+        """The store has the lines before this step."""
+        self.unsaved = [line for line in self.unsaved if line.step >= step]
+
+    @property
+    def piles_up(self) -> bool:
+        return len(self.unsaved) >= self.most_unsaved
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean duration of the latest steps; 0: none yet."""
+        return sum(line.seconds for line in self.recent) / len(self.recent) if self.recent else 0.0
+
+    def _measure(self, line: StepLine) -> None:
+        self._metrics["coxswain_step"].set(line.step)
+        self._metrics["coxswain_loss"].set(line.loss)
+        self._metrics["coxswain_step_seconds"].observe(line.seconds)
+        self._metrics["coxswain_idle_fraction"].set(line.idle_fraction)
+        self._metrics["coxswain_makespan_over_bound"].set(line.makespan_over_bound)
+        for source, tokens in line.tokens_by_source.items():
+            self._metrics["coxswain_tokens_total"].labels(source).inc(tokens)

@@ -1,0 +1,262 @@
+"""The state of one job as its services have reported it. Handlers record facts here; `driver` decides."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from coxswain.config import JobConfig
+from coxswain.errors import Refused, Retryable, Stale
+from coxswain.exits import Exit
+from coxswain.wire import (
+    Ack,
+    CheckpointManifest,
+    DeliveredDigests,
+    Fault,
+    Finished,
+    Indexed,
+    Register,
+    Registered,
+    ShardsSaved,
+    StepReport,
+    StopRequest,
+    WorkerExit,
+)
+from coxswain_coordinator.checkpoint.validation import manifest_key_of
+from coxswain_coordinator.index.progress import IndexProgress
+from coxswain_coordinator.state.event_log import EventLog
+from coxswain_coordinator.state.history import History
+from coxswain_coordinator.state.notifier import Notifier
+from coxswain_coordinator.state.registry import MemberRegistry
+from coxswain_coordinator.state.session import Session
+from coxswain_coordinator.store_executor import StoreExecutor
+from coxswain_link.metrics import MetricsRegistry as Metrics
+
+MAX_FAILURES = 5
+"""Worlds that may fail one after another without a new step, before the coordinator gives up."""
+
+
+def diverged(report: StepReport, manifest: CheckpointManifest | None) -> Fault:
+    """A loss or gradient that is not finite spoils the parameters for ever: stop before a checkpoint holds them."""
+    last = f"the last checkpoint is {manifest_key_of(manifest)}" if manifest else "there is no checkpoint yet"
+    return Fault(
+        "Diverged",
+        f"step {report.step}: the loss or the gradient of rank {report.rank} is not finite; {last}. Lower "
+        "optimizer.learningRate, raise warmupSteps or set gradientClip, and start again from there",
+    )
+
+
+class JobState:
+    """Everything the coordinator knows. One event loop, so no locks; the bell rings after every change."""
+
+    def __init__(self, job: JobConfig, metrics: Metrics, run_dir: Path | None, clock: Callable[[], float]) -> None:
+        self.job, self.metrics, self.clock = job, metrics, clock
+        self.instance = secrets.token_hex(8)  # senders repeat to another one what they told this one's predecessor
+        self.notifier, self.registry, self.store_executor = Notifier(), MemberRegistry(), StoreExecutor()
+        self.events = EventLog(clock)
+        self.history = History(run_dir, metrics)
+        self.index_progress = IndexProgress(job.mix)
+        self.manifest: CheckpointManifest | None = None  # the newest checkpoint
+        self.manifests = 0  # made by this process
+        self.session: Session | None = None
+        self.best = 0  # the highest step ever closed in this process, plus one
+        self.worlds_lost = 0  # worlds lost so far
+        self.failures = 0  # of successive worlds, without progress
+        self.stop: StopRequest | None = None
+        self.fault: Fault | None = None
+        self.finished: Finished | None = None
+        self.capacity_shortage = ""  # why the trainers at hand do not suffice
+
+    @property
+    def generation(self) -> int:
+        return self.session.record.generation if self.session else 0
+
+    # --- joining ------------------------------------------------------------------------------------------------------
+
+    def register(self, member: Register) -> Registered:
+        arrival = self.registry.register(member)
+        if (
+            member.role == "loader"
+            and not self.index_progress.shares
+            and not self.registry.missing("loader", self.job.loaders)
+        ):
+            loaders = [m.name for m in self.registry.of("loader", self.job.loaders)]
+            self.record_event("IndexingStarted", self.index_progress.assign(loaders))
+        if arrival == "replaced" and member.role == "trainer":
+            self.mark_world_lost(f"{member.name} was replaced by pod {member.pod}")
+            self.registry.register(member)  # this one is there already
+        self.notifier.notify()
+        return Registered(self.generation)
+
+    def add_indexed(self, part: Indexed) -> None:
+        if part.fault is not None:
+            self.fail(part.fault)
+        else:
+            self.index_progress.add(part)
+        self.notifier.notify()
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def current_session(self, generation: int) -> Session:
+        """The session that a message of this generation is for. Raises Stale when it is another one."""
+        if self.session is None:
+            raise Retryable("there is no world yet; the coordinator has just started")
+        if generation != self.generation:
+            raise Stale(f"generation {generation} is not the current one ({self.generation})")
+        return self.session
+
+    def ack(self) -> Ack:
+        return Ack(self.instance, self.manifest.step if self.manifest else 0)
+
+    def heartbeat(self, generation: int, rank: int) -> None:
+        """A sign of life of a rank, or of a constructor (below 0)."""
+        session = self.current_session(generation)
+        if rank >= 0:
+            session.last_heard[rank] = time.monotonic()
+
+    def add_report(self, report: StepReport) -> None:
+        session = self.current_session(report.generation)
+        session.begin(report.step)  # with a plan at hand, workers need no ticket
+        self.heartbeat(report.generation, report.rank)
+        if report.loss_sum is None or report.gradient_norm is None:
+            self.fail(diverged(report, self.manifest))
+        session.book.add_report(report)
+        self.notifier.notify()
+
+    def add_delivered(self, served: DeliveredDigests) -> None:
+        try:
+            self.current_session(served.generation).book.add_delivered(served)
+        except Refused as error:
+            self.fail(Fault(error.reason, error.message))
+        self.notifier.notify()
+
+    def add_saved(self, saved: ShardsSaved) -> None:
+        session = self.current_session(saved.generation)
+        self.heartbeat(saved.generation, saved.rank)
+        if self.manifest is None or saved.step > self.manifest.step:
+            session.pending.add(saved)
+            if saved.end:
+                session.adopt_end(saved.step, completed=saved.end == "Completed")
+        self.notifier.notify()
+
+    def close_step(self, session: Session) -> bool:
+        """Closes the open step if all of it has been reported."""
+        plan = session.open_plan()
+        closed = session.book.close(plan, self.clock()) if plan is not None else None
+        if closed is None:
+            return False
+        line, timing = closed
+        if not self.history.recent:
+            self.record_event("TrainingStarted", f"step {line.step} is done, loss {line.loss:.4f}")
+        self.history.add(line, timing)
+        if session.book.open > self.best:
+            self.best, self.failures = session.book.open, 0
+        session.forget_before(session.book.open)
+        self.notifier.notify()
+        return True
+
+    def add_manifest(self, session: Session, manifest: CheckpointManifest, seconds: float) -> None:
+        """A checkpoint counts from now on."""
+        self.manifest, self.manifests = manifest, self.manifests + 1
+        self.history.recorded(manifest.step)
+        session.mark_saved(manifest.step)
+        self.metrics["coxswain_checkpoint_step"].set(manifest.step)
+        self.metrics["coxswain_checkpoint_seconds"].observe(seconds)
+        if self.manifests % 10 == 1:
+            self.record_event("CheckpointSaved", f"{manifest_key_of(manifest)}, {len(manifest.shards)} shards")
+        self.notifier.notify()
+
+    def wait_for_capacity(self, short: str) -> None:
+        """The trainers at hand do not suffice."""
+        if short != self.capacity_shortage:
+            self.capacity_shortage = short
+            self.notifier.notify()
+
+    # --- worlds -------------------------------------------------------------------------------------------------------
+
+    def enter_world(self, session: Session, adopted: bool = False) -> None:
+        """A new world begins, or one that `lives` is taken up; a stop that was asked for stays asked for."""
+        before, record, session.adopted = self.session, session.record, adopted
+        if self.stop is not None:
+            session.request_stop(before.stop_at if before and before.stop_at is not None else self.stop.at_step)
+        where = f"generation {record.generation} from step {record.first_step}"
+        gang = f"{where}: {len(session.world.seats)} ranks, {record.layout.summary()}"
+        if before is not None:
+            self.record_event("WorkerRestarted", f"{before.lost}; {gang}", warning=True)
+        elif adopted:
+            self.record_event("Resumed", f"{where} goes on: its workers did without a coordinator until this one came")
+        else:
+            self.record_event("Resumed" if self.manifest else "GangStarted", gang)
+        self.session, self.capacity_shortage = session, ""
+        self.history.begin_at(session.book.open)
+        self.metrics["coxswain_world_generation"].set(record.generation)
+        self.notifier.notify()
+
+    # --- failure and end ----------------------------------------------------------------------------------------------
+
+    def add_exit(self, exit_: WorkerExit) -> None:
+        """A worker has ended: as told, by the user's fault (of whatever generation), or else its world is lost."""
+        self.metrics["coxswain_worker_exits_total"].labels(exit_.trainer, exit_.exit_code).inc()
+        session = self.session
+        if session is None:  # the world that its agent told of does not live on
+            self.registry.expect_again("trainer")
+        if exit_.exit_code == Exit.USER_FAULT:
+            self.fail(exit_.fault or Fault("WorkerFailed", f"rank {exit_.rank} on {exit_.trainer} left with code 2"))
+        elif session is not None and exit_.generation == self.generation:
+            session.exited[exit_.rank] = exit_.exit_code
+            if exit_.exit_code in (Exit.DONE, Exit.STOPPED):
+                last = session.pending.newest(exit_.rank) or session.saved
+                session.adopt_end(last, completed=exit_.exit_code == Exit.DONE)
+            if session.ending is None or exit_.exit_code not in (Exit.DONE, Exit.STOPPED):
+                self._worker_failed(exit_)
+        self.notifier.notify()
+
+    def _worker_failed(self, exit_: WorkerExit) -> None:
+        if self.session is None or self.session.lost:
+            return
+        why = exit_.fault.message if exit_.fault else f"exit code {exit_.exit_code}"
+        self.mark_world_lost(f"rank {exit_.rank} on {exit_.trainer} ended: {why}")
+        self.failures += 1
+        if self.failures >= MAX_FAILURES:
+            self.fail(
+                Fault(
+                    "WorkerCrashLoop",
+                    f"{self.failures} worlds failed one after another without a new step; last: {self.session.lost}",
+                    retryable=True,
+                )
+            )
+
+    def mark_world_lost(self, why: str) -> None:
+        """The current world cannot go on; the driver replaces it once every trainer has registered again.
+
+        Agents register before each poll of the world, and polls are cut short by a loss, so the living are there at once,
+        and no world is formed with the dead.
+        """
+        if self.session is not None and not self.session.lost and not self.session.saved_end:
+            self.session.lost = why
+            self.worlds_lost += 1
+            self.registry.expect_again("trainer")
+
+    def fail(self, fault: Fault) -> None:
+        """The first fault counts."""
+        self.fault = self.fault or fault
+
+    def request_stop(self, request: StopRequest) -> None:
+        self.stop = request
+        if self.session is not None:
+            self.session.request_stop(request.at_step)
+        self.notifier.notify()
+
+    def finish(self, finished: Finished) -> Finished:
+        """The job has ended; every long poll hears of it."""
+        reasons = {Exit.DONE: "Completed", Exit.STOPPED: "Suspended"}
+        reason = reasons.get(Exit(finished.exit_code), "Failed")
+        self.record_event(reason, f"{finished.reason}: {finished.message}", warning=reason == "Failed")
+        self.finished = finished
+        self.notifier.notify()
+        return finished
+
+    def record_event(self, reason: str, message: str, warning: bool = False) -> None:
+        self.events.add(reason, message, warning)

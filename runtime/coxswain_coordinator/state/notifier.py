@@ -1,0 +1,37 @@
+"""Waiting for a change: the one synchronisation between handlers (which record facts) and those who wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Notifier:
+    """Rung after every change of state. Waiters look again at what they wait for; nothing is passed along."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.count = 0
+
+    def notify(self) -> None:
+        self.count += 1
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+    async def wait_after(self, count: int) -> None:
+        """Returns once the bell has been rung more than `count` times."""
+        while self.count <= count:
+            await self._event.wait()
+
+    async def wait_until(self, look: Callable[[], T | None], seconds: float) -> T | None:
+        """The first value of `look` that is not None (nor False), or None when the time is up."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not (found := look()):
+                    await self._event.wait()
+                return found
+        except TimeoutError:
+            return look()

@@ -1,0 +1,168 @@
+"""One world generation while it lives: plans, tickets, reports and saves. Pure: time and storage come from outside."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from coxswain.config import JobConfig
+from coxswain.membership.values import Cursor
+from coxswain.planlog import Generation
+from coxswain.wire import Rendezvous, StepDirective, StepPlan, StepPlans, World
+from coxswain_coordinator.checkpoint.pending import PendingCheckpoints
+from coxswain_coordinator.planning.committer import Committed
+from coxswain_coordinator.steps import StepTracker
+
+_PLANS_A_REPLY = 8
+
+
+class Session:
+    """What the coordinator knows of the current generation. Another generation gets another session.
+
+    It begins at the cursor's step: that is the generation's first one, or a later checkpoint's if another coordinator led it
+    before.
+    """
+
+    def __init__(self, job: JobConfig, record: Generation, world: World, cursor: Cursor, stream_digest: str) -> None:
+        first = cursor.step
+        self.record, self.world = record, world
+        self.book = StepTracker(world.seats, first, stream_digest)
+        self.pending = PendingCheckpoints(record.generation)
+        self.cursors: dict[int, Cursor] = {first: cursor}
+        self.committed = first  # the first step without a committed plan
+        self.rendezvous: Rendezvous | None = None
+        self.exited: dict[int, int] = {}  # exit code by rank
+        self.lost = ""  # why this world must be replaced; empty: it stands
+        self.stop_at: int | None = None  # suspend before this step
+        self.ending: StepDirective | None = None
+        self.saved = first  # up to here everything is in a checkpoint (or is the beginning)
+        self.adopted = False  # it has lived on without a coordinator
+        self._first, self._begun = first, first - 1
+        self.last_heard: dict[int, float] = {}  # when a rank last gave a sign of life, by time.monotonic
+        self._every, self._steps = job.checkpoint.every_steps, job.total_steps
+        self._data_end: int | None = None
+        self._plans: dict[int, StepPlan] = {}
+        self._directives: dict[int, StepDirective] = {}
+        self._saving: set[int] = set()  # checkpoints that have been asked for and are not made
+
+    @property
+    def begun(self) -> int:
+        """The last step that has begun: its ticket is handed out, or it is reported all the same.
+
+        Of a world that was taken up the open step may have begun, too.
+        """
+        if self.adopted and self.ending is None and self._begun >= self._first:
+            return max(self._begun, min(self.book.open, self.end_step - 1))
+        return self._begun
+
+    def begin(self, step: int) -> None:
+        """Somebody is in this step, or beyond."""
+        self._begun = max(self._begun, step)
+
+    @property
+    def end_step(self) -> int:
+        """The first step that is not run, as far as is known: the stop, or where the data ends."""
+        return self._steps if self._data_end is None else min(self._steps, self._data_end)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the data ended before the stop."""
+        return self._data_end is not None and self._data_end < self._steps
+
+    def add(self, committed: Committed) -> None:
+        """Takes in newly committed plans."""
+        self._plans.update((plan.step, plan) for plan in committed.plans)
+        self.cursors.update(committed.cursors)
+        self.committed = committed.next
+        if committed.end is not None:
+            self._data_end = committed.end
+
+    def needs_plans(self, ahead: int) -> bool:
+        return not self.lost and self.committed < min(self.begun + 1 + ahead, self.end_step)
+
+    def plans_from(self, step: int) -> StepPlans | None:
+        found = [self._plans[s] for s in sorted(self._plans) if s >= step]
+        return StepPlans(tuple(found[:_PLANS_A_REPLY])) if found else None
+
+    def open_plan(self) -> StepPlan | None:
+        """The plan of the first step that is not closed."""
+        return self._plans.get(self.book.open)
+
+    def directive(self, step: int) -> StepDirective | None:
+        """The ticket of a step, the same for every rank; None until it can be told. Handing it out begins the step."""
+        if self.lost:
+            return None
+        if step not in self._directives:
+            directive = self._issue(step)
+            if directive is None:
+                return None
+            self._directives[step] = directive
+        return self._directives[step]
+
+    def catching_up(self, step: int) -> bool:
+        """Whether a world that was taken up is ahead of this coordinator's plans. Who hears so begins the step alone."""
+        behind = self.adopted and not self.lost and self.ending is None and self.committed <= step < self.end_step
+        if behind:
+            self.begin(step)
+        return behind
+
+    def _issue(self, step: int) -> StepDirective | None:
+        end = self._end(step)
+        plan = None if end else self._plans.get(step)
+        if not end and plan is None:
+            return None
+        due = step > self.saved and (bool(end) or (self._every > 0 and step % self._every == 0))
+        directive = StepDirective(step=step, checkpoint=due, end=end, plan=plan)
+        if due:
+            self._saving.add(step)
+        if end:
+            self.ending = directive
+        else:
+            self.begin(step)
+        return directive
+
+    def _end(self, step: int) -> Literal["", "Completed", "Suspended"]:
+        if step >= self.end_step:
+            return "Completed"
+        return "Suspended" if self.stop_at is not None and step >= self.stop_at else ""
+
+    def request_stop(self, at_step: int) -> None:
+        """Stops before the first step that has not begun and is not below `at_step`; the earliest request counts."""
+        wanted = max(at_step, self.begun + 1)
+        self.stop_at = wanted if self.stop_at is None else min(self.stop_at, wanted)
+
+    def adopt_end(self, step: int, completed: bool) -> None:
+        """A rank was told to leave before this step, perhaps by a coordinator before this one: then that is where the end is."""
+        if self.ending is not None:
+            return
+        if completed:
+            self._data_end = step
+        self.ending = StepDirective(
+            step=step, checkpoint=True, end="Completed" if completed else "Suspended", plan=None
+        )
+        self._directives[step] = self.ending
+        self._saving.add(step)
+
+    def forget_before(self, step: int) -> None:
+        """Drops what only closed steps needed; what a coming manifest needs stays."""
+        for old in [s for s in self._plans if s < step]:
+            del self._plans[old]
+            self._directives.pop(old, None)
+        for tracker in (self.cursors, self.book.stream_digests):
+            for old in [s for s in tracker if s < step and not self._may_be_saved(s)]:
+                del tracker[old]
+
+    def _may_be_saved(self, step: int) -> bool:
+        """Whether a manifest of this step may come. Workers without a coordinator save when it is due, without a ticket."""
+        due = self._every > 0 and step % self._every == 0 and step > self.saved
+        return due or step in self._saving
+
+    def mark_saved(self, step: int) -> None:
+        """The manifest of this step is made."""
+        self.saved = step
+        self._saving = {s for s in self._saving if s > step}
+        self.pending.forget(step)
+
+    @property
+    def saved_end(self) -> bool:
+        """Whether the end has been handed out and nothing remains to be saved for it."""
+        return self.ending is not None and self.saved >= self.ending.step

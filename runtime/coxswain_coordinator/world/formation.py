@@ -1,0 +1,100 @@
+"""Worlds: when one is formed, of whom, and from which state. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from coxswain.config import JobConfig
+from coxswain.errors import Refused
+from coxswain.layout import Device, Layout, uniform_layout
+from coxswain.planlog import Generation, LoaderShare
+from coxswain.wire import CheckpointManifest, Register, World
+from coxswain_coordinator.checkpoint.validation import manifest_key_of
+from coxswain_coordinator.state.registry import index_of
+
+
+def layout_of(job: JobConfig, agents: Sequence[Register]) -> Layout:
+    """Equal replicas over the agents' devices, by trainer and device number."""
+    devices = sorted(Device(index_of(a.name), d) for a in agents for d in range(a.devices))
+    return uniform_layout(devices, job.model.layers, job.parallelism.tensor, job.parallelism.pipeline)
+
+
+def capacity_fault(job: JobConfig, layout: Layout) -> str:
+    """Why this layout cannot hold the longest sequence; empty when it can. A reason to wait for trainers, not to fail."""
+    parallel, longest = job.parallelism, job.batch.max_sequence_tokens
+    usable = min(parallel.max_degree, len(layout.replicas))
+    if usable * parallel.tokens_per_replica >= longest:
+        return ""
+    return (
+        f"CapacityLost: {usable} replicas hold {usable * parallel.tokens_per_replica} tokens of one sequence, "
+        f"batch.maxSequenceTokens is {longest}; waiting for more trainers"
+    )
+
+
+def next_generation(
+    job: JobConfig,
+    number: int,
+    author: str,
+    agents: Sequence[Register],
+    loaders: tuple[LoaderShare, ...],
+    manifest: CheckpointManifest | None,
+) -> Generation:
+    """The next generation: every agent's devices, from the last checkpoint (or from scratch).
+
+    The ladder's last rung (design 03, World): finer ones will stand behind this function.
+    """
+    return Generation(
+        generation=number,
+        author=author,
+        first_step=manifest.step if manifest else 0,
+        layout=layout_of(job, agents),
+        trainers=tuple(a.pod for a in agents),
+        loaders=loaders,
+        checkpoint=manifest_key_of(manifest) if manifest else "",
+        job=digest_of(job),
+    )
+
+
+def digest_of(job: JobConfig) -> str:
+    return hashlib.sha256(msgspec.json.encode(job)).hexdigest()
+
+
+def is_adoptable(
+    record: Generation | None, job: JobConfig, agents: Sequence[Register], loaders: tuple[LoaderShare, ...]
+) -> bool:
+    """Whether a world lives on without the coordinator that made it: all its trainers say that all their workers live."""
+    return (
+        record is not None
+        and record.job == digest_of(job)
+        and record.loaders == loaders
+        and record.trainers == tuple(a.pod for a in agents)
+        and all(a.generation == record.generation for a in agents)
+    )
+
+
+def vocabulary_of(job: JobConfig, tokenizer: int) -> int:
+    """Rows of the embedding, for a tokenizer of that many ids: the model's own number, or the next multiple of 64."""
+    fixed = job.model.vocabulary
+    if fixed and fixed < tokenizer:
+        raise Refused(
+            "VocabularyTooSmall",
+            f"model.config.vocabulary is {fixed}, the tokenizer has {tokenizer} ids; give at least {tokenizer}, or 0 to "
+            "follow the tokenizer",
+        )
+    return fixed or -(-tokenizer // 64) * 64
+
+
+def world_of(record: Generation, agents: Sequence[Register], vocabulary: int) -> World:
+    return World(
+        generation=record.generation,
+        first_step=record.first_step,
+        layout=record.layout,
+        seats=record.layout.ranks(),
+        trainers=tuple(a.name for a in agents),
+        loaders=record.loaders,
+        checkpoint=record.checkpoint,
+        vocabulary=vocabulary,
+    )

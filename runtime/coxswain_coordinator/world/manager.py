@@ -1,0 +1,102 @@
+"""How worlds come to be: the next generation, or one that has lived on without the coordinator that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from coxswain.config import JobConfig
+from coxswain.digests import STREAM_SEED
+from coxswain.layout import Layout
+from coxswain.membership.stream import Stream, initial_cursor
+from coxswain.membership.values import Cursor
+from coxswain.plan.values import Placement
+from coxswain.planlog import Generation
+from coxswain.wire import Register
+from coxswain_coordinator.checkpoint.store import CheckpointStore
+from coxswain_coordinator.planning.committer import Committer
+from coxswain_coordinator.planning.plan_log import PlanLog
+from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.state.session import Session
+from coxswain_coordinator.world.formation import (
+    capacity_fault,
+    is_adoptable,
+    layout_of,
+    next_generation,
+    vocabulary_of,
+    world_of,
+)
+
+Planner = Callable[[list[int], Layout, JobConfig], Placement]
+"""(sequence lengths, layout, job) -> placement of one step. The job's model has its vocabulary filled in."""
+
+
+class WorldManager:
+    """Makes them, one at a time; `committer` extends the plan log for the one at hand."""
+
+    def __init__(
+        self, state: JobState, log: PlanLog, checkpoints: CheckpointStore, planner: Planner, author: str
+    ) -> None:
+        self._state, self._log, self._checkpoints = state, log, checkpoints
+        self._planner, self._author, self._store_call = planner, author, state.store_executor
+        self.stream: Stream | None = None  # once the index is there
+        self.committer: Committer | None = None
+
+    async def form(self) -> bool:
+        """The next generation, once every trainer is there and their replicas can hold the longest sequence."""
+        run, job = self._state, self._state.job
+        if run.registry.missing("trainer", job.trainers):
+            return False
+        agents = run.registry.of("trainer", job.trainers)
+        if short := capacity_fault(job, layout_of(job, agents)):
+            run.wait_for_capacity(short)
+            return False
+        number = await self._store_call(self._log.last_generation) + 1
+        claimed = run.session is None and any(a.generation == number - 1 > 0 for a in agents)
+        if claimed and (lives := await self._find_adoptable(number - 1, agents)) is not None:
+            return await self._adopt(lives, agents)
+        record = next_generation(job, number, self._author, agents, run.index_progress.shares, run.manifest)
+        if not await self._store_call(self._log.create_generation, record):
+            return True  # another coordinator was faster; look again
+        if run.registry.missing("trainer", job.trainers) or agents != run.registry.of("trainer", job.trainers):
+            return True  # a trainer went or was replaced meanwhile; the record stands unused
+        if run.session is None:
+            await self._store_call(self._checkpoints.collect_orphans)
+        self._enter(record, agents)
+        return True
+
+    async def _find_adoptable(self, number: int, agents: list[Register]) -> Generation | None:
+        """The newest generation, if its world lives on without the coordinator that made it."""
+        record = await self._store_call(self._log.generation, number)
+        return record if is_adoptable(record, self._state.job, agents, self._state.index_progress.shares) else None
+
+    async def _adopt(self, record: Generation, agents: list[Register]) -> bool:
+        """Its members tell again what no checkpoint holds; until then they go on with the plans that they have."""
+        run = self._state
+        taken, count = await self._store_call(self._log.take_over, record.generation, self._author), run.job.trainers
+        if taken and not run.registry.missing("trainer", count) and agents == run.registry.of("trainer", count):
+            self._enter(record, agents, adopted=True)
+        return True
+
+    def _enter(self, record: Generation, agents: list[Register], adopted: bool = False) -> None:
+        run = self._state
+        assert run.index_progress.index is not None
+        world = world_of(record, agents, vocabulary_of(run.job, run.index_progress.index.vocabulary))
+        session = Session(run.job, record, world, *self._start_point())
+        job = replace(run.job, model=replace(run.job.model, vocabulary=session.world.vocabulary))
+
+        def place(lengths: list[int]) -> Placement:
+            with run.metrics["coxswain_planner_seconds"].time():
+                return self._planner(lengths, record.layout, job)
+
+        assert self.stream is not None
+        self.committer = Committer(run.job, self._log, self.stream, record, place)
+        run.enter_world(session, adopted)
+
+    def _start_point(self) -> tuple[Cursor, str]:
+        """Cursor and stream digest from which the next world starts."""
+        manifest = self._state.manifest
+        if manifest is None:
+            return initial_cursor(self._state.job.mix), STREAM_SEED
+        return manifest.cursor, manifest.stream_digest

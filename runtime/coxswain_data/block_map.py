@@ -1,0 +1,38 @@
+"""From a sample's index within a source to its block, and from there to the loader that owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from coxswain.errors import Refused
+from coxswain.index import BlockEntry
+from coxswain.planlog import LoaderShare
+
+
+class BlockMap:
+    """The blocks of one source in index order: sample indices count through them."""
+
+    def __init__(self, blocks: Sequence[BlockEntry]) -> None:
+        self.blocks = tuple(blocks)
+        self._stops = np.cumsum([b.samples for b in self.blocks], dtype=np.int64)
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """(position of the block among the source's blocks, which of its readable samples)."""
+        block = int(np.searchsorted(self._stops, index, side="right"))
+        if index < 0 or block == len(self.blocks):
+            raise Refused("PlanBroken", f"sample {index} is not in the index, which has {self.samples} samples")
+        return block, index - (int(self._stops[block]) - self.blocks[block].samples)
+
+    @property
+    def samples(self) -> int:
+        return int(self._stops[-1]) if len(self.blocks) else 0
+
+
+def owner(shares: Iterable[LoaderShare], source: str, block: int) -> str:
+    """Name of the loader that owns the block at this position of the source."""
+    for share in shares:
+        if share.source == source and block % share.shares == share.share:
+            return share.loader
+    raise Refused("PlanBroken", f"no loader of this world owns block {block} of source {source!r}")

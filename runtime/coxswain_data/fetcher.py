@@ -1,0 +1,128 @@
+"""Fetching slices from the loaders that own them, however often these go away and come back."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import tenacity
+from numpy.typing import NDArray
+
+from coxswain.errors import Retryable, Stale
+from coxswain.wire import LoaderAddress, LoaderAddresses, SourceBlocks, World
+from coxswain_data.block_map import BlockMap, owner
+from coxswain_link.flight import Request, SliceClient, SliceRequest
+from coxswain_link.http_client import Client
+from coxswain_link.metrics import MetricsRegistry
+
+log = logging.getLogger(__name__)
+
+_CALL = 60.0  # seconds for one request of slices: a cold loader may have to read and tokenise a lot
+_POLL = 10.0
+_LOADERS_AT_ONCE = 4
+
+Tokens = NDArray[np.int32]
+
+
+class Fetcher:
+    """Asks each loader of a world for its part of a step, and again under its new address after it was restarted."""
+
+    def __init__(self, world: World, coordinator: Client, token: str, metrics: MetricsRegistry) -> None:
+        self._world = world
+        self._coordinator, self._token, self._metrics = coordinator, token, metrics
+        self._clients: dict[str, tuple[LoaderAddress, SliceClient]] = {}
+        self._block_maps: dict[str, BlockMap] = {}
+        self._pool = ThreadPoolExecutor(_LOADERS_AT_ONCE, thread_name_prefix="fetch")
+
+    def fetch(
+        self, wanted: Sequence[SliceRequest], active: Callable[[], bool]
+    ) -> tuple[list[Tokens], Mapping[int, str]]:
+        """Tokens of each wanted slice, and digests by the slice's place in `wanted`. Raises Stale once not `active`."""
+        tokens: list[Tokens] = [np.empty(0, np.int32)] * len(wanted)
+        digests: dict[int, str] = {}
+        by_loader = self._by_loader(wanted)
+        futures = [
+            self._pool.submit(self._from_loader, loader, [wanted[i] for i in places], active)
+            for loader, places in by_loader.items()
+        ]
+        for future, places in zip(futures, by_loader.values(), strict=True):
+            got, theirs = future.result()
+            digests |= {places[item]: digest for item, digest in theirs.items()}
+            for place, part in zip(places, got, strict=True):
+                tokens[place] = part
+        return tokens, digests
+
+    def _by_loader(self, wanted: Sequence[SliceRequest]) -> dict[str, list[int]]:
+        places: dict[str, list[int]] = defaultdict(list)
+        for place, part in enumerate(wanted):
+            source = part.sequence.source
+            block, _ = self._block_map(source).locate(part.sequence.index)
+            places[owner(self._world.loaders, source, block)].append(place)
+        return places
+
+    def _block_map(self, source: str) -> BlockMap:
+        if source not in self._block_maps:
+            found = self._coordinator.get("/v1/blocks", SourceBlocks, source=source, wait=_POLL)
+            if found is None:
+                raise Retryable(f"the coordinator has no index of source {source!r}")
+            self._block_maps[source] = BlockMap(found.blocks)
+        return self._block_maps[source]
+
+    def _from_loader(
+        self, loader: str, wanted: list[SliceRequest], active: Callable[[], bool]
+    ) -> tuple[list[Tokens], dict[int, str]]:
+        policy = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(Retryable),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=0.5),  # training waits
+            before_sleep=lambda state: self._lost(loader, state),
+        )
+        return policy(self._attempt, loader, wanted, active)
+
+    def _attempt(
+        self, loader: str, wanted: list[SliceRequest], active: Callable[[], bool]
+    ) -> tuple[list[Tokens], dict[int, str]]:
+        if not active():
+            raise Stale(f"generation {self._world.generation} is over")
+        parts: list[list[Tokens]] = [[] for _ in wanted]
+        digests: dict[int, str] = {}
+        for part in self._client(loader).fetch(Request(self._world.generation, tuple(wanted)), _CALL):
+            parts[part.item].append(part.tokens)
+            self._metrics["coxswain_constructor_bytes_total"].labels(loader).inc(part.tokens.nbytes)
+            if part.digest is not None:
+                digests[part.item] = part.digest
+        return [_whole(loader, part, have) for part, have in zip(wanted, parts, strict=True)], digests
+
+    def _client(self, loader: str) -> SliceClient:
+        if loader not in self._clients:
+            found = self._coordinator.get("/v1/loaders", LoaderAddresses)
+            address = next((a for a in found.loaders if a.name == loader), None) if found else None
+            if address is None:
+                raise Retryable(f"{loader} has not registered")
+            self._clients[loader] = (address, SliceClient(address.host, address.port, self._token))
+        return self._clients[loader][1]
+
+    def _lost(self, loader: str, state: tenacity.RetryCallState) -> None:
+        log.warning(
+            "no data from %s (attempt %d): %s",
+            loader,
+            state.attempt_number,
+            state.outcome and state.outcome.exception(),
+        )
+        _, client = self._clients.pop(loader, (None, None))
+        if client is not None:
+            client.close()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for _, client in self._clients.values():
+            client.close()
+
+
+def _whole(loader: str, wanted: SliceRequest, parts: Sequence[Tokens]) -> Tokens:
+    tokens = np.concatenate(parts) if parts else np.empty(0, np.int32)
+    if len(tokens) != wanted.stop - wanted.start:
+        raise Retryable(f"{loader} sent {len(tokens)} tokens of a slice of {wanted.stop - wanted.start}")
+    return tokens

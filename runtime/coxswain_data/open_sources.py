@@ -1,0 +1,52 @@
+"""What a loader needs to know about the sources of its mix, opened when first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from coxswain.config import EndpointConfig, MixConfig, TokenizerConfig
+from coxswain.index import BlockEntry
+from coxswain_data.block_map import BlockMap
+from coxswain_data.source import Source
+from coxswain_data.tokenizer import Tokenizer, open_tokenizer
+
+
+class OpenSources:
+    """Sources, tokenizers (one per configuration) and catalogs by the source's name in the mix.
+
+    `blocks` gives the whole index of a source, in index order.
+    """
+
+    def __init__(self, mix: MixConfig, secrets_dir: Path | None, blocks: Callable[[str], Sequence[BlockEntry]]) -> None:
+        self._configs = {s.name: s for s in mix.sources}
+        self._secrets_dir, self._blocks = secrets_dir, blocks
+        self._sources: dict[str, Source] = {}
+        self._tokenizers: dict[tuple[TokenizerConfig, EndpointConfig], Tokenizer] = {}
+        self._block_maps: dict[str, BlockMap] = {}
+
+    def source(self, name: str) -> Source:
+        if name not in self._sources:
+            self._sources[name] = Source(self._configs[name], self._secrets_dir)
+        return self._sources[name]
+
+    def tokenizer(self, name: str) -> Tokenizer:
+        config = self._configs[name]
+        key = (config.tokenizer, config.endpoint)
+        if key not in self._tokenizers:
+            self._tokenizers[key] = open_tokenizer(*key, self._secrets_dir)
+        return self._tokenizers[key]
+
+    def block_map(self, name: str) -> BlockMap:
+        if name not in self._block_maps:
+            self._block_maps[name] = BlockMap(self._blocks(name))
+        return self._block_maps[name]
+
+    @property
+    def last_error(self) -> str:
+        """What the store of a source answers instead of the data; empty: nothing is wrong. From any thread."""
+        return next(filter(None, (source.last_error for source in tuple(self._sources.values()))), "")
+
+    @property
+    def open_objects(self) -> int:
+        return sum(s.open_objects for s in self._sources.values())

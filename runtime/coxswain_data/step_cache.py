@@ -1,0 +1,129 @@
+"""The steps that a constructor has built and not yet dropped: what to build next, and who gets what."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from coxswain.errors import CoxswainError, Refused, Stale
+from coxswain_link.step_buffer import Buffer
+
+
+class StepCache:
+    """Buffers of one world generation by step and replica, at most `ahead` steps beyond the last one asked for.
+
+    Steps that a worker waits for come first: so a constructor that was restarted finds the step at hand by itself. All
+    ranks of a replica get the same buffer. Thread-safe.
+    """
+
+    def __init__(self, ahead: int, ready: Callable[[int], None] = lambda steps: None) -> None:
+        self._ahead, self._ready = max(1, ahead), ready
+        self._change = threading.Condition()
+        self._asked = Counter[tuple[int, int]]()  # requests that wait, by (generation, step)
+        self._generation, self._first, self._front = 0, 0, -1  # `front`: the last step that anybody was handed
+        self._replicas: dict[int, int] = {}
+        self._steps: dict[int, Mapping[int, Buffer]] = {}
+        self._handed: dict[int, set[int]] = {}
+        self._fault: CoxswainError | None = None
+
+    def open(self, generation: int, first_step: int, replicas: Mapping[int, int]) -> None:
+        """Begins a generation and throws the one before away. `replicas`: our ranks and the replica of each."""
+        with self._change:
+            self._generation, self._first, self._front = generation, first_step, first_step - 1
+            self._replicas, self._steps, self._handed, self._fault = dict(replicas), {}, {}, None
+            self._change.notify_all()
+
+    def close(self) -> None:
+        """Ends the generation at hand; whoever builds for it stops."""
+        self.open(-1, 0, {})
+
+    def next_step(self, generation: int) -> int | None:
+        """Blocks until there is a step to build; None when the generation is over or has failed."""
+        with self._change:
+            while generation == self._generation and self._fault is None:
+                wanted = self._missing()
+                if wanted is not None:
+                    return wanted
+                self._change.wait()
+            return None
+
+    def skip_to(self, generation: int, step: int) -> None:
+        """Nobody needs the steps before this one any more: they are closed."""
+        with self._change:
+            if generation == self._generation:
+                self._first, self._front = max(self._first, step), max(self._front, step - 1)
+
+    def is_open(self, generation: int) -> bool:
+        return generation == self._generation
+
+    def put(self, generation: int, step: int, buffers: Mapping[int, Buffer]) -> None:
+        """Adds a built step: a buffer per replica."""
+        with self._change:
+            if generation == self._generation:
+                self._steps[step] = buffers
+                self._report()
+                self._change.notify_all()
+
+    def fail(self, generation: int, error: CoxswainError) -> None:
+        """Nothing more can be built in this generation: whoever waits gets the error."""
+        with self._change:
+            if generation == self._generation:
+                self._fault = error
+                self._change.notify_all()
+
+    def provide(self, generation: int, step: int, rank: int, wait: float) -> Buffer | None:
+        """A rank's buffer, or None when it is not built within `wait` seconds. See HandoverServer."""
+        end = time.monotonic() + wait
+        with self._change:
+            self._asked[generation, step] += 1
+            self._change.notify_all()
+            try:
+                while not self._there(generation, step):
+                    if time.monotonic() >= end:
+                        return None
+                    self._change.wait(max(0.0, end - time.monotonic()))
+                return self._hand_over(step, rank)
+            finally:
+                self._asked -= Counter({(generation, step): 1})
+
+    def _there(self, generation: int, step: int) -> bool:
+        """A worker may know of a world before its constructor does, hence newer generations wait."""
+        if generation < self._generation:
+            raise Stale(f"generation {generation} is over; the current one is {self._generation}")
+        if generation > self._generation:
+            return False
+        if step not in self._steps and self._fault is not None:
+            raise self._fault
+        return step in self._steps
+
+    def _hand_over(self, step: int, rank: int) -> Buffer:
+        if rank not in self._replicas:
+            raise Refused("WrongRank", f"rank {rank} does not sit in this pod; its ranks are {sorted(self._replicas)}")
+        buffer = self._steps[step][self._replicas[rank]]
+        self._handed.setdefault(step, set()).add(rank)
+        self._front = max(self._front, step)
+        self._drop()
+        self._report()
+        self._change.notify_all()
+        return buffer
+
+    def _drop(self) -> None:
+        """Steps that all ranks have and that somebody has left behind; and those before, whoever had them."""
+        done = [s for s in self._steps if s < self._front - 1 or (s < self._front and self._everybody_has(s))]
+        for step in done:
+            if not self._asked[self._generation, step]:
+                del self._steps[step]
+                self._handed.pop(step, None)
+
+    def _everybody_has(self, step: int) -> bool:
+        return self._handed.get(step, set()) >= set(self._replicas)
+
+    def _missing(self) -> int | None:
+        asked = sorted(s for g, s in self._asked if g == self._generation and s >= self._first)
+        window = range(self._front + 1, self._front + 1 + self._ahead)
+        return next((s for s in (*asked, *window) if s not in self._steps), None)
+
+    def _report(self) -> None:
+        self._ready(sum(s > self._front for s in self._steps))

@@ -1,0 +1,189 @@
+"""Control calls between services: JSON bodies by msgspec, bearer token, world generation, a deadline on every call.
+
+Client side here, for threads (`Client`) and for event loops (`AsyncClient`); the server side is `coxswain_link.http_server`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+import tenacity
+
+from coxswain.errors import CoxswainError, Refused, Retryable, Stale
+from coxswain.import_guard import block_imports
+from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER, Fault, Finished
+from coxswain_link.job_ended import JobEnded as JobEnded
+
+with block_imports("httpx._main"):  # its command line: rich and pygments would take longer than all the rest
+    import httpx
+
+T = TypeVar("T")
+
+
+class Closed(CoxswainError):
+    """The client was closed, by another thread while it called or before."""
+
+
+class _Again(Exception):
+    """This attempt failed in a way that may pass."""
+
+
+class Client:
+    """Calls one service until the deadline; thread-safe. 204 is None; see `_read` for the errors, and `Closed`.
+
+    Not `patient`: one attempt a call, for who has something else to do or asks again anyway.
+    """
+
+    def __init__(self, base_url: str, token: str, deadline: float = 30.0, retry: bool = True) -> None:
+        self._http = httpx.Client(**_settings(base_url, token))
+        self._base_url, self._deadline, self._retry = base_url, deadline, retry
+
+    def get(
+        self, path: str, type_: type[T], *, generation: int | None = None, deadline: float | None = None, **params: Any
+    ) -> T | None:
+        """GET; keyword arguments are query parameters. A `wait` parameter extends the read time-out."""
+        return self._call("GET", path, None, type_, generation, deadline, params)
+
+    def post(
+        self,
+        path: str,
+        body: Any,
+        type_: type[T] | None = None,
+        *,
+        generation: int | None = None,
+        deadline: float | None = None,
+    ) -> T | None:
+        """POST of a struct. Repeated until the deadline, so receivers are idempotent."""
+        return self._call("POST", path, msgspec.json.encode(body), type_, generation, deadline, {})
+
+    def _call(
+        self, method: str, path: str, content: bytes | None, type_: type[T] | None, generation: int | None,
+        deadline: float | None, params: dict[str, Any],
+    ) -> T | None:  # fmt: skip
+        limit = self._deadline if deadline is None else deadline
+
+        def attempt() -> T | None:
+            try:
+                response = self._http.request(method, path, **_request(content, generation, params, limit))
+            except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: httpx's word for a closed client
+                if self._http.is_closed:
+                    raise Closed(f"{method} {self._base_url}{path}: this client is closed") from error
+                if isinstance(error, RuntimeError):
+                    raise
+                raise _Again(f"{type(error).__name__}: {error}") from error
+            return _read(response, type_)
+
+        try:
+            return tenacity.Retrying(**_policy(limit if self._retry else 0.0))(attempt)
+        except _Again as error:
+            raise Retryable(f"{method} {self._base_url}{path} did not succeed within {limit:g} s: {error}") from error
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClient:
+    """The same verbs for an event loop."""
+
+    def __init__(self, base_url: str, token: str, deadline: float = 30.0, retry: bool = True) -> None:
+        self._http = httpx.AsyncClient(**_settings(base_url, token))
+        self._base_url, self._deadline, self._retry = base_url, deadline, retry
+
+    async def get(
+        self, path: str, type_: type[T], *, generation: int | None = None, deadline: float | None = None, **params: Any
+    ) -> T | None:
+        return await self._call("GET", path, None, type_, generation, deadline, params)
+
+    async def post(
+        self,
+        path: str,
+        body: Any,
+        type_: type[T] | None = None,
+        *,
+        generation: int | None = None,
+        deadline: float | None = None,
+    ) -> T | None:
+        return await self._call("POST", path, msgspec.json.encode(body), type_, generation, deadline, {})
+
+    async def _call(
+        self, method: str, path: str, content: bytes | None, type_: type[T] | None, generation: int | None,
+        deadline: float | None, params: dict[str, Any],
+    ) -> T | None:  # fmt: skip
+        limit = self._deadline if deadline is None else deadline
+
+        async def attempt() -> T | None:
+            try:
+                response = await self._http.request(method, path, **_request(content, generation, params, limit))
+            except httpx.TransportError as error:
+                raise _Again(f"{type(error).__name__}: {error}") from error
+            return _read(response, type_)
+
+        try:
+            return await tenacity.AsyncRetrying(**_policy(limit if self._retry else 0.0))(attempt)
+        except _Again as error:
+            raise Retryable(f"{method} {self._base_url}{path} did not succeed within {limit:g} s: {error}") from error
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+def _settings(base_url: str, token: str) -> dict[str, Any]:
+    """Certificates cost 20 ms and 0.6 MB a client, and plain HTTP needs none: an operator has one client a job, a worker two."""
+    return {
+        "base_url": base_url,
+        "headers": {TOKEN_HEADER: f"Bearer {token}", "Content-Type": "application/json"},
+        "trust_env": False,  # traffic within a job never goes through a proxy
+        "verify": not base_url.startswith("http://"),
+    }
+
+
+def _request(content: bytes | None, generation: int | None, params: dict[str, Any], limit: float) -> dict[str, Any]:
+    """Arguments of one attempt. A long poll may stay silent for its `wait`, hence the longer read time-out."""
+    headers = {} if generation is None else {GENERATION_HEADER: str(generation)}
+    read = min(limit, 10.0) + float(params.get("wait", 0.0))
+    return {
+        "content": content,
+        "headers": headers,
+        "params": params or None,  # an empty one would take away the query that a path brings
+        "timeout": httpx.Timeout(min(limit, 5.0), read=read),
+    }
+
+
+def _policy(limit: float) -> dict[str, Any]:
+    return {
+        "retry": tenacity.retry_if_exception_type(_Again),
+        "stop": tenacity.stop_after_delay(limit),
+        "wait": tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+        "reraise": True,
+    }
+
+
+def _read(response: httpx.Response, type_: type[T] | None) -> T | None:
+    """The reply's body, or the error that its status stands for."""
+    status = response.status_code
+    if status == 204 or (status == 200 and type_ is None):
+        return None
+    if status == 200:
+        return msgspec.json.decode(response.content, type=type_)
+    if status == 401:
+        raise Refused(
+            "TokenRejected",
+            f"{response.url} refused the job's token; restart the pod so that it mounts the current Secret",
+        )
+    if status == 409:
+        raise Stale(response.text)
+    if status == 410:
+        raise JobEnded(msgspec.json.decode(response.content, type=Finished))
+    if status == 422:
+        fault = msgspec.json.decode(response.content, type=Fault)
+        raise Refused(fault.reason, fault.message)
+    if status >= 500 or status == 429:
+        raise _Again(f"HTTP {status}: {response.text[:200]}")
+    raise Refused("BadRequest", f"{response.url} answered {status}: {response.text[:500]}")

@@ -1,0 +1,111 @@
+"""The server side of control calls, on aiohttp: token, generation, bodies, and the three paths of every service."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from coxswain.errors import Refused, Retryable, Stale
+from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER, Fault
+from coxswain_link.job_ended import JobEnded
+from coxswain_link.metrics import MetricsRegistry
+from coxswain_link.status import addresses
+
+Handler = Callable[[web.Request, Any], Awaitable[Any]]
+
+
+class HttpService:
+    """HTTP server of one service. Handlers get (request, body or None) and return a struct, None (204) or a Response.
+
+    `generation()` is the current world generation: a request that carries an older one is answered 409.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        generation: Callable[[], int],
+        metrics: MetricsRegistry,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._token, self._generation, self._metrics, self._ready = token, generation, metrics, ready
+        self.app = web.Application(client_max_size=64 << 20)
+        self._runner: web.AppRunner | None = None
+        self.app.router.add_get("/healthz", self._health)
+        self.app.router.add_get("/readyz", self._readiness)
+        self.app.router.add_get("/metrics", self._exposition)
+
+    def route(self, method: str, path: str, handler: Handler, body_type: type | None = None) -> None:
+        """Adds a call that needs the job's token."""
+
+        async def wrapped(request: web.Request) -> web.StreamResponse:
+            try:
+                self._admit(request)
+                body = msgspec.json.decode(await request.read(), type=body_type) if body_type else None
+                return reply(await handler(request, body))
+            except (Refused, Retryable, Stale, JobEnded, msgspec.DecodeError) as error:
+                return refuse(error)
+
+        self.app.router.add_route(method, path, wrapped)
+
+    def page(self, path: str, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> None:
+        """Adds a page without a token: for people, metadata only."""
+        self.app.router.add_get(path, handler)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens; returns the port (the kernel's choice for 0). `host`: an address."""
+        self._runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        for address in addresses(host):
+            await web.TCPSite(self._runner, address, port, reuse_address=True).start()
+            port = port or int(self._runner.addresses[0][1])
+        return port
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _admit(self, request: web.Request) -> None:
+        sent = request.headers.get(TOKEN_HEADER, "")
+        if not hmac.compare_digest(sent.encode(), f"Bearer {self._token}".encode()):
+            raise Refused("TokenRejected", "wrong or missing job token")
+        theirs = request.headers.get(GENERATION_HEADER)
+        if theirs is not None and int(theirs) < self._generation():
+            raise Stale(f"generation {theirs} is over; the current one is {self._generation()}")
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readiness(self, _: web.Request) -> web.Response:
+        return web.Response(text="ready\n") if self._ready() else web.Response(text="not ready\n", status=503)
+
+    async def _exposition(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.exposition(), content_type="text/plain", charset="utf-8")
+
+
+def reply(result: Any) -> web.StreamResponse:
+    if isinstance(result, web.StreamResponse):
+        return result
+    if result is None:
+        return web.Response(status=204)
+    return web.Response(body=msgspec.json.encode(result), content_type="application/json")
+
+
+def refuse(error: Exception) -> web.Response:
+    """The HTTP form of an error; `coxswain_link.http_client` turns it back."""
+    if isinstance(error, JobEnded):
+        return _json(410, error.finished)
+    if isinstance(error, Stale):
+        return web.Response(status=409, text=str(error))
+    if isinstance(error, Retryable):
+        return web.Response(status=503, text=str(error))
+    if isinstance(error, Refused):
+        return _json(401 if error.reason == "TokenRejected" else 422, Fault(error.reason, error.message))
+    return web.Response(status=400, text=str(error))
+
+
+def _json(status: int, body: Any) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json")

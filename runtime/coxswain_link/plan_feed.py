@@ -1,0 +1,71 @@
+"""The committed plans of one world, fetched as far ahead as they are there: work goes on with them while no coordinator lives."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from coxswain.errors import CoxswainError, Retryable
+from coxswain.wire import StepPlan, StepPlans
+from coxswain_link.http_client import Client
+
+log = logging.getLogger(__name__)
+
+_POLL = 5.0  # seconds of one long poll
+_ATTEMPT = 2.0  # seconds of one try
+
+
+class PlanFeed:
+    """Fetches in a thread of its own, from `first` on."""
+
+    def __init__(self, client: Client, generation: int, first: int) -> None:
+        self._client, self._generation, self._next = client, generation, first
+        self._plans: dict[int, StepPlan] = {}
+        self._change = threading.Condition()
+        self._fault: CoxswainError | None = None
+        self._closed = False
+        threading.Thread(target=self._run, name="plans", daemon=True).start()
+
+    def get(self, step: int, wait: float) -> StepPlan | None:
+        """The first plan not before `step` (those of closed steps are not told any more), or None after `wait` seconds."""
+        with self._change:
+            self._change.wait_for(lambda: self._fault or self._closed or self._next > step, wait)
+            if self._fault is not None and self._next <= step:
+                raise self._fault
+            return next((self._plans[s] for s in sorted(self._plans) if s >= step), None)
+
+    def peek(self, step: int) -> StepPlan | None:
+        """The plan of a step, if it has been fetched."""
+        return self._plans.get(step)
+
+    def forget_before(self, step: int) -> None:
+        with self._change:
+            self._plans = {s: plan for s, plan in self._plans.items() if s >= step}
+
+    def close(self) -> None:
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                self._add(self._fetch())
+            except Retryable as error:
+                log.debug("no plans at the moment: %s", error)
+            except CoxswainError as error:
+                with self._change:
+                    self._fault = error
+                    self._change.notify_all()
+                return
+
+    def _fetch(self) -> StepPlans | None:
+        query = {"from": self._next, "wait": _POLL}
+        return self._client.get("/v1/plans", StepPlans, generation=self._generation, deadline=_ATTEMPT, **query)
+
+    def _add(self, found: StepPlans | None) -> None:
+        plans = [p for p in found.plans if p.generation == self._generation] if found else []
+        with self._change:
+            self._plans.update((p.step, p) for p in plans)
+            self._next = max([self._next, *(p.step + 1 for p in plans)])
+            self._change.notify_all()

@@ -1,0 +1,204 @@
+"""The first process of a trainer: keeps one worker a seat alive in each world, and tells the coordinator how workers end.
+
+It decides nothing: the world comes from the coordinator, and so does the end. It never imports torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from coxswain import names
+from coxswain.errors import CoxswainError, Retryable
+from coxswain.exits import Exit
+from coxswain.layout import Seat
+from coxswain.wire import Fault, Finished, Register, Registered, WorkerExit, World
+from coxswain_link.environment import Environment, end_as, write_fault
+from coxswain_link.http_client import AsyncClient, JobEnded
+from coxswain_link.http_server import HttpService
+from coxswain_link.metrics import MetricsRegistry, build
+from coxswain_train.agent import cgroup
+from coxswain_train.agent.devices import fork_server_environment, visible_devices, worker_environment
+from coxswain_train.agent.processes import KILLED, ForkServer, WorkerHandle
+
+log = logging.getLogger(__name__)
+
+FORK_SERVER = (sys.executable, "-m", "coxswain_train.agent.forkserver", "coxswain_train.worker.worker")
+
+_POLL = 5.0  # seconds of one long poll; also how soon a coordinator that restarted knows us again
+POLL_DEADLINE = 0.5  # seconds until a broken poll is noticed
+_GIVE_UP = 60.0  # seconds without a coordinator
+_LAST_WORK = 20.0  # seconds for workers to leave once the job has ended well: all that counts is saved by then
+JOIN_TIMEOUT = (
+    5.0  # seconds for a worker to leave a world that is over; then it is killed, and another one takes its seat
+)
+
+
+class Agent:
+    """Follows the world of one trainer until the job ends."""
+
+    def __init__(
+        self,
+        env: Environment,
+        client: AsyncClient,
+        metrics: MetricsRegistry,
+        fork_server: Sequence[str] = FORK_SERVER,
+        give_up: float = _GIVE_UP,
+        oom_kills: Callable[[], int] = cgroup.oom_kills,
+    ) -> None:
+        self._env, self._client, self._metrics, self._give_up = env, client, metrics, give_up
+        self._instance = secrets.token_hex(8)
+        self._generation = 0
+        self._devices = visible_devices(os.environ)
+        self._fork_server = ForkServer(fork_server, fork_server_environment(os.environ, self._devices))
+        self._workers: dict[WorkerHandle, asyncio.Task[None]] = {}
+        self._oom_kills, self._known_kills = oom_kills, oom_kills()
+        self._oom: Fault | None = None  # a worker was killed for its memory
+        self.registered = False
+
+    async def run(self) -> int:
+        """Exit code of the trainer. Raises Retryable when the coordinator stays away."""
+        try:
+            await self._fork_server.warm()  # while others index
+            while self._oom is None:
+                await self._register()  # each time: a coordinator that restarted has to know us
+                if (world := await self._next_world()) is not None:
+                    await self._enter(world)
+            write_fault(self._env.termination_log, self._oom)
+            return Exit.RETRYABLE
+        except JobEnded as ended:
+            return await self._leave(ended.finished)
+        finally:
+            await asyncio.gather(*(self._stop_worker(worker) for worker in list(self._workers)))
+            await self._fork_server.end()
+
+    async def _register(self) -> None:
+        me = Register(
+            role="trainer",
+            name=self._env.name,
+            pod=self._env.pod_name,
+            instance=self._instance,
+            host=self._env.pod_ip,
+            port=0,
+            devices=self._env.job.devices_per_trainer,
+            generation=self._generation if all(worker.is_running for worker in self._workers) else 0,
+        )
+        await self._client.post("/v1/register", me, Registered, deadline=self._give_up)
+        self.registered = True
+
+    async def _next_world(self) -> World | None:
+        """None: no newer one yet, or the poll broke."""
+        try:
+            query: dict[str, Any] = {"after": self._generation, "wait": _POLL, "instance": self._instance}
+            return await self._client.get("/v1/world", World, deadline=POLL_DEADLINE, **query)
+        except Retryable as error:
+            log.warning("lost the coordinator: %s", error)
+            return None
+
+    async def _enter(self, world: World) -> None:
+        """Living workers go from world to world; those without a seat end first, since workers share devices."""
+        mine = {s.device.device: s for s in world.seats if world.trainers[s.device.trainer] == self._env.name}
+        log.info("world %d: %d worker(s) here, ranks %s", world.generation, len(mine), [s.rank for s in mine.values()])
+        await asyncio.gather(
+            *(self._stop_worker(w) for w in list(self._workers) if not w.is_running or w.device not in mine)
+        )
+        first, self._generation = not self._generation, world.generation
+        kept = {worker.device for worker in self._workers}
+        await asyncio.gather(*(self._reseat(worker, mine[worker.device]) for worker in list(self._workers)))
+        await asyncio.gather(*(self._seat(seat, first) for device, seat in mine.items() if device not in kept))
+
+    async def _reseat(self, worker: WorkerHandle, seat: Seat) -> None:
+        """A worker that does not come (it hangs, or is stopped) is replaced: it has not begun in this world."""
+        worker.assign(self._generation, seat)
+        if not await worker.wait_joined(JOIN_TIMEOUT):
+            log.warning("rank %d did not leave its world within %g s: it is killed", seat.rank, JOIN_TIMEOUT)
+            await self._stop_worker(worker)
+            await self._seat(seat, first=False)
+
+    async def _seat(self, seat: Seat, first: bool) -> None:
+        device = seat.device.device
+        worker = await self._fork_server.fork(device, worker_environment(self._env, device, self._devices))
+        worker.assign(self._generation, seat)
+        self._workers[worker] = asyncio.create_task(self._watch(worker))
+        if not first:
+            self._metrics["coxswain_agent_worker_restarts_total"].inc()
+        self._count()
+
+    async def _watch(self, worker: WorkerHandle) -> None:
+        """Reports a worker's end, also of a world that is over: it may be the user's fault.
+
+        What the report runs into, the world's long poll runs into as well and acts upon.
+        """
+        code = await asyncio.shield(worker.ended)
+        rank = worker.assignment.rank
+        fault = worker.read_fault() or self._oom_fault(rank, code)
+        log.log(logging.INFO if code == 0 else logging.WARNING, "rank %d ended with %d: %s", rank, code, fault)
+        self._count()
+        report = WorkerExit(
+            generation=worker.assignment.generation,
+            trainer=self._env.name,
+            device=worker.device,
+            rank=rank,
+            exit_code=code,
+            fault=fault,
+        )
+        try:
+            await self._client.post("/v1/exits", report, deadline=self._give_up)
+        except CoxswainError as error:
+            log.warning("exit of rank %d not reported: %s", rank, error)
+
+    def _oom_fault(self, rank: int, code: int) -> Fault | None:
+        """Killed for its memory: then the trainer leaves too, as it does where the kernel kills a container as a whole."""
+        if code != KILLED or self._oom_kills() <= self._known_kills:
+            return None
+        most = cgroup.limit()
+        text = f"rank {rank} was killed for its memory" + (f" (limit {most >> 20} MiB)" if most else "")
+        ways = "raise trainers.template.resources.limits.memory, or lower hybridData.tokensPerReplica"
+        self._oom = Fault("OOMKilled", f"{text}: {ways}", retryable=True)
+        return self._oom
+
+    async def _leave(self, finished: Finished) -> int:
+        """Workers know a good end from their tickets; after a failure they may wait for data or peers that never come."""
+        log.info("the job has ended: %s: %s", finished.reason, finished.message)
+        if self._workers and finished.exit_code in (Exit.DONE, Exit.STOPPED):
+            await asyncio.wait(self._workers.values(), timeout=_LAST_WORK)
+        return end_as(finished, self._env)
+
+    async def _stop_worker(self, worker: WorkerHandle) -> None:
+        """A worker that we end is no exit to report."""
+        self._workers.pop(worker).cancel()
+        await worker.end()
+        worker.close()
+        self._count()
+
+    def _count(self) -> None:
+        self._metrics["coxswain_agent_workers"].set(sum(w.is_running for w in self._workers))
+
+
+async def serve(env: Environment) -> int:
+    """Runs the agent with its status pages until the end, or until SIGTERM."""
+    metrics = build("agent")
+    client = AsyncClient(env.coordinator_url, env.token)
+    agent = Agent(env, client, metrics)
+    status = HttpService(env.token, lambda: 0, metrics, lambda: agent.registered)
+    await status.start(env.pod_ip, names.PORT_AGENT_HTTP)
+    life = asyncio.create_task(agent.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, life.cancel)
+    try:
+        return await life
+    except asyncio.CancelledError:
+        log.info("asked to leave")
+        return Exit.RETRYABLE
+    finally:
+        await status.stop()
+        await client.close()
+
+
+def main(env: Environment) -> int:
+    return asyncio.run(serve(env))

@@ -1,0 +1,31 @@
+"""Which devices a trainer has, and what its processes have to know of them. No torch, no CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from coxswain_link.environment import Environment
+
+
+def fork_server_environment(inherited: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
+    """What has to be set before torch is imported. On CPUs workers, not threads, share the cores."""
+    return dict(inherited) if devices else {"OMP_NUM_THREADS": "1", **inherited}
+
+
+def worker_environment(env: Environment, device: int, devices: Sequence[str]) -> dict[str, str]:
+    """What one worker has besides the mold's environment."""
+    own = {"COXSWAIN_DEVICE": str(device)}
+    if not devices:
+        return own
+    # A pod sees its own devices only; on one machine all pods see all, and share them out by their index.
+    slot = env.index * env.job.devices_per_trainer + device
+    return own | {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]}
+
+
+def visible_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> tuple[str, ...]:
+    """CUDA devices of this machine, without loading CUDA."""
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return tuple(d.strip() for d in chosen.split(",") if d.strip())
+    return tuple(str(i) for i in range(len(list(folder.glob("nvidia[0-9]*")))))

@@ -1,0 +1,149 @@
+"""Checkpoints by boxes: owned state to content-named safetensors shards and back, into any layout.
+
+A save copies the owned boxes at the step boundary and writes in the background. A load reads the shards that hold part
+of what this rank owns now, verifies each against its name, and fills its boxes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import msgspec
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from coxswain.boxes import Box, Piece, match, window
+from coxswain.errors import Refused
+from coxswain.wire import CheckpointManifest, Shard
+from coxswain_link.store import NotFound, Store
+
+State = dict[str, dict[Box, Tensor]]  # kind -> box -> values
+StateEntry = tuple[str, Box, Tensor]
+
+_SHARD_BYTES = 256 << 20  # a shard is closed once it holds this much
+
+
+class Saver:
+    """Writes one checkpoint at a time, beside the training."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._running: Future[None] | None = None
+
+    def begin(self, state: State, done: Callable[[tuple[Shard, ...], float], None]) -> None:
+        """Snapshots now, writes later, then calls `done` (in the background) with the shards and the seconds it took.
+
+        Waits for the save before, so that memory holds one snapshot at most.
+        """
+        self.wait()
+        began, entries = time.monotonic(), snapshot(state)
+
+        def write() -> None:
+            shards = tuple(write_shards(self._store, entries))
+            done(shards, time.monotonic() - began)
+
+        self._running = self._thread.submit(write)
+
+    def check(self) -> None:
+        """Raises what the background ran into, if it has ended."""
+        if self._running is not None and self._running.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Returns when nothing is being written; raises what the background ran into."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+
+def snapshot(state: State) -> list[StateEntry]:
+    """A copy in host memory, in a fixed order."""
+    return [(kind, box, x.detach().to("cpu", copy=True)) for kind, boxes in state.items() for box, x in boxes.items()]
+
+
+def write_shards(store: Store, entries: Iterable[StateEntry]) -> Iterator[Shard]:
+    for group in _groups(entries):
+        data = safetensors.torch.save({str(i): values.contiguous() for i, (_, _, values) in enumerate(group)})
+        key = f"shards/{hashlib.sha256(data).hexdigest()}.safetensors"
+        if not store.create(key, data):
+            store.put(key, data)  # what bears this name has other content: it is damaged
+        yield Shard(
+            key=key, bytes=len(data), boxes=tuple(box for _, box, _ in group), kinds=tuple(kind for kind, _, _ in group)
+        )
+
+
+def _groups(entries: Iterable[StateEntry]) -> Iterator[list[StateEntry]]:
+    group: list[StateEntry] = []
+    size = 0
+    for entry in entries:
+        group.append(entry)
+        size += entry[2].nbytes
+        if size >= _SHARD_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def read_manifest(store: Store, key: str) -> CheckpointManifest:
+    try:
+        return msgspec.json.decode(store.get(key), type=CheckpointManifest)
+    except NotFound as error:
+        raise _torn(f"{key} is missing, or another run with this checkpoint.uri has dropped it") from error
+    except msgspec.DecodeError as error:
+        raise _torn(f"{key} is not a manifest ({error})") from error
+
+
+def load(store: Store, shards: Iterable[Shard], state: State) -> None:
+    """Fills the boxes of `state` from a checkpoint of any layout. Refused "TornCheckpoint" names what is not there or damaged."""
+    shards = list(shards)
+    wanted = {kind: _pieces(shards, kind, boxes) for kind, boxes in state.items()}
+    for shard in shards:
+        needed = [
+            (i, kind, piece)
+            for i, (kind, box) in enumerate(zip(shard.kinds, shard.boxes, strict=True))
+            for piece in wanted.get(kind, {}).get(box, ())
+        ]
+        if needed:
+            _fill(read_shard(store, shard), needed, state)
+
+
+def _pieces(shards: list[Shard], kind: str, need: Iterable[Box]) -> dict[Box, list[Piece]]:
+    """By held box, the parts of it that are needed."""
+    have = [box for shard in shards for k, box in zip(shard.kinds, shard.boxes, strict=True) if k == kind]
+    pieces, missing = match(have, need)
+    if missing:
+        raise _torn(f"no shard holds all of {kind} {missing[0]} ({len(missing)} boxes are incomplete)")
+    found: dict[Box, list[Piece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.have, []).append(piece)
+    return found
+
+
+def read_shard(store: Store, shard: Shard) -> dict[str, Tensor]:
+    """The tensors of a shard, once its content has proved to be what its name says."""
+    try:
+        data = store.get(shard.key)
+    except NotFound as error:
+        raise _torn(f"{shard.key} is missing") from error
+    if shard.key != f"shards/{hashlib.sha256(data).hexdigest()}.safetensors":
+        raise _torn(f"{shard.key} is damaged: its content is not what its name says")
+    return safetensors.torch.load(data)
+
+
+def _fill(tensors: dict[str, Tensor], needed: list[tuple[int, str, Piece]], state: State) -> None:
+    for i, kind, piece in needed:
+        source = tensors[str(i)][window(piece.have, piece.part)]
+        with torch.no_grad():
+            state[kind][piece.need][window(piece.need, piece.part)].copy_(source)
+
+
+def _torn(what: str) -> Refused:
+    return Refused(
+        "TornCheckpoint", f"{what}; restore it, or delete this checkpoint's manifest to resume from the one before"
+    )

@@ -1,0 +1,106 @@
+"""One replica's engine: model, optimizer shard and world, with the step that binds them. Knows no coordinator and no files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from coxswain.boxes import Box
+from coxswain.config import EndpointConfig, ModelConfig, OptimizerConfig
+from coxswain.errors import Refused
+from coxswain.layout import Layout
+from coxswain.plan.values import Operation
+from coxswain.wire import TaskTiming
+from coxswain_train.checkpoint.pretrained import load_pretrained
+from coxswain_train.engine.schedule import learning_rate
+from coxswain_train.engine.step import Batch, Part, StepClock, TaskRunner, run_operations
+from coxswain_train.model.init_weights import init_box
+from coxswain_train.model.llama import Llama
+from coxswain_train.parallel.process_groups import ProcessGroups
+from coxswain_train.parallel.shards import shard
+from coxswain_train.parallel.zero1 import RankStats, Zero1Optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """What one rank has to do in one step. `labels` are the valid ones of the whole step, `plan` a number that names it."""
+
+    step: int
+    parts: dict[int, Part]
+    operations: Sequence[Operation]
+    batch: Batch
+    valid: int  # labels among this rank's tokens
+    labels: int
+    plan: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one rank knows after the update. Seconds; `timings` count from the step's begin."""
+
+    loss_sum: float
+    gradient_norm: float
+    learning_rate: float
+    compute_seconds: float
+    reduce_seconds: float
+    timings: tuple[TaskTiming, ...]
+
+
+class Engine:
+    """Model state of one rank. Rank = replica, as long as replicas have one stage of one device."""
+
+    def __init__(
+        self, model: ModelConfig, vocabulary: int, optimizer: OptimizerConfig, total_steps: int, world: ProcessGroups,
+        device: torch.device, dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self._config, self._optimizer_config, self._total_steps, self._world = model, optimizer, total_steps, world
+        self.model = Llama(model, vocabulary).to(device, dtype)
+        self.shapes = {name: tuple(weight.shape) for name, weight in self.model.weights().items()}
+        shards = shard(self.shapes, world.ranks)
+        self.optimizer = Zero1Optimizer(self.model.weights(), shards, world.rank, world)
+
+    def initialise(self, seed: int, secrets: Path | None = None, endpoint: EndpointConfig | None = None) -> None:
+        """Fresh state from the job's seed, then from `initFrom` (at `endpoint`) if there is one: every owner its own boxes."""
+        boxes = self.optimizer.boxes()["parameter"]
+        for box, values in boxes.items():
+            values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
+        if self._config.init_from:
+            load_pretrained(self._config.init_from, boxes, self.shapes, secrets, endpoint, self._config)
+        self.optimizer.all_gather()
+
+    def boxes(self) -> dict[str, dict[Box, torch.Tensor]]:
+        """The owned state, by kind and box; `zero.publish` after it was filled."""
+        return self.optimizer.boxes()
+
+    def step(self, work: StepInput, began: float) -> StepResult:
+        """Computes, reduces and updates. Nothing but gradients has changed if it raises. `began`: of `time.perf_counter`."""
+        clock = StepClock(lambda: self._world.waited, began)
+        walk = TaskRunner(self.model, work.batch, 1 / work.labels, self._world.rank, self._world.exchange)
+        outcome = run_operations(walk, work.parts, work.operations, self.optimizer.accumulate, clock)
+        computed = time.perf_counter()
+        gradient = self.optimizer.reduce()
+        agreed = self.optimizer.reduce_stats(gradient, RankStats(outcome.loss_sum, work.valid, work.labels, work.plan))
+        rate = learning_rate(self._optimizer_config, work.step, self._total_steps)
+        self.optimizer.apply(gradient, agreed, self._optimizer_config, rate, work.step)
+        return StepResult(
+            loss_sum=outcome.loss_sum,
+            gradient_norm=agreed.norm,
+            learning_rate=rate,
+            compute_seconds=sum(t.stop - t.start - t.waited for t in outcome.timings),
+            reduce_seconds=time.perf_counter() - computed,
+            timings=tuple(outcome.timings),
+        )
+
+
+def check_layout(layout: Layout) -> None:
+    """Refuses what this engine cannot run yet."""
+    shapes = {(len(r.stages), max(len(s.devices) for s in r.stages)) for r in layout.replicas}
+    if shapes - {(1, 1)}:
+        raise Refused(
+            "LayoutUnsupported",
+            f"layout {layout.summary()}: parallelism.tensor and parallelism.pipeline must be 1 in this release",
+        )

@@ -1,0 +1,169 @@
+"""Decoders of the Llama family, and the narrow Protocol by which alone the engine knows a model.
+
+Parameters are named as in Hugging Face's Llama safetensors files. Activations of a task are one run of tokens without a
+batch dimension, [tokens, hidden]; where sequences begin is known to `attend` and to the positions only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from coxswain.config import ModelConfig
+from coxswain_train.model.loss import linear_cross_entropy
+
+# (query [heads, tokens, size], key and value [kv heads, tokens, size]) -> [heads, tokens, size]: causal within each sequence.
+AttentionFn = Callable[[Tensor, Tensor, Tensor], Tensor]
+Rotary = tuple[Tensor, Tensor]  # cosines and sines, [tokens, size of a head]
+Layer = Callable[[Tensor, Rotary, AttentionFn], Tensor]
+
+
+class Decoder(Protocol):
+    """What the engine needs of a model (or of a stage of one)."""
+
+    @property
+    def stack(self) -> Sequence[Layer]:
+        """The layers in order."""
+        ...
+
+    def rotary(self, positions: Tensor) -> Rotary:
+        """What every layer needs of the positions [tokens], made once a task."""
+        ...
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids [tokens] to activations [tokens, hidden]."""
+        ...
+
+    def token_losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """The sum of the token losses, in nats; label -100 counts nothing."""
+        ...
+
+    def weights(self) -> Mapping[str, nn.Parameter]:
+        """Every parameter by its name in Hugging Face's layout."""
+        ...
+
+
+class Linear(nn.Module):
+    """A weight [outputs, inputs] without values yet. (torch's own layers draw some, or on `meta` import 900 modules: 4 s.)"""
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight)
+
+
+class RMSNorm(nn.Module):
+    """Zhang and Sennrich, arXiv 1910.07467; computed in at least fp32."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
+        return self.weight * scaled.to(x.dtype)
+
+
+class SelfAttention(nn.Module):
+    """Grouped-query attention with rotary positions; who attends to whom is the business of `attend`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        size = config.hidden // config.heads
+        self.size = size
+        self.q_proj = Linear(config.heads * size, config.hidden)
+        self.k_proj = Linear(config.kv_heads * size, config.hidden)
+        self.v_proj = Linear(config.kv_heads * size, config.hidden)
+        self.o_proj = Linear(config.hidden, config.heads * size)
+
+    def forward(self, x: Tensor, rotary: Rotary, attend: AttentionFn) -> Tensor:
+        q, k, v = (proj(x).unflatten(-1, (-1, self.size)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        out = attend(rotate(q, rotary).transpose(0, 1), rotate(k, rotary).transpose(0, 1), v.transpose(0, 1))
+        mixed: Tensor = self.o_proj(out.transpose(0, 1).flatten(1))
+        return mixed
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (Shazeer, arXiv 2002.05202)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = Linear(config.feed_forward, config.hidden)
+        self.up_proj = Linear(config.feed_forward, config.hidden)
+        self.down_proj = Linear(config.hidden, config.feed_forward)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class LlamaLayer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden, config.norm_epsilon)
+        self.self_attn = SelfAttention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden, config.norm_epsilon)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x: Tensor, rotary: Rotary, attend: AttentionFn) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotary, attend)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class _Body(nn.Module):
+    """The part that Hugging Face names `model`."""
+
+    def __init__(self, config: ModelConfig, vocabulary: int) -> None:
+        super().__init__()
+        self.embed_tokens = Linear(vocabulary, config.hidden)
+        self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.hidden, config.norm_epsilon)
+
+
+class Llama(nn.Module):
+    """The whole decoder on one device. Weights are uninitialised until the optimizer publishes them."""
+
+    def __init__(self, config: ModelConfig, vocabulary: int) -> None:
+        super().__init__()
+        self.config = config
+        self.model = _Body(config, vocabulary)
+        self.lm_head = None if config.tied_head else Linear(vocabulary, config.hidden)
+
+    @property
+    def stack(self) -> Sequence[Layer]:
+        return list(self.model.layers)
+
+    def rotary(self, positions: Tensor) -> Rotary:
+        """Angles in fp64, so that positions of millions keep their fraction."""
+        size = self.config.hidden // self.config.heads
+        exponents = torch.arange(0, size, 2, dtype=torch.float64, device=positions.device) / size
+        angles = positions.double()[:, None] * self.config.rope_theta**-exponents
+        angles = torch.cat((angles, angles), -1)
+        dtype = self.model.embed_tokens.weight.dtype
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return functional.embedding(tokens, self.model.embed_tokens.weight)
+
+    def token_losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return linear_cross_entropy(self.model.norm(hidden), head.weight, labels)
+
+    def weights(self) -> Mapping[str, nn.Parameter]:
+        return dict(self.named_parameters())
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Rotary embedding (Su et al., arXiv 2104.09864) of [tokens, heads, size], halves paired as in Hugging Face's Llama."""
+    cos, sin = (part[:, None] for part in rotary)
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin

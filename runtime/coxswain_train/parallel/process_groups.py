@@ -1,0 +1,165 @@
+"""The world of one generation: two communicators over all ranks (P2P and reductions), made once, and no group after that.
+
+Rings are batches of P2P on the first; sub-rings need no groups of their own once it is warm.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store, TCPStore
+
+from coxswain_train.model.ring import Message
+
+# A collective that waits longer than this has lost a peer; stalls of living peers are the coordinator's to judge.
+_PATIENCE = timedelta(minutes=30)
+
+
+def listen(host: str, ranks: int) -> TCPStore:
+    """Rank 0's meeting point on a port from the kernel (`.port`)."""
+    return TCPStore(host, 0, ranks, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
+
+
+def join(host: str, port: int, ranks: int) -> TCPStore:
+    return TCPStore(host, port, ranks, is_master=False, timeout=_PATIENCE)
+
+
+class ProcessGroups:
+    """All ranks of a generation, joined. Is the engine's `Reduction`, and gives rings their `Exchange`."""
+
+    def __init__(self, store: Store, rank: int, ranks: int, device: torch.device) -> None:
+        self.rank, self.ranks, self._device = rank, ranks, device
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=_PATIENCE)
+        self._p2p, self._sums = _member(dist.group.WORLD), _member(dist.new_group(timeout=_PATIENCE))
+        self.waited = 0.0  # seconds spent waiting for ring peers so far
+        for group in (self._p2p, self._sums):  # the first use of a group must not be a batch that only some ranks run
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
+
+    def exchange(self, ranks: tuple[int, ...]) -> RingExchange:
+        """The ring whose members are these ranks, in ring order."""
+        return RingExchange(self, ranks)
+
+    def transfer(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[dist.Work]:
+        """One batch to and from ranks. Empty tensors are left out: both sides know their sizes."""
+        operations = [
+            dist.P2POp(verb, tensor, rank, self._p2p)
+            for verb, messages in ((dist.isend, sends), (dist.irecv, receives))
+            for rank, tensor in messages
+            if tensor.numel()
+        ]
+        return list(dist.batch_isend_irecv(operations)) if operations else []
+
+    def to_owners(self, packed: Tensor, sizes: list[int], me: int) -> list[Tensor]:
+        if self.ranks == 1:
+            return [packed]
+        arrived = packed.new_empty(self.ranks * sizes[me])
+        dist.all_to_all_single(arrived, packed, [sizes[me]] * self.ranks, sizes, group=self._sums)
+        return list(torch.split(arrived, sizes[me])) if sizes[me] else [arrived] * self.ranks
+
+    def to_all(self, mine: Tensor, sizes: list[int]) -> list[Tensor]:
+        """Sizes differ by a few rows, so everybody sends as much as the largest owner."""
+        if self.ranks == 1:
+            return [mine]
+        room = max(sizes)
+        sent = mine.new_zeros(room)
+        sent[: len(mine)] = mine
+        gathered = mine.new_empty(self.ranks * room)
+        dist.all_gather_into_tensor(gathered, sent, group=self._sums)
+        return [part[:size] for part, size in zip(torch.split(gathered, room), sizes, strict=True)]
+
+    def scalars(self, mine: list[float]) -> list[list[float]]:
+        sent = torch.tensor(mine, dtype=torch.float64, device=self._device)
+        gathered = sent.new_empty(self.ranks * len(mine))
+        dist.all_gather_into_tensor(gathered, sent, group=self._sums)
+        rows: list[list[float]] = gathered.view(self.ranks, len(mine)).tolist()
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class RingExchange:
+    """Passes tensors between members of a ring; a member's place is its index in `ranks`."""
+
+    world: ProcessGroups
+    ranks: tuple[int, ...]
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> RingTransfer:
+        out, into = ([(self.ranks[place], tensor) for place, tensor in each] for each in (sends, receives))
+        # What is sent must live until it has gone.
+        return RingTransfer(self.world, self.world.transfer(out, into), tuple(out))
+
+
+@dataclass(frozen=True, slots=True)
+class RingTransfer:
+    world: ProcessGroups
+    works: list[dist.Work]
+    alive: tuple[Message, ...]
+
+    def wait(self) -> None:
+        began = time.perf_counter()
+        for work in self.works:
+            work.wait()
+        self.world.waited += time.perf_counter() - began
+
+
+def _member(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:
+    """Every rank is in every group of ours; torch's types allow for ranks that are not."""
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def leave_world() -> None:
+    """Leaves a world in which nothing is under way, or one that `Escape` has torn down: else this might wait for ever."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class WorldAborter:
+    """The way out of a world whose peers do not answer any more, for another thread to open: `abort_world()`.
+
+    gloo tells only the direct waiter of a dead peer, and neither aborting nor destroying a group frees anybody. What does:
+    shutting down the sockets that it has opened. All who wait on them raise at once, and the process can join another world.
+    """
+
+    def __init__(self) -> None:
+        self._foreign = frozenset(_sockets())
+
+    def begin(self) -> None:
+        """Sockets opened from now on belong to the world that is joined next (or are of calls that are repeated)."""
+        self._foreign = frozenset(_sockets())
+
+    def abort_world(self) -> None:
+        """Whatever waits for this world's peers raises RuntimeError."""
+        if torch.cuda.is_available() and dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
+        for name, descriptor in _sockets().items():
+            if name not in self._foreign:
+                _shut_down(descriptor)
+
+
+def _sockets() -> dict[str, int]:
+    """This process's sockets: the kernel's name of each (descriptors are used again) and its descriptor."""
+    found = {}
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208  half the time of pathlib, while others wait
+        with suppress(OSError):
+            name = os.readlink(f"/proc/self/fd/{entry}")  # noqa: PTH115
+            if name.startswith("socket:"):
+                found[name] = int(entry)
+    return found
+
+
+def _shut_down(descriptor: int) -> None:
+    """Of TCP connections only: a listener may still be wanted, and local sockets are the agent's and the constructor's."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as mine:
+        if mine.family == socket.AF_UNIX or mine.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return
+        mine.shutdown(socket.SHUT_RDWR)

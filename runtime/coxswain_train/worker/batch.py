@@ -1,0 +1,54 @@
+"""A step's tokens as the constructor handed them over: checked against the plan, digested, put on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coxswain import digests
+from coxswain.errors import Refused, Retryable
+from coxswain_link.step_buffer import StepArrays
+from coxswain_train.engine.step import Batch, Part
+from coxswain_train.model.loss import IGNORED
+
+
+def check(arrays: StepArrays, mine: Iterable[Part], vocabulary: int) -> None:
+    """Refuses arrays that are not what the plan says. Retryable: the constructor may have built another generation's step."""
+    planned = [(p.task.index, s.sequence, s.start, s.stop) for p in mine for s in p.slices]
+    handed = [tuple(s[:4]) for s in arrays.slices]
+    if handed != planned:
+        raise Retryable(
+            f"step {arrays.step}: the constructor handed over slices {handed[:4]}..., the plan has {planned[:4]}..."
+        )
+    counts = {len(arrays.tokens), len(arrays.labels), len(arrays.positions), sum(s[3] - s[2] for s in planned)}
+    if len(counts) > 1:
+        raise Retryable(f"step {arrays.step}: tokens, labels, positions and plan differ in length: {sorted(counts)}")
+    largest = max(int(x.max(initial=0)) for x in (arrays.tokens, arrays.labels))
+    if largest >= vocabulary:
+        raise Refused(
+            "TokenOutOfVocabulary",
+            f"step {arrays.step}: token id {largest}, model.vocabulary is {vocabulary}; "
+            "it must be at least the tokenizer's size (0: take it from the tokenizer)",
+        )
+
+
+def delivered(arrays: StepArrays) -> int:
+    """This rank's part of the delivered digest."""
+    places = np.array([s.sequence for s in arrays.slices], np.uint64)
+    counts = [s.stop - s.start for s in arrays.slices]  # slices lie one behind the other
+    return digests.delivered(np.repeat(places, counts), arrays.positions, arrays.tokens)
+
+
+def valid_labels(arrays: StepArrays) -> int:
+    return int(np.count_nonzero(arrays.labels != IGNORED))
+
+
+def load(arrays: StepArrays, device: torch.device) -> Batch:
+    def put(column: NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(column.astype(np.int64)).to(device)
+
+    return Batch(tokens=put(arrays.tokens), labels=put(arrays.labels), positions=put(arrays.positions))

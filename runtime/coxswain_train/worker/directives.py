@@ -1,0 +1,54 @@
+"""What a worker is to do at each step boundary: as the coordinator says, or alone as far as plans are committed. No torch."""
+
+from __future__ import annotations
+
+import logging
+
+from coxswain.errors import Retryable
+from coxswain.wire import StepDirective, StepPlan
+from coxswain_link.http_client import Client
+from coxswain_link.outbox import Outbox
+from coxswain_link.plan_feed import PlanFeed
+
+log = logging.getLogger(__name__)
+
+_POLL = 10.0  # seconds of one long poll
+REACH_DEADLINE = 0.25  # seconds that a coordinator may take to be reached; one that refuses is not asked twice
+
+
+def autonomous_directive(step: int, plan: StepPlan | None, every: int, first_step: int) -> StepDirective | None:
+    """What any coordinator's ticket would say, if the step's plan is committed. An end only a coordinator can tell.
+
+    `every`: the job's checkpoint.everySteps; `first_step`: the world's.
+    """
+    if plan is None or plan.step != step:
+        return None
+    return StepDirective(step=step, checkpoint=every > 0 and step % every == 0 and step > first_step, end="", plan=plan)
+
+
+class DirectiveClient:
+    """One world's tickets, for one of its ranks. `client`: an impatient one, for nobody should wait for who is gone."""
+
+    def __init__(
+        self, client: Client, outbox: Outbox, feed: PlanFeed, generation: int, every: int, first_step: int
+    ) -> None:
+        self._client, self._outbox, self._feed, self._generation = client, outbox, feed, generation
+        self._every, self._first = every, first_step
+
+    def next(self, step: int) -> StepDirective | None:
+        """The ticket of a step; None: not yet."""
+        return self._ask(step) if self._outbox.reachable else self._alone(step)
+
+    def _ask(self, step: int) -> StepDirective | None:
+        query = {"step": step, "wait": _POLL}
+        try:
+            directive = self._client.get("/v1/steps", StepDirective, generation=self._generation, **query)
+        except Retryable as error:
+            log.warning("step %d without the coordinator: %s", step, error)
+            self._outbox.mark_unreachable()  # one step waits for nobody, not every one until a sign of life fails
+            return self._alone(step)
+        told = directive is None or directive.end or directive.plan is not None
+        return directive if told else self._alone(step)
+
+    def _alone(self, step: int) -> StepDirective | None:
+        return autonomous_directive(step, self._feed.get(step, REACH_DEADLINE), self._every, self._first)

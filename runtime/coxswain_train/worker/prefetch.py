@@ -1,0 +1,80 @@
+"""What a rank computes in a step: fetched from its constructor while the step before is computed, checked, and on the device."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+
+from coxswain.errors import CoxswainError
+from coxswain.layout import Seat
+from coxswain.wire import StepPlan
+from coxswain_link.handover import Handover
+from coxswain_link.step_buffer import StepArrays
+from coxswain_train.engine.engine import StepInput
+from coxswain_train.engine.step import parts
+from coxswain_train.worker import batch as batches
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 600.0  # seconds without data until a worker gives up
+
+
+class FetchedBatch(NamedTuple):
+    """One rank's part of a step, and its part of the delivered digest."""
+
+    work: StepInput
+    delivered: int
+
+
+class BatchPrefetcher:
+    """The steps of one rank in one world, one after another. Only one thread at a time uses `handover`."""
+
+    def __init__(self, handover: Handover, seat: Seat, vocabulary: int, device: torch.device) -> None:
+        self._handover, self._seat, self._vocabulary, self._device = handover, seat, vocabulary, device
+        self._thread = ThreadPoolExecutor(1, "receiver")
+        self._ahead: tuple[str, Future[FetchedBatch]] | None = None  # with the digest of its plan
+
+    def begin(self, plan: StepPlan) -> None:
+        """Fetches the data of a coming step if the constructor has it ready."""
+        self._ahead = plan.digest, self._thread.submit(self._fetch, plan, 0.0)
+
+    def take(self, plan: StepPlan) -> FetchedBatch:
+        """The step's data. Raises as `Handover.receive`, after PATIENCE; Retryable when it is not what the plan says."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            digest, fetched = ahead
+            try:
+                received = fetched.result()  # also of another plan: its thread must be done with the hand-over
+                if digest == plan.digest:
+                    return received
+            except CoxswainError as error:  # not ready by then; whatever else it was will show again
+                log.debug("step %d was not there ahead of time: %s", plan.step, error)
+        return self._fetch(plan, PATIENCE)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _fetch(self, plan: StepPlan, patience: float) -> FetchedBatch:
+        arrays = self._handover.receive(plan.generation, plan.step, self._seat.rank, patience)
+        return FetchedBatch(self._work(plan, arrays), batches.delivered(arrays))
+
+    def _work(self, plan: StepPlan, arrays: StepArrays) -> StepInput:
+        """This rank's part of the plan with its tokens, which must be those of the plan."""
+        seat = self._seat
+        mine = parts(plan.tasks, seat.replica)
+        batches.check(arrays, mine.values(), self._vocabulary)
+        operations = [
+            o for s in plan.operations if (s.replica, s.stage) == (seat.replica, seat.stage) for o in s.operations
+        ]
+        return StepInput(
+            step=plan.step,
+            parts=mine,
+            operations=operations,
+            batch=batches.load(arrays, self._device),
+            valid=batches.valid_labels(arrays),
+            labels=plan.labels,
+            plan=int(plan.digest[-12:], 16),
+        )

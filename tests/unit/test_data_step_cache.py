@@ -1,0 +1,156 @@
+"""Which steps a constructor builds next, keeps and drops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from coxswain.errors import Refused, Stale
+from coxswain_data.lru_cache import LRUCache
+from coxswain_data.step_cache import StepCache
+from coxswain_link.step_buffer import Buffer, StepArrays, pack
+
+
+def buffers(step: int, replicas: int = 2) -> Mapping[int, Buffer]:
+    empty = np.zeros(0, np.int32)
+    return {r: pack(StepArrays(1, step, empty, empty, empty, ())) for r in range(replicas)}
+
+
+def opened(ahead: int = 2, first: int = 10) -> StepCache:
+    """Ranks 0 and 1 belong to replica 0, rank 2 to replica 1."""
+    step_cache = StepCache(ahead)
+    step_cache.open(1, first, {0: 0, 1: 0, 2: 1})
+    return step_cache
+
+
+def filled(step_cache: StepCache, *steps: int) -> StepCache:
+    for step in steps:
+        step_cache.put(1, step, buffers(step))
+    return step_cache
+
+
+def test_building_runs_ahead_and_then_waits_for_the_workers():
+    step_cache = opened(ahead=2)
+    assert step_cache.next_step(1) == 10
+    filled(step_cache, 10)
+    assert step_cache.next_step(1) == 11
+    filled(step_cache, 11)
+    step_cache.provide(1, 10, 0, 0.0)
+    assert step_cache.next_step(1) == 12
+
+
+def test_building_that_is_far_enough_ahead_waits_until_a_worker_moves_on():
+    step_cache = filled(opened(ahead=1), 10)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(step_cache.next_step, 1)
+        assert not waiting.done()
+        step_cache.provide(1, 10, 0, 0.0)
+        assert waiting.result(10) == 11
+
+
+def test_ranks_of_one_replica_share_a_buffer():
+    step_cache = filled(opened(), 10)
+    assert step_cache.provide(1, 10, 0, 0.0) is step_cache.provide(1, 10, 1, 0.0)
+    assert step_cache.provide(1, 10, 2, 0.0) is not step_cache.provide(1, 10, 0, 0.0)
+
+
+def test_a_step_is_dropped_once_all_ranks_have_it_and_one_went_on():
+    step_cache = filled(opened(), 10, 11)
+    for rank in range(3):
+        step_cache.provide(1, 10, rank, 0.0)
+    assert step_cache.provide(1, 10, 0, 0.0) is not None
+    step_cache.provide(1, 11, 0, 0.0)
+    assert step_cache.provide(1, 10, 0, 0.0) is None
+
+
+def test_a_step_is_kept_while_a_rank_still_needs_it():
+    step_cache = filled(opened(), 10, 11)
+    step_cache.provide(1, 10, 0, 0.0)
+    step_cache.provide(1, 11, 0, 0.0)
+    assert step_cache.provide(1, 10, 2, 0.0) is not None
+
+
+def test_after_a_restart_the_step_that_a_worker_waits_for_is_built_first():
+    step_cache = opened(first=0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(step_cache.provide, 1, 500, 0, 20.0)
+        while (step := step_cache.next_step(1)) != 500:
+            filled(step_cache, step)
+        filled(step_cache, 500)
+        assert waiting.result(10) is not None
+    assert step_cache.next_step(1) == 501
+
+
+def test_steps_that_are_closed_are_skipped():
+    step_cache = opened(first=0)
+    step_cache.skip_to(1, 500)
+    assert step_cache.next_step(1) == 500
+
+
+def test_a_new_generation_throws_the_old_one_away():
+    step_cache = filled(opened(), 10)
+    step_cache.open(2, 5, {0: 0})
+    assert step_cache.next_step(1) is None
+    assert step_cache.next_step(2) == 5
+    with pytest.raises(Stale, match="the current one is 2"):
+        step_cache.provide(1, 10, 0, 0.0)
+
+
+def test_what_was_built_for_an_old_generation_never_reaches_the_new_one():
+    step_cache = opened()
+    step_cache.open(2, 10, {0: 0})
+    filled(step_cache, 10)
+    assert step_cache.provide(2, 10, 0, 0.0) is None
+
+
+def test_a_worker_may_be_in_the_new_generation_before_its_constructor():
+    step_cache = opened()
+    got = threading.Event()
+
+    def provide() -> Buffer | None:
+        got.set()
+        return step_cache.provide(2, 10, 0, 20.0)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(provide)
+        got.wait(10)
+        step_cache.open(2, 10, {0: 0})
+        step_cache.put(2, 10, buffers(10))
+        assert waiting.result(10) is not None
+
+
+def test_a_failure_reaches_those_who_wait_but_not_those_whose_step_is_there():
+    step_cache = filled(opened(), 10)
+    step_cache.fail(1, Refused("SourceChanged", "a.txt changed"))
+    assert step_cache.provide(1, 10, 0, 0.0) is not None
+    with pytest.raises(Refused, match=r"a\.txt"):
+        step_cache.provide(1, 11, 0, 10.0)
+    assert step_cache.next_step(1) is None
+
+
+def test_a_rank_of_another_pod_is_refused_with_the_ranks_of_this_one():
+    with pytest.raises(Refused, match=r"\[0, 1, 2\]"):
+        filled(opened(), 10).provide(1, 10, 9, 0.0)
+
+
+def test_a_cache_keeps_what_was_used_last_within_its_budget():
+    cache: LRUCache[str, bytes] = LRUCache(10, len)
+    made: list[str] = []
+
+    def get(key: str, size: int) -> bytes:
+        return cache.get(key, lambda: made.append(key) or bytes(size))  # type: ignore[func-returns-value]
+
+    get("a", 4), get("b", 4), get("a", 4), get("c", 4), get("a", 4), get("b", 4)
+    assert made == ["a", "b", "c", "b"]
+    assert cache.used <= 10
+
+
+def test_an_entry_larger_than_the_budget_is_kept_until_the_next():
+    cache: LRUCache[str, bytes] = LRUCache(10, len)
+    assert len(cache.get("big", lambda: bytes(50))) == 50
+    cache.get("small", lambda: bytes(1))
+    assert cache.used == 1

@@ -1,0 +1,54 @@
+"""Every picture of the pages is made by `make pictures` and listed on one page."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from docs.tools import pictures
+
+ROOT = pictures.ROOT
+LIST = (ROOT / "docs" / "pictures.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MADE = {"run.svg", *(shot.name for shot in pictures.SHOTS)}
+
+
+def test_the_page_of_pictures_lists_just_those_that_the_command_makes() -> None:
+    assert set(re.findall(r"^\| \[([\w.]+)\]\(pictures/\1\)", LIST, re.MULTILINE)) == MADE
+
+
+def test_the_folder_holds_just_those_too() -> None:
+    assert {file.name for file in (ROOT / "docs" / "pictures").iterdir()} == MADE
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_a_page_shows_no_other_picture_and_says_in_words_what_it_shows(page) -> None:
+    shown = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)|<img[^>]*src=\"([^\"]+)\"", page.read_text())
+    assert [path or html for _, path, html in shown if (path or html).rpartition("/")[2] not in MADE] == []
+    assert [path for words, path, html in shown if not words and not html] == []
+
+
+def test_the_recording_is_of_a_run_that_ended_and_shows_no_path_of_its_machine() -> None:
+    text = re.sub(r"<[^>]+>", "", (ROOT / "docs" / "pictures" / "run.svg").read_text())
+    assert "stdlib: Completed" in text
+    assert not re.search(r"/(tmp|work|home|root)/", text)
+
+
+def test_without_a_browser_the_command_says_so_and_makes_nothing(tmp_path) -> None:
+    with pytest.raises(pictures.Failed, match="no chromium"):
+        pictures.make("", tmp_path / "pictures")
+    assert not (tmp_path / "pictures").exists()
+
+
+def test_a_run_that_fails_makes_no_recording(tmp_path) -> None:
+    with pytest.raises(pictures.Failed, match="false failed"):
+        pictures.record(tmp_path, tmp_path / "run.svg", "false")
+    assert not (tmp_path / "run.svg").exists()
+
+
+def test_a_recording_shows_the_command_and_its_output(tmp_path) -> None:
+    pictures.record(tmp_path, tmp_path / "run.svg", "echo ship shape")
+    text = (tmp_path / "run.svg").read_text()
+    assert "$ echo ship shape" in text
+    assert ">ship shape<" in text

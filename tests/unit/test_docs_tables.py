@@ -1,0 +1,103 @@
+"""The comparison with peers and the measured rows: current, and each cell backed by a test, a page or a recorded result."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from docs.tools import comparison, measured, tables
+
+ROOT = comparison.ROOT
+CELLS = [
+    pytest.param(cell, id=f"{system}-{number}")
+    for number, cells in enumerate(comparison.read().rows.values())
+    for system, cell in cells.items()
+]
+RESULTS = measured.read()
+each_cell = pytest.mark.parametrize("cell", CELLS)
+
+
+@pytest.mark.parametrize("path", sorted(tables.pages()))
+def test_the_tables_of_a_page_are_those_of_the_results(path: str) -> None:
+    assert (ROOT / path).read_text() == tables.generated()[path], "run `make generate`"
+
+
+@cache
+def names_of_tests(path: str) -> frozenset[str]:
+    tree = ast.parse((ROOT / path).read_text())
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return frozenset(f.name for f in functions if f.name.startswith("test_"))
+
+
+@each_cell
+def test_a_cell_names_a_test_that_exists_or_a_page(cell: comparison.Cell) -> None:
+    if cell.is_test:
+        path, _, name = cell.source.partition("::")
+        assert name in names_of_tests(path)
+    else:
+        assert cell.source.startswith("https://") or (ROOT / cell.source).is_file()
+
+
+@each_cell
+def test_a_cell_has_a_known_mark_and_words(cell: comparison.Cell) -> None:
+    assert cell.mark in comparison.MARKS
+    assert cell.words
+
+
+def test_what_we_claim_to_have_is_shown_by_a_test() -> None:
+    ours = [cells[comparison.OURS] for cells in comparison.read().rows.values()]
+    assert [cell.words for cell in ours if cell.mark in ("yes", "part") and not cell.is_test] == []
+
+
+def test_peers_are_judged_by_their_own_pages_only() -> None:
+    peers = [c for cells in comparison.read().rows.values() for key, c in cells.items() if key != comparison.OURS]
+    assert [cell.source for cell in peers if not cell.source.startswith("https://")] == []
+
+
+def leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, dict | list):
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from leaves(child)
+    else:
+        yield str(value)
+
+
+@pytest.mark.parametrize("name", [name for name, r in RESULTS.items() if r["from"].startswith("docs/")])
+def test_every_figure_that_is_quoted_from_a_page_stands_there(name: str) -> None:
+    result = RESULTS[name]
+    page = (ROOT / result["from"]).read_text()
+    assert [figure for figure in leaves(result["figures"]) if figure not in page] == []
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_result_names_its_command_commit_date_and_machine(name: str) -> None:
+    result = RESULTS[name]
+    assert re.fullmatch(r"make [a-z-]+", result["command"])
+    assert f"\n{result['command'].removeprefix('make ')}:" in (ROOT / "Makefile").read_text()
+    assert re.fullmatch(r"[0-9a-f]{7}", result["commit"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", result["recorded"])
+    assert result["machine"]
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/compare.md"])
+def test_the_figures_of_where_it_does_not_win_are_recorded_ones(path: str) -> None:
+    _, _, rest = (ROOT / path).read_text().partition("Where it does not win")
+    said = set(re.findall(r"\b\d+\.\d+\b", rest.partition("\n## ")[0]))
+    known = set(leaves(RESULTS["operator-scale"]["figures"])) | {"1.3"}  # the target
+    assert said
+    assert said - known == set()
+
+
+def test_a_page_without_the_marks_of_its_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="the page lacks <!-- measured"):
+        tables.into_page("# A page\n", "measured", "| a |")
+
+
+def test_only_what_stands_between_the_marks_changes() -> None:
+    page = "before\n<!-- x: make generate -->\nold\n<!-- end of x -->\nafter\n"
+    assert tables.into_page(page, "x", "new") == page.replace("\nold\n", "\n\nnew\n\n")

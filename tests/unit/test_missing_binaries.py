@@ -1,0 +1,50 @@
+"""Without the tools of `make binaries`, pytest says in one line what to type, before any test runs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.children import REPOSITORY
+
+TESTS = """
+import pytest
+
+@pytest.mark.binaries("etcd", "helm")
+def test_that_needs_tools(): ...
+
+def test_that_needs_none(): ...
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """What is needed of this checkout, without a cache."""
+    tests = [f"tests/{path.name}" for path in (REPOSITORY / "tests").glob("*.py")]
+    for name in (*tests, "pyproject.toml", "e2e/__init__.py", "e2e/tools"):
+        source, target = REPOSITORY / name, tmp_path / name
+        target.parent.mkdir(exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+    (tmp_path / "tests" / "test_some.py").write_text(TESTS)
+    return tmp_path
+
+
+def run_pytest(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=60)
+
+
+def test_pytest_alone_is_refused_in_one_line_while_tools_are_missing(checkout: Path) -> None:
+    done = run_pytest(checkout)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert done.stderr.strip() == "ERROR: not built: etcd, helm; run `make binaries` (once, some minutes)"
+    assert "passed" not in done.stdout
+
+
+def test_a_selection_that_needs_none_runs_without_them(checkout: Path) -> None:
+    done = run_pytest(checkout, "-k", "needs_none")
+    assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr

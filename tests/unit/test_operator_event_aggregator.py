@@ -1,0 +1,44 @@
+"""Events: what is news, what only counts up, and how many there can be."""
+
+from __future__ import annotations
+
+from coxswain_operator.kubernetes.event_aggregator import DIFFERENT, WINDOW_SECONDS, EventAggregator
+
+SUBJECT = ("uid", "NodeLost")
+
+
+def test_the_same_words_again_count_up_the_event_that_is_there() -> None:
+    book = EventAggregator()
+    first = book.add(SUBJECT, "trainer-1 is lost", "/e/1", 0.0)
+    assert first is not None and book.add(SUBJECT, "trainer-1 is lost", "/e/2", 1.0) is None
+    assert [(s.path, s.count) for s in book.unpublished()] == [("/e/1", 2)]
+
+
+def test_a_thousand_different_losses_are_a_few_events() -> None:
+    book = EventAggregator()
+    new = [book.add(SUBJECT, f"trainer-{i} is lost", f"/e/{i}", 0.0) for i in range(1000)]
+    assert sum(series is not None for series in new) == DIFFERENT
+    assert [s.count for s in book.unpublished()] == [1000 - DIFFERENT + 1]
+
+
+def test_another_reason_or_job_is_news_of_its_own() -> None:
+    book = EventAggregator()
+    subjects = [SUBJECT, ("uid", "Failed"), ("other", "NodeLost")]
+    assert all(book.add(subject, "x", "/e", 0.0) for subject in subjects)
+
+
+def test_after_a_while_the_same_is_news_again() -> None:
+    book = EventAggregator()
+    book.add(SUBJECT, "x", "/e/1", 0.0)
+    assert book.add(SUBJECT, "x", "/e/2", WINDOW_SECONDS + 1) is not None
+
+
+def test_what_has_not_been_told_is_not_forgotten() -> None:
+    book = EventAggregator()
+    book.add(SUBJECT, "x", "/e/1", 0.0)
+    book.add(SUBJECT, "x", "/e/2", 1.0)
+    book.forget(2 * WINDOW_SECONDS)
+    assert len(book.unpublished()) == 1
+    book.unpublished()[0].published = 2
+    book.forget(2 * WINDOW_SECONDS)
+    assert book.unpublished() == []

@@ -1,0 +1,86 @@
+"""What is read from a pod as a kubelet leaves it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coxswain_operator.pod_decoding import pod_view, with_nodes
+from coxswain_operator.views import Manifest
+
+
+def trainer(**status: Any) -> Manifest:
+    labels = {"coxswain.dev/role": "trainer", "coxswain.dev/index": "2", "coxswain.dev/incarnation": "3"}
+    head = {"name": "demo-trainer-2-3", "uid": "u", "creationTimestamp": "1970-01-01T00:01:00Z", "labels": labels}
+    return {"metadata": head, "spec": {"nodeName": "gpu-7"}, "status": status}
+
+
+def ended(name: str, code: int, **more: Any) -> dict[str, Any]:
+    return {"name": name, "state": {"terminated": {"exitCode": code, **more}}}
+
+
+def test_a_pod_says_who_it_is() -> None:
+    view = pod_view(trainer(phase="Running", conditions=[{"type": "Ready", "status": "True"}]))
+    assert (view.member, view.incarnation, view.node, view.created) == ("trainer-2", 3, "gpu-7", 60.0)
+    assert view.ready and view.is_active and view.exit_code is None
+
+
+def test_a_pod_without_a_status_is_pending() -> None:
+    view = pod_view(trainer())
+    assert (view.phase, view.ready, view.is_active) == ("Pending", False, True)
+
+
+def test_the_trainers_exit_decides_and_not_its_sidecars() -> None:
+    statuses = [ended("trainer", 3, finishedAt="1970-01-01T00:02:00Z", message="saved")]
+    view = pod_view(
+        trainer(phase="Failed", containerStatuses=statuses, initContainerStatuses=[ended("constructor", 137)])
+    )
+    assert (view.exit_code, view.message, view.finished) == (3, "saved", 120.0)
+
+
+def test_an_evicted_pod_has_a_reason_and_no_exit_code() -> None:
+    view = pod_view(trainer(phase="Failed", reason="Evicted", containerStatuses=None))
+    assert (view.reason, view.exit_code, view.is_active) == ("Evicted", None, False)
+
+
+def test_a_killed_container_tells_its_own_reason_first() -> None:
+    view = pod_view(
+        trainer(phase="Failed", reason="Failed", containerStatuses=[ended("trainer", 137, reason="OOMKilled")])
+    )
+    assert view.reason == "OOMKilled"
+
+
+def test_conditions_of_the_node_come_with_the_pod() -> None:
+    nodes = {"gpu-7": frozenset({("MemoryPressure", "True")}), "gpu-8": frozenset[tuple[str, str]]()}
+    (view,) = with_nodes([pod_view(trainer())], nodes)
+    assert view.node_conditions == {("MemoryPressure", "True")}
+
+
+def test_a_node_that_does_not_exist_any_more_is_gone() -> None:
+    (view,) = with_nodes([pod_view(trainer())], {})
+    assert view.node_conditions == {("Ready", "Gone")}
+
+
+def test_a_pod_without_a_node_has_no_conditions_of_one() -> None:
+    pod = trainer()
+    del pod["spec"]["nodeName"]
+    (view,) = with_nodes([pod_view(pod)], {})
+    assert view.node_conditions == frozenset()
+
+
+def test_an_image_that_cannot_be_pulled_is_seen_and_ordinary_waiting_is_not() -> None:
+    broken = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such tag"}}}
+    usual = {"name": "constructor", "state": {"waiting": {"reason": "PodInitializing"}}}
+    view = pod_view(trainer(phase="Pending", initContainerStatuses=[usual], containerStatuses=[broken]))
+    assert (view.waiting, view.waiting_message) == ("ImagePullBackOff", "no such tag")
+    assert pod_view(trainer(phase="Pending", initContainerStatuses=[usual])).waiting == ""
+
+
+def test_a_pod_that_fits_nowhere_has_the_schedulers_words() -> None:
+    placed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: no gpu"}
+    view = pod_view(trainer(conditions=[placed]))
+    assert (view.unscheduled_reason, view.unscheduled, view.scheduled) == ("Unschedulable", "0/2 nodes: no gpu", 0.0)
+
+
+def test_pods_of_equal_state_share_their_words() -> None:
+    first, second = (pod_view(trainer(conditions=[{"type": "Ready", "status": "True"}])) for _ in range(2))
+    assert first.conditions is second.conditions and first.node is second.node

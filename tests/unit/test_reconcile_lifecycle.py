@@ -1,0 +1,272 @@
+"""A job's life through the controller, over a cluster in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from coxswain.api.datasource import DataSourceStatus
+from coxswain.errors import Refused
+from coxswain.names import CONDITIONS
+from coxswain.wire import JobEvent, SourceReport
+from coxswain_operator.controller import Controller
+from coxswain_operator.single_job import run_job
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, report, report_text, training_job
+
+
+async def passes(world: FakeCluster, count: int = 4) -> None:
+    controller = Controller(world, world, world.clock)
+    for _ in range(count):
+        await controller.pass_once(NAMESPACE, "demo")
+        world.tick()
+        world.reap()
+
+
+ANEW = {"name": "anew", "action": "RestartJob", "onExitCodes": {"operator": "In", "values": [7]}}
+
+
+async def running(**spec: object) -> FakeCluster:
+    """A job whose pods are ready and whose coordinator says Running."""
+    world = FakeCluster(data_source(), data_mix(), training_job(**spec))
+    await begin(world)
+    return world
+
+
+async def begin(world: FakeCluster) -> None:
+    """Its job trains from now on."""
+    await passes(world)
+    world.run_all()
+    world.report_now = report("Running", 10)
+    await passes(world)
+
+
+async def test_a_job_gets_one_pod_for_each_member_and_all_other_children() -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    await passes(world)
+    assert sorted(world.created) == ["demo-coordinator-0", "demo-loader-0-0", "demo-trainer-0-0", "demo-trainer-1-0"]
+    kinds = {kind for kind, _ in world.objects}
+    assert {"Secret", "ConfigMap", "Service", "NetworkPolicy"} <= kinds
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+async def test_a_coordinator_whose_container_has_ended_before_its_pod_restarts_nothing(code: int) -> None:
+    world = await running()
+    coordinator, world.report_now = world.pod("coordinator"), None
+    world.end(coordinator, code, report_text("Completed", step=100))
+    coordinator["status"]["phase"] = "Running"
+    await passes(world)
+    assert (world.state, world.condition("Degraded")["status"]) == ("Running", "False")
+
+
+async def test_a_gang_is_protected_from_drains_once_it_is_whole() -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    await passes(world)
+    world.run(pod := world.pod("coordinator") or {})
+    await passes(world)
+    assert pod and ("PodDisruptionBudget", "demo") not in world.objects
+    world.run_all()
+    await passes(world)
+    budget = world.objects["PodDisruptionBudget", "demo"]["spec"]
+    assert budget["minAvailable"] == 3
+    assert all(budget["selector"]["matchLabels"].items() <= p["metadata"]["labels"].items() for p in world.pods())
+
+
+async def test_the_protection_stays_while_one_pod_is_replaced_and_goes_with_the_attempt() -> None:
+    world = await running(failurePolicy={"rules": [ANEW]})
+    uid = world.objects["PodDisruptionBudget", "demo"]["metadata"]["uid"]
+    world.vanish(world.pod("trainer-0") or {})
+    await passes(world)
+    assert world.objects["PodDisruptionBudget", "demo"]["metadata"]["uid"] == uid
+    world.run_all()
+    world.end(world.pod("trainer-1") or {}, 7)
+    await passes(world)
+    assert ("PodDisruptionBudget", "demo") not in world.objects
+    world.run_all()
+    await passes(world)
+    assert (
+        world.objects["PodDisruptionBudget", "demo"]["spec"]["selector"]["matchLabels"]["coxswain.dev/attempt"] == "1"
+    )
+
+
+async def test_a_running_job_says_so_and_tells_its_progress() -> None:
+    world = await running()
+    status = world.job["status"]
+    assert world.state == "Running"
+    assert status["ready"] == "2/2"
+    assert status["progress"]["step"] == 10 and status["progress"]["loss"] == "2.5000"
+    assert [h.reason for h in world.events] == ["Validated", "GangStarted"]
+
+
+async def test_a_job_whose_coordinator_leaves_with_0_is_completed_and_stays_so() -> None:
+    world = await running()
+    world.end(world.pod("coordinator"), 0, report_text("Completed", step=100, reason="StopReached"))
+    await passes(world)
+    assert world.state == "Completed"
+    assert world.condition("Progressing")["reason"] == "StopReached"
+    before = world.status_writes
+    world.vanish(world.pod("trainer-0"))
+    await passes(world, 20)
+    assert world.status_writes == before
+    assert not [p for p in world.pods() if p["status"]["phase"] == "Running"]
+
+
+@pytest.mark.timeout(10)
+async def test_run_job_returns_once_the_job_is_over_and_its_pods_are_gone() -> None:
+    world = await running()
+    controller = Controller(world, world, world.clock, poll_seconds=0.01)
+    run = asyncio.create_task(run_job(controller, world, NAMESPACE, "demo"))
+    for pod in list(world.pods()):
+        world.end(pod, 0, report_text("Completed", step=100, reason="DataExhausted"))
+    job = await run
+    assert job is not None and job["status"]["progress"]["step"] == 100
+
+
+@pytest.mark.timeout(10)
+async def test_the_pass_at_which_run_job_is_told_to_leave_still_tells_of_the_end_that_it_wrote() -> None:
+    world, leave = await running(), asyncio.Event()
+    world.end(world.pod("coordinator"), 0, report_text("Completed", step=100, reason="StopReached"))
+    world.before_call = lambda verb, what: leave.set() if verb == "patch" else None
+    controller = Controller(world, world, world.clock, poll_seconds=3600)
+    job = await run_job(controller, world, NAMESPACE, "demo", leave)
+    assert job is not None and world.state == "Completed"
+    assert world.events[-1].reason == "Completed"
+
+
+async def test_a_job_whose_mix_is_missing_waits_by_name_and_starts_when_it_comes() -> None:
+    world = FakeCluster(data_source(), training_job())
+    await passes(world)
+    assert (world.state, world.condition("Validated")["status"], world.pods()) == ("Queued", "False", [])
+    assert "mix" in world.condition("Validated")["message"]
+    world.put(data_mix())
+    await passes(world)
+    assert world.condition("Validated")["status"] == "True"
+    assert len(world.pods()) == 4
+
+
+async def test_all_conditions_are_set_from_the_first_pass_on() -> None:
+    world = FakeCluster(training_job())
+    await passes(world, 1)
+    assert [c["type"] for c in world.job["status"]["conditions"]] == list(CONDITIONS)
+
+
+async def test_a_transition_time_moves_only_with_the_status() -> None:
+    world = await running()
+    since = world.condition("Succeeded")["lastTransitionTime"]
+    assert world.condition("Succeeded")["reason"] == "Running"
+    world.tick(60)
+    await passes(world)
+    assert world.condition("Succeeded")["lastTransitionTime"] == since
+    assert world.condition("PodsReady")["lastTransitionTime"] > since
+
+
+async def test_progress_alone_is_written_every_fifteen_seconds() -> None:
+    world = await running()
+    writes = world.status_writes
+    for second in range(60):
+        world.report_now = report("Running", 10, tokens=second, tokens_per_second=float(second))
+        await passes(world, 1)
+    assert 3 <= world.status_writes - writes <= 5
+
+
+async def test_a_pass_without_news_does_nothing_at_all() -> None:
+    world = await running()
+    decision = await Controller(world, world, world.clock).pass_once(NAMESPACE, "demo")
+    assert decision is not None and decision.actions == ()
+
+
+async def test_a_lost_coordinator_is_replaced_and_nobody_else() -> None:
+    world = await running()
+    world.vanish(world.pod("coordinator"))
+    await passes(world)
+    assert (world.created[4:], world.deleted) == (["demo-coordinator-1"], [])
+    assert world.state == "Restarting"
+
+
+async def test_a_deadline_fails_the_job_and_ends_its_pods() -> None:
+    world = await running(activeDeadlineSeconds=60)
+    world.tick(60)
+    await passes(world)
+    assert world.condition("Progressing")["reason"] == "DeadlineExceeded"
+    assert world.pods() == []
+
+
+async def test_a_finished_job_goes_when_its_time_to_live_is_over() -> None:
+    world = await running(ttlSecondsAfterFinished=100)
+    world.end(world.pod("coordinator"), 0, report_text("Completed", step=100))
+    await passes(world)
+    world.tick(90)
+    await passes(world)
+    assert world.state == "Completed"
+    world.tick(10)
+    await passes(world)
+    assert ("TrainingJob", "demo") not in world.objects
+
+
+async def test_what_indexing_found_is_told_at_the_source() -> None:
+    world = await running()
+    found = SourceReport("code", "code", 1643, 31184220, 7204, 44120, 165001, 1184337, 0, "sha256:1")
+    world.report_now = report("Running", 11, sources=(found,))
+    await passes(world)
+    status = world.objects["DataSource", "code"]["status"]
+    assert (status["documents"], status["tokens"], status["conditions"][0]["status"]) == (1643, "31184220", "True")
+    DataSourceStatus.model_validate(status)
+
+
+async def test_each_of_the_coordinators_events_is_published_once_and_those_of_its_successor_too() -> None:
+    world = await running()
+    for _ in range(2):
+        for sequence in range(3):
+            saved = tuple(JobEvent(n, 1.0, "CheckpointSaved", f"step {n}") for n in range(sequence + 1))
+            world.report_now = report("Running", 11, events=saved)
+            await passes(world, 2)
+        world.vanish(world.pod("coordinator"))
+        world.report_now = None
+        await passes(world, 2)
+        world.run_all()
+    assert [h.message for h in world.events if h.reason == "CheckpointSaved"] == ["step 0", "step 1", "step 2"] * 2
+
+
+async def test_a_changed_setting_reaches_the_config_map_and_no_pod() -> None:
+    world = await running()
+    world.edit("TrainingJob", "demo", stragglers={"action": "Warn"})
+    await passes(world)
+    assert "Warn" in world.objects["ConfigMap", "demo-config"]["data"]["job.json"]
+    assert (world.deleted, len(world.created)) == ([], 4)
+
+
+async def test_the_token_is_made_once() -> None:
+    world = await running()
+    token = world.objects["Secret", "demo-token"]["data"]
+    world.edit("TrainingJob", "demo", stragglers={"action": "Warn"})
+    await passes(world)
+    assert world.objects["Secret", "demo-token"]["data"] == token
+
+
+async def test_a_pod_that_the_cluster_refuses_ends_the_job_with_the_clusters_words() -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    controller = Controller(world, world, world.clock)
+
+    def refuse(verb: str, what: str) -> None:
+        if (verb, what) == ("create", "demo-trainer-0-0"):
+            raise Refused("UnsupportedVolume", "volume 'data' needs Kubernetes")
+
+    world.before_call = refuse
+    for _ in range(4):
+        await controller.pass_once(NAMESPACE, "demo")
+    assert world.condition("Succeeded")["message"] == "UnsupportedVolume: volume 'data' needs Kubernetes"
+
+
+async def test_one_missed_report_changes_nothing_that_people_see() -> None:
+    world = await running()
+    before, world.report_now = world.job["status"], None
+    await passes(world, 3)
+    assert world.job["status"] == before
+
+
+async def test_a_mix_that_is_deleted_while_the_job_runs_is_told_and_stops_nothing() -> None:
+    world = await running()
+    del world.objects["DataMix", "mix"]
+    await passes(world)
+    assert (world.state, world.condition("Validated")["status"]) == ("Running", "False")
+    assert (world.deleted, len(world.pods())) == ([], 4)

@@ -1,0 +1,22 @@
+"""Two workers share the tests by whole files, the longest first."""
+
+from __future__ import annotations
+
+from tests.schedule import longest_first, unit_of
+
+
+def test_files_that_took_long_before_come_first_and_keep_the_order_within() -> None:
+    tests = ["tests/unit/a.py::one", "tests/unit/b.py::one", "tests/unit/a.py::two", "tests/unit/b.py::two"]
+    known = {"tests/unit/a.py::one": (1.0, 1.0), "tests/unit/b.py::one": (5.0, 1.0), "tests/unit/b.py::two": (0.5, 9.0)}
+    assert longest_first(tests, known) == [tests[1], tests[3], tests[0], tests[2]]
+
+
+def test_without_measurements_tests_of_servers_and_trainings_come_first() -> None:
+    tests = ["tests/unit/a.py::one", "tests/distributed/b.py::one", "tests/local/c.py::one"]
+    assert longest_first(tests, {}) == tests[::-1]
+
+
+def test_all_tests_on_the_session_s_api_server_are_one_unit() -> None:
+    units = {unit_of(f"tests/integration/test_{name}.py::a[b/c::d]") for name in ("crd_api", "operator_faults")}
+    assert len(units) == 1
+    assert unit_of("tests/integration/test_run_s3.py::a") == "tests/integration/test_run_s3.py"

@@ -1,0 +1,107 @@
+"""A rank's data of a step, fetched one step ahead: what is taken is what the plan says, and nothing is lost by asking early."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from coxswain.errors import Refused, Stale
+from coxswain.layout import Device, Seat
+from coxswain_link.step_buffer import Buffer, pack
+from coxswain_train.worker.prefetch import BatchPrefetcher
+from tests.step_samples import LENGTH, arrays, plan
+from tests.unit.test_data_handover import served
+
+VOCABULARY = 32
+Provide = Callable[[int, float], Buffer | None]
+
+
+def buffer(step: int) -> Buffer:
+    return pack(arrays(step, token=step))
+
+
+class Constructor:
+    """Hands over what `provide` says; keeps who asked for which step, and how patiently."""
+
+    def __init__(self) -> None:
+        self.provide: Provide = lambda step, wait: buffer(step)
+        self.asked: list[tuple[int, bool]] = []  # step, whether it would have waited
+
+    def __call__(self, generation: int, step: int, rank: int, wait: float) -> Buffer | None:
+        self.asked.append((step, wait > 0))
+        return self.provide(step, wait)
+
+
+@pytest.fixture
+def constructor() -> Constructor:
+    return Constructor()
+
+
+@pytest.fixture
+def receiver(constructor: Constructor) -> Iterator[BatchPrefetcher]:
+    with served(constructor) as connect:
+        found = BatchPrefetcher(connect("t"), Seat(0, Device(0, 0), 0, 0, 0), VOCABULARY, torch.device("cpu"))
+        yield found
+        found.close()
+
+
+def test_what_was_fetched_ahead_is_taken_without_asking_again(
+    receiver: BatchPrefetcher, constructor: Constructor
+) -> None:
+    receiver.begin(plan(4))
+    received = receiver.take(plan(4))
+    assert received.work.step == 4 and received.work.batch.tokens.tolist() == [4] * LENGTH
+    assert received.work.valid == LENGTH - 1 and received.delivered
+    assert constructor.asked == [(4, False)]
+
+
+def test_what_is_fetched_ahead_and_what_is_not_are_the_same(receiver: BatchPrefetcher) -> None:
+    receiver.begin(plan(4))
+    ahead, late = receiver.take(plan(4)), receiver.take(plan(4))
+    assert ahead.delivered == late.delivered
+    assert torch.equal(ahead.work.batch.labels, late.work.batch.labels)
+
+
+def test_a_step_that_is_not_built_yet_is_waited_for_only_when_it_is_due(
+    receiver: BatchPrefetcher, constructor: Constructor
+) -> None:
+    constructor.provide = lambda step, wait: buffer(step) if wait else None
+    receiver.begin(plan(4))
+    assert receiver.take(plan(4)).work.step == 4
+    assert constructor.asked == [(4, False), (4, True)]
+
+
+def test_data_of_a_plan_that_was_not_kept_is_thrown_away(receiver: BatchPrefetcher, constructor: Constructor) -> None:
+    receiver.begin(plan(4, digest=1))
+    assert receiver.take(plan(4, digest=2)).work.plan == 2
+    assert constructor.asked == [(4, False), (4, True)]
+
+
+@pytest.mark.parametrize("error", [Refused("SourceChanged", "it is another"), Stale("generation 1 is over")])
+def test_a_refusal_shows_when_the_step_is_due(
+    receiver: BatchPrefetcher, constructor: Constructor, error: Exception
+) -> None:
+    def refuse(step: int, wait: float) -> Buffer:
+        raise error
+
+    constructor.provide = refuse
+    receiver.begin(plan(4))
+    with pytest.raises(type(error), match=str(error)):
+        receiver.take(plan(4))
+
+
+def test_no_thread_outlives_the_world(receiver: BatchPrefetcher, constructor: Constructor) -> None:
+    began = threading.Event()
+
+    def slow(step: int, wait: float) -> Buffer:
+        began.set()
+        return buffer(step)
+
+    constructor.provide = slow
+    receiver.begin(plan(4))
+    assert began.wait(10)
+    receiver.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("receiver")]

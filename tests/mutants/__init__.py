@@ -1,4 +1,5 @@
-"""Mutation testing: `make mutants` makes small faults in a copy of the sources and runs the nearest tests on each.
+"""Mutation testing: `make mutants` makes small faults in a copy of the sources.
 
-`modules.toml` says which tests judge which modules; `accepted.toml` lists the survivors that no test can kill.
+It runs the nearest tests on each fault. `modules.toml` says which tests judge which modules;
+`accepted.toml` lists the survivors that no test can kill.
 """

@@ -1,7 +1,7 @@
 """Copies the sources, measures each group of tests, and has hosts try what is not settled yet.
 
-State is one file of results for each module. A result holds while the module's text is the same; a survivor is tried
-again once the tests have changed.
+State is one file of results for each module. A result holds while the module's text is the same;
+a survivor is tried again once the tests have changed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Driver:
         self._trees = [self._state / f"tree-{number}" for number in range(jobs)]
 
     def run(self, names: list[str], size: int | None) -> list[Plan]:
-        """Tries every mutant of the sample that is not settled. Ends with all processes that came of it."""
+        """Tries every mutant of the sample that is not settled. Leaves no process."""
         adopt_orphans()
         try:
             for tree in self._trees:
@@ -81,7 +81,7 @@ class Driver:
         return plans
 
     def _results(self, module: str, source: str) -> Path:
-        """Named after the module and a digest of its text and of our operators. Results of former texts go."""
+        """Named after the module, its text and our operators. Results of former texts go."""
         folder, name = self._state / "results", module.removesuffix(".py").replace("/", ".")
         current = folder / f"{name}-{_digest(source, *_OPERATORS)}.jsonl"
         folder.mkdir(exist_ok=True)

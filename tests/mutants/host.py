@@ -1,4 +1,4 @@
-"""The pytest plugin of a host process (`-p tests.mutants.host`): it carries out the order that the driver wrote."""
+"""The pytest plugin of a host process (`-p tests.mutants.host`): carries out an order."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Forks with a keeper: a deadline, and an end of every process that came of it, whatever is killed. Linux only.
+"""Forks with a keeper: a deadline, and no process left, whichever process is killed. Linux only.
 
-The forking process waits for the keeper; the keeper adopts all orphans below it (PR_SET_CHILD_SUBREAPER) and kills
-them when its child ends, when the deadline passes, or when the forking process is gone (PR_SET_PDEATHSIG).
+The forking process waits for the keeper. The keeper adopts all orphans below it
+(PR_SET_CHILD_SUBREAPER). It kills them when its child ends, when the deadline passes, or when the
+forking process is gone (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def fork_kept(deadline: float) -> int | None:
-    """None in the child, which goes on from here. The parent gets its exit code, negative for a signal."""
+    """None in the child, which goes on from here. The parent gets its exit code, or -signal."""
     parent = os.getpid()
     keeper = os.fork()
     if keeper:

@@ -1,4 +1,4 @@
-"""The run without mutants: which tests reach which lines, how long each takes, and what they import."""
+"""The run without mutants: which tests reach which lines, how long they take, what they import."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Measuring:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         for cache in self._caches:
-            cache.cache_clear()  # so that each test reaches what it needs, and not only the first that needs it
+            cache.cache_clear()  # otherwise only the first test reaches what is behind a cache
         self._enter(item.nodeid)
         began = time.monotonic()
         outcome = yield
@@ -51,7 +51,7 @@ class Measuring:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
-        """What a shared fixture runs is reached by all its tests, though the first alone sets it up."""
+        """Counts what a shared fixture runs as reached by all its tests, not only by the first."""
         if fixturedef.scope == "function":
             return (yield)
         around, began, fixture = self._context, time.monotonic(), _WIDE + fixturedef.argname
@@ -77,7 +77,8 @@ class Measuring:
         self._coverage.switch_context(context)
 
     def _caches_ours(self, thing: Any) -> bool:
-        if type(thing) is not functools._lru_cache_wrapper:  # isinstance would ask odd objects for their class
+        # isinstance would ask for __class__, at which some objects of torch warn.
+        if type(thing) is not functools._lru_cache_wrapper:
             return False
         code = getattr(thing.__wrapped__, "__code__", None)
         return code is not None and code.co_filename.startswith(self._order.tree)

@@ -1,4 +1,4 @@
-"""Mutants of a module: which there are, what they change, and whether the change can be made in a running process."""
+"""Mutants of a module: which there are, what they change, whether a process can take them up."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Change:
     before: str
     after: str
     lines: tuple[int, int]
-    in_function: bool  # only the code of functions differs, so that running functions can be given the new code
+    in_function: bool  # only the code of functions differs: running functions can be given it
 
 
 def mutants_of(module: str, source: str) -> list[Mutant]:
@@ -47,7 +47,7 @@ def mutants_of(module: str, source: str) -> list[Mutant]:
 
 
 def sample(mutants: list[Mutant], size: int | None) -> list[Mutant]:
-    """The first `size` of an order that depends on the module alone: a larger sample contains a smaller one."""
+    """The first `size` of an order that the module's name draws: large samples contain small ones."""
     shuffled = list(mutants)
     if shuffled:
         Random(shuffled[0].module).shuffle(shuffled)
@@ -93,12 +93,12 @@ def _head(node: ast.stmt) -> tuple[int, int]:
     return first, max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno
 
 
-_STYLE = ("frozen", "slots", "gc", "kw_only")  # of a class: they refuse what the type checker refuses already
+_STYLE = ("frozen", "slots", "gc", "kw_only")  # of a class: the type checker refuses as much
 _TABLE = 5  # so many numbers in a row are data
 
 
 class _WithoutTypes(ast.NodeTransformer):
-    """Leaves out what has no behaviour: annotations, whether a class is frozen, whether `zip` is strict, tables."""
+    """Leaves out what has no behaviour: annotations, the style of a class, strict `zip`, tables."""
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         calls: list[ast.ClassDef | ast.Call] = [d for d in node.decorator_list if isinstance(d, ast.Call)]

@@ -1,6 +1,7 @@
 """The kinds of fault: a choice of Cosmic Ray's operators, and those that it lacks.
 
-Ours are plug-ins in Cosmic Ray's terms. They take guards out, because a guard that no test needs is the usual survivor.
+Ours are plug-ins in Cosmic Ray's terms. They take guards out: a guard that no test needs is the
+usual survivor.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _CONVERSIONS = {"clone", "copy", "detach", "to", "float", "double", "contiguous"
 
 
 def remove_statement(node: Any) -> Iterator[str]:
-    """Calls, raises, deletions, early ends, and assignments to attributes and items; log lines stay."""
+    """Calls, raises, deletions, early ends, assignments to attributes and items; log lines stay."""
     if node.parent is None or node.parent.type != "simple_stmt" or node is not node.parent.children[0]:
         return
     assigns = node.type == "expr_stmt" and any(part in "".join(map(_code, node.children[:-1])) for part in (".", "["))
@@ -61,7 +62,7 @@ def remove_filter(node: Any) -> Iterator[str]:
 
 
 def negate_condition(node: Any) -> Iterator[str]:
-    """A condition that is a name or a call; comparisons, `not`, `and` and `or` have operators of their own."""
+    """A condition that is a name or a call. Other operators change comparisons and logic."""
     parent = node.parent
     if parent is None or node.type not in ("name", "atom_expr", "atom"):
         return
@@ -134,7 +135,8 @@ class EditOperator(Operator):  # type: ignore[misc]
 
     def mutate(self, node: NodeOrLeaf, index: int) -> NodeOrLeaf:
         text = list(self._edit(node))[index]
-        changed: NodeOrLeaf = get_ast(node.get_first_leaf().prefix + text)  # type: ignore[no-untyped-call]
+        source = node.get_first_leaf().prefix + text  # type: ignore[no-untyped-call]
+        changed: NodeOrLeaf = get_ast(source)
         return changed
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What the driver hands to a host process, and what comes back. All of it lies in the state folder."""
+"""What the driver hands to a host process, and what comes back. It lies in the state folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What became of a mutant. "same": no change of meaning, not counted. `tests`: digest of the tests that judged it."""
+    """What became of a mutant. "same": no change of meaning, not counted.
+
+    tests: digest of the tests that judged it.
+    """
 
     key: str
     verdict: Verdict
@@ -63,7 +66,7 @@ class Measure(msgspec.Struct):
     libraries: list[str] = []  # modules that the tests import and that are not mutated
 
     def reaching(self, module: str, lines: tuple[int, int], elsewhere: list[str]) -> list[str]:
-        """The tests that run one of the lines, here or in other processes; all of them where none is known to."""
+        """The tests that run one of the lines, here or elsewhere; all where none is known."""
         found = self.reached.get(module, {})
         tests = {test for line in range(lines[0], lines[1] + 1) for test in found.get(line, ())}
         tests |= {test for test in self.seconds if test.partition("::")[0] in elsewhere}

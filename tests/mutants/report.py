@@ -1,4 +1,4 @@
-"""What a run found: a line for each module, the survivors with their changes, and entries that accept nothing."""
+"""What a run found: a line for each module, the survivors, and entries that accept nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives the functions of a running process the code of a mutant: no import, no collection of tests, for each mutant."""
+"""Gives the functions of a running process the code of a mutant, without a new import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def functions_of(path: str) -> list[FunctionType]:
 
 
 def swap(functions: list[FunctionType], old: str, new: str) -> int:
-    """Replaces the code of the functions that differ between two sources of one shape. Returns how many it replaced."""
+    """Replaces the code that differs between two sources of one shape. Returns the count."""
     path = functions[0].__code__.co_filename
     before, after = (compile(source, path, "exec", dont_inherit=True) for source in (old, new))
     changed = {a: b for a, b in _pairs(before, after) if a != b}
@@ -24,7 +24,7 @@ def swap(functions: list[FunctionType], old: str, new: str) -> int:
 
 
 def _pairs(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
-    """Codes that stand for each other, down to one that has lost an inner function or comprehension."""
+    """Codes that correspond, down to one that has lost an inner function or comprehension."""
     yield old, new
     inner, renewed = ([c for c in code.co_consts if isinstance(c, CodeType)] for code in (old, new))
     if len(inner) == len(renewed):

@@ -1,4 +1,4 @@
-"""`modules.toml`: which tests judge which modules; `accepted.toml`: the survivors that stay, each with a reason."""
+"""`modules.toml`: which tests judge which modules. `accepted.toml`: the survivors that stay."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ FOLDER = Path("tests/mutants")
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Modules judged by the same tests. All lists but `without` hold paths or patterns from the root of the repository.
+    """Modules judged by the same tests.
+
+    All lists but `without` hold paths or patterns from the root of the repository.
 
     without: fixtures whose tests are left out, since they cost seconds for each mutant.
-    elsewhere: those of the tests that run the modules in other processes, where no measure sees which lines they reach.
+    elsewhere: those of the tests that run the modules in other processes, where nothing measures
+        which lines they reach.
     """
 
     name: str
@@ -51,7 +54,7 @@ def load_accepted(root: Path) -> list[Accepted]:
 
 
 def files(root: Path, patterns: list[str]) -> list[str]:
-    """The files that paths and patterns name, without repetition. Raises for one that names none."""
+    """The files that paths and patterns name, each once. Raises for one that names none."""
     found: dict[str, None] = {}
     for pattern in patterns:
         matches = sorted(str(path.relative_to(root)) for path in root.glob(pattern))
@@ -62,5 +65,5 @@ def files(root: Path, patterns: list[str]) -> list[str]:
 
 
 def wanted(group: Group, module: str, names: list[str]) -> bool:
-    """Whether a module is among those asked for by group, path, folder or pattern; all are when none is named."""
+    """Whether a module is asked for by group, path, folder or pattern. No name asks for all."""
     return not names or any(name == group.name or module.startswith(name) or fnmatch(module, name) for name in names)

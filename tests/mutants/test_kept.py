@@ -18,7 +18,7 @@ DETACHED = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
 
 
 def start(tmp_path: Path, child: str, deadline: float = 60.0) -> subprocess.Popen[str]:
-    """A process that forks a kept child, which runs some code, and prints its exit code. All of them bear a mark."""
+    """A process that forks a kept child and prints its exit code. All of them bear a mark."""
     program = f"""
 import os, signal, subprocess, sys
 from pathlib import Path

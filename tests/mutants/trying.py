@@ -1,7 +1,8 @@
-"""The run with mutants: pytest itself, forked once for each, goes on as a run of the tests that reach the change.
+"""The run with mutants: a fork of pytest for each goes on as a run of the tests that reach it.
 
-Where only code of functions differs, the fork happens after collection and takes a moment. A change that shows at
-import needs the modules again: then the fork happens before collection, with the libraries loaded.
+Where only code of functions differs, the fork happens after collection and takes a moment. A change
+that shows at import needs the modules again: then the fork happens before collection, with the
+libraries loaded.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from tests.mutants.mutation import Change, Mutant, apply
 from tests.mutants.orders import Case, Measure, Order, Result, Verdict, append
 from tests.mutants.swap import functions_of, swap
 
-_FACTOR = 10.0  # a trial may take so many times as long as its tests took, and
-_GRACE, _GRACE_CPU, _IMPORT = 10.0, 3.0, 30.0  # so many seconds more: by the clock, of processor time, for imports
+# A trial may take so many times as long as its tests took, and so many seconds more: by the clock,
+# of processor time, for imports.
+_FACTOR, _GRACE, _GRACE_CPU, _IMPORT = 10.0, 10.0, 3.0, 30.0
 # A busy machine makes a test slow by the clock, an endless loop uses up processor time.
 _TIMERS = (
     (signal.SIGALRM, signal.ITIMER_REAL, _GRACE),
@@ -83,7 +85,7 @@ class Trying:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item) -> bool:
-        """A test that takes much longer than it did ends the trial at once: hypothesis would try to shrink a failure."""
+        """Ends the trial when a test takes much longer than it did: a failure would be shrunk."""
         for number, timer, grace in _TIMERS:
             signal.signal(number, lambda *_: os._exit(TIMED_OUT))
             signal.setitimer(timer, self._deadline([item.nodeid], grace))
@@ -116,7 +118,7 @@ class Trying:
         return not (loaded and change.in_function) or self._measure.runs_at_import(case.module, change.lines)
 
     def _try(self, case: Case | None, change: Change | None) -> bool:
-        """True in the fork, which now is the trial. The file on disk is for the processes that tests start."""
+        """True in the fork, which now is the trial. The file is for processes that tests start."""
         tests = list(self._measure.seconds)
         if case and change:
             tests = self._measure.reaching(case.module, change.lines, self._order.elsewhere)
@@ -148,7 +150,7 @@ class Trying:
         return sorted(tests, key=lambda test: (self._measure.seconds[test] / (1 + self._kills[test]), test))
 
     def _write(self, module: str, source: str) -> None:
-        """Bytecode is judged by second and size of its source, which two mutants may share: it goes."""
+        """Removes the bytecode: two mutants may share the time and size by which it is judged."""
         path = self._tree / module
         path.write_text(source)
         Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
@@ -180,7 +182,7 @@ def _load(library: str) -> None:
 
 
 def _verdict(code: int) -> Verdict:
-    """Of pytest's exit codes 1 is a failed test and 2 a module that cannot be collected; below 0 are signals."""
+    """Exit code 1 is a failed test, 2 a module that cannot be collected, below 0 are signals."""
     if code in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED) or code < 0:
         return "killed"
     return {0: "survived", TIMED_OUT: "timeout"}.get(code, "error")  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""The store behind a server that fails in every way: what passes is waited for, what arrives damaged is never used."""
+"""The store behind a failing server: passing errors are retried, damaged content is never used."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_bucket_that_stays_lost_is_named_and_its_objects_do_not_count_as_delet
         assert not isinstance(caught.value, (NotFound, BucketNotFound))
 
 
-def test_a_bucket_that_was_never_there_is_said_at_once(proxy: S3Proxy, opened: Opened) -> None:
+def test_a_bucket_that_never_existed_is_named_without_retries(proxy: S3Proxy, opened: Opened) -> None:
     store = opened("never", 60)
     proxy.plan = lost(BUCKET)
     began = time.monotonic()
@@ -229,7 +229,7 @@ def test_an_object_that_was_damaged_where_it_lies_is_named_and_can_be_written_ag
     assert store.get("key") == CONTENT
 
 
-def test_an_object_whose_etag_is_no_digest_is_believed_once_two_reads_agree(
+def test_an_object_without_a_digest_is_accepted_once_two_reads_agree(
     s3: S3Server, proxy: S3Proxy, opened: Opened
 ) -> None:
     client, key = s3.client(), {"Bucket": BUCKET, "Key": "parts/key"}

@@ -1,4 +1,4 @@
-"""A data plane for tests: a corpus of known documents, a fake coordinator, and loaders and constructors as real processes."""
+"""A data plane: known documents, a scripted coordinator, real loaders and constructors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Corpus:
 
 
 def write_corpus(folder: Path) -> Corpus:
-    """Source `code` in Parquet with row groups of five documents, `docs` in several Jsonl files; long-tailed lengths."""
+    """Source `code` in Parquet, `docs` in several Jsonl files; long-tailed lengths."""
     rng = random.Random(3)
     texts = ["".join(rng.choices("abc ü\n", k=int(min(4000, 15 * rng.paretovariate(0.6))))) for _ in range(120)]
     (folder / "code").mkdir(parents=True)
@@ -96,7 +96,7 @@ def job_of(corpus: Corpus, runs: Path, loaders: int) -> config.JobConfig:
 
 
 def sequences_of(corpus: Corpus, step: int) -> tuple[Sequence, ...]:
-    """A step's membership: whole samples and pieces of long ones, the same for any number of anything."""
+    """A step's membership: whole samples and pieces of long ones."""
     rng = random.Random(step)
     out = []
     for _ in range(8):
@@ -192,7 +192,7 @@ class CorpusCoordinator(FakeCoordinator):
 
 @dataclass
 class DataPlane:
-    """Processes of one job, each with a loopback address of its own, so that the ports stay what they are."""
+    """Processes of one job, each with its own loopback address, so that ports need not change."""
 
     corpus: Corpus
     folder: Path
@@ -215,7 +215,7 @@ class DataPlane:
         return Handover(names.constructor_socket(f"{self.prefix}-trainer-{trainer}"), TOKEN)
 
     def receive(self, step: int, deadline: float = 60.0) -> dict[int, StepArrays]:
-        """What every rank of the current world gets for a step."""
+        """The arrays of every rank of the current world."""
         out = {}
         for seat in self.coordinator.world().seats:
             with self.worker(seat.device.trainer) as worker:
@@ -237,7 +237,7 @@ class DataPlane:
 def data_plane(
     folder: Path, loaders: int = 1, trainers: int = 1, devices: int = 1, without: tuple[str, ...] = ()
 ) -> Iterator[DataPlane]:
-    """Loaders and constructors of a job, started; the coordinator has no world yet. `without`: sources that are not there."""
+    """Starts loaders and constructors; the coordinator has no world yet. `without`: missing sources."""
     corpus = write_corpus(folder / "corpus")
     for name in without:
         shutil.rmtree(folder / "corpus" / name)
@@ -259,7 +259,7 @@ def data_plane(
 
 
 def check(plane: DataPlane, step: int, got: dict[int, StepArrays]) -> None:
-    """Every token of the step is there once, under its right place, with its right label."""
+    """Checks that every token of the step is there once, with its position and label."""
     tokens: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
     for arrays in got.values():
         for s in arrays.slices:

@@ -1,4 +1,4 @@
-"""Bad data under a whole run: what the user is told, and that nothing is lost."""
+"""Bad data in a whole run: what the user sees, and that nothing is lost."""
 
 import gzip
 import json
@@ -81,7 +81,7 @@ def test_weights_of_another_model_to_start_from_are_refused_by_name(tmp_path, ob
 
 
 def test_content_that_changes_under_a_run_ends_it_by_name_and_loses_no_checkpoint(tmp_path, corpus):
-    """Put back as it was, it is the same stream again, and the next run goes on from the last checkpoint."""
+    """Once restored, the stream is the same and the next run resumes from the last checkpoint."""
     folder = tmp_path / "corpus"
     shutil.copytree(corpus.removeprefix("file://"), folder)
     objects = job_objects(f"file://{folder}", f"file://{tmp_path}/checkpoints", trainers=1, stop={"steps": 400})
@@ -103,7 +103,7 @@ def test_content_that_changes_under_a_run_ends_it_by_name_and_loses_no_checkpoin
 
 @pytest.mark.slow
 def test_a_tokenizer_that_is_swapped_under_a_run_ends_it_by_name_once_a_loader_starts_again(tmp_path, corpus, bad):
-    """Both have the same words in another order: every length stays what it was."""
+    """Both have the same tokens in another order: no length changes."""
     tokenizer = write_tokenizer(bad / "tokenizer.json", "a", "b", "c")
     objects = job_objects(corpus, f"file://{tmp_path}/checkpoints", trainers=1, stop={"steps": 400})
     for i in (0, 1):

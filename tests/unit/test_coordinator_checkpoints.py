@@ -119,7 +119,7 @@ def test_the_location_of_another_job_is_foreign_before_its_first_checkpoint(tmp_
     assert refusal(other, store_with(other))[0] == "ForeignCheckpoint"
 
 
-def test_resume_never_leaves_another_run_alone_but_continues_its_own(tmp_path):
+def test_resume_never_refuses_another_run_and_continues_its_own(tmp_path):
     config = CheckpointConfig(uri=f"file://{tmp_path}/store", resume="Never")
     job = make_job(tmp_path, checkpoint=config)
     assert CheckpointStore(job, store_with(job)).open() is None

@@ -65,7 +65,7 @@ class Lead:
             self.state.register(replace(agent, **changes))
 
     async def world(self, generation: int = 1) -> None:
-        """A world of this generation stands, and its plans are committed."""
+        """Waits until a world of this generation has committed plans."""
         await self.until(lambda: self.state.generation == generation and self.state.session.committed > 0)
 
     async def until(self, holds: Callable[[], Any]) -> None:
@@ -108,7 +108,7 @@ async def leading(job: JobConfig, author: str = "one") -> AsyncIterator[Lead]:
 
 @asynccontextmanager
 async def training(job: JobConfig) -> AsyncIterator[Lead]:
-    """A coordinator whose first world stands."""
+    """A coordinator with its first world."""
     async with leading(job) as lead:
         lead.index()
         lead.arrive()

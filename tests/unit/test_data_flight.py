@@ -104,7 +104,7 @@ def test_a_wrong_token_is_refused():
     assert caught.value.reason == "TokenRejected"
 
 
-def test_a_loader_that_hangs_is_given_up_at_the_deadline():
+def test_a_call_of_a_hanging_loader_ends_at_the_deadline():
     release = threading.Event()
 
     def serve(request: Request) -> Iterator[SlicePart]:
@@ -124,7 +124,7 @@ def test_a_loader_that_is_not_there_is_retryable():
     client.close()
 
 
-def test_a_port_that_is_taken_is_said_by_its_number():
+def test_a_port_that_is_taken_is_named():
     server = SliceServer("127.0.0.1", 0, "t", counting)
     with pytest.raises(Retryable, match=str(server.port)):
         SliceServer("127.0.0.1", server.port, "t", counting)

@@ -63,7 +63,7 @@ def test_a_rank_without_tokens_gets_empty_arrays():
     assert len(got.tokens) == len(got.labels) == len(got.positions) == len(got.slices) == 0
 
 
-def test_a_handed_over_step_cannot_be_changed_by_anybody():
+def test_a_handed_over_step_is_sealed_against_writes():
     buffer = pack(arrays())
     with pytest.raises(PermissionError):
         os.write(buffer.fd, b"x")
@@ -101,7 +101,7 @@ def test_a_wrong_token_is_refused():
         connect("other").receive(1, 0, 0, 5.0)
 
 
-def test_an_older_generation_is_told_that_it_is_over():
+def test_a_request_of_an_older_generation_is_stale():
     def provide(generation: int, step: int, rank: int, wait: float) -> Buffer:
         raise Stale("generation 1 is over; the current one is 2")
 
@@ -123,7 +123,7 @@ def test_a_step_that_never_comes_ends_at_the_deadline():
         connect("t").receive(1, 4, 0, 0.05)
 
 
-def test_without_a_constructor_the_deadline_says_so():
+def test_without_a_constructor_the_deadline_names_it():
     with pytest.raises(Retryable, match="constructor is unreachable"):
         Handover(f"\0coxswain-test-{uuid.uuid4()}", "t").receive(1, 0, 0, 0.05)
 

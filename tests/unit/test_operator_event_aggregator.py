@@ -42,3 +42,11 @@ def test_what_has_not_been_told_is_not_forgotten() -> None:
     book.unpublished()[0].published = 2
     book.forget(2 * WINDOW_SECONDS)
     assert book.unpublished() == []
+
+
+def test_a_window_begins_again_with_each_count_and_ends_exactly_after_its_time() -> None:
+    book = EventAggregator()
+    book.add(SUBJECT, "x", "/e/1", 0.0)
+    assert book.add(SUBJECT, "x", "/e/2", WINDOW_SECONDS - 1) is None
+    assert book.add(SUBJECT, "x", "/e/3", 2 * WINDOW_SECONDS - 2) is None
+    assert book.add(SUBJECT, "x", "/e/4", 3 * WINDOW_SECONDS - 2) is not None

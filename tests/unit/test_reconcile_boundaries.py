@@ -269,3 +269,23 @@ async def test_a_pod_on_a_node_that_is_down_is_forced_half_a_minute_after_its_gr
     world.tick(margin)
     assert sum(d.force for d in await one_pass(world)) == forced
     assert member_of(pod) == "trainer-1"
+
+
+@pytest.mark.parametrize(("seconds", "exists"), [(99, True), (100, False)])
+async def test_a_finished_job_is_deleted_when_its_time_to_live_is_over(seconds: int, exists: bool) -> None:
+    world = await running(ttlSecondsAfterFinished=100)
+    world.end(world.pod("coordinator") or {}, 0, report_text("Completed", step=100))
+    await one_pass(world)
+    world.tick(seconds)
+    await one_pass(world)
+    assert (("TrainingJob", "demo") in world.objects) is exists
+
+
+@pytest.mark.parametrize(("seconds", "attempt"), [(599, 0), (600, 1)])
+async def test_a_resize_waits_ten_minutes_for_a_checkpoint(seconds: int, attempt: int) -> None:
+    world = await running(trainers={"count": 2, "minCount": 1, "maxCount": 4})
+    world.edit("TrainingJob", "demo", trainers={"count": 3, "minCount": 1, "maxCount": 4})
+    await one_pass(world)
+    world.tick(seconds)
+    await one_pass(world)
+    assert world.job["status"]["attempt"] == attempt

@@ -9,7 +9,7 @@ from contextlib import suppress
 from coxswain_operator.health import HealthStatus, LoopLag
 
 
-async def test_a_loop_that_was_held_up_is_told_in_words_and_forgotten_with_time() -> None:
+async def test_a_loop_that_was_held_up_is_reported_and_fades_with_time() -> None:
     lag = LoopLag(nap=0.01)
     measuring = asyncio.create_task(lag.measure())
     await asyncio.sleep(0.02)

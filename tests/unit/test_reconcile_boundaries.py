@@ -35,7 +35,7 @@ async def starting(**trainers: Any) -> FakeCluster:
     """Four trainers, of which trainer-2 and trainer-3 found no node for startTimeoutSeconds."""
     world = FakeCluster(data_source(), data_mix(), training_job(trainers={"count": 4, "maxCount": 4, **trainers}))
     await passes(world)
-    world.homeless = {"trainer-2", "trainer-3"}
+    world.unplaceable = {"trainer-2", "trainer-3"}
     world.run_all()
     world.tick(895)
     return world
@@ -61,7 +61,7 @@ async def test_a_gang_that_trains_is_not_shrunk_although_a_trainer_finds_no_node
 
 async def test_a_gang_whose_every_trainer_found_a_node_is_not_shrunk() -> None:
     world = await starting(minCount=2)
-    world.homeless = set()
+    world.unplaceable = set()
     for pod in world.pods():
         world.run(pod)
     world.tick(1000)

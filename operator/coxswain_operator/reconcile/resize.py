@@ -87,10 +87,10 @@ def _deadline(ctx: Context) -> float:
 def _shrunk(ctx: Context, config: JobConfig) -> Resize | None:
     """Some trainers found no node within startTimeoutSeconds, and minCount of them did: better fewer than none."""
     trainers = [p for p in ctx.pods.values() if p.role == "trainer"]
-    homeless = [p for p in trainers if pending.is_unschedulable(p) and p.unscheduled_reason != pending.GATED]
+    unplaceable = [p for p in trainers if pending.is_unschedulable(p) and p.unscheduled_reason != pending.GATED]
     placed = sum(bool(p.node) and p.is_active and not p.deleting for p in trainers)
     training = ctx.report is not None and ctx.report.phase == "Running"
-    late = any(ctx.now >= deadlines.starts_by(ctx, p) for p in homeless)
+    late = any(ctx.now >= deadlines.starts_by(ctx, p) for p in unplaceable)
     if not late or training or placed < config.min_trainers:
         return None
     limit = ctx.spec.start_timeout_seconds

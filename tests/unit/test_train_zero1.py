@@ -101,13 +101,14 @@ def test_a_parameter_without_a_gradient_counts_zeros(dtype: torch.dtype, filled_
     assert optimizer.reduce().tolist() == [0.0] * 12 + [2.0] * 3
 
 
-def test_gradients_of_replicas_are_summed_in_replica_order() -> None:
+@pytest.mark.parametrize(("values", "total"), [((1.0, 2.0, 4.0), 7.0), ((2.0**24, 1.0, -(2.0**24)), 0.0)])
+def test_gradients_of_all_replicas_are_summed_in_replica_order(values: tuple[float, ...], total: float) -> None:
     """In fp32, (2^24 + 1) - 2^24 is 0, and 1 in any other order."""
-    first, second = torch.full((4,), 2.0**24), torch.full((4,), 1.0)
-    optimizer, weights = make(torch.float32, {"matrix": (2, 2)}, Reduction(first, second))
-    backward(weights["matrix"], -(2.0**24))
-    assert optimizer.reduce().tolist() == [0.0] * 4
-    assert first.tolist() == [2.0**24] * 4
+    others = [torch.full((4,), value) for value in values[:-1]]
+    optimizer, weights = make(torch.float32, {"matrix": (2, 2)}, Reduction(*others))
+    backward(weights["matrix"], values[-1])
+    assert optimizer.reduce().tolist() == [total] * 4
+    assert others[0].tolist() == [values[0]] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -170,6 +170,11 @@ def test_a_rank_reports_its_loss_its_labels_its_plan_and_the_square_of_its_part_
     assert (found.norm, found.loss_sum) == (5.0, 1.5)
 
 
+def test_the_norm_and_the_loss_of_a_step_are_over_all_ranks() -> None:
+    found = check_stats([[9.0, 1.5, 4.0, 7.0], [16.0, 2.5, 6.0, 7.0]], RankStats(1.5, 4, 10, 7))
+    assert (found.norm, found.loss_sum) == (5.0, 4.0)
+
+
 @pytest.mark.parametrize("labels", [9, 11])
 def test_more_or_fewer_labels_than_the_plans_discard_the_step(labels: int) -> None:
     with pytest.raises(Retryable, match=f"trained on {labels} labels, the plan has 10"):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(240)
 
 PODS = 4  # coordinator, loader, two trainers
 
-# The first file of this kind in the run's folder, and who dies then.
+# The first file of this kind in the run's folder, and the process that is killed then.
 POINTS = {
     "generation": ("checkpoints/log/generations/*", "coordinator"),
     "placement": ("checkpoints/log/placements/*/*", "agent"),

@@ -1,23 +1,23 @@
-"""A clock for decisions: it goes on evenly whatever is done to the machine's own."""
+"""A clock for decisions, which stays even when the machine's clock is set."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-SLEW = 0.1  # of the time that passes: how fast a step of the machine's clock is followed
+SLEW = 0.1  # share of the passing time by which a jump of the machine's clock is followed
 
 
 def _elapsed() -> float:
-    """Seconds since the machine started, its sleep included."""
+    """Seconds since the machine started, including its suspension."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class SteadyClock:
-    """Seconds since 1970, as on the machine's clock when this one was made; it never jumps and never goes back.
+    """Seconds since 1970, taken from the machine's clock at the start; never jumps or goes back.
 
-    Someone who sets the machine's clock, by hand or by NTP, neither ends a job by its deadline nor stretches a back-off by an
-    hour. The difference is made up slowly, so that a clock which was wrong at the start does not stay wrong.
+    Setting the machine's clock, by hand or by NTP, neither ends a job by its deadline nor stretches
+    a back-off by an hour. The difference is corrected slowly, so a wrong start does not persist.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = _elapsed) -> None:

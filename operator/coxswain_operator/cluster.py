@@ -1,7 +1,8 @@
-"""The two seams of reconcile: `Cluster` (an API server, or this machine) and `JobControl` (a job's coordinator).
+"""The interfaces that reconcile uses: `Cluster` and `JobControl`.
 
-Objects are Kubernetes manifests as plain dictionaries on both clusters, so that reconcile cannot tell them apart.
-Pods and nodes are many, so of them only what decisions rest on is handed out.
+A cluster is an API server or this machine; `JobControl` is a job's coordinator. Objects are
+Kubernetes manifests as plain dictionaries on both clusters, so reconcile is the same for both.
+Pods and nodes are many: of them only the facts that decisions need are returned.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from coxswain_operator.views import Conditions, Event, Manifest, PodView
 
 
 class AlreadyExists(Exception):
-    """Create met an object of that name."""
+    """An object of that name exists."""
 
 
 class Conflict(Exception):
@@ -24,7 +25,7 @@ class Conflict(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """One watch event. Of a pod, `object` holds only the head."""
+    """One watch event. For a pod, `object` holds only the metadata."""
 
     kind: Literal["ADDED", "MODIFIED", "DELETED"]
     object: Manifest
@@ -32,18 +33,18 @@ class WatchEvent:
 
 @runtime_checkable
 class Cluster(Protocol):
-    """What reconcile's shell needs of a cluster."""
+    """The operations of a cluster that the controller needs."""
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """One object, as of now; None if there is none."""
+        """The current object; None if there is none."""
         ...
 
     async def list(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
-        """All objects of a kind, as of now. Not for pods, nodes and Secrets."""
+        """All current objects of a kind. Not for pods, nodes and Secrets."""
         ...
 
     async def pod_views(self, namespace: str, job_uid: str) -> Sequence[PodView]:
-        """The pods of a job, as of now; without the conditions of their nodes."""
+        """The current pods of a job, without the conditions of their nodes."""
         ...
 
     async def orphans(self, namespace: str, job: str) -> Sequence[PodView]:
@@ -51,29 +52,34 @@ class Cluster(Protocol):
         ...
 
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
-        """Tells Kueue that a group of pods is over: by a mark on this pod, or, without one, by deleting the group's Workload."""
+        """Ends a group of pods in Kueue: marks this pod or, without one, deletes the group's
+        Workload.
+        """
         ...
 
     async def nodes(self) -> Mapping[str, Conditions] | None:
-        """Conditions of every node by its name; None: nobody may know."""
+        """Conditions of every node by its name; None: the right to read nodes is missing."""
         ...
 
     def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[WatchEvent]:
-        """Current objects as ADDED, then changes, for ever."""
+        """Yields current objects as ADDED, then changes, for ever."""
         ...
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """The object as stored. Raises AlreadyExists."""
+        """Returns the object as stored. Raises AlreadyExists."""
         ...
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str = "", force: bool = False) -> None:
-        """Begins deletion (of this uid only, if given). An absent object is no error. `force`: of a pod whose node is gone."""
+        """Begins deletion (of this uid only, if given). An absent object is no error.
+
+        `force`: for a pod whose node is gone.
+        """
         ...
 
     async def patch_status(
         self, kind: str, namespace: str, name: str, status: Manifest, resource_version: str
     ) -> Manifest:
-        """Replaces our part of the status; raises Conflict when the object moved on."""
+        """Replaces our part of the status. Raises Conflict when the object has changed."""
         ...
 
     async def publish(self, involved: Manifest, event: Event) -> None:
@@ -83,12 +89,15 @@ class Cluster(Protocol):
 
 @runtime_checkable
 class JobControl(Protocol):
-    """What the operator asks of a job's coordinator."""
+    """The operator's requests to a job's coordinator."""
 
     async def report(self, job: Manifest) -> JobReport | None:
         """The coordinator's latest report; None when it cannot be reached."""
         ...
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
-        """Asks for a checkpoint at the first boundary not before `at_step` and exit code 3; False: nobody was reached."""
+        """Asks for a checkpoint at the first boundary not before `at_step`, then exit code 3.
+
+        Returns False when no coordinator was reached.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Carrying out what reconcile decided: statuses first, objects side by side, pods last, then all else."""
+"""Executes the actions of reconcile: statuses, then objects, then pods, then all else."""
 
 from __future__ import annotations
 
@@ -21,24 +21,27 @@ from coxswain_operator.reconcile.actions import (  # fmt: skip
 from coxswain_operator.slow_start import Call, SlowStartBatch, interleave
 from coxswain_operator.views import Event, Manifest
 
-QUOTA = "exceeded quota"  # how the API server's refusal says it; it has no reason of its own
-OVERLAP_SECONDS = 0.5  # of deleting pods before a new look: some members' successors can be created by then
+QUOTA = "exceeded quota"  # in the message of the API server's refusal, which has no own reason
+OVERLAP_SECONDS = 0.5  # of deleting pods, then a new pass creates the successors that can start
 
 
 class ActionExecutor:
-    """What reconcile decided about jobs of one cluster, done by at most `at_once` requests at a time."""
+    """Executes decisions about jobs of one cluster, with at most `at_once` requests at a time."""
 
     def __init__(self, cluster: Cluster, control: JobControl, at_once: int) -> None:
         self._cluster, self._control, self._at_once = cluster, control, at_once
         self._rejections: dict[str, Fault] = {}  # by the job's uid
-        self._workers: dict[str, int] = {}  # likewise: of the restart that is under way
+        self._workers: dict[str, int] = {}  # by the job's uid: workers of the restart that is running
 
     def rejection(self, job: Manifest) -> Fault | None:
-        """What the cluster said to the last child of the job that it did not take."""
+        """The cluster's refusal of the last child of the job that it did not accept."""
         return self._rejections.get(job["metadata"]["uid"])
 
     async def execute(self, job: Manifest, decision: Decision) -> bool:
-        """Statuses in their order, then objects side by side, pods last, then all else. False: something was not as expected."""
+        """Writes statuses in order, then objects concurrently, then pods, then does all else.
+
+        Returns False when the cluster was not as reconcile expected.
+        """
         deletes = decision.of(Delete)
         objects = [*(d for d in deletes if not _is_pod(d)), *decision.of(Create)]
         done = [await self._execute_one(job, action) for action in decision.of(WriteStatus)]
@@ -48,12 +51,14 @@ class ActionExecutor:
         return all(done)
 
     async def _execute_pods(self, job: Manifest, deletes: Sequence[Action], creates: Sequence[Action]) -> bool:
-        """While pods are deleted, the successors of those that have gone should start: so the rest is left to the next look."""
+        """Stops deleting after a while, so that the next pass creates successors of pods that are
+        gone.
+        """
         uid, seconds = job["metadata"]["uid"], OVERLAP_SECONDS if deletes else float("inf")
         calls = self._calls(job, interleave(deletes, creates))
         batch = SlowStartBatch(calls, self._at_once, seconds, self._workers.pop(uid, 1))
         smooth = await _run(batch)
-        if smooth and deletes and creates:  # the next look goes on with as many
+        if smooth and deletes and creates:  # the next pass continues with as many workers
             self._workers[uid] = batch.workers
         return smooth
 
@@ -81,9 +86,9 @@ class ActionExecutor:
         return True
 
     async def _create(self, job: Manifest, manifest: Manifest) -> bool:
-        """A name that is taken is a leftover on its way out: the next look will tell.
+        """Creates a child; False when the name is still terminating: the next pass tries again.
 
-        A refusal ends the job, but for that of a quota: what is used up now may be free later.
+        A refusal ends the job, except that of a quota, which may have room later.
         """
         uid = job["metadata"]["uid"]
         try:
@@ -106,7 +111,7 @@ async def _run(batch: SlowStartBatch) -> bool:
 
 
 class _Rejected(Exception):
-    """The cluster will never take this child. The next look tells reconcile."""
+    """The cluster refuses this child. The next pass passes the refusal to reconcile."""
 
 
 def _is_pod(action: Action) -> bool:

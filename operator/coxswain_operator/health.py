@@ -1,4 +1,7 @@
-"""/healthz, /readyz and /metrics of the operator. Healthy means that what must move is moving."""
+"""/healthz, /readyz and /metrics of the operator.
+
+The operator is healthy while its watches, its queue and the renewal of its Lease make progress.
+"""
 
 from __future__ import annotations
 
@@ -11,50 +14,52 @@ from aiohttp import web
 
 from coxswain_link.metrics import MetricsRegistry
 
-LONGEST_SILENCE = 180.0  # seconds: streams are reopened after 70
-LONGEST_WAIT = 300.0  # seconds for a turn: one may take long, all of them may not
+LONGEST_SILENCE = 180.0  # seconds: watches are reopened after 70
+LONGEST_WAIT = 300.0  # seconds until a job's pass begins: one pass may take long, all may not
 LAG_NAP = 1.0  # seconds between two measurements of the loop
 LONGEST_UNRENEWED = 60.0  # seconds: a leader that cannot renew its Lease should have ended long before
 
 
 @dataclass(frozen=True, slots=True)
 class HealthStatus:
-    """What is measured, in seconds. A loop that is stuck shows by not answering at all."""
+    """Measured times, in seconds. An event loop that is stuck does not answer at all."""
 
-    silence: float = 0.0  # since the quietest stream was heard
-    waiting: float = 0.0  # of the most patient job
+    silence: float = 0.0  # since the quietest watch delivered something
+    waiting: float = 0.0  # of the job that waits longest
     unrenewed: float = 0.0  # since a leader's Lease was last renewed; 0 for a standby
     jobs: int = 0
-    lag: float = 0.0  # of the loop, lately
+    lag: float = 0.0  # of the event loop, recently
 
     @property
     def problem(self) -> str:
-        """What is wrong; empty if nothing is."""
+        """The first limit that is exceeded; empty if none is."""
         if self.silence > LONGEST_SILENCE:
-            return f"a stream has been silent for {self.silence:.0f} s; at most {LONGEST_SILENCE:.0f} are normal"
+            return f"a watch has been silent for {self.silence:.0f} s; at most {LONGEST_SILENCE:.0f} are normal"
         if self.waiting > LONGEST_WAIT:
-            return f"a job has waited for its turn for {self.waiting:.0f} s; at most {LONGEST_WAIT:.0f} are normal"
+            return f"a job has waited {self.waiting:.0f} s to be reconciled; at most {LONGEST_WAIT:.0f} are normal"
         if self.unrenewed > LONGEST_UNRENEWED:
             return f"the Lease was last renewed {self.unrenewed:.0f} s ago; at most {LONGEST_UNRENEWED:.0f} are normal"
         return ""
 
     @property
     def text(self) -> str:
-        """All of it, for people."""
-        lease = f"the Lease was renewed {self.unrenewed:.1f} s ago" if self.unrenewed else "another may lead"
-        lag = f"the loop was lately up to {self.lag:.2f} s late"
-        heard = f"every watch was heard within {self.silence:.1f} s"
-        return f"{self.problem or 'ok'}\n{heard}\nno job has waited longer than {self.waiting:.1f} s\n{lease}\n{lag}\n"
+        """All measurements, for people."""
+        lease = f"the Lease was renewed {self.unrenewed:.1f} s ago" if self.unrenewed else "not the leader"
+        lag = f"the event loop was recently up to {self.lag:.2f} s late"
+        silence = f"every watch delivered within {self.silence:.1f} s"
+        return (
+            f"{self.problem or 'ok'}\n{silence}\nno job has waited longer than {self.waiting:.1f} s\n{lease}\n{lag}\n"
+        )
 
 
 class LoopLag:
-    """How late the event loop is: by how much a nap lasted longer than it should. Use `measure` as a task."""
+    """Measures how much longer than asked a sleep takes. Run `measure` as a task."""
 
     def __init__(self, nap: float = LAG_NAP) -> None:
-        self.seconds, self._nap = 0.0, nap  # the longest lately: an old one fades by a tenth with every nap
+        self.seconds, self._nap = 0.0, nap  # the maximum, which decays by a tenth with every nap
 
     async def measure(self) -> None:
-        """For ever."""
+        """Runs for ever."""
         while True:
             began = time.monotonic()
             await asyncio.sleep(self._nap)
@@ -64,7 +69,7 @@ class LoopLag:
 async def serve_health(
     host: str, port: int, status: Callable[[float], HealthStatus], metrics: MetricsRegistry
 ) -> web.AppRunner:
-    """Listens until `cleanup()`; `pulse` is asked with time.monotonic(). A standby is ready: it is ready to take over."""
+    """Listens until `cleanup()`; `status` takes time.monotonic(). A standby is ready to take over."""
 
     async def healthz(_: web.Request) -> web.Response:
         now = status(time.monotonic())

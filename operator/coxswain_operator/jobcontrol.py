@@ -1,4 +1,4 @@
-"""`JobControl` over HTTP: how the operator speaks to a job's coordinator."""
+"""`JobControl` over HTTP: the operator's client of a job's coordinator."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from coxswain_operator.cluster import Cluster
 from coxswain_operator.reconcile.context import COORDINATOR
 from coxswain_operator.views import Manifest, PodView
 
-DEADLINE_SECONDS = 2.0  # for one attempt; the next pass asks again, so that a coordinator that left holds up nobody
+DEADLINE_SECONDS = 2.0  # of one attempt; the next pass asks again, so no pass waits for a coordinator that is gone
 
 
 class HttpJobControl:
-    """Finds the coordinator by its pod's address and speaks with the token of the job's Secret. Keeps one connection a job."""
+    """Finds the coordinator by its pod's address; authenticates with the token of the job's Secret.
+
+    Keeps one connection a job.
+    """
 
     def __init__(self, cluster: Cluster, port: int = PORT_COORDINATOR) -> None:
         self._cluster, self._port = cluster, port
         self._clients: dict[str, tuple[str, AsyncClient]] = {}  # by the job's uid: address and token, client
 
     async def report(self, job: Manifest, after: str = "", wait: float = 0.0) -> JobReport | None:
-        """With `after`, the mark of a report: waits so many seconds for one of another mark."""
+        """With `after` and `wait`: waits up to `wait` seconds for a report of another revision."""
         query: dict[str, Any] = {"after": after, "wait": wait} if wait else {}
         try:
             client = await self._client(job)
             return await client.get("/v1/report", JobReport, deadline=DEADLINE_SECONDS, **query) if client else None
-        except CoxswainError:  # of the coordinator, or of the API server that was asked for its token
+        except CoxswainError:  # from the coordinator, or from the API server when it is asked for the token
             return None
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
@@ -55,7 +58,7 @@ class HttpJobControl:
         self._clients.clear()
 
     async def _client(self, job: Manifest) -> AsyncClient | None:
-        """The client for the coordinator's present address; None while it has none."""
+        """The client for the coordinator's current address; None while it has none."""
         meta = job["metadata"]
         address = await self._address(job)
         token = await self._token(job) if address else ""
@@ -71,7 +74,7 @@ class HttpJobControl:
         return client
 
     async def coordinator_pod(self, job: Manifest) -> PodView | None:
-        """The coordinator's pod, if it is ready. One that only starts would hold up whoever asks it."""
+        """The coordinator's pod, if it is ready. One that is starting would only delay the caller."""
         meta = job["metadata"]
         pods = await self._cluster.pod_views(meta["namespace"], meta["uid"])
         ready = [p for p in pods if p.role == COORDINATOR and p.phase == "Running" and p.ready]

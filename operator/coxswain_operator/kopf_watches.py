@@ -1,6 +1,6 @@
-"""kopf as glue: it watches our four kinds and rings for the jobs concerned. What is done about it is reconcile's business.
+"""kopf watches our four kinds; each change adds the affected jobs to the queue.
 
-Only `on.event` handlers: kopf's others write annotations and finalizers into objects, and remember what they handled.
+Only `on.event` handlers are used: kopf's other handlers write annotations and finalizers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
 from coxswain_operator.views import Manifest
 from coxswain_operator.workqueue import Key
 
-with block_imports(
-    "kubernetes"
-):  # kopf would serve its objects too; nobody here has any, and its import costs half a second
+with block_imports("kubernetes"):  # an optional adapter of kopf's, unused; its import costs 0.5 s
     import kopf
 
 log = logging.getLogger(__name__)
 
-LONGEST_PAUSE = 15.0  # seconds between two attempts of kopf's
+LONGEST_PAUSE = 15.0  # seconds between two attempts of kopf
 AddKey = Callable[[Key], None]
 
 
@@ -41,18 +39,21 @@ async def run_watches(
     namespaces: tuple[str, ...] = (),
     silence: float = SILENCE_SECONDS,
 ) -> None:
-    """Rings for jobs until SIGTERM, which kopf takes for itself. Raises RuntimeError when the watch of pods ends otherwise."""
+    """Adds jobs to the queue until SIGTERM, which kopf handles.
+
+    Raises RuntimeError when the watch of pods ends by itself.
+    """
     scopes = namespaces or ("",)
-    await cluster.served([kind.plural for kind in KINDS])  # kopf looks for them once, as it starts
+    await cluster.served([kind.plural for kind in KINDS])  # kopf looks for the kinds only once, at its start
     for namespace in scopes:
-        # Jobs before pods: what a job's status says of its pods must never be newer than what is known of them.
+        # Jobs before pods: the view of a job's status must not be newer than the view of its pods.
         await cluster.list("TrainingJob", namespace)
     pods = [asyncio.create_task(_add_jobs_of_pods(cluster, namespace, add)) for namespace in scopes]
     ours = asyncio.create_task(_kopf(_registry(cluster, access, add), namespaces, silence))
     try:
         await asyncio.wait({ours, *pods}, return_when=asyncio.FIRST_COMPLETED)
         if not ours.done():
-            raise RuntimeError("the watch of pods has ended by itself; the operator must start anew")
+            raise RuntimeError("the watch of pods has ended by itself; the operator must restart")
         await ours
     finally:
         for task in (ours, *pods):
@@ -61,7 +62,10 @@ async def run_watches(
 
 
 async def _kopf(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], silence: float) -> None:
-    """Until SIGTERM. kopf ends at what a watch may bring: half a line, an ERROR other than 410, a 410 instead of a stream."""
+    """Runs kopf until SIGTERM and restarts it when it ends with an error.
+
+    kopf ends at half a line, at an ERROR other than 410, and at a 410 instead of a stream.
+    """
     failures = 0
     while True:
         began = time.monotonic()
@@ -69,14 +73,17 @@ async def _kopf(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], si
             return await _kopf_once(registry, namespaces, _settings(silence))
         except Exception as error:
             failures = 0 if time.monotonic() - began > LONGEST_PAUSE else failures + 1
-            log.warning("kopf: %s: %s; beginning anew", type(error).__name__, error)
+            log.warning("kopf: %s: %s; restarting the watches", type(error).__name__, error)
             await asyncio.sleep(random.uniform(0.1, min(LONGEST_PAUSE, 0.5 * 2.0**failures)))
 
 
 async def _kopf_once(
     registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], settings: kopf.OperatorSettings
 ) -> None:
-    """Not by `kopf.operator`: at its end it cancels every task of the process that is younger than itself."""
+    """Runs kopf's tasks once.
+
+    `kopf.operator` is not used: it cancels every younger task of the process when it ends.
+    """
     tasks = await kopf.spawn_tasks(
         registry=registry, settings=settings, standalone=True, clusterwide=not namespaces, namespaces=namespaces
     )
@@ -104,9 +111,9 @@ def _registry(cluster: KubernetesCluster, access: Access, add: AddKey) -> kopf.O
         return _connection_info(access)
 
     async def on_event(event: Any, **_: Any) -> None:
-        """The object comes along into the cache: a turn that this ring brings about must find it there."""
+        """Puts the object into the cache first, so that the pass that this event causes sees it."""
         change = WatchEvent("DELETED" if event["type"] == "DELETED" else "MODIFIED", _plain(event["object"]))
-        if cluster.note(change):  # not what we wrote ourselves
+        if cluster.note(change):  # False for our own write
             for key in await _affected_jobs(cluster, change.object):
                 add(key)
 
@@ -117,7 +124,7 @@ def _registry(cluster: KubernetesCluster, access: Access, add: AddKey) -> kopf.O
 
 
 async def _affected_jobs(cluster: KubernetesCluster, item: Manifest) -> list[Key]:
-    """A job itself; of anything else all jobs of its namespace, since any of them may refer to it."""
+    """The job itself; for another kind all jobs of its namespace, since any may refer to it."""
     namespace = item["metadata"]["namespace"]
     if item["kind"] == "TrainingJob":
         return [(namespace, item["metadata"]["name"])]
@@ -125,12 +132,12 @@ async def _affected_jobs(cluster: KubernetesCluster, item: Manifest) -> list[Key
 
 
 def _plain(body: Any) -> Manifest:
-    """kopf may hand out read-only views."""
+    """A plain dictionary: kopf may pass read-only views."""
     return {**body, "metadata": {**body["metadata"]}}
 
 
 class _Backoffs:
-    """Between kopf's attempts of a request: for ever. After the last one of a finite list it would end."""
+    """Endless pauses between kopf's attempts: kopf gives up at the end of a finite list."""
 
     def __iter__(self) -> Iterator[float]:
         return chain((0.5, 1, 2, 4, 8), repeat(LONGEST_PAUSE))
@@ -140,9 +147,9 @@ def _settings(silence: float) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.networking.error_backoffs = _Backoffs()
     settings.watching.inactivity_timeout = silence
-    settings.posting.enabled = False  # events are ours: stable reasons, after the status write
+    settings.posting.enabled = False  # the executor publishes events itself, after the status write
     settings.peering.standalone = True  # a Lease decides who acts, not kopf's peering
-    settings.scanning.disabled = True  # no rights on namespaces and CRDs; new CRDs need a restart
+    settings.scanning.disabled = True  # needs no rights on namespaces and CRDs; a new CRD needs a restart
     settings.watching.chunk_size = 500
     return settings
 

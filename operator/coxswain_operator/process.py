@@ -1,4 +1,7 @@
-"""The operator's process: waits for the Lease, then reconciles TrainingJobs until it loses it or is told to stop."""
+"""The operator's process: waits for the Lease, then reconciles TrainingJobs.
+
+It ends when it loses the Lease or receives SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +37,13 @@ from coxswain_operator.workqueue import Key, RequeueDelay, WorkQueue
 log = logging.getLogger("coxswain_operator")
 
 LEASE = "coxswain-operator"
-POLL_SECONDS = 60.0  # between two looks at a job that nobody rings for
+POLL_SECONDS = 60.0  # between two passes over a job without changes
 _DEFAULTS = Settings()
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says."""
+    """Options of the command line."""
 
     kubeconfig: Path | None
     namespaces: tuple[str, ...]
@@ -55,16 +58,18 @@ def main(
     kubeconfig: Annotated[Path | None, typer.Option(help="Default: the pod's service account.")] = None,
     namespace: Annotated[list[str] | None, typer.Option(help="Reconcile only here; repeatable. Default: all.")] = None,
     operator_namespace: Annotated[str, typer.Option(help="Where the Lease is.")] = "coxswain-system",
-    lease_seconds: Annotated[float, typer.Option(help="Another may lead after a holder's silence of that long.")] = 15,
-    renew_seconds: Annotated[float, typer.Option(help="A leader that cannot renew for that long exits.")] = 10,
-    retry_seconds: Annotated[float, typer.Option(help="Between two attempts.")] = 2,
-    identity: Annotated[str, typer.Option(help="As the Lease's holder; must be of one process. Default: random.")] = "",
-    host: Annotated[str, typer.Option(help="Of /healthz, /readyz and /metrics.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="0: the kernel's choice.")] = 8080,
+    lease_seconds: Annotated[
+        float, typer.Option(help="Another operator may lead once the Lease was not renewed for so long.")
+    ] = 15,
+    renew_seconds: Annotated[float, typer.Option(help="A leader that cannot renew the Lease for so long exits.")] = 10,
+    retry_seconds: Annotated[float, typer.Option(help="Between two attempts to take or renew the Lease.")] = 2,
+    identity: Annotated[str, typer.Option(help="Holder of the Lease; unique to the process. Default: random.")] = "",
+    host: Annotated[str, typer.Option(help="Address of /healthz, /readyz and /metrics.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port of the same; 0: the kernel chooses.")] = 8080,
     data_image: Annotated[str, typer.Option(help="Coordinator, loaders, constructors.")] = _DEFAULTS.data_image,
     train_image: Annotated[str, typer.Option(help="Trainers that name no image.")] = _DEFAULTS.train_image,
     pull_policy: Annotated[str, typer.Option(help="imagePullPolicy of both.")] = _DEFAULTS.pull_policy,
-    prometheus_namespace: Annotated[str, typer.Option(help="Whose pods may scrape jobs; empty: nobody.")] = "",
+    prometheus_namespace: Annotated[str, typer.Option(help="Its pods may scrape jobs; empty: none may.")] = "",
 ) -> None:
     """Runs the operator."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -83,7 +88,7 @@ def main(
     except (Retryable, OSError) as error:
         sys.exit(_say(error, Exit.RETRYABLE))
     except asyncio.CancelledError:  # SIGTERM
-        log.info("told to stop while another led")
+        log.info("SIGTERM received on standby: exiting")
 
 
 def _say(error: Exception, code: Exit) -> int:
@@ -92,10 +97,15 @@ def _say(error: Exception, code: Exit) -> int:
 
 
 async def run(options: Options) -> None:
-    """Until SIGTERM or SIGINT. Raises what makes it impossible to go on; ends the process when the Lease is lost."""
+    """Runs until SIGTERM or SIGINT. Ends the process when the Lease is lost.
+
+    Raises Refused for options or access that cannot work, Retryable or OSError for a failed start.
+    """
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # of a standby; later it is kopf's
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGTERM, task.cancel
+    )  # while on standby; kopf handles it later
     access, registry = find_access(options.kubeconfig), metrics.build("operator")
     async with AsyncExitStack() as stack:
         requests = registry["coxswain_api_requests_total"]
@@ -105,7 +115,7 @@ async def run(options: Options) -> None:
             )
         )
         cluster = await stack.enter_async_context(KubernetesCluster(connection, bool(options.namespaces)))
-        # A connection of its own: a renewal must not stand in line behind a thousand pods.
+        # A connection of its own: a renewal must not queue behind requests for a thousand pods.
         leader = _leader(options, await stack.enter_async_context(Connection(access)))
         control = ReportPoller(HttpJobControl(cluster), lambda key: queue.add(key))
         stack.push_async_callback(control.close)
@@ -124,13 +134,19 @@ async def run(options: Options) -> None:
 
 
 def _leader(options: Options, connection: Connection) -> Leader:
-    """A container that is started again in its pod keeps its name: it knows that its predecessor is dead, and need not wait."""
+    """The identity begins with the pod's name.
+
+    A container that restarts in its pod takes its predecessor's Lease over without waiting.
+    """
     identity = options.identity or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     return Leader(connection, options.settings.operator_namespace, LEASE, identity, options.timing)
 
 
 async def _lead(leader: Leader, queue: WorkQueue, work: Coroutine[None, None, None]) -> None:
-    """Works while the Lease is ours. Without it nothing may be written any more, so the process ends where it stands."""
+    """Runs `work` while this process holds the Lease.
+
+    Nothing may be written without the Lease, so the process exits at once when it is lost.
+    """
     try:
         await leader.acquire()
     except BaseException:
@@ -151,7 +167,7 @@ async def _lead(leader: Leader, queue: WorkQueue, work: Coroutine[None, None, No
 def _measured(
     controller: Controller, registry: metrics.MetricsRegistry
 ) -> Callable[[Key], Awaitable[RequeueDelay | None]]:
-    """What the queue does for a key, measured."""
+    """Reconciles the job of a key and measures the pass."""
 
     async def process(key: Key) -> RequeueDelay | None:
         result = "error"

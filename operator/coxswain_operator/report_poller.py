@@ -1,4 +1,4 @@
-"""Coordinators tell the operator when something has changed: one waiting request a job, and no turn that waits for an answer."""
+"""Long-polls the coordinators' reports: one waiting request a job, so that no pass waits for it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from coxswain_operator.views import Manifest
 
 Key = tuple[str, str]  # namespace, name
 
-WAIT_SECONDS = 15.0  # after which a coordinator tells its progress even if nothing else has changed
-ABSENT_SECONDS = 2.0  # between two tries to reach one that does not answer
-FORGOTTEN_SECONDS = 180.0  # a job whose report nobody has asked for that long is over
+WAIT_SECONDS = 15.0  # after which a coordinator answers even if nothing but progress has changed
+ABSENT_SECONDS = 2.0  # between two requests to a coordinator that does not answer
+FORGOTTEN_SECONDS = 180.0  # polling stops when no pass has asked for the report for so long
 
 
 @dataclass(slots=True)
 class _Polled:
-    asked: float  # when somebody last wanted to know
-    coordinator_uid: str  # uid of the pod that is asked
-    latest: JobReport | None = None  # what this pod said last
+    asked: float  # when a pass last asked for the report
+    coordinator_uid: str  # of the pod that is polled
+    latest: JobReport | None = None  # the last report of this pod
     task: asyncio.Task[None] | None = None
 
 
 class ReportPoller:
-    """A JobControl whose reports are there already. Every answer of a coordinator rings for its job."""
+    """A JobControl that returns the latest polled report and calls `on_change` for each new one."""
 
     def __init__(
         self,
@@ -40,41 +40,41 @@ class ReportPoller:
         self._polled: dict[str, _Polled] = {}  # by the job's uid
 
     async def report(self, job: Manifest) -> JobReport | None:
-        """The latest one of the coordinator that is there now: its predecessor's word says nothing of it. Begins to follow it."""
+        """The latest report of the current coordinator, never its predecessor's; starts polling it."""
         uid, now, coordinator_uid = job["metadata"]["uid"], time.monotonic(), await self._coordinator_uid(job)
-        followed = self._polled.get(uid)
-        if followed is None or (coordinator_uid and followed.coordinator_uid != coordinator_uid):
-            followed = self._start_polling(job, coordinator_uid)
-        followed.asked = now
-        return followed.latest if followed.coordinator_uid == coordinator_uid else None
+        polled = self._polled.get(uid)
+        if polled is None or (coordinator_uid and polled.coordinator_uid != coordinator_uid):
+            polled = self._start_polling(job, coordinator_uid)
+        polled.asked = now
+        return polled.latest if polled.coordinator_uid == coordinator_uid else None
 
     def _start_polling(self, job: Manifest, coordinator_uid: str) -> _Polled:
-        """Another pod is not waited for any more: it may be gone without having closed its connection."""
+        """Replaces the poll of an earlier pod, which may be gone with its connection still open."""
         uid = job["metadata"]["uid"]
         if uid in self._polled:
             _cancel(self._polled[uid])
-        followed = self._polled[uid] = _Polled(time.monotonic(), coordinator_uid)
-        followed.task = asyncio.create_task(self._poll(job, followed), name=f"reports of {uid}")
-        return followed
+        polled = self._polled[uid] = _Polled(time.monotonic(), coordinator_uid)
+        polled.task = asyncio.create_task(self._poll(job, polled), name=f"reports of {uid}")
+        return polled
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
         return await self._control.checkpoint_and_stop(job, reason, at_step)
 
     async def close(self) -> None:
-        tasks = [_cancel(followed) for followed in self._polled.values()]
+        tasks = [_cancel(polled) for polled in self._polled.values()]
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._control.close()
 
-    async def _poll(self, job: Manifest, followed: _Polled) -> None:
+    async def _poll(self, job: Manifest, polled: _Polled) -> None:
         meta = job["metadata"]
-        while time.monotonic() - followed.asked < FORGOTTEN_SECONDS:
-            before, asked = followed.latest, time.monotonic()
+        while time.monotonic() - polled.asked < FORGOTTEN_SECONDS:
+            before, asked = polled.latest, time.monotonic()
             mark = before.revision() if before else ""
-            followed.latest = await self._control.report(job, mark, self._wait)
-            if (followed.latest or before) is not None:
+            polled.latest = await self._control.report(job, mark, self._wait)
+            if (polled.latest or before) is not None:
                 self._on_change((meta["namespace"], meta["name"]))
             early = time.monotonic() - asked < self._wait / 2
-            if followed.latest is None or (early and followed.latest.revision() == mark):  # there, but it does not wait
+            if polled.latest is None or (early and polled.latest.revision() == mark):  # it answers, but does not wait
                 await asyncio.sleep(self._absent)
         del self._polled[meta["uid"]]
         await self._control.forget(job)
@@ -85,7 +85,7 @@ class ReportPoller:
         return coordinator_uid.uid if coordinator_uid else ""
 
 
-def _cancel(followed: _Polled) -> asyncio.Task[None]:
-    assert followed.task is not None
-    followed.task.cancel()
-    return followed.task
+def _cancel(polled: _Polled) -> asyncio.Task[None]:
+    assert polled.task is not None
+    polled.task.cancel()
+    return polled.task

@@ -1,4 +1,4 @@
-"""What the operator's installation decides, not the job."""
+"""Settings of the operator's installation, which no job can change."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Defaults suit the local cluster, which has no images."""
+    """The defaults suit the local cluster, which has no images."""
 
-    data_image: str = "coxswain-data"  # coordinator, loaders and constructors, unless the job names its own
-    train_image: str = "coxswain-train"  # trainers, likewise
+    data_image: str = "coxswain-data"  # of coordinator, loaders and constructors, unless the job names its own
+    train_image: str = "coxswain-train"  # of trainers, likewise
     pull_policy: str = "IfNotPresent"
     user: int = 65532  # numeric id that the containers run as
-    prometheus_namespace: str = ""  # label kubernetes.io/metadata.name of who may scrape; empty: nobody
+    prometheus_namespace: str = ""  # namespace whose pods may scrape; empty: none
     operator_namespace: str = "coxswain-system"
     at_once: int = 64  # requests under way, to the API server and for one job

@@ -1,4 +1,4 @@
-"""One job, without an operator's queues: `cox run` drives its passes itself."""
+"""Reconciles one job without an operator's queue, for `cox run`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ log = logging.getLogger(__name__)
 async def run_job(
     controller: Controller, cluster: Cluster, namespace: str, name: str, leave: asyncio.Event | None = None
 ) -> Manifest | None:
-    """Passes until the job is over and its pods are gone; returns it as it then is, None if it does not exist.
+    """Repeats passes until the job is finished; returns the job, or None if it does not exist.
 
-    `leave`: once it is set, the pass under way is the last: a cancelled one may have written a status and told nobody.
+    A job is finished when it has ended and its pods are gone. `leave`: once it is set, the pass
+    that is running is the last one. A cancelled pass could leave a status without its actions.
     """
     leave = leave or asyncio.Event()
     async with _watch_changes(cluster, namespace, leave) as changed:
@@ -34,14 +35,14 @@ async def run_job(
                     return observed.job
                 delay = await controller.reconcile_observed(observed)
             except (Conflict, Retryable, OSError) as error:
-                log.info("%s/%s: %s: %s; looking again", namespace, name, type(error).__name__, error)
+                log.info("%s/%s: %s: %s; trying again", namespace, name, type(error).__name__, error)
                 delay = RETRY_SECONDS
             await _wait_for_change(changed, delay)
         return await cluster.get("TrainingJob", namespace, name)
 
 
 async def _wait_for_change(changed: asyncio.Event, delay: float) -> None:
-    """Until something changes, at most `delay` seconds; then a moment more, so that changes that come together are one pass."""
+    """Waits for a change, at most `delay` seconds, then coalesces changes into one pass."""
     with suppress(TimeoutError):
         async with asyncio.timeout(delay):
             await changed.wait()

@@ -1,4 +1,4 @@
-"""Doing many things at once, carefully: one at first, then more and more, and nothing more after a failure."""
+"""Concurrent calls with a slow start: one at first, then more, and no new one after a failure."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ AT_ONCE = 64
 
 
 class SlowStartBatch:
-    """Workers over one list of deeds. Every deed that succeeds brings in another worker, so their number doubles.
+    """Workers over one list of calls. Every call that succeeds adds a worker, so they double.
 
-    That is how a Job controller starts pods: a quota or a broken admission costs one request instead of a thousand.
+    A Job controller starts pods in the same way: a quota or a broken admission webhook costs one
+    request instead of a thousand.
     """
 
     def __init__(
         self, calls: Iterable[Call], at_once: int = AT_ONCE, seconds: float = float("inf"), at_first: int = 1
     ) -> None:
-        """After `seconds` nothing more is begun. `at_first`: as many as the same kind of work had before, a moment ago."""
+        """After `seconds` no call is begun. `at_first`: workers that the same work had just before."""
         self._calls, self._at_once, self._end = iter(calls), at_once, time.monotonic() + seconds
         self._at_first, self.workers = at_first, 0
         self._errors, self._as_expected = list[BaseException](), True
 
     async def run(self) -> bool:
-        """Returns once all that was begun is done; False: something was not as expected. Raises the first error."""
+        """Returns when all begun calls are done; False if one returned False.
+
+        Raises the first error.
+        """
         async with asyncio.TaskGroup() as group:
             for _ in range(self._at_first):
                 self._start_worker(group)
@@ -47,7 +51,7 @@ class SlowStartBatch:
                 self._as_expected &= await call()
             except asyncio.CancelledError:
                 raise
-            except BaseException as error:  # kept until the others are done: their answers count
+            except BaseException as error:  # raised when the others are done: their results count
                 self._errors.append(error)
                 return
             if self.workers < self._at_once:
@@ -60,7 +64,7 @@ class SlowStartBatch:
 
 
 def interleave(first: Iterable[T], second: Iterable[T]) -> Iterator[T]:
-    """One of each in turn, then what is left of the longer."""
+    """One item of each in turn, then the rest of the longer one."""
     absent = object()
     pairs = zip_longest(first, second, fillvalue=absent)
     return (item for item in chain.from_iterable(pairs) if item is not absent)  # type: ignore[misc]

@@ -1,4 +1,7 @@
-"""A queue of keys: rung as often as anybody likes, handled one at a time for each key, again after a while by themselves."""
+"""A queue of keys, one pass at a time for each key.
+
+Keys that are added during a pass get another pass; every key is requeued after a while.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +20,32 @@ log = logging.getLogger(__name__)
 
 Key = tuple[str, str]  # namespace, name
 COALESCE_SECONDS = 0.05  # keys that are added together are one pass
-MAX_CONCURRENT = 16  # turns of different keys
-MAX_BACKOFF_SECONDS = 60.0  # after turns that failed
+MAX_CONCURRENT = 16  # passes over different keys
+MAX_BACKOFF_SECONDS = 60.0  # after passes that failed
 
 
 @dataclass(frozen=True, slots=True)
 class RequeueDelay:
-    """Seconds between two passes over a job: `least` even if something changes, `most` even if nothing does."""
+    """Seconds between two passes over a job: `least` even if something changes, `most` even if
+    nothing does.
+    """
 
     least: float
     most: float
 
 
 class WorkQueue:
-    """`turn(key)` answers how long to rest, or None: the key is gone.
+    """`process(key)` returns the delay until the next pass, or None when the key is gone.
 
-    A turn that raises is repeated after a pause that doubles up to a minute; a Conflict only means that it was overtaken.
-    Use as `async with`; leaving it ends all turns.
+    A pass that raises is repeated after a pause that doubles up to a minute. After a Conflict the
+    pass is repeated at once. Use as `async with`; leaving it cancels all passes.
     """
 
     def __init__(self, process: Callable[[Key], Awaitable[RequeueDelay | None]]) -> None:
         self._process = process
         self._added: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self._due: dict[Key, float] = {}  # rung and not begun: since when
+        self._due: dict[Key, float] = {}  # when a key was added whose pass has not begun
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def __aenter__(self) -> WorkQueue:
@@ -55,7 +60,7 @@ class WorkQueue:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def add(self, key: Key) -> None:
-        """Asks for a turn soon, also if one is under way."""
+        """Requests a pass soon, also while one is running."""
         self._due.setdefault(key, time.monotonic())
         if key not in self._tasks:
             self._added[key] = asyncio.Event()
@@ -67,11 +72,11 @@ class WorkQueue:
         return list(self._tasks)
 
     def oldest(self, now: float) -> float:
-        """Seconds that the most patient ring has waited for its turn."""
+        """Seconds that the oldest added key has waited for its pass."""
         return max((now - since for since in self._due.values()), default=0.0)
 
     async def _process_until_gone(self, key: Key) -> None:
-        """Turns until the key is gone and nobody has rung since."""
+        """Repeats passes until the key is gone and was not added again."""
         added, failures, rest = self._added[key], 0, RequeueDelay(0.0, 0.0)
         while added.is_set() or rest is not GONE:
             await _wait_for_add(added, rest)
@@ -92,7 +97,7 @@ GONE = RequeueDelay(0.0, 0.0)
 
 
 async def _wait_for_add(added: asyncio.Event, rest: RequeueDelay) -> None:
-    """Until somebody rings, but no sooner than the rest allows; a moment more, so that rings that come together are one."""
+    """Waits for an add, between `least` and `most` seconds, then coalesces adds."""
     begun = time.monotonic()
     with suppress(TimeoutError):
         async with asyncio.timeout(rest.most):
@@ -102,9 +107,9 @@ async def _wait_for_add(added: asyncio.Event, rest: RequeueDelay) -> None:
 
 
 def _backoff(key: Key, error: Exception, failures: int) -> RequeueDelay:
-    """Rings do not shorten it, or a busy job would hammer an ailing server."""
+    """Adds do not shorten the delay, so that a busy job does not flood a failing server."""
     if isinstance(error, Conflict):
-        log.info("%s/%s: overtaken: %s", *key, error)
+        log.info("%s/%s: conflict, trying again: %s", *key, error)
         return RequeueDelay(COALESCE_SECONDS, COALESCE_SECONDS)
     log.warning("%s/%s: %s: %s", *key, type(error).__name__, error, exc_info=not str(error))
     seconds = random.uniform(0.5, 1.0) * min(MAX_BACKOFF_SECONDS, 2.0 ** (failures - 1))

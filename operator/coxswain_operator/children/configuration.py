@@ -1,4 +1,4 @@
-"""What a job's pods are told: the resolved job, and the token by which they know each other."""
+"""Configuration of a job's pods: the resolved job, and the token that authenticates them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from coxswain_operator.views import Manifest
 
 
 def config_map(job: Manifest, config: JobConfig) -> Manifest:
-    """`job.json`, read once by every service as it starts."""
+    """`job.json`, which every service reads once at its start."""
     text = msgspec.json.format(msgspec.json.encode(config, order="deterministic"), indent=2).decode()
     return child(job, "v1", "ConfigMap", config_map_name(job), {"data": {"job.json": text}})
 
 
 def secret(job: Manifest, token: str) -> Manifest:
-    """Made once, from a fresh random token, and never remade while the job lives."""
+    """Created once with a fresh random token, and kept until the job is deleted."""
     data = {"token": base64.b64encode(token.encode()).decode()}
     manifest = child(job, "v1", "Secret", secret_name(job), {"type": "Opaque", "data": data})
-    manifest["metadata"]["annotations"] = {}  # a hash of the token has no business in the open
+    manifest["metadata"]["annotations"] = {}  # no hash of the token in readable metadata
     return manifest
 
 

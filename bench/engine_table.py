@@ -1,4 +1,4 @@
-"""What bench/engine.py found, as one JSON object and as text."""
+"""The figures of bench/engine.py, as one JSON object and as text."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def spread(values: Sequence[float]) -> str:
     return f"{median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
-def tell(plains: Sequence[dict[str, Any]], ones: Sequence[System], twos: Sequence[System]) -> None:
+def print_figures(plains: Sequence[dict[str, Any]], ones: Sequence[System], twos: Sequence[System]) -> None:
     found = summary(plains, ones, twos)
     runs = {
         "one": [asdict(r) | {"handover": None} for r in ones],

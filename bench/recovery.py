@@ -1,10 +1,12 @@
-"""How long training stands still when a process is killed: one small run, SIGKILL to one process of each kind in turn.
+"""How long training stands still when a process is killed: one small run, SIGKILL to one process of
+each kind in turn.
 
-A pause is the longest time between the ends of two successive steps after the kill, by the workers' own clocks; what a step
-takes anyway is told beside it. Where the kill cost a world, `resumed` is the time from the SIGKILL to the end of the first
-step of the next one. A coordinator's death must not make a step stand still: no rank may wait longer between two of its steps
-than a step takes; that the next coordinator starts on the workers' cores shows in the pause. (A fourth death of one pod within
-ten minutes restarts the job, as its failurePolicy says.)
+A pause is the longest time between the ends of two successive steps after the kill, by the workers'
+clocks; the usual time of a step stands beside it. Where the kill ended a world, `resumed` is the
+time from the SIGKILL to the end of the first step of the next one. The kill of a coordinator must
+not stop a step: no rank may wait longer between two of its steps than a step takes. The next
+coordinator starts on the workers' cores, which shows in the pause. (A fourth failure of one pod
+within ten minutes restarts the job, as its failurePolicy says.)
 
 `make bench-recovery`, or `python -m bench.recovery [--only worker] [--rounds 3]`.
 """
@@ -63,7 +65,9 @@ def ends(run: Run) -> list[End]:
 
 
 def standing(run: Run, after: float) -> float:
-    """Seconds that some rank stood between two successive steps of a world, the second of which ended after a unix time."""
+    """Seconds that some rank stood between two successive steps of a world, the second of which
+    ended after a unix time.
+    """
     done = {
         (line["worldGeneration"], r["rank"], line["step"]): r
         for line in run._lines("timings.jsonl")
@@ -90,7 +94,9 @@ def kill(run: Run, cox: subprocess.Popen[str], service: str) -> Recovery:
 
 
 def judge(service: str, done: Sequence[End], at: float, between: float) -> Recovery:
-    """From all steps of the run so far, of which some ended after the SIGKILL at unix time `at`; `between`: see `standing`."""
+    """From all steps of the run so far, of which some ended after the SIGKILL at unix time `at`;
+    `between`: see `standing`.
+    """
     gaps = [(sooner, later) for (sooner, _, _), (later, _, _) in pairwise(done)]
     before = [later - sooner for sooner, later in gaps if later <= at][-BEFORE:]
     old = [(step, generation) for end, step, generation in done if end <= at]
@@ -125,7 +131,7 @@ def measure(folder: Path, services: list[str], rounds: int) -> list[Recovery]:
         cox.communicate()
 
 
-def tell(service: str, found: Sequence[Recovery]) -> str:
+def sentence(service: str, found: Sequence[Recovery]) -> str:
     pauses, costs = [r.pause for r in found], [r.cost for r in found]
     target = TARGETS.get(service)
     verdict = "" if target is None else f"; target {target:g} s: {'met' if max(costs) <= target else 'MISSED'}"
@@ -151,7 +157,7 @@ def main() -> int:
         found = measure(Path(folder), services, options.rounds)
     print(json.dumps([asdict(recovery) for recovery in found]))
     for service in services:
-        print(tell(service, [r for r in found if r.killed == service]))
+        print(sentence(service, [r for r in found if r.killed == service]))
     return 0
 
 

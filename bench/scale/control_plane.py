@@ -1,10 +1,12 @@
-"""A control plane whose nodes are kwok's: pods are scheduled, become Running and go, but no container starts.
+"""A control plane whose nodes are kwok's: pods are scheduled, become Running and go, but no
+container starts.
 
     with Plane() as plane:
         await plane.add_nodes(200)
 
-etcd (without fsync), kube-apiserver, controller-manager and scheduler (client limits of 1,000/2,000 requests/s), kwok.
-Every client is a user of its own, so that the audit log tells whose requests there were.
+etcd (without fsync), kube-apiserver, controller-manager and scheduler (client limits of 1,000/2,000
+requests/s), kwok. Every client is a user of its own, so that the audit log names the user of every
+request.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ Manifest = dict[str, Any]
 PREFIX = "coxswain-scale-"  # of the folders
 QPS, BURST = "1000", "2000"
 USERS = ("kwok", "watcher", "loop", "coxswain", "jobset", "trainer", "training-operator")
-# The same requests for everybody, or the bench's own: they would only make the log long.
+# Requests that are the same for every system, or the bench's own, would only lengthen the log.
 QUIET = ("kwok", f"system:{SCHEDULER}", "watcher", "admin", "system:apiserver")
 
 
@@ -43,7 +45,7 @@ class Plane:
         self._folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
         self.root = Path(self._folder.name)
         self._children: list[Child] = []
-        users = dict.fromkeys(USERS, "system:masters")  # whom the server's own fairness does not slow down
+        users = dict.fromkeys(USERS, "system:masters")  # exempt from the server's priority and fairness
         self.control = ControlPlane(self.root, flags=self._flags(), users=users)
         try:
             self.control.start()
@@ -103,7 +105,8 @@ class Plane:
             "kube-apiserver": [
                 "--audit-policy-file", policy, "--audit-log-path", self.audit_log, "--audit-log-mode", "batch",
                 "--audit-log-batch-max-wait", "1s",
-                # It taints new nodes, and the node lifecycle controller, which would relieve them, does not run.
+                # It taints new nodes, and the node lifecycle controller, which would relieve them,
+                # does not run.
                 "--disable-admission-plugins", "TaintNodesByCondition",
             ],
             CONTROLLER_MANAGER: [

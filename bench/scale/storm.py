@@ -1,4 +1,6 @@
-"""A thousand pod events a second: what the operator spends on them, and how long a job waits for its turn meanwhile."""
+"""A thousand pod events a second: what the operator spends on them, and how long a job waits for
+its turn meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,10 @@ async def storm(plane: Plane, trainers: int) -> Figures:
         before = await _metrics(operator.metrics)
         meter, waits = Meter(operator.processes, plane.cpu), [0.0]
         asking = asyncio.create_task(_ask(operator.metrics, waits))
-        told = await _storming(amplifier)
+        stormed = await _storming(amplifier)
         used, after = meter.read(), await _metrics(operator.metrics)
         asking.cancel()
-    took, events = told["seconds"], told["events"]
+    took, events = stormed["seconds"], stormed["events"]
     rates = {name: (after[metric] - before[metric]) / took for name, metric in _COUNTERS.items()}
     return {
         "pods": expected, "events": events, "rate": events / took, "cores": used["cpu"] / took,

@@ -35,7 +35,9 @@ class Shape:
 
     @property
     def restarts(self) -> bool:
-        """Whether the whole job is restarted, and its operator killed; with more pods the same ratios take too long."""
+        """Whether the whole job is restarted, and its operator killed; with more pods the same
+        ratios take too long.
+        """
         return self.jobs == 1 and self.trainers <= LARGE
 
     @property
@@ -44,7 +46,7 @@ class Shape:
 
 
 def rows_of(shape: Shape, rounds: list[Row]) -> list[Row]:
-    """The bare loop, ours, and whoever else took part."""
+    """The bare loop, ours, and the peers that took part."""
     systems = dict.fromkeys(name for found in rounds for name in found)
     return [{"case": shape.name, **_row(name, [r for r in rounds if name in r])} for name in systems]
 
@@ -84,7 +86,9 @@ def _restart(mine: list[Row]) -> Row:
 
 
 def _claims(mine: list[Row]) -> Row:
-    """Requests of the operator's own, for each pod: creates and patches of a creation, deletes of a restart."""
+    """Requests of the operator's own, for each pod: creates and patches of a creation, deletes of a
+    restart.
+    """
     pods, restarts = mine[0]["pods"], [m["restart"] for m in mine if "restart" in m]
     claims = {"creates": _verb(mine, "create pods") / pods, "patches": _verb(mine, "patch trainingjobs/status") / pods}
     return claims | ({"deletes": _verb(restarts, "delete pods") / pods} if restarts else {})
@@ -99,7 +103,9 @@ def _verb(rounds: list[Row], request: str) -> float:
 
 
 def lines(rows: list[Row], heard: Row) -> list[str]:
-    """Markdown: everybody's figures, what the operator asks of the server for each pod, and the storm of events."""
+    """Markdown: everybody's figures, what the operator asks of the server for each pod, and the
+    storm of events.
+    """
     claims = [row for row in rows if row["system"] == OURS]
     storm = ["", *_table(HEARD, [heard])] if heard else []
     return [*_table(COLUMNS, rows), "", *_table({"case": "case", **CLAIMS}, claims), *storm]

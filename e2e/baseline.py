@@ -1,4 +1,4 @@
-"""What a run on the cluster must equal: the same job on this machine's local cluster, which nobody disturbs."""
+"""The baseline that a run on the cluster must equal: the same job, run by `cox run` without faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from e2e.job import Digests, Object, digests, local_objects
 
 
 def cox_run(folder: Path, objects: Iterable[Object], store: Path) -> Digests:
-    """By step. `folder`: an empty one. `store`: the S3 server's buckets."""
+    """Digests by step. `folder`: an empty one. `store`: the S3 server's buckets."""
     file, work = folder / "job.yaml", folder / "work"
     file.write_text("\n---\n".join(map(json.dumps, local_objects(objects, store, folder / "checkpoints"))))
     command: list[str | Path] = [sys.executable, "-m", "coxswain_cli", "run", file, "--workdir", work]

@@ -1,4 +1,4 @@
-"""Operators come, are killed, change and go under a job that trains: none of its containers notices."""
+"""Operators are killed, upgraded and removed while a job trains: its containers do not change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def operators(operator: Site) -> Iterator[Operators]:
 
 
 def containers(job: Job) -> set[tuple[str, str, str]]:
-    """(pod's uid, container's id, image): the same set means that nothing was replaced or started again."""
+    """(pod's uid, container's id, image): the same set means that nothing was replaced or started
+    again.
+    """
     return {
         (pod["metadata"]["uid"], container["containerID"], container["image"])
         for pod in job.pods()

@@ -148,7 +148,7 @@ def _settings(silence: float) -> kopf.OperatorSettings:
     settings.networking.error_backoffs = _Backoffs()
     settings.watching.inactivity_timeout = silence
     settings.posting.enabled = False  # the executor publishes events itself, after the status write
-    settings.peering.standalone = True  # a Lease decides who acts, not kopf's peering
+    settings.peering.standalone = True  # the Lease elects the leader, not kopf's peering
     settings.scanning.disabled = True  # needs no rights on namespaces and CRDs; a new CRD needs a restart
     settings.watching.chunk_size = 500
     return settings

@@ -1,4 +1,7 @@
-"""What keepLast and keepEvery keep, in a folder and on a real S3 server: nothing needed goes, whenever the coordinator dies."""
+"""keepLast and keepEvery keep every needed checkpoint, whenever the coordinator is killed.
+
+In a folder and on a real S3 server.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,17 @@ STEPS = range(3, 31, 3)
 KEPT = [12, 24, 27, 30]  # the last two, and every twelfth
 
 
-class Died(Exception):
+class Killed(Exception):
     """The coordinator's process is gone."""
 
 
 def mortal(store: Store, deletions: int) -> Store:
-    """The same store in the hands of a process that dies before its next deletion but so many."""
+    """The same store in a process that is killed after so many deletions."""
     twin, left = copy.copy(store), iter(range(deletions))
 
     def delete(key: str) -> None:
         if next(left, None) is None:
-            raise Died
+            raise Killed
         store.delete(key)
 
     twin.delete = delete  # type: ignore[method-assign]
@@ -61,7 +64,9 @@ def job(tmp_path) -> JobConfig:
 
 
 def saved(job: JobConfig, store: Store, step: int) -> CheckpointManifest:
-    """A checkpoint with a shard of its own, one that it shares with the one before, and one that all of them share."""
+    """A checkpoint with a shard of its own, one that it shares with the one before, and one that
+    all of them share.
+    """
     names = (f"own-{step}", f"pair-{step // 6}", "common")
     for name in names:
         store.put(f"shards/{name}.safetensors", b"1234")
@@ -98,10 +103,10 @@ def test_a_shard_that_a_checkpoint_under_way_has_saved_stays(job, store):
 
 
 @pytest.mark.parametrize("deletions", range(12))
-def test_a_coordinator_that_dies_between_two_deletions_leaves_only_whole_checkpoints(job, store, deletions):
+def test_a_coordinator_that_is_killed_between_two_deletions_leaves_only_whole_checkpoints(job, store, deletions):
     checkpoints, reached = CheckpointStore(job, mortal(store, deletions)), 0
     checkpoints.open()
-    with pytest.raises(Died):
+    with pytest.raises(Killed):
         for step in STEPS:
             reached = step
             checkpoints.create(saved(job, store, step), set())

@@ -1,4 +1,6 @@
-"""A data plane for tests: a corpus of known documents, a fake coordinator, and loaders and constructors as real processes."""
+"""A data plane for tests: a corpus of known documents, a fake coordinator, and loaders and
+constructors as real processes.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class Corpus:
 
 
 def write_corpus(folder: Path) -> Corpus:
-    """Source `code` in Parquet with row groups of five documents, `docs` in several Jsonl files; long-tailed lengths."""
+    """Source `code` in Parquet with row groups of five documents, `docs` in several Jsonl files;
+    long-tailed lengths.
+    """
     rng = random.Random(3)
     texts = ["".join(rng.choices("abc ü\n", k=int(min(4000, 15 * rng.paretovariate(0.6))))) for _ in range(120)]
     (folder / "code").mkdir(parents=True)
@@ -103,7 +107,9 @@ def job_of(corpus: Corpus, runs: Path, loaders: int) -> config.JobConfig:
 
 
 def sequences_of(corpus: Corpus, step: int) -> tuple[Sequence, ...]:
-    """A step's membership: whole samples and pieces of long ones, the same for any number of anything."""
+    """A step's membership: whole samples and pieces of long ones, the same for any number of
+    anything.
+    """
     rng = random.Random(step)
     out = []
     for _ in range(8):
@@ -130,7 +136,9 @@ def plan_of(corpus: Corpus, generation: int, step: int, replicas: int) -> StepPl
 
 @dataclass
 class FakeCoordinator:
-    """The calls that loaders and constructors make, in a thread of its own, with plans for STEPS steps."""
+    """The calls that loaders and constructors make, in a thread of its own, with plans for STEPS
+    steps.
+    """
 
     corpus: Corpus
     loaders: int
@@ -291,7 +299,9 @@ class FakeCoordinator:
 
 @dataclass
 class DataPlane:
-    """Processes of one job, each with a loopback address of its own, so that the ports stay what they are."""
+    """Processes of one job, each with a loopback address of its own, so that the ports stay what
+    they are.
+    """
 
     corpus: Corpus
     folder: Path
@@ -336,7 +346,10 @@ class DataPlane:
 def data_plane(
     folder: Path, loaders: int = 1, trainers: int = 1, devices: int = 1, without: tuple[str, ...] = ()
 ) -> Iterator[DataPlane]:
-    """Loaders and constructors of a job, started; the coordinator has no world yet. `without`: sources that are not there."""
+    """Loaders and constructors of a job, started; the coordinator has no world yet.
+
+    `without`: sources that are not there.
+    """
     corpus = write_corpus(folder / "corpus")
     for name in without:
         shutil.rmtree(folder / "corpus" / name)

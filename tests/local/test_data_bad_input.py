@@ -1,4 +1,4 @@
-"""Bad data under a whole run: what the user is told, and that nothing is lost."""
+"""Bad data in a whole run: the message names the cause and the remedy, and nothing is lost."""
 
 import gzip
 import json
@@ -81,7 +81,9 @@ def test_weights_of_another_model_to_start_from_are_refused_by_name(tmp_path, ob
 
 
 def test_content_that_changes_under_a_run_ends_it_by_name_and_loses_no_checkpoint(tmp_path, corpus):
-    """Put back as it was, it is the same stream again, and the next run goes on from the last checkpoint."""
+    """Put back as it was, it is the same stream again, and the next run goes on from the last
+    checkpoint.
+    """
     folder = tmp_path / "corpus"
     shutil.copytree(corpus.removeprefix("file://"), folder)
     objects = job_objects(f"file://{folder}", f"file://{tmp_path}/checkpoints", stop={"steps": 400})

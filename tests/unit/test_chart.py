@@ -1,4 +1,6 @@
-"""The chart says what crds/ says, and its objects keep the promises of docs/security.md whatever is switched."""
+"""The chart says what crds/ says, and its objects keep the promises of docs/security.md whatever is
+switched.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,7 @@ def test_no_rule_has_a_wildcard() -> None:
     assert [r for r in rules(everything) for key in ("apiGroups", "resources", "verbs") if "*" in r[key]] == []
 
 
-def test_nobody_lists_secrets_or_changes_what_is_not_ours() -> None:
+def test_no_role_lists_secrets_or_changes_objects_of_others() -> None:
     for rule in rules(render()):
         if "secrets" in rule["resources"]:
             assert set(rule["verbs"]) <= {"get", "create"}
@@ -134,7 +136,7 @@ def test_an_operator_of_some_namespaces_has_no_right_elsewhere() -> None:
     assert sorted(places) == ["team-a", "team-a", "team-b", "team-b"]
 
 
-def test_an_operator_of_some_namespaces_is_told_which() -> None:
+def test_the_namespaces_of_the_chart_are_the_operators_arguments() -> None:
     args = operator(render({"watchNamespaces": ["team-a", "team-b"]}))["args"]
     assert [a for a in args if a.startswith("--namespace")] == ["--namespace=team-a", "--namespace=team-b"]
 
@@ -206,7 +208,7 @@ def test_every_object_says_whose_it_is(plain: list[Manifest]) -> None:
     assert bare == []
 
 
-def test_nobody_reaches_the_operator_but_the_prometheus_that_is_named() -> None:
+def test_only_the_named_prometheus_reaches_the_operator() -> None:
     def ingress(values: dict[str, Any]) -> list[dict[str, Any]]:
         (policy,) = of_kind(render(values), "NetworkPolicy")
         found: list[dict[str, Any]] = policy["spec"]["ingress"]

@@ -1,6 +1,6 @@
-"""Nodes that only say they are: kwok reports their pods as running, and nothing runs.
+"""Simulated nodes: kwok reports their pods as running, and no container runs.
 
-For tests and measurements of numbers.
+For tests and measurements with many nodes.
 """
 
 from __future__ import annotations

@@ -13,8 +13,10 @@ SCALE_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kwok k
 # One thread a process: workers, not BLAS, share the cores.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
+# Without stored bytecode every process compiles all that it imports: torch takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test slowest lint generate docs pictures manifests test-slow bench bench-engine bench-recovery bench-operator binaries cluster cluster-down demo images e2e-smoke e2e clean
+.PHONY: help setup run test slowest lint generate docs pictures manifests test-slow mutants bench bench-engine bench-recovery bench-operator binaries cluster cluster-down demo images e2e-smoke e2e clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +68,9 @@ binaries: .venv/.ready  ## build etcd, kube-apiserver, Helm and an S3 server fro
 test-slow: .venv/.ready binaries  ## the long matrix, and the property tests on newly drawn examples
 	$(BIN)/python -m e2e.tools.build $(SCALE_TOOLS)
 	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile=drawn --timeout 1800
+
+mutants: .venv/.ready  ## small faults in a copy of the sources: which do the tests notice? MODULES=names, SAMPLE=n a module; goes on where it stopped
+	@$(BIN)/python -m tests.mutants $(MODULES) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(JOBS),--jobs $(JOBS))
 
 bench: .venv/.ready  ## benchmarks: one JSON object and a line of text each
 	$(BIN)/python bench/plan_step.py

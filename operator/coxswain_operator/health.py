@@ -55,15 +55,16 @@ class HealthStatus:
 class LoopLag:
     """Measures how much longer than asked a sleep takes. Run `measure` as a task."""
 
-    def __init__(self, nap: float = LAG_NAP) -> None:
-        self.seconds, self._nap = 0.0, nap  # the maximum, which decays by a tenth with every nap
+    def __init__(self, nap: float = LAG_NAP, clock: Callable[[], float] = time.monotonic) -> None:
+        self._nap, self._clock = nap, clock
+        self.seconds = 0.0  # the maximum, which decays by a tenth with every nap
 
     async def measure(self) -> None:
         """Runs for ever."""
         while True:
-            began = time.monotonic()
+            began = self._clock()
             await asyncio.sleep(self._nap)
-            self.seconds = max(time.monotonic() - began - self._nap, 0.9 * self.seconds)
+            self.seconds = max(self._clock() - began - self._nap, 0.9 * self.seconds)
 
 
 async def serve_health(

@@ -1,7 +1,4 @@
-"""keepLast and keepEvery keep every needed checkpoint, whenever the coordinator is killed.
-
-In a folder and on a real S3 server.
-"""
+"""What keepLast and keepEvery keep, in a folder and on S3, whenever the coordinator is killed."""
 
 from __future__ import annotations
 
@@ -26,11 +23,11 @@ KEPT = [12, 24, 27, 30]  # the last two, and every twelfth
 
 
 class Killed(Exception):
-    """The coordinator's process is gone."""
+    """The coordinator's process is killed."""
 
 
 def mortal(store: Store, deletions: int) -> Store:
-    """The same store in a process that is killed after so many deletions."""
+    """The same store, for a process that is killed after so many deletions."""
     twin, left = copy.copy(store), iter(range(deletions))
 
     def delete(key: str) -> None:
@@ -64,9 +61,7 @@ def job(tmp_path) -> JobConfig:
 
 
 def saved(job: JobConfig, store: Store, step: int) -> CheckpointManifest:
-    """A checkpoint with a shard of its own, one that it shares with the one before, and one that
-    all of them share.
-    """
+    """A checkpoint with its own shard, one shared with the step before, and one shared by all."""
     names = (f"own-{step}", f"pair-{step // 6}", "common")
     for name in names:
         store.put(f"shards/{name}.safetensors", b"1234")
@@ -74,7 +69,7 @@ def saved(job: JobConfig, store: Store, step: int) -> CheckpointManifest:
 
 
 def assert_sound(store: Store) -> list[int]:
-    """Every manifest that is there names only shards that are there. The steps of all of them."""
+    """Checks that every manifest names only present shards; returns the steps."""
     there = {found.path for found in store.list("shards/")}
     manifests = [json.loads(store.get(found.path)) for found in store.list("manifests/")]
     assert not {shard["key"] for m in manifests for shard in m["shards"]} - there
@@ -122,7 +117,7 @@ def test_a_coordinator_that_is_killed_between_two_deletions_leaves_only_whole_ch
     assert shards(store) == {"common", "pair-2", "pair-4", "pair-5", *(f"own-{step}" for step in KEPT)}
 
 
-def test_a_whole_run_keeps_what_it_is_asked_to_keep(tmp_path):
+def test_a_run_keeps_the_checkpoints_that_its_policy_keeps(tmp_path):
     write_corpus(tmp_path / "corpus")
     checkpoint = {"uri": f"file://{tmp_path}/store", "everySteps": 3, "keepLast": 2, "keepEvery": 6}
     objects = job_objects(f"file://{tmp_path}/corpus", str(checkpoint["uri"]), trainers=1, stop={"steps": 16})

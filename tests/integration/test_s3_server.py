@@ -1,4 +1,4 @@
-"""The S3 server of the tests behaves like S3 in the calls that we use."""
+"""The S3 server of the tests behaves like S3 in what the store relies on."""
 
 from __future__ import annotations
 

@@ -37,6 +37,8 @@ SERVICES = {
     "agent": "coxswain_train.agent",
     "coordinator": "coxswain_coordinator",
 }
+# A kill of these needs another world; the others are replaced beside running workers.
+NEW_WORLD = {"worker", "forkserver", "agent"}
 
 
 def write_corpus(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Loaders and constructors as processes: the workers' data, refused callers, and their exits."""
+"""Loaders and constructors as processes: what workers get, what is refused, how they end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_token_arrives_once_with_its_label_and_the_digests_are_those_of_th
         assert plane.coordinator.await_served(step) == digests_of(plane.corpus, step)
 
 
-def test_loader_and_constructor_serve_readiness_and_metrics(plane):
+def test_loader_and_constructor_serve_their_readiness_and_metrics(plane):
     plane.coordinator.begin(replicas=2)
     plane.receive(0)
     for host, port, metric in (
@@ -61,7 +61,7 @@ def test_another_world_with_another_placement_gives_the_same_stream(plane):
         assert plane.coordinator.await_served(0) == digests_of(plane.corpus, 0)
 
 
-def test_a_rank_of_an_earlier_world_gets_stale_with_its_generation(plane):
+def test_ranks_of_an_older_world_are_refused_as_stale(plane):
     old = plane.coordinator.begin(replicas=1)
     plane.receive(0)
     plane.coordinator.begin(replicas=1)
@@ -108,7 +108,7 @@ def test_at_the_end_loaders_leave_with_the_code_that_is_named_and_constructors_a
         files = set(tmp_path.rglob("*"))
         plane.coordinator.begin(replicas=1)
         plane.receive(0)
-        plane.coordinator.end(Finished(Exit.STOPPED, "Suspended", "asked to stop"))
+        plane.coordinator.finished = Finished(Exit.STOPPED, "Suspended", "asked to stop")
         loader, constructor = (plane.children[name].process for name in ("loader-0", "trainer-0"))
         footprint = Footprint.of_processes(tmp_path, (loader.pid, constructor.pid))
         assert footprint.sockets

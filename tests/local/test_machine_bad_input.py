@@ -73,7 +73,7 @@ def with_pods(run: Run, cox: subprocess.Popen[str]) -> Footprint | None:
 
 @pytest.fixture
 def run(tmp_path, corpus):
-    found = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/disk/checkpoints"))
+    found = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/disk/checkpoints", trainers=1))
     found.objects[-1]["spec"]["failurePolicy"] = {"maxRestarts": 0}
     return found
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture
 def objects(tmp_path, corpus):
-    return job_objects(corpus, f"file://{tmp_path}/checkpoints")
+    return job_objects(corpus, f"file://{tmp_path}/checkpoints", trainers=1)
 
 
 def refused(run, *words):

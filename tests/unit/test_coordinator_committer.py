@@ -44,7 +44,7 @@ def test_a_segment_holds_eight_steps_and_the_next_one_begins_behind_it(tmp_path)
     assert (first.next, second.next, second.end) == (8, 16, None)
 
 
-def test_another_generation_keeps_the_membership_and_places_it_anew(tmp_path):
+def test_another_generation_keeps_the_membership_and_places_it_again(tmp_path):
     job = make_job(tmp_path)
     [one], [two] = commit(committer(job)), commit(committer(job, 2, trainers=3))
     assert [p.sequences for p in one.plans] == [p.sequences for p in two.plans]

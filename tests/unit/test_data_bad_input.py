@@ -1,4 +1,4 @@
-"""Data that changes its meaning: tokenizers that are swapped, sources that hold nothing, documents beyond every limit."""
+"""Replaced tokenizers, empty sources, and documents beyond every limit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def write_tokenizer(path: Path, *words: str) -> TokenizerConfig:
 
 def read_first(source: SourceConfig, store: Store, blocks: list) -> None:
     data = LocalData(MixConfig(name="m", seed=1, sources=(source,)), store)
-    data._open_sources._blocks = lambda _: blocks  # as a loader that has started again gets them from the coordinator
+    data._open_sources._blocks = lambda _: blocks  # a restarted loader gets them from the coordinator
     data.tokens(Sequence("mine", 0, 0, 0, 3, 3))
 
 

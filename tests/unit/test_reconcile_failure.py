@@ -123,13 +123,14 @@ async def test_a_second_failure_waits_a_second_and_a_third_two() -> None:
     assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-3"
 
 
-async def test_one_restart_more_than_allowed_fails_the_job_by_name_of_the_limit() -> None:
+async def test_the_first_failure_beyond_the_limit_ends_the_job_and_names_the_limit() -> None:
     world = await running(failurePolicy={"maxRestarts": 1})
-    for _ in range(2):
+    for state in ("Running", "Failed"):
         world.end(world.pod("trainer-1"), 1)
         await passes(world)
         world.run_all()
-    assert world.state == "Failed"
+        await passes(world, 1)
+        assert world.state == state
     assert world.condition("Progressing")["reason"] == "RestartLimitExceeded"
     assert "maxRestarts (1)" in world.condition("Succeeded")["message"]
     assert not [p for p in world.pods() if p["status"]["phase"] == "Running"]

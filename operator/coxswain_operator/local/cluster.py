@@ -28,8 +28,8 @@ from coxswain_operator.views import Conditions, Event, Manifest, PodView
 
 log = logging.getLogger(__name__)
 
-_LOCK_TIMEOUT = 5.0  # seconds that the processes of a killed run may take to exit
-_CLOSING_GRACE = 2.0  # seconds; the job has saved its checkpoint before the cluster is closed
+LOCK_SECONDS = 5.0  # that the processes of a killed run may take to end
+_CLOSING_GRACE = 2.0  # seconds; before a close the job has saved what it keeps
 _WRITE_RETRY = 1.0  # seconds
 _TERMINAL = ("Succeeded", "Failed")
 
@@ -44,9 +44,11 @@ class LocalCluster:
     ProcessLost.
     """
 
-    def __init__(self, workdir: Path, clock: Callable[[], float] = time.time) -> None:
-        """`clock` dates the objects: pass the controller's, since it decides by these dates."""
-        self.workdir, self._clock = workdir.absolute(), clock
+    def __init__(
+        self, workdir: Path, clock: Callable[[], float] = time.time, lock_seconds: float = LOCK_SECONDS
+    ) -> None:
+        """`clock` dates the objects: it is the one that reconcile decides by."""
+        self.workdir, self._clock, self._lock_seconds = workdir.absolute(), clock, lock_seconds
         self._pods: dict[Key, tuple[Pod, asyncio.Task[None]]] = {}
         self._deletions: dict[Key, asyncio.Task[None]] = {}
 
@@ -54,7 +56,7 @@ class LocalCluster:
         self._addresses = Addresses(str(self.workdir))
         try:
             self.workdir.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self.workdir / "cluster.lock")
+            self._lock = _lock(self.workdir / "cluster.lock", self._lock_seconds)
         except OSError as error:
             message = f"{self.workdir} cannot be a work directory ({error.strerror}); choose another --workdir"
             raise Refused("WorkdirUnusable", message) from error
@@ -224,13 +226,13 @@ def _lost(status: Manifest) -> Manifest:
     }
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path, seconds: float) -> int:
     """Locks the work directory. The run's processes inherit the lock, so it is free when all ended."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(BlockingIOError),
-            stop=tenacity.stop_after_delay(_LOCK_TIMEOUT),
+            stop=tenacity.stop_after_delay(seconds),
             wait=tenacity.wait_fixed(0.1),
             reraise=True,
         )

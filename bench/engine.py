@@ -1,4 +1,5 @@
-"""The whole system beside a plain torch loop: tokens a second, CPU a token, hand-over, and where a step's time goes.
+"""The whole system beside a plain torch loop: tokens a second, CPU a token, hand-over, and where a
+step's time goes.
 
 In turns, several rounds: a plain loop in one process (bench/plain.py), `cox run` with one replica, `cox run` with two; same
 stream, same model, one thread a worker. `make bench-engine`, or `python -m bench.engine [--rounds 5] [--steps 15]`.
@@ -68,13 +69,13 @@ def cpu_by_service(root: int) -> dict[str, float]:
         except OSError:
             continue
         names = [name for name, module in SERVICES.items() if module in command]
-        # A worker is a fork of the mold, under its name; the mold itself has nothing to do during steps.
-        spent[names[0].replace("mold", "worker") if names else "cox"] += cpu
+        # A worker is a fork of the fork server, under its name; the fork server idles during steps.
+        spent[names[0].replace("forkserver", "worker") if names else "cox"] += cpu
     return dict(spent)
 
 
 def measure(folder: Path, replicas: int, steps: int) -> System:
-    """Runs until enough steps are done, then kills the run: nothing of it is needed any more."""
+    """Runs until enough steps are done, then kills the run, which is not needed any more."""
     run = Run(folder / f"run-{replicas}-{random.randrange(1 << 40):x}", objects(folder, replicas))
     cox = run.start()
     try:
@@ -109,7 +110,7 @@ def _system(run: Run, replicas: int, first: int, last: int, cpu: dict[str, float
 
 
 def plain(folder: Path, steps: int) -> dict[str, Any]:
-    """The rival in a process of its own, as the workers are."""
+    """The plain loop in a process of its own, as the workers are."""
     job = folder / "plain.yaml"
     job.write_text("\n---\n".join(json.dumps(o) for o in objects(folder, 1)))
     command = [

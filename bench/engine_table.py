@@ -1,4 +1,4 @@
-"""What bench/engine.py found, as one JSON object and as text."""
+"""The figures of bench/engine.py, as one JSON object and as text."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""The operator on a control plane with kwok nodes, in turns with its peers and a loop that only POSTs the same pods.
+"""The operator on a control plane with kwok nodes, in turns with its peers and a loop that only
+POSTs the same pods.
 
     python -m bench.operator_scale [--trainers 1000,3000,5000] [--many 200x16] [--rounds 2] [--peers jobset] [--write]
 
-Prints one JSON object, then the tables; `--write` puts them into docs/design/scale.md. Run it from the repository's root.
+Prints one JSON object, then the tables; `--write` puts them into docs/design/scale.md. Run it from
+the repository's root.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ EVENTS_OF = 500  # trainers; the operator receives a thousand changes of their p
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`rounds` of the bare loop and ours up to LARGE trainers, `large_rounds` beyond; the peers join the first up to LARGE."""
+    """`rounds` of the bare loop and ours up to LARGE trainers, `large_rounds` beyond; the peers
+    join the first up to LARGE.
+    """
 
     rounds: int
     large_rounds: int
@@ -72,12 +76,12 @@ async def measure(plan: Plan, shape: Shape) -> list[Figures]:
 
 
 async def _of_rival(plane: Plane, rival: System, shape: Shape) -> Figures:
-    """Its row; none if it fails, which must not cost the others theirs."""
+    """The peer's row; none if it fails, so that the others keep theirs."""
     try:
         figures = await cases.creation(plane, rival, shape)
         if shape.restarts and "killed" not in rival.cannot:
             figures["kill"] = await cases.killed(plane, rival, shape.trainers)
-    except Exception as error:  # whatever it is: a process of theirs, an answer, a time that ran out
+    except Exception as error:  # any: its process, a refusal, a timeout
         print(f"{rival.name}, {shape.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return {}
     return {rival.name: figures}

@@ -1,7 +1,8 @@
 """The rival of bench/engine.py: a plain torch loop in one process, on the same tokens, at its best.
 
-Same model, packed steps that lie in memory already, fused AdamW. Each way to attend within a pack and to take the loss is
-tried for some steps, and the fastest one is measured. Run by bench/engine.py; prints one JSON object.
+Same model, packed steps that lie in memory already, fused AdamW. Each way to attend within a pack
+and to take the loss is tried for some steps, and the fastest one is measured. Run by
+bench/engine.py; prints one JSON object.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Step placement against its lower bound and its rivals, on length sets like those of the literature (design 04, targets).
+"""Step placement against its lower bound and its rivals, on length sets of the literature.
 
     python bench/plan_step.py [--replicas 64,256,1024] [--seeds 20] [--balances makespan,static,naive] [--sets byted]
 

@@ -1,4 +1,5 @@
-"""How long training stands still when a process is killed: one small run, SIGKILL to one process of each kind in turn.
+"""How long training stands still when a process is killed: one small run, SIGKILL to one process of
+each kind in turn.
 
 A pause is the longest time between the ends of two successive steps after the kill, by the workers' own clocks; what a step
 takes anyway stands beside it. Where the kill cost a world, `resumed` is the time from the SIGKILL to the end of the first
@@ -63,7 +64,9 @@ def ends(run: Run) -> list[End]:
 
 
 def standing(run: Run, after: float) -> float:
-    """Seconds that some rank stood between two successive steps of a world, the second of which ended after a unix time."""
+    """Seconds that some rank stood between two successive steps of a world, the second of which
+    ended after a unix time.
+    """
     done = {
         (line["worldGeneration"], r["rank"], line["step"]): r
         for line in run._lines("timings.jsonl")
@@ -90,7 +93,9 @@ def kill(run: Run, cox: subprocess.Popen[str], service: str) -> Recovery:
 
 
 def judge(service: str, done: Sequence[End], at: float, between: float) -> Recovery:
-    """From all steps of the run so far, of which some ended after the SIGKILL at unix time `at`; `between`: see `standing`."""
+    """From all steps of the run so far, of which some ended after the SIGKILL at unix time `at`;
+    `between`: see `standing`.
+    """
     gaps = [(sooner, later) for (sooner, _, _), (later, _, _) in pairwise(done)]
     before = [later - sooner for sooner, later in gaps if later <= at][-BEFORE:]
     old = [(step, generation) for end, step, generation in done if end <= at]

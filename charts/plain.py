@@ -1,6 +1,8 @@
-"""`python charts/plain.py [--set KEY=VALUE]...`: the chart as plain manifests on standard output, for `kubectl apply`.
+"""`python charts/plain.py [--set KEY=VALUE]...`: the chart as plain manifests on standard output,
+for `kubectl apply`.
 
-The namespace comes first, then what Helm would install; `helm test` stays behind. Options are those of `helm template`.
+The namespace comes first, then what Helm would install; `helm test` stays behind. Options are those
+of `helm template`.
 """
 
 from __future__ import annotations

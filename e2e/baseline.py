@@ -13,7 +13,7 @@ from e2e.job import Digests, Object, digests, local_objects
 
 
 def cox_run(folder: Path, objects: Iterable[Object], store: Path) -> Digests:
-    """By step. `folder`: an empty one. `store`: the S3 server's buckets."""
+    """Digests by step. `folder`: an empty one. `store`: the S3 server's buckets."""
     file, work = folder / "job.yaml", folder / "work"
     file.write_text("\n---\n".join(map(json.dumps, local_objects(objects, store, folder / "checkpoints"))))
     command: list[str | Path] = [sys.executable, "-m", "coxswain_cli", "run", file, "--workdir", work]

@@ -59,9 +59,9 @@ def job(operator: Site, request: pytest.FixtureRequest) -> Iterator[Job]:
 
 @pytest.fixture(scope="session")
 def baseline(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Digests:
-    """By step, what every run of `small_objects` must have computed, whatever befell it: as many steps as any test asks for."""
-    objects = small_objects(site, "undisturbed", MOST_STEPS)
-    return cox_run(tmp_path_factory.mktemp("undisturbed"), objects, site.store)
+    """Digests by step that every run of `small_objects` must have, whatever faults it meets."""
+    objects = small_objects(site, "baseline", MOST_STEPS)
+    return cox_run(tmp_path_factory.mktemp("baseline"), objects, site.store)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,6 @@
-"""`make demo`: what examples/kubernetes.yaml needs, put into the cluster of `make cluster`; says what to type next."""
+"""`make demo`: what examples/kubernetes.yaml needs, put into the cluster of `make cluster`; says
+what to type next.
+"""
 
 from __future__ import annotations
 

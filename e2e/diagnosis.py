@@ -1,4 +1,4 @@
-"""What a person would look at first when a test has failed: objects, events, logs of every container, kubelets' last words."""
+"""Diagnosis of a failed test: objects, events, logs of every container, ends of kubelets' logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands as the pages have them, typed by a machine: a page whose command no longer works fails a test."""
+"""Runs commands as the pages have them: a page whose command no longer works fails a test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _INLINE = re.compile(r"`((?:kubectl|helm) [^`]+)`")
 
 
 def command(page: str, beginning: str) -> str:
-    """The one command of a page (a path below the repository) that begins so, with a comment behind it removed."""
+    """The one command of a page (a path below the repository) that begins so, with a comment behind
+    it removed.
+    """
     text = (REPOSITORY / page).read_text()
     lines = [line.split(" # ")[0].strip() for block in _BLOCK.findall(text) for line in block.splitlines()]
     found: set[str] = {line for line in (*lines, *_INLINE.findall(_BLOCK.sub("", text))) if line.startswith(beginning)}
@@ -24,10 +26,10 @@ def command(page: str, beginning: str) -> str:
 
 
 def type_in(site: Site, line: str, deadline: float = 300) -> str:
-    """What a person in the checkout sees who has followed the lines that `make cluster` prints."""
+    """Runs a line in the environment that the output of `make cluster` sets up."""
     tools = f"{binary('kubectl').parent}:{os.environ['PATH']}"
-    surroundings = [f"KUBECONFIG={site.cluster.kubeconfig}", f"PATH={tools}", f"HOME={_home(site)}"]
-    return run(["env", f"--chdir={REPOSITORY}", *surroundings, "bash", "-euc", line], deadline=deadline)
+    environment = [f"KUBECONFIG={site.cluster.kubeconfig}", f"PATH={tools}", f"HOME={_home(site)}"]
+    return run(["env", f"--chdir={REPOSITORY}", *environment, "bash", "-euc", line], deadline=deadline)
 
 
 def _home(site: Site) -> Path:

@@ -1,4 +1,6 @@
-"""A TrainingJob on the cluster, as a person handles it: files, kubectl, and the steps that the run left in its store."""
+"""A TrainingJob on the cluster, as a person handles it: files, kubectl, and the steps that the run
+left in its store.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ Digests = dict[int, tuple[str, str]]
 EXAMPLE = REPOSITORY / "examples" / "kubernetes.yaml"
 JOB_LABEL, ROLE_LABEL = "coxswain.dev/job", "coxswain.dev/role"
 ENDS = ("Completed", "Failed")
-MOST_STEPS = 48  # of any job that is compared with the undisturbed one
+MOST_STEPS = 48  # of any job that is compared with the baseline
 
 
 def example_objects() -> list[Object]:
@@ -28,7 +30,9 @@ def example_objects() -> list[Object]:
 
 
 def small_objects(site: Site, place: str, steps: int, **spec: Any) -> list[Object]:
-    """The example with a model and data that two busy cores train and index in seconds. `place`: folder in the bucket `runs`.
+    """The example with a model and data that two busy cores train and index in seconds.
+
+    `place`: folder in the bucket `runs`.
 
     `spec`: further fields; those of `trainers` and its `template` are laid over the example's.
     """
@@ -50,7 +54,9 @@ def small_objects(site: Site, place: str, steps: int, **spec: Any) -> list[Objec
 
 
 def local_objects(objects: Iterable[Object], store: Path, checkpoint: Path) -> list[Object]:
-    """The same job for `cox run` on this machine: the same files without a server in between, no pods to shape."""
+    """The same job for `cox run` on this machine: the same files without a server in between, no
+    pods to shape.
+    """
     found = [copy.deepcopy(at) for at in objects if at["kind"] != "Secret"]
     for at in found:
         if at["kind"] == "DataSource":
@@ -106,7 +112,7 @@ class Job:
         return {pod["metadata"]["uid"] for pod in self.pods()}
 
     def wait(self, *states: str, deadline: float = 240) -> str:
-        """Until the job is in one of these states; an end that is none of them fails at once, with the job's own words."""
+        """Waits for one of these states; another final state fails at once with the conditions."""
 
         def reached() -> str | None:
             now = self.state()
@@ -116,7 +122,7 @@ class Job:
         return eventually(reached, f"{self.name} is one of {states}", deadline)
 
     def words(self) -> str:
-        """What the conditions say."""
+        """Messages of the conditions."""
         return "; ".join(f"{c['type']}={c['status']}: {c['message']}" for c in self.status().get("conditions", ()))
 
     def wait_for_step(self, step: int, deadline: float = 240) -> None:
@@ -140,7 +146,7 @@ class Job:
         return [event["message"] for event in found]
 
     def wait_for_event(self, reason: str, words: str, deadline: float = 60) -> str:
-        """The message of the first event of this reason with these words in it. Events are written beside the turns."""
+        """The message of the first event of this reason with these words. Events may come late."""
 
         def found_event() -> str | None:
             return next((message for message in self.events(reason) if words in message), None)
@@ -165,7 +171,7 @@ def training(job: Job, **spec: object) -> None:
 
 
 def completed(job: Job, baseline: Digests, counted: int, ignored: int) -> None:
-    """Waits for the end: every step as if nothing had happened, and so many restarts."""
+    """Waits for the end: every step equals the baseline, with so many restarts."""
     job.wait("Completed", deadline=400)
     assert job.digests() == baseline
     assert job.restarts() == (counted, ignored)

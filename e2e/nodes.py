@@ -1,4 +1,4 @@
-"""What people and accidents do to nodes, and how a test gives them back."""
+"""Drains, kills and disconnects nodes, and restores them after a test."""
 
 from __future__ import annotations
 

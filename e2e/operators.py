@@ -31,7 +31,7 @@ class Operators:
         return found
 
     def kill(self, name: str) -> None:
-        """SIGKILL to the process, which the kubelet then starts again; returns when it is ready."""
+        """Sends SIGKILL to the process, which the kubelet restarts; returns when it is ready."""
         before = self.pod(name)
         (container,) = before["status"]["containerStatuses"]
         identifier = container["containerID"].rpartition("/")[2]
@@ -44,7 +44,7 @@ class Operators:
         eventually(back, f"{name} is back", 120)
 
     def delete(self, name: str) -> None:
-        """At once and without a farewell; returns when another leads."""
+        """Deletes the pod without a grace period; returns when another leads."""
         self._kubectl("delete", "pod", name, "--force", "--grace-period=0")
         eventually(lambda: self.leader() != name, f"another than {name} leads", 60)
 
@@ -53,7 +53,9 @@ class Operators:
         return self._kubectl("get", "deployment", "coxswain", "-o", path)
 
     def remains(self) -> set[str]:
-        """All that is there of an installation, as `kind/name`: what is named after it, and what its namespace holds."""
+        """All that is there of an installation, as `kind/name`: what is named after it, and what
+        its namespace holds.
+        """
         everywhere = self.site.kubectl("get", ",".join(kinds(self.site, False)), "-o", "name").split()
         return {*(name for name in everywhere if "coxswain" in name), *everything(self.site, SYSTEM)}
 
@@ -62,7 +64,9 @@ class Operators:
 
 
 def everything(site: Site, namespace: str) -> set[str]:
-    """All objects of a namespace, as `kind/name`, but for those that every namespace has, and events, which expire."""
+    """All objects of a namespace, as `kind/name`, but for those that every namespace has, and
+    events, which expire.
+    """
     found = site.kubectl("-n", namespace, "get", ",".join(kinds(site, True)), "-o", "name").split()
     return {name for name in found if name not in _ALWAYS and not name.startswith("event")}
 

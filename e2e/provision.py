@@ -1,4 +1,6 @@
-"""What the tests share: a cluster, the images in it, an S3 server with the corpus, and the operator by its chart."""
+"""What the tests share: a cluster, the images in it, an S3 server with the corpus, and the operator
+by its chart.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ def make_corpus() -> Path:
 
 
 def eventually(look: Callable[[], T | None], what: str, deadline: float) -> T:
-    """The first value of `look` that is true; AssertionError naming `what` after `deadline` seconds."""
+    """The first value of `look` that is true; AssertionError naming `what` after `deadline`
+    seconds.
+    """
     end = time.monotonic() + deadline
     while not (value := look()):
         assert time.monotonic() < end, f"not within {deadline:g} s: {what}"

@@ -1,6 +1,8 @@
-"""An S3 server inside the cluster, at the address that examples/kubernetes.yaml names, with the example corpus in it.
+"""An S3 server inside the cluster, at the address that examples/kubernetes.yaml names, with the
+example corpus in it.
 
-It runs in a pod of node 0 (tests lose node 1), over a folder of this machine: a bucket is a folder, an object a file.
+It runs in a pod of node 0 (tests lose node 1), over a folder of this machine: a bucket is a folder,
+an object a file.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ _LABELS = {"app.kubernetes.io/name": "s3"}
 
 
 def start_store(cluster: Cluster, folder: Path, corpus: Path, image: str) -> None:
-    """Returns when it answers. `folder` holds the buckets `corpus` and `runs`; `image` need have nothing in it for this."""
+    """Returns when it answers.
+
+    `folder` holds the buckets `corpus` and `runs`; `image` need have nothing in it for this.
+    """
     _fill(folder, corpus)
     cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(_manifests(folder, image, cluster.plan.nodes[0])))
     cluster.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/s3", "--timeout=100s")

@@ -35,7 +35,7 @@ def wait_for_words(job: Job, type_: str, *words: str, deadline: float = 90) -> s
 
 
 def with_keys(objects: list[Object], **keys: str) -> list[Object]:
-    """The same with other content of the Secret."""
+    """The same objects with other content of the Secret."""
     return [{**at, "stringData": keys} if at["kind"] == "Secret" else at for at in objects]
 
 
@@ -46,7 +46,7 @@ def everything_said(job: Job) -> str:
     return "\n".join((seen, job.kubectl("describe", "tj", job.name), *logs))
 
 
-def test_an_image_that_is_nowhere_is_named_and_can_be_corrected_in_suspension(job: Job, baseline: Digests) -> None:
+def test_a_missing_image_is_named_and_can_be_corrected_while_the_job_is_suspended(job: Job, baseline: Digests) -> None:
     job.apply(small_objects(job.site, job.place, STEPS, image=NOWHERE))
     message = wait_for_words(job, "PodsReady", "ImagePullBackOff", NOWHERE)
     assert "not ready: " in message and "trainer-0" in message
@@ -59,7 +59,7 @@ def test_an_image_that_is_nowhere_is_named_and_can_be_corrected_in_suspension(jo
     completed(job, baseline)
 
 
-def test_an_image_that_does_not_come_in_time_costs_counted_restarts_and_at_last_the_job(job: Job) -> None:
+def test_an_image_that_is_not_pulled_in_time_costs_counted_restarts_until_the_job_fails(job: Job) -> None:
     spec: Object = {"startTimeoutSeconds": 20, "failurePolicy": {"maxRestarts": 0}}
     job.apply(small_objects(job.site, job.place, STEPS, image=NOWHERE, **spec))
     job.wait("Failed", deadline=180)
@@ -70,7 +70,7 @@ def test_an_image_that_does_not_come_in_time_costs_counted_restarts_and_at_last_
     assert NOWHERE in job.wait_for_event("Failed", "RestartLimitExceeded")
 
 
-def test_a_rule_ends_a_job_at_once_whose_image_is_nowhere(job: Job) -> None:
+def test_a_rule_fails_a_job_with_a_missing_image_at_once(job: Job) -> None:
     rule = {"name": "no-image", "onReasons": ["ErrImagePull", "ImagePullBackOff"], "action": "Fail"}
     job.apply(small_objects(job.site, job.place, STEPS, image=NOWHERE, failurePolicy={"rules": [rule]}))
     job.wait("Failed", deadline=120)

@@ -1,4 +1,4 @@
-"""The test cluster is a Kubernetes as one expects it, and it leaves nothing behind, however it ends."""
+"""The test cluster behaves like Kubernetes and leaves nothing behind, however it ends."""
 
 from __future__ import annotations
 
@@ -137,14 +137,14 @@ def test_a_running_cluster_changes_no_setting_of_the_machine(cluster: Cluster, s
     assert shared_settings() == settings_before
 
 
-def test_a_killed_node_is_missed_and_comes_back(cluster: Cluster) -> None:
+def test_a_killed_node_becomes_not_ready_and_ready_after_its_restart(cluster: Cluster) -> None:
     cluster.node(1).kill()
     cluster.kubectl("wait", "--for=condition=Ready=Unknown", "node/node-1", "--timeout=60s")
     cluster.node(1).start()
     cluster.kubectl("wait", "--for=condition=Ready", "node/node-1", "--timeout=60s")
 
 
-def test_an_unplugged_node_runs_on_unreached(cluster: Cluster) -> None:
+def test_a_disconnected_node_runs_on_and_cannot_be_reached(cluster: Cluster) -> None:
     cluster.node(0).disconnect()
     cluster.kubectl("wait", "--for=condition=Ready=Unknown", "node/node-0", "--timeout=60s")
     assert cluster.node(0).alive
@@ -185,7 +185,9 @@ def test_nothing_runs_when_owner_and_reaper_are_killed_and_down_removes_the_rest
 
 
 def made(state: State, owner: int) -> tuple[str, list[Process]]:
-    """(the cluster's name, all its processes), after a look that there is something to leave behind."""
+    """(the cluster's name, all its processes), after a look that there is something to leave
+    behind.
+    """
     plan = state.plan()
     assert plan is not None
     family = [identify(pid) for pid in descendants(owner)]

@@ -10,7 +10,8 @@ from e2e.job import Digests, Job, Object, completed, training
 
 pytestmark = pytest.mark.timeout(900)
 
-# Fills a trainer's shared memory: the kernel kills the largest process of the container, which is the worker.
+# Fills a trainer's shared memory: the kernel kills the largest process of the container, which is
+# the worker.
 FILL = """
 with open("/dev/shm/ballast", "wb") as file:
     while True:
@@ -18,7 +19,7 @@ with open("/dev/shm/ballast", "wb") as file:
 """
 
 
-def test_a_suspended_job_is_saved_has_no_pods_and_goes_on_from_that_very_step(job: Job, baseline: Digests) -> None:
+def test_a_suspended_job_is_saved_has_no_pods_and_resumes_from_the_saved_step(job: Job, baseline: Digests) -> None:
     training(job)
     job.patch({"suspend": True})
     job.wait("Suspended")
@@ -32,7 +33,7 @@ def test_a_suspended_job_is_saved_has_no_pods_and_goes_on_from_that_very_step(jo
     assert job.generations() == {step: 1 if step < saved else 2 for step in baseline}
 
 
-def test_kubectl_scale_saves_and_goes_on_with_another_number_of_trainers(job: Job, baseline: Digests) -> None:
+def test_kubectl_scale_saves_and_continues_with_another_number_of_trainers(job: Job, baseline: Digests) -> None:
     training(job, trainers={"count": 2, "minCount": 2, "maxCount": 3})
     for before, now in ((2, 3), (3, 2)):
         job.kubectl("scale", "tj", job.name, f"--replicas={now}")
@@ -54,7 +55,7 @@ def test_a_deleted_pod_is_replaced_and_not_counted(job: Job, baseline: Digests, 
     assert others < job.uids(), "a healthy pod was replaced"
 
 
-def test_a_constructor_that_dies_is_restarted_in_its_pod(job: Job, baseline: Digests) -> None:
+def test_a_constructor_that_exits_is_restarted_in_its_pod(job: Job, baseline: Digests) -> None:
     training(job)
     before, (victim, *_) = job.uids(), job.pods("trainer")
     with suppress(RuntimeError):  # the command ends with the container that it runs in

@@ -1,4 +1,4 @@
-"""Operators come, are killed, change and go under a job that trains: none of its containers notices."""
+"""Operators are killed, upgraded and removed while a job trains: its containers do not change."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ SLOW = {"preset": "llama-tiny"}  # the same stream, and time for operators to co
 
 @pytest.fixture
 def operators(operator: Site) -> Iterator[Operators]:
-    """As a test may leave them otherwise."""
+    """Restores the operators after a test that changes them."""
     yield Operators(operator)
     operator.install()
 
 
 def containers(job: Job) -> set[tuple[str, str, str]]:
-    """(pod's uid, container's id, image): the same set means that nothing was replaced or started again."""
+    """(pod's uid, container's id, image): the same set means that nothing was replaced or started
+    again.
+    """
     return {
         (pod["metadata"]["uid"], container["containerID"], container["image"])
         for pod in job.pods()
@@ -41,7 +43,7 @@ def containers(job: Job) -> set[tuple[str, str, str]]:
 
 
 def unnoticed(job: Job, baseline: Digests) -> None:
-    """It comes to its end in its first world."""
+    """Asserts that the job completes in its first world."""
     completed(job, baseline, 0, 0)
     assert set(job.generations().values()) == {1}
 
@@ -52,7 +54,7 @@ def test_helm_test_finds_a_leader_and_the_kinds_of_the_release(operators: Operat
     assert not {name for name in operators.remains() if name.endswith("coxswain-test")}
 
 
-def test_no_container_of_a_job_notices_that_its_operator_is_killed_or_deleted(
+def test_a_job_keeps_its_containers_when_its_operator_is_killed_or_deleted(
     job: Job, baseline: Digests, operators: Operators
 ) -> None:
     training(job, model=SLOW)
@@ -66,7 +68,7 @@ def test_no_container_of_a_job_notices_that_its_operator_is_killed_or_deleted(
     unnoticed(job, baseline)
 
 
-def test_no_container_of_a_job_notices_an_upgrade_or_a_restart_of_the_operators(
+def test_a_job_keeps_its_containers_during_an_upgrade_or_restart_of_the_operators(
     job: Job, baseline: Digests, operators: Operators
 ) -> None:
     training(job, model=SLOW)

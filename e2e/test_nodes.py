@@ -1,4 +1,4 @@
-"""A job loses a node in mid-run, gently or not: elsewhere it comes to the steps of an undisturbed run; nothing is counted."""
+"""A job that loses a node has the baseline's steps on other nodes; no restart is counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNCOUNTED = "Disruption: RestartTrainerIgnoringLimit"
 
 @pytest.fixture
 def second(operator: Site) -> Iterator[Node]:
-    """A node that a test may ruin: the S3 server runs on the first one."""
+    """A node that a test may break: the S3 server runs on the first one."""
     node = operator.cluster.node(1)
     yield node
     nodes.give_back(operator, node)
@@ -33,7 +33,7 @@ def test_a_drain_moves_the_whole_job_and_costs_no_counted_restart(job: Job, base
     completed(job, baseline, 0, 4)
 
 
-def test_a_job_outlives_the_node_that_all_of_it_ran_on(job: Job, baseline: Digests, second: Node) -> None:
+def test_a_job_continues_when_the_node_of_all_its_pods_is_killed(job: Job, baseline: Digests, second: Node) -> None:
     with nodes.only(job.site, second):
         training(job)
     second.kill()
@@ -42,7 +42,7 @@ def test_a_job_outlives_the_node_that_all_of_it_ran_on(job: Job, baseline: Diges
     completed(job, baseline, 0, 4)
 
 
-def test_a_job_goes_on_when_the_node_of_one_trainer_dies(job: Job, baseline: Digests, second: Node) -> None:
+def test_a_job_continues_when_the_node_of_one_trainer_is_killed(job: Job, baseline: Digests, second: Node) -> None:
     spread(job)
     second.kill()
     job.wait_for_event("NodeLost", UNCOUNTED, NOTICED)

@@ -1,4 +1,6 @@
-"""`kubectl get`, `describe`, `logs`, `port-forward` and `scale` show what the pages say that they show."""
+"""`kubectl get`, `describe`, `logs`, `port-forward` and `scale` show what the pages say that they
+show.
+"""
 
 from __future__ import annotations
 

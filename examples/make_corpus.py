@@ -1,11 +1,13 @@
-"""Turns the Python standard library of this machine into two sources and a tokenizer, so that a run needs no download.
+"""Turns the Python standard library of this machine into two sources and a tokenizer, so that a run
+needs no download.
 
     OUTPUT/code/part-*.parquet    the sources of the library, one document a file
     OUTPUT/docs/part-000.jsonl    its documentation: language topics, docstrings by module, plain text files
     OUTPUT/tokenizer.json         a byte-level BPE trained on a sample of both
     OUTPUT/corpus.json            what was made, from what: its presence says that the folder is complete
 
-The same Python gives the same bytes. A complete folder is left alone; an incomplete one never gets the name OUTPUT.
+The same Python gives the same bytes. A complete folder is left alone; an incomplete one never gets
+the name OUTPUT.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def existing(output: Path) -> dict[str, Any] | None:
-    """The summary of a complete corpus of this version and this Python; None when there is something to do."""
+    """The summary of a complete corpus of this version and this Python; None when there is
+    something to do.
+    """
     marker = output / "corpus.json"
     if not output.exists():
         return None
@@ -110,7 +114,9 @@ def build(folder: Path, library: Path) -> dict[str, Any]:
 
 
 def shuffled(documents: Iterable[Document]) -> list[Document]:
-    """An order that is fixed but has nothing to do with folders, so that every row group looks like the whole."""
+    """An order that is fixed but has nothing to do with folders, so that every row group looks like
+    the whole.
+    """
     return sorted(documents, key=lambda d: hashlib.sha256(d.path.encode()).digest())
 
 
@@ -149,7 +155,9 @@ def topic_documents() -> Iterator[Document]:
 
 
 def docstring_documents(code: Iterable[Document]) -> Iterator[Document]:
-    """One document a module: its docstring, then those of its classes and functions, each below its name."""
+    """One document a module: its docstring, then those of its classes and functions, each below its
+    name.
+    """
     for path, text in code:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old modules have odd escapes
@@ -210,7 +218,9 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def measure(tokenizer: Tokenizer, documents: list[Document]) -> dict[str, int]:
-    """Documents, tokens, and percentiles of the documents' lengths in tokens, the end-of-text token included."""
+    """Documents, tokens, and percentiles of the documents' lengths in tokens, the end-of-text token
+    included.
+    """
     lengths = np.array([len(e) + 1 for e in tokenizer.encode_batch([d.text for d in documents])])
     percentiles = {f"p{p}": int(np.percentile(lengths, p, method="nearest")) for p in (10, 50, 90, 99)}
     return {"documents": len(documents), "tokens": int(lengths.sum()), **percentiles, "longest": int(lengths.max())}

@@ -1,10 +1,12 @@
-"""A plain torch loop on the stream of a job: no cluster, no services, a model of one's own, and exact resume.
+"""A plain torch loop on the stream of a job: no cluster, no services, a model of one's own, and
+exact resume.
 
     python examples/make_corpus.py
     python examples/plain_torch.py examples/stdlib.yaml --steps 5
 
-The batches are those that `cox run examples/stdlib.yaml` trains on, token for token; the digests prove it. Needs the extras
-`data` and `train`. Run it again and it goes on behind the last step that it saved.
+The batches are those that `cox run examples/stdlib.yaml` trains on, token for token; the digests
+prove it. Needs the extras `data` and `train`. Run it again and it goes on behind the last step that
+it saved.
 """
 
 import argparse
@@ -34,7 +36,10 @@ class Gru(nn.Module):
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: StepBatch) -> float:
-    """One update. The sum of all token losses is divided once: a mean of means would weigh short sequences more."""
+    """One update.
+
+    The sum of all token losses is divided once: a mean of means would weigh short sequences more.
+    """
     optimizer.zero_grad()
     loss = 0.0
     for tokens, labels in step.sequences():

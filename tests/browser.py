@@ -1,4 +1,6 @@
-"""A real browser without a window, spoken to in the DevTools protocol over two pipes: no port, and it ends with its test."""
+"""A real browser without a window, spoken to in the DevTools protocol over two pipes: no port, and
+it ends with its test.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _SHELL = 'exec 3<&"$0" 4>&"$1" && shift && exec "$@"'
 
 
 class Page:
-    """One page. Fails when the browser answers an error, or leaves."""
+    """One page. Fails when the browser answers an error or exits."""
 
     def __init__(self, requests: IO[bytes], answers: IO[bytes]) -> None:
         self._requests, self._answers, self._count, self._session = requests, answers, 0, ""
@@ -41,7 +43,7 @@ class Page:
         return answer["result"]
 
     def open(self, uri: str, *, width: int = 360, height: int = 740, scheme: str = "light") -> None:
-        """Returns once it is loaded, on a phone of that size and of that taste."""
+        """Returns once it is loaded, in a window of that size and color scheme."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2, mobile=True)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url=uri)
@@ -61,7 +63,7 @@ class Page:
     def _message(self) -> bytes:
         out = bytearray()
         while (byte := self._answers.read(1)) != b"\0":
-            assert byte, "the browser has left"
+            assert byte, "the browser has exited"
             out += byte
         return bytes(out)
 

@@ -1,4 +1,4 @@
-"""The chart as Helm renders it: what tests of the chart, and tests that need its roles, start from."""
+"""Renders the chart by Helm, for tests of the chart and tests that need its roles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.children import REPOSITORY, binary
 CHART = REPOSITORY / "charts" / "coxswain"
 KUBERNETES = "1.35.4"  # a Helm built from its module knows no version of its own
 NAMESPACE = "coxswain-system"
-HOME = REPOSITORY / ".cache" / "helm"  # what Helm keeps between calls, instead of the user's own folder
+HOME = REPOSITORY / ".cache" / "helm"  # Helm's caches, instead of the user's own folder
 
 PATIENCE = 300  # seconds, Helm's own
 
@@ -25,9 +25,9 @@ Values = dict[str, Any]
 def helm(*arguments: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
     """Runs Helm on nothing but its arguments; `text` is its standard input."""
     HOME.mkdir(parents=True, exist_ok=True)
-    surroundings = {"PATH": os.environ["PATH"], "HOME": str(HOME)}
+    environment = {"PATH": os.environ["PATH"], "HOME": str(HOME)}
     command = [binary("helm"), *arguments]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE, env=surroundings)
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE, env=environment)
 
 
 def template(values: Values | None = None, *options: str) -> subprocess.CompletedProcess[str]:
@@ -37,14 +37,17 @@ def template(values: Values | None = None, *options: str) -> subprocess.Complete
 
 
 def render(values: Values | None = None, *options: str) -> list[Manifest]:
-    """All objects of the release, its test included, in the order of installation. Raises AssertionError with Helm's words."""
+    """All objects of the release in the order of installation, its test included.
+
+    Raises AssertionError with Helm's output.
+    """
     done = template(values, *options)
     assert done.returncode == 0, done.stderr
     return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
 
 
 def refusal(values: Values) -> str:
-    """Helm's words about values that it refuses."""
+    """Helm's error about values that it refuses."""
     done = template(values)
     assert done.returncode != 0, f"{values} was taken"
     return done.stderr
@@ -60,6 +63,8 @@ def is_test(manifest: Manifest) -> bool:
 
 
 def operator_rights(values: Values | None = None) -> list[Manifest]:
-    """The operator's ServiceAccount `coxswain` in NAMESPACE with all its roles and bindings: ready to be created."""
+    """The operator's ServiceAccount `coxswain` in NAMESPACE with all its roles and bindings: ready
+    to be created.
+    """
     kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
     return [m for m in of_kind(render(values), *kinds) if not is_test(m)]

@@ -1,4 +1,4 @@
-"""Servers that tests start: their binaries, an address that no other process has, and an end that is sure to come."""
+"""Servers that tests start: their binaries, an address of their own, and a certain end."""
 
 from e2e.cluster.process import REPOSITORY, Child, ReservedPort, accepts, binary, own_address, wait_until
 

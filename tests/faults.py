@@ -1,4 +1,4 @@
-"""What can befall a call on its way to a server and back, and who decides when: shared by the tests' proxies."""
+"""Faults of a call on its way to a server and back, and their schedules, for the tests' proxies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Lose:
-    """The server does it, and nobody hears the answer."""
+    """The server executes the call, and the answer is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def every(nth: int, applies: Callable[[C], bool], fault: F) -> Plan[C, F]:
 
 
 def drawn_from(seed: int, share: float, choices: Callable[[C], tuple[F, ...]]) -> Plan[C, F]:
-    """Of all calls that share, with one of what can befall such a call."""
+    """A fault for this share of all calls, chosen from those that fit the call."""
     draw = random.Random(seed)
     return lambda call: None if draw.random() >= share else draw.choice(choices(call))
 

@@ -1,10 +1,11 @@
-"""Between a client and a real S3 server: passes everything on, but for what a plan says goes wrong on the way.
+"""A proxy between a client and a real S3 server that adds the faults of a plan.
 
 with S3Server() as s3, S3Proxy(s3) as proxy:
     proxy.plan = every(3, reads, Cut())
     open_store("s3://bucket", EndpointConfig(url=proxy.endpoint_url, ...))
 
-A request's signature covers the Host header, and the server checks it against the one that it gets: so the client's is kept.
+A request's signature covers the Host header, and the server checks it against the one that it gets:
+so the client's is kept.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def writes(call: Call) -> bool:
 
 
 def drawn(seed: int, share: float) -> Plan:
-    """Of all calls that share, with anything that can befall such a call and passes."""
+    """A passing fault for this share of all calls, chosen from those that fit the call."""
     where = random.Random(seed)
     anything: tuple[Fault, ...] = (*(Refuse(status) for status in (429, 500, 503)), Lose(), Delay(0.3))
 
@@ -79,12 +80,12 @@ def lost(bucket: str) -> Plan:
 
 
 def nothing(call: Call) -> Fault | None:
-    """All is well."""
+    """No fault."""
     return None
 
 
 class S3Proxy:
-    """Use as `with`. `plan` may be changed at any time; `calls` and `befallen` count what came and what went wrong, by kind."""
+    """Use as `with`. `plan` may change at any time; `calls` and `befallen` count calls and faults."""
 
     def __init__(self, s3: S3Server) -> None:
         self._url = s3.endpoint_url

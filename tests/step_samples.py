@@ -13,7 +13,7 @@ LENGTH = 12
 
 
 def plan(step: int, digest: int | None = None) -> StepPlan:
-    """`digest`: a number that tells it from another plan of the step."""
+    """`digest`: a number that distinguishes plans of the same step."""
     task = Task(index=0, kind="pack", replicas=(0,), slices=(Slice(0, 0, 0, LENGTH),))
     return StepPlan(
         generation=1,

@@ -18,7 +18,9 @@ _REFUSAL = """<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><
 
 
 class TokenService:
-    """Use as `with`. Trades the one web identity token that it knows for keys; `asked` counts the calls.
+    """Use as `with`.
+
+    Trades the one web identity token that it knows for keys; `asked` counts the calls.
 
     Without a session token by default: versitygw takes none.
     """

@@ -1,9 +1,11 @@
-"""A proxy before the API server whose watch of pods brings many changes a second; the server itself manages a hundred here.
+"""A proxy before the API server whose watch of pods brings many changes a second; the server itself
+manages a hundred here.
 
     python -m bench.scale.amplifier KUBECONFIG OWN_KUBECONFIG RATE SECONDS
 
-Writes the kubeconfig of its own address once it listens. At SIGUSR1 every pod that it has heard of becomes not ready and ready
-in turn, with the resourceVersions that would follow; then one line of JSON says how many changes were taken in how many seconds.
+Writes the kubeconfig of its own address once it listens. At SIGUSR1 every pod that it has seen
+becomes not ready and ready in turn, with the resourceVersions that would follow. Then one line of
+JSON says how many changes were read in how many seconds.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ class Amplifier:
 
 
 def _changes(pods: list[Pod]) -> Iterator[bytes]:
-    """Watch lines without end, newer than all that was said."""
+    """Watch lines without end, newer than all lines before."""
     versions = itertools.count(1 + max(int(pod["metadata"]["resourceVersion"]) for pod in pods))
     for ready in itertools.cycle(("False", "True")):
         for pod in pods:

@@ -1,4 +1,4 @@
-"""Whose requests there were, by verb, from the audit log."""
+"""Counts requests by user and verb, from the audit log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Line(msgspec.Struct):
 
 
 class Audit:
-    """Counts from its making on."""
+    """Counts from its creation on."""
 
     def __init__(self, log: Path) -> None:
         self._log = log

@@ -1,4 +1,7 @@
-"""What is measured: one function a case. Each returns plain figures; seconds count from the first request."""
+"""What is measured: one function a case.
+
+Each returns plain figures; seconds count from the first request.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,9 @@ class System(Protocol):
 
 
 async def bare(plane: Plane, pods: list[Manifest], restart: bool) -> Figures:
-    """The limit: the same pods by a loop that does nothing else; then, if so asked, others in their place."""
+    """The limit: the same pods by a loop that does nothing else; then, if so asked, others in their
+    place.
+    """
     async with scene(plane) as at, Pods(at.http, at.namespace) as seen:
         figures = await _sent(plane, at, seen, [_line(at, pod) for pod in pods], len(pods))
         if restart:
@@ -78,7 +83,9 @@ def _line(at: Scene, pod: Manifest) -> bytes:
 
 
 async def _sent(plane: Plane, at: Scene, seen: Pods, lines: list[bytes], expected: int) -> Figures:
-    """Until so many pods have been seen, all that were POSTed now are Running, and all others are gone."""
+    """Until so many pods have been seen, all that were POSTed now are Running, and all others are
+    gone.
+    """
     config, old = str(plane.control.kubeconfig_of("loop")), set(seen.alive)
     command = [sys.executable, "-m", "bench.scale.loop", config, at.namespace, str(IN_FLIGHT)]
     loop = await asyncio.create_subprocess_exec(*command, stdin=_PIPE, stdout=_PIPE)
@@ -93,7 +100,9 @@ async def _sent(plane: Plane, at: Scene, seen: Pods, lines: list[bytes], expecte
 
 
 async def creation(plane: Plane, system: System, shape: Shape) -> Figures:
-    """All pods of all jobs; then, of one job that can, once more after a failure that restarts it whole."""
+    """All pods of all jobs; then, of one job that can, once more after a failure that restarts it
+    whole.
+    """
     names = [f"j{n}" for n in range(shape.jobs)]
     async with turn(plane, system) as (at, seen):
         audit, meter, begin = Audit(plane.audit_log), Meter(system.processes, plane.cpu), time.monotonic()
@@ -106,7 +115,9 @@ async def creation(plane: Plane, system: System, shape: Shape) -> Figures:
 
 
 async def killed(plane: Plane, system: System, trainers: int) -> Figures:
-    """SIGKILL when a third of the pods exist, and a new process at once: seconds until there are exactly the right pods."""
+    """SIGKILL when a third of the pods exist, and a new process at once: seconds until there are
+    exactly the right pods.
+    """
     expected = trainers + system.others
     async with turn(plane, system) as (at, seen):
         await system.submit(at, ["j0"], trainers)
@@ -124,7 +135,10 @@ async def killed(plane: Plane, system: System, trainers: int) -> Figures:
 
 @asynccontextmanager
 async def turn(plane: Plane, system: System) -> AsyncIterator[tuple[Scene, Pods]]:
-    """The system acts, in a namespace that is empty again behind it. Fails at once when the system does."""
+    """The system acts, in a namespace that is empty again behind it.
+
+    Fails at once when the system does.
+    """
     system.start()
     try:
         async with scene(plane) as at, Pods(at.http, at.namespace, lambda: require_alive(system.processes)) as seen:

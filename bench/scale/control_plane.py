@@ -1,4 +1,5 @@
-"""A control plane whose nodes are kwok's: pods are scheduled, become Running and go, but no container starts.
+"""A control plane whose nodes are kwok's: pods are scheduled, become Running and go, but no
+container starts.
 
     with Plane() as plane:
         await plane.add_nodes(200)
@@ -43,7 +44,7 @@ class Plane:
         self._folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
         self.root = Path(self._folder.name)
         self._children: list[Child] = []
-        users = dict.fromkeys(USERS, "system:masters")  # whom the server's own fairness does not slow down
+        users = dict.fromkeys(USERS, "system:masters")  # exempt from the server's priority and fairness
         self.control = ControlPlane(self.root, flags=self._flags(), users=users)
         try:
             self.control.start()
@@ -103,7 +104,8 @@ class Plane:
             "kube-apiserver": [
                 "--audit-policy-file", policy, "--audit-log-path", self.audit_log, "--audit-log-mode", "batch",
                 "--audit-log-batch-max-wait", "1s",
-                # It taints new nodes, and the node lifecycle controller, which would relieve them, does not run.
+                # It taints new nodes, and the node lifecycle controller, which would relieve them,
+                # does not run.
                 "--disable-admission-plugins", "TaintNodesByCondition",
             ],
             CONTROLLER_MANAGER: [

@@ -37,7 +37,7 @@ def inputs() -> tuple[Manifest, ...]:
 
 def job(name: str, trainers: int) -> Manifest:
     """Exit code 1 of any of its pods restarts the whole job."""
-    rule = {"name": "anew", "action": "RestartJob", "onExitCodes": {"operator": "In", "values": [1]}}
+    rule = {"name": "restart", "action": "RestartJob", "onExitCodes": {"operator": "In", "values": [1]}}
     spec = {
         "model": {"preset": "llama-tiny"},
         "mixRef": {"name": "mix"},
@@ -58,7 +58,9 @@ def _manifest(kind: str, name: str, spec: Manifest) -> Manifest:
 
 
 def pods_of(name: str, trainers: int, namespace: str) -> list[Manifest]:
-    """The very pods that the operator would create, but for their owner, which a garbage collector would miss."""
+    """The very pods that the operator would create, but for their owner, which a garbage collector
+    would miss.
+    """
     objects = [{**m, "metadata": {**m["metadata"], "namespace": namespace}} for m in (*inputs(), job(name, trainers))]
     source, mix, target = objects
     target["metadata"] |= {"uid": "0", "resourceVersion": "1", "generation": 1}
@@ -116,7 +118,11 @@ class Coxswain:
         http.delete(f"{path}/trial").raise_for_status()
 
     def kill(self) -> None:
-        """SIGKILL. Its Lease goes at once, as if its 15 s were over: how long they are is the installation's choice."""
+        """SIGKILL.
+
+        Its Lease goes at once, as if its 15 s were over: how long they are is the installation's
+        choice.
+        """
         while self.processes:
             self.processes.pop().stop()
         self._plane.control.http.delete(self._lease())

@@ -2,7 +2,8 @@
 
     python -m bench.scale.loop KUBECONFIG NAMESPACE IN_FLIGHT < lines
 
-A line is a manifest to POST (one JSON object), or the name of a pod to DELETE. Prints time.monotonic() as it sends the first.
+A line is a manifest to POST (one JSON object), or the name of a pod to DELETE. Prints
+time.monotonic() as it sends the first.
 """
 
 from __future__ import annotations

@@ -43,7 +43,9 @@ def require_alive(processes: Sequence[Child]) -> None:
 
 
 class Meter:
-    """CPU from its making on, of some processes and of the cluster's servers by name, and the processes' memory."""
+    """CPU from its making on, of some processes and of the cluster's servers by name, and the
+    processes' memory.
+    """
 
     def __init__(self, processes: Sequence[Child], servers: Callable[[], dict[str, float]]) -> None:
         self._pids, self._servers = [child.process.pid for child in processes], servers

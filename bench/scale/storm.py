@@ -1,4 +1,6 @@
-"""A thousand pod events a second: what the operator spends on them, and how long a job waits for its turn meanwhile."""
+"""A thousand pod events a second: what the operator spends on them, and how long a job waits for
+its turn meanwhile.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ class Shape:
 
     @property
     def restarts(self) -> bool:
-        """Whether the whole job is restarted, and its operator killed; with more pods the same ratios take too long."""
+        """Whether the whole job is restarted, and its operator killed; with more pods the same
+        ratios take too long.
+        """
         return self.jobs == 1 and self.trainers <= LARGE
 
     @property
@@ -84,7 +86,9 @@ def _restart(mine: list[Row]) -> Row:
 
 
 def _claims(mine: list[Row]) -> Row:
-    """Requests of the operator's own, for each pod: creates and patches of a creation, deletes of a restart."""
+    """Requests of the operator's own, for each pod: creates and patches of a creation, deletes of a
+    restart.
+    """
     pods, restarts = mine[0]["pods"], [m["restart"] for m in mine if "restart" in m]
     claims = {"creates": _verb(mine, "create pods") / pods, "patches": _verb(mine, "patch trainingjobs/status") / pods}
     return claims | ({"deletes": _verb(restarts, "delete pods") / pods} if restarts else {})

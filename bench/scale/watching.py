@@ -42,7 +42,9 @@ class Pods:
     """Use as `async with`. Times are time.monotonic()'s."""
 
     def __init__(self, http: aiohttp.ClientSession, namespace: str, check: Callable[[], None] = lambda: None) -> None:
-        """`check` is called now and then while something is waited for: it raises what makes waiting pointless."""
+        """`check` is called now and then while something is waited for: it raises what makes
+        waiting pointless.
+        """
         self._http, self._path, self._check = http, f"/api/v1/namespaces/{namespace}/pods", check
         self._changed = asyncio.Event()
         self.seen: dict[str, tuple[str, float]] = {}  # by uid: name, first seen

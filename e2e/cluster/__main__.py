@@ -1,4 +1,7 @@
-"""A test cluster by hand: `python -m e2e.cluster up`, and `down`. Exit code 2: refused, with the reasons."""
+"""A test cluster by hand: `python -m e2e.cluster up`, and `down`.
+
+Exit code 2: refused, with the reasons.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ State = Annotated[Path, typer.Option(help="The cluster's folder: all it keeps is
 def up(
     state: State = STATE,
     nodes: Annotated[int, typer.Option(min=1, max=100, help="Nodes with a kubelet and containerd each.")] = 2,
-    kwok_nodes: Annotated[int, typer.Option(min=0, help="Further nodes that only say they are.")] = 0,
+    kwok_nodes: Annotated[int, typer.Option(min=0, help="Further nodes that kwok simulates.")] = 0,
 ) -> None:
-    """Starts it: a control plane and real nodes. It runs until `down`."""
+    """Starts a control plane and real nodes. The cluster runs until `down`."""
     if missing := preflight.lacks(preflight.look(), state):
         _refuse("this machine cannot run a cluster yet:", *missing)
     for tool in (*TOOLS, *(["kwok"] if kwok_nodes else [])):
@@ -49,14 +52,14 @@ def up(
 
 @app.command()
 def check(state: State = STATE) -> None:
-    """Says what this machine lacks for a cluster and for the images of its tests; exit code 2 if anything."""
+    """Lists what this machine lacks for a cluster and its images; exit code 2 if anything."""
     if missing := preflight.lacks(preflight.look(), state, preflight.BUILDERS):
         _refuse(*missing)
 
 
 @app.command()
 def down(state: State = STATE) -> None:
-    """Ends it and removes all that it made; also what a killed one left."""
+    """Ends the cluster and removes all that it made; also the remains of a killed one."""
     try:
         Cluster(state).down()
     except (NotOurs, ClusterRuns) as reason:

@@ -1,4 +1,4 @@
-"""Who may speak to the API server: tokens, kubeconfigs, and the keys that it signs with."""
+"""Access to the API server: tokens, kubeconfigs, and the keys that it signs with."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def write_kubeconfig(path: Path, server: str, authority: Path, token: str) -> Pa
 
 
 def write_signing_key(path: Path) -> Path:
-    """A fresh P-256 private key for service account tokens (RFC 5915, without the public part, which its reader computes)."""
+    """A fresh P-256 private key for service account tokens (RFC 5915, without the public part,
+    which its reader computes).
+    """
     # The private number starts with a byte 1, so that it lies within the curve's order.
     head, tail = bytes.fromhex("30310201010420"), bytes.fromhex("a00a06082a8648ce3d030107")
     body = base64.b64encode(head + b"\x01" + secrets.token_bytes(31) + tail).decode()

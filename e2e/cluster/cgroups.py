@@ -49,7 +49,7 @@ def _share(hierarchy: Hierarchy, folder: Path) -> None:
 
 
 def _inherit(folder: Path) -> None:
-    """A version 1 cpuset starts empty, and nothing can run in it."""
+    """Fills a version 1 cpuset, which starts empty: no process can run in it."""
     for name in _INHERITED:
         own, parent = folder / name, folder.parent / name
         if own.exists() and parent.exists() and not own.read_text().strip():
@@ -57,7 +57,10 @@ def _inherit(folder: Path) -> None:
 
 
 def remove(name: str, deadline: float = 30.0) -> None:
-    """Kills what is left in it and removes it with all below, in every hierarchy. Nothing there is fine."""
+    """Kills what is left in it and removes it with all below, in every hierarchy.
+
+    Nothing there is fine.
+    """
     for hierarchy in here():
         top = hierarchy.root / name
         wait_until(lambda top=top: _removed(top), f"the removal of {top}", deadline)  # type: ignore[misc]

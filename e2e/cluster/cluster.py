@@ -3,7 +3,8 @@
     with Cluster(folder, nodes=2) as c:
         c.load_image(archive); c.kubectl("apply", "-f", "job.yaml"); c.node(1).kill()
 
-Everything runs in namespaces below one process, so it ends with the `with` block, and with a SIGKILL of whoever opened it.
+Everything runs in namespaces below one process, so it ends with the `with` block, and also when the
+process that opened it is killed.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ class Inner:
 
 
 class Cluster:
-    """`flags`: further ones by server (see ControlPlane). `detached`: lives until `down`, not until the end of this process."""
+    """`flags`: further flags by server (see ControlPlane). `detached`: runs until `down`.
+
+    Without `detached` it ends with this process.
+    """
 
     def __init__(
         self,
@@ -139,7 +143,7 @@ class Cluster:
         return Node(name, self.plan, self.state, access, self._children)
 
     def kubectl(self, *arguments: Argument, stdin: str = "") -> str:
-        """Its output; raises RuntimeError with its words when it fails."""
+        """Returns its output; raises RuntimeError with its error output when it fails."""
         return run([binary("kubectl"), "--kubeconfig", self.kubeconfig, *arguments], stdin)
 
     def load_image(self, archive: Path) -> None:
@@ -148,7 +152,7 @@ class Cluster:
             node.load_image(archive)
 
     def down(self) -> None:
-        """Nothing is left when this returns. Fine when nothing was there."""
+        """Removes everything. Does nothing when nothing is there."""
         if "plane" in vars(self):
             self.plane.stop()
         for child in self._children:
@@ -168,7 +172,7 @@ class Cluster:
             raise CannotStart((answer + self._reaper.stdout.read()).strip())
 
     def _end_reaper(self) -> None:
-        """By closing what it waits for; a reaper of another process is asked."""
+        """Ends the reaper and waits for it; sends SIGTERM to another process's or a detached one."""
         if self._reaper is not None:
             for stream in (self._reaper.stdin, self._reaper.stdout):
                 if stream is not None:

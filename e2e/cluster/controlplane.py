@@ -1,9 +1,11 @@
-"""A Kubernetes control plane in a folder: etcd and kube-apiserver, and what else one asks for; up in seconds, no root needed.
+"""A Kubernetes control plane in a folder: etcd and kube-apiserver, and what else one asks for; up
+in seconds, no root needed.
 
     with ControlPlane(folder, servers=(CONTROLLER_MANAGER, SCHEDULER)) as plane:
         plane.http.get("/api/v1/nodes"); subprocess.run([..., "--kubeconfig", plane.kubeconfig])
 
-It runs on a loopback address of its own; a `Place` puts it elsewhere (the cluster with real nodes does).
+It runs on a loopback address of its own; a `Place` puts it elsewhere (the cluster with real nodes
+does).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from e2e.cluster.process import Argument, Child, ReservedPort, accepts, binary, 
 SERVICE_RANGE = "10.96.0.0/16"
 CONTROLLER_MANAGER, SCHEDULER = "kube-controller-manager", "kube-scheduler"
 _CONTROLLER_USERS = {
-    # With the range of each bootstrap role; garbage collection and namespaces need all of every kind.
+    # With the range of each bootstrap role; garbage collection and namespaces need all of every
+    # kind.
     "system:kube-controller-manager": "system:masters",
     "system:kube-scheduler": "",
 }
@@ -40,7 +43,7 @@ class Place(Protocol):
 
 
 class Loopback:
-    """The machine itself, on a loopback address of this process's own; its children die with it."""
+    """The machine itself, on a loopback address of this process's own; its children end with it."""
 
     def __init__(self) -> None:
         self.address = own_address()
@@ -55,9 +58,12 @@ class Loopback:
 
 
 class ControlPlane:
-    """`servers` run beside etcd and the API server. `flags`: further ones by server's name, they win over ours.
+    """`servers` run beside etcd and the API server.
 
-    `users`: further users of the API server and their groups; `kubeconfig_of(user)` is theirs, `kubeconfig` admin's.
+    `flags`: further ones by server's name, they win over ours.
+
+    `users`: further users of the API server and their groups; `kubeconfig_of(user)` is theirs,
+    `kubeconfig` admin's.
     """
 
     def __init__(
@@ -111,7 +117,9 @@ class ControlPlane:
             child.stop()
 
     def stop_server(self, server: str) -> None:
-        """Kills one, for tests of what happens without it; start_apiserver, start_server brings it back."""
+        """Kills one, for tests of what happens without it; start_apiserver, start_server brings it
+        back.
+        """
         self._children.pop(server).stop()
 
     def pid(self, server: str) -> int:
@@ -134,7 +142,7 @@ class ControlPlane:
         self.until_ready()
 
     def until_ready(self) -> None:
-        """Returns when the API server answers that it is; also for whoever has restarted etcd."""
+        """Returns when the API server is ready; also after a restart of etcd."""
         self._children["kube-apiserver"].wait_until(self._ready)
 
     def _ready(self) -> bool:
@@ -145,13 +153,18 @@ class ControlPlane:
 
     @cached_property
     def http(self) -> httpx.Client:
-        """Admin's client. It survives restarts of the API server, which keeps its port and certificate."""
+        """Admin's client.
+
+        It survives restarts of the API server, which keeps its port and certificate.
+        """
         headers = {"Authorization": f"Bearer {self.token}"}
         trust = ssl.create_default_context(cafile=str(self.authority))
         return httpx.Client(base_url=self.url, verify=trust, headers=headers, timeout=30, trust_env=False)
 
     def start_server(self, server: str, *further: Argument) -> None:
-        """The controller-manager or the scheduler, one of each, without an election and without ports."""
+        """The controller-manager or the scheduler, one of each, without an election and without
+        ports.
+        """
         config = self.kubeconfig_of(f"system:{server}")
         arguments: list[Argument] = ["--kubeconfig", config, "--leader-elect=false", "--secure-port=0"]
         if server == CONTROLLER_MANAGER:
@@ -183,7 +196,8 @@ class ControlPlane:
             "--service-account-key-file", self._signing_key, "--service-account-signing-key-file", self._signing_key,
         ]  # fmt: skip
         if CONTROLLER_MANAGER not in self._servers:
-            # Nobody gives a namespace its default service account, which this one insists on.
+            # No controller makes default service accounts here, which this admission plugin
+            # requires.
             arguments += ["--disable-admission-plugins", "ServiceAccount"]
         if self.address.startswith("127."):
             # Lets such an address be advertised.

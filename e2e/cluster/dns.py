@@ -1,4 +1,6 @@
-"""The cluster's DNS: CoreDNS as a server beside the control plane, behind the usual Service address."""
+"""The cluster's DNS: CoreDNS as a server beside the control plane, behind the usual Service
+address.
+"""
 
 from __future__ import annotations
 

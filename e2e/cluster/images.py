@@ -1,4 +1,6 @@
-"""The one image that every pod needs and no registry brings: `pause`, packed here from the static binary."""
+"""The one image that every pod needs and no registry brings: `pause`, packed here from the static
+binary.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Nodes that only say they are: kwok reports their pods as running, and nothing runs. For tests and measurements of numbers."""
+"""Simulated nodes: kwok reports their pods as running, and no container runs.
+
+For tests and measurements with many nodes.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,16 @@ from e2e.cluster.process import Argument, binary
 
 LABEL = {"type": "kwok"}
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
-# Connecting to a multicast address fails at once, whereas a client would wait for an answer from kwok's usual 10.0.0.0/24.
+# Connecting to a multicast address fails at once, whereas a client would wait for an answer from
+# kwok's usual 10.0.0.0/24.
 _POD_ADDRESSES = "239.0.0.1/16"
 _STAGES = ("node/fast/node-initialize", "pod/fast/pod-ready", "pod/fast/pod-delete")
 
 
 def node(name: str, pods: int = 110, taints: Sequence[dict[str, str]] = (TAINT,)) -> dict[str, Any]:
-    """The manifest of one, on which `pods` of any size fit; with its taint, only such as tolerate `kwok.x-k8s.io/node`."""
+    """The manifest of one, on which `pods` of any size fit; with its taint, only such as tolerate
+    `kwok.x-k8s.io/node`.
+    """
     capacity = {"cpu": "1k", "memory": "1Ti", "pods": str(pods), "nvidia.com/gpu": "1k"}
     labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **LABEL}
     return {
@@ -31,7 +37,9 @@ def node(name: str, pods: int = 110, taints: Sequence[dict[str, str]] = (TAINT,)
 
 
 def write_config(path: Path) -> Path:
-    """kwok's own stages, read from the module that it was built from; without the one that completes Jobs at once."""
+    """kwok's own stages, read from the module that it was built from; without the one that
+    completes Jobs at once.
+    """
     modules = binary("kwok").parents[1] / "go" / "path" / "pkg" / "mod" / "sigs.k8s.io"
     folder = next(modules.glob("kwok@*")) / "kustomize" / "stage"
     stages = [yaml.safe_load((folder / f"{stage}.yaml").read_text()) for stage in _STAGES]

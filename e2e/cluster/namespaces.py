@@ -1,6 +1,8 @@
-"""Small machines in this one: a process tree with mounts, network, host name and process ids of its own.
+"""Small machines in this one: a process tree with mounts, network, host name and process ids of its
+own.
 
-Its first process is `pause`. When that dies, the kernel kills everything inside and takes back mounts, links and rules.
+Its first process is `pause`. When that ends, the kernel kills all processes inside and removes
+mounts, links and rules.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def start_time(pid: int) -> int | None:
 
 
 def first_process(ancestor: int) -> int | None:
-    """The id, as seen here, of the namespace's first process below `ancestor`; None while there is none."""
+    """The id, as seen here, of the namespace's first process below `ancestor`; None while there is
+    none.
+    """
     for pid in (ancestor, *descendants(ancestor)):
         ids = _namespace_ids(pid)
         if len(ids) > 1 and ids[-1] == "1" and Path(f"/proc/{pid}/comm").read_text().strip() == "pause":
@@ -84,7 +88,7 @@ class Inside:
         return Child(self.command(command), log, outlives=True)
 
     def run(self, command: Sequence[Argument], stdin: str = "", deadline: float = 120.0) -> str:
-        """Its output; raises RuntimeError with its words when it fails."""
+        """Returns its output; raises RuntimeError with its error output when it fails."""
         return run(self.command(command), stdin, deadline)
 
     def ip(self, lines: Sequence[str]) -> None:
@@ -92,7 +96,7 @@ class Inside:
         run(["nsenter", "--target", str(self.pid), "--net", "--", "ip", "-batch", "-"], "\n".join(lines))
 
     def make_inner(self, log: Path) -> tuple[Child, Process]:
-        """New namespaces below these, and their first process: they live as long as it."""
+        """New namespaces below these, and their first process: they end with it."""
         child = self.start([*UNSHARE, binary("pause")], log)
         child.wait_until(lambda: first_process(child.process.pid) is not None)
         pid = first_process(child.process.pid)
@@ -109,7 +113,7 @@ def identify(pid: int) -> Process:
 
 
 def run(command: Sequence[Argument], stdin: str = "", deadline: float = 120.0) -> str:
-    """Its output; raises RuntimeError with the command's words when it fails."""
+    """Returns its output; raises RuntimeError with its error output when it fails."""
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=deadline, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}: exit code {done.returncode}: {done.stderr.strip()}")

@@ -3,7 +3,8 @@
     machine ── link ── [cluster: bridge] ── eth0 [node-0] ── pods
                                         └── eth0 [node-1] ── pods
 
-The brackets are network namespaces, so the machine sees one link and one route, and both go with the namespace.
+The brackets are network namespaces, so the machine sees one link and one route, and both go with
+the namespace.
 """
 
 from __future__ import annotations

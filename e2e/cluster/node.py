@@ -1,4 +1,6 @@
-"""A node: a small machine of its own with containerd, a kubelet and kube-proxy, that one signal can end."""
+"""A node: a small machine of its own with containerd, a kubelet and kube-proxy, that one signal can
+end.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,12 @@ from e2e.cluster.plan import Plan
 from e2e.cluster.process import Child, binary
 from e2e.cluster.state import State
 
-# Folders of the machine that a node has its own of; they stay over a restart, as a disk does. /run does not.
+# Folders of the machine that a node has its own of; they stay over a restart, as a disk does. /run
+# does not.
 _DISK = {"/var/lib": "lib", "/var/log": "log"}
 MASKED = (*_DISK, "/run")
-# What a kubelet would set for the whole machine; it reads that it is so already, and leaves the machine alone.
+# What a kubelet would set for the whole machine; it reads that it is so already, and leaves the
+# machine alone.
 _TUNABLES = {
     "vm/overcommit_memory": 1, "vm/panic_on_oom": 0, "kernel/panic": 10, "kernel/panic_on_oops": 1,
     "kernel/keys/root_maxkeys": 1000000, "kernel/keys/root_maxbytes": 25000000,
@@ -40,7 +44,7 @@ class Node:
     state: State
     access: Access
     children: list[Child] = field(compare=False)
-    """Takes what is started: whoever started it waits for its end."""
+    """Takes a started process, whose end the caller awaits."""
 
     @property
     def folder(self) -> Path:
@@ -67,7 +71,9 @@ class Node:
         return Inside(first.pid)
 
     def start(self) -> None:
-        """Returns when containerd answers; the kubelet then registers the node, or takes it up again."""
+        """Returns when containerd answers; the kubelet then registers the node, or takes it up
+        again.
+        """
         cgroups.make(self.plan.cgroup_of(self.name))
         self._write_settings()
         self._make_machine()
@@ -78,21 +84,26 @@ class Node:
         self._start("kube-proxy", [binary("kube-proxy"), "--config", self.folder / "kube-proxy.yaml"])
 
     def kill(self) -> None:
-        """A power cut: kubelet, containerd, every pod's processes and the network end at once. The disk stays."""
+        """A power cut: kubelet, containerd, every pod's processes and the network end at once.
+
+        The disk stays.
+        """
         first = self.first
         if first is not None and first.alive:
             os.kill(first.pid, signal.SIGKILL)
             wait_for_end(first, self.name)
 
     def disconnect(self) -> None:
-        """Pulls the cable: everything on the node runs on, and nobody reaches it."""
+        """Unplugs the network: the node runs on and cannot be reached."""
         self._cluster().ip([f"link set {self.name} down"])
 
     def connect(self) -> None:
         self._cluster().ip([f"link set {self.name} up"])
 
     def load_image(self, archive: Path) -> None:
-        """A docker or OCI archive, so that pods on this node need not pull it; with patience for images of many GB."""
+        """A docker or OCI archive, so that pods on this node need not pull it; with patience for
+        images of many GB.
+        """
         self.ctr("images", "import", str(archive), deadline=900)
 
     def ctr(self, *arguments: str, deadline: float = 120) -> str:
@@ -133,7 +144,11 @@ class Node:
         self.inside.run(["sh", "-e"], stdin="\n".join(self._mounts()))
 
     def _mounts(self) -> list[str]:
-        """Shell lines. A kubelet wants its mounts shared with containers; `private` first keeps them from the machine."""
+        """Shell lines.
+
+        A kubelet wants its mounts shared with containers; `private` first keeps them from the
+        machine.
+        """
         tunables = self.folder / "tunables"
         return [
             "mount --make-rprivate /",

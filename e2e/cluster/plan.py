@@ -18,7 +18,11 @@ class NoRangeFree(Exception):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One cluster. Its /16 holds the nodes in the first /24, a /24 of pods for each node, and the link to the machine."""
+    """One cluster.
+
+    Its /16 holds the nodes in the first /24, a /24 of pods for each node, and the link to the
+    machine.
+    """
 
     name: str
     """Prefix of everything visible on the machine: the link, the cgroups."""
@@ -58,7 +62,9 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def make_plan(state: Path, nodes: int, routes: Iterable[str]) -> Plan:
-    """The plan for a cluster kept in `state`, beside the machine's `routes` (destinations in CIDR form)."""
+    """The plan for a cluster kept in `state`, beside the machine's `routes` (destinations in CIDR
+    form).
+    """
     digest = hashlib.sha256(str(state).encode()).hexdigest()[:6]
     return Plan(f"coxswain{digest}", str(free_range(routes)), [f"node-{index}" for index in range(nodes)])
 

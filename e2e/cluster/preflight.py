@@ -1,4 +1,4 @@
-"""What the machine lacks for a cluster, all of it at once, and how to get it."""
+"""Lists all that the machine lacks for a cluster, and how to install it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ COMMANDS = {
 BUILDERS = {"buildah": "buildah", "debootstrap": "debootstrap"}
 PLUGIN_PACKAGE = "containernetworking-plugins"
 CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
-# Tried in namespaces of their own, so nothing of the machine changes. Each line: what it is about, and a shell command.
+# Tried in namespaces of their own, so nothing of the machine changes. Each line: what it is about,
+# and a shell command.
 TRIALS = {
     "a network bridge (kernel module bridge)": "ip link add name trial type bridge",
     "virtual links (kernel module veth)": "ip link add name one type veth peer name two",
@@ -49,7 +50,10 @@ class Machine:
 
 
 def lacks(machine: Machine, state: Path, further: Mapping[str, str] | None = None) -> list[str]:
-    """One line for each thing, empty when all is there. `further`: commands with their packages, such as BUILDERS."""
+    """One line for each thing, empty when all is there.
+
+    `further`: commands with their packages, such as BUILDERS.
+    """
     if machine.system != "Linux":
         return [f"operating system: {machine.system}, and nodes need Linux"]
     packages = _packages(machine, {**COMMANDS, **(further or {})})

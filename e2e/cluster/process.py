@@ -1,4 +1,4 @@
-"""Servers that tests start: their binaries, an address that no other process has, and an end that is sure to come."""
+"""Servers that tests start: their binaries, an address of their own, and a certain end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def binary(name: str) -> Path:
 
 
 def own_address() -> str:
-    """A loopback address spelled by this process's id: no other living process uses its ports."""
+    """A loopback address made from this process's id: no other running process uses its ports."""
     pid = os.getpid()
     return f"127.{192 + (pid >> 16 & 63)}.{pid >> 8 & 255}.{pid & 255}"
 
@@ -41,7 +41,8 @@ def own_address() -> str:
 class ReservedPort:
     """A port that the kernel chose, and gives to no other socket while this object exists.
 
-    Only a server that sets SO_REUSEADDR, as those written in Go do, can listen on it: the port is bound, but not listened on.
+    Only a server that sets SO_REUSEADDR, as those written in Go do, can listen on it: the port is
+    bound, but not listened on.
     """
 
     def __init__(self, address: str) -> None:
@@ -55,7 +56,10 @@ class ReservedPort:
 
 
 def accepts(address: str, port: int) -> bool:
-    """Whether something listens there. An address that cannot be reached (yet) is a no within a second."""
+    """Whether something listens there.
+
+    An address that cannot be reached (yet) is a no within a second.
+    """
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((address, port)) == 0
@@ -70,16 +74,18 @@ def wait_until(ready: Callable[[], bool], what: str, deadline: float = 30.0) -> 
         time.sleep(0.02)
 
 
-def die_with_parent() -> None:
+def end_with_parent() -> None:
     """For `preexec_fn`: SIGKILL when the thread that spawned us ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Child:
-    """A server process in a group of its own, with its output in a file. SIGKILL of the tests kills it as well.
+    """A server process in a group of its own, with its output in a file.
 
-    Start it from the main thread: the parent-death signal follows the thread that spawned. With `outlives`
-    nothing but its end or `stop` ends it: for what dies with its namespace anyway.
+    SIGKILL of the tests kills it as well.
+
+    Start it from the main thread: the parent-death signal follows the thread that spawned. With
+    `outlives` only its own end or `stop` ends it: for processes that end with their namespace.
     """
 
     def __init__(
@@ -89,11 +95,13 @@ class Child:
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,
-                start_new_session=True, preexec_fn=None if outlives else die_with_parent,
+                start_new_session=True, preexec_fn=None if outlives else end_with_parent,
             )  # fmt: skip
 
     def wait_until(self, ready: Callable[[], bool], deadline: float = 60.0) -> None:
-        """Returns when `ready()` does; raises RuntimeError with the log's tail when the process ends or time runs out."""
+        """Returns when `ready()` does; raises RuntimeError with the log's tail when the process
+        ends or time runs out.
+        """
         end = time.monotonic() + deadline
         while not ready():
             if self.process.poll() is not None or time.monotonic() > end:
@@ -102,7 +110,7 @@ class Child:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """Kills the whole group: these servers keep nothing that is worth a farewell."""
+        """Kills the whole group: these servers have nothing to save."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

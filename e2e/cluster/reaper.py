@@ -1,10 +1,11 @@
-"""The process that outlives a cluster's owner: it holds the cluster's namespaces open and removes everything afterwards.
+"""The process that outlives a cluster's owner: it holds the cluster's namespaces open and removes
+everything afterwards.
 
     python -m e2e.cluster.reaper STATE NODES owned|detached
 
-It says `ready` once the namespaces are there. It ends when its standard input closes (`owned`: the owner is gone), on
-SIGTERM, or when the namespaces' first process dies. Should it be killed itself, that process dies with it; files and
-cgroups then wait for the next sweep.
+It prints `ready` once the namespaces are there. It ends when its standard input closes (`owned`:
+the owner is gone), on SIGTERM, or when the namespaces' first process ends. If it is killed itself,
+that process ends with it; files and cgroups then stay until the next sweep.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def namespaces(state: State, plan: Plan) -> Iterator[int]:
 
 
 def wait_for_reason(first: int, owned: bool) -> None:
-    """Returns when the owner is gone, somebody asked us to end, or the cluster has died."""
+    """Returns when the owner is gone, a signal arrives, or the cluster's first process has ended."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
@@ -57,7 +58,7 @@ def wait_for_reason(first: int, owned: bool) -> None:
 
 
 def speak_to(log: Path) -> None:
-    """Lets go of the owner's pipe or terminal."""
+    """Writes its output to the log and releases the owner's pipe or terminal."""
     with log.open("ab") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)

@@ -32,7 +32,8 @@ def kubelet(plan: Plan, node: str, authority: Path, name_servers: Path) -> str:
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
         "failCgroupV1": False,
         "failSwapOn": False,
-        # Its file system statistics fail for disks that are not in /proc/partitions of this mount namespace.
+        # Its file system statistics fail for disks that are not in /proc/partitions of this mount
+        # namespace.
         "localStorageCapacityIsolation": False,
         "nodeStatusUpdateFrequency": "2s",
         "nodeLeaseDurationSeconds": 12,
@@ -85,7 +86,7 @@ state = "/run/containerd"
 
 
 def plugins_folder() -> Path:
-    """Raises FileNotFoundError when there is none (preflight tells sooner and better)."""
+    """Raises FileNotFoundError when there is none (preflight says so earlier)."""
     found = next((Path(folder) for folder in CNI_FOLDERS if (Path(folder) / "ptp").exists()), None)
     if found is None:
         raise FileNotFoundError(f"no network plugins in any of {', '.join(CNI_FOLDERS)}: install them")
@@ -93,7 +94,9 @@ def plugins_folder() -> Path:
 
 
 def pod_network(plan: Plan, node: str) -> dict[str, Any]:
-    """Every pod has a link of its own to the node (`ptp`): traffic to a neighbour is routed too, so Service rules see it."""
+    """Every pod has a link of its own to the node (`ptp`): traffic to a neighbour is routed too, so
+    Service rules see it.
+    """
     addresses = {"type": "host-local", "ranges": [[{"subnet": plan.pods_of(node)}]], "routes": [{"dst": "0.0.0.0/0"}]}
     pair = {"type": "ptp", "ipMasq": False, "ipam": addresses, "mtu": 1500}
     ports = {"type": "portmap", "capabilities": {"portMappings": True}}

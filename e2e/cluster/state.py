@@ -1,4 +1,7 @@
-"""The folder of a cluster: what was made is written here before it is made, so that whoever comes next can remove it."""
+"""The folder of a cluster.
+
+Everything is recorded here before it is made, so that the next process can remove it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from e2e.cluster.process import wait_until
 
 
 class ClusterRuns(Exception):
-    """Somebody holds the folder."""
+    """Another process holds the folder."""
 
 
 class NotOurs(Exception):
@@ -37,7 +40,7 @@ class State:
 
     @property
     def lock_file(self) -> Path:
-        """Also what tells a cluster's folder from any other."""
+        """The lock, which also marks a folder as a cluster's."""
         return self.root / "coxswain-cluster.lock"
 
     @property
@@ -73,7 +76,7 @@ class State:
             os.fsync(file.fileno())
 
     def take(self) -> TextIOWrapper:
-        """The lock: hold it for as long as anything of the cluster lives. Raises ClusterRuns and NotOurs."""
+        """The lock: hold it while anything of the cluster runs. Raises ClusterRuns and NotOurs."""
         self.root.mkdir(parents=True, exist_ok=True)
         strangers = [entry.name for entry in self.root.iterdir()]
         if strangers and not self.lock_file.exists():
@@ -93,7 +96,10 @@ class State:
         return f"a cluster is already running in {self.root}: use it, or end it with `{down}`"
 
     def sweep(self) -> None:
-        """Removes all that the plan names and the folder holds, but for the lock. For the lock's holder only."""
+        """Removes all that the plan names and the folder holds, but for the lock.
+
+        For the lock's holder only.
+        """
         first, plan = Process.read(self.first_file), self.plan()
         if first is not None and first.alive:
             os.kill(first.pid, signal.SIGKILL)
@@ -101,7 +107,7 @@ class State:
         if plan is not None:
             remove_link(plan.name)
             cgroups.remove(plan.name)
-        # Whoever says `down` meanwhile finds the reaper's id to wait for: it goes last.
+        # The reaper's id goes last: a `down` meanwhile needs it to wait for the reaper.
         for entry in sorted(self.root.iterdir(), key=lambda entry: entry == self.reaper_file):
             if entry != self.lock_file:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -112,6 +118,8 @@ class State:
 
 
 def remove_link(name: str) -> None:
-    """Gone when this returns: it goes by itself with the namespace at its other end, but not at once."""
+    """Gone when this returns: it goes by itself with the namespace at its other end, but not at
+    once.
+    """
     subprocess.run(["ip", "link", "delete", name], check=False, capture_output=True)
     wait_until(lambda: not Path(f"/sys/class/net/{name}").exists(), f"the end of link {name}")

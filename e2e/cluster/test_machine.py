@@ -123,6 +123,6 @@ def test_a_sweep_removes_what_a_killed_cluster_left(tmp_path: Path) -> None:
     state = State(tmp_path / "state")
     with state.take():
         (state.root / "nodes" / "node-0").mkdir(parents=True)
-        Process(os.getpid(), 1).write(state.first_file)  # an id that somebody else has by now
+        Process(os.getpid(), 1).write(state.first_file)  # an id that another process has by now
         state.remove()
     assert not state.root.exists()

@@ -1,6 +1,8 @@
-"""`python -m e2e.images [operator|data|train|train-slim ...]`: builds the images (all without arguments), prints their sizes.
+"""`python -m e2e.images [operator|data|train|train-slim ...]`: builds the images (all without
+arguments), prints their sizes.
 
-`python -m e2e.images tidy` removes what a killed build left: containers, their mounts, layers without a name.
+`python -m e2e.images tidy` removes what a killed build left: containers, their mounts, layers
+without a name.
 """
 
 from __future__ import annotations

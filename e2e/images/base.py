@@ -1,4 +1,6 @@
-"""The base image where no registry is: a small Debian (or what this machine runs) from the machine's own package mirror."""
+"""The base image where no registry is: a small Debian (or what this machine runs) from the
+machine's own package mirror.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ class Mirror:
 
 
 def own_mirror() -> Mirror:
-    """Where this machine's own packages come from. Raises BuildFailed on a machine without apt's sources."""
+    """Where this machine's own packages come from.
+
+    Raises BuildFailed on a machine without apt's sources.
+    """
     lines = run(["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Identifier: Packages"])
     return first_mirror(lines)
 

@@ -30,7 +30,10 @@ class Image:
 
 
 class Images:
-    """The images of this checkout as it is now. One process builds at a time; the lock dies with its holder."""
+    """The images of this checkout as it is now.
+
+    One process builds at a time; the lock ends with its holder.
+    """
 
     def __init__(self, folder: Path = FOLDER) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +62,10 @@ class Images:
             self._buildah.tidy()
 
     def archive(self, image: Image) -> Path:
-        """A file for `ctr images import`. The large ones are worth removing after use; they come back in seconds."""
+        """A file for `ctr images import`.
+
+        The large ones are worth removing after use; they come back in seconds.
+        """
         path = self._folder / "archives" / f"{image.reference.rpartition('/')[2].replace(':', '-')}.tar"
         with self._alone():
             if not path.exists():

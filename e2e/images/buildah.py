@@ -1,4 +1,6 @@
-"""buildah with a storage of its own: nothing outside one folder changes, and what a killed build left is removed."""
+"""buildah with a storage of its own: nothing outside one folder changes, and what a killed build
+left is removed.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster.process import Argument, die_with_parent
+from e2e.cluster.process import Argument, end_with_parent
 
 
 class BuildFailed(Exception):
-    """A tool of the builder failed; the message holds its last words."""
+    """A tool of the builder failed; the message holds the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buildah:
-    """buildah over `folder`. Every call raises BuildFailed with the command's last words."""
+    """buildah over `folder`. Every call raises BuildFailed with the end of its output."""
 
     folder: Path
 
@@ -40,17 +42,19 @@ class Buildah:
 
 
 def driver(folder: Path) -> str:
-    """overlay copies nothing, where the kernel has it and the folder does not lie on another overlay; vfs works anywhere."""
+    """overlay copies nothing, where the kernel has it and the folder does not lie on another
+    overlay; vfs works anywhere.
+    """
     known = Path("/proc/filesystems").read_text().split()
     kind = run(["stat", "--file-system", "--format", "%T", folder]).strip()
     return "overlay" if "overlay" in known and kind != "overlayfs" else "vfs"
 
 
 def run(command: Sequence[Argument], extra: dict[str, str] | None = None) -> str:
-    """Standard output of a command that dies with this process. Raises BuildFailed."""
+    """Standard output of a command that ends with this process. Raises BuildFailed."""
     result = subprocess.run(
         command, env={**os.environ, **(extra or {})}, text=True, stdin=subprocess.DEVNULL, capture_output=True,
-        preexec_fn=die_with_parent,
+        preexec_fn=end_with_parent,
     )  # fmt: skip
     if result.returncode:
         words = "\n".join((result.stdout + result.stderr).splitlines()[-40:])

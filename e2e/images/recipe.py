@@ -13,7 +13,9 @@ FORMAT = "1"  # part of every name: raise it when the way of building changes wh
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One image: a target of the Dockerfile, the sources copied into it, and packages left out of it."""
+    """One image: a target of the Dockerfile, the sources copied into it, and packages left out of
+    it.
+    """
 
     name: str
     target: str
@@ -36,7 +38,10 @@ COMMON = ("Dockerfile", "Dockerfile.d", ".dockerignore", "pyproject.toml", "cons
 
 
 def tag(recipe: Recipe, base: str, root: Path = REPOSITORY) -> str:
-    """Twelve digits that change with anything the image is made from. `base`: the base image's own tag."""
+    """Twelve digits that change with anything the image is made from.
+
+    `base`: the base image's own tag.
+    """
     digest = hashlib.sha256("\0".join((FORMAT, base, recipe.target, recipe.without)).encode())
     for path in files(root, (*COMMON, *recipe.sources)):
         digest.update(f"\0{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())

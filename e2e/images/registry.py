@@ -20,7 +20,10 @@ PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY",
 
 @contextmanager
 def secrets(folder: Path) -> Iterator[list[str]]:
-    """Arguments for buildah. The file behind them can be read by its owner only, and is gone afterwards."""
+    """Arguments for buildah.
+
+    The file behind them can be read by its owner only, and is gone afterwards.
+    """
     settings = pip_settings(run([sys.executable, "-m", "pip", "config", "list"]))
     path = folder / "registry"
     path.unlink(missing_ok=True)
@@ -34,7 +37,9 @@ def secrets(folder: Path) -> Iterator[list[str]]:
 
 
 def pip_settings(listed: str) -> dict[str, str]:
-    """Settings of `pip config list` without their sections; what the environment says comes last there, as in pip."""
+    """Settings of `pip config list` without their sections; what the environment says comes last
+    there, as in pip.
+    """
     found = re.findall(r"^(?:global|install|:env:)\.([a-z-]+)='(.*)'$", listed, re.MULTILINE)
     return dict(sorted(found, key=lambda item: item[0]))
 

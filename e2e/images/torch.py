@@ -1,7 +1,7 @@
 """Torch and what it needs, in a folder of its own that the trainers of quick tests mount read-only.
 
-An image with torch is 5 GB, most of it for accelerators that a test has none of. uv links the files to those in its cache
-where both lie on one file system.
+An image with torch is 5 GB, most of it for accelerators that a test has none of. uv links the files
+to those in its cache where both lie on one file system.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from e2e.images.recipe import REPOSITORY
 
 
 def torch_folder(python: str, folder: Path = FOLDER) -> Path:
-    """The folder, made anew if the pinned versions changed: some twenty seconds. `python`: the image's minor version."""
+    """The folder, built again (20 s) if the pinned versions changed. `python`: the image's version."""
     constraints = REPOSITORY / "constraints.txt"
     mark = hashlib.sha256(constraints.read_bytes() + python.encode()).hexdigest()[:12]
     target = folder / f"torch-{mark}"

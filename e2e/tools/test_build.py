@@ -40,13 +40,13 @@ class Checkout:
     environment: dict[str, str] = field(default_factory=dict)
 
     def start(self, *names: str) -> subprocess.Popen[str]:
-        surroundings = {
+        variables = {
             "PATH": f"{self.folder}:{os.environ['PATH']}", "COUNT": str(self.folder / "count"), "CODE": "0",
             **self.environment,
         }  # fmt: skip
         command = [sys.executable, "-m", "e2e.tools.build", *names]
         return subprocess.Popen(
-            command, cwd=self.folder, env=surroundings, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command, cwd=self.folder, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
 
     def build(self, *names: str) -> tuple[int, str, str]:

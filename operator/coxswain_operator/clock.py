@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-SLEW = 0.1  # of the time that passes: how fast a step of the machine's clock is followed
+SLEW = 0.1  # share of the passing time by which a jump of the machine's clock is followed
 
 
 def _elapsed() -> float:
-    """Seconds since the machine started, its sleep included."""
+    """Seconds since the machine started, including its suspension."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class SteadyClock:
-    """Seconds since 1970, as on the machine's clock when this one was made; it never jumps and never goes back.
+    """Seconds since 1970, taken from the machine's clock at the start; never jumps or goes back.
 
     A machine's clock that is set, by hand or by NTP, neither ends a job by its deadline nor
     stretches a back-off by an hour. The difference is made up slowly, so a clock that was wrong at

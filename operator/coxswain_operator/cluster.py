@@ -1,4 +1,4 @@
-"""The two seams of reconcile: `Cluster` (an API server, or this machine) and `JobControl` (a job's coordinator).
+"""The interfaces that reconcile uses: `Cluster` and `JobControl`.
 
 Objects are Kubernetes manifests as plain dictionaries on both clusters, so reconcile treats both alike.
 Pods and nodes are many, so only the facts that decisions rest on are returned.
@@ -24,7 +24,7 @@ class Conflict(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """One watch event. Of a pod, `object` holds only the head."""
+    """One watch event. For a pod, `object` holds only the metadata."""
 
     kind: Literal["ADDED", "MODIFIED", "DELETED"]
     object: Manifest
@@ -32,18 +32,18 @@ class WatchEvent:
 
 @runtime_checkable
 class Cluster(Protocol):
-    """What reconcile's shell needs of a cluster."""
+    """The operations of a cluster that the controller needs."""
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """One object, as of now; None if there is none."""
+        """The current object; None if there is none."""
         ...
 
     async def list(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
-        """All objects of a kind, as of now. Not for pods, nodes and Secrets."""
+        """All current objects of a kind. Not for pods, nodes and Secrets."""
         ...
 
     async def pod_views(self, namespace: str, job_uid: str) -> Sequence[PodView]:
-        """The pods of a job, as of now; without the conditions of their nodes."""
+        """The current pods of a job, without the conditions of their nodes."""
         ...
 
     async def orphans(self, namespace: str, job: str) -> Sequence[PodView]:
@@ -63,17 +63,20 @@ class Cluster(Protocol):
         ...
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """The object as stored. Raises AlreadyExists."""
+        """Returns the object as stored. Raises AlreadyExists."""
         ...
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str = "", force: bool = False) -> None:
-        """Begins deletion (of this uid only, if given). An absent object is no error. `force`: of a pod whose node is gone."""
+        """Begins deletion (of this uid only, if given). An absent object is no error.
+
+        `force`: for a pod whose node is gone.
+        """
         ...
 
     async def patch_status(
         self, kind: str, namespace: str, name: str, status: Manifest, resource_version: str
     ) -> Manifest:
-        """Replaces our part of the status; raises Conflict when the object moved on."""
+        """Replaces our part of the status. Raises Conflict when the object has changed."""
         ...
 
     async def publish(self, involved: Manifest, event: Event) -> None:

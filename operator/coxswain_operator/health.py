@@ -1,4 +1,7 @@
-"""/healthz, /readyz and /metrics of the operator. Healthy means that what must move is moving."""
+"""/healthz, /readyz and /metrics of the operator.
+
+The operator is healthy while its watches, its queue and the renewal of its Lease make progress.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,19 @@ LONGEST_UNRENEWED = 60.0  # seconds: a leader that cannot renew its Lease should
 
 @dataclass(frozen=True, slots=True)
 class HealthStatus:
-    """What is measured, in seconds. A loop that is stuck shows by not answering at all."""
+    """Measured times, in seconds. An event loop that is stuck does not answer at all."""
 
     silence: float = 0.0  # since the last message on the quietest stream
     waiting: float = 0.0  # of the job that waits longest
     unrenewed: float = 0.0  # since a leader's Lease was last renewed; 0 for a standby
     jobs: int = 0
-    lag: float = 0.0  # of the loop, lately
+    lag: float = 0.0  # of the event loop, recently
 
     @property
     def problem(self) -> str:
-        """What is wrong; empty if nothing is."""
+        """The first limit that is exceeded; empty if none is."""
         if self.silence > LONGEST_SILENCE:
-            return f"a stream has been silent for {self.silence:.0f} s; at most {LONGEST_SILENCE:.0f} are normal"
+            return f"a watch has been silent for {self.silence:.0f} s; at most {LONGEST_SILENCE:.0f} are normal"
         if self.waiting > LONGEST_WAIT:
             return f"a job has waited for its pass for {self.waiting:.0f} s; at most {LONGEST_WAIT:.0f} are normal"
         if self.unrenewed > LONGEST_UNRENEWED:
@@ -50,11 +53,11 @@ class HealthStatus:
 
 
 class LoopLag:
-    """How late the event loop is: by how much a nap lasted longer than it should. Use `measure` as a task."""
+    """Measures how much longer than asked a sleep takes. Run `measure` as a task."""
 
     def __init__(self, nap: float = LAG_NAP, clock: Callable[[], float] = time.monotonic) -> None:
         self._nap, self._clock = nap, clock
-        self.seconds = 0.0  # the longest lately: an old one fades by a tenth with every nap
+        self.seconds = 0.0  # the maximum, which decays by a tenth with every nap
 
     async def measure(self) -> None:
         """Never returns."""

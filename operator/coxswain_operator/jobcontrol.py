@@ -30,7 +30,7 @@ class HttpJobControl:
         try:
             client = await self._client(job)
             return await client.get("/v1/report", JobReport, deadline=DEADLINE_SECONDS, **query) if client else None
-        except CoxswainError:  # of the coordinator, or of the API server that was asked for its token
+        except CoxswainError:  # from the coordinator, or from the API server when it is asked for the token
             return None
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
@@ -55,7 +55,7 @@ class HttpJobControl:
         self._clients.clear()
 
     async def _client(self, job: Manifest) -> AsyncClient | None:
-        """The client for the coordinator's present address; None while it has none."""
+        """The client for the coordinator's current address; None while it has none."""
         meta = job["metadata"]
         address = await self._address(job)
         token = await self._token(job) if address else ""

@@ -28,7 +28,7 @@ with block_imports("kubernetes"):  # kopf imports it for objects that are not us
 
 log = logging.getLogger(__name__)
 
-LONGEST_PAUSE = 15.0  # seconds between two attempts of kopf's
+LONGEST_PAUSE = 15.0  # seconds between two attempts of kopf
 AddKey = Callable[[Key], None]
 
 
@@ -41,9 +41,9 @@ async def run_watches(
 ) -> None:
     """Adds jobs until SIGTERM, which kopf handles. Raises RuntimeError when the watch of pods ends."""
     scopes = namespaces or ("",)
-    await cluster.served([kind.plural for kind in KINDS])  # kopf looks for them once, as it starts
+    await cluster.served([kind.plural for kind in KINDS])  # kopf looks for the kinds only once, at its start
     for namespace in scopes:
-        # Jobs before pods: what a job's status says of its pods must never be newer than what is known of them.
+        # Jobs before pods: the view of a job's status must not be newer than the view of its pods.
         await cluster.list("TrainingJob", namespace)
     pods = [asyncio.create_task(_add_jobs_of_pods(cluster, namespace, add)) for namespace in scopes]
     ours = asyncio.create_task(_kopf(_registry(cluster, access, add), namespaces, silence))
@@ -59,7 +59,10 @@ async def run_watches(
 
 
 async def _kopf(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], silence: float) -> None:
-    """Until SIGTERM. kopf ends at what a watch may bring: half a line, an ERROR other than 410, a 410 instead of a stream."""
+    """Runs kopf until SIGTERM and restarts it when it ends with an error.
+
+    kopf ends at half a line, at an ERROR other than 410, and at a 410 instead of a stream.
+    """
     failures = 0
     while True:
         began = time.monotonic()
@@ -74,7 +77,10 @@ async def _kopf(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], si
 async def _kopf_once(
     registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], settings: kopf.OperatorSettings
 ) -> None:
-    """Not by `kopf.operator`: at its end it cancels every task of the process that is younger than itself."""
+    """Runs kopf's tasks once.
+
+    `kopf.operator` is not used: it cancels every younger task of the process when it ends.
+    """
     tasks = await kopf.spawn_tasks(
         registry=registry, settings=settings, standalone=True, clusterwide=not namespaces, namespaces=namespaces
     )
@@ -104,7 +110,7 @@ def _registry(cluster: KubernetesCluster, access: Access, add: AddKey) -> kopf.O
     async def on_event(event: Any, **_: Any) -> None:
         """Puts the object into the cache first: the pass that follows must find it there."""
         change = WatchEvent("DELETED" if event["type"] == "DELETED" else "MODIFIED", _plain(event["object"]))
-        if cluster.note(change):  # not what we wrote ourselves
+        if cluster.note(change):  # False for our own write
             for key in await _affected_jobs(cluster, change.object):
                 add(key)
 
@@ -115,7 +121,7 @@ def _registry(cluster: KubernetesCluster, access: Access, add: AddKey) -> kopf.O
 
 
 async def _affected_jobs(cluster: KubernetesCluster, item: Manifest) -> list[Key]:
-    """A job itself; of anything else all jobs of its namespace, since any of them may refer to it."""
+    """The job itself; for another kind all jobs of its namespace, since any may refer to it."""
     namespace = item["metadata"]["namespace"]
     if item["kind"] == "TrainingJob":
         return [(namespace, item["metadata"]["name"])]
@@ -123,7 +129,7 @@ async def _affected_jobs(cluster: KubernetesCluster, item: Manifest) -> list[Key
 
 
 def _plain(body: Any) -> Manifest:
-    """kopf may hand out read-only views."""
+    """A plain dictionary: kopf may pass read-only views."""
     return {**body, "metadata": {**body["metadata"]}}
 
 

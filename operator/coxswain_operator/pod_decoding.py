@@ -1,4 +1,4 @@
-"""From manifests, or their bytes, to the slim views that reconcile decides on. Pure."""
+"""Decodes manifests, or their bytes, into the small views that reconcile reads. Pure."""
 
 from __future__ import annotations
 

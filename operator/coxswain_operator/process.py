@@ -40,7 +40,7 @@ _DEFAULTS = Settings()
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says."""
+    """Options of the command line."""
 
     kubeconfig: Path | None
     namespaces: tuple[str, ...]
@@ -97,7 +97,9 @@ async def run(options: Options) -> None:
     """Runs until SIGTERM or SIGINT. Exits the process when the Lease is lost."""
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # of a standby; later it is kopf's
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGTERM, task.cancel
+    )  # while on standby; kopf handles it later
     access, registry = find_access(options.kubeconfig), metrics.build("operator")
     async with AsyncExitStack() as stack:
         requests = registry["coxswain_api_requests_total"]
@@ -107,7 +109,7 @@ async def run(options: Options) -> None:
             )
         )
         cluster = await stack.enter_async_context(KubernetesCluster(connection, bool(options.namespaces)))
-        # A connection of its own: a renewal must not stand in line behind a thousand pods.
+        # A connection of its own: a renewal must not queue behind requests for a thousand pods.
         leader = _leader(options, await stack.enter_async_context(Connection(access)))
         control = ReportPoller(HttpJobControl(cluster), lambda key: queue.add(key))
         stack.push_async_callback(control.close)

@@ -42,39 +42,39 @@ class ReportPoller:
     async def report(self, job: Manifest) -> JobReport | None:
         """The latest report of the present coordinator pod, never of its predecessor. Starts polling it."""
         uid, now, coordinator_uid = job["metadata"]["uid"], time.monotonic(), await self._coordinator_uid(job)
-        followed = self._polled.get(uid)
-        if followed is None or (coordinator_uid and followed.coordinator_uid != coordinator_uid):
-            followed = self._start_polling(job, coordinator_uid)
-        followed.asked = now
-        return followed.latest if followed.coordinator_uid == coordinator_uid else None
+        polled = self._polled.get(uid)
+        if polled is None or (coordinator_uid and polled.coordinator_uid != coordinator_uid):
+            polled = self._start_polling(job, coordinator_uid)
+        polled.asked = now
+        return polled.latest if polled.coordinator_uid == coordinator_uid else None
 
     def _start_polling(self, job: Manifest, coordinator_uid: str) -> _Polled:
         """Cancels the poll of an earlier pod: it may be gone without closing its connection."""
         uid = job["metadata"]["uid"]
         if uid in self._polled:
             _cancel(self._polled[uid])
-        followed = self._polled[uid] = _Polled(time.monotonic(), coordinator_uid)
-        followed.task = asyncio.create_task(self._poll(job, followed), name=f"reports of {uid}")
-        return followed
+        polled = self._polled[uid] = _Polled(time.monotonic(), coordinator_uid)
+        polled.task = asyncio.create_task(self._poll(job, polled), name=f"reports of {uid}")
+        return polled
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
         return await self._control.checkpoint_and_stop(job, reason, at_step)
 
     async def close(self) -> None:
-        tasks = [_cancel(followed) for followed in self._polled.values()]
+        tasks = [_cancel(polled) for polled in self._polled.values()]
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._control.close()
 
-    async def _poll(self, job: Manifest, followed: _Polled) -> None:
+    async def _poll(self, job: Manifest, polled: _Polled) -> None:
         meta = job["metadata"]
-        while time.monotonic() - followed.asked < FORGOTTEN_SECONDS:
-            before, asked = followed.latest, time.monotonic()
+        while time.monotonic() - polled.asked < FORGOTTEN_SECONDS:
+            before, asked = polled.latest, time.monotonic()
             mark = before.revision() if before else ""
-            followed.latest = await self._control.report(job, mark, self._wait)
-            if (followed.latest or before) is not None:
+            polled.latest = await self._control.report(job, mark, self._wait)
+            if (polled.latest or before) is not None:
                 self._on_change((meta["namespace"], meta["name"]))
             early = time.monotonic() - asked < self._wait / 2
-            if followed.latest is None or (early and followed.latest.revision() == mark):  # there, but it does not wait
+            if polled.latest is None or (early and polled.latest.revision() == mark):  # it answers, but does not wait
                 await asyncio.sleep(self._absent)
         del self._polled[meta["uid"]]
         await self._control.forget(job)
@@ -85,7 +85,7 @@ class ReportPoller:
         return coordinator_uid.uid if coordinator_uid else ""
 
 
-def _cancel(followed: _Polled) -> asyncio.Task[None]:
-    assert followed.task is not None
-    followed.task.cancel()
-    return followed.task
+def _cancel(polled: _Polled) -> asyncio.Task[None]:
+    assert polled.task is not None
+    polled.task.cancel()
+    return polled.task

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Defaults suit the local cluster, which has no images."""
+    """The defaults suit the local cluster, which has no images."""
 
-    data_image: str = "coxswain-data"  # coordinator, loaders and constructors, unless the job names its own
-    train_image: str = "coxswain-train"  # trainers, likewise
+    data_image: str = "coxswain-data"  # of coordinator, loaders and constructors, unless the job names its own
+    train_image: str = "coxswain-train"  # of trainers, likewise
     pull_policy: str = "IfNotPresent"
     user: int = 65532  # numeric id that the containers run as
     prometheus_namespace: str = ""  # name of the namespace whose pods may scrape; empty: none

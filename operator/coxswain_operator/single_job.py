@@ -1,4 +1,4 @@
-"""One job, without an operator's queues: `cox run` drives its passes itself."""
+"""Reconciles one job without an operator's queue, for `cox run`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 async def run_job(
     controller: Controller, cluster: Cluster, namespace: str, name: str, leave: asyncio.Event | None = None
 ) -> Manifest | None:
-    """Passes until the job is over and its pods are gone; returns it as it then is, None if it does not exist.
+    """Repeats passes until the job is finished; returns the job, or None if it does not exist.
 
     `leave`: once it is set, the pass under way is the last: a cancelled one might lose events of its status.
     """
@@ -41,7 +41,7 @@ async def run_job(
 
 
 async def _wait_for_change(changed: asyncio.Event, delay: float) -> None:
-    """Until something changes, at most `delay` seconds; then a moment more, so that changes that come together are one pass."""
+    """Waits for a change, at most `delay` seconds, then coalesces changes into one pass."""
     with suppress(TimeoutError):
         async with asyncio.timeout(delay):
             await changed.wait()

@@ -61,7 +61,7 @@ class SlowStartBatch:
 
 
 def interleave(first: Iterable[T], second: Iterable[T]) -> Iterator[T]:
-    """One of each in turn, then what is left of the longer."""
+    """One item of each in turn, then the rest of the longer one."""
     absent = object()
     pairs = zip_longest(first, second, fillvalue=absent)
     return (item for item in chain.from_iterable(pairs) if item is not absent)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What is kept of the cluster's objects, and what is said about a job: frozen values that every part of the operator knows."""
+"""Views of the cluster's objects and events about a job: frozen values that all modules import."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Conditions: TypeAlias = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An Event to publish about a TrainingJob, after the status write. `reason` is stable (coxswain.names.EVENT_REASONS)."""
+    """An Event to publish about a TrainingJob, after the status write.
+
+    `reason` is stable (coxswain.names.EVENT_REASONS).
+    """
 
     reason: str
     message: str
@@ -22,7 +25,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """The few facts of a pod that decisions rest on. Exit code, reason and message are of the container named like the role."""
+    """The facts of a pod that decisions need.
+
+    Exit code, reason and message are those of the container that is named like the role.
+    """
 
     name: str
     uid: str
@@ -43,7 +49,7 @@ class PodView:
     created: float = 0.0  # times in seconds since the epoch; 0: has not happened, or is unknown
     scheduled: float = 0.0
     finished: float = 0.0
-    deletes_at: float = 0.0  # when its grace period is over
+    deletes_at: float = 0.0  # end of its grace period
     ip: str = ""
     waiting: str = ""  # why a container does not start, such as ImagePullBackOff; empty for the ordinary reasons
     waiting_message: str = ""
@@ -54,17 +60,17 @@ class PodView:
 
     @property
     def member(self) -> str:
-        """`coordinator`, `loader-0`, `trainer-2`: stable over incarnations."""
+        """`coordinator`, `loader-0`, `trainer-2`: the same for every incarnation."""
         return member_name(self.role, self.index)
 
     @property
     def is_active(self) -> bool:
-        """Something of it may still run, or start."""
+        """A container of it may still run or start."""
         return not self.is_held and self.phase not in ("Succeeded", "Failed")
 
     @property
     def is_held(self) -> bool:
-        """Deleted before it had a node, and kept by Kueue: it will never run."""
+        """Deleted before it had a node and kept by Kueue: it never runs."""
         return bool(self.group) and self.deleting and not self.node and self.phase == "Pending"
 
     @property
@@ -78,7 +84,7 @@ def member_name(role: str, index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChildView:
-    """A child that is no pod. `content` is the hash that its annotation carries."""
+    """A child other than a pod. `content` is the hash in its annotation."""
 
     kind: str
     name: str

@@ -23,7 +23,9 @@ MAX_BACKOFF_SECONDS = 60.0  # after failures
 
 @dataclass(frozen=True, slots=True)
 class RequeueDelay:
-    """Seconds between two passes over a job: `least` even if something changes, `most` even if nothing does."""
+    """Seconds between two passes over a job: `least` even if something changes, `most` even if
+    nothing does.
+    """
 
     least: float
     most: float

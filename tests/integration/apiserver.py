@@ -1,11 +1,13 @@
-"""A real API server for tests: etcd and kube-apiserver on an address of their own, in a temporary folder, up in seconds.
+"""A real API server for tests: etcd and kube-apiserver on an address of their own, in a temporary
+folder, up in seconds.
 
     with ApiServer() as api:
         api.install(crds())
         api.http.post(api.path("trainingjobs"), json={...})
 
-There is no scheduler and no kubelet, and a controller-manager only where a test asks for it: nothing answers but the API.
-`kubeconfig` serves other clients; `kill` and `revive` are what a crash and a restart of a server are.
+There is no scheduler and no kubelet, and a controller-manager only where a test asks for it: only
+the API answers. `kubeconfig` serves other clients; `kill` and `revive` are what a crash and a
+restart of a server are.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from e2e.cluster.access import write_kubeconfig
 from e2e.cluster.controlplane import CONTROLLER_MANAGER, ControlPlane
 
 Manifest = dict[str, Any]
-# One line for every request that is not a component's own: who asked for what, and how it was answered.
+# One line for every request that is not a component's own: its user, its object and the answer.
 _AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -92,7 +94,9 @@ class ApiServer:
         self.plane.stop_server(name)
 
     def revive(self, name: str) -> None:
-        """Starts a killed server again, with its data and on its address; returns when the API answers."""
+        """Starts a killed server again, with its data and on its address; returns when the API
+        answers.
+        """
         if name == "etcd":
             self.plane.start_etcd()
             self.plane.until_ready()
@@ -101,7 +105,9 @@ class ApiServer:
 
     @contextmanager
     def controllers(self, names: str) -> Iterator[None]:
-        """With a controller-manager that runs only the named controllers: others would make objects that no test asked for."""
+        """With a controller-manager that runs only the named controllers: others would make objects
+        that no test asked for.
+        """
         self.plane.start_server(CONTROLLER_MANAGER, "--controllers", names)
         try:
             yield
@@ -113,7 +119,10 @@ class ApiServer:
         return write_kubeconfig(path, url or self.url, self.ca, token or self.token)
 
     def install(self, crds: list[Manifest], deadline: float = 30.0) -> None:
-        """Creates the CRDs and waits until each is served. Raises with the server's words when it refuses one."""
+        """Creates the CRDs and waits until each is served.
+
+        Raises with the server's words when it refuses one.
+        """
         for crd in crds:
             answer = self.http.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", json=crd)
             if answer.is_error:

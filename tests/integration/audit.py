@@ -1,4 +1,4 @@
-"""What an API server was asked for, by whom, and how it answered: its audit log."""
+"""An API server's audit log: requests, their users, and the answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class Request:
 
 
 def requests(api: ApiServer, containing: str) -> Iterator[Request]:
-    """Of the requests whose line contains the string (a namespace, a user), all that were about objects."""
+    """Of the requests whose line contains the string (a namespace, a user), all that were about
+    objects.
+    """
     needle = containing.encode()
     with api.audit.open("rb") as lines:
         for line in lines:
@@ -43,8 +45,8 @@ def requests(api: ApiServer, containing: str) -> Iterator[Request]:
 def created(api: ApiServer, namespace: str) -> Counter[str]:
     """How often each object was created in the namespace; nothing that was refused counts.
 
-    Left out: events, and the disruption budget, which exists while the gang is whole. A life that goes on at once may never
-    show its operator a whole gang.
+    Left out: events, and the disruption budget, which exists while the gang is whole. A job that
+    continues at once may never show its operator a whole gang.
     """
     return Counter(
         f"{r.resource}/{r.name}"

@@ -1,4 +1,6 @@
-"""One API server with our CRDs for the whole session: it costs seconds to start and nothing to share."""
+"""One API server with our CRDs for the whole session: it costs seconds to start and nothing to
+share.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Between a client and a real API server: passes everything on, but for what a plan says goes wrong on the way.
+"""A proxy between a client and a real API server that adds the faults of a plan.
 
     async with FaultProxy(api, plans) as proxy:
         find_access(proxy.kubeconfig)
 
-A plan belongs to a namespace, so that many lives can share one proxy; calls outside of all plans' namespaces pass.
+A plan belongs to a namespace, so that many lifecycles can share one proxy; other calls pass.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Plan: TypeAlias = Callable[[Call], "Fault | None"]
 
 
 def drawn(seed: int, share: float) -> Plan:
-    """Of all calls that share, with anything that can befall such a call."""
+    """A fault for this share of all calls, chosen from those that fit the call."""
     anything: tuple[Fault, ...] = (
         *(Refuse(status) for status in (500, 503, 504)), Refuse(429, after=1), Lose(), Cut(), Delay(0.3),
     )  # fmt: skip
@@ -80,7 +80,11 @@ def drawn(seed: int, share: float) -> Plan:
 
 
 class FaultProxy:
-    """Use as `async with`. `plans` by namespace may be changed at any time; `faults` counts what has gone wrong, by namespace."""
+    """Use as `async with`.
+
+    `plans` by namespace may be changed at any time; `faults` counts what has gone wrong, by
+    namespace.
+    """
 
     def __init__(self, api: ApiServer, folder: Path) -> None:
         self._api, self._folder = api, folder

@@ -1,4 +1,4 @@
-"""For every rule, at every place where it holds: one object that it accepts and one that it refuses, and the words."""
+"""For every rule, at every place where it holds: an accepted object, a refused one, the message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many lives at once: most of a life is waiting for others, so a dozen of them take little longer than one."""
+"""Runs many lifecycles at once: each mostly waits, so a dozen take little longer than one."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from tests.integration.audit import created
 from tests.integration.lifecycle import Stage
 from tests.integration.operator_parts import new_namespace
 
-Living = Callable[[Stage], Awaitable[None]]
+Lifecycle = Callable[[Stage], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a life ended, and what was created in it. `error`: what kept it from its end."""
+    """The result of a lifecycle and the objects created in it. `error`: the failure that ended it."""
 
     result: Manifest = field(default_factory=dict)
     created: Counter[str] = field(default_factory=Counter)
     error: Exception | None = None
 
 
-async def all_lived(api: ApiServer, lives: Mapping[str, Living], at_once: int) -> dict[str, Outcome]:
-    """The outcome of every life by its name. One that fails disturbs no other."""
+async def all_lived(api: ApiServer, lifecycles: Mapping[str, Lifecycle], at_once: int) -> dict[str, Outcome]:
+    """The outcome of every lifecycle by its name. One that fails does not affect the others."""
     places = asyncio.Semaphore(at_once)
-    outcomes = await asyncio.gather(*(_lived(api, living, places) for living in lives.values()))
-    return dict(zip(lives, outcomes, strict=True))
+    outcomes = await asyncio.gather(*(_lived(api, lifecycle, places) for lifecycle in lifecycles.values()))
+    return dict(zip(lifecycles, outcomes, strict=True))
 
 
-async def _lived(api: ApiServer, living: Living, places: asyncio.Semaphore) -> Outcome:
+async def _lived(api: ApiServer, lifecycle: Lifecycle, places: asyncio.Semaphore) -> Outcome:
     async with places:
         stage = Stage(api, new_namespace(api))
         try:
-            await living(stage)
+            await lifecycle(stage)
         except Exception as error:
             return Outcome(error=error)
     return Outcome(stage.result(), created(api, stage.namespace))

@@ -1,4 +1,6 @@
-"""A real API server takes what the chart renders; Helm installs, changes and removes it; its roles give what they say."""
+"""A real API server takes what the chart renders; Helm installs, changes and removes it; its roles
+give what they say.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def path_of(manifest: Manifest) -> str:
 
 
 def dry_run(api: ApiServer, manifest: Manifest) -> str:
-    """The server's words about an object that it is asked to judge and not to keep; empty: it would take it."""
+    """The server's refusal of an object in a dry run; empty: it accepts it."""
     query = {"dryRun": "All", "fieldManager": "helm", "fieldValidation": "Strict", "force": "true"}
     kind = {"Content-Type": "application/apply-patch+yaml"}  # JSON is YAML
     answer = api.http.patch(path_of(manifest), params=query, headers=kind, json=manifest)
@@ -77,7 +79,7 @@ def dry_run(api: ApiServer, manifest: Manifest) -> str:
 
 
 def on_server(api: ApiServer, *options: str, text: str = "") -> str:
-    """What Helm says on this server. Raises AssertionError when it fails."""
+    """Helm's output on this server. Raises AssertionError when it fails."""
     done = helm(*options, "--namespace", NAMESPACE, "--kubeconfig", str(api.kubeconfig), text=text)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -152,14 +154,17 @@ def test_uninstalling_leaves_the_kinds_and_their_objects_and_nothing_else(instal
 @pytest.mark.slow
 @pytest.mark.timeout(2 * PATIENCE)
 def test_uninstalling_takes_the_kinds_along_where_that_is_wished(installed: ApiServer) -> None:
-    """API servers since 1.34 can take minutes: a cache that starts anew refuses the clean-up of kinds, which backs off."""
+    """API servers since 1.34 can take minutes: a restarted cache refuses the clean-up of kinds."""
     upgrade(installed, {"crds": {"keep": False}})
     on_server(installed, "uninstall", "coxswain", "--wait")
     assert living(installed, render()) == set()
 
 
 def may(api: ApiServer, verb: str, resource: str, namespace: str, name: str = "") -> bool:
-    """Whether the operator's account may do it, by the server's own judgement. `resource`: `group/plural[/subresource]`."""
+    """Whether the operator's account may do it, by the server's own judgement.
+
+    `resource`: `group/plural[/subresource]`.
+    """
     group, plural, *sub = resource.split("/")
     attributes = {
         "verb": verb, "group": group, "resource": plural, "subresource": "".join(sub), "namespace": namespace, "name": name,
@@ -206,7 +211,7 @@ def test_an_operator_of_one_namespace_may_do_nothing_in_another(installed: ApiSe
     assert not may(installed, "list", "/nodes", "")
 
 
-def test_the_rights_alone_can_be_installed_by_whoever_runs_the_operator_otherwise(server: ApiServer) -> None:
+def test_the_rights_can_be_installed_without_the_operator(server: ApiServer) -> None:
     assert {f"{m['kind']} {m['metadata']['name']}": dry_run(server, m) for m in operator_rights()}.keys() == {
         "ServiceAccount coxswain", "ClusterRole coxswain-jobs", "ClusterRoleBinding coxswain-jobs", "Role coxswain-lease",
         "RoleBinding coxswain-lease", "ClusterRole coxswain-nodes", "ClusterRoleBinding coxswain-nodes",
@@ -216,7 +221,9 @@ def test_the_rights_alone_can_be_installed_by_whoever_runs_the_operator_otherwis
 
 @pytest.fixture
 def helm_test(installed: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The program of `helm test`, with access by kubeconfig instead of a pod's, to a server whose Lease is held."""
+    """The program of `helm test`, with access by kubeconfig instead of a pod's, to a server whose
+    Lease is held.
+    """
     spec = importlib.util.spec_from_file_location("helm_test", CHART / "files" / "helm_test.py")
     assert spec is not None and spec.loader is not None
     program = importlib.util.module_from_spec(spec)
@@ -252,7 +259,7 @@ def test_helm_test_fails_where_the_kinds_are_not_those_of_the_release(helm_test:
         helm_test.main(NAMESPACE)
 
 
-def test_helm_test_fails_where_nobody_leads(helm_test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helm_test_fails_without_a_leader(helm_test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helm_test, "SECONDS", 0)
     with pytest.raises(SystemExit, match="no operator has taken the Lease elsewhere/coxswain-operator within 0 s"):
         helm_test.main("elsewhere")

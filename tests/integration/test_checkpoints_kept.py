@@ -22,7 +22,7 @@ STEPS = range(3, 31, 3)
 KEPT = [12, 24, 27, 30]  # the last two, and every twelfth
 
 
-class Died(Exception):
+class Killed(Exception):
     """The coordinator's process is killed."""
 
 
@@ -32,7 +32,7 @@ def mortal(store: Store, deletions: int) -> Store:
 
     def delete(key: str) -> None:
         if next(left, None) is None:
-            raise Died
+            raise Killed
         store.delete(key)
 
     twin.delete = delete  # type: ignore[method-assign]
@@ -101,7 +101,7 @@ def test_a_shard_that_a_checkpoint_under_way_has_saved_stays(job, store):
 def test_a_coordinator_that_is_killed_between_two_deletions_leaves_only_whole_checkpoints(job, store, deletions):
     checkpoints, reached = CheckpointStore(job, mortal(store, deletions)), 0
     checkpoints.open()
-    with pytest.raises(Died):
+    with pytest.raises(Killed):
         for step in STEPS:
             reached = step
             checkpoints.create(saved(job, store, step), set())

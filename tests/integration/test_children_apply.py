@@ -1,4 +1,6 @@
-"""Every child's manifest, in every variant that a spec can bring about, is what a real API server takes without a warning."""
+"""Every child's manifest, in every variant that a spec can bring about, is what a real API server
+takes without a warning.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every rule on a real API server: one accepted and one refused object, and the offline check of the same verdict and words."""
+"""Every rule accepts and refuses one object each, with equal messages on server and offline."""
 
 from __future__ import annotations
 

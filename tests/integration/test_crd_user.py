@@ -1,4 +1,4 @@
-"""What users meet on a real API server: columns in every state, scaling, applying beside the operator, and garbage collection."""
+"""kubectl on a real API server: columns, scaling, apply beside the operator, garbage collection."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOW = "2026-11-21T09:00:00Z"
 
 
 def kubectl(api: ApiServer, namespace: str, *arguments: str | Path, text: str = "") -> str:
-    """Its output. Raises AssertionError with its words when it fails."""
+    """Returns its output. Raises AssertionError with its error output when it fails."""
     command = [binary("kubectl"), "--kubeconfig", api.kubeconfig, "--namespace", namespace, *arguments]
     home = {"PATH": os.environ["PATH"], "HOME": str(api.kubeconfig.parent)}
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, env=home)
@@ -89,7 +89,7 @@ def words(line: str) -> list[str]:
     ]
 
 
-def test_kubectl_scales_within_the_bounds_and_is_told_beyond_them(api: ApiServer) -> None:
+def test_kubectl_scales_within_the_bounds_and_is_refused_beyond_them(api: ApiServer) -> None:
     namespace = new_namespace(api)
     put(api, namespace, "demo", "Running")
     kubectl(api, namespace, "scale", "tj/demo", "--current-replicas=4", "--replicas=6")

@@ -46,7 +46,7 @@ def test_a_killed_test_run_takes_its_servers_with_it() -> None:
     subprocess.run(["rm", "-r", Path(folder)], check=True)
 
 
-def test_a_server_that_cannot_start_is_told_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_server_that_cannot_start_shows_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ControlPlane, "_apiserver_arguments", lambda _: ["--no-such-flag"])
     with pytest.raises(RuntimeError, match=r"(?s)exit code 1:.*unknown flag: --no-such-flag"):
         ApiServer().__enter__()

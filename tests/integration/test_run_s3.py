@@ -86,7 +86,9 @@ def baseline(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tup
 
 
 def holders(run: Run, *secrets: str) -> list[str]:
-    """Where one of these stands in what a run printed or wrote; only the object and the mount of a Secret may hold it."""
+    """Where one of these stands in what a run printed or wrote; only the object and the mount of a
+    Secret may hold it.
+    """
     files = [
         p for p in run.workdir.rglob("*") if p.is_file() and "secret" not in str(p.relative_to(run.workdir)).lower()
     ]
@@ -140,9 +142,9 @@ def test_a_run_behind_faults_and_without_its_bucket_for_a_while_loses_nothing(tm
 
 
 def store_away(run: Run) -> Object:
-    """What the job says once it waits for the store."""
-    told = "the job says what it waits for"
-    wait_until(lambda: condition(run, "Degraded").get("reason") == "StoreAway", told, 40)
+    """The job's condition once it waits for the store."""
+    what = "Degraded names the store that the job waits for"
+    wait_until(lambda: condition(run, "Degraded").get("reason") == "StoreAway", what, 40)
     said = condition(run, "Degraded")
     note(f"Degraded, StoreAway: {said['message']}")
     return said
@@ -158,7 +160,7 @@ def export(server: S3Server | S3Proxy, run: str, s3: S3Server, output: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_bucket_that_is_lost_for_a_quarter_of_a_minute_costs_a_pause(tmp_path, s3, baseline):
+def test_a_bucket_that_is_missing_for_15_seconds_costs_a_pause(tmp_path, s3, baseline):
     with S3Proxy(s3) as proxy:
         run = Run(tmp_path, objects_on(proxy.endpoint_url, "pause"), keys_in_environment(s3))
         cox = run.start()
@@ -226,7 +228,7 @@ def test_of_many_claims_at_once_on_s3_exactly_one_wins(s3):
     assert runs.create("claim", b"%d" % won.index(True))  # an answer that was lost, asked for again
 
 
-def test_a_bucket_that_is_not_there_is_said_by_whoever_reads(s3):
+def test_the_first_read_names_a_bucket_that_is_not_there(s3):
     nowhere = store(s3, "s3://nowhere/runs")
     for read in (lambda: nowhere.list(), lambda: nowhere.get("key"), lambda: nowhere.create("key", b"x")):
         with pytest.raises(BucketNotFound, match=r"s3://nowhere/runs.*: there is no such bucket"):
@@ -239,7 +241,7 @@ def test_a_checkpoint_uri_in_a_bucket_that_is_not_there_is_the_users_fault(s3, t
     assert caught.value.reason == "CheckpointNotFound"
 
 
-def test_a_coordinator_that_replaces_another_one_takes_it_for_an_outage(s3, tmp_path, monkeypatch):
+def test_a_coordinator_that_replaces_another_one_treats_a_missing_bucket_as_an_outage(s3, tmp_path, monkeypatch):
     monkeypatch.setenv(ENV_INCARNATION, "1")
     monkeypatch.setenv(ENV_STORE_PATIENCE, "0.1")
     with pytest.raises(StoreUnavailable, match=r"s3://nowhere/runs/run\.json: there is no such bucket"):

@@ -75,7 +75,7 @@ Opened = Callable[..., Store]
 
 
 @pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING.keys())
-def test_every_call_gets_through_what_passes(proxy: S3Proxy, opened: Opened, fault: Fault, request) -> None:
+def test_every_call_succeeds_after_a_passing_fault(proxy: S3Proxy, opened: Opened, fault: Fault, request) -> None:
     store = opened(hashlib.sha256(request.node.name.encode()).hexdigest())
     store.put("before", CONTENT)
     proxy.plan = every(3, any_call, fault)
@@ -170,7 +170,7 @@ def test_keys_that_are_refused_at_first_are_refused_at_once(proxy: S3Proxy, open
     assert proxy.calls.total() == 2
 
 
-def test_keys_that_are_refused_in_the_middle_end_the_patience_by_the_name_of_their_secret(
+def test_keys_that_are_refused_later_end_the_waiting_with_the_name_of_their_secret(
     proxy: S3Proxy, opened: Opened
 ) -> None:
     store = opened("withdrawn", 0.5)
@@ -241,7 +241,7 @@ def test_an_object_without_a_digest_is_accepted_once_two_reads_agree(
     assert proxy.calls["GET"] == 2
 
 
-def test_threads_share_a_store_through_a_bad_quarter_of_an_hour(proxy: S3Proxy, opened: Opened) -> None:
+def test_threads_share_a_store_through_many_faults(proxy: S3Proxy, opened: Opened) -> None:
     store = opened("threads", 60)
     store.put("before", b"")
     proxy.plan = drawn_from(3, 0.3, lambda call: (Refuse(503), Lose(), Cut() if reads(call) else Lose()))

@@ -1,4 +1,4 @@
-"""Each rival of the scale bench on a small control plane: every case that it can do, and nothing left behind."""
+"""Each rival of the scale bench runs every case on a small control plane and leaves nothing."""
 
 from __future__ import annotations
 

@@ -125,6 +125,6 @@ def test_a_missing_source_ends_the_loader_and_is_reported_to_the_coordinator(tmp
     with data_plane(tmp_path, without=("docs",)) as plane:
         assert plane.children["loader-0"].process.wait(60) == Exit.USER_FAULT
         fault = msgspec.json.decode((tmp_path / "loader-0.termination").read_bytes(), type=Fault)
-        told = [i.fault for i in plane.coordinator.indexed.values() if i.fault]
-    assert fault.reason == told[0].reason == "SourceNotFound"
+        reported = [i.fault for i in plane.coordinator.indexed.values() if i.fault]
+    assert fault.reason == reported[0].reason == "SourceNotFound"
     assert "docs" in fault.message

@@ -27,7 +27,7 @@ def expect(plane: DataPlane, step: int) -> None:
     assert plane.coordinator.await_served(step) == digests_of(plane.corpus, step)
 
 
-def test_a_loader_that_is_killed_and_comes_back_is_found_again(plane):
+def test_constructors_find_a_killed_loader_again_after_its_restart(plane):
     for step in range(3):
         expect(plane, step)
     kill(plane, "loader-1")
@@ -49,7 +49,7 @@ def test_a_killed_constructor_rebuilds_the_current_step_for_workers_that_stay(pl
         expect(plane, step)
 
 
-def test_the_death_of_every_process_at_once_costs_nothing_but_time(plane):
+def test_killing_every_process_at_once_does_not_change_the_stream(plane):
     expect(plane, 0)
     for name in list(plane.children):
         kill(plane, name)

@@ -49,7 +49,7 @@ def on_s3(s3: S3Server, corpus: Corpus, tmp_path, bucket: str = "corpus", url: s
 
 
 @pytest.mark.parametrize("source", ["code", "docs"])
-@pytest.mark.parametrize("faults", [0.0, 0.15], ids=["undisturbed", "behind faults"])
+@pytest.mark.parametrize("faults", [0.0, 0.15], ids=["without faults", "behind faults"])
 def test_every_document_comes_out_as_it_was_put_in(s3, proxy, corpus, tmp_path, source, faults):
     proxy.plan = drawn(4, faults)
     data = on_s3(s3, corpus, tmp_path, url=proxy.endpoint_url)

@@ -1,4 +1,6 @@
-"""SIGKILL of the process that holds a local cluster leaves nothing: no process, no port, no address, no lock."""
+"""SIGKILL of the process that holds a local cluster leaves nothing: no process, no port, no
+address, no lock.
+"""
 
 import json
 import os

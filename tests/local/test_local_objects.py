@@ -1,4 +1,4 @@
-"""The local object store has an API server's manners, and survives whoever is killed."""
+"""The local object store behaves like an API server and survives a SIGKILL of its process."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ async def cluster(tmp_path):
         yield cluster
 
 
-async def test_it_is_a_cluster(cluster):
+async def test_a_local_cluster_has_the_methods_of_the_cluster_protocol(cluster):
     assert isinstance(cluster, Cluster)
 
 
@@ -51,7 +51,7 @@ async def test_a_status_write_does_not_touch_the_generation_but_another_spec_doe
     assert replaced["status"] == {"a": 1}
 
 
-async def test_what_is_handed_out_is_a_copy(cluster):
+async def test_get_returns_a_copy(cluster):
     (await cluster.create(job()))["spec"]["seed"] = 99
     assert (await cluster.list("TrainingJob", "default"))[0]["spec"]["seed"] == 1
 
@@ -81,7 +81,7 @@ async def test_a_watch_shows_what_is_there_and_then_every_change(cluster):
     assert seen == [("ADDED", "a"), ("ADDED", "b"), ("MODIFIED", "a"), ("MODIFIED", "b"), ("DELETED", "b")]
 
 
-async def test_what_an_object_owns_goes_with_it(cluster):
+async def test_deleting_an_object_deletes_what_it_owns(cluster):
     owner = await cluster.create(job())
     child = {
         "kind": "Secret",
@@ -154,7 +154,7 @@ async def test_a_deletion_that_a_kill_interrupted_is_finished_at_the_next_start(
         assert await cluster.list("ConfigMap", "default") == []
 
 
-async def test_a_place_that_cannot_be_a_work_directory_is_refused(tmp_path):
+async def test_a_path_that_cannot_be_a_work_directory_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")):
         with pytest.raises(Refused, match="cannot be a work directory"):

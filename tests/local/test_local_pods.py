@@ -49,7 +49,7 @@ async def test_a_program_that_does_not_exist_is_a_start_error(cluster):
     assert "/no/such/program" in terminated(status)["message"]
 
 
-async def test_last_words_become_the_termination_message(cluster):
+async def test_the_termination_log_becomes_the_termination_message(cluster):
     program = (
         "import os, pathlib; pathlib.Path(os.environ['COXSWAIN_TERMINATION_LOG']).write_text('bad corpus'); exit(2)"
     )
@@ -74,13 +74,13 @@ async def test_a_sidecar_starts_first_restarts_and_does_not_decide_the_phase(clu
 
 async def test_a_sidecar_outlives_the_main_container_and_stops_last(cluster):
     sidecar = container(
-        "import signal, sys\nsignal.signal(15, lambda *_: (print('told', flush=True), sys.exit()))\n"
+        "import signal, sys\nsignal.signal(15, lambda *_: (print('stopped', flush=True), sys.exit()))\n"
         "print('up', flush=True)\nwhile True: signal.pause()",
         "helper",
     )
     waits = "import time, pathlib\nwhile 'up' not in pathlib.Path('logs/p/helper.log').read_text(): time.sleep(0.02)"
     await run_to_end(cluster, pod(container(waits), sidecars=(sidecar,)))
-    assert (cluster.workdir / "logs/p/helper.log").read_text().split() == ["up", "told"]
+    assert (cluster.workdir / "logs/p/helper.log").read_text().split() == ["up", "stopped"]
 
 
 async def test_a_pod_is_ready_once_its_probe_answers(cluster):
@@ -112,7 +112,7 @@ async def test_deletion_sends_sigterm_and_removes_the_object(cluster):
     assert log.read_text().split() == ["up", "bye"]
 
 
-async def test_what_ignores_sigterm_is_killed_with_its_whole_group_after_the_grace(cluster):
+async def test_a_process_that_ignores_sigterm_is_killed_with_its_group_after_the_grace(cluster):
     child = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {STUBBORN!r}]).pid, flush=True)\n{STUBBORN}"
     await cluster.create(pod(container(child), terminationGracePeriodSeconds=0.2))
     log = cluster.workdir / "logs/p/main.log"
@@ -151,7 +151,7 @@ async def test_a_pod_that_was_running_is_found_lost_after_a_restart(tmp_path):
     assert terminated(status)["exitCode"] == 137
 
 
-async def test_what_only_kubernetes_can_do_is_refused_by_name(cluster):
+async def test_a_pod_that_needs_kubernetes_is_refused_with_the_reason(cluster):
     with pytest.raises(Refused, match="restartPolicy must be Never"):
         await cluster.create(pod(container("pass"), restartPolicy="OnFailure"))
     with pytest.raises(Refused, match="exec needs Kubernetes"):
@@ -160,7 +160,7 @@ async def test_what_only_kubernetes_can_do_is_refused_by_name(cluster):
     assert status["reason"] == "UnsupportedVolume"
 
 
-async def test_an_address_stays_held_while_a_process_of_the_pod_lives(cluster):
+async def test_an_address_stays_held_while_a_process_of_the_pod_runs(cluster):
     await cluster.create(pod(container(SLEEP)))
     running = await until(cluster, lambda p: p["status"]["phase"] == "Running")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, pytest.raises(OSError, match="in use"):
@@ -176,7 +176,7 @@ def is_alive(pid):
     return state != "Z"
 
 
-async def test_a_sidecar_that_leaves_with_zero_is_not_restarted_while_its_pod_ends(cluster):
+async def test_a_sidecar_that_exits_with_zero_is_not_restarted_while_its_pod_ends(cluster):
     main = container("import time; time.sleep(1)")
     status = await run_to_end(cluster, pod(main, sidecars=(container("pass", "side"),)))
     side = status["initContainerStatuses"][0]

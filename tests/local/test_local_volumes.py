@@ -1,4 +1,4 @@
-"""Volumes are folders; mount paths, references and host names in a container's words point to this machine."""
+"""Volumes are folders; mount paths, references and host names resolve to this machine."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ async def cluster(tmp_path):
         yield cluster
 
 
-async def surroundings(cluster, env=(), args=(), mounts=(), **spec):
+async def environment_of(cluster, env=(), args=(), mounts=(), **spec):
     """What a container saw."""
     out = cluster.workdir / "out.json"
     environment = [{"name": "OUT", "value": str(out)}, *({"name": k, "value": v} for k, v in dict(env).items())]
@@ -54,7 +54,7 @@ async def test_stored_secrets_are_private_files_in_base64(cluster):
 
 
 async def test_the_emptydir_named_run_is_the_work_directory(cluster):
-    seen = await surroundings(
+    seen = await environment_of(
         cluster,
         {"RUN": "/var/run/coxswain"},
         mounts=[mounted("run", "/var/run/coxswain")],
@@ -65,7 +65,7 @@ async def test_the_emptydir_named_run_is_the_work_directory(cluster):
 
 async def test_mount_paths_are_replaced_at_the_start_of_words_only(cluster):
     volumes = [{"name": "v", "emptyDir": {}}]
-    seen = await surroundings(
+    seen = await environment_of(
         cluster,
         {"OTHER": "/etc/jobs", "IN": "x/etc/job"},
         ["/etc/job/job.json"],
@@ -91,7 +91,7 @@ async def test_the_parent_of_mounts_is_a_folder_of_them(cluster):
 
 
 async def test_a_host_name_of_the_pods_subdomain_is_the_address_of_that_pod_before_and_after_it_exists(cluster):
-    seen = await surroundings(
+    seen = await environment_of(
         cluster, {"URL": "http://demo-coordinator.demo:7400"}, subdomain="demo", hostname="demo-trainer-0"
     )
     await cluster.create(
@@ -138,7 +138,7 @@ async def test_an_emptydir_goes_with_its_pod(cluster):
 
 
 async def test_variables_in_arguments_are_expanded(cluster):
-    seen = await surroundings(cluster, {"STEP": "7"}, ["--step=$(STEP)", "$(UNKNOWN)"])
+    seen = await environment_of(cluster, {"STEP": "7"}, ["--step=$(STEP)", "$(UNKNOWN)"])
     assert seen["argv"] == ["--step=7", "$(UNKNOWN)"]
 
 

@@ -1,6 +1,9 @@
-"""A machine that is short of something: disks that are full, ports and folders that are taken. Nothing is lost, nothing is left.
+"""A machine that is short of something: disks that are full, ports and folders that are taken.
 
-Disks and ports are those of private mount and network namespaces: they vanish with the run's last process.
+Nothing is lost, nothing is left.
+
+Disks and ports are those of private mount and network namespaces: they vanish with the run's last
+process.
 """
 
 import base64
@@ -25,7 +28,8 @@ pytestmark = pytest.mark.timeout(300)
 
 UNSHARE = ("unshare", "--mount", "--net", *(() if os.geteuid() == 0 else ("--map-root-user",)))
 
-# Brings the loopback device up (SIOCSIFFLAGS: up and running), holds a port through the exec, and runs the rest.
+# Brings the loopback device up (SIOCSIFFLAGS: up and running), holds a port through the exec, and
+# runs the rest.
 HOLDING = """
 import fcntl, os, socket, struct, sys
 with socket.socket() as device:
@@ -41,7 +45,7 @@ def with_port_taken(port: int) -> tuple[str, ...]:
 
 
 def with_small_disk(folder: Path, size: str) -> tuple[str, ...]:
-    """A disk of that size on `folder`; a port that nobody wants is taken."""
+    """A disk of that size on `folder`; a port that no service needs is taken."""
     folder.mkdir(parents=True)
     script = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'
     return (*UNSHARE, "bash", "-c", script, str(folder), sys.executable, "-c", HOLDING, "0")
@@ -84,14 +88,16 @@ def test_a_full_disk_for_checkpoints_ends_the_job_by_what_is_missing_and_leaves_
 
 @pytest.mark.parametrize("size", ["4k", pytest.param("40k", marks=pytest.mark.slow)])
 def test_a_full_disk_for_the_block_index_ends_the_job_by_what_is_missing(run, size):
-    """The checkpoint's place is where blocks are indexed; it has room for the record of the run, or for less."""
+    """The checkpoint's place is where blocks are indexed; it has room for the record of the run, or
+    for less.
+    """
     run.within = with_small_disk(run.folder / "disk", size)
     assert_fails_and_leaves_nothing(run)
     assert "No space left on device" in said(run)
     assert f"{run.folder}/disk/checkpoints" in said(run)
 
 
-def test_a_full_work_directory_ends_the_command_with_the_way_on_instead_of_waiting_in_silence(run, tmp_path):
+def test_a_full_work_directory_ends_the_command_with_the_remedy(run, tmp_path):
     run.within = with_small_disk(run.workdir, "160k")
     assert_fails_and_leaves_nothing(run)
     assert f"No space left on device: '{run.workdir}'; repair that and repeat the command to resume" in said(run)
@@ -101,7 +107,7 @@ PORTS = [value for name, value in vars(names).items() if name.startswith("PORT_"
 
 
 @pytest.mark.parametrize("port", PORTS)
-def test_a_port_that_something_else_has_on_every_address_is_refused_by_its_number_before_anything_starts(run, port):
+def test_a_port_that_another_process_has_on_every_address_is_refused_before_the_start(run, port):
     run.within = with_port_taken(port)
     assert run.run(deadline=60) == 2, run.output
     assert f"listens on every address at port {port}, which" in said(run)
@@ -110,7 +116,7 @@ def test_a_port_that_something_else_has_on_every_address_is_refused_by_its_numbe
     Footprint(str(run.folder).encode()).assert_gone()
 
 
-def test_a_caller_with_a_wrong_token_or_of_an_older_world_is_told_so_and_disturbs_nobody(run):
+def test_a_caller_with_a_wrong_token_or_of_an_older_world_is_refused_and_the_run_continues(run):
     cox = run.start()
     wait_for_step(run, cox, 3)
     stored = json.loads(next((run.workdir / "cluster" / "Secret").rglob("*.json")).read_bytes())

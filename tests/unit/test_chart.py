@@ -1,4 +1,6 @@
-"""The chart says what crds/ says, and its objects keep the promises of docs/security.md whatever is switched."""
+"""The chart says what crds/ says, and its objects keep the promises of docs/security.md whatever is
+switched.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Dashboards, alerts and monitors ask only for what is there, in words that Prometheus and Grafana understand."""
+"""Dashboards, alerts and monitors ask only for what is there, in words that Prometheus and Grafana
+understand.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def series() -> dict[str, set[str]]:
 
 
 def asked(query: str) -> Iterator[tuple[str, set[str]]]:
-    """Series that a query reads, with the labels that it selects by or groups by. Raises ValueError where it is not PromQL."""
+    """Series that a query reads, with the labels that it selects by or groups by.
+
+    Raises ValueError where it is not PromQL.
+    """
     promql_parser.parse(query)
     grouped = {label.strip() for group in re.findall(r"\bby \(([^)]*)\)", query) for label in group.split(",")}
     for name, selector in re.findall(r"\b((?:coxswain_\w+|up))\b(\{[^}]*\})?", query):

@@ -1,4 +1,6 @@
-"""A value that the chart does not know, or cannot use, is refused with its name before anything is installed."""
+"""A value that the chart does not know, or cannot use, is refused with its name before anything is
+installed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator says of its own health."""
+"""Health of the operator: lag of its event loop, and limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ async def test_a_loop_that_was_held_up_is_reported_and_fades_with_time() -> None
     lag = LoopLag(nap=0, clock=lambda: now)
     measuring = asyncio.create_task(lag.measure())
     await asyncio.sleep(0)
-    now += 0.5  # the loop is held up
+    now += 0.5  # the loop is blocked
     await asyncio.sleep(0)
     assert "the event loop was up to 0.50 s late" in HealthStatus(lag=lag.seconds).text
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""Many requests at once: how their number grows, and when nothing more is begun."""
+"""Slow start of concurrent calls: how many run at once, and when no call is begun."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coxswain_operator.slow_start import SlowStartBatch, interleave
 
 
 class Server:
-    """Counts requests, and how many are under way at once."""
+    """Counts calls, and the most that run at once."""
 
     def __init__(self, failing: int = -1) -> None:
         self.begun, self.under_way, self.most, self.ended = 0, 0, 0, 0
@@ -33,33 +33,33 @@ def calls(server: Server, count: int) -> list[Callable[[], Awaitable[bool]]]:
     return [server for _ in range(count)]
 
 
-async def test_everything_is_done_with_no_more_under_way_than_allowed() -> None:
+async def test_a_thousand_calls_run_at_most_64_at_once() -> None:
     server = Server()
     assert await SlowStartBatch(calls(server, 1000), at_once=64).run()
     assert (server.ended, server.most) == (1000, 64)
 
 
-async def test_a_cluster_that_refuses_everything_is_asked_once() -> None:
+async def test_a_first_call_that_fails_is_the_only_one() -> None:
     server = Server(failing=0)
     with pytest.raises(OSError, match="quota"):
         await SlowStartBatch(calls(server, 1000)).run()
     assert server.begun == 1
 
 
-async def test_after_a_failure_nothing_is_begun_and_what_is_under_way_ends() -> None:
+async def test_after_a_failure_no_call_is_begun_and_begun_calls_end() -> None:
     server = Server(failing=20)
     with pytest.raises(OSError, match="quota"):
         await SlowStartBatch(calls(server, 1000)).run()
     assert server.begun == server.ended < 60
 
 
-async def test_when_the_time_is_up_the_rest_is_left() -> None:
+async def test_no_call_is_begun_after_the_time_limit() -> None:
     server = Server()
     assert await SlowStartBatch(calls(server, 1000), seconds=0.0).run()
     assert server.begun == 0
 
 
-async def test_work_that_goes_on_starts_with_the_workers_that_it_had() -> None:
+async def test_a_batch_that_continues_starts_with_the_workers_of_the_one_before() -> None:
     server = Server()
     first = SlowStartBatch(calls(server, 100), at_once=16)
     assert await first.run()
@@ -79,5 +79,5 @@ async def test_an_unexpected_result_stops_no_other_call() -> None:
     assert server.ended == 10
 
 
-def test_two_lists_are_done_in_turn() -> None:
+def test_interleave_alternates_until_the_shorter_list_ends() -> None:
     assert list(interleave([1, 2, 3, 4], [10, 20])) == [1, 10, 2, 20, 3, 4]

@@ -1,4 +1,6 @@
-"""Rivals that the scale bench measures beside ours: JobSet, Kubeflow Trainer (with JobSet), training-operator."""
+"""Rivals that the scale bench measures beside ours: JobSet, Kubeflow Trainer (with JobSet),
+training-operator.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ PEERS = ("jobset", "trainer", "training-operator")
 
 
 def peers(plane: Plane, names: Sequence[str] = PEERS) -> list[System]:
-    """So many of them on this plane, for one to run at a time. Raises ValueError for a name that is none."""
+    """So many of them on this plane, for one to run at a time.
+
+    Raises ValueError for a name that is none.
+    """
     makers = _makers(plane)
     unknown = [name for name in names if name not in makers]
     if unknown:

@@ -1,4 +1,6 @@
-"""The certificate that a rival's webhooks serve with: one that is its own authority, so that one file does for all."""
+"""The certificate that a rival's webhooks serve with: one that is its own authority, so that one
+file does for all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A rival's manager: its process, with its webhooks on loopback, and what has to be installed for it."""
+"""A rival's manager: its process, with its webhooks on loopback, and what has to be installed for
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,14 @@ _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _SERVED = "k8s-webhook-server/serving-certs"  # below /tmp, a constant of theirs
 _UNSHARE = ("unshare", "--mount", "--propagation", "private", *(() if os.geteuid() == 0 else ("--map-root-user",)))
-# A mount namespace in which a folder of the bench lies over /tmp. The binary is opened before: it may lie below /tmp.
+# A mount namespace in which a folder of the bench lies over /tmp. The binary is opened before: it
+# may lie below /tmp.
 _OVER_TMP = 'exec 3<"$1" && mount --bind "$2" /tmp && shift 2 && exec /proc/self/fd/3 "$@"'
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What belongs to a manager. `names`: whom its certificate is for; `secret`: namespace and name of its rotator's."""
+    """The parts of a manager. `names`: of its certificate; `secret`: its rotator's, with namespace."""
 
     tool: str
     crds: tuple[Path, ...]
@@ -37,7 +40,9 @@ class Parts:
 
 
 class Manager:
-    """One process at a time; `launch`, `ready` and `kill` may follow each other any number of times."""
+    """One process at a time; `launch`, `ready` and `kill` may follow each other any number of
+    times.
+    """
 
     def __init__(self, plane: Plane, parts: Parts) -> None:
         self._plane, self._parts, self._starts = plane, parts, 0
@@ -47,7 +52,7 @@ class Manager:
         self.processes: list[Child] = []
 
     def prepare(self) -> None:
-        """Definitions, webhooks, certificate: once on a plane, whoever asks."""
+        """Installs definitions, webhooks and certificate, once on a plane."""
         if self.folder.exists():
             return
         self.folder.mkdir()
@@ -71,7 +76,9 @@ class Manager:
         self.processes = [child]
 
     def ready(self, trial: str, manifest: Manifest) -> None:
-        """Returns once it is, and its webhooks let `manifest` pass on its way to the path `trial`; it is not kept."""
+        """Returns once it is, and its webhooks let `manifest` pass on its way to the path `trial`;
+        it is not kept.
+        """
         self.processes[0].wait_until(lambda: self._is_ready() and self.passes(trial, manifest), 60)
 
     def kill(self) -> None:

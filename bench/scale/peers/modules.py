@@ -1,4 +1,6 @@
-"""What a rival ships beside its binary (definitions, webhooks), read from the Go module that it was built from."""
+"""What a rival ships beside its binary (definitions, webhooks), read from the Go module that it was
+built from.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,22 @@ def version_of(tool: str, module: str) -> str:
 
 
 def folder_of(tool: str, module: str) -> Path:
-    """The module's source, there since the tool was built; raises FileNotFoundError when it was removed since."""
+    """The module's source, there since the tool was built; raises FileNotFoundError when it was
+    removed since.
+    """
     binary(tool)
     folder = _MODULES / f"{module}@{version_of(tool, module)}"
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{folder} is gone: remove .cache/bin/{tool}, then `make bench-operator` fetches it anew"
+            f"{folder} is gone: remove .cache/bin/{tool}, then `make bench-operator` fetches it again"
         )
     return folder
 
 
 def definitions(files: Sequence[Path]) -> list[Manifest]:
-    """The CustomResourceDefinitions of some files, each of which is about a megabyte: too much for the loader in Python."""
+    """The CustomResourceDefinitions of some files, each of which is about a megabyte: too much for
+    the loader in Python.
+    """
     found = [one for path in files for one in yaml.load_all(path.read_text(), yaml.CSafeLoader)]
     return [one for one in found if one and one["kind"] == "CustomResourceDefinition"]
 
@@ -51,7 +57,10 @@ def webhooks(folder: Path) -> list[Manifest]:
 
 
 def reached_at(url: str, bundle: str, configurations: Sequence[Manifest], owner: str) -> Iterator[Manifest]:
-    """The same webhooks on this machine instead of behind a Service. Those of no particular name are called after `owner`."""
+    """The same webhooks on this machine instead of behind a Service.
+
+    Those of no particular name are called after `owner`.
+    """
     for one in configurations:
         moved = [{**hook, "clientConfig": _client(hook, url, bundle)} for hook in one["webhooks"]]
         name = one["metadata"]["name"].replace("webhook-configuration", owner)

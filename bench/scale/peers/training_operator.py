@@ -55,7 +55,9 @@ class TrainingOperator:
         self._manager.prepare()
 
     def start(self) -> None:
-        """With the one kind of its six that is measured, and with more workers than the one that it has by default."""
+        """With the one kind of its six that is measured, and with more workers than the one that it
+        has by default.
+        """
         arguments = [f"--webhook-server-port={self._manager.webhook_port}", "--metrics-bind-address=0"]
         self._manager.launch([*arguments, "--enable-scheme=pytorchjob", "--controller-threads=16"])
         self._manager.ready(f"/apis/{API_VERSION}/namespaces/default/{PLURAL}", pytorch_job("trial", 2))

@@ -1,4 +1,7 @@
-"""What `helm test` runs in the operator's image: an operator leads, and the API server judges jobs by our schema and rules."""
+"""The program of `helm test`, run in the operator's image.
+
+It checks that an operator leads and that the API server validates jobs by our schema and rules.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ JOB: dict[str, Any] = {
 
 
 def holder(namespace: str) -> str:
-    """Who leads; empty if nobody does."""
+    """Identity of the leader; empty if there is none."""
     try:
         lease = client.CoordinationV1Api().read_namespaced_lease(LEASE, namespace)
     except client.ApiException as error:
@@ -49,7 +52,7 @@ def leader(namespace: str) -> str:
 
 
 def answer(namespace: str, job: dict[str, Any]) -> str:
-    """The API server's words on a job that it is asked to judge and not to store; empty: it would take it."""
+    """The API server's refusal of a job in a dry run; empty: it accepts it."""
     try:
         client.CustomObjectsApi().create_namespaced_custom_object(
             "coxswain.dev", "v1alpha1", namespace, "trainingjobs", job, dry_run="All", field_validation="Strict"

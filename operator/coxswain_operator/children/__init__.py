@@ -12,7 +12,7 @@ from coxswain_operator.views import Manifest
 
 __all__ = ["CONTENT", "KINDS", "PodPlan", "children", "labels_of"]
 
-# Besides pods. In the order in which they are created: pods mount the first two and are found through the third.
+# Without pods, in creation order: pods mount the first two, and the third gives host names.
 KINDS = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
 
 

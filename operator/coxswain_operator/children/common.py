@@ -1,4 +1,4 @@
-"""What all children share: names, labels, owner, and the hash of their content."""
+"""The metadata of all children: names, labels, owner, and the hash of their content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from coxswain.names import API_VERSION, LABEL_JOB, LABEL_JOB_UID
 from coxswain_operator.views import Manifest
 
-CONTENT = "coxswain.dev/content"  # annotation: hash of what the child says, so that a change is noticed
+CONTENT = "coxswain.dev/content"  # annotation: hash of the child's body, which shows a change
 
 
 def labels_of(job: Manifest) -> dict[str, str]:
@@ -26,14 +26,14 @@ def labels_of(job: Manifest) -> dict[str, str]:
 
 
 def child(job: Manifest, api_version: str, kind: str, name: str, body: dict[str, Any]) -> Manifest:
-    """A manifest owned by the job. `body`: everything but the head."""
+    """A manifest owned by the job. `body`: all fields but kind and metadata."""
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
     metadata = {"name": name, **owner_of(job), "annotations": {CONTENT: digest}}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
 
 
 def owner_of(job: Manifest) -> dict[str, Any]:
-    """The part of every child's metadata that says whose it is."""
+    """Namespace, labels and owner in every child's metadata."""
     meta = job["metadata"]
     owner = {
         "apiVersion": API_VERSION,

@@ -12,7 +12,7 @@ from coxswain_operator.views import Manifest
 
 
 def config_map(job: Manifest, config: JobConfig) -> Manifest:
-    """`job.json`, read once by every service as it starts."""
+    """`job.json`, which every service reads once at its start."""
     text = msgspec.json.format(msgspec.json.encode(config, order="deterministic"), indent=2).decode()
     return child(job, "v1", "ConfigMap", config_map_name(job), {"data": {"job.json": text}})
 
@@ -21,7 +21,7 @@ def secret(job: Manifest, token: str) -> Manifest:
     """Created once, from a random token, and kept while the job exists."""
     data = {"token": base64.b64encode(token.encode()).decode()}
     manifest = child(job, "v1", "Secret", secret_name(job), {"type": "Opaque", "data": data})
-    manifest["metadata"]["annotations"] = {}  # a hash of the token has no business in the open
+    manifest["metadata"]["annotations"] = {}  # no hash of the token in readable metadata
     return manifest
 
 

@@ -13,18 +13,18 @@ JOB_DIR = "/etc/coxswain/job"
 TOKEN_DIR = "/etc/coxswain/token"
 SECRETS_DIR = "/etc/coxswain/secrets"
 RUN_DIR = "/var/run/coxswain"
-SCRATCH_DIR = "/var/lib/coxswain"  # the only other place that a service may write to
+SCRATCH_DIR = "/var/lib/coxswain"  # besides its volumes the only folder that a service may write to
 TERMINATION_LOG = "/dev/termination-log"
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How one service is started. `http`: the port of /healthz, /readyz and /metrics."""
+    """The command of one service. `http`: the port of /healthz, /readyz and /metrics."""
 
     name: str
     module: str
     http: int
-    memory: str = ""  # requested, with a tenth of a core: enough to be no pod of best effort
+    memory: str = ""  # requested with a tenth of a core, so that the pod is not BestEffort
 
 
 COORDINATOR = Service("coordinator", "coxswain_coordinator", names.PORT_COORDINATOR, "128Mi")
@@ -38,7 +38,7 @@ GPU = "nvidia.com/gpu"
 def container(
     service: Service, job: Manifest, config: JobConfig, image: str, pull_policy: str, mounts: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What this service is in every pod. Restricted: no root, no privilege, nothing writable but its volumes."""
+    """The service's container. Restricted: no root, no privilege, only volumes are writable."""
     secrets = any(m["mountPath"].startswith(SECRETS_DIR) for m in mounts)
     return {
         "name": service.name,
@@ -65,20 +65,20 @@ def container(
 
 
 def resources(service: Service, config: JobConfig) -> dict[str, Any]:
-    """Defaults, which a template's `resources` replace: a GPU a device, and a little for the data services."""
+    """Defaults, replaced by a template's `resources`: a GPU a device, little for data services."""
     if service.memory:
         return {"requests": {"cpu": "100m", "memory": service.memory}}
     return {} if config.parallelism.hardware == "cpu" else {"limits": {GPU: str(config.devices_per_trainer)}}
 
 
 def ports(service: Service) -> list[dict[str, Any]]:
-    """Each named like its service."""
+    """Ports, each named like its service."""
     flight = [{"name": "flight", "containerPort": names.PORT_LOADER}] if service is LOADER else []
     return [{"name": service.name, "containerPort": service.http}, *flight]
 
 
 def environment(service: Service, job: Manifest, secrets: bool) -> list[dict[str, Any]]:
-    """Without ENV_NAME, ENV_INDEX and ENV_INCARNATION, which each pod adds."""
+    """The environment without ENV_NAME, ENV_INDEX and ENV_INCARNATION, which each pod adds."""
     name = job["metadata"]["name"]
     plain = {
         names.ENV_COORDINATOR: f"http://{name}-coordinator.{name}:{names.PORT_COORDINATOR}",

@@ -1,4 +1,4 @@
-"""How a job's pods are reached, by whom, and how many may be disturbed at once."""
+"""A job's Service, NetworkPolicy and PodDisruptionBudget."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ METRICS_PORTS = (PORT_COORDINATOR, PORT_LOADER_HTTP, PORT_CONSTRUCTOR_HTTP, PORT
 
 
 def service(job: Manifest) -> Manifest:
-    """Headless: gives the coordinator its host name, also before it is ready; all others are known by their addresses.
+    """Headless: gives the coordinator its host name, also before it is ready.
 
-    Were thousands of pods behind it, their list would be written and sent to every node again with each that comes or goes.
+    All other pods are reached by their addresses: selecting thousands of pods would rewrite the
+    EndpointSlices, and send them to every node, at every change.
     """
     spec = {
         "clusterIP": "None",
@@ -36,7 +37,9 @@ def service(job: Manifest) -> Manifest:
 
 
 def network_policy(job: Manifest, settings: Settings) -> Manifest:
-    """In: the job's own pods; the operator, to the coordinator; Prometheus, to the metrics, where it is enabled."""
+    """Admits the job's own pods, the operator to the coordinator, and an enabled Prometheus to
+    metrics.
+    """
     ingress = [{"from": [{"podSelector": selector(job)}]}, _from(settings.operator_namespace, (PORT_COORDINATOR,))]
     if settings.prometheus_namespace:
         ingress.append(_from(settings.prometheus_namespace, METRICS_PORTS))
@@ -52,7 +55,7 @@ def _from(namespace: str, ports: tuple[int, ...]) -> dict[str, Any]:
 
 
 def disruption_budget(job: Manifest, config: JobConfig, attempt: int) -> Manifest:
-    """One voluntary disruption of this attempt at a time: a drain moves a job pod by pod."""
+    """Allows one voluntary disruption of this attempt at a time: a drain moves a job pod by pod."""
     labels = {**selector(job)["matchLabels"], LABEL_ATTEMPT: str(attempt)}
     spec = {"minAvailable": config.trainers + config.loaders, "selector": {"matchLabels": labels}}
     return child(job, "policy/v1", "PodDisruptionBudget", job["metadata"]["name"], {"spec": spec})

@@ -1,4 +1,4 @@
-"""Merging a user's pod template over ours, as a strategic merge would: maps by key, lists of named things by name."""
+"""Merges a user's pod template over ours like a strategic merge: maps by key, lists by item name."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ KEYS = {
     "containers": "name", "initContainers": "name", "volumes": "name", "env": "name", "ports": "containerPort",
     "volumeMounts": "mountPath", "imagePullSecrets": "name", "hostAliases": "ip",
 }  # fmt: skip
-# Of one thing there can be only one: what the user says is not mixed with ours.
+# A volume has one kind: the user's replaces ours.
 _VOLUME_KINDS = ("emptyDir", "hostPath", "persistentVolumeClaim", "ephemeral", "csi")
 
 
 def overlaid(spec: dict[str, Any], template: dict[str, Any], main: str) -> dict[str, Any]:
-    """A user's template over a pod spec. `resources` and `env` at its top are the container's that is named `main`."""
+    """A user's template over a pod spec.
+
+    Its top-level `resources` and `env` go to container `main`.
+    """
     rest = {k: v for k, v in template.items() if k not in ("resources", "env")}
     own = {k: template[k] for k in ("resources", "env") if k in template}
     laid: dict[str, Any] = merged({**spec, "tolerations": _tolerations(spec, rest)}, rest)
@@ -22,7 +25,10 @@ def overlaid(spec: dict[str, Any], template: dict[str, Any], main: str) -> dict[
 
 
 def merged(base: Any, overlay: Any, field: str = "") -> Any:
-    """`base` with everything that `overlay` says; neither is changed. Resources are the user's or ours, never a mixture."""
+    """`base` with all fields of `overlay`; neither is changed.
+
+    Resources are the user's or ours, never a mixture.
+    """
     if field == "resources":
         return overlay
     if isinstance(base, dict) and isinstance(overlay, dict):
@@ -49,6 +55,9 @@ def _without_other_kinds(base: dict[str, Any], overlay: dict[str, Any]) -> dict[
 
 
 def _tolerations(spec: dict[str, Any], template: dict[str, Any]) -> list[dict[str, Any]]:
-    """Ours for keys that the user's template does not name: of two for one taint Kubernetes takes the shorter time."""
+    """Our tolerations for keys that the user's template does not name.
+
+    Of two tolerations for one taint Kubernetes applies the shorter time.
+    """
     theirs = {t.get("key") for t in template.get("tolerations", ())}
     return [t for t in spec.get("tolerations", ()) if t["key"] not in theirs]

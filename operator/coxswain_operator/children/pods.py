@@ -1,4 +1,4 @@
-"""Pods of the three roles."""
+"""Builds the pods of the three roles."""
 
 from __future__ import annotations
 
@@ -19,26 +19,32 @@ from coxswain_operator.views import Manifest
 
 GRACE_SECONDS = 60  # to finish a request or a checkpoint's upload after SIGTERM
 SERVICES = {"coordinator": COORDINATOR, "loader": LOADER, "trainer": TRAINER}
-# What restarts, addresses and the isolation of pods rest on is not the user's to change.
+# A user's template cannot change these: restarts, addresses and the isolation of pods need them.
 FIXED = ("restartPolicy", "hostname", "subdomain", "automountServiceAccountToken")
 ANNOTATIONS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 
 
 @dataclass(frozen=True)
 class PodPlan:
-    """All pods of one start of a gang. What they have in common is built once and shared: do not change their manifests."""
+    """All pods of one start of a gang.
+
+    Their common parts are built once and shared: do not change their manifests.
+    """
 
     job: Manifest
     config: JobConfig
     settings: Settings
     attempt: int
-    start: int  # number of the start: which pods a queue admits together
+    start: int  # number of the start: a queue admits its pods together
 
     def name(self, member: str, number: int) -> str:
         return f"{self.job['metadata']['name']}-{member}-{number}"
 
     def pod(self, member: str, number: int) -> Manifest:
-        """The pod of one member's incarnation. Its host name does not carry the number: the coordinator's outlives its pods."""
+        """The pod of one member's incarnation.
+
+        Its host name has no incarnation number, so that the coordinator keeps its name.
+        """
         role, _, digits = member.partition("-")
         head = self._heads[role]
         own = {names.LABEL_INDEX: digits or "0", names.LABEL_INCARNATION: str(number)}

@@ -1,4 +1,4 @@
-"""How pods find their nodes: queue, priority, nearness, and how long they hold on to a node that is lost."""
+"""Scheduling of pods: queue, priority, affinity, and how long they tolerate a lost node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coxswain_operator.views import Manifest
 
 POD_GROUP = "kueue.x-k8s.io/pod-group-name"
 RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
-LOST_NODE_SECONDS = 30  # Kubernetes' own default is 300, and meanwhile the whole gang stands still
+LOST_NODE_SECONDS = 30  # Kubernetes' default is 300, and the whole gang waits meanwhile
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 TOLERATIONS = [
     {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS} for key in _LOST
@@ -29,7 +29,7 @@ def of_pod(job: Manifest, role: str, attempt: int) -> dict[str, Any]:
 
 
 def queue(job: Manifest, config: JobConfig, start: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Labels and annotations by which Kueue admits all pods of one start together."""
+    """Labels and annotations that make Kueue admit all pods of one start together."""
     queueing = job["spec"].get("scheduling", {}).get("queueing", {})
     if queueing.get("backend", "None") != "Kueue":
         return {}, {}
@@ -38,13 +38,13 @@ def queue(job: Manifest, config: JobConfig, start: int) -> tuple[dict[str, str],
 
 
 def pod_group(job: Manifest, start: int) -> str:
-    """Name of the group of all pods of one start, and of the Workload that Kueue makes for it."""
+    """Name of the group of all pods of one start, and of its Workload, which Kueue creates."""
     meta = job["metadata"]
     return f"{meta['name']}-{meta['uid'][:8]}-{start}"
 
 
 def _affinity(job: Manifest, topology: dict[str, str], attempt: int) -> dict[str, Any]:
-    """Trainers of one attempt near to each other; the next attempt may choose another place."""
+    """Places trainers of one attempt near each other; the next attempt may be placed elsewhere."""
     key = topology.get("required") or topology.get("preferred")
     labels = {LABEL_JOB_UID: job["metadata"]["uid"], LABEL_ROLE: "trainer", LABEL_ATTEMPT: str(attempt)}
     term = {"topologyKey": key, "labelSelector": {"matchLabels": labels}}

@@ -1,4 +1,6 @@
-"""An address for every pod host name, from 127.64.0.0/10, so that container ports stay what they are."""
+"""An address for every pod host name, from 127.64.0.0/10, so that container ports stay what they
+are.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,14 @@ from coxswain.errors import Refused
 
 _BASE = 127 << 24 | 64 << 16
 _COUNT = 1 << 22
-_GUARD_PORT = 7399  # UDP: nothing of ours speaks it
+_GUARD_PORT = 7399  # UDP, which no service uses
 
 
 class Addresses:
-    """Each address is held by a bound guard socket: whoever cannot bind it takes the next one, so two runs never collide.
+    """Holds each address by a bound guard socket: a run that cannot bind it takes the next one.
 
-    A host name keeps its address for the cluster's life. That is what stands in for DNS.
+    So two runs never collide. A host name keeps its address while the cluster is open, which stands
+    in for DNS.
     """
 
     def __init__(self, seed: str) -> None:
@@ -35,7 +38,7 @@ class Addresses:
         return self._held[host][0]
 
     def guard(self, host: str) -> int:
-        """The guard's file descriptor: a process that inherits it holds the address until it is dead itself."""
+        """The guard's file descriptor: a process that inherits it holds the address until it ends."""
         return self._held[host][1].fileno()
 
     def close(self) -> None:
@@ -49,7 +52,7 @@ class Addresses:
             address = socket.inet_ntoa((_BASE + self._next).to_bytes(4, "big"))
             if not address.endswith((".0", ".255")) and (guard := _bind(address)) is not None:
                 return address, guard
-        raise Refused("NoAddress", "no free address in 127.64.0.0/10; are a thousand local runs alive?")
+        raise Refused("NoAddress", "no free address in 127.64.0.0/10; end other local runs (cox run)")
 
 
 def _bind(address: str) -> socket.socket | None:

@@ -1,4 +1,4 @@
-"""`LocalCluster`: the Cluster seam over one work directory and the processes of this machine."""
+"""`LocalCluster`: a Cluster of one work directory and the processes of this machine."""
 
 from __future__ import annotations
 
@@ -35,10 +35,13 @@ _TERMINAL = ("Succeeded", "Failed")
 
 
 class LocalCluster:
-    """Objects in `workdir/cluster`, logs in `workdir/logs`, events in `workdir/events.jsonl`. Use as `async with`.
+    """Objects in `workdir/cluster`, logs in `workdir/logs`, events in `workdir/events.jsonl`.
 
-    One at a time in a work directory. What runs when it is closed, or killed, is dead afterwards; opened again it finds all
-    objects as they were, and pods that had been running as Failed with DisruptionTarget, reason ProcessLost.
+    Use as `async with`.
+
+    One at a time in a work directory. All its processes end when it is closed or killed. Opened
+    again it finds all objects unchanged, but running pods as Failed with DisruptionTarget, reason
+    ProcessLost.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class LocalCluster:
             message = f"{self.workdir} cannot be a work directory ({error.strerror}); choose another --workdir"
             raise Refused("WorkdirUnusable", message) from error
         try:
-            shutil.rmtree(self.workdir / "volumes", ignore_errors=True)  # of pods that a killed run had
+            shutil.rmtree(self.workdir / "volumes", ignore_errors=True)  # of pods of a killed run
             self._objects = Objects(self.workdir / "cluster", self._clock)
             self._finish_deletions()
             self._mark_lost_pods()
@@ -71,7 +74,7 @@ class LocalCluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.gather(*(pod.stop(life, _CLOSING_GRACE) for pod, life in self._pods.values()))
+        await asyncio.gather(*(pod.stop(task, _CLOSING_GRACE) for pod, task in self._pods.values()))
         await asyncio.gather(*self._deletions.values())
         await self._prober.close()
         self._addresses.close()
@@ -84,14 +87,14 @@ class LocalCluster:
         return [pod_view(p) for p in self._objects.select("Pod", namespace, {LABEL_JOB_UID: job_uid})]
 
     async def orphans(self, namespace: str, job: str) -> Sequence[PodView]:
-        """No queue keeps anything here."""
+        """None: there is no queue that could keep pods."""
         return ()
 
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
         pass
 
     async def nodes(self) -> dict[str, Conditions] | None:
-        """One machine, of which nothing is said."""
+        """None: this machine has no node conditions."""
         return None
 
     def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[WatchEvent]:
@@ -101,7 +104,10 @@ class LocalCluster:
         return self._objects.get(kind, namespace, name)
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Stores the object, and starts it if it is a pod. Raises AlreadyExists, or Refused for what a machine cannot do."""
+        """Stores the object and starts it if it is a pod.
+
+        Raises AlreadyExists, or Refused for a pod that needs Kubernetes.
+        """
         if manifest["kind"] != "Pod":
             return self._objects.create(manifest)
         check_supported(manifest)
@@ -110,11 +116,14 @@ class LocalCluster:
         return stored
 
     async def replace(self, manifest: Manifest) -> Manifest:
-        """Other spec, data, labels or annotations for an object. Raises Conflict."""
+        """Replaces an object's spec, data, labels and annotations. Raises Conflict."""
         return self._objects.replace(manifest)
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str = "", force: bool = False) -> None:
-        """Begins deletion; a pod is gone when its processes are (`force` changes nothing). What the object owns goes too."""
+        """Begins deletion of the object and of all that it owns.
+
+        A pod is gone when its processes are; `force` changes nothing.
+        """
         key = (kind, namespace, name)
         current = self._objects.get(*key)
         if current is None or (uid and current["metadata"]["uid"] != uid) or key in self._deletions:
@@ -142,7 +151,7 @@ class LocalCluster:
     def _start(self, manifest: Manifest) -> None:
         key = key_of(manifest)
         pod = Pod(manifest, self._machine(key[1]), lambda status: self._report(key, status))
-        self._pods[key] = (pod, asyncio.create_task(pod.live(), name=f"pod {key[2]}"))
+        self._pods[key] = (pod, asyncio.create_task(pod.run(), name=f"pod {key[2]}"))
 
     def _machine(self, namespace: str) -> Machine:
         def lookup(kind: str, name: str) -> Manifest | None:
@@ -153,10 +162,10 @@ class LocalCluster:
     def _report(self, key: Key, status: Manifest) -> None:
         try:
             self._objects.write_status(key, status)
-        except Conflict:  # deleted meanwhile: nobody asks any more
+        except Conflict:  # deleted meanwhile: the status is not needed
             return
-        except OSError as error:  # a full disk must not end the life of a pod
-            log.error("status of %s is not written: %s; again in %g s", "/".join(key), error, _WRITE_RETRY)
+        except OSError as error:  # a full disk must not end a pod
+            log.error("cannot write the status of %s: %s; trying again in %g s", "/".join(key), error, _WRITE_RETRY)
             asyncio.get_running_loop().call_later(_WRITE_RETRY, self._report_again, key)
 
     def _report_again(self, key: Key) -> None:
@@ -165,8 +174,8 @@ class LocalCluster:
 
     async def _delete(self, key: Key, uid: str) -> None:
         if key in self._pods:
-            pod, life = self._pods[key]
-            await pod.stop(life)
+            pod, task = self._pods[key]
+            await pod.stop(task)
             del self._pods[key]
         self._objects.remove(key)
         del self._deletions[key]
@@ -174,7 +183,7 @@ class LocalCluster:
             await self.delete(*child)
 
     def _finish_deletions(self) -> None:
-        """Of objects whose deletion a killed run had only begun, with all that they own."""
+        """Removes objects whose deletion a killed run had begun, with all that they own."""
         doomed = self._objects.deleting()
         while doomed:
             key, uid = doomed.pop()
@@ -182,19 +191,22 @@ class LocalCluster:
             doomed += self._objects.owned_by(uid)
 
     def _mark_lost_pods(self) -> None:
-        """No process outlives its cluster, so a pod that was running is lost: a disruption, not a fault of its own."""
+        """Marks running pods of a killed run as lost, by a disruption and not by their own fault.
+
+        No process outlives its cluster.
+        """
         for pod in self._objects.everything("Pod"):
             if pod["status"]["phase"] not in _TERMINAL:
                 self._objects.write_status(key_of(pod), _lost(pod["status"]))
 
 
 def _precise(seconds: float) -> str:
-    """With milliseconds: events and steps are told in their order."""
+    """With milliseconds, so that events and steps can be ordered."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _lost(status: Manifest) -> Manifest:
-    why = "its process died with the `cox` that ran it"
+    why = "its process was killed when its `cox` process ended"
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "ProcessLost", "message": why}
     ending = {
         "terminated": {"exitCode": 137, "signal": 9, "reason": "ProcessLost", "message": "", "finishedAt": timestamp()}
@@ -215,16 +227,16 @@ def _lost(status: Manifest) -> Manifest:
 
 
 def _lock(path: Path, seconds: float) -> int:
-    """Locks the work directory. The processes of a run inherit the lock: it is free once all have ended."""
+    """Locks the work directory. The run's processes inherit the lock, so it is free when all ended."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        patience = tenacity.Retrying(
+        attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(BlockingIOError),
             stop=tenacity.stop_after_delay(seconds),
             wait=tenacity.wait_fixed(0.1),
             reraise=True,
         )
-        patience(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        attempts(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         holder = os.read(descriptor, 32).decode().strip()
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""What a container sees: arguments and environment with references, mount paths and host names resolved."""
+"""A container's arguments and environment: references, mount paths and host names resolved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VARIABLE = re.compile(r"\$\((\w+)\)")
 
 @dataclass(frozen=True, slots=True)
 class ContainerEnv:
-    """Of one container in one pod. `address` gives (and reserves) the address of a host name."""
+    """The environment of one container. `address` gives (and reserves) a host name's address."""
 
     pod: Manifest
     container: dict[str, Any]
@@ -27,7 +27,7 @@ class ContainerEnv:
     lookup: Lookup
 
     def argv(self, environment: Mapping[str, str]) -> tuple[str, ...]:
-        """`python` is our own interpreter; there is no image that could bring another program."""
+        """`python` is the interpreter of this process: no image brings another one."""
         words = [*self.container.get("command", ()), *self.container.get("args", ())]
         if not self.container.get("command"):
             name = self.container["name"]
@@ -38,7 +38,10 @@ class ContainerEnv:
         return (sys.executable, *argv[1:]) if argv[0] in ("python", "python3") else tuple(argv)
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Our own environment, then the container's: PATH, HOME and the user's cloud credentials stay usable."""
+        """This process's environment, then the container's.
+
+        PATH, HOME and the user's cloud credentials stay usable.
+        """
         environment = {**inherited, "PYTHONUNBUFFERED": "1"}
         for entry in self.container.get("env", ()):
             value = self._from(entry["valueFrom"]) if "valueFrom" in entry else entry.get("value", "")
@@ -69,7 +72,9 @@ class ContainerEnv:
 
 
 def resolve_hosts(text: str, pod: Manifest, address: Callable[[str], str]) -> str:
-    """Replaces HOSTNAME.SUBDOMAIN of the pod's own subdomain, alone or as a URL's host, by that pod's address."""
+    """Replaces HOSTNAME.SUBDOMAIN of the pod's own subdomain, alone or as a URL's host, by that
+    pod's address.
+    """
     subdomain = pod["spec"].get("subdomain", "")
     if not subdomain:
         return text
@@ -79,7 +84,7 @@ def resolve_hosts(text: str, pod: Manifest, address: Callable[[str], str]) -> st
 
 
 def host_of(pod: Manifest) -> str:
-    """The name under which other pods know this one."""
+    """The pod's host name for other pods."""
     spec = pod["spec"]
     if spec.get("subdomain"):
         return f"{spec.get('hostname') or pod['metadata']['name']}.{spec['subdomain']}"

@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 Probe = Callable[[dict[str, Any]], Awaitable[bool]]
 
-_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.25, 10.0  # seconds; a laptop's patience is shorter than a kubelet's
-_LEFT_BACKOFF = 5.0  # a sidecar leaves with 0 when its job has ended: the pod's own end follows soon
-_IMPATIENCE = 0.1  # seconds between probes until the first success
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.25, 10.0  # seconds; shorter than a kubelet's
+_LEFT_BACKOFF = 5.0  # a sidecar exits with 0 when its job has ended: the pod ends soon too
+_STARTUP_PERIOD = 0.1  # seconds between probes until the first success
 _STEADY_AFTER = 60.0  # a sidecar that ran this long starts over with the first back-off
 _MESSAGE_LIMIT = 4096  # bytes, the kubelet's
 _CANNOT_START = 128
@@ -27,15 +27,15 @@ _CANNOT_START = 128
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a container gets from its pod."""
+    """The services that a pod offers its container."""
 
     command: Callable[[dict[str, Any]], Command]  # of a container's spec; may raise Refused or NotMountable
     probe: Probe  # of an httpGet
-    changed: Callable[[], None]  # the status did
+    changed: Callable[[], None]  # called when the status has changed
 
 
 class Container:
-    """The life of one container of one pod; `status()` is its containerStatus."""
+    """Runs one container of a pod; `status()` is its containerStatus."""
 
     def __init__(self, spec: dict[str, Any], frame: Frame, termination_log: Path) -> None:
         self.name: str = spec["name"]
@@ -62,7 +62,7 @@ class Container:
         return self._ready
 
     async def run(self) -> int:
-        """Runs once; the exit code as a kubelet shows it: 128 + n for signal n."""
+        """Runs once; returns the exit code as a kubelet shows it: 128 + n for signal n."""
         if self._ending:
             return self._ended(137, "")
         begun = timestamp()
@@ -77,10 +77,10 @@ class Container:
             code = await self._process.wait()
         finally:
             prober.cancel()
-        return self._ended(128 - code if code < 0 else code, begun, _last_words(self._termination_log))
+        return self._ended(128 - code if code < 0 else code, begun, _termination_message(self._termination_log))
 
     async def run_for_ever(self) -> None:
-        """A sidecar's life: whatever ends it, it starts again after a back-off."""
+        """Runs a sidecar: restarts it after a back-off, whatever its exit code."""
         backoff = _FIRST_BACKOFF
         loop = asyncio.get_running_loop()
         while not self._ending:
@@ -96,7 +96,7 @@ class Container:
                 self._show({"waiting": {"reason": "CrashLoopBackOff", "message": f"restarts in {backoff:g} s"}})
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, _LONGEST_BACKOFF)
-            log.warning("sidecar %s ended with %d and starts again", self.name, code)
+            log.warning("sidecar %s exited with %d and restarts", self.name, code)
             self._restarts += 1
 
     async def stop(self, grace: float) -> None:
@@ -105,7 +105,10 @@ class Container:
             await self._process.stop(grace)
 
     async def _watch_readiness(self) -> None:
-        """Start-up probe, then readiness for as long as the process lives. Without probes a running container is ready."""
+        """Runs the start-up probe, then the readiness probe while the process runs.
+
+        Without probes a running container is ready.
+        """
         startup, readiness = self._spec.get("startupProbe"), self._spec.get("readinessProbe")
         if startup:
             await self._until_success(startup)
@@ -120,9 +123,9 @@ class Container:
             self._set_ready(failures < readiness.get("failureThreshold", 3) if failures else True)
 
     async def _until_success(self, probe: dict[str, Any]) -> None:
-        """Asks more often than a kubelet would, so that a local run does not wait for whole seconds."""
+        """Probes more often than a kubelet, so that a local run does not wait for whole seconds."""
         await asyncio.sleep(probe.get("initialDelaySeconds", 0))
-        pause = min(_IMPATIENCE, probe.get("periodSeconds", 10))
+        pause = min(_STARTUP_PERIOD, probe.get("periodSeconds", 10))
         while not await self._frame.probe(probe):  # noqa: ASYNC110  another process has no Event to wait for
             await asyncio.sleep(pause)
 
@@ -144,7 +147,7 @@ class Container:
         return code
 
 
-def _last_words(path: Path) -> str:
+def _termination_message(path: Path) -> str:
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         return file.read(_MESSAGE_LIMIT).decode(errors="replace")
     return ""

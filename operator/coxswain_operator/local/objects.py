@@ -1,4 +1,7 @@
-"""The object store of the local cluster: one JSON file an object, with an API server's manners (uid, versions, watch)."""
+"""The object store of the local cluster: one JSON file an object.
+
+It behaves like an API server: uid, resource versions, watches.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ from coxswain_operator.views import Manifest
 Key = tuple[str, str, str]  # kind, namespace, name
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-_CONTENT = ("spec", "data")  # what `generation` counts changes of
+_CONTENT = ("spec", "data")  # `generation` counts changes of these
 
 
 class Objects:
-    """All objects in memory and on disk. Values go in and out as copies, so that nobody shares a dictionary with the store."""
+    """All objects in memory and on disk. Callers get and give copies, never the store's own."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
@@ -47,7 +50,10 @@ class Objects:
         return copy.deepcopy(self._objects.get((kind, namespace, name)))
 
     def create(self, manifest: Manifest) -> Manifest:
-        """Stores a new object with uid, time and version. Raises AlreadyExists, or Refused for an impossible name."""
+        """Stores a new object with uid, time and version.
+
+        Raises AlreadyExists, or Refused for an invalid name.
+        """
         key = key_of(manifest)
         if not _NAME.fullmatch(key[2]):
             raise Refused(
@@ -61,7 +67,7 @@ class Objects:
         return self._store("ADDED", stored)
 
     def replace(self, manifest: Manifest) -> Manifest:
-        """Stores other content, labels or annotations of an object; its status stays. Raises Conflict or KeyError."""
+        """Replaces content, labels and annotations; keeps the status. Raises Conflict or KeyError."""
         current = self._objects[key_of(manifest)]
         _expect_version(current, manifest["metadata"].get("resourceVersion", ""))
         stored = _encode_strings(copy.deepcopy(manifest))
@@ -73,7 +79,7 @@ class Objects:
         return self._store("MODIFIED", stored)
 
     def write_status(self, key: Key, status: Manifest, resource_version: str = "") -> Manifest:
-        """Replaces the status. Raises Conflict when the object moved on, or is gone."""
+        """Replaces the status. Raises Conflict when the object has changed or is gone."""
         if key not in self._objects:
             raise Conflict(f"{key[0]} {key[1]}/{key[2]} is gone")
         current = self._objects[key]
@@ -89,21 +95,21 @@ class Objects:
     def remove(self, key: Key) -> None:
         if (gone := self._objects.pop(key, None)) is not None:
             self._path(key).unlink(missing_ok=True)
-            self._tell(WatchEvent("DELETED", gone))
+            self._notify(WatchEvent("DELETED", gone))
 
     def deleting(self) -> list[tuple[Key, str]]:
         """Keys and uids of objects whose deletion has begun."""
         return self._found(lambda metadata: "deletionTimestamp" in metadata)
 
     def owned_by(self, uid: str) -> list[tuple[Key, str]]:
-        """Keys and uids of objects that name this uid as an owner."""
+        """Keys and uids of objects that name this uid as their owner."""
         return self._found(lambda metadata: uid in (o["uid"] for o in metadata.get("ownerReferences", ())))
 
     def _found(self, wanted: Callable[[Manifest], bool]) -> list[tuple[Key, str]]:
         return [(k, m["metadata"]["uid"]) for k, m in self._objects.items() if wanted(m["metadata"])]
 
     async def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[WatchEvent]:
-        """Current objects as ADDED, then every change."""
+        """Yields current objects as ADDED, then every change."""
         queue: asyncio.Queue[WatchEvent] = asyncio.Queue()
         self._watchers.append(queue.put_nowait)
         try:
@@ -122,10 +128,10 @@ class Objects:
         key = key_of(manifest)
         write_atomically(self._path(key), json.dumps(manifest, indent=1).encode())
         self._objects[key] = manifest
-        self._tell(WatchEvent(change, manifest))
+        self._notify(WatchEvent(change, manifest))
         return copy.deepcopy(manifest)
 
-    def _tell(self, change: WatchEvent) -> None:
+    def _notify(self, change: WatchEvent) -> None:
         for watcher in self._watchers:
             watcher(WatchEvent(change.kind, copy.deepcopy(change.object)))
 
@@ -142,12 +148,12 @@ def key_of(manifest: Manifest) -> Key:
 
 
 def timestamp(seconds: float | None = None) -> str:
-    """Of a time since 1970; of this moment by the machine's clock, if nothing is said."""
+    """Formats a time since 1970; default: now, by the machine's clock."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """A reader, or a killed writer, sees the old file or the new one."""
+    """Replaces a file: readers see the old or the new one, also when the writer is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.new")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
@@ -156,7 +162,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def _encode_strings(manifest: Manifest) -> Manifest:
-    """A Secret's `stringData` is only a way to write its `data`."""
+    """Moves a Secret's `stringData` into its `data`."""
     if (plain := manifest.pop("stringData", None)) is not None:
         encoded = {k: base64.b64encode(v.encode()).decode() for k, v in plain.items()}
         manifest["data"] = {**manifest.get("data", {}), **encoded}

@@ -1,4 +1,4 @@
-"""The life of one pod: volumes, native sidecars, containers, phase. What the kubelet does elsewhere."""
+"""Runs one pod as a kubelet does: volumes, native sidecars, containers, phase."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOUNT_RETRY = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What all pods of a cluster share. `lock`: a descriptor whose lock is free again once every process is dead."""
+    """Shared by all pods of a cluster. `lock`: its descriptor is inherited by every process."""
 
     workdir: Path
     addresses: Addresses
@@ -45,10 +45,13 @@ class Machine:
 
 
 class Pod:
-    """Runs a pod's containers and tells each change of its status. restartPolicy is Never, but for sidecars."""
+    """Runs a pod's containers and reports each change of its status.
 
-    def __init__(self, manifest: Manifest, machine: Machine, tell: Callable[[Manifest], None]) -> None:
-        self._machine, self._tell = machine, tell
+    Only sidecars restart: the pod's restartPolicy is Never.
+    """
+
+    def __init__(self, manifest: Manifest, machine: Machine, on_status: Callable[[Manifest], None]) -> None:
+        self._machine, self._on_status = machine, on_status
         self._name: str = manifest["metadata"]["name"]
         self._host = host_of(manifest)
         self.address = machine.addresses.of(self._host)
@@ -60,40 +63,42 @@ class Pod:
         self._sidecars = [self._container(c) for c in spec.get("initContainers", ()) if _is_sidecar(c)]
         self._containers = [self._container(c) for c in spec["containers"]]
         self._phase, self._begun = "Pending", timestamp()
-        self._complaint: Manifest = {}
+        self._problem: Manifest = {}
         self._running, self._stopping = False, False
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def live(self) -> None:
-        """From creation to the terminal phase; cancelled before its containers run, it only tidies up."""
+    async def run(self) -> None:
+        """Runs to the terminal phase. Cancelled before its containers run, it only cleans up."""
         phase = "Failed"
         try:
             await self._mount()
             await self._start_sidecars()
             phase = await self._run_containers()
         except Refused as error:
-            self._complaint = {"reason": error.reason, "message": error.message}
+            self._problem = {"reason": error.reason, "message": error.message}
         except NotMountable as error:
-            self._complaint = {"reason": "CreateContainerConfigError", "message": str(error)}
+            self._problem = {"reason": "CreateContainerConfigError", "message": str(error)}
         finally:
-            await self._stop_containers()  # all have ended, but for one beside another that cannot be started
+            await self._stop_containers()  # a container runs on here only if another one could not start
             await self._stop_sidecars()
             self._phase = phase
             self._changed()
 
-    async def stop(self, life: asyncio.Task[None], longest: float = math.inf) -> None:
-        """Ends the pod as a deletion does: SIGTERM, the grace period (at most `longest` seconds), SIGKILL; sidecars last."""
+    async def stop(self, task: asyncio.Task[None], longest: float = math.inf) -> None:
+        """Ends the pod as a deletion does; `task` is that of `run`.
+
+        SIGTERM, the grace period (at most `longest` seconds), SIGKILL; sidecars end last.
+        """
         self._grace = min(self._grace, longest)
-        if not (self._running or self._stopping):  # cancelled twice, it would leave its sidecars behind
-            life.cancel()
+        if not (self._running or self._stopping):  # a second cancel would leave its sidecars running
+            task.cancel()
         self._stopping = True
         await self._stop_containers()
-        await asyncio.wait([life])
+        await asyncio.wait([task])
         unmount(self._folder)
 
     def status(self) -> Manifest:
-        everyone = [*self._sidecars, *self._containers]
-        ready = self._phase == "Running" and all(c.ready for c in everyone)
+        ready = self._phase == "Running" and all(c.ready for c in (*self._sidecars, *self._containers))
         return {
             "phase": self._phase,
             "podIP": self.address,
@@ -103,7 +108,7 @@ class Pod:
             "conditions": [{"type": "Ready", "status": str(ready)}],
             "initContainerStatuses": [c.status() for c in self._sidecars],
             "containerStatuses": [c.status() for c in self._containers],
-            **self._complaint,
+            **self._problem,
         }
 
     async def _mount(self) -> None:
@@ -114,13 +119,13 @@ class Pod:
                 )
                 return
             except NotMountable as error:
-                self._complaint = {"message": str(error)}
+                self._problem = {"message": str(error)}
                 self._changed()
                 await asyncio.sleep(_MOUNT_RETRY)
 
     async def _start_sidecars(self) -> None:
-        """One after the other, each once the one before has started."""
-        self._complaint = {}
+        """Starts one after the other, each when the one before it has started."""
+        self._problem = {}
         for sidecar in self._sidecars:
             task = asyncio.create_task(sidecar.run_for_ever())
             self._tasks.append(task)
@@ -128,7 +133,7 @@ class Pod:
             await asyncio.wait([task, started], return_when=asyncio.FIRST_COMPLETED)
             started.cancel()
             if task.done():
-                task.result()  # raises what kept it from starting
+                task.result()  # raises the reason why it did not start
 
     async def _run_containers(self) -> str:
         self._phase, self._running = "Running", True
@@ -153,7 +158,7 @@ class Pod:
         return self._folder / str(spec["name"]) / "termination-log"
 
     def _command(self, spec: dict[str, Any]) -> Command:
-        """What a container's spec means on this machine."""
+        """The command of a container's spec on this machine."""
         folder = self._folder / spec["name"]
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         mounts = mount_paths(spec, self._folders, folder / "views")
@@ -164,7 +169,7 @@ class Pod:
         return Command(around.argv(environment), environment, self._machine.workdir, log, keep)
 
     def _changed(self) -> None:
-        self._tell(self.status())
+        self._on_status(self.status())
 
 
 @functools.cache
@@ -173,7 +178,7 @@ def node_name() -> str:
 
 
 def check_supported(manifest: Manifest) -> None:
-    """Raises Refused for what only Kubernetes can do, before anything is started."""
+    """Raises Refused for a pod that needs Kubernetes, before any container starts."""
     spec, name = manifest["spec"], manifest["metadata"]["name"]
     if spec.get("restartPolicy", "Always") != "Never":
         raise Refused("UnsupportedPod", f"pod {name}: restartPolicy must be Never on the local cluster")
@@ -193,6 +198,6 @@ def _is_sidecar(container: dict[str, Any]) -> bool:
 
 
 def _placed(manifest: Manifest, address: str) -> Manifest:
-    """The pod as its own containers may see it (`fieldRef`)."""
+    """The pod as its containers see it by `fieldRef`."""
     status = {"podIP": address, "hostIP": "127.0.0.1"}
     return {**manifest, "spec": {**manifest["spec"], "nodeName": node_name()}, "status": status}

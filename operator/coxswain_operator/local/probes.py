@@ -1,4 +1,4 @@
-"""Readiness over HTTP, as a kubelet asks."""
+"""Probes over HTTP, as a kubelet sends them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coxswain.errors import Refused
 
 
 class Prober:
-    """Asks containers whether they are ready. One connection a question: the answer of a dead process must not be cached."""
+    """Probes containers. Each probe opens a connection, as that to an ended process may linger."""
 
     def __init__(self) -> None:
         limits = httpx.Limits(max_keepalive_connections=0)

@@ -1,4 +1,7 @@
-"""Starting, watching and ending one process, so that it never outlives us. Linux only: pidfd and PR_SET_PDEATHSIG."""
+"""Starts, watches and ends one process, which never outlives this one.
+
+Linux only: pidfd and PR_SET_PDEATHSIG.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to start, where, and where its output goes. `keep`: file descriptors that it inherits."""
+    """Program, folder and log file of a process. `keep`: file descriptors that it inherits."""
 
     argv: tuple[str, ...]
     environment: dict[str, str]
@@ -39,7 +42,7 @@ class Process:
         self._loop.add_reader(self._pidfd, self._reap)
 
     async def wait(self) -> int:
-        """The exit code; negative: killed by that signal."""
+        """Returns the exit code; negative: killed by that signal."""
         return await asyncio.shield(self._exit)
 
     @property
@@ -47,7 +50,7 @@ class Process:
         return not self._exit.done()
 
     async def stop(self, grace: float) -> int:
-        """SIGTERM to the process, and SIGKILL to its whole group when the grace (seconds) is over."""
+        """Sends SIGTERM to the process and, after the grace (seconds), SIGKILL to its group."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
@@ -57,7 +60,10 @@ class Process:
         return await self.wait()
 
     def _reap(self) -> None:
-        """What a dead process leaves in its group dies with it, as in a container. Before the wait: the pid is still ours."""
+        """Kills the rest of the process's group, as a container's end does.
+
+        Before the wait, since the kernel may reuse the pid after it.
+        """
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._kill_group()
@@ -69,9 +75,10 @@ class Process:
 
 
 def spawn(command: Command) -> Process:
-    """Starts a process that the kernel kills with us. Raises OSError when the program cannot be started.
+    """Starts a process that the kernel kills when this one ends.
 
-    The parent-death signal follows the spawning *thread*, so only the main thread, which lives as long as we do, may spawn.
+    Raises OSError when the program cannot be started. The parent-death signal belongs to the
+    spawning *thread*, so only the main thread may spawn: it runs as long as the process.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("containers are spawned from the main thread only")
@@ -87,12 +94,12 @@ def spawn(command: Command) -> Process:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             pass_fds=command.keep,
-            preexec_fn=lambda: _die_with(parent),  # safe: the cluster has no thread that could hold a lock now
+            preexec_fn=lambda: _kill_with(parent),  # safe: the cluster has no thread that could hold a lock now
         )
     return Process(popen)
 
 
-def _die_with(parent: int) -> None:
+def _kill_with(parent: int) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the kernel knew our wish
+    if os.getppid() != parent:  # the parent ended before the prctl
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Volumes of a pod as folders, and the mount paths that stand for them in a container's arguments and environment."""
+"""Volumes of a pod as folders, and their mount paths in arguments and environment."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from coxswain.errors import Refused
 from coxswain_operator.local.objects import write_atomically
 from coxswain_operator.views import Manifest
 
-RUN_VOLUME = "run"  # this emptyDir is the work directory itself, so that what a run leaves is found there
+RUN_VOLUME = "run"  # this emptyDir is the work directory itself, where a user finds the run's files
 
 Lookup = Callable[[str, str], Manifest | None]  # kind, name -> object
 
 
 @dataclass(frozen=True, slots=True)
 class Mounts:
-    """Folders of this machine by path in the container: `paths` with all that is below, `parents` only as a whole."""
+    """Folders of this machine by path in the container.
+
+    `paths` match with all that lies below them, `parents` only as a whole.
+    """
 
     paths: Mapping[str, str]
     parents: Mapping[str, str]
 
     def resolve(self, text: str) -> str:
-        """Replaces a mount path at the start of `text`, the longest that fits."""
+        """Replaces the longest mount path at the start of `text`."""
         for path in sorted(self.paths, key=len, reverse=True):
             if text == path or text.startswith(path + "/"):
                 return self.paths[path] + text[len(path) :]
@@ -34,11 +37,14 @@ class Mounts:
 
 
 class NotMountable(Exception):
-    """A ConfigMap or Secret that does not exist yet; the pod waits for it, as the kubelet's would."""
+    """A ConfigMap or Secret does not exist yet; the pod waits for it, as with a kubelet."""
 
 
 def mount(pod: Manifest, folder: Path, workdir: Path, lookup: Lookup) -> dict[str, Path]:
-    """Makes every volume of a pod; returns folders by volume name. Raises NotMountable, or Refused for an unsupported kind."""
+    """Makes every volume of a pod; returns folders by volume name.
+
+    Raises NotMountable, or Refused for an unsupported kind.
+    """
     folders = {}
     for volume in pod["spec"].get("volumes", ()):
         name = volume["name"]
@@ -47,7 +53,7 @@ def mount(pod: Manifest, folder: Path, workdir: Path, lookup: Lookup) -> dict[st
 
 
 def mount_paths(container: dict[str, Any], folders: dict[str, Path], views: Path) -> Mounts:
-    """Where a container finds its volumes. The parent of mounts (`/etc/coxswain/secrets`) is shown as a folder of links."""
+    """The container's mounts. A parent of mounts (`/etc/coxswain/secrets`) is a folder of links."""
     paths, parents = {}, {}
     for item in container.get("volumeMounts", ()):
         target = folders[item["name"]] / item.get("subPath", "")

@@ -1,7 +1,4 @@
-"""What every test needs."""
-
-import asyncio
-import inspect
+"""How the tests run: drawn examples, order, times, and the tools that they need."""
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,13 +13,6 @@ settings.register_profile("drawn", settings.get_profile("fixed"), derandomize=Fa
 """Other examples in every run, for `make test-slow`. What it finds becomes an `@example` of the test."""
 
 settings.load_profile("fixed")
-
-
-@pytest.fixture(autouse=True)
-def no_stray_event_loop(request):
-    """looptime asks for the current loop in synchronous tests too, and the policy would make one that nobody closes."""
-    if not inspect.iscoroutinefunction(getattr(request, "function", None)):
-        asyncio.set_event_loop(None)
 
 
 def pytest_configure(config):

@@ -39,12 +39,12 @@ def run_pytest(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[s
 
 
 def test_pytest_alone_is_refused_in_one_line_while_tools_are_missing(checkout: Path) -> None:
-    done = run_pytest(checkout)
+    done = run_pytest(checkout, "tests")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert done.stderr.strip() == "ERROR: not built: etcd, helm; run `make binaries` (once, some minutes)"
     assert "passed" not in done.stdout
 
 
 def test_a_selection_that_needs_none_runs_without_them(checkout: Path) -> None:
-    done = run_pytest(checkout, "-k", "needs_none")
+    done = run_pytest(checkout, "tests", "-k", "needs_none")
     assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr

@@ -1,10 +1,9 @@
 """The whole system beside a plain torch loop: tokens a second, CPU a token, hand-over, and where a
 step's time goes.
 
-In turns, several rounds: a plain loop in one process (bench/plain.py), `cox run` with one replica,
-`cox run` with two; same stream, same model, one thread a worker. `make bench-engine`, or `python -m
-bench.engine [--rounds 5] [--steps 15]`. CPU seconds stand beside wall time: only they are
-meaningful on a machine with other work.
+In turns, several rounds: a plain loop in one process (bench/plain.py), `cox run` with one replica, `cox run` with two; same
+stream, same model, one thread a worker. `make bench-engine`, or `python -m bench.engine [--rounds 5] [--steps 15]`.
+CPU seconds stand beside wall time: only they mean something on a machine that runs other things too.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.engine_table import System, check_same, print_figures
+from bench.engine_table import System, check_same, print_results
 from bench.scale.processes import cpu_seconds
 from tests.local.jobs import SERVICES, Run, descendants, job_objects, wait_until
 
@@ -146,7 +145,7 @@ def main() -> int:
             ones.append(measure(folder, 1, options.steps))
             twos.append(measure(folder, 2, options.steps))
     check_same(plains, [*ones, *twos])
-    print_figures(plains, ones, twos)
+    print_results(plains, ones, twos)
     return 0
 
 

@@ -1,12 +1,11 @@
 """How long training stands still when a process is killed: one small run, SIGKILL to one process of
 each kind in turn.
 
-A pause is the longest time between the ends of two successive steps after the kill, by the workers'
-clocks; the usual time of a step stands beside it. Where the kill ended a world, `resumed` is the
-time from the SIGKILL to the end of the first step of the next one. The kill of a coordinator must
-not stop a step: no rank may wait longer between two of its steps than a step takes. The next
-coordinator starts on the workers' cores, which shows in the pause. (A fourth failure of one pod
-within ten minutes restarts the job, as its failurePolicy says.)
+A pause is the longest time between the ends of two successive steps after the kill, by the workers' own clocks; what a step
+takes anyway stands beside it. Where the kill cost a world, `resumed` is the time from the SIGKILL to the end of the first
+step of the next one. A coordinator's death must not make a step stand still: no rank may wait longer between two of its steps
+than a step takes; that the next coordinator starts on the workers' cores shows in the pause. (A fourth death of one pod within
+ten minutes restarts the job, as its failurePolicy says.)
 
 `make bench-recovery`, or `python -m bench.recovery [--only worker] [--rounds 3]`.
 """
@@ -131,7 +130,7 @@ def measure(folder: Path, services: list[str], rounds: int) -> list[Recovery]:
         cox.communicate()
 
 
-def sentence(service: str, found: Sequence[Recovery]) -> str:
+def describe(service: str, found: Sequence[Recovery]) -> str:
     pauses, costs = [r.pause for r in found], [r.cost for r in found]
     target = TARGETS.get(service)
     verdict = "" if target is None else f"; target {target:g} s: {'met' if max(costs) <= target else 'MISSED'}"
@@ -157,7 +156,7 @@ def main() -> int:
         found = measure(Path(folder), services, options.rounds)
     print(json.dumps([asdict(recovery) for recovery in found]))
     for service in services:
-        print(sentence(service, [r for r in found if r.killed == service]))
+        print(describe(service, [r for r in found if r.killed == service]))
     return 0
 
 

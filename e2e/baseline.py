@@ -1,4 +1,4 @@
-"""The baseline that a run on the cluster must equal: the same job, run by `cox run` without faults."""
+"""What a run on the cluster must equal: the same job on this machine's local cluster, undisturbed."""
 
 from __future__ import annotations
 

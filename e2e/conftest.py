@@ -1,4 +1,4 @@
-"""One provisioned cluster for all tests, a namespace for each, and a diagnosis of each failure."""
+"""One provisioned cluster for all tests, a namespace for each, and a diagnosis when one fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators of an installation: the leader, faults of one of them, and their objects."""
+"""The operators of an installation: the leader, disruptions of one of them, and their objects in the cluster."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Amplifier:
         self._pods.update({pod["metadata"]["name"]: pod for pod in pods})
 
     async def storm(self, rate: float, seconds: float) -> tuple[int, float]:
-        """Changes that the client read, and the seconds: a slow reader holds up this writer."""
+        """Changes that the client took, and the seconds for them: a slow reader holds up the writer."""
         assert self._watch is not None, "no client watches pods"
         changes, begun, sent = _changes(list(self._pods.values())), time.monotonic(), 0
         while (now := time.monotonic()) < begun + seconds:
@@ -92,10 +92,10 @@ def _changes(pods: list[Pod]) -> Iterator[bytes]:
             yield msgspec.json.encode({"type": "MODIFIED", "object": changed}) + b"\n"
 
 
-async def main(config: dict[str, Any], announce: Callable[[str], object], rate: float, seconds: float) -> None:
-    """Calls `announce` with the kubeconfig of this proxy; storms at SIGUSR1."""
-    requested = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, requested.set)
+async def main(config: dict[str, Any], on_kubeconfig: Callable[[str], object], rate: float, seconds: float) -> None:
+    """Calls `on_kubeconfig` with the kubeconfig of this proxy."""
+    begin = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, begin.set)
     async with session(config, 0) as upstream:
         amplifier, app = Amplifier(upstream), web.Application(client_max_size=2**26)
         app.router.add_route("*", "/{path:.*}", amplifier.answer)
@@ -103,8 +103,8 @@ async def main(config: dict[str, Any], announce: Callable[[str], object], rate: 
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         config["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{runner.addresses[0][1]}"}
-        announce(yaml.safe_dump(config))
-        await requested.wait()
+        on_kubeconfig(yaml.safe_dump(config))
+        await begin.wait()
         events, took = await amplifier.storm(rate, seconds)
         print(json.dumps({"events": events, "seconds": took}), flush=True)
         await asyncio.Event().wait()  # the client may go on

@@ -31,7 +31,7 @@ _PIPE = asyncio.subprocess.PIPE
 
 
 class System(Protocol):
-    """A system under comparison. The systems take turns, each in a process that ends with its turn."""
+    """What is compared. The systems take turns, each in a process that runs as long as its turn."""
 
     name: str  # in the table
     users: tuple[str, ...]  # its names in the audit log

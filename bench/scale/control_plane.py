@@ -4,9 +4,8 @@ container starts.
     with Plane() as plane:
         await plane.add_nodes(200)
 
-etcd (without fsync), kube-apiserver, controller-manager and scheduler (client limits of 1,000/2,000
-requests/s), kwok. Every client is a user of its own, so that the audit log names the user of every
-request.
+etcd (without fsync), kube-apiserver, controller-manager and scheduler (client limits of 1,000/2,000 requests/s), kwok.
+Every client is a user of its own, so that the audit log names the client of each request.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Manifest = dict[str, Any]
 PREFIX = "coxswain-scale-"  # of the folders
 QPS, BURST = "1000", "2000"
 USERS = ("kwok", "watcher", "loop", "coxswain", "jobset", "trainer", "training-operator")
-# Requests that are the same for every system, or the bench's own, would only lengthen the log.
+# Requests that are the same for all clients, or the bench's own: they would only make the log long.
 QUIET = ("kwok", f"system:{SCHEDULER}", "watcher", "admin", "system:apiserver")
 
 

@@ -1,4 +1,4 @@
-"""What could make the scale bench's rivals look worse than they are without anybody seeing it."""
+"""What could make the scale bench's rivals look worse than they are, unnoticed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_certificate_is_its_own_authority_for_all_its_names(tmp_path: Path) ->
     authority.write_bytes(base64.b64decode(made.bundle))
     for check in (["-verify_hostname", "rival-ca"], ["-verify_hostname", "rival.system.svc"], ["-verify_ip", HOST]):
         subprocess.run([*checked, authority, *check, made.folder / "tls.crt"], check=True, capture_output=True)
-    # Rotators renew what ends within 90 days, and would then serve an untrusted certificate.
+    # Rotators renew what ends within 90 days, and would then serve a certificate that no client trusts.
     lasting = ["openssl", "x509", "-noout", "-checkend", str(91 * 86400), "-in", made.folder / "tls.crt"]
     subprocess.run(lasting, check=True, capture_output=True)
 

@@ -80,7 +80,7 @@ class Pods:
         return time.monotonic()
 
     async def _follow(self) -> None:
-        """Reopens the watch every 30 s at its last version, since a watch may fall silent."""
+        """A watch may fall silent: it is opened again every 30 s from where it was."""
         decoder, timeout = msgspec.json.Decoder(_Message), aiohttp.ClientTimeout(total=None)
         while True:
             params = {"watch": "true", "resourceVersion": self._version, "timeoutSeconds": "30"}

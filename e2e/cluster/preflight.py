@@ -88,7 +88,7 @@ def look() -> Machine:
     """Tries what can only be tried."""
     root = os.geteuid() == 0
     path = os.environ.get("PATH", os.defpath)
-    # root's folders may be missing in an ordinary user's path; the report asks for root anyway.
+    # An ordinary user need not have root's folders in the path; the advice is to become root anyway.
     searched = path if root else f"{path}:/usr/sbin:/sbin"
     commands = frozenset(name for name in (*COMMANDS, *BUILDERS) if shutil.which(name, path=searched))
     return Machine(

@@ -1,4 +1,4 @@
-"""Configuration of a node's programs: kubelet, kube-proxy, containerd and the pod network."""
+"""The settings of a node's programs: the kubelet's, kube-proxy's, containerd's and the pod network's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock for decisions, which stays even when the machine's clock is set."""
+"""A clock for decisions: it advances evenly although the machine's clock is set."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def _elapsed() -> float:
 class SteadyClock:
     """Seconds since 1970, taken from the machine's clock at the start; never jumps or goes back.
 
-    Setting the machine's clock, by hand or by NTP, neither ends a job by its deadline nor stretches
-    a back-off by an hour. The difference is corrected slowly, so a wrong start does not persist.
+    A machine's clock that is set, by hand or by NTP, neither ends a job by its deadline nor
+    stretches a back-off by an hour. The difference is made up slowly, so a clock that was wrong at
+    the start does not stay wrong.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = _elapsed) -> None:

@@ -1,8 +1,7 @@
 """The interfaces that reconcile uses: `Cluster` and `JobControl`.
 
-A cluster is an API server or this machine; `JobControl` is a job's coordinator. Objects are
-Kubernetes manifests as plain dictionaries on both clusters, so reconcile is the same for both.
-Pods and nodes are many: of them only the facts that decisions need are returned.
+Objects are Kubernetes manifests as plain dictionaries on both clusters, so reconcile treats both alike.
+Pods and nodes are many, so only the facts that decisions rest on are returned.
 """
 
 from __future__ import annotations
@@ -52,17 +51,15 @@ class Cluster(Protocol):
         ...
 
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
-        """Ends a group of pods in Kueue: marks this pod or, without one, deletes the group's
-        Workload.
-        """
+        """Ends a group of pods in Kueue: annotates this pod or, without one, deletes the Workload."""
         ...
 
     async def nodes(self) -> Mapping[str, Conditions] | None:
-        """Conditions of every node by its name; None: the right to read nodes is missing."""
+        """Conditions of every node by its name; None: the operator may not read nodes."""
         ...
 
     def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[WatchEvent]:
-        """Yields current objects as ADDED, then changes, for ever."""
+        """Current objects as ADDED, then changes without end."""
         ...
 
     async def create(self, manifest: Manifest) -> Manifest:
@@ -89,15 +86,12 @@ class Cluster(Protocol):
 
 @runtime_checkable
 class JobControl(Protocol):
-    """The operator's requests to a job's coordinator."""
+    """The calls to a job's coordinator."""
 
     async def report(self, job: Manifest) -> JobReport | None:
         """The coordinator's latest report; None when it cannot be reached."""
         ...
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
-        """Asks for a checkpoint at the first boundary not before `at_step`, then exit code 3.
-
-        Returns False when no coordinator was reached.
-        """
+        """Asks for a checkpoint at the first boundary from `at_step` on and exit code 3; False: unreachable."""
         ...

@@ -1,4 +1,4 @@
-"""Executes the actions of reconcile: statuses, then objects, then pods, then all else."""
+"""Executes a decision: statuses first, then objects in parallel, pods, and all else."""
 
 from __future__ import annotations
 
@@ -21,27 +21,24 @@ from coxswain_operator.reconcile.actions import (  # fmt: skip
 from coxswain_operator.slow_start import Call, SlowStartBatch, interleave
 from coxswain_operator.views import Event, Manifest
 
-QUOTA = "exceeded quota"  # in the message of the API server's refusal, which has no own reason
-OVERLAP_SECONDS = 0.5  # of deleting pods, then a new pass creates the successors that can start
+QUOTA = "exceeded quota"  # how the API server's refusal says it; it has no reason of its own
+OVERLAP_SECONDS = 0.5  # of deleting pods before the next pass: by then some successors can be created
 
 
 class ActionExecutor:
-    """Executes decisions about jobs of one cluster, with at most `at_once` requests at a time."""
+    """Executes decisions on one cluster with at most `at_once` requests at a time."""
 
     def __init__(self, cluster: Cluster, control: JobControl, at_once: int) -> None:
         self._cluster, self._control, self._at_once = cluster, control, at_once
         self._rejections: dict[str, Fault] = {}  # by the job's uid
-        self._workers: dict[str, int] = {}  # by the job's uid: workers of the restart that is running
+        self._workers: dict[str, int] = {}  # by the job's uid, during a restart
 
     def rejection(self, job: Manifest) -> Fault | None:
-        """The cluster's refusal of the last child of the job that it did not accept."""
+        """The refusal of the last child of the job that the cluster did not take."""
         return self._rejections.get(job["metadata"]["uid"])
 
     async def execute(self, job: Manifest, decision: Decision) -> bool:
-        """Writes statuses in order, then objects concurrently, then pods, then does all else.
-
-        Returns False when the cluster was not as reconcile expected.
-        """
+        """Executes all actions in their order. False: a result was unexpected; observe again soon."""
         deletes = decision.of(Delete)
         objects = [*(d for d in deletes if not _is_pod(d)), *decision.of(Create)]
         done = [await self._execute_one(job, action) for action in decision.of(WriteStatus)]
@@ -51,14 +48,12 @@ class ActionExecutor:
         return all(done)
 
     async def _execute_pods(self, job: Manifest, deletes: Sequence[Action], creates: Sequence[Action]) -> bool:
-        """Stops deleting after a while, so that the next pass creates successors of pods that are
-        gone.
-        """
+        """Interleaves deletions and creations; after OVERLAP_SECONDS the next pass does the rest."""
         uid, seconds = job["metadata"]["uid"], OVERLAP_SECONDS if deletes else float("inf")
         calls = self._calls(job, interleave(deletes, creates))
         batch = SlowStartBatch(calls, self._at_once, seconds, self._workers.pop(uid, 1))
         smooth = await _run(batch)
-        if smooth and deletes and creates:  # the next pass continues with as many workers
+        if smooth and deletes and creates:  # the next pass continues with as many
             self._workers[uid] = batch.workers
         return smooth
 
@@ -86,9 +81,9 @@ class ActionExecutor:
         return True
 
     async def _create(self, job: Manifest, manifest: Manifest) -> bool:
-        """Creates a child; False when the name is still terminating: the next pass tries again.
+        """The name may still be terminating: then the next pass retries.
 
-        A refusal ends the job, except that of a quota, which may have room later.
+        A refusal ends the job, except by a quota: room may appear later.
         """
         uid = job["metadata"]["uid"]
         try:
@@ -111,7 +106,7 @@ async def _run(batch: SlowStartBatch) -> bool:
 
 
 class _Rejected(Exception):
-    """The cluster refuses this child. The next pass passes the refusal to reconcile."""
+    """The cluster refuses this child. The next pass decides about it."""
 
 
 def _is_pod(action: Action) -> bool:

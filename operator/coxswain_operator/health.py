@@ -14,8 +14,8 @@ from aiohttp import web
 
 from coxswain_link.metrics import MetricsRegistry
 
-LONGEST_SILENCE = 180.0  # seconds: watches are reopened after 70
-LONGEST_WAIT = 300.0  # seconds until a job's pass begins: one pass may take long, all may not
+LONGEST_SILENCE = 180.0  # seconds: streams are reopened after 70
+LONGEST_WAIT = 300.0  # seconds for a pass: one may take long, all of them may not
 LAG_NAP = 1.0  # seconds between two measurements of the loop
 LONGEST_UNRENEWED = 60.0  # seconds: a leader that cannot renew its Lease should have ended long before
 
@@ -24,7 +24,7 @@ LONGEST_UNRENEWED = 60.0  # seconds: a leader that cannot renew its Lease should
 class HealthStatus:
     """Measured times, in seconds. An event loop that is stuck does not answer at all."""
 
-    silence: float = 0.0  # since the quietest watch delivered something
+    silence: float = 0.0  # since the last message on the quietest stream
     waiting: float = 0.0  # of the job that waits longest
     unrenewed: float = 0.0  # since a leader's Lease was last renewed; 0 for a standby
     jobs: int = 0
@@ -36,20 +36,20 @@ class HealthStatus:
         if self.silence > LONGEST_SILENCE:
             return f"a watch has been silent for {self.silence:.0f} s; at most {LONGEST_SILENCE:.0f} are normal"
         if self.waiting > LONGEST_WAIT:
-            return f"a job has waited {self.waiting:.0f} s to be reconciled; at most {LONGEST_WAIT:.0f} are normal"
+            return f"a job has waited for its pass for {self.waiting:.0f} s; at most {LONGEST_WAIT:.0f} are normal"
         if self.unrenewed > LONGEST_UNRENEWED:
             return f"the Lease was last renewed {self.unrenewed:.0f} s ago; at most {LONGEST_UNRENEWED:.0f} are normal"
         return ""
 
     @property
     def text(self) -> str:
-        """All measurements, for people."""
-        lease = f"the Lease was renewed {self.unrenewed:.1f} s ago" if self.unrenewed else "not the leader"
-        lag = f"the event loop was recently up to {self.lag:.2f} s late"
-        silence = f"every watch delivered within {self.silence:.1f} s"
-        return (
-            f"{self.problem or 'ok'}\n{silence}\nno job has waited longer than {self.waiting:.1f} s\n{lease}\n{lag}\n"
+        """All of it, for people."""
+        lease = (
+            f"the Lease was renewed {self.unrenewed:.1f} s ago" if self.unrenewed else "this operator is not the leader"
         )
+        lag = f"the event loop was up to {self.lag:.2f} s late"
+        heard = f"every watch had a message within the last {self.silence:.1f} s"
+        return f"{self.problem or 'ok'}\n{heard}\nno job has waited longer than {self.waiting:.1f} s\n{lease}\n{lag}\n"
 
 
 class LoopLag:
@@ -60,7 +60,7 @@ class LoopLag:
         self.seconds = 0.0  # the maximum, which decays by a tenth with every nap
 
     async def measure(self) -> None:
-        """Runs for ever."""
+        """Never returns."""
         while True:
             began = self._clock()
             await asyncio.sleep(self._nap)
@@ -70,7 +70,7 @@ class LoopLag:
 async def serve_health(
     host: str, port: int, status: Callable[[float], HealthStatus], metrics: MetricsRegistry
 ) -> web.AppRunner:
-    """Listens until `cleanup()`; `status` takes time.monotonic(). A standby is ready to take over."""
+    """Listens until `cleanup()`; `status` gets time.monotonic(). A standby is ready: it can take over."""
 
     async def healthz(_: web.Request) -> web.Response:
         now = status(time.monotonic())

@@ -1,6 +1,6 @@
-"""kopf watches our four kinds; each change adds the affected jobs to the queue.
+"""kopf watches our four kinds; every change adds the affected jobs to the queue.
 
-Only `on.event` handlers are used: kopf's other handlers write annotations and finalizers.
+Only `on.event` handlers: kopf's others write annotations and finalizers, and keep state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
 from coxswain_operator.views import Manifest
 from coxswain_operator.workqueue import Key
 
-with block_imports("kubernetes"):  # an optional adapter of kopf's, unused; its import costs 0.5 s
+with block_imports("kubernetes"):  # kopf imports it for objects that are not used here: half a second
     import kopf
 
 log = logging.getLogger(__name__)
@@ -39,10 +39,7 @@ async def run_watches(
     namespaces: tuple[str, ...] = (),
     silence: float = SILENCE_SECONDS,
 ) -> None:
-    """Adds jobs to the queue until SIGTERM, which kopf handles.
-
-    Raises RuntimeError when the watch of pods ends by itself.
-    """
+    """Adds jobs until SIGTERM, which kopf handles. Raises RuntimeError when the watch of pods ends."""
     scopes = namespaces or ("",)
     await cluster.served([kind.plural for kind in KINDS])  # kopf looks for the kinds only once, at its start
     for namespace in scopes:
@@ -53,7 +50,7 @@ async def run_watches(
     try:
         await asyncio.wait({ours, *pods}, return_when=asyncio.FIRST_COMPLETED)
         if not ours.done():
-            raise RuntimeError("the watch of pods has ended by itself; the operator must restart")
+            raise RuntimeError("the watch of pods has ended; restart the operator")
         await ours
     finally:
         for task in (ours, *pods):
@@ -73,7 +70,7 @@ async def _kopf(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], si
             return await _kopf_once(registry, namespaces, _settings(silence))
         except Exception as error:
             failures = 0 if time.monotonic() - began > LONGEST_PAUSE else failures + 1
-            log.warning("kopf: %s: %s; restarting the watches", type(error).__name__, error)
+            log.warning("kopf: %s: %s; restarting its watches", type(error).__name__, error)
             await asyncio.sleep(random.uniform(0.1, min(LONGEST_PAUSE, 0.5 * 2.0**failures)))
 
 
@@ -111,7 +108,7 @@ def _registry(cluster: KubernetesCluster, access: Access, add: AddKey) -> kopf.O
         return _connection_info(access)
 
     async def on_event(event: Any, **_: Any) -> None:
-        """Puts the object into the cache first, so that the pass that this event causes sees it."""
+        """Puts the object into the cache first: the pass that follows must find it there."""
         change = WatchEvent("DELETED" if event["type"] == "DELETED" else "MODIFIED", _plain(event["object"]))
         if cluster.note(change):  # False for our own write
             for key in await _affected_jobs(cluster, change.object):
@@ -137,7 +134,7 @@ def _plain(body: Any) -> Manifest:
 
 
 class _Backoffs:
-    """Endless pauses between kopf's attempts: kopf gives up at the end of a finite list."""
+    """Between kopf's attempts of a request, without end: after the last one kopf would stop."""
 
     def __iter__(self) -> Iterator[float]:
         return chain((0.5, 1, 2, 4, 8), repeat(LONGEST_PAUSE))
@@ -147,9 +144,9 @@ def _settings(silence: float) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.networking.error_backoffs = _Backoffs()
     settings.watching.inactivity_timeout = silence
-    settings.posting.enabled = False  # the executor publishes events itself, after the status write
-    settings.peering.standalone = True  # the Lease elects the leader, not kopf's peering
-    settings.scanning.disabled = True  # needs no rights on namespaces and CRDs; a new CRD needs a restart
+    settings.posting.enabled = False  # events are ours: stable reasons, after the status write
+    settings.peering.standalone = True  # a Lease decides which operator acts, not kopf's peering
+    settings.scanning.disabled = True  # no rights on namespaces and CRDs; new CRDs need a restart
     settings.watching.chunk_size = 500
     return settings
 

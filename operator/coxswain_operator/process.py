@@ -1,7 +1,4 @@
-"""The operator's process: waits for the Lease, then reconciles TrainingJobs.
-
-It ends when it loses the Lease or receives SIGTERM.
-"""
+"""The operator's process: waits for the Lease, then reconciles TrainingJobs until it loses it or gets SIGTERM."""
 
 from __future__ import annotations
 
@@ -59,17 +56,17 @@ def main(
     namespace: Annotated[list[str] | None, typer.Option(help="Reconcile only here; repeatable. Default: all.")] = None,
     operator_namespace: Annotated[str, typer.Option(help="Where the Lease is.")] = "coxswain-system",
     lease_seconds: Annotated[
-        float, typer.Option(help="Another operator may lead once the Lease was not renewed for so long.")
+        float, typer.Option(help="Another operator takes over after a holder's silence of that long.")
     ] = 15,
-    renew_seconds: Annotated[float, typer.Option(help="A leader that cannot renew the Lease for so long exits.")] = 10,
-    retry_seconds: Annotated[float, typer.Option(help="Between two attempts to take or renew the Lease.")] = 2,
-    identity: Annotated[str, typer.Option(help="Holder of the Lease; unique to the process. Default: random.")] = "",
-    host: Annotated[str, typer.Option(help="Address of /healthz, /readyz and /metrics.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="Port of the same; 0: the kernel chooses.")] = 8080,
+    renew_seconds: Annotated[float, typer.Option(help="A leader that cannot renew for that long exits.")] = 10,
+    retry_seconds: Annotated[float, typer.Option(help="Between two attempts.")] = 2,
+    identity: Annotated[str, typer.Option(help="As the Lease's holder; must be of one process. Default: random.")] = "",
+    host: Annotated[str, typer.Option(help="Of /healthz, /readyz and /metrics.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="0: the kernel's choice.")] = 8080,
     data_image: Annotated[str, typer.Option(help="Coordinator, loaders, constructors.")] = _DEFAULTS.data_image,
     train_image: Annotated[str, typer.Option(help="Trainers that name no image.")] = _DEFAULTS.train_image,
     pull_policy: Annotated[str, typer.Option(help="imagePullPolicy of both.")] = _DEFAULTS.pull_policy,
-    prometheus_namespace: Annotated[str, typer.Option(help="Its pods may scrape jobs; empty: none may.")] = "",
+    prometheus_namespace: Annotated[str, typer.Option(help="Its pods may scrape jobs; empty: no pod may.")] = "",
 ) -> None:
     """Runs the operator."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -88,7 +85,7 @@ def main(
     except (Retryable, OSError) as error:
         sys.exit(_say(error, Exit.RETRYABLE))
     except asyncio.CancelledError:  # SIGTERM
-        log.info("SIGTERM received on standby: exiting")
+        log.info("SIGTERM received on standby")
 
 
 def _say(error: Exception, code: Exit) -> int:
@@ -97,10 +94,7 @@ def _say(error: Exception, code: Exit) -> int:
 
 
 async def run(options: Options) -> None:
-    """Runs until SIGTERM or SIGINT. Ends the process when the Lease is lost.
-
-    Raises Refused for options or access that cannot work, Retryable or OSError for a failed start.
-    """
+    """Runs until SIGTERM or SIGINT. Exits the process when the Lease is lost."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(
@@ -134,19 +128,13 @@ async def run(options: Options) -> None:
 
 
 def _leader(options: Options, connection: Connection) -> Leader:
-    """The identity begins with the pod's name.
-
-    A container that restarts in its pod takes its predecessor's Lease over without waiting.
-    """
+    """With `--identity`, a restarted container renews its predecessor's Lease without a wait."""
     identity = options.identity or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     return Leader(connection, options.settings.operator_namespace, LEASE, identity, options.timing)
 
 
 async def _lead(leader: Leader, queue: WorkQueue, work: Coroutine[None, None, None]) -> None:
-    """Runs `work` while this process holds the Lease.
-
-    Nothing may be written without the Lease, so the process exits at once when it is lost.
-    """
+    """Works while this process holds the Lease. Without it no write is allowed: the process exits at once."""
     try:
         await leader.acquire()
     except BaseException:
@@ -167,7 +155,7 @@ async def _lead(leader: Leader, queue: WorkQueue, work: Coroutine[None, None, No
 def _measured(
     controller: Controller, registry: metrics.MetricsRegistry
 ) -> Callable[[Key], Awaitable[RequeueDelay | None]]:
-    """Reconciles the job of a key and measures the pass."""
+    """One pass over a key, measured."""
 
     async def process(key: Key) -> RequeueDelay | None:
         result = "error"

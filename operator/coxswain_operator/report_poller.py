@@ -1,4 +1,4 @@
-"""Long-polls the coordinators' reports: one waiting request a job, so that no pass waits for it."""
+"""Long-polls each job's coordinator: one waiting request a job; no pass waits for an answer."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from coxswain_operator.views import Manifest
 
 Key = tuple[str, str]  # namespace, name
 
-WAIT_SECONDS = 15.0  # after which a coordinator answers even if nothing but progress has changed
-ABSENT_SECONDS = 2.0  # between two requests to a coordinator that does not answer
-FORGOTTEN_SECONDS = 180.0  # polling stops when no pass has asked for the report for so long
+WAIT_SECONDS = 15.0  # then a coordinator answers with its progress although nothing else has changed
+ABSENT_SECONDS = 2.0  # between two tries to reach one that does not answer
+FORGOTTEN_SECONDS = 180.0  # a job whose report no pass has read for that long is over
 
 
 @dataclass(slots=True)
 class _Polled:
-    asked: float  # when a pass last asked for the report
-    coordinator_uid: str  # of the pod that is polled
+    asked: float  # when a pass last read the report
+    coordinator_uid: str  # of the polled pod
     latest: JobReport | None = None  # the last report of this pod
     task: asyncio.Task[None] | None = None
 
 
 class ReportPoller:
-    """A JobControl that returns the latest polled report and calls `on_change` for each new one."""
+    """A JobControl that returns stored reports. Every answer of a coordinator calls `on_change`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ReportPoller:
         self._polled: dict[str, _Polled] = {}  # by the job's uid
 
     async def report(self, job: Manifest) -> JobReport | None:
-        """The latest report of the current coordinator, never its predecessor's; starts polling it."""
+        """The latest report of the present coordinator pod, never of its predecessor. Starts polling it."""
         uid, now, coordinator_uid = job["metadata"]["uid"], time.monotonic(), await self._coordinator_uid(job)
         polled = self._polled.get(uid)
         if polled is None or (coordinator_uid and polled.coordinator_uid != coordinator_uid):
@@ -49,7 +49,7 @@ class ReportPoller:
         return polled.latest if polled.coordinator_uid == coordinator_uid else None
 
     def _start_polling(self, job: Manifest, coordinator_uid: str) -> _Polled:
-        """Replaces the poll of an earlier pod, which may be gone with its connection still open."""
+        """Cancels the poll of an earlier pod: it may be gone without closing its connection."""
         uid = job["metadata"]["uid"]
         if uid in self._polled:
             _cancel(self._polled[uid])

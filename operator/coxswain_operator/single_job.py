@@ -21,8 +21,7 @@ async def run_job(
 ) -> Manifest | None:
     """Repeats passes until the job is finished; returns the job, or None if it does not exist.
 
-    A job is finished when it has ended and its pods are gone. `leave`: once it is set, the pass
-    that is running is the last one. A cancelled pass could leave a status without its actions.
+    `leave`: once it is set, the pass under way is the last: a cancelled one might lose events of its status.
     """
     leave = leave or asyncio.Event()
     async with _watch_changes(cluster, namespace, leave) as changed:
@@ -35,7 +34,7 @@ async def run_job(
                     return observed.job
                 delay = await controller.reconcile_observed(observed)
             except (Conflict, Retryable, OSError) as error:
-                log.info("%s/%s: %s: %s; trying again", namespace, name, type(error).__name__, error)
+                log.info("%s/%s: %s: %s; retrying", namespace, name, type(error).__name__, error)
                 delay = RETRY_SECONDS
             await _wait_for_change(changed, delay)
         return await cluster.get("TrainingJob", namespace, name)

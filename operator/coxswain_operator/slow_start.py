@@ -1,4 +1,4 @@
-"""Concurrent calls with a slow start: one at first, then more, and no new one after a failure."""
+"""Runs many calls in parallel: one at first, then more and more, none after a failure."""
 
 from __future__ import annotations
 
@@ -15,25 +15,22 @@ AT_ONCE = 64
 
 
 class SlowStartBatch:
-    """Workers over one list of calls. Every call that succeeds adds a worker, so they double.
+    """Workers over one list of calls. Each success adds a worker, so their number doubles.
 
-    A Job controller starts pods in the same way: a quota or a broken admission webhook costs one
-    request instead of a thousand.
+    Kubernetes' Job controller starts pods so: a quota or a broken admission costs one request
+    instead of a thousand.
     """
 
     def __init__(
         self, calls: Iterable[Call], at_once: int = AT_ONCE, seconds: float = float("inf"), at_first: int = 1
     ) -> None:
-        """After `seconds` no call is begun. `at_first`: workers that the same work had just before."""
+        """After `seconds` no call begins. `at_first`: workers at the start, as of an earlier batch."""
         self._calls, self._at_once, self._end = iter(calls), at_once, time.monotonic() + seconds
         self._at_first, self.workers = at_first, 0
         self._errors, self._as_expected = list[BaseException](), True
 
     async def run(self) -> bool:
-        """Returns when all begun calls are done; False if one returned False.
-
-        Raises the first error.
-        """
+        """Returns once all begun calls have ended; False: one returned False. Raises the first error."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._at_first):
                 self._start_worker(group)
@@ -51,7 +48,7 @@ class SlowStartBatch:
                 self._as_expected &= await call()
             except asyncio.CancelledError:
                 raise
-            except BaseException as error:  # raised when the others are done: their results count
+            except BaseException as error:  # raised once the other calls have ended
                 self._errors.append(error)
                 return
             if self.workers < self._at_once:

@@ -46,7 +46,7 @@ class PodView:
     node_conditions: frozenset[tuple[str, str]] = frozenset()
     disruption: str = ""  # reason of a DisruptionTarget condition that is True
     deleting: bool = False
-    created: float = 0.0  # times in seconds since the epoch; 0: not yet, or unknown
+    created: float = 0.0  # times in seconds since the epoch; 0: has not happened, or is unknown
     scheduled: float = 0.0
     finished: float = 0.0
     deletes_at: float = 0.0  # end of its grace period
@@ -56,7 +56,7 @@ class PodView:
     unscheduled: str = ""  # the scheduler's message while it finds no node
     unscheduled_reason: str = ""  # Unschedulable, SchedulingGated; empty once it has found one
     group: str = ""  # of pods that Kueue admits together
-    given_up: bool = False  # marked for Kueue: its group gets no successors
+    given_up: bool = False  # its annotation says that its group gets no successors
 
     @property
     def member(self) -> str:

@@ -1,7 +1,4 @@
-"""A queue of keys, one pass at a time for each key.
-
-Keys that are added during a pass get another pass; every key is requeued after a while.
-"""
+"""A queue of keys: coalesces additions, processes each key serially, and requeues it by itself."""
 
 from __future__ import annotations
 
@@ -20,8 +17,8 @@ log = logging.getLogger(__name__)
 
 Key = tuple[str, str]  # namespace, name
 COALESCE_SECONDS = 0.05  # keys that are added together are one pass
-MAX_CONCURRENT = 16  # passes over different keys
-MAX_BACKOFF_SECONDS = 60.0  # after passes that failed
+MAX_CONCURRENT = 16  # keys in process
+MAX_BACKOFF_SECONDS = 60.0  # after failures
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +32,17 @@ class RequeueDelay:
 
 
 class WorkQueue:
-    """`process(key)` returns the delay until the next pass, or None when the key is gone.
+    """`process(key)` returns the delay until the next call, or None: the key is gone.
 
-    A pass that raises is repeated after a pause that doubles up to a minute. After a Conflict the
-    pass is repeated at once. Use as `async with`; leaving it cancels all passes.
+    After an error it is called again, with a delay that doubles up to a minute; after a Conflict
+    at once. Use as `async with`; leaving it cancels all calls.
     """
 
     def __init__(self, process: Callable[[Key], Awaitable[RequeueDelay | None]]) -> None:
         self._process = process
         self._added: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self._due: dict[Key, float] = {}  # when a key was added whose pass has not begun
+        self._due: dict[Key, float] = {}  # when a key was added that is not in process yet
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def __aenter__(self) -> WorkQueue:
@@ -60,7 +57,7 @@ class WorkQueue:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def add(self, key: Key) -> None:
-        """Requests a pass soon, also while one is running."""
+        """Asks for a call soon, also during one."""
         self._due.setdefault(key, time.monotonic())
         if key not in self._tasks:
             self._added[key] = asyncio.Event()
@@ -72,11 +69,11 @@ class WorkQueue:
         return list(self._tasks)
 
     def oldest(self, now: float) -> float:
-        """Seconds that the oldest added key has waited for its pass."""
+        """Seconds that the oldest waiting key has waited."""
         return max((now - since for since in self._due.values()), default=0.0)
 
     async def _process_until_gone(self, key: Key) -> None:
-        """Repeats passes until the key is gone and was not added again."""
+        """Processes the key until it is gone and was not added since."""
         added, failures, rest = self._added[key], 0, RequeueDelay(0.0, 0.0)
         while added.is_set() or rest is not GONE:
             await _wait_for_add(added, rest)
@@ -97,7 +94,7 @@ GONE = RequeueDelay(0.0, 0.0)
 
 
 async def _wait_for_add(added: asyncio.Event, rest: RequeueDelay) -> None:
-    """Waits for an add, between `least` and `most` seconds, then coalesces adds."""
+    """Waits for an addition, for least to most seconds; then a moment more, to coalesce additions."""
     begun = time.monotonic()
     with suppress(TimeoutError):
         async with asyncio.timeout(rest.most):
@@ -107,9 +104,9 @@ async def _wait_for_add(added: asyncio.Event, rest: RequeueDelay) -> None:
 
 
 def _backoff(key: Key, error: Exception, failures: int) -> RequeueDelay:
-    """Adds do not shorten the delay, so that a busy job does not flood a failing server."""
+    """Additions do not shorten it: a busy job must not overload a failing server."""
     if isinstance(error, Conflict):
-        log.info("%s/%s: conflict, trying again: %s", *key, error)
+        log.info("%s/%s: the object has changed: %s", *key, error)
         return RequeueDelay(COALESCE_SECONDS, COALESCE_SECONDS)
     log.warning("%s/%s: %s: %s", *key, type(error).__name__, error, exc_info=not str(error))
     seconds = random.uniform(0.5, 1.0) * min(MAX_BACKOFF_SECONDS, 2.0 ** (failures - 1))

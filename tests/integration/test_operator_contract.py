@@ -116,7 +116,7 @@ async def test_labels_select(place: Place) -> None:
     assert await names(cluster, "ConfigMap", namespace, {LABEL_JOB_UID: "b"}) == ["c-b"]
 
 
-async def test_kinds_are_told_in_lists_too(place: Place) -> None:
+async def test_items_of_a_list_carry_their_kind(place: Place) -> None:
     cluster, namespace = place
     await cluster.create(config_map(namespace))
     (listed,) = await cluster.list("ConfigMap", namespace)

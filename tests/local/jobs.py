@@ -152,8 +152,8 @@ class Run:
 
     def warnings(self) -> str:
         """What its events warned of."""
-        told = [f"{line['reason']}: {line['message']}" for line in self._lines("events.jsonl") if line["warning"]]
-        return "; ".join(told) or "nothing"
+        warnings = [f"{line['reason']}: {line['message']}" for line in self._lines("events.jsonl") if line["warning"]]
+        return "; ".join(warnings) or "nothing"
 
     def digests(self) -> list[tuple[str, str]]:
         steps = self.steps()

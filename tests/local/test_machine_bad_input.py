@@ -100,7 +100,7 @@ def test_a_full_disk_for_the_block_index_ends_the_job_by_what_is_missing(run, si
 def test_a_full_work_directory_ends_the_command_with_the_remedy(run, tmp_path):
     run.within = with_small_disk(run.workdir, "160k")
     assert_fails_and_leaves_nothing(run)
-    assert f"No space left on device: '{run.workdir}'; once that is mended, the same command goes on" in said(run)
+    assert f"No space left on device: '{run.workdir}'; repair that and repeat the command to resume" in said(run)
 
 
 PORTS = [value for name, value in vars(names).items() if name.startswith("PORT_")]

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(240)
 
 PODS = 4  # coordinator, loader, two trainers
 
-# The first file of this kind in the run's folder, and who dies then.
+# The first file of this kind in the run's folder, and the process that is killed then.
 POINTS = {
     "generation": ("checkpoints/log/generations/*", "coordinator"),
     "placement": ("checkpoints/log/placements/*/*", "agent"),
@@ -57,8 +57,9 @@ def test_a_process_killed_between_two_writes_costs_no_data_and_leaves_nothing(tm
     assert run.losses() == calm.losses()
     if point in AMID_TRAINING:
         assert run.steps()[STEPS - 1]["worldGeneration"] == (2 if service in NEW_WORLD else 1)
-    # A worker and a fork server are replaced within their pod.
-    assert counters(run) == (0, {"counted": int(service in ("coordinator", "agent")), "ignored": 0})
+    # A worker and a fork server are replaced within their pod. At the end the coordinator may leave before the kill.
+    restarts = {int(service in ("coordinator", "agent")), *([0] if point == "end" else [])}
+    assert counters(run) in [(0, {"counted": n, "ignored": 0}) for n in restarts]
     footprint.assert_gone()
     note(run.warnings())
 

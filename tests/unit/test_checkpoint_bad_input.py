@@ -183,5 +183,5 @@ def test_a_torn_block_index_is_named_with_the_way_to_have_it_indexed_again(job, 
     store, block = store_of(job), block_of("code", 0)
     key = next(found.path for found in store.list("index/") if found.path.endswith("/code0.npz"))
     store.put(key, harm)
-    with pytest.raises(CoxswainError, match=f"{key} cannot be read .*; delete the object to index anew"):
+    with pytest.raises(CoxswainError, match=f"{key} cannot be read .*; delete the object to have it indexed again"):
         IndexStore(store).lengths(block)

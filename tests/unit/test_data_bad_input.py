@@ -79,11 +79,11 @@ def test_a_tokenizer_that_is_swapped_under_a_run_is_refused_though_lengths_stay_
     read_first(source, store, list(blocks))
     write_tokenizer(tmp_path / "tokenizer.json", "two", "one")
     with pytest.raises(
-        Refused, match="source 'mine' was indexed with another tokenizer than the one that is there"
+        Refused, match="source 'mine' was indexed with another tokenizer than its present one"
     ) as caught:
         read_first(source, store, list(blocks))
     assert caught.value.reason == "TokenizerChanged"
-    assert "bring the former tokenizer back, or start a new run with a fresh checkpoint.uri" in caught.value.message
+    assert "restore the former tokenizer, or start a new run with a fresh checkpoint.uri" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_source_of_empty_files_is_refused_by_name_whatever_the_format(corpus, 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
 def test_a_compressed_file_without_a_byte_is_refused_by_name(corpus, store, name):
     (corpus / name).write_bytes(b"")
-    assert f"ObjectUnreadable: {corpus.as_uri()}/{name} cannot be unpacked (it has no bytes" in refusal(
+    assert f"ObjectUnreadable: {corpus.as_uri()}/{name} cannot be unpacked (it is empty" in refusal(
         config(corpus), store
     )
 

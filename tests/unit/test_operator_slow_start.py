@@ -70,7 +70,7 @@ async def test_a_batch_that_continues_starts_with_the_workers_of_the_one_before(
     assert again.begun >= 16
 
 
-async def test_a_call_that_returns_false_does_not_stop_the_others() -> None:
+async def test_an_unexpected_result_stops_no_other_call() -> None:
     async def taken() -> bool:
         return False
 

@@ -35,7 +35,7 @@ async def starting(**trainers: Any) -> FakeCluster:
     """Four trainers, of which trainer-2 and trainer-3 found no node for startTimeoutSeconds."""
     world = FakeCluster(data_source(), data_mix(), training_job(trainers={"count": 4, "maxCount": 4, **trainers}))
     await passes(world)
-    world.homeless = {"trainer-2", "trainer-3"}
+    world.unplaceable = {"trainer-2", "trainer-3"}
     world.run_all()
     world.tick(895)
     return world
@@ -61,7 +61,7 @@ async def test_a_gang_that_trains_is_not_shrunk_although_a_trainer_finds_no_node
 
 async def test_a_gang_whose_every_trainer_found_a_node_is_not_shrunk() -> None:
     world = await starting(minCount=2)
-    world.homeless = set()
+    world.unplaceable = set()
     for pod in world.pods():
         world.run(pod)
     world.tick(1000)
@@ -269,3 +269,23 @@ async def test_a_pod_on_a_node_that_is_down_is_forced_half_a_minute_after_its_gr
     world.tick(margin)
     assert sum(d.force for d in await one_pass(world)) == forced
     assert member_of(pod) == "trainer-1"
+
+
+@pytest.mark.parametrize(("seconds", "exists"), [(99, True), (100, False)])
+async def test_a_finished_job_is_deleted_when_its_time_to_live_is_over(seconds: int, exists: bool) -> None:
+    world = await running(ttlSecondsAfterFinished=100)
+    world.end(world.pod("coordinator") or {}, 0, report_text("Completed", step=100))
+    await one_pass(world)
+    world.tick(seconds)
+    await one_pass(world)
+    assert (("TrainingJob", "demo") in world.objects) is exists
+
+
+@pytest.mark.parametrize(("seconds", "attempt"), [(599, 0), (600, 1)])
+async def test_a_resize_waits_ten_minutes_for_a_checkpoint(seconds: int, attempt: int) -> None:
+    world = await running(trainers={"count": 2, "minCount": 1, "maxCount": 4})
+    world.edit("TrainingJob", "demo", trainers={"count": 3, "minCount": 1, "maxCount": 4})
+    await one_pass(world)
+    world.tick(seconds)
+    await one_pass(world)
+    assert world.job["status"]["attempt"] == attempt

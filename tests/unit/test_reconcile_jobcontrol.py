@@ -73,7 +73,7 @@ async def test_a_coordinator_that_is_not_ready_is_not_asked() -> None:
         assert await control.report(world.job) is None
 
 
-async def test_a_coordinator_that_is_gone_is_asked_once_and_holds_up_nobody() -> None:
+async def test_a_coordinator_that_is_gone_is_asked_once_and_delays_no_pass() -> None:
     async with knowing(1, "right") as (control, world):  # nothing listens at this port
         begun = time.monotonic()
         assert await control.report(world.job) is None
@@ -81,7 +81,7 @@ async def test_a_coordinator_that_is_gone_is_asked_once_and_holds_up_nobody() ->
     assert time.monotonic() - begun < DEADLINE_SECONDS, "one call alone would wait for that long"
 
 
-async def test_reports_are_followed_and_every_change_rings_for_the_job() -> None:
+async def test_reports_are_polled_and_every_change_adds_the_job() -> None:
     async with talking() as (control, coordinator, world):
         rings: list[tuple[str, str]] = []
         following = ReportPoller(control, rings.append, wait=0.2)
@@ -118,7 +118,7 @@ async def test_a_whole_job_is_followed_by_a_call_that_waits_at_the_coordinator_f
             await following.close()
 
 
-async def test_the_word_of_a_coordinator_that_was_replaced_is_not_its_successors() -> None:
+async def test_the_report_of_a_replaced_coordinator_is_not_its_successors() -> None:
     async with talking() as (control, _, world):
         following = ReportPoller(control, lambda key: None, wait=30.0)
         try:

@@ -117,13 +117,24 @@ def test_a_trainers_end_is_judged_with_its_coordinator(scene: Scene, reason: str
     assert (found.reason if found else "") == reason
 
 
-UNFINISHED = report_text("Completed", step=100, checkpoint_step=90)
+UNFINISHED = report_text("Completed", step=100, checkpoint_step=99)
+REACHED = report_text("Completed", step=100, reason="StopReached")
+RAISED: dict[str, Any] = {"stop": {"steps": 101}}
 STOPPED = ended(3, COORDINATOR, message=report_text("Suspended", step=20))
 ENDS: dict[str, tuple[Scene, str, bool]] = {
     "a coordinator that left with 0 and saved is no loss": (
         Scene((ended(0, COORDINATOR, message=report_text("Completed", step=100)),)), "", False),
     "one that left with 0 and saved the step before the last is": (
         Scene((ended(0, COORDINATOR, message=UNFINISHED),)), "FinalCheckpointMissing", False),
+    "one that reached its stop is no loss": (Scene((ended(0, COORDINATOR, message=REACHED),)), "", False),
+    "one whose stop was raised by a step is": (
+        Scene((ended(0, COORDINATOR, message=REACHED),), spec=RAISED), "StopRaised", False),
+    "one that reports no number of steps is no loss": (
+        Scene((ended(0, COORDINATOR, message=report_text("Completed", step=100, steps=0, reason="StopReached")),)),
+        "", False),
+    "one that ran out of data below a raised stop is no loss": (
+        Scene((ended(0, COORDINATOR, message=report_text("Completed", reason="DataExhausted")),), spec=RAISED),
+        "", False),
     "one that stopped unasked is": (Scene((STOPPED,)), "StoppedUnasked", False),
     "one that stopped for another size is a planned stop": (
         Scene((STOPPED,), spec={"trainers": {"count": 3}}), "ScaleChanged", True),

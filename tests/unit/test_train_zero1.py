@@ -101,13 +101,14 @@ def test_a_parameter_without_a_gradient_counts_zeros(dtype: torch.dtype, filled_
     assert optimizer.reduce().tolist() == [0.0] * 12 + [2.0] * 3
 
 
-def test_gradients_of_replicas_are_summed_in_replica_order() -> None:
+@pytest.mark.parametrize(("values", "total"), [((1.0, 2.0, 4.0), 7.0), ((2.0**24, 1.0, -(2.0**24)), 0.0)])
+def test_gradients_of_all_replicas_are_summed_in_replica_order(values: tuple[float, ...], total: float) -> None:
     """In fp32, (2^24 + 1) - 2^24 is 0, and 1 in any other order."""
-    first, second = torch.full((4,), 2.0**24), torch.full((4,), 1.0)
-    optimizer, weights = make(torch.float32, {"matrix": (2, 2)}, Reduction(first, second))
-    backward(weights["matrix"], -(2.0**24))
-    assert optimizer.reduce().tolist() == [0.0] * 4
-    assert first.tolist() == [2.0**24] * 4
+    others = [torch.full((4,), value) for value in values[:-1]]
+    optimizer, weights = make(torch.float32, {"matrix": (2, 2)}, Reduction(*others))
+    backward(weights["matrix"], values[-1])
+    assert optimizer.reduce().tolist() == [total] * 4
+    assert others[0].tolist() == [values[0]] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -167,6 +168,11 @@ def test_a_rank_reports_its_loss_its_labels_its_plan_and_the_square_of_its_part_
     found = optimizer.reduce_stats(torch.tensor([1.0, 2.0, 2.0, 4.0]), RankStats(1.5, 4, 4, 7))
     assert reduction.rows == [[25.0, 1.5, 4.0, 7.0]]
     assert (found.norm, found.loss_sum) == (5.0, 1.5)
+
+
+def test_the_norm_and_the_loss_of_a_step_are_over_all_ranks() -> None:
+    found = check_stats([[9.0, 1.5, 4.0, 7.0], [16.0, 2.5, 6.0, 7.0]], RankStats(1.5, 4, 10, 7))
+    assert (found.norm, found.loss_sum) == (5.0, 4.0)
 
 
 @pytest.mark.parametrize("labels", [9, 11])

@@ -1,4 +1,4 @@
-"""Configuration of a job's pods: the resolved job, and the token that authenticates them."""
+"""The configuration of a job's pods: the resolved job, and the token that they authenticate with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def config_map(job: Manifest, config: JobConfig) -> Manifest:
 
 
 def secret(job: Manifest, token: str) -> Manifest:
-    """Created once with a fresh random token, and kept until the job is deleted."""
+    """Created once, from a random token, and kept while the job exists."""
     data = {"token": base64.b64encode(token.encode()).decode()}
     manifest = child(job, "v1", "Secret", secret_name(job), {"type": "Opaque", "data": data})
     manifest["metadata"]["annotations"] = {}  # no hash of the token in readable metadata

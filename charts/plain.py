@@ -26,8 +26,8 @@ metadata:
 
 def helm() -> str:
     """Path of the pinned Helm, built on first use."""
-    build = [sys.executable, REPOSITORY / "e2e" / "tools" / "build.py", "helm"]
-    return subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    build = [sys.executable, "-m", "e2e.tools.build", "helm"]
+    return subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY).stdout.strip()
 
 
 def main(options: list[str]) -> int:

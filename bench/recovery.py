@@ -46,12 +46,12 @@ class Recovery:
     usual: float  # median time between the ends of two steps before the kill
     longest: float  # of these
     redone: int  # steps that were done twice
-    generations: int  # worlds that it cost
-    load: float  # processes that wanted to run, in the minute before
+    generations: int  # worlds that it ended
+    load: float  # load average of the minute before
 
     @property
     def cost(self) -> float:
-        """What the target is about."""
+        """The seconds that the target limits."""
         if TARGETS.get(self.killed) == 0.0:
             return self.between if self.between > self.usual else 0.0
         return max(self.pause, self.resumed)
@@ -81,7 +81,7 @@ def standing(run: Run, after: float) -> float:
 
 
 def kill(run: Run, cox: subprocess.Popen[str], service: str) -> Recovery:
-    """One SIGKILL, and what came of it within AFTER further steps."""
+    """Sends one SIGKILL and measures the next AFTER steps."""
     top = max(step for _, step, _ in ends(run))
     pid = wait_until(lambda: find_service(cox, SERVICES[service]), service)
     at = time.time()

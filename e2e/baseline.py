@@ -1,4 +1,4 @@
-"""What a run on the cluster must equal: the same job on this machine's local cluster, undisturbed."""
+"""The baseline that a run on the cluster must equal: the same job by `cox run` without faults."""
 
 from __future__ import annotations
 

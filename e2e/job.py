@@ -108,7 +108,7 @@ class Job:
         return found
 
     def uids(self) -> set[str]:
-        """Of all its pods."""
+        """Uids of all its pods."""
         return {pod["metadata"]["uid"] for pod in self.pods()}
 
     def wait(self, *states: str, deadline: float = 240) -> str:
@@ -126,7 +126,7 @@ class Job:
         return "; ".join(f"{c['type']}={c['status']}: {c['message']}" for c in self.status().get("conditions", ()))
 
     def wait_for_step(self, step: int, deadline: float = 240) -> None:
-        """Until the checkpoint that makes `step` final is there."""
+        """Waits for the checkpoint that makes `step` final."""
 
         def reached() -> bool:
             assert self.state() not in ENDS, f"{self.name} is {self.state()} already: {self.words()}"
@@ -135,7 +135,7 @@ class Job:
         eventually(reached, f"step {step} of {self.name} is saved", deadline)
 
     def restarts(self) -> tuple[int, int]:
-        """Counted, ignored."""
+        """Restarts that were counted, and that were ignored."""
         found = self.status()["restarts"]
         return found["counted"], found["ignored"]
 
@@ -157,7 +157,7 @@ class Job:
         return digests(self._step_files())
 
     def generations(self) -> dict[int, int]:
-        """By saved step, the world that computed it."""
+        """The world of each saved step."""
         return {line["step"]: line["worldGeneration"] for line in _lines(self._step_files())}
 
     def _step_files(self) -> list[Path]:
@@ -165,7 +165,7 @@ class Job:
 
 
 def training(job: Job, **spec: object) -> None:
-    """Applies it; returns in mid-run: a checkpoint is there, and most steps are still to come."""
+    """Applies the job; returns when a checkpoint is there and most steps are still to come."""
     job.apply(small_objects(job.site, job.place, MOST_STEPS, **spec))
     job.wait_for_step(3, deadline=400)
 
@@ -178,7 +178,7 @@ def completed(job: Job, baseline: Digests, counted: int, ignored: int) -> None:
 
 
 def digests(files: Iterable[Path]) -> Digests:
-    """By step; of a step that was done again the last line is valid."""
+    """Digests by step; the last line of a repeated step is valid."""
     return {line["step"]: (line["stream_digest"], line["delivered_digest"]) for line in _lines(files)}
 
 

@@ -13,7 +13,7 @@ from e2e.provision import Site
 
 @contextmanager
 def only(site: Site, node: Node) -> Iterator[None]:
-    """Meanwhile new pods find no other node."""
+    """Keeps new pods off all other nodes within the block."""
     others = [other.name for other in site.cluster.nodes if other.name != node.name]
     site.kubectl("cordon", *others)
     try:
@@ -29,7 +29,7 @@ def drain(site: Site, node: Node) -> None:
 
 
 def give_back(site: Site, node: Node) -> None:
-    """Running, connected, Ready and open to pods, whatever was done to it."""
+    """Restores a node: running, connected, Ready and schedulable."""
     if not node.alive:
         node.start()
     node.connect()

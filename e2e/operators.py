@@ -17,7 +17,7 @@ class Operators:
     site: Site
 
     def lease(self) -> dict[str, Any]:
-        """Its spec."""
+        """The Lease's spec."""
         found: dict[str, Any] = json.loads(self._kubectl("get", "lease", LEASE, "-o", "json"))["spec"]
         return found
 

@@ -49,13 +49,13 @@ class Site:
         return run([binary("helm"), "--kubeconfig", self.cluster.kubeconfig, *arguments], deadline=600)
 
     def values(self) -> list[str]:
-        """What this site needs set: its images, by their own tags."""
+        """Helm values of this site: its images, by their tags."""
         images = {"operator": self.operator, "data": self.data, "train": self.train}
         tags = [f"image.{name}.tag={image.tag}" for name, image in images.items()]
         return ["image.registry=localhost", "image.train.repository=coxswain-train-slim", *tags]
 
     def install(self, *settings: str) -> None:
-        """By Helm, as docs/install.md says; returns when both operators are ready."""
+        """Installs by Helm, as docs/install.md says; returns when both operators are ready."""
         flags = [part for value in (*self.values(), *settings) for part in ("--set", value)]
         self.helm(
             "upgrade",
@@ -90,7 +90,7 @@ def provision(cluster: Cluster) -> Site:
 
 
 def load(cluster: Cluster, images: Images, image: Image) -> None:
-    """Into every node that has not got it."""
+    """Loads the image into every node that lacks it."""
     for node in cluster.nodes:
         if image.reference not in node.ctr("images", "ls", "-q").split():
             node.load_image(images.archive(image))

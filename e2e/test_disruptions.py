@@ -1,4 +1,4 @@
-"""A job loses pods, memory and its size in mid-run: it reaches the steps of an undisturbed run, and its events say so."""
+"""A job that loses pods or memory or is scaled has the baseline's steps and records the events."""
 
 from __future__ import annotations
 

@@ -41,19 +41,19 @@ class System(Protocol):
 
     @property
     def processes(self) -> list[Child]:
-        """Those that run now."""
+        """Its running processes."""
         ...
 
     def prepare(self) -> None:
-        """What it needs in the cluster, once."""
+        """Installs its needs in the cluster, once."""
         ...
 
     def start(self) -> None:
-        """Returns once it acts."""
+        """Starts it; returns once it reconciles."""
         ...
 
     def kill(self) -> None:
-        """SIGKILL of what runs."""
+        """Sends SIGKILL to its processes."""
         ...
 
     async def submit(self, at: Scene, names: list[str], trainers: int) -> None: ...

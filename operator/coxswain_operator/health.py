@@ -43,7 +43,7 @@ class HealthStatus:
 
     @property
     def text(self) -> str:
-        """All of it, for people."""
+        """All measurements, for people."""
         lease = (
             f"the Lease was renewed {self.unrenewed:.1f} s ago" if self.unrenewed else "this operator is not the leader"
         )

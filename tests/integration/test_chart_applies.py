@@ -54,7 +54,7 @@ ALL_VALUES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ApiServer]:
-    """One of our own: Helm wants to be the first to bring the kinds."""
+    """A server of its own: Helm must be the first to install the kinds."""
     with ApiServer() as api:
         for name in (NAMESPACE, "team-a", "elsewhere"):
             strict = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -90,7 +90,7 @@ def upgrade(api: ApiServer, values: dict[str, Any]) -> str:
 
 
 def living(api: ApiServer, manifests: list[Manifest]) -> set[tuple[str, str]]:
-    """Which of them exist."""
+    """Those of them that exist."""
     return {(m["kind"], m["metadata"]["name"]) for m in manifests if api.http.get(path_of(m)).status_code == 200}
 
 

@@ -8,6 +8,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_stray_event_loop(request):
-    """looptime asks for the current loop in synchronous tests too, and the policy would make one that nobody closes."""
+    """looptime asks for the current loop in synchronous tests too, and the policy would make one that stays open."""
     if not inspect.iscoroutinefunction(getattr(request, "function", None)):
         asyncio.set_event_loop(None)

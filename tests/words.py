@@ -238,6 +238,7 @@ OUTSIDE = re.compile(r"(?<!docs/)\bdesign 0\d\b|\breference [a-z-]+ \d|\bfinding
 ALLOWED = {
     ("runtime/coxswain_data/formats/ranges.py", "tell"): "the method of a Python file",
     ("runtime/coxswain_link/flight.py", "Ticket"): "Arrow Flight's",
+    ("runtime/coxswain_link/store_faults.py", "NoBucket"): "the reason that is stored and sent",
     ("charts/coxswain/files/alerts.yaml", "nobody"): "the name of an alert, which people silence by it",
     ("docs/operations.md", "nobody"): "the paragraph of that alert",
 }

@@ -74,7 +74,7 @@ def _path(variable: str) -> Path | None:
     return Path(value) if value else None
 
 
-def die_with_parent() -> None:
+def end_with_parent() -> None:
     """Asks the kernel to kill this process when its parent ends.
 
     The signal follows the thread that spawned this process: parents spawn from their main thread.
@@ -108,7 +108,7 @@ def run_service(main: Callable[[Environment], int]) -> int:
     """
     _set_up_logging()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks on demand, for stalls
-    die_with_parent()
+    end_with_parent()
     signal.signal(signal.SIGTERM, _terminate)
     termination_log = _path(names.ENV_TERMINATION_LOG)
     try:

@@ -88,7 +88,7 @@ def _receive(pipe: Connection, rank: int) -> tuple[bool, Any]:
     try:
         ok, value = pipe.recv()
     except EOFError:
-        return False, f"rank {rank}'s process died"
+        return False, f"rank {rank}'s process exited"
     return ok, value
 
 
@@ -96,10 +96,10 @@ def _serve(pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from coxswain_link.environment import die_with_parent
+    from coxswain_link.environment import end_with_parent
     from coxswain_train.parallel.process_groups import ProcessGroups, leave_world
 
-    die_with_parent()
+    end_with_parent()
     torch.set_num_threads(1)
     while True:
         store, rank, ranks, fn, args = pipe.recv()

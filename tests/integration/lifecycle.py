@@ -4,7 +4,7 @@
     suspended, scaled, resumed, restarted as a whole, completed
 
 A chapter acts once and is over when it `holds`; `Stage.tick` is what kubelets and coordinator do by themselves meanwhile.
-`Performance` takes a stage through all chapters. Whoever disturbs the operator wants to see the same end: `Stage.result`.
+`Performance` takes a stage through all chapters. A test that disturbs the operator compares the end: `Stage.result`.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ class Chapter:
 
 def _apply(stage: Stage) -> None:
     stage.coordinator.job_report = report("Running", 10)
-    everyone_anew = {"name": "poison", "onExitCodes": {"operator": "In", "values": [7]}, "action": "RestartJob"}
+    restart_job = {"name": "poison", "onExitCodes": {"operator": "In", "values": [7]}, "action": "RestartJob"}
     apply_all(
         stage.api, stage.namespace,
-        trainers={"count": 2, "minCount": 1, "maxCount": 4}, failurePolicy={"maxRestarts": 3, "rules": [everyone_anew]},
+        trainers={"count": 2, "minCount": 1, "maxCount": 4}, failurePolicy={"maxRestarts": 3, "rules": [restart_job]},
     )  # fmt: skip
 
 

@@ -113,7 +113,7 @@ class Kubelet:
     def end(self, name: str, code: int, message: str = "", disrupted: bool = False) -> None:
         role = next(p for p in self.pods() if p["metadata"]["name"] == name)["metadata"]["labels"]["coxswain.dev/role"]
         ended = {"exitCode": code, "reason": "Error" if code else "Completed", "message": message}
-        # A second ahead: times are whole seconds, and whoever ends now did not end before its coordinator was created.
+        # A second ahead: times are whole seconds, and a pod that ends now did not end before its coordinator was created.
         ended["finishedAt"] = ended["startedAt"] = stamp(time.time() + 1)
         container = {"name": role, "image": "", "imageID": "", "ready": False, "restartCount": 0}
         self.say(
@@ -129,7 +129,7 @@ class Kubelet:
         assert self._api.http.delete(f"{self._path}/{name}").is_success
 
     def let_go(self, name: str) -> None:
-        """Ends a deletion that was only begun: so a pod is left when whoever asked breaks off between the server's two writes."""
+        """Ends a deletion that was only begun: a client that exits between the server's two writes leaves such a pod."""
         now = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
         answer = self._api.http.request("DELETE", f"{self._path}/{name}", json=now)
         assert answer.is_success or answer.status_code == 404, answer.text

@@ -1,4 +1,4 @@
-"""The operator as a process, and a coordinator that it can reach: what tests of whole lives from outside share."""
+"""The operator as a process, and a coordinator that it can reach: shared by the tests of whole lifecycles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def operator(kubeconfig: Path, log: Path, *options: str) -> Child:
 
 
 def holder(api: ApiServer, namespace: str) -> str:
-    """Who leads; empty: nobody."""
+    """The Lease's holder; empty: there is none."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/coxswain-operator"
     return str(api.http.get(path).json().get("spec", {}).get("holderIdentity") or "")
 

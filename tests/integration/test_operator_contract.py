@@ -20,7 +20,7 @@ from tests.integration.operator_parts import a_job, config_map, connected, new_n
 
 @pytest.fixture(params=["local", "kubernetes"])
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Any, str]]:
-    """A cluster, and a namespace of it that nobody else uses."""
+    """A cluster, and an unused namespace of it."""
     if request.param == "local":
         async with LocalCluster(tmp_path) as local:
             yield local, "default"

@@ -1,4 +1,4 @@
-"""The operator dies before and after any write of a job's whole life: the same end, and nothing is made twice."""
+"""The operator crashes before and after any write of a job's lifecycle: the end is the same, and nothing is created twice."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from tests.integration.apiserver import ApiServer
 from tests.integration.lifecycle import Performance, Stage
 from tests.integration.sidebyside import Outcome, all_lived
 
-LIVES = 12  # each dies at every LIVES-th point, so that all of them together die at each
-DRAWN = 9  # more lives, which die at points that a generator drew
+RUNS = 12  # each crashes at every RUNS-th point, so that together they crash at each
+DRAWN = 9  # more runs, which crash at points that a generator drew
 DEATHS = 12  # of a life at most, but for those that deaths bring; at least half of them
-POINTS = LIVES * DEATHS  # a life without deaths has some 110, and every death brings a write more
-CRASHES = 200  # of all lives together, at least
+POINTS = RUNS * DEATHS  # a run without crashes has some 110, and every crash adds a write
+CRASHES = 200  # of all runs together, at least
 AT_ONCE = 7
 PAUSE = 0.02  # seconds between two looks where there was nothing to do
 
 
 @dataclass
 class Fate:
-    """When operators die. Point 2n is before write n, point 2n + 1 after it, when the answer is never read."""
+    """Where operators crash. Point 2n is before write n, point 2n + 1 after it, when the answer is never read."""
 
     points: frozenset[int] = frozenset()
     writes: int = 0
-    died: list[int] = field(default_factory=list)
+    crashed: list[int] = field(default_factory=list)
 
 
 class Mortal(Connection):
-    """A connection whose process dies at the points of its fate: from then on no call returns."""
+    """A connection whose process crashes at the points of its fate: from then on no call returns."""
 
     def __init__(self, access: Any, fate: Fate) -> None:
         super().__init__(access)
@@ -52,19 +52,19 @@ class Mortal(Connection):
         if method == "GET":
             return await super().send(method, path, *arguments, **options)
         write, self._fate.writes = self._fate.writes, self._fate.writes + 1
-        await self._die_at(2 * write)
+        await self._crash_at(2 * write)
         answer = await super().send(method, path, *arguments, **options)
-        await self._die_at(2 * write + 1)
+        await self._crash_at(2 * write + 1)
         return answer
 
     async def _unless_dead(self, method: str, path: str, *arguments: Any, **options: Any) -> bytes:
         if self.dead.is_set():
-            raise Retryable("nobody is there to write it")
+            raise Retryable("the process has crashed; its write is lost")
         return await super().send(method, path, *arguments, **options)
 
-    async def _die_at(self, point: int) -> None:
+    async def _crash_at(self, point: int) -> None:
         if point in self._fate.points and not self.dead.is_set():
-            self._fate.died.append(point)
+            self._fate.crashed.append(point)
             self.dead.set()
         if self.dead.is_set():
             await asyncio.Event().wait()
@@ -103,41 +103,41 @@ async def one_pass(controller: Controller, namespace: str) -> None:
 
 
 def every(start: int) -> frozenset[int]:
-    return frozenset(range(start, POINTS, LIVES))
+    return frozenset(range(start, POINTS, RUNS))
 
 
 def drawn(seed: int) -> frozenset[int]:
     return frozenset(random.Random(seed).sample(range(POINTS), DEATHS))
 
 
-FATES = {f"every-{n}": every(n) for n in range(LIVES)} | {f"drawn-{seed}": drawn(seed) for seed in range(DRAWN)}
+FATES = {f"every-{n}": every(n) for n in range(RUNS)} | {f"drawn-{seed}": drawn(seed) for seed in range(DRAWN)}
 
 
 @pytest.fixture(scope="module")
 def fates() -> dict[str, Fate]:
-    return {"undisturbed": Fate(), **{name: Fate(points) for name, points in FATES.items()}}
+    return {"baseline": Fate(), **{name: Fate(points) for name, points in FATES.items()}}
 
 
 @pytest.fixture(scope="module")
 def outcomes(api: ApiServer, fates: dict[str, Fate]) -> dict[str, Outcome]:
-    """All lives, and one in which nobody dies."""
-    lives = {name: partial(lived, fate=fate) for name, fate in fates.items()}
-    return asyncio.run(all_lived(api, lives, AT_ONCE))
+    """All runs, and one without a crash."""
+    runs = {name: partial(lived, fate=fate) for name, fate in fates.items()}
+    return asyncio.run(all_lived(api, runs, AT_ONCE))
 
 
-@pytest.mark.timeout(300)  # whoever comes first waits for all
+@pytest.mark.timeout(300)  # the first test waits for all runs
 @pytest.mark.parametrize("name", FATES)
-def test_operators_that_die_at_any_write_reach_the_same_end_and_make_nothing_twice(
+def test_operators_that_crash_at_any_write_reach_the_same_end_and_create_nothing_twice(
     outcomes: dict[str, Outcome], fates: dict[str, Fate], name: str
 ) -> None:
-    outcome, baseline = outcomes[name], outcomes["undisturbed"]
+    outcome, baseline = outcomes[name], outcomes["baseline"]
     assert outcome.error is None
-    assert len(fates[name].died) >= DEATHS // 2
+    assert len(fates[name].crashed) >= DEATHS // 2
     assert outcome.created - baseline.created == Counter()  # one less: replaced before it was made
     assert outcome.result == baseline.result
 
 
 @pytest.mark.timeout(300)
-def test_they_died_two_hundred_times(outcomes: dict[str, Outcome], fates: dict[str, Fate]) -> None:
-    assert outcomes["undisturbed"].error is None
-    assert sum(len(fate.died) for fate in fates.values()) >= CRASHES
+def test_they_crash_at_least_two_hundred_times(outcomes: dict[str, Outcome], fates: dict[str, Fate]) -> None:
+    assert outcomes["baseline"].error is None
+    assert sum(len(fate.crashed) for fate in fates.values()) >= CRASHES

@@ -91,7 +91,7 @@ async def test_long_lists_are_read_in_pages() -> None:
         assert [p.name for p in await cluster.pod_views("n", "j")] == ["a", "b"]
 
 
-async def test_a_watch_that_is_too_far_behind_is_followed_by_a_list_that_tells_what_was_missed() -> None:
+async def test_a_watch_that_is_too_far_behind_is_followed_by_a_list_with_what_was_missed() -> None:
     lists = 0
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -186,7 +186,7 @@ def test_lease_times_that_leave_no_margin_are_refused() -> None:
 def _powerless(api: ApiServer, namespace: str) -> str:
     """The token of a service account without any right."""
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-    assert api.http.post(path, json={"metadata": {"name": "nobody"}}).is_success
-    answer = api.http.post(f"{path}/nobody/token", json={"spec": {"audiences": [], "expirationSeconds": 600}})
+    assert api.http.post(path, json={"metadata": {"name": "unused"}}).is_success
+    answer = api.http.post(f"{path}/unused/token", json={"spec": {"audiences": [], "expirationSeconds": 600}})
     assert answer.is_success, answer.text
     return str(answer.json()["status"]["token"])

@@ -1,4 +1,4 @@
-"""A job's whole life behind a server that fails in every way: the end of an undisturbed one, and nothing made twice."""
+"""A job's lifecycle behind a server that fails in every way: the baseline's end, and nothing created twice."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def outcomes(api: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 async def _outcomes(api: ApiServer, folder: Path) -> dict[str, Outcome]:
     async with FaultProxy(api, folder) as proxy:
-        plans = {"undisturbed": None, **PLANS}
-        lives = {name: partial(lived, proxy, plan, silence_of(name)) for name, plan in plans.items()}
-        return await all_lived(api, lives, AT_ONCE)
+        plans = {"baseline": None, **PLANS}
+        runs = {name: partial(lived, proxy, plan, silence_of(name)) for name, plan in plans.items()}
+        return await all_lived(api, runs, AT_ONCE)
 
 
 def silence_of(name: str) -> float:
@@ -95,10 +95,10 @@ def silence_of(name: str) -> float:
     return SHORT if "silent" in name or "drawn" in name else CALM
 
 
-@pytest.mark.timeout(900)  # whoever comes first waits for all
+@pytest.mark.timeout(900)  # the first test waits for all runs
 @pytest.mark.parametrize("name", PLANS)
 def test_a_faulty_server_changes_neither_the_end_nor_what_is_made(outcomes: dict[str, Outcome], name: str) -> None:
-    outcome, baseline = outcomes[name], outcomes["undisturbed"]
+    outcome, baseline = outcomes[name], outcomes["baseline"]
     assert outcome.error is None
     assert outcome.created - baseline.created == Counter()
     assert outcome.result == baseline.result

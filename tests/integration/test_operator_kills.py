@@ -34,8 +34,8 @@ class SlowStartBatch:
         return operator(self._api.kubeconfig, self._folder / f"operator-{number}.log", *options)
 
     def kill_leader(self) -> None:
-        """At a random moment of the next second; nothing happens before somebody leads."""
-        self._standing[0].wait_until(self._somebody_leads, deadline=60)
+        """At a random moment of the next second; not before an operator holds the Lease."""
+        self._standing[0].wait_until(self._lease_is_held, deadline=60)
         time.sleep(self._random.uniform(0, 1))  # the moment is what is drawn here
         leader = self._leaders()[0]
         leader.process.kill()
@@ -44,7 +44,7 @@ class SlowStartBatch:
         self.kills += 1
         self._standing = [c for c in self._standing if c is not leader] + [self._start(self.kills + 1)]
 
-    def _somebody_leads(self) -> bool:
+    def _lease_is_held(self) -> bool:
         return bool(self._leaders())
 
     def _leaders(self) -> list[Child]:

@@ -1,4 +1,4 @@
-"""`python -m coxswain_operator` as a process: reconciles, takes over, gives up, and tells how it is."""
+"""`python -m coxswain_operator` as a process: reconciles, takes over, gives up, and reports its health."""
 
 from __future__ import annotations
 

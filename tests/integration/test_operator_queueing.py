@@ -106,7 +106,7 @@ async def test_a_job_that_waits_in_a_queue_is_suspended_though_its_pods_are_kept
 async def test_a_job_that_is_deleted_in_its_queue_leaves_no_pods_behind(api: ApiServer) -> None:
     async with queued(api) as (namespace, kueue):
         assert api.http.delete(api.path("trainingjobs", "demo", namespace=namespace)).is_success
-        for name in kueue.pods.names():  # nobody collects garbage on this server
+        for name in kueue.pods.names():  # this server has no garbage collector
             kueue.pods.remove(name)
         await until(lambda: not kueue.stands())
         kueue.let_go()

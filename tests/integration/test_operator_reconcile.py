@@ -1,4 +1,4 @@
-"""A TrainingJob's life on a real API server: what kubectl would show, who owns the status, and crashes at any write."""
+"""A TrainingJob's lifecycle on a real API server: what kubectl shows, which manager owns the status, and crashes at any write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Crash(BaseException):
 
 
 class Mortal:
-    """A cluster whose user dies before its `last`-th write."""
+    """A cluster whose client crashes before its `last`-th write."""
 
     def __init__(self, cluster: KubernetesCluster, last: int) -> None:
         self._cluster, self._left = cluster, last

@@ -1,4 +1,4 @@
-"""The operator lives a job's whole life with the chart's own roles: nothing is denied it, and nothing is granted in vain."""
+"""The operator runs a job's lifecycle with the chart's roles: nothing is denied, and nothing is granted in vain."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.binaries("helm")
 
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:coxswain"
 Right = tuple[str, str, str]  # group, resource, verb
-# Granted, and of no use in an undisturbed life. Whatever else is unused should not be granted.
+# Granted, and unused in the baseline. Anything else that is unused should not be granted.
 SPARE: dict[Right, str] = {
     **{("", "nodes", verb): "a failure rule that names node conditions" for verb in ("get", "list", "watch")},
     ("", "secrets", "get"): "an operator that did not make the token itself",
     ("coxswain.dev", "datasources/status", "patch"): "a coordinator that reports about sources",
-    ("", "services", "delete"): "a child made anew because what it says has changed",
-    ("networking.k8s.io", "networkpolicies", "delete"): "a child made anew because what it says has changed",
+    ("", "services", "delete"): "a child is created again because its content has changed",
+    ("networking.k8s.io", "networkpolicies", "delete"): "a child is created again because its content has changed",
     ("", "pods", "patch"): "a job in a queue of Kueue's",
     ("kueue.x-k8s.io", "workloads", "delete"): "a job in a queue of Kueue's",
     **{
@@ -34,7 +34,7 @@ SPARE: dict[Right, str] = {
     },
     ("events.k8s.io", "events", "patch"): "an event that is counted up",
 }
-LISTED = "list"  # whoever may list a kind learns nothing more by getting one object
+LISTED = "list"  # the right to list a kind includes what get would show
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope="session")
 def baseline(tmp_path_factory, corpus):
     """One replica, one loader, from the first step to the last."""
-    return shared_run(tmp_path_factory, "undisturbed", corpus, trainers=1)
+    return shared_run(tmp_path_factory, "baseline", corpus, trainers=1)
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,7 @@ def calm(tmp_path_factory, corpus):
 
 
 def shared_run(factory, name, corpus, trainers) -> Run:
-    """At its end, with what it has written: whoever made it has heard what it printed."""
+    """An ended run with its files. Its output stays with the worker that made it."""
 
     def objects(folder):
         return job_objects(corpus, f"file://{folder}/checkpoints", trainers=trainers)

@@ -200,7 +200,7 @@ def _children(pid: int) -> list[int]:
 
 
 def find_service(cox: subprocess.Popen[str], module: str) -> int | None:
-    """A process of `python -m module` below this cox; None while there is none. Workers are forks of the mold, under its name."""
+    """A process of `python -m module` below this cox, if there is one. Workers run under the name of their fork server."""
     found = []
     for pid in descendants(cox.pid):
         if module.encode() in _read(pid, "cmdline").split(b"\0"):

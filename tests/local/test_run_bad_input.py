@@ -55,7 +55,7 @@ def test_a_file_that_is_no_job_is_refused(tmp_path, objects, content, words):
     assert refused(run, words) == 2
 
 
-def test_several_faults_are_told_at_once(tmp_path, objects):
+def test_several_faults_are_reported_at_once(tmp_path, objects):
     job = objects[-1]["spec"]
     job["tainers"] = {"count": 3}
     job["stop"] = {"steps": 10, "tokens": 5}

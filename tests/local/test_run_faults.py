@@ -1,4 +1,4 @@
-"""SIGKILL of a service amid training. The run ends Succeeded with the undisturbed digests and leaves nothing.
+"""SIGKILL of a service amid training. The run ends Succeeded with the baseline's digests and leaves nothing.
 
 `test_run_crash_points.py` kills coordinators, workers and fork servers between two writes of a checkpoint.
 """

@@ -26,7 +26,7 @@ LONGEST_PAUSE = 20.0
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory, corpus):
-    """The undisturbed run of so many trainers: only equal shapes sum in the same order."""
+    """The baseline with so many trainers: only equal shapes sum in the same order."""
     known: dict[int, Run] = {}
 
     def of(trainers: int) -> Run:

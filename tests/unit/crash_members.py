@@ -43,7 +43,7 @@ class Member:
     ends: list[int] = field(default_factory=list)
 
     @property
-    def lives_in(self) -> int:
+    def running_generation(self) -> int:
         """The world of which all workers run."""
         return self.generation if self.devices and not self.ends else 0
 
@@ -84,7 +84,7 @@ class Members:
         while True:
             try:
                 me = wire.Register(
-                    member.role, member.name, pod, instance, "127.0.0.1", 7, member.devices, member.lives_in
+                    member.role, member.name, pod, instance, "127.0.0.1", 7, member.devices, member.running_generation
                 )
                 await self._client.post("/v1/register", me, wire.Registered)
                 if member.role == "loader":
@@ -112,8 +112,8 @@ class Members:
                 await _cancel(helpers)
                 mail, feed = Outbox(self._client, world.generation), Feed(self._client, world)
                 mine = {s.replica for s in world.seats if s.device.trainer == index}
-                tell = partial(_deliver, mail, mine)
-                helpers = [asyncio.create_task(mail.run()), asyncio.create_task(feed.run(tell))]
+                deliver = partial(_deliver, mail, mine)
+                helpers = [asyncio.create_task(mail.run()), asyncio.create_task(feed.run(deliver))]
         finally:
             await _cancel(helpers)
 

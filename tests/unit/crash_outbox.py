@@ -62,7 +62,7 @@ class Feed:
         self._client, self._generation, self._next = client, world.generation, world.first_step
         self.plans: dict[int, wire.StepPlan] = {}
 
-    async def run(self, tell: Callable[[wire.StepPlan], None] = lambda _: None) -> None:
+    async def run(self, deliver: Callable[[wire.StepPlan], None] = lambda _: None) -> None:
         while True:
             try:
                 query = {"from": self._next, "wait": POLL}
@@ -75,4 +75,4 @@ class Feed:
             for plan in found.plans if found else ():
                 self.plans[plan.step] = plan
                 self._next = plan.step + 1
-                tell(plan)
+                deliver(plan)

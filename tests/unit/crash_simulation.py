@@ -156,7 +156,7 @@ class Simulation:
         self.fate = Fate(crashes, self._outage)
         self.store = store_of(job)
         self.life: Incarnation | None = None
-        self.lives = self.rounds = 0
+        self.starts = self.rounds = 0
         self._client = LeaderClient(self)
         self.members = Members(job, self._client, self._store_of)
 
@@ -193,8 +193,8 @@ class Simulation:
     async def _lead(self) -> bool:
         """Runs one coordinator; returns whether it reached the job's end."""
         self.members.begin()
-        self.lives += 1
-        self.life = Incarnation(self.job, self.folder, self._store_of, self.fate, self.lives)
+        self.starts += 1
+        self.life = Incarnation(self.job, self.folder, self._store_of, self.fate, self.starts)
         work = self.life.work
         await asyncio.wait({work})
         if work.cancelled() or isinstance(work.exception(), Killed):

@@ -1,6 +1,6 @@
 """A worker as a task: its state depends on every token; it saves shards and sums with its peers.
 
-It goes on without a coordinator, outlives it, and tells the next one again, as the real one does.
+It continues without a coordinator and repeats its messages to the next one, as the real one does.
 """
 
 from __future__ import annotations

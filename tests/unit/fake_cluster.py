@@ -1,4 +1,4 @@
-"""A small world for reconcile's tests: a cluster in memory whose pods live and die as the test says, and a coordinator's word."""
+"""A cluster in memory for reconcile's tests: its pods start and fail as the test says, and so does a coordinator's report."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ class FakeCluster:
         node["status"] = {"conditions": [{"type": "Ready", "status": ready}]}
 
     def lost(self, pod: Manifest) -> bool:
-        """Nobody on its node would notice that it is being deleted."""
+        """No kubelet acts on its deletion."""
         node = self.objects.get(("Node", pod["spec"].get("nodeName", "")))
         return node is not None and conditions(node) != {("Ready", "True")}
 

@@ -17,7 +17,7 @@ def ring_slices(length: int, members: tuple[int, ...]) -> list[tuple[int, int, i
     quota = [length // degree + (i < length % degree) for i in range(degree)]
     owners = [(i, "head") for i in range(degree) for _ in range(quota[i] - quota[i] // 2)]
     owners += [(i, "tail") for i in reversed(range(degree)) for _ in range(quota[i] // 2)]
-    runs = [(who, [token for token, _ in run]) for who, run in groupby(enumerate(owners), key=lambda pair: pair[1])]
+    runs = [(owner, [token for token, _ in run]) for owner, run in groupby(enumerate(owners), key=lambda pair: pair[1])]
     return [(members[i], run[0], run[-1] + 1) for (i, _), run in sorted(runs)]
 
 

@@ -14,7 +14,7 @@ BACK = -900.0  # the world of these tests begins 1000 s after 1970
 
 
 class Machine:
-    """A clock that somebody sets, and time itself."""
+    """A wall clock that the test sets, and elapsed time."""
 
     def __init__(self) -> None:
         self.wall, self.passed = 1e9, 500.0

@@ -129,7 +129,7 @@ def test_an_outage_at_any_write_costs_what_no_checkpoint_holds(tmp_path, calm, m
 def test_a_worker_that_is_killed_at_any_write_costs_a_generation(tmp_path, calm, moment):
     for n in points(calm[0], "worker"):
         simulation, end = play(tmp_path / str(n), {n: Crash(moment)})
-        assert (simulation.fate.struck, simulation.lives) == ([n], 1)
+        assert (simulation.fate.struck, simulation.starts) == ([n], 1)
         assert end == calm[1], calm[0].fate.writes[n]
 
 

@@ -19,7 +19,7 @@ from tests.unit.coordinator_fakes import TOKEN, cluster, make_job, make_source
 
 
 async def baseline(tmp_path) -> list[tuple[str, str]]:
-    async with cluster(make_job(tmp_path / "undisturbed"), tmp_path / "undisturbed") as c:
+    async with cluster(make_job(tmp_path / "baseline"), tmp_path / "baseline") as c:
         await c.play()
         return digests(c)
 

@@ -104,7 +104,7 @@ def test_a_complete_corpus_is_left_alone(program: ModuleType, corpus: Path, monk
     assert program.main(["--output", str(corpus)]) == 0
 
 
-def test_a_corpus_of_another_python_is_made_anew(
+def test_a_corpus_of_another_python_is_made_again(
     program: ModuleType, library: Path, corpus: Path, tmp_path: Path
 ) -> None:
     old = tmp_path / "corpus"

@@ -1,4 +1,4 @@
-"""docs/failures.md is what `python -m tests.local.failures` writes: it may not fall behind them, nor tell of this machine."""
+"""docs/failures.md is what `python -m tests.local.failures` writes: it is current and names nothing of one machine."""
 
 from __future__ import annotations
 

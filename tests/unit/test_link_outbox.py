@@ -90,7 +90,7 @@ def test_a_new_coordinator_gets_every_message_that_no_checkpoint_covers(client, 
         box.put("/v1/reports", step, step)
     box.flush(20)
     client.coordinator = "two"
-    until(lambda: [body for who, body in client.got if who == "two"] == [2, 3])
+    until(lambda: [body for receiver, body in client.got if receiver == "two"] == [2, 3])
 
 
 def test_an_outbox_without_messages_sends_heartbeats(client, box):

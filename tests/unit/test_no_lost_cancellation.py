@@ -1,4 +1,4 @@
-"""Who is told to leave leaves, whatever happens at the same moment."""
+"""A cancelled task ends, even when its event arrives in the same moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coxswain_operator.workqueue import RequeueDelay, WorkQueue
 ROOT = Path(__file__).parents[2]
 
 
-async def test_a_queue_can_be_left_at_the_moment_at_which_somebody_rings() -> None:
+async def test_a_queue_closes_at_the_moment_at_which_a_key_is_added() -> None:
     turns = 0
 
     async def turn(_: tuple[str, str]) -> RequeueDelay:
@@ -28,7 +28,7 @@ async def test_a_queue_can_be_left_at_the_moment_at_which_somebody_rings() -> No
             queue.add(("lab", "demo"))  # and leaves before the queue has heard it
 
 
-def test_nobody_waits_by_wait_for() -> None:
+def test_no_module_uses_wait_for() -> None:
     """In Python 3.11 it loses a cancellation that comes together with what was waited for; asyncio.timeout does not."""
     files = [f for part in ("core", "operator", "runtime", "cli") for f in (ROOT / part).rglob("*.py")]
     assert len(files) > 100

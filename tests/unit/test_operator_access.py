@@ -16,8 +16,8 @@ def account(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def nobody_at_home(tmp_path, monkeypatch):
-    """No kubeconfig of whoever runs the tests."""
+def no_kubeconfig(tmp_path, monkeypatch):
+    """The home of the user that runs the tests holds no kubeconfig."""
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
 
 

@@ -19,7 +19,7 @@ from tests.unit.fake_cluster import (
     report_text,
     training_job,
 )
-from tests.unit.test_reconcile_lifecycle import ANEW, passes, running
+from tests.unit.test_reconcile_lifecycle import RESTART_JOB, passes, running
 
 FATAL = {"name": "fatal", "action": "Fail", "onExitCodes": {"operator": "In", "values": [9]}}
 
@@ -146,7 +146,7 @@ async def restarted(world: FakeCluster) -> None:
     world.end(world.pod("trainer-0") or {}, 7)
 
 
-async def stranded(world: FakeCluster) -> None:
+async def on_a_lost_node(world: FakeCluster) -> None:
     pod = world.pod("trainer-0") or {}
     world.set_node(pod["spec"]["nodeName"], "Unknown")
     pod["metadata"]["deletionTimestamp"] = "1970-01-01T00:00:00Z"
@@ -169,11 +169,11 @@ async def reconfigured(world: FakeCluster) -> None:
 
 @pytest.mark.parametrize(
     ("scene", "kind"),
-    [(s, "Pod") for s in (suspended, failed, replaced, restarted, stranded, outlived)]
+    [(s, "Pod") for s in (suspended, failed, replaced, restarted, on_a_lost_node, outlived)]
     + [(expired, "TrainingJob"), (reconfigured, "ConfigMap")],
 )
 async def test_every_deletion_names_the_uid_that_was_observed(scene: Any, kind: str) -> None:
-    world = await running(failurePolicy={"rules": [ANEW, FATAL]}, ttlSecondsAfterFinished=100)
+    world = await running(failurePolicy={"rules": [RESTART_JOB, FATAL]}, ttlSecondsAfterFinished=100)
     await scene(world)
     observed = {(k, name): o["metadata"]["uid"] for (k, name), o in world.objects.items()}
     deletes = await one_pass(world)
@@ -208,7 +208,7 @@ async def test_a_pod_that_vanished_leaves_its_number_to_no_other() -> None:
 
 async def test_a_pod_that_vanished_before_its_number_was_seen_keeps_it_and_every_later_one_gets_another() -> None:
     world = await running()
-    world.edit("TrainingJob", "demo", failurePolicy={"rules": [ANEW]})
+    world.edit("TrainingJob", "demo", failurePolicy={"rules": [RESTART_JOB]})
     world.vanish(world.pod("trainer-1") or {})
     await passes(world, 2)
     world.end(world.pod("trainer-0") or {}, 7)

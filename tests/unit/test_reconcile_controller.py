@@ -43,7 +43,7 @@ def alone(world: FakeCluster, poll: float = 1.0) -> Coroutine[Any, Any, Manifest
 
 
 class Kubelet:
-    """Starts pods, and tells the watchers as `delivery` says: 0 loses the event, 1 delivers it, 3 delivers it three times."""
+    """Starts pods, and sends watch events as `delivery` says: 0 loses the event, 1 delivers it, 3 delivers it three times."""
 
     def __init__(self, world: FakeCluster, delivery: list[int]) -> None:
         self._world, self._delivery = world, delivery

@@ -120,7 +120,7 @@ async def test_a_pod_whose_image_cannot_be_pulled_is_reported_and_replaced_after
     assert world.job["status"]["restarts"]["counted"] == 0
     world.tick(900)
     await passes(world)
-    assert world.job["status"]["restarts"]["counted"] == 4  # nobody started in time
+    assert world.job["status"]["restarts"]["counted"] == 4  # no pod started in time
 
 
 async def test_a_pod_whose_volumes_cannot_be_mounted_is_reported_with_what_it_mounts() -> None:
@@ -133,8 +133,8 @@ async def test_a_pod_whose_volumes_cannot_be_mounted_is_reported_with_what_it_mo
     assert "NotPrepared" not in world.condition("PodsReady")["message"]
     world.tick(30)
     await passes(world)
-    told = world.condition("PodsReady")["message"]
-    assert "trainer-0: NotPrepared: its node could not mount its volumes for 30 s: is there Secret s3-keys?" in told
+    message = world.condition("PodsReady")["message"]
+    assert "trainer-0: NotPrepared: its node could not mount its volumes for 30 s: is there Secret s3-keys?" in message
     assert world.job["status"]["restarts"]["counted"] == 0
 
 

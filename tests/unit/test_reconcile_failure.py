@@ -22,7 +22,7 @@ def rule(action: str = "Fail", **selectors: Any) -> Rule:
 
 def loss(code: int | None = 1, reason: str = "Error", disrupted: bool = False, **pod: Any) -> MemberFailure:
     view = PodView("demo-trainer-2-0", "u", "trainer", 2, 0, phase="Failed", exit_code=code, reason=reason, **pod)
-    return MemberFailure("trainer-2", reason, "trainer-2: it died", disrupted, code, view)
+    return MemberFailure("trainer-2", reason, "trainer-2: it failed", disrupted, code, view)
 
 
 IN_2 = {"onExitCodes": {"operator": "In", "values": [2, 3]}}
@@ -140,11 +140,11 @@ async def test_a_users_fault_is_reported_with_the_coordinators_message() -> None
     world = await running()
     fault = Fault("EmptySource", "source code has no documents")
     world.report_now = report("Failed", 0, fault=fault)
-    world.end(world.pod("loader-0"), 2)  # told to leave; says nothing itself
+    world.end(world.pod("loader-0"), 2)  # asked to leave; its termination message is empty
     await passes(world, 2)
     assert world.state == "Running"  # not Restarting: nothing will be
-    told = (JobEvent(1, 1.0, "IndexingStarted", "1 shares"),)
-    world.end(world.pod("coordinator"), 2, report_text("Failed", fault=fault, events=told))
+    events = (JobEvent(1, 1.0, "IndexingStarted", "1 shares"),)
+    world.end(world.pod("coordinator"), 2, report_text("Failed", fault=fault, events=events))
     await passes(world)
     assert world.condition("Succeeded")["message"] == "EmptySource: source code has no documents"
     assert [h.reason for h in world.events][-2:] == ["IndexingStarted", "Failed"]

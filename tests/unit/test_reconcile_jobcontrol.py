@@ -113,7 +113,7 @@ async def test_a_whole_job_is_followed_by_a_call_that_waits_at_the_coordinator_f
                 while (latest := await following.report(world.job)) is None or latest.phase != "Completed":  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert (latest.revision(), latest.step) == (end.revision(), end.step)
-            assert 2 <= len(rings) < len(real.steps())  # steps alone answer nobody
+            assert 2 <= len(rings) < len(real.steps())  # steps alone end no long poll
         finally:
             await following.close()
 

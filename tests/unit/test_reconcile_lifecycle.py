@@ -23,7 +23,7 @@ async def passes(world: FakeCluster, count: int = 4) -> None:
         world.reap()
 
 
-ANEW = {"name": "anew", "action": "RestartJob", "onExitCodes": {"operator": "In", "values": [7]}}
+RESTART_JOB = {"name": "restart-job", "action": "RestartJob", "onExitCodes": {"operator": "In", "values": [7]}}
 
 
 async def running(**spec: object) -> FakeCluster:
@@ -73,7 +73,7 @@ async def test_a_gang_is_protected_from_drains_once_it_is_whole() -> None:
 
 
 async def test_the_protection_stays_while_one_pod_is_replaced_and_goes_with_the_attempt() -> None:
-    world = await running(failurePolicy={"rules": [ANEW]})
+    world = await running(failurePolicy={"rules": [RESTART_JOB]})
     uid = world.objects["PodDisruptionBudget", "demo"]["metadata"]["uid"]
     world.vanish(world.pod("trainer-0") or {})
     await passes(world)

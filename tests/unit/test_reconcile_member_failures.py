@@ -83,7 +83,7 @@ SCENES: dict[str, tuple[Scene, str]] = {
         Scene((SUCCESSOR, ended(3, finished=AT - 1))), "LeftEarly"),
     "a trainer that left in the second of its coordinator's creation is needed again": (
         Scene((SUCCESSOR, ended(3, finished=AT))), "LeftEarly"),
-    "a trainer that left after its coordinator's creation has obeyed it": (
+    "a trainer that left after its coordinator's creation left as asked": (
         Scene((SUCCESSOR, ended(3, finished=AT + 1))), ""),
     "a trainer whose end has no time is not judged by it": (Scene((SUCCESSOR, ended(3, finished=0.0))), ""),
     "a trainer that left with a coordinator that failed is needed again": (

@@ -1,4 +1,4 @@
-"""Whatever happens to pods, and wherever the operator dies: the same end, nothing created twice, nothing healthy ended."""
+"""Any fate of pods and any crash of the operator lead to the same end; nothing is created twice, nothing healthy is ended."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Watched(FakeCluster):
         self.failures = 0  # that must be counted
         self.unseen = 0  # pods that went before the operator had seen them: their numbers are used again
         self.ending = False  # the job may end its pods now
-        self.crash_after = -1  # mutating calls until the operator dies
+        self.crash_after = -1  # mutating calls until the operator crashes
         self.writes_in_pass = 0
         self.before_call = self._check
 
@@ -78,7 +78,7 @@ class Watched(FakeCluster):
             old = int(pod["metadata"]["labels"][LABEL_ATTEMPT]) < self.status().attempt
             allowed = self.ending or old or pod["metadata"]["uid"] in self.harmed
             assert allowed, f"{name} was healthy, and was deleted"
-            assert not force or self.lost(pod), f"{name} was deleted by force, and its node lives"
+            assert not force or self.lost(pod), f"{name} was deleted by force, and its node is up"
         await super().delete(kind, namespace, name, uid, force)
 
     def vanish(self, pod: Manifest) -> None:
@@ -98,7 +98,7 @@ class Watched(FakeCluster):
         return numbers(self.status())
 
     async def one_pass(self, crash_after: int = -1) -> None:
-        """By a controller that remembers nothing; it dies at the given mutating call."""
+        """By a controller that remembers nothing; it crashes at the given mutating call."""
         self.crash_after, self.writes_in_pass = crash_after, 0
         try:
             await Controller(self, self, self.clock).pass_once(NAMESPACE, "demo")
@@ -296,7 +296,7 @@ def test_scaling_at_any_moment_with_crashes_ends_with_the_last_count_and_no_coun
             await world.one_pass(number if verb == "crash" else -1)
             world.reap()
             world.tick()
-        world.tick(600)  # whoever does not save in time is not waited for
+        world.tick(600)  # a save that is late is not waited for
         world.ending = True
         await world.settle()
         assert {member_of(p) for p in world.pods() if live(p)} == {

@@ -9,7 +9,7 @@ from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile.pending import GATED
 from coxswain_operator.views import Manifest
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, live, member_of, training_job
-from tests.unit.test_reconcile_lifecycle import ANEW, begin, passes
+from tests.unit.test_reconcile_lifecycle import RESTART_JOB, begin, passes
 
 QUEUE: dict[str, Any] = {"queueing": {"backend": "Kueue", "queueName": "research"}}
 TOTAL = 4  # pods of the job
@@ -124,7 +124,7 @@ async def test_pods_that_kueue_evicts_come_back_in_their_group_uncounted() -> No
 
 
 async def test_a_restart_of_the_job_is_another_group_and_ends_the_one_before() -> None:
-    world = await admitted(failurePolicy={"rules": [ANEW]})
+    world = await admitted(failurePolicy={"rules": [RESTART_JOB]})
     (group,) = {group_of(pod) for pod in world.pods()}
     world.end(world.pod("trainer-0") or {}, 7)
     await passes(world, 8)

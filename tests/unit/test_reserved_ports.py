@@ -1,4 +1,4 @@
-"""A reserved port is nobody else's until its server listens on it, and while that server restarts."""
+"""No other process gets a reserved port until its server listens on it, and while that server restarts."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _read(path: Path) -> Iterator[Document | FieldError]:
 
 
 def _parse(path: Path, text: str) -> Iterator[Document | FieldError]:
-    """The documents up to the first that is not YAML: what follows it cannot be told apart."""
+    """The documents up to the first that is not YAML: what follows it cannot be separated."""
     number = 0
     try:
         for value in yaml.load_all(text, Loader=_Loader):

@@ -19,7 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from coxswain import names
-from coxswain_link.environment import die_with_parent, leave
+from coxswain_link.environment import end_with_parent, leave
 from coxswain_train.worker.assignments import ENV_CHANNEL
 
 MESSAGE = 64 << 10  # bytes
@@ -46,7 +46,7 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 
 def main(module: str) -> int:
     """Serves the agent until it ends. The workers are children of this process, so the kernel then ends them."""
-    die_with_parent()
+    end_with_parent()
     agent = socket.socket(fileno=os.dup(0))
     gc.disable()  # of a hundred thousand new objects, imports leave none to collect: a fifth of their time
     work: Callable[[], NoReturn] = importlib.import_module(module).work
@@ -84,7 +84,7 @@ def _serve(agent: socket.socket, ready: selectors.BaseSelector, work: Callable[[
 
 def _init_child(request: ForkRequest, descriptors: list[int], fork_server: int) -> None:
     """Makes the fork a worker: it has its own environment, and ends with the fork server."""
-    die_with_parent()
+    end_with_parent()
     if os.getppid() != fork_server:
         leave(1)
     fault_file, channel = descriptors

@@ -17,7 +17,7 @@ import msgspec
 from coxswain.errors import Retryable
 from coxswain.layout import Seat
 from coxswain.wire import Fault
-from coxswain_link.environment import die_with_parent
+from coxswain_link.environment import end_with_parent
 from coxswain_train.agent.forkserver import MESSAGE, Exited, Forked, ForkRequest
 from coxswain_train.worker.assignments import Assignment
 
@@ -116,7 +116,7 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, env=dict(self._environment), stdin=theirs.fileno(), preexec_fn=die_with_parent
+                *self._command, env=dict(self._environment), stdin=theirs.fileno(), preexec_fn=end_with_parent
             )
         ours.setblocking(False)
         self._channel = ours

@@ -13,6 +13,8 @@ SCALE_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kwok k
 # One thread a process: workers, not BLAS, share the cores.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
+# Without stored bytecode every process compiles all that it imports: torch takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup run test slowest lint generate docs pictures manifests test-slow mutants bench bench-engine bench-recovery bench-operator binaries cluster cluster-down demo images e2e-smoke e2e clean
 

@@ -2,7 +2,7 @@
 
 In turns, several rounds: a plain loop in one process (bench/plain.py), `cox run` with one replica, `cox run` with two; same
 stream, same model, one thread a worker. `make bench-engine`, or `python -m bench.engine [--rounds 5] [--steps 15]`.
-CPU seconds are told beside wall time, since only they mean something on a machine that does other things too.
+CPU seconds stand beside wall time: only they mean something on a machine that runs other things too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.engine_table import System, check_same, tell
+from bench.engine_table import System, check_same, print_results
 from bench.scale.processes import cpu_seconds
 from tests.local.jobs import SERVICES, Run, descendants, job_objects, wait_until
 
@@ -144,7 +144,7 @@ def main() -> int:
             ones.append(measure(folder, 1, options.steps))
             twos.append(measure(folder, 2, options.steps))
     check_same(plains, [*ones, *twos])
-    tell(plains, ones, twos)
+    print_results(plains, ones, twos)
     return 0
 
 

@@ -66,7 +66,7 @@ def spread(values: Sequence[float]) -> str:
     return f"{median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
-def tell(plains: Sequence[dict[str, Any]], ones: Sequence[System], twos: Sequence[System]) -> None:
+def print_results(plains: Sequence[dict[str, Any]], ones: Sequence[System], twos: Sequence[System]) -> None:
     found = summary(plains, ones, twos)
     runs = {
         "one": [asdict(r) | {"handover": None} for r in ones],

@@ -26,7 +26,7 @@ from bench.scale.storm import storm
 from bench.scale.table import LARGE, Shape, into_page, lines, rows_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "design" / "scale.md"
-EVENTS_OF = 500  # trainers, a thousand of whose pods' changes a second the operator hears
+EVENTS_OF = 500  # trainers; the operator receives a thousand changes of their pods a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ async def measure(plan: Plan, shape: Shape) -> list[Figures]:
         for _ in range(plan.rounds_of(shape)):
             found.append({"bare": await cases.bare(plane, pods, shape.restarts)})
             found[-1][ours.name] = await cases.creation(plane, ours, shape)
-            _tell(shape, found[-1])
+            _print_figures(shape, found[-1])
         if shape.restarts:
             found[0][ours.name]["kill"] = await cases.killed(plane, ours, shape.trainers)
-            _tell(shape, {ours.name: {"kill": found[0][ours.name]["kill"]}})
+            _print_figures(shape, {ours.name: {"kill": found[0][ours.name]["kill"]}})
         for rival in rivals:
             found[0] |= await _of_rival(plane, rival, shape)
-            _tell(shape, {rival.name: found[0].get(rival.name)})
+            _print_figures(shape, {rival.name: found[0].get(rival.name)})
     return found
 
 
@@ -83,7 +83,7 @@ async def _of_rival(plane: Plane, rival: System, shape: Shape) -> Figures:
     return {rival.name: figures}
 
 
-def _tell(shape: Shape, found: Figures) -> None:
+def _print_figures(shape: Shape, found: Figures) -> None:
     print(json.dumps({"case": shape.name, **found}), file=sys.stderr, flush=True)
 
 

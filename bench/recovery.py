@@ -1,7 +1,7 @@
 """How long training stands still when a process is killed: one small run, SIGKILL to one process of each kind in turn.
 
 A pause is the longest time between the ends of two successive steps after the kill, by the workers' own clocks; what a step
-takes anyway is told beside it. Where the kill cost a world, `resumed` is the time from the SIGKILL to the end of the first
+takes anyway stands beside it. Where the kill cost a world, `resumed` is the time from the SIGKILL to the end of the first
 step of the next one. A coordinator's death must not make a step stand still: no rank may wait longer between two of its steps
 than a step takes; that the next coordinator starts on the workers' cores shows in the pause. (A fourth death of one pod within
 ten minutes restarts the job, as its failurePolicy says.)
@@ -125,7 +125,7 @@ def measure(folder: Path, services: list[str], rounds: int) -> list[Recovery]:
         cox.communicate()
 
 
-def tell(service: str, found: Sequence[Recovery]) -> str:
+def describe(service: str, found: Sequence[Recovery]) -> str:
     pauses, costs = [r.pause for r in found], [r.cost for r in found]
     target = TARGETS.get(service)
     verdict = "" if target is None else f"; target {target:g} s: {'met' if max(costs) <= target else 'MISSED'}"
@@ -151,7 +151,7 @@ def main() -> int:
         found = measure(Path(folder), services, options.rounds)
     print(json.dumps([asdict(recovery) for recovery in found]))
     for service in services:
-        print(tell(service, [r for r in found if r.killed == service]))
+        print(describe(service, [r for r in found if r.killed == service]))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What a run on the cluster must equal: the same job on this machine's local cluster, which nobody disturbs."""
+"""What a run on the cluster must equal: the same job on this machine's local cluster, undisturbed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One furnished cluster for all tests, a namespace for each, and everything worth knowing when one fails."""
+"""One provisioned cluster for all tests, a namespace for each, and a diagnosis when one fails."""
 
 from __future__ import annotations
 

@@ -142,10 +142,10 @@ class Job:
     def wait_for_event(self, reason: str, words: str, deadline: float = 60) -> str:
         """The message of the first event of this reason with these words in it. Events are written beside the turns."""
 
-        def told() -> str | None:
+        def found_event() -> str | None:
             return next((message for message in self.events(reason) if words in message), None)
 
-        return eventually(told, f"an event {reason} of {self.name} says {words!r}", deadline)
+        return eventually(found_event, f"an event {reason} of {self.name} says {words!r}", deadline)
 
     def digests(self) -> Digests:
         return digests(self._step_files())

@@ -1,4 +1,4 @@
-"""The operators of an installation: who leads, what happens to one of them, and what of them is in the cluster."""
+"""The operators of an installation: the leader, disruptions of one of them, and their objects in the cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Operators:
 
     def leader(self) -> str:
         """Name of the leader's pod."""
-        holder: str = eventually(lambda: self.lease().get("holderIdentity"), "somebody leads", 60)
+        holder: str = eventually(lambda: self.lease().get("holderIdentity"), "an operator leads", 60)
         return holder.rpartition("_")[0]
 
     def pod(self, name: str) -> dict[str, Any]:

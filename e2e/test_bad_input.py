@@ -1,4 +1,4 @@
-"""What cannot work is told where people look: what it is by name, and what to do. What is put right goes on by itself."""
+"""A job that cannot work says what is wrong and what to do in its conditions and events; once mended, it continues."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def condition(job: Job, type_: str) -> Object:
 def wait_for_words(job: Job, type_: str, *words: str, deadline: float = 90) -> str:
     """The message of a condition once it has all these words."""
 
-    def told() -> str:
-        message = str(condition(job, type_).get("message", ""))
-        return message if all(word in message for word in words) else ""
+    def message() -> str:
+        text = str(condition(job, type_).get("message", ""))
+        return text if all(word in text for word in words) else ""
 
-    return eventually(told, f"{type_} of {job.name} says {words}", deadline)
+    return eventually(message, f"{type_} of {job.name} says {words}", deadline)
 
 
 def with_keys(objects: list[Object], **keys: str) -> list[Object]:

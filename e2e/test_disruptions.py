@@ -1,4 +1,4 @@
-"""A job loses pods, memory and its size in mid-run: it comes to the steps of an undisturbed run, and tells what happened."""
+"""A job loses pods, memory and its size in mid-run: it reaches the steps of an undisturbed run, and its events say so."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_a_trainer_out_of_memory_is_named_replaced_and_counted(job: Job, baselin
     victim, *_ = job.pods("trainer")
     with suppress(RuntimeError):
         execute(job, victim, "trainer", FILL)
-    told = job.wait_for_event("WorkerRestarted", "Default: RestartTrainer")
-    assert "OOMKilled" in told
+    event = job.wait_for_event("WorkerRestarted", "Default: RestartTrainer")
+    assert "OOMKilled" in event
     completed(job, baseline, 1, 0)
 
 

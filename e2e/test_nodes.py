@@ -70,7 +70,7 @@ def test_a_trainer_that_runs_on_behind_a_broken_network_does_no_harm(job: Job, b
 
 
 def spread(job: Job) -> None:
-    """Trains, with one trainer on the second node and everybody else on the first."""
+    """Trains, with one trainer on the second node and all other pods on the first."""
     first = {"nodeSelector": {"kubernetes.io/hostname": "node-0"}}
     term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {ROLE_LABEL: "trainer"}}}
     apart = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}

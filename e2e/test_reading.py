@@ -88,7 +88,7 @@ def described(job: Job) -> None:
 def logged(job: Job) -> None:
     line = command(PAGE, "kubectl logs --selector")
     assert "role=trainer" in line
-    for role, words in (("trainer", "constructor"), ("loader", "loader")):  # a coordinator tells by events
+    for role, words in (("trainer", "constructor"), ("loader", "loader")):  # a coordinator reports by events
         lines = shlex.split(line.replace("NAME", job.name).replace("role=trainer", f"role={role}"))
         text = job.kubectl(*lines[1:], "--prefix", "--tail=5")
         assert text.strip() and words in text, f"{role}: {text}"

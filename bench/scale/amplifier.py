@@ -67,8 +67,8 @@ class Amplifier:
         self._pods.update({pod["metadata"]["name"]: pod for pod in pods})
 
     async def storm(self, rate: float, seconds: float) -> tuple[int, float]:
-        """Changes that the client took, and seconds that it needed: whoever reads too slowly holds up the writer."""
-        assert self._watch is not None, "nobody watches pods"
+        """Changes that the client took, and the seconds for them: a slow reader holds up the writer."""
+        assert self._watch is not None, "no client watches pods"
         changes, begun, sent = _changes(list(self._pods.values())), time.monotonic(), 0
         while (now := time.monotonic()) < begun + seconds:
             due = int((now - begun) * rate) - sent
@@ -84,16 +84,16 @@ def _changes(pods: list[Pod]) -> Iterator[bytes]:
     for ready in itertools.cycle(("False", "True")):
         for pod in pods:
             metadata = {**pod["metadata"], "resourceVersion": str(next(versions))}
-            told = [{**c, "status": ready} if "Ready" in c["type"] else c for c in pod["status"]["conditions"]]
+            conditions = [{**c, "status": ready} if "Ready" in c["type"] else c for c in pod["status"]["conditions"]]
             changed = {"kind": "Pod", "apiVersion": "v1", **pod, "metadata": metadata}
-            changed["status"] = {**pod["status"], "conditions": told}
+            changed["status"] = {**pod["status"], "conditions": conditions}
             yield msgspec.json.encode({"type": "MODIFIED", "object": changed}) + b"\n"
 
 
-async def main(config: dict[str, Any], tell: Callable[[str], object], rate: float, seconds: float) -> None:
-    """`tell` hears the kubeconfig of this proxy."""
-    told = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, told.set)
+async def main(config: dict[str, Any], on_kubeconfig: Callable[[str], object], rate: float, seconds: float) -> None:
+    """Calls `on_kubeconfig` with the kubeconfig of this proxy."""
+    begin = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, begin.set)
     async with session(config, 0) as upstream:
         amplifier, app = Amplifier(upstream), web.Application(client_max_size=2**26)
         app.router.add_route("*", "/{path:.*}", amplifier.answer)
@@ -101,8 +101,8 @@ async def main(config: dict[str, Any], tell: Callable[[str], object], rate: floa
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         config["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{runner.addresses[0][1]}"}
-        tell(yaml.safe_dump(config))
-        await told.wait()
+        on_kubeconfig(yaml.safe_dump(config))
+        await begin.wait()
         events, took = await amplifier.storm(rate, seconds)
         print(json.dumps({"events": events, "seconds": took}), flush=True)
         await asyncio.Event().wait()  # the client may go on

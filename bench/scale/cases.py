@@ -28,7 +28,7 @@ _PIPE = asyncio.subprocess.PIPE
 
 
 class System(Protocol):
-    """What is compared. The systems take turns, each in a process that lives as long as its turn."""
+    """What is compared. The systems take turns, each in a process that runs as long as its turn."""
 
     name: str  # in the table
     users: tuple[str, ...]  # its names in the audit log

@@ -4,7 +4,7 @@
         await plane.add_nodes(200)
 
 etcd (without fsync), kube-apiserver, controller-manager and scheduler (client limits of 1,000/2,000 requests/s), kwok.
-Every client is a user of its own, so that the audit log tells whose requests there were.
+Every client is a user of its own, so that the audit log names the client of each request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Manifest = dict[str, Any]
 PREFIX = "coxswain-scale-"  # of the folders
 QPS, BURST = "1000", "2000"
 USERS = ("kwok", "watcher", "loop", "coxswain", "jobset", "trainer", "training-operator")
-# The same requests for everybody, or the bench's own: they would only make the log long.
+# Requests that are the same for all clients, or the bench's own: they would only make the log long.
 QUIET = ("kwok", f"system:{SCHEDULER}", "watcher", "admin", "system:apiserver")
 
 

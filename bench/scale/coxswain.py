@@ -109,7 +109,7 @@ class Coxswain:
             self._try(child)
 
     def _try(self, child: Child) -> None:
-        """A job that lacks its mix is told so."""
+        """A job that lacks its mix gets a condition that says so."""
         http, path = self._plane.control.http, f"/apis/{API_VERSION}/namespaces/{OPERATOR_NAMESPACE}/trainingjobs"
         http.post(path, json=job("trial", 1)).raise_for_status()
         child.wait_until(lambda: "conditions" in http.get(f"{path}/trial").json().get("status", {}), 60)
@@ -132,7 +132,7 @@ class Coxswain:
 
     @property
     def metrics(self) -> str:
-        """URL of what it tells of itself."""
+        """URL of its own status pages."""
         (port,) = re.findall(r"health on \S+?:(\d+)", self.processes[0].log.read_text())
         return f"http://127.0.0.1:{port}/metrics"
 

@@ -58,7 +58,7 @@ class Scene:
         await self.call("PATCH", f"{path}/status", {"status": status}, MERGE)
 
     async def remove(self, seen: Pods, *owners: str) -> None:
-        """Owners first, or their pods would be made anew. `owners`: apiVersion and plural, such as v1/configmaps."""
+        """Deletes owners first, or they would create their pods again. `owners`: apiVersion and plural, such as v1/configmaps."""
         for owner in owners:
             api_version, _, plural = owner.rpartition("/")
             await self.call("DELETE", self.path(api_version, plural))

@@ -21,7 +21,7 @@ RATE, SECONDS = 1000.0, 20.0
 
 
 async def storm(plane: Plane, trainers: int) -> Figures:
-    """One job whose pods turn ready and not ready all the time, as its operator hears."""
+    """One job whose pods turn ready and not ready all the time, in the sight of its operator."""
     own = plane.root / "kubeconfig.storm"
     operator = Coxswain(plane, own)
     operator.prepare()
@@ -33,10 +33,10 @@ async def storm(plane: Plane, trainers: int) -> Figures:
         before = await _metrics(operator.metrics)
         meter, waits = Meter(operator.processes, plane.cpu), [0.0]
         asking = asyncio.create_task(_ask(operator.metrics, waits))
-        told = await _storming(amplifier)
+        measured = await _storming(amplifier)
         used, after = meter.read(), await _metrics(operator.metrics)
         asking.cancel()
-    took, events = told["seconds"], told["events"]
+    took, events = measured["seconds"], measured["events"]
     rates = {name: (after[metric] - before[metric]) / took for name, metric in _COUNTERS.items()}
     return {
         "pods": expected, "events": events, "rate": events / took, "cores": used["cpu"] / took,

@@ -44,7 +44,7 @@ class Shape:
 
 
 def rows_of(shape: Shape, rounds: list[Row]) -> list[Row]:
-    """The bare loop, ours, and whoever else took part."""
+    """The bare loop, ours, and the other systems that took part."""
     systems = dict.fromkeys(name for found in rounds for name in found)
     return [{"case": shape.name, **_row(name, [r for r in rounds if name in r])} for name in systems]
 
@@ -99,7 +99,7 @@ def _verb(rounds: list[Row], request: str) -> float:
 
 
 def lines(rows: list[Row], heard: Row) -> list[str]:
-    """Markdown: everybody's figures, what the operator asks of the server for each pod, and the storm of events."""
+    """Markdown: the figures of all systems, what the operator asks of the server for each pod, and the storm of events."""
     claims = [row for row in rows if row["system"] == OURS]
     storm = ["", *_table(HEARD, [heard])] if heard else []
     return [*_table(COLUMNS, rows), "", *_table({"case": "case", **CLAIMS}, claims), *storm]

@@ -78,7 +78,7 @@ class Pods:
         return time.monotonic()
 
     async def _follow(self) -> None:
-        """A watch may fall silent: it is opened anew every 30 s from where it was."""
+        """A watch may fall silent: it is opened again every 30 s from where it was."""
         decoder, timeout = msgspec.json.Decoder(_Message), aiohttp.ClientTimeout(total=None)
         while True:
             params = {"watch": "true", "resourceVersion": self._version, "timeoutSeconds": "30"}

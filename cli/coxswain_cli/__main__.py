@@ -1,4 +1,4 @@
-"""`cox`: the table of commands. Each one's module is imported only when it is called, so that `cox --help` answers at once."""
+"""`cox`: the table of commands. A command's module is imported when it is called: help is fast."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ app = typer.Typer(
     help="Coxswain: one operator for a whole language-model training run.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # plain help: rich would double the time to the first word
+    rich_markup_mode=None,  # plain help: rich would double its time
 )
-plan = typer.Typer(help="Plan one step, and judge the plan.", no_args_is_help=True, rich_markup_mode=None)
+plan = typer.Typer(
+    help="Plan one step, and compare the plan with its lower bound.", no_args_is_help=True, rich_markup_mode=None
+)
 
 COMMANDS = {
     "run": ("coxswain_cli.run:run_command", "Run a TrainingJob on this machine, or resume it."),
-    "status": ("coxswain_cli.status:status_command", "What a job does, and why it waits."),
+    "status": ("coxswain_cli.status:status_command", "Show what a job does, and why it waits."),
     "validate": (
         "coxswain_cli.validate:validate_command",
-        "Check the given files offline, and tell every fault at once.",
+        "Check files offline and print every fault at once.",
     ),
-    "report": ("coxswain_cli.report:report_command", "One self-contained HTML page about a run."),
+    "report": ("coxswain_cli.report:report_command", "Write one self-contained HTML page about a run."),
     "crds": ("coxswain_cli.crds:crds_command", "Print the CustomResourceDefinitions."),
 }
 PLAN_COMMANDS = {"step": ("coxswain_cli.plan:step_command", "Plan one step for a file of sequence lengths.")}
 
 
-INTERRUPTED = 130  # exit code after Ctrl-C, as shells say it
+INTERRUPTED = 130  # exit code after Ctrl-C, as in shells
 
 
 def _add(group: typer.Typer, name: str, target: str, text: str) -> None:
-    """A command that hands all its arguments, --help too, to the function `module:name`."""
+    """Adds a command that passes all its arguments, --help too, to the function `module:name`."""
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
 
     @group.command(name, help=text, add_help_option=False, context_settings=settings)

@@ -1,4 +1,4 @@
-"""Brings the objects of the user's files into the work directory's cluster: new ones are created, changed ones updated."""
+"""Creates and updates the objects of the user's files in the work directory's cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _CONTENT = ("spec", "data", "stringData")
 
 
 async def apply(cluster: LocalCluster, objects: list[Manifest]) -> Manifest:
-    """Stores all objects; returns the TrainingJob as stored. Raises Refused, naming every field that may not change."""
+    """Stores all objects and returns the TrainingJob as stored.
+
+    Raises Refused, naming every field that may not change.
+    """
     wanted = [_in_namespace(o) for o in objects]
     stored = [await cluster.get(o["kind"], NAMESPACE, o["metadata"]["name"]) for o in wanted]
     refused = [text for old, new in zip(stored, wanted, strict=True) if old for text in frozen_changes(old, new)]
@@ -29,7 +32,10 @@ async def apply(cluster: LocalCluster, objects: list[Manifest]) -> Manifest:
 
 
 def frozen_changes(old: Manifest, new: Manifest) -> list[str]:
-    """A sentence for each field that differs and must not. Between two runs no pod lives, as in a suspended job."""
+    """Returns a sentence for each field that differs and must not.
+
+    Between two runs there are no pods, as in a suspended job.
+    """
     before = copy.deepcopy(old)
     if new["kind"] == "TrainingJob":
         before["spec"]["suspend"] = True
@@ -48,6 +54,6 @@ def _in_namespace(manifest: Manifest) -> Manifest:
 
 
 def _notes(manifest: Manifest) -> dict[str, str]:
-    """The user's annotations. One that an earlier run put there (--until-step) goes, since it is not among them."""
+    """Returns the user's annotations; one that an earlier run has set (--until-step) is dropped."""
     notes: dict[str, str] = manifest["metadata"].get("annotations") or {}
     return notes

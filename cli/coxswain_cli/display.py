@@ -17,11 +17,11 @@ from rich.text import Text
 from coxswain.wire import StepLine
 from coxswain_cli.progress import View, amount, clock, duration
 
-_ENDS = ("Completed", "Failed")  # told by the summary that follows
+_ENDS = ("Completed", "Failed")  # the summary that follows has them
 
 
 class Display(Protocol):
-    """Shows one View after the other."""
+    """Shows views one after the other."""
 
     def show(self, view: View) -> None: ...
 
@@ -35,14 +35,17 @@ class Display(Protocol):
 
 
 def display_for(console: Console) -> Display:
-    """FORCE_COLOR, which many pipelines set, makes rich take a file for a terminal; a panel that moves needs a real one."""
+    """Chooses a panel for a real terminal, else lines.
+
+    FORCE_COLOR, which many pipelines set, makes rich take a file for a terminal.
+    """
     return Panels(console) if console.is_interactive and console.file.isatty() else Lines(console)
 
 
 class Lines:
-    """One line a step, an event, a change of state or of what is waited for, in the order of time: what a log file can keep.
+    """Prints one line a step, an event, a change of state or of the wait, in the order of time.
 
-    Events arrive later than steps, so a line waits until all events of its time are known.
+    Events arrive later than steps: a line is held until all events of its time are known.
     """
 
     def __init__(self, console: Console) -> None:
@@ -58,7 +61,7 @@ class Lines:
         if now != self._last and not view.new_steps and not view.ended:
             self._held.append((time.time(), ": waiting for ".join(part for part in now if part)))
         self._last = now
-        set_back = view.known_until < self._known_until  # the clock: what is held would wait for its old time
+        set_back = view.known_until < self._known_until  # the clock went back: held lines would wait for their old time
         self._print_until(math.inf if view.ended or set_back else view.known_until)
         self._known_until = view.known_until
 
@@ -83,7 +86,7 @@ class Lines:
 
 
 class Panels:
-    """A panel that stays in place. Refreshed by `show` only: a refresh thread would be one too many when we spawn."""
+    """Keeps a panel in place. `show` refreshes it, no thread: the run forks processes."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=False)
@@ -113,15 +116,15 @@ def _step(view: View, line: StepLine) -> str:
 
 
 def _left(view: View, step: int) -> str:
-    """Time left, with the last of several new steps only."""
+    """Returns the time left, for the last of several new steps only."""
     if view.eta_seconds is None or step != view.new_steps[-1].step:
         return ""
     return f"  left {duration(view.eta_seconds)}"
 
 
 def panel(view: View) -> RenderableType:
-    """The whole picture of a run."""
-    rows = Table.grid(expand=True)  # a grid, since a progress bar in a plain group swallows what follows it
+    """Draws the state of a run."""
+    rows = Table.grid(expand=True)  # in a plain group a progress bar hides what follows it
     rows.add_row(_numbers(view))
     rows.add_row(_line(view.waiting_for or view.message or view.layout))
     if view.steps:

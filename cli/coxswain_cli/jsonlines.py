@@ -1,4 +1,4 @@
-"""A run for scripts: one JSON object a line on standard output. `type` says what it is; the last one is of type `end`."""
+"""Output for scripts: one JSON object a line on standard output; the last has the type `end`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Manifest = dict[str, Any]
 
 
 class JsonOutput:
-    """A Teller, and its own Display. Each line is written whole and at once, so that whoever reads along sees it now."""
+    """An Output that is its own Display. Each line is flushed at once, whole."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
@@ -37,7 +37,7 @@ class JsonOutput:
         self._write("note", message=text)
 
     def end(self, job: Manifest, workdir: Path) -> None:
-        """How the job ended, and where everything is; of the whole run, not only of this command."""
+        """Writes how the job ended and where its files are: of the whole run, not of this command."""
         how, steps = condition(job, "Succeeded"), steps_of(Tail(workdir / "steps.jsonl", from_start=True))
         self._write(
             "end",
@@ -51,10 +51,10 @@ class JsonOutput:
             workdir=str(workdir),
         )
 
-    def refuse(self, code: int, reason: str, words: str) -> None:
-        """On standard error as well, as people see it."""
-        typer.echo(words, err=True)
-        self._write("end", exit_code=code, state=reason, message=words)
+    def refuse(self, code: int, reason: str, message: str) -> None:
+        """Writes the message to standard error as well."""
+        typer.echo(message, err=True)
+        self._write("end", exit_code=code, state=reason, message=message)
 
     def display(self) -> JsonOutput:
         return self
@@ -65,7 +65,7 @@ class JsonOutput:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is held back."""
+        """Does nothing: no line is held back."""
 
     def _write(self, type_: str, **fields: Any) -> None:
         self._out.write(msgspec.json.encode({"type": type_, **fields}).decode() + "\n")

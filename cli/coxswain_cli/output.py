@@ -1,4 +1,4 @@
-"""Who a run is told to: people at a terminal or in a log here, scripts in `jsonlines`."""
+"""The output of a run: text for a terminal or a log here, JSON for scripts in `jsonlines`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Manifest = dict[str, Any]
 
 
 class Output(Protocol):
-    """Tells a whole command."""
+    """The output of one command."""
 
     def display(self) -> Display:
-        """For the run while it goes on."""
+        """Returns the display of the running job."""
 
     def say(self, text: str) -> None: ...
 
     def end(self, job: Manifest, workdir: Path) -> None:
-        """How the job ended, or where it stopped."""
+        """Shows how the job ended, or where it stopped."""
 
-    def refuse(self, code: int, reason: str, words: str) -> None:
-        """Why the command ends although its job has not."""
+    def refuse(self, code: int, reason: str, message: str) -> None:
+        """Says why the command ends although its job has not."""
 
 
 class TextOutput:
-    """Words on standard output, refusals on standard error."""
+    """Text on standard output, refusals on standard error."""
 
     def __init__(self) -> None:
         self._console = Console(file=sys.stdout)
@@ -46,5 +46,5 @@ class TextOutput:
         for line in summary(job, workdir):
             self.say(line)
 
-    def refuse(self, code: int, reason: str, words: str) -> None:
-        typer.echo(words, err=True)
+    def refuse(self, code: int, reason: str, message: str) -> None:
+        typer.echo(message, err=True)

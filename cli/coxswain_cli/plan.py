@@ -1,4 +1,4 @@
-"""`cox plan step`: places one step's sequences on replicas, and says how good the placement is."""
+"""`cox plan step`: places one step's sequences on replicas and compares with the lower bound."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def step_command(
     output: Annotated[Path | None, typer.Option(help="Write the plan here instead of to standard output.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the JSON, no table.")] = False,
 ) -> None:
-    """Plan one step and judge the plan; exit 2 with the reason if it cannot be planned."""
+    """Plan one step and compare the plan with its lower bound; exit code 2 if it cannot be planned."""
     try:
         problem = make_problem(
             _numbers(lengths, "lengths", int),
@@ -60,7 +60,7 @@ def step_command(
 
 
 def _numbers(path: Path, option: str, type_: type[int] | type[float]) -> list[Any]:
-    """A JSON array, or numbers separated by white space; the place of the first bad one is named."""
+    """Reads a JSON array, or numbers separated by white space; names the first bad entry."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -115,7 +115,7 @@ def _write(output: Path | None, text: str) -> None:
 
 
 def _table(problem: Problem, placement: Placement, took: float) -> None:
-    """For people, on standard error."""
+    """Prints a table on standard error."""
     rings = [t for t in placement.tasks if t.kind == "ring"]
     widest = max((len(t.replicas) for t in rings), default=1)
     inside, between = ring_bytes(problem, drafts_of(placement))

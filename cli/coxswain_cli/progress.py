@@ -1,4 +1,4 @@
-"""What people want to know of a run, as one frozen value: gathered from the work directory and the coordinator's reports."""
+"""The state of a run for displays, from the work directory and the coordinator's reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RECENT_EVENTS = 6
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One look. `new_steps` and `new_events` came since the last look."""
+    """The state at one moment. `new_steps` and `new_events` came since the last view."""
 
     name: str
     state: str
@@ -36,7 +36,7 @@ class View:
     new_steps: tuple[StepLine, ...]
     new_events: tuple[LoggedEvent, ...]
     events: tuple[LoggedEvent, ...]
-    known_until: float  # seconds since 1970: every event up to then has been told
+    known_until: float  # seconds since 1970: every event up to then is among the events
 
     @property
     def ended(self) -> bool:
@@ -44,17 +44,17 @@ class View:
 
 
 class Watcher:
-    """Looks at a run again and again. Only what this run adds counts: earlier lines of the files are skipped."""
+    """Views a run repeatedly. Lines that the files had before this run are skipped."""
 
     def __init__(self, workdir: Path) -> None:
         self._steps, self._events = Tail(workdir / "steps.jsonl"), Tail(workdir / "events.jsonl")
         self._recent: deque[StepLine] = deque(maxlen=_RECENT_STEPS)
-        self._told: deque[LoggedEvent] = deque(maxlen=_RECENT_EVENTS)
+        self._shown: deque[LoggedEvent] = deque(maxlen=_RECENT_EVENTS)
 
     def look(self, job: Manifest, report: JobReport | None, known_until: float = 0.0) -> View:
         new_steps, new_events = tuple(steps_of(self._steps)), tuple(events_of(self._events))
         self._recent.extend(new_steps)
-        self._told.extend(new_events)
+        self._shown.extend(new_events)
         summary, last = condition(job, "Succeeded"), self._recent[-1] if self._recent else None
         step = last.step + 1 if last else report.step if report else 0
         steps = report.steps if report else 0
@@ -74,19 +74,22 @@ class Watcher:
             layout=report.layout_summary if report else "",
             new_steps=new_steps,
             new_events=new_events,
-            events=tuple(self._told),
+            events=tuple(self._shown),
             known_until=known_until,
         )
 
 
 def _saved(job: Manifest, report: JobReport | None) -> int:
-    """The last checkpoint's step, -1 without one. Of the coordinator's very last word only the job's status knows."""
+    """Returns the last checkpoint's step, -1 without one.
+
+    The coordinator's last report reaches the job's status alone.
+    """
     known: int = job.get("status", {}).get("lastCheckpoint", {}).get("step", -1)
     return max(known, report.checkpoint_step if report else -1)
 
 
 def _speed(steps: deque[StepLine]) -> tuple[float, float]:
-    """Tokens a second, and seconds a step, over the latest steps."""
+    """Returns tokens a second and seconds a step over the latest steps."""
     seconds = sum(s.seconds for s in steps)
     if not seconds:
         return 0.0, 0.0
@@ -94,7 +97,7 @@ def _speed(steps: deque[StepLine]) -> tuple[float, float]:
 
 
 def duration(seconds: float) -> str:
-    """For people: 42 s, 3 m 07 s, 2 h 05 m."""
+    """Formats seconds: 42 s, 3 m 07 s, 2 h 05 m."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -104,7 +107,7 @@ def duration(seconds: float) -> str:
 
 
 def amount(number: float) -> str:
-    """For people: 812, 12.3 k, 4.56 M."""
+    """Formats a number: 812, 12.3 k, 4.56 M."""
     for size, unit, digits in ((1e9, "G", 2), (1e6, "M", 2), (1e3, "k", 1)):
         if number >= size:
             return f"{number / size:.{digits}f} {unit}"

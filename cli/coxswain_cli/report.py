@@ -16,9 +16,9 @@ from coxswain_cli.reporting.read import read_run
 
 
 def write_report(directory: Path, output: Path | None = None, steps: tuple[int, ...] = ()) -> Path:
-    """Writes the report of a work directory (to its report.html, if nothing else is said) and returns where it is.
+    """Writes the report of a work directory and returns its path: DIR/report.html by default.
 
-    Raises Refused when the folder is no run's, or a step was asked for of which nothing is recorded.
+    Raises Refused when the folder belongs to no run, or nothing is recorded of a requested step.
     """
     run = read_run(directory, steps)
     target = output or directory / "report.html"
@@ -27,7 +27,7 @@ def write_report(directory: Path, output: Path | None = None, steps: tuple[int, 
 
 
 def _write(target: Path, text: str) -> None:
-    """At once and whole: somebody may be looking at the page before."""
+    """Replaces the page atomically: a browser may be reading the old one."""
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(target)
@@ -36,9 +36,9 @@ def _write(target: Path, text: str) -> None:
 def report_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR|JOB", help="Work directory of a run, or the job's name.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write [DIR/report.html].")] = None,
-    steps: Annotated[str, typer.Option(help="Steps to picture, such as 3,17 [a telling choice].")] = "",
+    steps: Annotated[str, typer.Option(help="Steps to draw, such as 3,17 [first, slowest, longest ring, last].")] = "",
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the page's numbers as one JSON object; a page only with --output.")
+        bool, typer.Option("--json", help="Print the numbers as one JSON object; write a page only with --output.")
     ] = False,
 ) -> None:
     """Write one self-contained HTML page about a run: curves, mix, steps planned and measured, events."""
@@ -63,4 +63,4 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError as error:
-        raise Refused("BadSteps", f"--steps {text!r}: allowed are step numbers with commas, such as 3,17") from error
+        raise Refused("BadSteps", f"--steps {text!r}: give step numbers with commas, such as 3,17") from error

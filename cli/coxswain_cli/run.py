@@ -1,4 +1,4 @@
-"""`cox run`: the operator's own reconcile over processes of this machine, until the job ends or is told to stop."""
+"""`cox run`: the operator's reconcile over processes of this machine, until the job ends or stops."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from coxswain_operator.single_job import run_job
 
 Manifest = dict[str, Any]
 
-_POLL = 0.5  # seconds between two questions to the coordinator, which sits on this machine
-_LOOK = 0.25  # seconds between two looks at the run
-_LAST_PASS = 10.0  # seconds that the pass which ends the job may take to tell of it
-_STOPPED = 130  # exit code of a run that was stopped at once, as shells say it
+_POLL = 0.5  # seconds between two requests to the coordinator, which is on this machine
+_LOOK = 0.25  # seconds between two updates of the display
+_LAST_PASS = 10.0  # seconds for the last pass of reconcile
+_STOPPED = 130  # exit code of a run that was stopped at once, as in shells
 
 
 def run_command(
@@ -47,7 +47,7 @@ def run_command(
     workdir: Annotated[Path | None, typer.Option(help="Where the run keeps its state [runs/JOB].")] = None,
     until_step: Annotated[int | None, typer.Option(min=1, help="Save and stop before this step.")] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Tell events, steps and the end as JSON, an object a line.")
+        bool, typer.Option("--json", help="Print events, steps and the end as JSON, one object a line.")
     ] = False,
 ) -> None:
     """Run the TrainingJob of the given files on this machine, or resume it.
@@ -64,10 +64,10 @@ def run_command(
         output.refuse(Exit.USER_FAULT, error.reason, f"cox run: {error.message}")
         raise typer.Exit(Exit.USER_FAULT) from error
     except (StoppedAtOnce, KeyboardInterrupt) as stop:
-        output.refuse(_STOPPED, "Stopped", "stopped at once; the same command goes on from the last checkpoint")
+        output.refuse(_STOPPED, "Stopped", "stopped at once; the same command resumes from the last checkpoint")
         raise typer.Exit(_STOPPED) from stop
     except OSError as error:
-        output.refuse(FAILED, "MachineTrouble", f"cox run: {error}; once that is mended, the same command goes on")
+        output.refuse(FAILED, "MachineTrouble", f"cox run: {error}; repair that and repeat the command to resume")
         raise typer.Exit(FAILED) from error
     raise typer.Exit(code)
 
@@ -77,13 +77,15 @@ class StoppedAtOnce(Exception):
 
 
 async def run(objects: list[Manifest], workdir: Path, until_step: int | None, output: Output) -> int:
-    """The whole run; its exit code."""
+    """Runs the job and returns the exit code."""
     clock = SteadyClock()
     async with LocalCluster(workdir, clock) as cluster:
         _log_to(workdir / "logs" / "cox.log")
         job = await apply(cluster, objects)
         if has_ended(job):
-            output.say(f"ended before; nothing is trained. A new run needs another --workdir than {workdir}")
+            output.say(
+                f"this job has already ended: nothing is trained. For a new run, choose another --workdir than {workdir}"
+            )
         else:
             check_ports()
             with output.display() as display:
@@ -94,7 +96,7 @@ async def run(objects: list[Manifest], workdir: Path, until_step: int | None, ou
 
 
 def _log_to(path: Path) -> None:
-    """The operator's own words go to a file: the terminal belongs to the display."""
+    """Sends the operator's log to a file: the terminal belongs to the display."""
     path.parent.mkdir(exist_ok=True)
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(filename=path, level=logging.INFO, format=form)
@@ -102,7 +104,7 @@ def _log_to(path: Path) -> None:
 
 
 class Interrupts:
-    """Counts Ctrl-C (and SIGTERM) instead of dying of it."""
+    """Counts SIGINT and SIGTERM instead of ending on the first."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -123,7 +125,7 @@ class Interrupts:
 
 
 class LocalRun:
-    """One job on one cluster, watched by a person."""
+    """One job on one cluster, with its display."""
 
     def __init__(
         self, cluster: LocalCluster, job: Manifest, until_step: int | None, display: Display, clock: Callable[[], float]
@@ -131,14 +133,14 @@ class LocalRun:
         self._cluster, self._until_step, self._display, self._clock = cluster, until_step, display, clock
         self._name: str = job["metadata"]["name"]
         self._report: JobReport | None = None
-        self._heard, self._known_until = 0.0, 0.0
+        self._reported, self._known_until = 0.0, 0.0
         self._watcher = Watcher(cluster.workdir)
-        self._stop_asked = False
+        self._stop_requested = False
 
     async def until_end(self) -> Manifest:
-        """The job, ended or suspended. Raises StoppedAtOnce."""
+        """Returns the job once it has ended or is suspended. Raises StoppedAtOnce."""
         control = HttpJobControl(self._cluster)
-        controller = Controller(self._cluster, control, self._clock, poll_seconds=_POLL, on_report=self._hear)
+        controller = Controller(self._cluster, control, self._clock, poll_seconds=_POLL, on_report=self._on_report)
         leave = asyncio.Event()
         passes = asyncio.create_task(run_job(controller, self._cluster, NAMESPACE, self._name, leave))
         with Interrupts() as interrupts:
@@ -155,7 +157,7 @@ class LocalRun:
                 await asyncio.wait([passes])
                 await control.close()
         if not passes.cancelled():
-            passes.result()  # raises what it died of
+            passes.result()  # raises its error
         self._display.show(self._look(job))
         return job
 
@@ -163,34 +165,37 @@ class LocalRun:
         return self._watcher.look(job, self._report, self._known_until)
 
     async def _steer(self, job: Manifest, interrupts: int) -> None:
-        """Passes on what the person wants: a stop at a step, a stop soon, a stop now."""
+        """Stops the job as requested: at a step, after a checkpoint, or at once."""
         if interrupts > 1:
             raise StoppedAtOnce
         if interrupts and not job["spec"].get("suspend"):
-            self._display.say("stopping: a checkpoint first; Ctrl-C again stops at once")
-            await self._ask({**job, "spec": {**job["spec"], "suspend": True}})
+            self._display.say("saving a checkpoint, then stopping; Ctrl-C again stops at once")
+            await self._request_stop({**job, "spec": {**job["spec"], "suspend": True}})
         elif self._until_step is not None and self._may_stop_at_step(job):
             notes = job["metadata"].get("annotations") or {}
             annotations = {**notes, names.ANNOTATION_STOP_AT: str(self._until_step)}
-            await self._ask({**job, "metadata": {**job["metadata"], "annotations": annotations}})
+            await self._request_stop({**job, "metadata": {**job["metadata"], "annotations": annotations}})
 
     def _may_stop_at_step(self, job: Manifest) -> bool:
-        """Not before reconcile has resumed a job that an earlier stop had suspended: that stop would still bind."""
-        return not self._stop_asked and condition(job, "Suspended").get("status") == "False"
+        """Whether reconcile has resumed the job: an earlier stop would still apply before."""
+        return not self._stop_requested and condition(job, "Suspended").get("status") == "False"
 
-    def _hear(self, _: Manifest, report: JobReport | None) -> None:
-        """A report's events are published before the next report is asked for."""
+    def _on_report(self, _: Manifest, report: JobReport | None) -> None:
+        """Keeps the report. Its events are published before the next report is requested."""
         self._report = report or self._report
-        self._known_until, self._heard = self._heard, time.time()
+        self._known_until, self._reported = self._reported, time.time()
 
-    async def _ask(self, job: Manifest) -> None:
+    async def _request_stop(self, job: Manifest) -> None:
         await self._cluster.replace(job)
-        self._stop_asked = True
+        self._stop_requested = True
 
     def _is_over(self, job: Manifest) -> bool:
-        """Suspended counts only when it was asked for: a resumed job still says so until its first reconcile."""
-        asked = self._stop_asked or job["spec"].get("suspend", False)
-        return has_ended(job) or (asked and is_suspended(job))
+        """Whether the job has ended, or is suspended by request.
+
+        A resumed job has the condition Suspended until its first reconcile.
+        """
+        requested = self._stop_requested or job["spec"].get("suspend", False)
+        return has_ended(job) or (requested and is_suspended(job))
 
     async def _job(self) -> Manifest:
         job = await self._cluster.get("TrainingJob", NAMESPACE, self._name)

@@ -1,4 +1,4 @@
-"""`cox status`: what a job in a work directory does, and why it waits."""
+"""`cox status`: shows what a job in a work directory does, and why it waits."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def status_command(
     job: Annotated[
         str, typer.Argument(metavar="JOB|WORKDIR", help="A work directory, or the name of a job below runs/.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object: job, pods, report.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: job, pods, report.")] = False,
 ) -> None:
-    """What a job does, and why it waits."""
+    """Show what a job does, and why it waits."""
     try:
         workdir = find_workdir(job)
         manifest = _only_job(workdir)
@@ -53,7 +53,7 @@ def _only_job(workdir: Path) -> Manifest:
 
 
 def ask_coordinator(workdir: Path, pods: list[Manifest]) -> JobReport | None:
-    """The coordinator's own word; None when it does not run or does not answer."""
+    """Returns the coordinator's report; None when it does not run or does not answer."""
     address = next(
         (p["status"]["podIP"] for p in pods if _role(p) == "coordinator" and p["status"]["phase"] == "Running"), None
     )
@@ -70,7 +70,7 @@ def ask_coordinator(workdir: Path, pods: list[Manifest]) -> JobReport | None:
 
 
 def describe(job: Manifest, pods: list[Manifest], report: JobReport | None) -> Iterator[str]:
-    """Lines for people."""
+    """Yields lines of text."""
     summary, status = condition(job, "Succeeded"), job.get("status", {})
     yield f"{job['metadata']['name']}: {summary.get('reason', 'Queued')}"
     if summary.get("message"):
@@ -102,7 +102,7 @@ def _role(pod: Manifest) -> str:
 
 
 def _pod_state(pod: Manifest) -> str:
-    """Phase, and what keeps it from being ready."""
+    """Returns the phase, and the containers that are not ready."""
     status = pod["status"]
     containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
     late = [c["name"] for c in containers if not c["ready"]]

@@ -1,4 +1,4 @@
-"""The end of a run: its exit code, and where everything is."""
+"""The end of a run: its exit code, and where its files are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH = 120  # columns, for the reason of the end
 
 
 def has_ended(job: Manifest) -> bool:
-    """Completed or Failed, for ever."""
+    """Whether the job is Completed or Failed, which never changes."""
     return condition(job, "Succeeded").get("status") in ("True", "False")
 
 
@@ -27,12 +27,12 @@ def is_suspended(job: Manifest) -> bool:
 
 
 def exit_code(job: Manifest) -> int:
-    """0 for Succeeded and for suspended, 1 for Failed."""
+    """Returns 0 for Succeeded and for suspended, 1 for Failed."""
     return int(Exit.DONE) if condition(job, "Succeeded").get("status") == "True" or is_suspended(job) else FAILED
 
 
 def summary(job: Manifest, workdir: Path) -> Iterator[str]:
-    """Lines for people."""
+    """Yields lines of text."""
     end = condition(job, "Succeeded")
     yield f"{job['metadata']['name']}: {end.get('reason', 'Unknown')}"
     for line in end.get("message", "").splitlines():
@@ -52,4 +52,4 @@ def summary(job: Manifest, workdir: Path) -> Iterator[str]:
             yield f"  {name:<12} {workdir / name}"
     yield f"  report       cox report {workdir}"
     if is_suspended(job):
-        yield "  to go on     repeat the command (without --until-step)"
+        yield "  to resume    repeat the command (without --until-step)"

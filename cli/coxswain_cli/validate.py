@@ -1,4 +1,4 @@
-"""`cox validate FILE…`: every fault of the files at once; exit 0 or 2."""
+"""`cox validate FILE…`: reports every fault of the files at once; exit code 0 or 2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def validate_command(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the faults as a JSON array.")] = False,
 ) -> None:
-    """Check files offline: every fault at once, with what is allowed and the way out. Exit 0, or 2 with faults."""
+    """Check files offline and print every fault with its fix. Exit code 0, or 2 with faults."""
     documents, faults = load_documents(files)
     faults = sorted([*faults, *validate(documents)], key=lambda fault: (fault.file, fault.document))
     if as_json:
@@ -38,7 +38,7 @@ def validate_command(
 
 
 def print_faults(faults: Sequence[FieldError], console: Console | None = None) -> None:
-    """The faults for people, grouped by document, on standard error; plain where that is no terminal."""
+    """Prints the faults grouped by document on standard error; without colour off a terminal."""
     console = console or Console(stderr=True, soft_wrap=True, highlight=False)
     for (file, document), group in groupby(faults, key=lambda fault: (fault.file, fault.document)):
         place = f"{file}, document {document}" if document else file

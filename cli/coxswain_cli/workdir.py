@@ -1,4 +1,4 @@
-"""What a run leaves in its work directory, read while it goes on: the job, the latest steps, new events."""
+"""Reads a work directory while its run goes on: the job, the latest steps, new events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def default_workdir(job: str) -> Path:
 
 
 def find_workdir(job_or_folder: str) -> Path:
-    """The work directory that a person means: a folder, or runs/JOB. Raises Refused."""
+    """Finds a work directory by folder, or by job as runs/JOB. Raises Refused."""
     for folder in (Path(job_or_folder), default_workdir(job_or_folder)):
         if (folder / "cluster").is_dir():
             return folder
@@ -35,12 +35,12 @@ def find_workdir(job_or_folder: str) -> Path:
 
 
 def objects(workdir: Path, kind: str) -> list[Manifest]:
-    """The local cluster's objects of one kind, as stored."""
+    """Returns the local cluster's objects of one kind, as stored."""
     return [json.loads(path.read_bytes()) for path in sorted((workdir / "cluster" / kind).glob("*/*.json"))]
 
 
 def condition(job: Manifest, type_: str) -> Manifest:
-    """One condition of the job's status; empty when there is none yet."""
+    """Returns one condition of the job's status; empty when there is none yet."""
     conditions = job.get("status", {}).get("conditions", ())
     return next((c for c in conditions if c["type"] == type_), {})
 
@@ -53,7 +53,7 @@ class LoggedEvent:
 
     @property
     def seconds(self) -> float:
-        """Since 1970; 0 when it has no time."""
+        """Seconds since 1970; 0 when the event has no time."""
         return datetime.fromisoformat(self.time).timestamp() if self.time else 0.0
 
 

@@ -1,4 +1,4 @@
-"""A block of a source, as it is listed and passed on; what is in it stands in its index (`coxswain.index`)."""
+"""A block of a source as it is listed; `coxswain.index` holds its contents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class BlockEntry(msgspec.Struct, frozen=True, order=True):
-    """One block of a source: a Parquet row group, or a byte range or whole object of a text file."""
+    """One block of a source: a Parquet row group, or a byte range or the whole of a text file."""
 
     path: str  # of the object, relative to the source's uri; sources sort by (path, ordinal)
     ordinal: int  # row group, or range, within the object

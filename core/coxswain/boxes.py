@@ -1,7 +1,7 @@
 """Model state named by boxes: every element of every tensor is (parameter, logical box).
 
 Tensor shards, layer owners and ZeRO-1 shards are all boxes. Checkpoint, resume, migration and export are one operation:
-intersect the boxes that are there with the boxes that are needed, and move the difference.
+intersect the boxes that are held with the boxes that are needed, and move the difference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def full_box(name: str, shape: tuple[int, ...]) -> Box:
 
 
 def intersect(a: Box, b: Box) -> Box | None:
-    """The common part of two boxes of the same tensor; None when there is none."""
+    """Returns the common part of two boxes of one tensor; None when there is none."""
     if a.name != b.name:
         return None
     starts = tuple(max(x, y) for x, y in zip(a.offset, b.offset, strict=True))
@@ -42,7 +42,7 @@ def intersect(a: Box, b: Box) -> Box | None:
 
 
 def window(outer: Box, inner: Box) -> tuple[slice, ...]:
-    """Index of `inner` within an array that holds `outer`."""
+    """Returns the index of `inner` within an array that holds `outer`."""
     return tuple(slice(i - o, i - o + n) for i, o, n in zip(inner.offset, outer.offset, inner.shape, strict=True))
 
 
@@ -55,7 +55,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 def match(have: Iterable[Box], need: Iterable[Box]) -> tuple[list[Piece], list[Box]]:
-    """For every needed box the pieces of held boxes that fill it, and the needed boxes that are not covered whole.
+    """Returns the pieces of held boxes that fill needed ones, and the boxes not covered whole.
 
     Held boxes of one tensor must not overlap.
     """
@@ -73,7 +73,7 @@ def match(have: Iterable[Box], need: Iterable[Box]) -> tuple[list[Piece], list[B
 
 
 def zero_shard(box: Box, owners: int, owner: int) -> Box | None:
-    """ZeRO-1: the rows of `box` whose optimizer state the `owner`-th of `owners` holders keeps; None when it gets no row.
+    """Returns the rows of `box` whose ZeRO-1 state the `owner`-th of `owners` keeps, or None.
 
     Per parameter and along its first dimension, so that moving a layer moves whole intervals.
     """

@@ -14,7 +14,10 @@ import msgspec
 
 
 class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """An S3 server. Empty url: the provider's own. `secret` names a mounted Secret with AWS_* keys; empty: boto3's chain."""
+    """An S3 server; an empty url means the provider's own.
+
+    `secret` names a mounted Secret with AWS_* keys; empty: boto3's chain.
+    """
 
     url: str = ""
     region: str = ""
@@ -22,7 +25,10 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`bytes`: ids 0-255 and EOS 256. `file`: a Hugging Face tokenizer.json at `uri`; `eos` is its end-of-text token."""
+    """`bytes`: ids 0-255 and EOS 256. `file`: a Hugging Face tokenizer.json at `uri`.
+
+    `eos` is the file's end-of-text token.
+    """
 
     kind: Literal["bytes", "file"]
     uri: str = ""
@@ -124,7 +130,7 @@ class StragglerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a service of the job has to know beforehand."""
+    """Everything that a service of the job knows when it starts."""
 
     name: str
     namespace: str
@@ -147,11 +153,14 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_steps(self) -> int:
-        """What the cosine runs over: stop.steps, or ceil(stop.tokens / tokensPerStep)."""
+        """The length of the cosine: stop.steps, or ceil(stop.tokens / tokensPerStep)."""
         return self.stop_steps or -(-self.stop_tokens // self.batch.tokens_per_step)
 
     def stream_hash(self) -> str:
-        """Names all that membership depends on but index contents and phases: a checkpoint of another stream is foreign."""
+        """Hashes all that membership depends on, except index contents and phases.
+
+        A checkpoint with another hash belongs to another stream.
+        """
         return stream_hash(self.mix, self.batch)
 
     def model_hash(self) -> str:
@@ -160,10 +169,10 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stream_hash(mix: MixConfig, batch: BatchConfig) -> str:
-    """Names a stream, whatever the contents of its sources.
+    """Hashes what defines a stream besides the contents of its sources.
 
-    Where the data lies, and what may be changed under a running job, is left out: moved data with the same contents
-    is the same stream.
+    Locations, and what may change under a running job, are left out: moved data with the same
+    contents is the same stream.
     """
     sources = [(s.name, s.format, s.text_field, s.tokenizer.kind, s.tokenizer.eos) for s in mix.sources]
     what = (sources, mix.seed, mix.long_sequences, batch)

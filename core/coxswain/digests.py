@@ -1,5 +1,6 @@
-"""The two digests that prove the stream (design 02): `stream_digest` of what was loaded, `delivered_digest` of what was
-trained on.
+"""The two digests that prove the stream.
+
+`stream_digest` covers what was loaded, `delivered_digest` what was trained on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ def tokens_digest(tokens: NDArray[np.integer]) -> str:
 
 
 def chain(previous: str, step: int, sequences: Seq[Sequence], token_digests: Seq[str]) -> str:
-    """The stream digest after `step`: over the previous one, the step's number and its sequences in membership order."""
+    """Returns the stream digest after `step`.
+
+    It covers the previous digest, the step's number and its sequences in membership order.
+    """
     h = hashlib.sha256(bytes.fromhex(previous))
     h.update(struct.pack("<Q", step))
     for s, digest in zip(sequences, token_digests, strict=True):
@@ -34,10 +38,10 @@ def chain(previous: str, step: int, sequences: Seq[Sequence], token_digests: Seq
 
 
 def delivered(sequence: int | NDArray[np.integer], positions: NDArray[np.integer], tokens: NDArray[np.integer]) -> int:
-    """Sum modulo 2^64 of a 64-bit mix of (sequence's place in the membership, position in the sequence, token id).
+    """Sums a 64-bit mix of (sequence's place, position in it, token id) modulo 2^64.
 
-    `positions` and `tokens` have one entry per token, `sequence` too if there are several. Any slicing of a step's
-    sequences gives the same total.
+    `positions` and `tokens` have one entry per token, `sequence` too if there are several. Any
+    slicing of a step's sequences gives the same total.
     """
     with np.errstate(over="ignore"):
         x = (positions.astype(np.uint64) << np.uint64(32)) | tokens.astype(np.uint64)

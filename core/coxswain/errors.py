@@ -1,4 +1,4 @@
-"""What can go wrong, as types.
+"""The errors of the project, by what to do about them.
 
 CoxswainError
 ├── Refused     the user's fault; retrying cannot help (exit 2). Says field, value, what is allowed, the way out
@@ -16,7 +16,7 @@ class CoxswainError(Exception):
 
 
 class Refused(CoxswainError):
-    """The user's fault. Carries a stable `reason` (CamelCase, used in conditions and events) and a message for people."""
+    """The user's fault: a stable `reason` (CamelCase, in conditions and events) and a message."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class Refused(CoxswainError):
 
 
 class Retryable(CoxswainError):
-    """May pass by itself: a service that is away, a store that answers 503, a deadline that ran out."""
+    """May pass without help: an absent service, a store that answers 503, a missed deadline."""
 
     reason = "Retryable"
 

@@ -1,4 +1,4 @@
-"""Exit codes of every service and what they mean to the operator (design 02)."""
+"""Exit codes of every service, and their meaning to the operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importing a library without what it can do without and we never use: every start of a service waits for its imports."""
+"""Imports a library without its optional dependencies: a service's start waits for imports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def block_imports(*modules: str) -> Iterator[None]:
-    """Inside, these modules count as not installed, unless something has imported them before; afterwards they do not.
+    """Hides modules inside the context, unless they are imported already.
 
     For imports that a library guards by `except ImportError`. None in sys.modules is the documented way to say so.
     """

@@ -1,6 +1,7 @@
-"""The block index: per block, where every readable sample is and how many tokens it has. Loaders write it, membership reads it.
+"""The block index: the place and token count of every readable sample of a block.
 
-Stored as one object per block, `index/<key>.npz`, content-keyed, so that every job over the same data reuses it.
+Loaders write it, membership reads it. Each block has one object, `index/<key>.npz`, keyed by
+content: every job over the same data reuses it.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from coxswain.block import BlockEntry as BlockEntry  # apart: who only passes blocks on need not wait for numpy
+from coxswain.block import BlockEntry as BlockEntry  # a module of its own: it needs no numpy
 
 
 class BlockIndex(msgspec.Struct, frozen=True):
-    """Per readable sample of a block: its place (row in the row group, byte offset in the block) and its tokens, EOS included."""
+    """Per readable sample of a block: its place and its tokens, EOS included.
+
+    A place is a row in the row group or a byte offset in the block.
+    """
 
     at: NDArray[np.int64]
     lengths: NDArray[np.uint32]
-    rejected: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))  # where: not decodable
+    rejected: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))  # places
 
 
 def block_key(entry: BlockEntry, tokenizer: str, format_key: str) -> str:
-    """Names a block's content under a tokenizer (`tokenizer` is its hash) and the way it is read (format, text field)."""
+    """Hashes a block's content, its tokenizer (`tokenizer` is a hash) and how it is read."""
     what = (
         entry.path,
         entry.ordinal,
@@ -43,7 +47,7 @@ def block_key(entry: BlockEntry, tokenizer: str, format_key: str) -> str:
 
 
 def fingerprint(blocks: Iterable[BlockEntry]) -> str:
-    """Names the content of a source as it was indexed."""
+    """Hashes the content of a source as it was indexed."""
     content = [(b.key, b.samples, b.tokens) for b in blocks]
     return "sha256:" + hashlib.sha256(msgspec.json.encode(content)).hexdigest()
 
@@ -60,7 +64,7 @@ def encode(index: BlockIndex) -> bytes:
 
 
 TORN = (EOFError, KeyError, OSError, ValueError, zipfile.BadZipFile, zlib.error)
-"""What `decode` raises for an object that is damaged or something else."""
+"""What `decode` raises for a damaged object, or one that is no index."""
 
 
 def decode(data: bytes) -> BlockIndex:

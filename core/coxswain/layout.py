@@ -1,4 +1,4 @@
-"""The layout: replicas -> stages -> devices and layer ranges. Replicas may differ in stages, tensor degree and layers."""
+"""The layout: replicas -> stages -> devices and layer ranges. Replicas may differ in all three."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ class Device(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Layers [start, stop) on one tensor-parallel group of devices; the first also holds the embedding, the last the head."""
+    """Layers [start, stop) on one tensor-parallel group of devices.
+
+    The first stage also holds the embedding, the last one the head.
+    """
 
     devices: tuple[Device, ...]
     start: int
@@ -31,13 +34,13 @@ class Replica(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """All replicas, and the devices that stand by."""
+    """All replicas, and the devices on standby."""
 
     replicas: tuple[Replica, ...]
     standby: tuple[Device, ...] = ()
 
     def ranks(self) -> tuple[Seat, ...]:
-        """Seats in rank order: by replica, then stage, then position in the tensor group. A world's rank is its index here."""
+        """Returns seats by rank: by replica, then stage, then position in the tensor group."""
         return tuple(self._seats())
 
     def _seats(self) -> Iterator[Seat]:
@@ -52,13 +55,13 @@ class Layout(msgspec.Struct, frozen=True):
         return "sha256:" + hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
     def summary(self) -> str:
-        """For people: `3 x tp1pp2 + 1 x tp1pp1`."""
+        """Describes the layout: `3 x tp1pp2 + 1 x tp1pp1`."""
         shapes = Counter((max(len(s.devices) for s in r.stages), len(r.stages)) for r in self.replicas)
         return " + ".join(f"{n} x tp{tp}pp{pp}" for (tp, pp), n in shapes.items())
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """Where one rank sits."""
+    """The place of one rank."""
 
     rank: int
     device: Device
@@ -68,7 +71,10 @@ class Seat(msgspec.Struct, frozen=True):
 
 
 def uniform_layout(devices: list[Device], layers: int, tensor: int = 1, pipeline: int = 1) -> Layout:
-    """Equal replicas of `tensor` x `pipeline` devices each, layers split as evenly as they go; devices left over stand by."""
+    """Makes equal replicas of `tensor` x `pipeline` devices, with layers split evenly.
+
+    Devices that fill no replica are on standby.
+    """
     per_replica = tensor * pipeline
     count = len(devices) // per_replica
     cuts = [layers * s // pipeline for s in range(pipeline + 1)]

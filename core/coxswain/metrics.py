@@ -1,4 +1,4 @@
-"""Every Prometheus metric of the project, in one table. `docs/metrics.md` is generated from it; services build theirs from it."""
+"""Every Prometheus metric of the project. Services and `docs/metrics.md` are built from it."""
 
 from __future__ import annotations
 

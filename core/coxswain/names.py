@@ -1,4 +1,4 @@
-"""Labels, environment variables, ports, condition types and event reasons: every string that two parts must spell alike."""
+"""Strings that two parts must spell alike: labels, variables, ports, conditions, reasons."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ EVENT_REASONS = (
 
 
 def constructor_socket(pod_uid: str) -> str:
-    """Abstract Unix socket of a trainer pod's constructor: containers of a pod share it, and it leaves no file behind."""
+    """Returns the abstract Unix socket of a trainer pod's constructor. It leaves no file behind."""
     return f"\0coxswain-constructor-{pod_uid}"

@@ -1,4 +1,4 @@
-"""Records and keys of the plan log: create-only, under the checkpoint location. The coordinator writes it, nobody edits it."""
+"""Records and keys of the plan log: create-only objects that the coordinator writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LoaderShare(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """One world: who computes what from `first_step` on, until the next generation's first step."""
+    """One world: its members from `first_step` on, until the next generation's first step."""
 
     generation: int
     author: str  # pod of the coordinator that created it
@@ -54,7 +54,7 @@ def generation_key(generation: int) -> str:
 
 
 def takeover_key(generation: int, number: int) -> str:
-    """Claimed by the `number`-th coordinator that takes up a generation which lives on."""
+    """The claim of the `number`-th coordinator that adopts a generation which continues."""
     return f"log/takeovers/{generation:08d}/{number:04d}.json.zst"
 
 
@@ -71,5 +71,8 @@ def manifest_key(step: int) -> str:
 
 
 def steps_key(step: int) -> str:
-    """Lines of closed steps before `step`, since the object before: those of all such objects are the run's `steps.jsonl`."""
+    """Lines of closed steps before `step`, since the previous object.
+
+    All such objects together are the run's `steps.jsonl`.
+    """
     return f"steps/before-{step:010d}.jsonl"

@@ -25,7 +25,7 @@ Role = Literal["coordinator", "loader", "trainer", "constructor"]
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why something was refused or failed. `reason` is stable CamelCase (conditions, events), `message` is for people."""
+    """A refusal or failure: `reason` is stable CamelCase (conditions, events), `message` a text."""
 
     reason: str
     message: str
@@ -37,14 +37,17 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Register(msgspec.Struct, frozen=True):
-    """POST /v1/register: an agent, loader or constructor is there. Repeated after reconnects; idempotent by `instance`."""
+    """POST /v1/register by an agent, loader or constructor.
+
+    Repeated after reconnects; idempotent by `instance`.
+    """
 
     role: Role
     name: str  # `loader-0`, `trainer-2`; a constructor carries its trainer's name
     pod: str
     instance: str  # random per process start: another one means that the process before is gone
     host: str  # where others reach it
-    port: int  # Flight port of a loader; 0 where nobody calls
+    port: int  # Flight port of a loader; 0 for other members
     devices: int = 0  # an agent's
     generation: int = 0  # an agent's: the world of which all its workers live; 0: there is none
     last_error: str = msgspec.field(name="trouble", default="")  # a loader's, of its store
@@ -57,7 +60,10 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """Reply to whatever a world's members report: who has it now, and what is history (`coxswain_link.outbox`)."""
+    """Reply to reports of a world's members: what has arrived and what is durable.
+
+    `coxswain_link.outbox` acts on it.
+    """
 
     coordinator: str  # another one has not what was sent before
     saved: int  # steps below are in a checkpoint
@@ -87,7 +93,7 @@ class World(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """GET /v1/world answers 410 with this once the job has ended: services leave with `exit_code`."""
+    """GET /v1/world answers 410 with this once the job has ended: services exit with `exit_code`."""
 
     exit_code: int
     reason: str
@@ -95,7 +101,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
-    """POST by rank 0, GET /v1/rendezvous?generation=G&wait=S by the others: where the workers' store listens."""
+    """POST by rank 0, GET /v1/rendezvous?generation=G&wait=S by the others: the store's address."""
 
     generation: int
     host: str
@@ -146,7 +152,10 @@ class Indexed(msgspec.Struct, frozen=True):
 
 
 class SourceBlocks(msgspec.Struct, frozen=True):
-    """GET /v1/blocks?source=NAME&wait=S: all blocks of a source in index order; a sample's index counts through them."""
+    """GET /v1/blocks?source=NAME&wait=S: all blocks of a source in index order.
+
+    A sample's index counts through them.
+    """
 
     source: str
     blocks: tuple[BlockEntry, ...]
@@ -189,7 +198,7 @@ class StepDirective(msgspec.Struct, frozen=True):
 
 
 class DeliveredDigests(msgspec.Struct, frozen=True):
-    """POST /v1/served by a constructor: digests of the sequences whose first token it delivered, as the loader served them."""
+    """POST /v1/served by a constructor: digests of the sequences whose first token it delivered."""
 
     generation: int
     step: int
@@ -228,7 +237,10 @@ class StepReport(msgspec.Struct, frozen=True):
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """A content-named safetensors object; its tensor `i` is `boxes[i]` of kind `kinds[i]` (parameter, exp_avg, exp_avg_sq)."""
+    """A content-named safetensors object: tensor `i` is `boxes[i]` of kind `kinds[i]`.
+
+    Kinds are parameter, exp_avg and exp_avg_sq.
+    """
 
     key: str  # shards/<sha256>.safetensors
     bytes: int
@@ -245,11 +257,14 @@ class ShardsSaved(msgspec.Struct, frozen=True):
     ranks: int
     shards: tuple[Shard, ...]
     seconds: float
-    end: Literal["", "Completed", "Suspended"] = ""  # of the ticket that asked for it: another coordinator has to know
+    end: Literal["", "Completed", "Suspended"] = ""  # of the directive that requested it: a later coordinator needs it
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
-    """A checkpoint. Created by the coordinator once all ranks have saved; only this advances what counts as consumed."""
+    """A checkpoint, created by the coordinator once all ranks have saved.
+
+    Only a checkpoint advances what counts as consumed.
+    """
 
     version: int
     job: str
@@ -287,7 +302,7 @@ class SourceReport(msgspec.Struct, frozen=True):
 
 
 class JobReport(msgspec.Struct, frozen=True):
-    """GET /v1/report: what JobControl tells the operator. Also the coordinator's termination message (without sources)."""
+    """GET /v1/report for the operator; without sources also the coordinator's termination message."""
 
     phase: Literal["Waiting", "Indexing", "Starting", "Running", "Completed", "Suspended", "Failed"]
     generation: int
@@ -303,21 +318,21 @@ class JobReport(msgspec.Struct, frozen=True):
     checkpoint_step: int  # -1: none yet
     checkpoint_uri: str
     checkpoint_time: float
-    waiting_for: str  # for people: who waits for whom
+    waiting_for: str  # for people: what the job waits for
     sources: tuple[SourceReport, ...] = ()
     events: tuple[JobEvent, ...] = ()  # since the job began, newest last, at most 64
     fault: Fault | None = None
     reason: str = ""  # of the end: Completed's reason (StopReached, DataExhausted)
 
     def revision(self) -> str:
-        """Changes with what has to be acted on at once, and not with what grows by itself while the job runs."""
+        """Changes with what needs an action at once, not with counters that grow while the job runs."""
         last = self.events[-1].sequence if self.events else -1
         fault = self.fault.reason if self.fault else ""
         return f"{self.phase}/{self.generation}/{last}/{len(self.sources)}/{fault}/{self.reason}"
 
 
 class JobEvent(msgspec.Struct, frozen=True):
-    """Something worth an Event: `sequence` grows by one, so that the operator publishes each once."""
+    """A candidate for an Event. `sequence` grows by one: the operator publishes each once."""
 
     sequence: int
     time: float
@@ -327,14 +342,14 @@ class JobEvent(msgspec.Struct, frozen=True):
 
 
 class StopRequest(msgspec.Struct, frozen=True):
-    """POST /v1/stop: checkpoint at the next step boundary that all workers can still reach, then leave with exit code 3."""
+    """POST /v1/stop: checkpoint at the next boundary that all workers can reach; exit with code 3."""
 
     reason: str
     at_step: int = -1  # not before this step
 
 
 class StepLine(msgspec.Struct, frozen=True):
-    """One line of `steps.jsonl` (design 02)."""
+    """One line of `steps.jsonl`."""
 
     step: int
     worldGeneration: int

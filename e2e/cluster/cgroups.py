@@ -42,7 +42,7 @@ def make(name: str) -> None:
 
 
 def _share(hierarchy: Hierarchy, folder: Path) -> None:
-    """Version 2 hands controllers to children only when told so."""
+    """Version 2 hands controllers to children only on request."""
     if hierarchy.unified:
         controllers = (folder / "cgroup.controllers").read_text().split()
         (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in controllers))

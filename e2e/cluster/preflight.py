@@ -84,7 +84,7 @@ def look() -> Machine:
     """Tries what can only be tried."""
     root = os.geteuid() == 0
     path = os.environ.get("PATH", os.defpath)
-    # An ordinary user need not have root's folders in the path, and is told to become root anyway.
+    # An ordinary user need not have root's folders in the path; the advice is to become root anyway.
     searched = path if root else f"{path}:/usr/sbin:/sbin"
     commands = frozenset(name for name in (*COMMANDS, *BUILDERS) if shutil.which(name, path=searched))
     return Machine(

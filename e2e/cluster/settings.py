@@ -1,4 +1,4 @@
-"""What a node's programs are told: the kubelet's, kube-proxy's, containerd's and the pod network's files."""
+"""The settings of a node's programs: the kubelet's, kube-proxy's, containerd's and the pod network's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m coxswain_operator`: can be told to leave from its first moment on; all the rest is `process`."""
+"""`python -m coxswain_operator`: handles SIGTERM from its first moment on; all the rest is `process`."""
 
 from coxswain_link.bootstrap import bootstrap
 

@@ -1,4 +1,4 @@
-"""A clock for decisions: it goes on evenly whatever is done to the machine's own."""
+"""A clock for decisions: it advances evenly although the machine's clock is set."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def _elapsed() -> float:
 class SteadyClock:
     """Seconds since 1970, as on the machine's clock when this one was made; it never jumps and never goes back.
 
-    Someone who sets the machine's clock, by hand or by NTP, neither ends a job by its deadline nor stretches a back-off by an
-    hour. The difference is made up slowly, so that a clock which was wrong at the start does not stay wrong.
+    A machine's clock that is set, by hand or by NTP, neither ends a job by its deadline nor
+    stretches a back-off by an hour. The difference is made up slowly, so a clock that was wrong at
+    the start does not stay wrong.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = _elapsed) -> None:

@@ -1,7 +1,7 @@
 """The two seams of reconcile: `Cluster` (an API server, or this machine) and `JobControl` (a job's coordinator).
 
-Objects are Kubernetes manifests as plain dictionaries on both clusters, so that reconcile cannot tell them apart.
-Pods and nodes are many, so of them only what decisions rest on is handed out.
+Objects are Kubernetes manifests as plain dictionaries on both clusters, so reconcile treats both alike.
+Pods and nodes are many, so only the facts that decisions rest on are returned.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coxswain_operator.views import Conditions, Event, Manifest, PodView
 
 
 class AlreadyExists(Exception):
-    """Create met an object of that name."""
+    """An object of that name exists."""
 
 
 class Conflict(Exception):
@@ -51,15 +51,15 @@ class Cluster(Protocol):
         ...
 
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
-        """Tells Kueue that a group of pods is over: by a mark on this pod, or, without one, by deleting the group's Workload."""
+        """Ends a group of pods in Kueue: annotates this pod or, without one, deletes the Workload."""
         ...
 
     async def nodes(self) -> Mapping[str, Conditions] | None:
-        """Conditions of every node by its name; None: nobody may know."""
+        """Conditions of every node by its name; None: the operator may not read nodes."""
         ...
 
     def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[WatchEvent]:
-        """Current objects as ADDED, then changes, for ever."""
+        """Current objects as ADDED, then changes without end."""
         ...
 
     async def create(self, manifest: Manifest) -> Manifest:
@@ -83,12 +83,12 @@ class Cluster(Protocol):
 
 @runtime_checkable
 class JobControl(Protocol):
-    """What the operator asks of a job's coordinator."""
+    """The calls to a job's coordinator."""
 
     async def report(self, job: Manifest) -> JobReport | None:
         """The coordinator's latest report; None when it cannot be reached."""
         ...
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
-        """Asks for a checkpoint at the first boundary not before `at_step` and exit code 3; False: nobody was reached."""
+        """Asks for a checkpoint at the first boundary from `at_step` on and exit code 3; False: unreachable."""
         ...

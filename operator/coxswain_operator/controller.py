@@ -1,4 +1,4 @@
-"""The shell around reconcile: looks, decides, does, in that order, one pass at a time for each job."""
+"""The shell around reconcile: observes, decides and executes, one pass at a time for each job."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from coxswain_operator.workqueue import RequeueDelay
 WATCHED = ("TrainingJob", "Pod", "DataSource", "DataMix", "ParallelismPolicy")
 RETRY_SECONDS = 1.0  # after a pass that failed half-way
 QUOTA_SECONDS = 10.0  # between two tries to create what a quota leaves no room for
-QUIET_FACTOR = 10.0  # times its own cost passes between two passes that found nothing to do
-RESYNC_SECONDS = 600.0  # between looks at a job that is over
+QUIET_FACTOR = 10.0  # times its own cost: the delay after a pass that found nothing to do
+RESYNC_SECONDS = 600.0  # between passes over a finished job
 
 
 class Controller:
     """Runs reconcile for jobs of one cluster.
 
-    Watches are only a doorbell. Every pass looks anew at lists as of now, so a watch that lags, repeats or loses
-    events costs time and nothing else; a status write that was based on an older look ends the pass.
+    Watches only start passes. Every pass reads current lists, so a watch that lags, repeats or
+    loses events costs only time. A status write based on an older read ends the pass.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class Controller:
         poll_seconds: float = 1.0,
         on_report: Callable[[Manifest, JobReport | None], None] | None = None,
     ) -> None:
-        """`told` hears of job and report at every pass, for progress; no `clock`: a steady one of its own."""
+        """`on_report` gets job and report at every pass, for progress; no `clock`: a SteadyClock."""
         self._cluster, self._control, self._clock = cluster, control, clock or SteadyClock()
         self._settings = settings or Settings()
         self._poll_seconds, self._on_report = poll_seconds, on_report
         self._executor = ActionExecutor(cluster, control, self._settings.at_once)
 
     async def reconcile_job(self, namespace: str, name: str) -> RequeueDelay | None:
-        """One pass, and how long to rest after it. Raises as `pass_once`; None: there is no such job."""
-        began = time.thread_time()  # work, not time: who waits for a slow server or a busy machine need not rest for it
+        """Runs one pass; returns the delay until the next. Raises as `pass_once`; None: no such job."""
+        began = time.thread_time()  # CPU time: a wait for a slow server or a busy machine needs no rest
         observed = await self.observe(namespace, name)
         if observed is None:
             await self._release_orphans(namespace, name)
@@ -64,12 +64,12 @@ class Controller:
         return RequeueDelay(cost if decision.of(*_WRITES) else QUIET_FACTOR * cost, most)
 
     async def _release_orphans(self, namespace: str, name: str) -> None:
-        """The cluster removes what a deleted job had, but for pods that a queue keeps."""
+        """Releases pods that a queue keeps; the cluster removes all else of a deleted job."""
         for action in queueing.release_groups(await self._cluster.orphans(namespace, name)):
             await self._cluster.leave_queue(namespace, action.group, action.pod)
 
     async def pass_once(self, namespace: str, name: str) -> Decision | None:
-        """One look, one decision, and its actions. Raises what the cluster raises; None: there is no such job."""
+        """Observes, decides and executes once. Raises what the cluster raises; None: no such job."""
         observed = await self.observe(namespace, name)
         if observed is None:
             return None
@@ -78,7 +78,7 @@ class Controller:
         return decision
 
     async def observe(self, namespace: str, name: str) -> Observed | None:
-        """Everything that reconcile wants to know, as of now."""
+        """Reads everything that reconcile decides on."""
         job = await self._cluster.get("TrainingJob", namespace, name)
         if job is None:
             return None
@@ -95,7 +95,7 @@ class Controller:
         )
 
     async def _children(self, kind: str, job: Manifest) -> list[Manifest]:
-        """Secrets are only asked for by name: nobody should see those of others."""
+        """Reads Secrets by name only: the operator must not see those of others."""
         meta = job["metadata"]
         if kind != "Secret":
             return await self._cluster.list(kind, meta["namespace"], {LABEL_JOB_UID: meta["uid"]})
@@ -104,7 +104,7 @@ class Controller:
         return [secret] if secret is not None and ours else []
 
     async def _pods(self, job: Manifest) -> tuple[PodView, ...]:
-        """With their nodes' conditions only where those matter: nodes are many, and reading them needs a cluster-wide right."""
+        """Adds conditions of nodes only where they matter: it needs a cluster-wide right."""
         meta = job["metadata"]
         pods = await self._cluster.pod_views(meta["namespace"], meta["uid"])
         asked = any(rule.on_node_conditions for rule in read_spec(job).failure_policy.rules)
@@ -123,19 +123,17 @@ class Controller:
         return reconcile(observed, self._clock(), self._settings)
 
     async def reconcile_observed(self, observed: Observed) -> float:
-        """Decides on what was seen, and does it; after how many seconds to look again at the latest."""
+        """Decides and executes; returns the longest delay until the next pass, in seconds."""
         return await self._execute(observed, self._decide(observed))
 
     async def _execute(self, observed: Observed, decision: Decision) -> float:
-        """Returns after how many seconds to look again at the latest."""
+        """Returns the longest delay until the next pass, in seconds."""
         smooth = await self._executor.execute(observed.job, decision)
         if decision.of(*_WRITES):
             refused = observed.rejection and self._executor.rejection(observed.job)
             return 0.0 if smooth else QUOTA_SECONDS if refused else RETRY_SECONDS
         wakes = [a.time - self._clock() for a in decision.actions if isinstance(a, RequeueAt)]
-        rest = (
-            RESYNC_SECONDS if is_finished(observed) else self._poll_seconds
-        )  # of one that is over there is nothing to poll
+        rest = RESYNC_SECONDS if is_finished(observed) else self._poll_seconds
         return max(0.0, min([rest, *wakes]))
 
 
@@ -143,5 +141,5 @@ _WRITES = (WriteStatus, Create, CreatePod, Delete)
 
 
 def is_finished(observed: Observed) -> bool:
-    """The job is over and its pods are gone."""
+    """The job has ended and none of its pods is active."""
     return read_status(observed.job).ended and not any(p.is_active for p in observed.pods)

@@ -1,4 +1,4 @@
-"""Carrying out what reconcile decided: statuses first, objects side by side, pods last, then all else."""
+"""Executes a decision: statuses first, then objects in parallel, pods, and all else."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from coxswain_operator.slow_start import Call, SlowStartBatch, interleave
 from coxswain_operator.views import Event, Manifest
 
 QUOTA = "exceeded quota"  # how the API server's refusal says it; it has no reason of its own
-OVERLAP_SECONDS = 0.5  # of deleting pods before a new look: some members' successors can be created by then
+OVERLAP_SECONDS = 0.5  # of deleting pods before the next pass: by then some successors can be created
 
 
 class ActionExecutor:
-    """What reconcile decided about jobs of one cluster, done by at most `at_once` requests at a time."""
+    """Executes decisions on one cluster with at most `at_once` requests at a time."""
 
     def __init__(self, cluster: Cluster, control: JobControl, at_once: int) -> None:
         self._cluster, self._control, self._at_once = cluster, control, at_once
         self._rejections: dict[str, Fault] = {}  # by the job's uid
-        self._workers: dict[str, int] = {}  # likewise: of the restart that is under way
+        self._workers: dict[str, int] = {}  # by the job's uid, during a restart
 
     def rejection(self, job: Manifest) -> Fault | None:
-        """What the cluster said to the last child of the job that it did not take."""
+        """The refusal of the last child of the job that the cluster did not take."""
         return self._rejections.get(job["metadata"]["uid"])
 
     async def execute(self, job: Manifest, decision: Decision) -> bool:
-        """Statuses in their order, then objects side by side, pods last, then all else. False: something was not as expected."""
+        """Executes all actions in their order. False: a result was unexpected; observe again soon."""
         deletes = decision.of(Delete)
         objects = [*(d for d in deletes if not _is_pod(d)), *decision.of(Create)]
         done = [await self._execute_one(job, action) for action in decision.of(WriteStatus)]
@@ -48,12 +48,12 @@ class ActionExecutor:
         return all(done)
 
     async def _execute_pods(self, job: Manifest, deletes: Sequence[Action], creates: Sequence[Action]) -> bool:
-        """While pods are deleted, the successors of those that have gone should start: so the rest is left to the next look."""
+        """Interleaves deletions and creations; after OVERLAP_SECONDS the next pass does the rest."""
         uid, seconds = job["metadata"]["uid"], OVERLAP_SECONDS if deletes else float("inf")
         calls = self._calls(job, interleave(deletes, creates))
         batch = SlowStartBatch(calls, self._at_once, seconds, self._workers.pop(uid, 1))
         smooth = await _run(batch)
-        if smooth and deletes and creates:  # the next look goes on with as many
+        if smooth and deletes and creates:  # the next pass continues with as many
             self._workers[uid] = batch.workers
         return smooth
 
@@ -81,9 +81,9 @@ class ActionExecutor:
         return True
 
     async def _create(self, job: Manifest, manifest: Manifest) -> bool:
-        """A name that is taken is a leftover on its way out: the next look will tell.
+        """The name may still be terminating: then the next pass retries.
 
-        A refusal ends the job, but for that of a quota: what is used up now may be free later.
+        A refusal ends the job, except by a quota: room may appear later.
         """
         uid = job["metadata"]["uid"]
         try:
@@ -106,7 +106,7 @@ async def _run(batch: SlowStartBatch) -> bool:
 
 
 class _Rejected(Exception):
-    """The cluster will never take this child. The next look tells reconcile."""
+    """The cluster refuses this child. The next pass decides about it."""
 
 
 def _is_pod(action: Action) -> bool:

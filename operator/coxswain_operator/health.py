@@ -12,7 +12,7 @@ from aiohttp import web
 from coxswain_link.metrics import MetricsRegistry
 
 LONGEST_SILENCE = 180.0  # seconds: streams are reopened after 70
-LONGEST_WAIT = 300.0  # seconds for a turn: one may take long, all of them may not
+LONGEST_WAIT = 300.0  # seconds for a pass: one may take long, all of them may not
 LAG_NAP = 1.0  # seconds between two measurements of the loop
 LONGEST_UNRENEWED = 60.0  # seconds: a leader that cannot renew its Lease should have ended long before
 
@@ -21,8 +21,8 @@ LONGEST_UNRENEWED = 60.0  # seconds: a leader that cannot renew its Lease should
 class HealthStatus:
     """What is measured, in seconds. A loop that is stuck shows by not answering at all."""
 
-    silence: float = 0.0  # since the quietest stream was heard
-    waiting: float = 0.0  # of the most patient job
+    silence: float = 0.0  # since the last message on the quietest stream
+    waiting: float = 0.0  # of the job that waits longest
     unrenewed: float = 0.0  # since a leader's Lease was last renewed; 0 for a standby
     jobs: int = 0
     lag: float = 0.0  # of the loop, lately
@@ -33,7 +33,7 @@ class HealthStatus:
         if self.silence > LONGEST_SILENCE:
             return f"a stream has been silent for {self.silence:.0f} s; at most {LONGEST_SILENCE:.0f} are normal"
         if self.waiting > LONGEST_WAIT:
-            return f"a job has waited for its turn for {self.waiting:.0f} s; at most {LONGEST_WAIT:.0f} are normal"
+            return f"a job has waited for its pass for {self.waiting:.0f} s; at most {LONGEST_WAIT:.0f} are normal"
         if self.unrenewed > LONGEST_UNRENEWED:
             return f"the Lease was last renewed {self.unrenewed:.0f} s ago; at most {LONGEST_UNRENEWED:.0f} are normal"
         return ""
@@ -41,30 +41,33 @@ class HealthStatus:
     @property
     def text(self) -> str:
         """All of it, for people."""
-        lease = f"the Lease was renewed {self.unrenewed:.1f} s ago" if self.unrenewed else "another may lead"
-        lag = f"the loop was lately up to {self.lag:.2f} s late"
-        heard = f"every watch was heard within {self.silence:.1f} s"
+        lease = (
+            f"the Lease was renewed {self.unrenewed:.1f} s ago" if self.unrenewed else "this operator is not the leader"
+        )
+        lag = f"the event loop was up to {self.lag:.2f} s late"
+        heard = f"every watch had a message within the last {self.silence:.1f} s"
         return f"{self.problem or 'ok'}\n{heard}\nno job has waited longer than {self.waiting:.1f} s\n{lease}\n{lag}\n"
 
 
 class LoopLag:
     """How late the event loop is: by how much a nap lasted longer than it should. Use `measure` as a task."""
 
-    def __init__(self, nap: float = LAG_NAP) -> None:
-        self.seconds, self._nap = 0.0, nap  # the longest lately: an old one fades by a tenth with every nap
+    def __init__(self, nap: float = LAG_NAP, clock: Callable[[], float] = time.monotonic) -> None:
+        self._nap, self._clock = nap, clock
+        self.seconds = 0.0  # the longest lately: an old one fades by a tenth with every nap
 
     async def measure(self) -> None:
-        """For ever."""
+        """Never returns."""
         while True:
-            began = time.monotonic()
+            began = self._clock()
             await asyncio.sleep(self._nap)
-            self.seconds = max(time.monotonic() - began - self._nap, 0.9 * self.seconds)
+            self.seconds = max(self._clock() - began - self._nap, 0.9 * self.seconds)
 
 
 async def serve_health(
     host: str, port: int, status: Callable[[float], HealthStatus], metrics: MetricsRegistry
 ) -> web.AppRunner:
-    """Listens until `cleanup()`; `pulse` is asked with time.monotonic(). A standby is ready: it is ready to take over."""
+    """Listens until `cleanup()`; `status` gets time.monotonic(). A standby is ready: it can take over."""
 
     async def healthz(_: web.Request) -> web.Response:
         now = status(time.monotonic())

@@ -1,4 +1,4 @@
-"""`JobControl` over HTTP: how the operator speaks to a job's coordinator."""
+"""`JobControl` over HTTP: the operator's calls to a job's coordinator."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from coxswain_operator.cluster import Cluster
 from coxswain_operator.reconcile.context import COORDINATOR
 from coxswain_operator.views import Manifest, PodView
 
-DEADLINE_SECONDS = 2.0  # for one attempt; the next pass asks again, so that a coordinator that left holds up nobody
+DEADLINE_SECONDS = 2.0  # for one attempt; the next pass asks again
 
 
 class HttpJobControl:
-    """Finds the coordinator by its pod's address and speaks with the token of the job's Secret. Keeps one connection a job."""
+    """Calls the coordinator at its pod's address with the token of the job's Secret. Keeps one client a job."""
 
     def __init__(self, cluster: Cluster, port: int = PORT_COORDINATOR) -> None:
         self._cluster, self._port = cluster, port
         self._clients: dict[str, tuple[str, AsyncClient]] = {}  # by the job's uid: address and token, client
 
     async def report(self, job: Manifest, after: str = "", wait: float = 0.0) -> JobReport | None:
-        """With `after`, the mark of a report: waits so many seconds for one of another mark."""
+        """With `after`, the revision of a report: waits up to `wait` seconds for another revision."""
         query: dict[str, Any] = {"after": after, "wait": wait} if wait else {}
         try:
             client = await self._client(job)
@@ -71,7 +71,7 @@ class HttpJobControl:
         return client
 
     async def coordinator_pod(self, job: Manifest) -> PodView | None:
-        """The coordinator's pod, if it is ready. One that only starts would hold up whoever asks it."""
+        """The coordinator's pod, if it is ready. A request to one that starts would block."""
         meta = job["metadata"]
         pods = await self._cluster.pod_views(meta["namespace"], meta["uid"])
         ready = [p for p in pods if p.role == COORDINATOR and p.phase == "Running" and p.ready]

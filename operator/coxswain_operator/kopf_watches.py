@@ -1,6 +1,6 @@
-"""kopf as glue: it watches our four kinds and rings for the jobs concerned. What is done about it is reconcile's business.
+"""kopf watches our four kinds; every change adds the affected jobs to the queue.
 
-Only `on.event` handlers: kopf's others write annotations and finalizers into objects, and remember what they handled.
+Only `on.event` handlers: kopf's others write annotations and finalizers, and keep state.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
 from coxswain_operator.views import Manifest
 from coxswain_operator.workqueue import Key
 
-with block_imports(
-    "kubernetes"
-):  # kopf would serve its objects too; nobody here has any, and its import costs half a second
+with block_imports("kubernetes"):  # kopf imports it for objects that are not used here: half a second
     import kopf
 
 log = logging.getLogger(__name__)
@@ -41,7 +39,7 @@ async def run_watches(
     namespaces: tuple[str, ...] = (),
     silence: float = SILENCE_SECONDS,
 ) -> None:
-    """Rings for jobs until SIGTERM, which kopf takes for itself. Raises RuntimeError when the watch of pods ends otherwise."""
+    """Adds jobs until SIGTERM, which kopf handles. Raises RuntimeError when the watch of pods ends."""
     scopes = namespaces or ("",)
     await cluster.served([kind.plural for kind in KINDS])  # kopf looks for them once, as it starts
     for namespace in scopes:
@@ -52,7 +50,7 @@ async def run_watches(
     try:
         await asyncio.wait({ours, *pods}, return_when=asyncio.FIRST_COMPLETED)
         if not ours.done():
-            raise RuntimeError("the watch of pods has ended by itself; the operator must start anew")
+            raise RuntimeError("the watch of pods has ended; restart the operator")
         await ours
     finally:
         for task in (ours, *pods):
@@ -69,7 +67,7 @@ async def _kopf(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], si
             return await _kopf_once(registry, namespaces, _settings(silence))
         except Exception as error:
             failures = 0 if time.monotonic() - began > LONGEST_PAUSE else failures + 1
-            log.warning("kopf: %s: %s; beginning anew", type(error).__name__, error)
+            log.warning("kopf: %s: %s; restarting its watches", type(error).__name__, error)
             await asyncio.sleep(random.uniform(0.1, min(LONGEST_PAUSE, 0.5 * 2.0**failures)))
 
 
@@ -104,7 +102,7 @@ def _registry(cluster: KubernetesCluster, access: Access, add: AddKey) -> kopf.O
         return _connection_info(access)
 
     async def on_event(event: Any, **_: Any) -> None:
-        """The object comes along into the cache: a turn that this ring brings about must find it there."""
+        """Puts the object into the cache first: the pass that follows must find it there."""
         change = WatchEvent("DELETED" if event["type"] == "DELETED" else "MODIFIED", _plain(event["object"]))
         if cluster.note(change):  # not what we wrote ourselves
             for key in await _affected_jobs(cluster, change.object):
@@ -130,7 +128,7 @@ def _plain(body: Any) -> Manifest:
 
 
 class _Backoffs:
-    """Between kopf's attempts of a request: for ever. After the last one of a finite list it would end."""
+    """Between kopf's attempts of a request, without end: after the last one kopf would stop."""
 
     def __iter__(self) -> Iterator[float]:
         return chain((0.5, 1, 2, 4, 8), repeat(LONGEST_PAUSE))
@@ -141,7 +139,7 @@ def _settings(silence: float) -> kopf.OperatorSettings:
     settings.networking.error_backoffs = _Backoffs()
     settings.watching.inactivity_timeout = silence
     settings.posting.enabled = False  # events are ours: stable reasons, after the status write
-    settings.peering.standalone = True  # a Lease decides who acts, not kopf's peering
+    settings.peering.standalone = True  # a Lease decides which operator acts, not kopf's peering
     settings.scanning.disabled = True  # no rights on namespaces and CRDs; new CRDs need a restart
     settings.watching.chunk_size = 500
     return settings

@@ -1,10 +1,12 @@
-"""Leader election on a Lease: at most one operator acts. Whoever cannot renew stops acting before another may begin."""
+"""Leader election on a Lease: at most one operator acts.
+
+A holder that cannot renew stops acting before another candidate may take the Lease.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -19,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds. A holder gives up after `renew`, another may take over after `lease`: what lies between is the margin."""
+    """Seconds. A holder gives up after `renew`; another takes over after `lease`; the rest is margin."""
 
     lease: float = 15.0
     renew: float = 10.0
@@ -27,33 +29,37 @@ class Timing:
 
     def __post_init__(self) -> None:
         if not self.lease > self.renew > self.retry > 0:
-            message = f"lease {self.lease}, renew {self.renew}, retry {self.retry}: each must be longer than the next"
-            raise Refused("InvalidLeaseTiming", f"{message}, and all above 0; the usual values are 15, 10 and 2")
+            found = f"lease {self.lease}, renew {self.renew}, retry {self.retry}"
+            rule = "each must be longer than the next, and all above 0"
+            raise Refused("InvalidLeaseTiming", f"{found}: {rule}; the usual values are 15, 10 and 2")
 
 
 class Leader:
-    """One candidate. Clocks of different machines are never compared: a Lease is over when it has not changed for long."""
+    """One candidate. All times are of its own event loop; clocks of machines are never compared.
+
+    A Lease is over once this candidate has seen it unchanged for longer than the lease duration.
+    """
 
     def __init__(
         self, connection: Connection, namespace: str, name: str, identity: str, timing: Timing | None = None
     ) -> None:
         self._connection, self._namespace, self._name = connection, namespace, name
         self._identity, self._timing = identity, timing or Timing()
-        self._seen: tuple[str, float] = ("", 0.0)  # the Lease's version, and when we first saw it
-        self._written: Manifest | None = None  # the Lease as our last write left it
-        self.renewed = 0.0  # time.monotonic() at the start of the last renewal that succeeded; 0: not the leader
+        self._seen: tuple[str, float] = ("", 0.0)  # the Lease's version, and when it was first seen
+        self._written: Manifest | None = None  # the Lease as the last own write left it
+        self.renewed = 0.0  # when the last successful renewal was sent; 0: not the leader
 
     async def acquire(self) -> None:
-        """Returns once the Lease is ours."""
-        while not await self._attempt():  # noqa: ASYNC110 (the Lease is elsewhere: nothing here could wake us)
+        """Returns once this candidate holds the Lease."""
+        while not await self._attempt():  # noqa: ASYNC110 (a remote Lease sets no event)
             await asyncio.sleep(self._timing.retry)
-        log.info("%s leads", self._identity)
+        log.info("%s is the leader", self._identity)
 
     async def hold(self) -> None:
-        """Renews; returns when the Lease is lost, at the latest `renew` seconds after it was last surely ours."""
+        """Renews; returns when the Lease is lost, at most `renew` seconds after the last good renewal."""
         try:
             while True:
-                left = self.renewed + self._timing.renew - time.monotonic()
+                left = self.renewed + self._timing.renew - _clock()
                 try:
                     async with asyncio.timeout(left):
                         ours = await self._attempt()
@@ -68,15 +74,18 @@ class Leader:
             self.renewed = 0.0
 
     async def release(self) -> None:
-        """Lets another take over at once. The caller has stopped acting."""
+        """Lets another candidate take over at once. The caller has stopped acting."""
         lease = await self._get()
         if lease is not None and _holder(lease) == self._identity:
             await self._put({**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
 
     async def _attempt(self) -> bool:
-        """Whether the Lease is ours now. Trouble on the way counts as no answer: a holder goes on trying until its time is up."""
+        """Whether this candidate holds the Lease now. Repeats after an error; `hold` limits the time.
+
+        A renewal counts from when it was sent: the server may have stored it at once.
+        """
         while True:
-            started = time.monotonic()
+            started = _clock()
             try:
                 if await self._take():
                     self.renewed = started
@@ -87,7 +96,7 @@ class Leader:
                 await asyncio.sleep(self._timing.retry)
 
     async def _take(self) -> bool:
-        """A holder writes over its own last write without looking: a slow server is then asked once, not twice."""
+        """A holder overwrites its own last write unread: a slow server then gets one request, not two."""
         if self._written is not None and await self._put(self._renewed(self._written, transition=False)):
             return True
         lease = await self._get()
@@ -95,14 +104,14 @@ class Leader:
             return await self._create()
         if _holder(lease) == self._identity:
             if not await self._put(self._renewed(lease, transition=False)):
-                raise Retryable("written meanwhile, perhaps by our own call whose answer was lost; looking again")
+                raise Retryable("the Lease changed, perhaps by an own write whose answer was lost; reading it again")
             return True
         if _holder(lease) and not self._is_over(lease):
             return False
         return await self._put(self._renewed(lease, transition=True))
 
     def _is_over(self, lease: Manifest) -> bool:
-        now, version = time.monotonic(), str(lease["metadata"]["resourceVersion"])
+        now, version = _clock(), str(lease["metadata"]["resourceVersion"])
         if version != self._seen[0]:
             self._seen = version, now
         return now - self._seen[1] > float(lease["spec"].get("leaseDurationSeconds", self._timing.lease))
@@ -130,7 +139,7 @@ class Leader:
             return None
 
     async def _put(self, lease: Manifest) -> bool:
-        """False: somebody else has written it meanwhile."""
+        """False: the Lease has changed or is gone since it was read."""
         try:
             self._written = await self._call("PUT", self._path, lease)
         except (Conflict, NotFound):
@@ -144,6 +153,10 @@ class Leader:
     @property
     def _path(self) -> str:
         return LEASES.path(self._namespace, self._name)
+
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _holder(lease: Manifest) -> str:

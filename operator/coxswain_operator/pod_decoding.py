@@ -20,11 +20,11 @@ GONE: Conditions = frozenset({("Ready", "Gone")})
 
 
 class _Struct(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """As much of an object as is looked at: the rest of its bytes is skipped."""
+    """The fields that are read; the decoder skips all others."""
 
 
 class PodAnnotations(_Struct, frozen=True, gc=False):
-    """The annotations that somebody asks for."""
+    """The annotations that decisions rest on."""
 
     retriable: str = msgspec.field(name=RETRIABLE, default="")
 
@@ -106,7 +106,7 @@ def pod_view(manifest: Manifest) -> PodView:
 
 
 def view_of(pod: Pod) -> PodView:
-    """Words that many pods share are stored once."""
+    """Interns strings that many pods share."""
     meta, status, labels = pod.metadata, pod.status or PodStatus(), pod.metadata.labels or {}
     role, ended, waiting = labels[names.LABEL_ROLE], Terminated(), _waiting(status)
     main = next((c for c in status.container_statuses or () if c.name == role), None)
@@ -169,7 +169,7 @@ def child_view(child: Manifest) -> ChildView:
 
 
 def _waiting(status: PodStatus) -> Waiting:
-    """Why the first container that waits for more than its turn does so, such as ImagePullBackOff."""
+    """Why the first container waits, such as ImagePullBackOff; ordinary reasons do not count."""
     containers = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
     found = (c.state.waiting for c in containers if c.state is not None and c.state.waiting is not None)
     return next((w for w in found if w.reason not in _ORDINARY), Waiting())
@@ -185,7 +185,7 @@ def _condition(status: PodStatus, type_: str, wanted: str = "") -> PodCondition:
 
 @lru_cache(maxsize=4096)
 def _shared(pairs: tuple[tuple[str, str], ...]) -> Conditions:
-    """One object for all that say the same: pods and nodes are many, their states few."""
+    """Shares equal sets: pods and nodes are many, their states few."""
     return frozenset(pairs)
 
 

@@ -1,4 +1,4 @@
-"""The operator's process: waits for the Lease, then reconciles TrainingJobs until it loses it or is told to stop."""
+"""The operator's process: waits for the Lease, then reconciles TrainingJobs until it loses it or gets SIGTERM."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from coxswain_operator.workqueue import Key, RequeueDelay, WorkQueue
 log = logging.getLogger("coxswain_operator")
 
 LEASE = "coxswain-operator"
-POLL_SECONDS = 60.0  # between two looks at a job that nobody rings for
+POLL_SECONDS = 60.0  # between two passes over a job without changes
 _DEFAULTS = Settings()
 
 
@@ -55,7 +55,9 @@ def main(
     kubeconfig: Annotated[Path | None, typer.Option(help="Default: the pod's service account.")] = None,
     namespace: Annotated[list[str] | None, typer.Option(help="Reconcile only here; repeatable. Default: all.")] = None,
     operator_namespace: Annotated[str, typer.Option(help="Where the Lease is.")] = "coxswain-system",
-    lease_seconds: Annotated[float, typer.Option(help="Another may lead after a holder's silence of that long.")] = 15,
+    lease_seconds: Annotated[
+        float, typer.Option(help="Another operator takes over after a holder's silence of that long.")
+    ] = 15,
     renew_seconds: Annotated[float, typer.Option(help="A leader that cannot renew for that long exits.")] = 10,
     retry_seconds: Annotated[float, typer.Option(help="Between two attempts.")] = 2,
     identity: Annotated[str, typer.Option(help="As the Lease's holder; must be of one process. Default: random.")] = "",
@@ -64,7 +66,7 @@ def main(
     data_image: Annotated[str, typer.Option(help="Coordinator, loaders, constructors.")] = _DEFAULTS.data_image,
     train_image: Annotated[str, typer.Option(help="Trainers that name no image.")] = _DEFAULTS.train_image,
     pull_policy: Annotated[str, typer.Option(help="imagePullPolicy of both.")] = _DEFAULTS.pull_policy,
-    prometheus_namespace: Annotated[str, typer.Option(help="Whose pods may scrape jobs; empty: nobody.")] = "",
+    prometheus_namespace: Annotated[str, typer.Option(help="Its pods may scrape jobs; empty: no pod may.")] = "",
 ) -> None:
     """Runs the operator."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -83,7 +85,7 @@ def main(
     except (Retryable, OSError) as error:
         sys.exit(_say(error, Exit.RETRYABLE))
     except asyncio.CancelledError:  # SIGTERM
-        log.info("told to stop while another led")
+        log.info("SIGTERM received on standby")
 
 
 def _say(error: Exception, code: Exit) -> int:
@@ -92,7 +94,7 @@ def _say(error: Exception, code: Exit) -> int:
 
 
 async def run(options: Options) -> None:
-    """Until SIGTERM or SIGINT. Raises what makes it impossible to go on; ends the process when the Lease is lost."""
+    """Runs until SIGTERM or SIGINT. Exits the process when the Lease is lost."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # of a standby; later it is kopf's
@@ -124,13 +126,13 @@ async def run(options: Options) -> None:
 
 
 def _leader(options: Options, connection: Connection) -> Leader:
-    """A container that is started again in its pod keeps its name: it knows that its predecessor is dead, and need not wait."""
+    """With `--identity`, a restarted container renews its predecessor's Lease without a wait."""
     identity = options.identity or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     return Leader(connection, options.settings.operator_namespace, LEASE, identity, options.timing)
 
 
 async def _lead(leader: Leader, queue: WorkQueue, work: Coroutine[None, None, None]) -> None:
-    """Works while the Lease is ours. Without it nothing may be written any more, so the process ends where it stands."""
+    """Works while this process holds the Lease. Without it no write is allowed: the process exits at once."""
     try:
         await leader.acquire()
     except BaseException:
@@ -151,7 +153,7 @@ async def _lead(leader: Leader, queue: WorkQueue, work: Coroutine[None, None, No
 def _measured(
     controller: Controller, registry: metrics.MetricsRegistry
 ) -> Callable[[Key], Awaitable[RequeueDelay | None]]:
-    """What the queue does for a key, measured."""
+    """One pass over a key, measured."""
 
     async def process(key: Key) -> RequeueDelay | None:
         result = "error"

@@ -1,4 +1,4 @@
-"""Coordinators tell the operator when something has changed: one waiting request a job, and no turn that waits for an answer."""
+"""Long-polls each job's coordinator: one waiting request a job; no pass waits for an answer."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from coxswain_operator.views import Manifest
 
 Key = tuple[str, str]  # namespace, name
 
-WAIT_SECONDS = 15.0  # after which a coordinator tells its progress even if nothing else has changed
+WAIT_SECONDS = 15.0  # then a coordinator answers with its progress although nothing else has changed
 ABSENT_SECONDS = 2.0  # between two tries to reach one that does not answer
-FORGOTTEN_SECONDS = 180.0  # a job whose report nobody has asked for that long is over
+FORGOTTEN_SECONDS = 180.0  # a job whose report no pass has read for that long is over
 
 
 @dataclass(slots=True)
 class _Polled:
-    asked: float  # when somebody last wanted to know
-    coordinator_uid: str  # uid of the pod that is asked
-    latest: JobReport | None = None  # what this pod said last
+    asked: float  # when a pass last read the report
+    coordinator_uid: str  # of the polled pod
+    latest: JobReport | None = None  # the last report of this pod
     task: asyncio.Task[None] | None = None
 
 
 class ReportPoller:
-    """A JobControl whose reports are there already. Every answer of a coordinator rings for its job."""
+    """A JobControl that returns stored reports. Every answer of a coordinator calls `on_change`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ReportPoller:
         self._polled: dict[str, _Polled] = {}  # by the job's uid
 
     async def report(self, job: Manifest) -> JobReport | None:
-        """The latest one of the coordinator that is there now: its predecessor's word says nothing of it. Begins to follow it."""
+        """The latest report of the present coordinator pod, never of its predecessor. Starts polling it."""
         uid, now, coordinator_uid = job["metadata"]["uid"], time.monotonic(), await self._coordinator_uid(job)
         followed = self._polled.get(uid)
         if followed is None or (coordinator_uid and followed.coordinator_uid != coordinator_uid):
@@ -49,7 +49,7 @@ class ReportPoller:
         return followed.latest if followed.coordinator_uid == coordinator_uid else None
 
     def _start_polling(self, job: Manifest, coordinator_uid: str) -> _Polled:
-        """Another pod is not waited for any more: it may be gone without having closed its connection."""
+        """Cancels the poll of an earlier pod: it may be gone without closing its connection."""
         uid = job["metadata"]["uid"]
         if uid in self._polled:
             _cancel(self._polled[uid])

@@ -1,4 +1,4 @@
-"""What the operator's installation decides, not the job."""
+"""Settings of the operator's installation, not of a job."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ class Settings:
     train_image: str = "coxswain-train"  # trainers, likewise
     pull_policy: str = "IfNotPresent"
     user: int = 65532  # numeric id that the containers run as
-    prometheus_namespace: str = ""  # label kubernetes.io/metadata.name of who may scrape; empty: nobody
+    prometheus_namespace: str = ""  # name of the namespace whose pods may scrape; empty: none
     operator_namespace: str = "coxswain-system"
     at_once: int = 64  # requests under way, to the API server and for one job

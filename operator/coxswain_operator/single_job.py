@@ -21,7 +21,7 @@ async def run_job(
 ) -> Manifest | None:
     """Passes until the job is over and its pods are gone; returns it as it then is, None if it does not exist.
 
-    `leave`: once it is set, the pass under way is the last: a cancelled one may have written a status and told nobody.
+    `leave`: once it is set, the pass under way is the last: a cancelled one might lose events of its status.
     """
     leave = leave or asyncio.Event()
     async with _watch_changes(cluster, namespace, leave) as changed:
@@ -34,7 +34,7 @@ async def run_job(
                     return observed.job
                 delay = await controller.reconcile_observed(observed)
             except (Conflict, Retryable, OSError) as error:
-                log.info("%s/%s: %s: %s; looking again", namespace, name, type(error).__name__, error)
+                log.info("%s/%s: %s: %s; retrying", namespace, name, type(error).__name__, error)
                 delay = RETRY_SECONDS
             await _wait_for_change(changed, delay)
         return await cluster.get("TrainingJob", namespace, name)

@@ -1,4 +1,4 @@
-"""Doing many things at once, carefully: one at first, then more and more, and nothing more after a failure."""
+"""Runs many calls in parallel: one at first, then more and more, none after a failure."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ AT_ONCE = 64
 
 
 class SlowStartBatch:
-    """Workers over one list of deeds. Every deed that succeeds brings in another worker, so their number doubles.
+    """Workers over one list of calls. Each success adds a worker, so their number doubles.
 
-    That is how a Job controller starts pods: a quota or a broken admission costs one request instead of a thousand.
+    Kubernetes' Job controller starts pods so: a quota or a broken admission costs one request
+    instead of a thousand.
     """
 
     def __init__(
         self, calls: Iterable[Call], at_once: int = AT_ONCE, seconds: float = float("inf"), at_first: int = 1
     ) -> None:
-        """After `seconds` nothing more is begun. `at_first`: as many as the same kind of work had before, a moment ago."""
+        """After `seconds` no call begins. `at_first`: workers at the start, as of an earlier batch."""
         self._calls, self._at_once, self._end = iter(calls), at_once, time.monotonic() + seconds
         self._at_first, self.workers = at_first, 0
         self._errors, self._as_expected = list[BaseException](), True
 
     async def run(self) -> bool:
-        """Returns once all that was begun is done; False: something was not as expected. Raises the first error."""
+        """Returns once all begun calls have ended; False: one returned False. Raises the first error."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._at_first):
                 self._start_worker(group)
@@ -47,7 +48,7 @@ class SlowStartBatch:
                 self._as_expected &= await call()
             except asyncio.CancelledError:
                 raise
-            except BaseException as error:  # kept until the others are done: their answers count
+            except BaseException as error:  # raised once the other calls have ended
                 self._errors.append(error)
                 return
             if self.workers < self._at_once:

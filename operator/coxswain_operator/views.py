@@ -40,17 +40,17 @@ class PodView:
     node_conditions: frozenset[tuple[str, str]] = frozenset()
     disruption: str = ""  # reason of a DisruptionTarget condition that is True
     deleting: bool = False
-    created: float = 0.0  # times in seconds since the epoch; 0: has not happened, or nobody knows when
+    created: float = 0.0  # times in seconds since the epoch; 0: has not happened, or is unknown
     scheduled: float = 0.0
     finished: float = 0.0
     deletes_at: float = 0.0  # when its grace period is over
     ip: str = ""
     waiting: str = ""  # why a container does not start, such as ImagePullBackOff; empty for the ordinary reasons
     waiting_message: str = ""
-    unscheduled: str = ""  # the scheduler's words while it finds no node
+    unscheduled: str = ""  # the scheduler's message while it finds no node
     unscheduled_reason: str = ""  # Unschedulable, SchedulingGated; empty once it has found one
     group: str = ""  # of pods that Kueue admits together
-    given_up: bool = False  # Kueue was told that its group gets no successors
+    given_up: bool = False  # its annotation says that its group gets no successors
 
     @property
     def member(self) -> str:

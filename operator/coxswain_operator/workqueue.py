@@ -1,4 +1,4 @@
-"""A queue of keys: rung as often as anybody likes, handled one at a time for each key, again after a while by themselves."""
+"""A queue of keys: coalesces additions, processes each key serially, and requeues it by itself."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 Key = tuple[str, str]  # namespace, name
 COALESCE_SECONDS = 0.05  # keys that are added together are one pass
-MAX_CONCURRENT = 16  # turns of different keys
-MAX_BACKOFF_SECONDS = 60.0  # after turns that failed
+MAX_CONCURRENT = 16  # keys in process
+MAX_BACKOFF_SECONDS = 60.0  # after failures
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,17 @@ class RequeueDelay:
 
 
 class WorkQueue:
-    """`turn(key)` answers how long to rest, or None: the key is gone.
+    """`process(key)` returns the delay until the next call, or None: the key is gone.
 
-    A turn that raises is repeated after a pause that doubles up to a minute; a Conflict only means that it was overtaken.
-    Use as `async with`; leaving it ends all turns.
+    After an error it is called again, with a delay that doubles up to a minute; after a Conflict
+    at once. Use as `async with`; leaving it cancels all calls.
     """
 
     def __init__(self, process: Callable[[Key], Awaitable[RequeueDelay | None]]) -> None:
         self._process = process
         self._added: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self._due: dict[Key, float] = {}  # rung and not begun: since when
+        self._due: dict[Key, float] = {}  # when a key was added that is not in process yet
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def __aenter__(self) -> WorkQueue:
@@ -55,7 +55,7 @@ class WorkQueue:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def add(self, key: Key) -> None:
-        """Asks for a turn soon, also if one is under way."""
+        """Asks for a call soon, also during one."""
         self._due.setdefault(key, time.monotonic())
         if key not in self._tasks:
             self._added[key] = asyncio.Event()
@@ -67,11 +67,11 @@ class WorkQueue:
         return list(self._tasks)
 
     def oldest(self, now: float) -> float:
-        """Seconds that the most patient ring has waited for its turn."""
+        """Seconds that the oldest waiting key has waited."""
         return max((now - since for since in self._due.values()), default=0.0)
 
     async def _process_until_gone(self, key: Key) -> None:
-        """Turns until the key is gone and nobody has rung since."""
+        """Processes the key until it is gone and was not added since."""
         added, failures, rest = self._added[key], 0, RequeueDelay(0.0, 0.0)
         while added.is_set() or rest is not GONE:
             await _wait_for_add(added, rest)
@@ -92,7 +92,7 @@ GONE = RequeueDelay(0.0, 0.0)
 
 
 async def _wait_for_add(added: asyncio.Event, rest: RequeueDelay) -> None:
-    """Until somebody rings, but no sooner than the rest allows; a moment more, so that rings that come together are one."""
+    """Waits for an addition, for least to most seconds; then a moment more, to coalesce additions."""
     begun = time.monotonic()
     with suppress(TimeoutError):
         async with asyncio.timeout(rest.most):
@@ -102,9 +102,9 @@ async def _wait_for_add(added: asyncio.Event, rest: RequeueDelay) -> None:
 
 
 def _backoff(key: Key, error: Exception, failures: int) -> RequeueDelay:
-    """Rings do not shorten it, or a busy job would hammer an ailing server."""
+    """Additions do not shorten it: a busy job must not overload a failing server."""
     if isinstance(error, Conflict):
-        log.info("%s/%s: overtaken: %s", *key, error)
+        log.info("%s/%s: the object has changed: %s", *key, error)
         return RequeueDelay(COALESCE_SECONDS, COALESCE_SECONDS)
     log.warning("%s/%s: %s: %s", *key, type(error).__name__, error, exc_info=not str(error))
     seconds = random.uniform(0.5, 1.0) * min(MAX_BACKOFF_SECONDS, 2.0 ** (failures - 1))

@@ -1,4 +1,7 @@
-"""`python -m coxswain_coordinator`: one job's coordinator. It leaves last, with its final report as termination message."""
+"""`python -m coxswain_coordinator`: one job's coordinator.
+
+It exits last, with its final report as termination message.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +44,17 @@ async def _serve(environment: Environment) -> int:
 
 
 async def _run_until_stopped(coordinator: Coordinator) -> Finished:
-    """SIGTERM cancels the work: plans and checkpoints are in the store, so nothing has to be saved. An end stays an end."""
+    """Cancels the work on SIGTERM: plans and checkpoints are in the store.
+
+    A finished job stays so.
+    """
     work = asyncio.ensure_future(coordinator.drive())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         return await work
     if (finished := coordinator.finished) is not None:
         return finished
-    raise Retryable("told to stop (SIGTERM)")
+    raise Retryable("stopped by SIGTERM")
 
 
 def place(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:

@@ -1,4 +1,4 @@
-"""A coordinator: the job's state, its HTTP calls and its driver, put together."""
+"""A coordinator: the job's state, its HTTP calls and its driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from coxswain_link.store import Store
 
 
 class Coordinator:
-    """One job's coordinator. `author` names it in the plan log; `run_dir` gets the JSON-lines files."""
+    """One job's coordinator.
+
+    `author` names it in the plan log; `run_dir` gets the JSON-lines files.
+    """
 
     def __init__(
         self, job: JobConfig, store: Store, token: str, planner: Planner, author: str, run_dir: Path | None,
@@ -35,21 +38,21 @@ class Coordinator:
         return await self._service.start(host, port)
 
     async def drive(self) -> Finished:
-        """Runs the job to its end and tells every service of it."""
+        """Runs the job to its end and answers every service with it."""
         finished = await self._driver.drive()
         await self._driver.drain()
         return finished
 
     @property
     def finished(self) -> Finished | None:
-        """How the job has ended; None as long as it goes on."""
+        """How the job has ended; None while it runs."""
         return self._state.finished
 
     async def stop(self) -> None:
         await self._service.stop()
 
     async def wait_until(self, holds: Callable[[JobReport], bool], seconds: float) -> bool:
-        """Waits until the report is as wished; False when the time is up first."""
+        """Waits until `holds` is true of the report; False when the time is up first."""
         return bool(await self._state.notifier.wait_until(lambda: holds(self.report()) or None, seconds))
 
     def report(self) -> JobReport:

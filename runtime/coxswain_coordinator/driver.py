@@ -1,6 +1,6 @@
 """Decides what the job needs next and does it, one thing at a time, until the job has ended.
 
-`Driver._advance` is the table of contents: the first line that applies is done, then all is looked at again.
+`Driver._advance` is the table of contents: it does the first thing that applies, then starts over.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from coxswain_coordinator.world.manager import Planner, WorldManager
 from coxswain_coordinator.world.stalls import StallDetector
 from coxswain_link.store import Store
 
-_STALL_CHECK_SECONDS = 1.0  # seconds between two looks whether the world stands still
-_LEAVE_SECONDS = 30.0  # for workers to leave after the end
-_DRAIN_SECONDS = 5.0  # for services to hear that the job has ended
+_STALL_CHECK_SECONDS = 1.0  # seconds between two checks for a stall
+_LEAVE_SECONDS = 30.0  # for workers to exit after the end
+_DRAIN_SECONDS = 5.0  # for services to receive the end of the job
 
 
 class Driver:
-    """The hands of the coordinator: everything that needs the store or a planner. Blocking work runs in threads."""
+    """Does everything that needs the store or a planner. Blocking work runs in threads."""
 
     def __init__(self, state: JobState, store: Store, planner: Planner, author: str) -> None:
         self._state, self._store_call = state, state.store_executor
@@ -40,35 +40,38 @@ class Driver:
         self._worlds = WorldManager(state, self._log, self._checkpoints, planner, author)
         state.store_executor.watch(lambda: store.last_error)
         self._stall_detector = StallDetector()
-        self._end_acks = 0  # services that have been told of the end
+        self._end_acks = 0  # services that have received the end
 
     async def drive(self) -> Finished:
-        """Runs the job to its end. Raises Retryable when the store stays away, Stale when another coordinator took over."""
+        """Runs the job to its end.
+
+        Raises Retryable when the store stays unavailable, Stale when another coordinator took over.
+        """
         run = self._state
         try:
             await self._open()
             while run.finished is None:
                 seen = run.notifier.count
                 if not await self._advance():
-                    await run.notifier.wait_until(lambda: run.notifier.count > seen, _STALL_CHECK_SECONDS)  # noqa: B023  at once
+                    await run.notifier.wait_until(lambda: run.notifier.count > seen, _STALL_CHECK_SECONDS)  # noqa: B023  called at once
         except Refused as error:
             run.fail(fault := Fault(error.reason, error.message))
             return run.finished or run.finish(termination.failed(run.fault or fault))
-        with suppress(Refused, Retryable, Stale):  # a good end stays one
+        with suppress(Refused, Retryable, Stale):  # cleaning up cannot spoil a good end
             await self._collect_garbage(run.finished)
         return run.finished
 
     async def _collect_garbage(self, finished: Finished) -> None:
-        """Nothing is being saved any more, so what a crash has kept from being dropped can go."""
+        """Deletes what a crash left behind: no save is under way any more."""
         if finished.exit_code in (Exit.DONE, Exit.STOPPED):
             if self._state.session is not None:
                 await self._store_call(self._log.check_current, self._state.generation)
             await self._store_call(self._checkpoints.collect_garbage)
 
     async def drain(self) -> None:
-        """Keeps answering until every service has heard of the end, or for some seconds."""
-        everybody = len(self._state.registry)
-        await self._state.notifier.wait_until(lambda: self._end_acks >= everybody, _DRAIN_SECONDS)
+        """Keeps answering until every service has received the end, or for some seconds."""
+        members = len(self._state.registry)
+        await self._state.notifier.wait_until(lambda: self._end_acks >= members, _DRAIN_SECONDS)
 
     def ack_end(self) -> None:
         self._end_acks += 1
@@ -79,7 +82,7 @@ class Driver:
         self._state.manifest = await self._store_call(self._checkpoints.open)
 
     async def _advance(self) -> bool:
-        """Does the next thing that can be done; False when there is nothing but to wait."""
+        """Does the next thing that can be done; False when there is nothing to do but wait."""
         run, session = self._state, self._state.session
         if (end := self._ended()) is not None:
             run.finish(end)
@@ -88,10 +91,10 @@ class Driver:
             return await self._merge_index() if run.index_progress.complete else False
         if session is None or session.lost:
             return await self._worlds.form()
-        if standstill := self._stall_detector.judge(
+        if stall := self._stall_detector.judge(
             session, [line.seconds for line in run.history.recent], time.monotonic()
         ):
-            run.mark_world_lost(standstill)
+            run.mark_world_lost(stall)
             return True
         if run.close_step(session):
             return True
@@ -109,10 +112,10 @@ class Driver:
         run = self._state
         if run.fault is not None:
             return termination.failed(run.fault)
-        over = termination.already_over(run.job, run.manifest) if run.session is None else None
-        return over or termination.stopped_idle(run.stop, run.session, run.manifest)
+        done = termination.already_over(run.job, run.manifest) if run.session is None else None
+        return done or termination.stopped_idle(run.stop, run.session, run.manifest)
 
-    # --- index --------------------------------------------------------------------------------------------------------
+    # --- index ------------------------------------------------------------------------------------
 
     async def _merge_index(self) -> bool:
         run, lengths = self._state, self._index_store.lengths
@@ -125,7 +128,7 @@ class Driver:
         run.notifier.notify()
         return True
 
-    # --- plans, checkpoints, end --------------------------------------------------------------------------------------
+    # --- plans, checkpoints, end ------------------------------------------------------------------
 
     async def _commit(self, session: Session) -> bool:
         assert self._worlds.committer is not None
@@ -150,7 +153,10 @@ class Driver:
         return True
 
     async def _record(self, session: Session) -> bool:
-        """Where checkpoints are rare, closed steps do not pile up. Steps that are done again get the same keys again."""
+        """Stores the lines of closed steps between rare checkpoints.
+
+        A repeated step gets the same key.
+        """
         history, step = self._state.history, session.book.open
         await self._store_call(self._log.check_current, session.record.generation)
         await self._store_call(self._checkpoints.record, step, history.before(step))
@@ -169,7 +175,7 @@ class Driver:
         )  # fmt: skip
 
     async def _await_workers(self, session: Session) -> bool:
-        """All is saved: workers get the time to leave, then everybody is told."""
+        """Ends the job once all is saved: first gives the workers time to exit."""
         ranks = len(session.world.seats)
         await self._state.notifier.wait_until(lambda: len(session.exited) >= ranks, _LEAVE_SECONDS)
         self._state.finish(termination.end_of(session))

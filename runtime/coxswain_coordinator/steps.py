@@ -1,4 +1,4 @@
-"""Closing a step: from the ranks' reports and the constructors' digests to one line of steps.jsonl and one of timings.jsonl."""
+"""Closes a step: reports and digests become one line of steps.jsonl and one of timings.jsonl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coxswain.wire import DeliveredDigests, StepLine, StepPlan, StepReport, Task
 
 
 class PlannedTask(msgspec.Struct, frozen=True):
-    """A task as planned: seconds since the step began, both passes, on the cost model and the planned order."""
+    """A task as planned: seconds since the step began, both passes, by the cost model."""
 
     task: int
     kind: str  # pack | ring
@@ -28,7 +28,10 @@ class PlannedTask(msgspec.Struct, frozen=True):
 
 
 class RankTiming(msgspec.Struct, frozen=True):
-    """What one rank measured, in seconds. `timings`: arrays of (task, "F" or "B", start, stop, waited)."""
+    """What one rank measured, in seconds.
+
+    `timings`: arrays of (task, "F" or "B", start, stop, waited).
+    """
 
     rank: int
     replica: int
@@ -44,7 +47,10 @@ class RankTiming(msgspec.Struct, frozen=True):
 
 
 class TimingLine(msgspec.Struct, frozen=True):
-    """One line of `timings.jsonl`: planned beside measured. As in steps.jsonl, the last line of a step is the valid one."""
+    """One line of `timings.jsonl`: planned beside measured.
+
+    As in steps.jsonl, the last line of a step is the valid one.
+    """
 
     step: int
     worldGeneration: int
@@ -56,7 +62,7 @@ class TimingLine(msgspec.Struct, frozen=True):
 
 
 class StepTracker:
-    """What has been reported of the open steps of one generation. Steps close in order, each exactly once."""
+    """Reports of the open steps of one generation. Steps close in order, each exactly once."""
 
     def __init__(self, seats: tuple[Seat, ...], first_step: int, stream_digest: str) -> None:
         self.seats = seats
@@ -90,7 +96,7 @@ class StepTracker:
         return len(plan.sequences) - len(self._served[self.open])
 
     def close(self, plan: StepPlan, now: float) -> tuple[StepLine, TimingLine] | None:
-        """Closes the open step when all that it needs is there; `plan` is its plan."""
+        """Closes the open step once all reports and digests are there; `plan` is its plan."""
         if self.missing_ranks() or self.missing_digests(plan):
             return None
         reports, served = self._reports.pop(plan.step), self._served.pop(plan.step)
@@ -102,9 +108,9 @@ class StepTracker:
 
 
 def step_line(plan: StepPlan, reports: Mapping[int, StepReport], stream_digest: str, now: float) -> StepLine:
-    """Design 02: loss = sum of token losses / valid tokens; idle = 1 - compute / (ranks x step seconds).
+    """loss = sum of token losses / valid tokens; idle = 1 - compute / (ranks x step seconds).
 
-    Losses and norms are finite here: `Run.add_report` has ended a job that diverged.
+    Losses and norms are finite here: `JobState.add_report` ends a job that diverges.
     """
     ranks = list(reports.values())
     seconds = max(r.seconds for r in ranks)
@@ -153,7 +159,7 @@ def _rank_timing(seat: Seat, report: StepReport) -> RankTiming:
 
 
 def planned_tasks(tasks: tuple[Task, ...]) -> tuple[PlannedTask, ...]:
-    """When each task is planned to run: in the step's order, a task starts once all its replicas are free."""
+    """Planned times of tasks: in order, a task starts once all its replicas are free."""
     free: dict[int, float] = defaultdict(float)
     out = []
     for task in sorted(tasks, key=lambda t: t.index):

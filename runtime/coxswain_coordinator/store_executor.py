@@ -1,4 +1,4 @@
-"""Blocking work on the store from the event loop: in a thread, and again while the store is away."""
+"""Runs blocking store work from the event loop: in a thread, repeated while the store is away."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 DEADLINE = 600.0
-"""Seconds for one piece of work with its repetitions: beyond, a store or a planner hangs, and only a restart helps."""
+"""Seconds for one call with its retries.
+
+Beyond it the store or planner hangs: only a restart helps.
+"""
 
 
 class StoreExecutor:
-    """Runs blocking work. `trouble` says what the store answers at the moment; empty: nothing is wrong.
+    """Runs blocking work. `last_error`: what the store answers at present; empty: nothing is wrong.
 
-    Its threads are its own: the event loop waits for those of its default executor before it closes.
+    Uses its own threads: an event loop waits for its default executor's before it closes.
     """
 
     def __init__(self, patience: float | None = None, deadline: float = DEADLINE) -> None:
-        """After `patience` seconds (those of the store) the coordinator leaves with 1, to be started again."""
+        """Retries for `patience` seconds (default: the store's), then the coordinator restarts."""
         self._last_error, self._deadline = "", deadline
         self._store_error: Callable[[], str] = lambda: ""
         self._threads = ThreadPoolExecutor(thread_name_prefix="durable")
@@ -42,7 +45,7 @@ class StoreExecutor:
         )
 
     def watch(self, last_error: Callable[[], str]) -> None:
-        """`trouble` says what the store itself repeats calls for at the moment."""
+        """Adds the error for which the store itself retries a call at present."""
         self._store_error = last_error
 
     @property
@@ -50,7 +53,7 @@ class StoreExecutor:
         return self._last_error or self._store_error()
 
     async def __call__(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Raises what `work` raises; Retryable only once the patience is over."""
+        """Raises what `work` raises; Retryable only after the last retry."""
         try:
             async with asyncio.timeout(self._deadline):
                 result: T = await self._retrying(self._run, partial(work, *args, **kwargs))
@@ -65,4 +68,4 @@ class StoreExecutor:
     def _before_retry(self, state: tenacity.RetryCallState) -> None:
         assert state.outcome is not None
         self._last_error = str(state.outcome.exception())
-        log.warning("trying again: %s", self._last_error)
+        log.warning("retrying: %s", self._last_error)

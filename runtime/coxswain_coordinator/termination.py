@@ -14,7 +14,7 @@ def failed(fault: Fault) -> Finished:
 
 
 def already_over(job: JobConfig, manifest: CheckpointManifest | None) -> Finished | None:
-    """The end of a job whose newest checkpoint is the last one: nothing is left to do."""
+    """The end of a job whose newest checkpoint is its last one."""
     if manifest is None:
         return None
     if manifest.step >= job.total_steps:
@@ -25,14 +25,14 @@ def already_over(job: JobConfig, manifest: CheckpointManifest | None) -> Finishe
 def stopped_idle(
     stop: StopRequest | None, session: Session | None, manifest: CheckpointManifest | None
 ) -> Finished | None:
-    """The end of a job that is asked to stop now while no world lives: the newest checkpoint is its state."""
+    """The end of a job that is stopped without a world: it keeps the newest checkpoint."""
     if stop is None or stop.at_step >= 0 or (session is not None and not session.lost):
         return None
     return _suspended(manifest.step if manifest else 0)
 
 
 def end_of(session: Session) -> Finished:
-    """The end that the session's tickets have announced, once it is saved."""
+    """The end that the session's directives announced, once it is saved."""
     assert session.ending is not None
     if session.ending.end == "Suspended":
         return _suspended(session.ending.step)

@@ -1,4 +1,7 @@
-"""From a plan to what one replica computes: which slices it needs, and the arrays made of their tokens. Pure."""
+"""From a plan to what one replica computes: the slices it needs, and the arrays of their tokens.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from coxswain_link.step_buffer import NO_LABEL, StepArrays, StepSlice
 
 
 class Need(NamedTuple):
-    """A slice that one of our replicas computes, and the tokens to ask for: its own and the one behind, its last label."""
+    """A slice that one of our replicas computes. It requests one token more: the last label."""
 
     task: int
     slice: Slice
@@ -34,7 +37,10 @@ def _request(plan: StepPlan, part: Slice) -> SliceRequest:
 
 
 def arrays(plan: StepPlan, mine: Sequence[Need], tokens: Sequence[NDArray[np.int32]]) -> StepArrays:
-    """One replica's step. `tokens` answers the request of each need. A sample's last token has no label."""
+    """One replica's step.
+
+    `tokens` answers the request of each need. A sample's last token has no label.
+    """
     parts = [need.slice for need in mine]
     offsets = np.cumsum([0, *(p.stop - p.start for p in parts)])
     ids, labels, positions = (np.full(offsets[-1], NO_LABEL, np.int32) for _ in range(3))

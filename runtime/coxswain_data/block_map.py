@@ -1,4 +1,4 @@
-"""From a sample's index within a source to its block, and from there to the loader that owns it."""
+"""Maps a sample's index within a source to its block, and a block to the loader that owns it."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ from coxswain_link.step_buffer import Buffer, pack
 log = logging.getLogger(__name__)
 
 _BEHIND = 8  # steps by which a rank may lag behind the step that was built last
-_POLL = 2.0  # seconds of one long poll: bounds how late a step is built that a worker asks for out of turn
+_POLL = 2.0  # seconds of one long poll: bounds the delay of a step that a worker requests out of turn
 
 
 class Builder:
-    """Plans in, buffers on the shelf, digests to the coordinator: for the replicas that have a rank in this trainer."""
+    """Builds the buffers of this trainer's replicas from plans, and sends their digests."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Builder:
         step_cache.open(world.generation, world.first_step, self._ranks)
 
     def run(self) -> None:
-        """A thread's body: its errors go to the workers that wait, by way of the shelf."""
+        """Runs in a thread. Waiting workers get its errors through the step cache."""
         try:
             while (step := self._step_cache.next_step(self._generation)) is not None:
                 plan = self._plan(step)
@@ -52,10 +52,10 @@ class Builder:
         except (Stale, JobEnded) as over:
             log.info("generation %d: %s", self._generation, over)
         except CoxswainError as error:
-            log.error("generation %d cannot go on: %s", self._generation, error)
+            log.error("generation %d cannot continue: %s", self._generation, error)
             self._step_cache.fail(self._generation, error)
         except Exception as error:
-            log.exception("generation %d cannot go on", self._generation)
+            log.exception("generation %d cannot continue", self._generation)
             self._step_cache.fail(
                 self._generation, Retryable(f"the constructor failed: {type(error).__name__}: {error}")
             )

@@ -1,6 +1,7 @@
-"""The constructor: fetches what its trainer's ranks compute, a few steps ahead, and hands it to them.
+"""The constructor: fetches what its trainer's ranks compute, some steps ahead, and hands it over.
 
-Run as `python -m coxswain_data.constructor`, a sidecar in the trainer's pod. All it holds can be rebuilt from the plan.
+Runs as `python -m coxswain_data.constructor`, a sidecar in the trainer's pod. It can rebuild all
+its state from the plan.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from coxswain_link.status import serve_status
 
 log = logging.getLogger(__name__)
 
-_POLL = 5.0  # seconds of one long poll: bounds how late a constructor registers with a coordinator that was replaced
-_COORDINATOR_AWAY = 120.0  # seconds until a constructor gives up, to be started again
-_PARTING = 30.0  # seconds for the trainer to leave first
-_SWITCH = 0.0005  # seconds between thread switches: a hand-over must not wait for the building of later steps
+_POLL = 5.0  # seconds of one long poll: bounds the delay of registering with a new coordinator
+_COORDINATOR_AWAY = 120.0  # seconds until a constructor exits, which restarts it
+_EXIT_DELAY = 30.0  # seconds for the trainer to exit first
+_SWITCH = 0.0005  # seconds between thread switches: a hand-over must not wait for a later step's build
 
 
 class Constructor:
-    """Follows the world: each generation has its own builder, which throws away what the one before built."""
+    """Follows the world: starts a builder for each generation, which drops the former buffers."""
 
     def __init__(self, env: Environment, coordinator: Client, step_cache: StepCache, metrics: MetricsRegistry) -> None:
         self._env, self._coordinator, self._step_cache, self._metrics = env, coordinator, step_cache, metrics
         self.generation = 0
 
     def follow(self) -> NoReturn:
-        """Until the job ends (raises Ended)."""
+        """Registers and follows the world until the job ends (raises JobEnded)."""
         me = Register("constructor", self._env.name, self._env.pod_name, uuid.uuid4().hex, self._env.pod_ip, 0)
         while True:
             self._coordinator.post("/v1/register", me, Registered)
@@ -55,10 +56,10 @@ class Constructor:
 
 
 def main(env: Environment) -> int:
-    """Serves until the job has ended and its trainer has left; returns the exit code that the coordinator names.
+    """Serves until the job and its trainer have ended; returns the job's exit code.
 
-    A sidecar that leaves before its pod's main container is started again, and hears no SIGTERM while it starts: the pod
-    would take all of its grace period to go.
+    The kubelet restarts a sidecar that exits before its pod's main container. A starting process
+    ignores SIGTERM, so the pod would use up its grace period.
     """
     sys.setswitchinterval(_SWITCH)
     metrics = build("constructor")
@@ -71,7 +72,7 @@ def main(env: Environment) -> int:
         try:
             constructor.follow()
         except JobEnded as end:
-            threading.Event().wait(_PARTING)  # SIGTERM ends it
+            threading.Event().wait(_EXIT_DELAY)  # SIGTERM ends it
             return end_as(end.finished, env)
         finally:
             step_cache.close()

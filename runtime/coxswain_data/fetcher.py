@@ -1,4 +1,4 @@
-"""Fetching slices from the loaders that own them, however often these go away and come back."""
+"""Fetches slices from the loaders that own them, across restarts of loaders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Tokens = NDArray[np.int32]
 
 
 class Fetcher:
-    """Asks each loader of a world for its part of a step, and again under its new address after it was restarted."""
+    """Asks each loader of a world for its part of a step. Follows a loader's new address."""
 
     def __init__(self, world: World, coordinator: Client, token: str, metrics: MetricsRegistry) -> None:
         self._world = world
@@ -40,7 +40,10 @@ class Fetcher:
     def fetch(
         self, wanted: Sequence[SliceRequest], active: Callable[[], bool]
     ) -> tuple[list[Tokens], Mapping[int, str]]:
-        """Tokens of each wanted slice, and digests by the slice's place in `wanted`. Raises Stale once not `active`."""
+        """Tokens of each wanted slice, and digests by position in `wanted`.
+
+        Raises Stale once not `active`.
+        """
         tokens: list[Tokens] = [np.empty(0, np.int32)] * len(wanted)
         digests: dict[int, str] = {}
         by_loader = self._by_loader(wanted)

@@ -1,4 +1,4 @@
-"""Builds the block index of a loader's share of a source: where every readable sample is and how many tokens it has."""
+"""Builds the block index of a share: position and token count of each readable sample."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NAMED_PLACES = 3
 
 
 def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: LoaderShare) -> Indexed:
-    """Indexes every `share.shares`-th block; what the store already has under the same key is reused.
+    """Indexes every `share.shares`-th block; reuses what the store has under the same key.
 
-    Raises Refused: TooManyRejected, SourceEmpty, and whatever is wrong with the source.
+    Raises Refused: TooManyRejected, SourceEmpty, and the source's own.
     """
     mine = source.blocks()[share.share :: share.shares]
     indexed: list[BlockEntry] = []
@@ -64,7 +64,7 @@ def _built(source: Source, tokenizer: Tokenizer, entry: BlockEntry) -> BlockInde
 
 
 def build(block: Block, tokenizer: Tokenizer) -> BlockIndex:
-    """Tokenises a whole block. A sample without text has nothing to train on: it is neither indexed nor rejected."""
+    """Tokenises a whole block. An empty sample is neither indexed nor rejected."""
     at: list[int] = []
     lengths: list[int] = []
     rejected: list[int] = []

@@ -1,6 +1,6 @@
-"""The loader: owns shares of sources, indexes them, and serves slices of their samples over Arrow Flight.
+"""The loader: indexes its shares of sources and serves slices of samples over Arrow Flight.
 
-Run as `python -m coxswain_data.loader`. It keeps nothing that a restart would have to replay.
+Runs as `python -m coxswain_data.loader`. It keeps no state that a restart would have to replay.
 """
 
 from __future__ import annotations
@@ -33,33 +33,34 @@ from coxswain_link.store import StoreUnavailable, open_store
 
 log = logging.getLogger(__name__)
 
-_POLL = 5.0  # seconds of one long poll: bounds how late a loader registers with a coordinator that was replaced
-_COORDINATOR_AWAY = 120.0  # seconds until a loader gives up, to be started again
+_POLL = 5.0  # seconds of one long poll: bounds the delay of registering with a new coordinator
+_COORDINATOR_AWAY = 120.0  # seconds until a loader exits, which restarts it
 
 
 class Loader:
-    """Everything but the sockets."""
+    """A loader without its sockets."""
 
     def __init__(self, env: Environment, coordinator: Client, metrics: MetricsRegistry) -> None:
         job = env.job
         self._name, self._coordinator, self._metrics = env.name, coordinator, metrics
-        checkpoint, known = job.checkpoint, True  # the coordinator refuses what is not there
+        checkpoint, known = job.checkpoint, True  # the coordinator has opened it before
         self._store = open_store(checkpoint.uri, checkpoint.endpoint, env.secrets_dir, create=True, known=known)
         self._open_sources = OpenSources(job.mix, env.secrets_dir, self._blocks)
         self._samples = Samples(self._open_sources, self._store, self._count_sample)
         self._indexed: dict[LoaderShare, Indexed] = {}
-        self._given_up: StoreUnavailable | None = None  # a store that stayed away for too long
+        self._given_up: StoreUnavailable | None = None  # the error of a store that stayed unavailable
         self.generation = 0
         self.ready = False
 
     def follow(self, me: Register) -> NoReturn:
-        """Registers, indexes its shares and follows the world, until the job ends (raises Ended) or a source is refused.
+        """Registers, indexes its shares and follows the world until the job ends (raises JobEnded).
 
-        Raises Away when a store stays away: who starts again instead is counted, so that it ends.
+        Raises Refused for a bad source, and StoreUnavailable when a store stays unavailable: the
+        operator counts restarts and ends the job.
         """
         while self._given_up is None:
-            trouble = self._open_sources.last_error or self._store.last_error
-            registered = self._coordinator.post("/v1/register", replace(me, last_error=trouble), Registered)
+            error = self._open_sources.last_error or self._store.last_error
+            registered = self._coordinator.post("/v1/register", replace(me, last_error=error), Registered)
             has_world = registered is not None and registered.generation > 0
             self.ready = has_world or self._announce_shares()  # a coordinator without a world needs the index
             world = self._coordinator.get("/v1/world", World, after=self.generation, wait=_POLL, instance=me.instance)
@@ -71,7 +72,7 @@ class Loader:
         """The parts of a request in its order. Raises Stale for a generation that is over."""
         if request.generation < self.generation:
             raise Stale(f"generation {request.generation} is over; the current one is {self.generation}")
-        self.generation = request.generation  # whoever knows of a newer world first tells the others
+        self.generation = request.generation  # a caller may know a newer world first
         began = time.monotonic()
         try:
             for item, wanted in enumerate(request.slices):
@@ -97,14 +98,14 @@ class Loader:
         return SlicePart(item, part, None if wanted.start else tokens_digest(tokens[sequence.start : sequence.stop]))
 
     def _announce_shares(self) -> bool:
-        """Whether the shares are known, indexed and sent."""
+        """Indexes and sends the assigned shares; False while none are assigned."""
         owned = self._coordinator.get("/v1/shares", Shares, loader=self._name, wait=_POLL)
         for share in owned.shares if owned else ():
             self._announce(share)
         return owned is not None
 
     def _announce(self, share: LoaderShare) -> None:
-        """Sends the index of a share, unless the coordinator has the source's whole index already."""
+        """Sends the index of a share, unless the coordinator has the source's whole index."""
         if self._coordinator.get("/v1/blocks", SourceBlocks, source=share.source, wait=0) is not None:
             return
         if share not in self._indexed:

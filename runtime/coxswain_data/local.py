@@ -1,4 +1,4 @@
-"""Loaders without sockets: index and tokens of a mix in one process. The reference that the distributed path must equal."""
+"""Index and tokens of a mix in one process: the reference that the distributed path must equal."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Blocks = tuple[BlockEntry, ...]
 
 
 class LocalData:
-    """Indexes a source when it is first asked for, into `store`. Raises Refused as indexer and samples do.
+    """Indexes a source on first use, into `store`. Raises Refused as indexer and samples do.
 
-    `known`: the indexes of sources that somebody has listed before.
+    `known`: indexes of sources that were listed before.
     """
 
     def __init__(
@@ -44,11 +44,14 @@ class LocalData:
         return self._open_sources.block_map(source).blocks
 
     def views(self) -> dict[str, SourceView]:
-        """What membership has to know of the sources."""
+        """The sources as membership needs them."""
         return {s.name: self._view(s.name) for s in self._mix.sources}
 
     def vocabulary(self) -> int:
-        """How many ids the tokenizer has, EOS included. Raises Refused (TokenizerMismatch) when the sources differ."""
+        """Number of token ids, EOS included.
+
+        Raises Refused (TokenizerMismatch) when the sources differ.
+        """
         found = {s.name: self._open_sources.tokenizer(s.name) for s in self._mix.sources}
         if len({t.hash for t in found.values()}) > 1:
             raise Refused(
@@ -62,7 +65,7 @@ class LocalData:
         return self._samples.tokens(sequence.source, sequence.index)[sequence.start : sequence.stop]
 
     def with_next(self, sequence: Sequence) -> Tokens:
-        """The tokens of a sequence and the one behind it, if there is one: its last label."""
+        """The tokens of a sequence and the next one, if any: its last label."""
         return self.tokens(msgspec.structs.replace(sequence, stop=min(sequence.stop + 1, sequence.length)))
 
     def _index(self, source: str) -> Blocks:

@@ -11,7 +11,10 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[K, V]):
-    """Keeps what was used last, within `budget` in the unit of `size`; the newest entry stays even if it is larger."""
+    """Keeps the latest entries within `budget`, in units of `size`.
+
+    The newest stays even if larger.
+    """
 
     def __init__(self, budget: int, size: Callable[[V], int]) -> None:
         self._budget, self._size = budget, size

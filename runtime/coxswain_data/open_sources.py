@@ -1,4 +1,4 @@
-"""What a loader needs to know about the sources of its mix, opened when first asked for."""
+"""Opens the sources and tokenizers of a mix on first use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from coxswain_data.tokenizer import Tokenizer, open_tokenizer
 
 
 class OpenSources:
-    """Sources, tokenizers (one per configuration) and catalogs by the source's name in the mix.
+    """Sources, tokenizers (one per configuration) and block maps, by the source's name in the mix.
 
-    `blocks` gives the whole index of a source, in index order.
+    `blocks` returns the whole index of a source, in index order.
     """
 
     def __init__(self, mix: MixConfig, secrets_dir: Path | None, blocks: Callable[[str], Sequence[BlockEntry]]) -> None:
@@ -44,7 +44,7 @@ class OpenSources:
 
     @property
     def last_error(self) -> str:
-        """What the store of a source answers instead of the data; empty: nothing is wrong. From any thread."""
+        """The error of a source's store at present; empty: none. Thread-safe."""
         return next(filter(None, (source.last_error for source in tuple(self._sources.values()))), "")
 
     @property

@@ -1,4 +1,4 @@
-"""Random access to a loader's tokenised samples: block index, block and tokens, each from a cache bounded in bytes."""
+"""Random access to tokenised samples: index, block and tokens, each in a cache bounded in bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INDEX_BYTES = 16 << 20
 
 
 class Samples:
-    """Tokens of any sample of the sources at hand. One thread reads and tokenises at a time."""
+    """Tokens of any sample of the open sources. One thread reads and tokenises at a time."""
 
     def __init__(
         self, open_sources: OpenSources, store: Store, on_sample: Callable[[str], None] = lambda source: None
@@ -41,7 +41,10 @@ class Samples:
         return self._tokens.used
 
     def tokens(self, source: str, index: int) -> Tokens:
-        """All token ids of a sample, EOS included. Raises Refused (SourceChanged) when they are not what was indexed."""
+        """All token ids of a sample, EOS included.
+
+        Raises Refused (SourceChanged) if the index differs.
+        """
         with self._lock:
             return self._tokens.get((source, index), lambda: self._tokenised(source, index))
 
@@ -68,7 +71,7 @@ class Samples:
             ) from error
 
     def _index(self, source: str, entry: BlockEntry) -> BlockIndex:
-        """From the store; built again, from the same content, when somebody has removed it."""
+        """Reads the index from the store; builds it from the same content if deleted."""
         self._check_tokenizer(source, entry)
         index = block_index(self._open_sources.source(source), self._open_sources.tokenizer(source), self._store, entry)
         if len(index.at) != entry.samples:
@@ -78,11 +81,11 @@ class Samples:
         return index
 
     def _check_tokenizer(self, source: str, entry: BlockEntry) -> None:
-        """An index is named after its tokenizer: a loader that starts again must find the same one."""
+        """Refuses another tokenizer than the one that the index is named after."""
         tokenizer, format_key = self._open_sources.tokenizer(source), self._open_sources.source(source).format_key
         if entry.key != block_key(entry, tokenizer.hash, format_key):
             raise Refused(
                 "TokenizerChanged",
-                f"source {source!r} was indexed with another tokenizer than the one that is there now; bring the former "
-                "tokenizer back, or start a new run with a fresh checkpoint.uri",
+                f"source {source!r} was indexed with another tokenizer than its present one; restore the former "
+                "tokenizer, or start a new run with a fresh checkpoint.uri",
             )

@@ -1,4 +1,4 @@
-"""A source: its objects, its blocks in index order, and their content, as long as it is what was indexed."""
+"""A source: its objects, its blocks in index order, and their content while it is as indexed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from coxswain_link.store import BucketNotFound, NotFound, ObjectInfo, Store, ope
 
 OPEN_OBJECTS = 8  # held open at once, per source
 _PAIRED = ".bin"  # TokenBin: the objects that hold tokens, each with an index file beside it
-_WITHOUT_FIELD = ("Text", "TokenBin")  # for these `textField` means nothing
+_WITHOUT_FIELD = ("Text", "TokenBin")  # these have no `textField`
 
 
 class Source:
-    """One source of the mix. Raises Refused: SourceNotFound, SourceEmpty, SourceChanged, and what its format refuses."""
+    """One source of the mix.
+
+    Raises Refused: SourceNotFound, SourceEmpty, SourceChanged, and what its format refuses.
+    """
 
     def __init__(self, config: SourceConfig, secrets_dir: Path | None = None) -> None:
         self.config = config
@@ -104,7 +107,7 @@ class Source:
         return not self._is_paired or path.endswith(_PAIRED)
 
     def _identified(self, info: ObjectInfo, find: Callable[[str], ObjectInfo]) -> ObjectInfo:
-        """With the identity of its index file, where it has one: if either changes, the data has changed."""
+        """Adds the etag of its index file, if any: either file's change is a change."""
         if not self._is_paired:
             return info
         return ObjectInfo(info.path, info.size, f"{info.etag} {find(companion(info.path)).etag}")
@@ -125,7 +128,7 @@ class Source:
 
 
 def include_pattern(glob: str) -> re.Pattern[str]:
-    """A glob over relative paths: `*` and `?` stay within a folder, `**/` is any number of folders, none included."""
+    """A glob over relative paths: `*`, `?` stay within a folder, `**/` is zero or more folders."""
     out = ""
     for part in re.split(r"(\*\*/|\*\*|\*|\?)", glob or "**"):
         out += {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part, re.escape(part))

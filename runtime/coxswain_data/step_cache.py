@@ -1,4 +1,4 @@
-"""The steps that a constructor has built and not yet dropped: what to build next, and who gets what."""
+"""The steps that a constructor has built: what to build next, and each rank's buffer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from coxswain_link.step_buffer import Buffer
 
 
 class StepCache:
-    """Buffers of one world generation by step and replica, at most `ahead` steps beyond the last one asked for.
+    """Buffers of one generation by step and replica, at most `ahead` beyond the last request.
 
-    Steps that a worker waits for come first: so a constructor that was restarted finds the step at hand by itself. All
+    Steps that a worker waits for come first: so a restarted constructor finds the current step. All
     ranks of a replica get the same buffer. Thread-safe.
     """
 
@@ -22,21 +22,24 @@ class StepCache:
         self._ahead, self._ready = max(1, ahead), ready
         self._change = threading.Condition()
         self._asked = Counter[tuple[int, int]]()  # requests that wait, by (generation, step)
-        self._generation, self._first, self._front = 0, 0, -1  # `front`: the last step that anybody was handed
+        self._generation, self._first, self._front = 0, 0, -1  # `front`: the last step handed to a rank
         self._replicas: dict[int, int] = {}
         self._steps: dict[int, Mapping[int, Buffer]] = {}
         self._handed: dict[int, set[int]] = {}
         self._fault: CoxswainError | None = None
 
     def open(self, generation: int, first_step: int, replicas: Mapping[int, int]) -> None:
-        """Begins a generation and throws the one before away. `replicas`: our ranks and the replica of each."""
+        """Begins a generation and drops the one before.
+
+        `replicas`: our ranks and the replica of each.
+        """
         with self._change:
             self._generation, self._first, self._front = generation, first_step, first_step - 1
             self._replicas, self._steps, self._handed, self._fault = dict(replicas), {}, {}, None
             self._change.notify_all()
 
     def close(self) -> None:
-        """Ends the generation at hand; whoever builds for it stops."""
+        """Ends the current generation; its builder stops."""
         self.open(-1, 0, {})
 
     def next_step(self, generation: int) -> int | None:
@@ -50,7 +53,7 @@ class StepCache:
             return None
 
     def skip_to(self, generation: int, step: int) -> None:
-        """Nobody needs the steps before this one any more: they are closed."""
+        """Skips the steps before this one: they are closed."""
         with self._change:
             if generation == self._generation:
                 self._first, self._front = max(self._first, step), max(self._front, step - 1)
@@ -67,20 +70,23 @@ class StepCache:
                 self._change.notify_all()
 
     def fail(self, generation: int, error: CoxswainError) -> None:
-        """Nothing more can be built in this generation: whoever waits gets the error."""
+        """Ends building in this generation: waiting ranks get the error."""
         with self._change:
             if generation == self._generation:
                 self._fault = error
                 self._change.notify_all()
 
     def provide(self, generation: int, step: int, rank: int, wait: float) -> Buffer | None:
-        """A rank's buffer, or None when it is not built within `wait` seconds. See HandoverServer."""
+        """A rank's buffer, or None when it is not built within `wait` seconds.
+
+        See HandoverServer.
+        """
         end = time.monotonic() + wait
         with self._change:
             self._asked[generation, step] += 1
             self._change.notify_all()
             try:
-                while not self._there(generation, step):
+                while not self._is_built(generation, step):
                     if time.monotonic() >= end:
                         return None
                     self._change.wait(max(0.0, end - time.monotonic()))
@@ -88,8 +94,8 @@ class StepCache:
             finally:
                 self._asked -= Counter({(generation, step): 1})
 
-    def _there(self, generation: int, step: int) -> bool:
-        """A worker may know of a world before its constructor does, hence newer generations wait."""
+    def _is_built(self, generation: int, step: int) -> bool:
+        """Newer generations wait: a worker may know of a world before its constructor does."""
         if generation < self._generation:
             raise Stale(f"generation {generation} is over; the current one is {self._generation}")
         if generation > self._generation:
@@ -110,14 +116,14 @@ class StepCache:
         return buffer
 
     def _drop(self) -> None:
-        """Steps that all ranks have and that somebody has left behind; and those before, whoever had them."""
-        done = [s for s in self._steps if s < self._front - 1 or (s < self._front and self._everybody_has(s))]
+        """Drops steps that all ranks have and one rank has passed, and all steps before those."""
+        done = [s for s in self._steps if s < self._front - 1 or (s < self._front and self._all_ranks_have(s))]
         for step in done:
             if not self._asked[self._generation, step]:
                 del self._steps[step]
                 self._handed.pop(step, None)
 
-    def _everybody_has(self, step: int) -> bool:
+    def _all_ranks_have(self, step: int) -> bool:
         return self._handed.get(step, set()) >= set(self._replicas)
 
     def _missing(self) -> int | None:

@@ -1,4 +1,7 @@
-"""Documents to token ids: bytes, or a Hugging Face tokenizer file. One EOS behind each sample, no BOS."""
+"""Encodes documents as token ids: bytes, or a Hugging Face tokenizer file.
+
+One EOS after each, no BOS.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ class BytesTokenizer:
 
 
 class FileTokenizer:
-    """A tokenizer.json. Special tokens spelled out in a document stay text: data cannot forge an EOS."""
+    """A tokenizer.json.
+
+    Special tokens spelt out in a document stay text: data cannot forge an EOS.
+    """
 
     def __init__(self, data: bytes, eos: str, where: str) -> None:
         self._tokenizer = _load(data, where)
@@ -53,7 +59,7 @@ class FileTokenizer:
         self.hash = hashlib.sha256(b"file-1\0" + name.encode() + b"\0" + data).hexdigest()
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        # The fast batch call leaves out offsets, which nobody needs here.
+        # The fast batch call skips offsets, which are not needed here.
         ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return np.append(np.asarray(ids, dtype=np.int32), np.int32(self.eos))
 
@@ -63,7 +69,7 @@ class ForeignToken(Exception):
 
 
 def token_ids(tokenizer: Tokenizer, content: Content) -> NDArray[np.int32]:
-    """Ids of a sample, EOS last. Tokens that were there already stay as they are, and get an EOS if they have none.
+    """Ids of a sample, EOS last. Content that is tokens already gets an EOS if it has none.
 
     Raises ForeignToken.
     """
@@ -111,7 +117,7 @@ def _only_eos(tokenizer: tokenizers.Tokenizer, where: str) -> str:
         why = f"several: {', '.join(found)}" if found else "none of the usual"
         raise Refused(
             "TokenizerUnusable",
-            f"tokenizer.file.uri {where!r}: cannot tell its end-of-text token ({why}); "
+            f"tokenizer.file.uri {where!r}: its end-of-text token is not clear ({why}); "
             f"set tokenizer.file.eos to one of its special tokens: {_special(tokenizer)}",
         )
     return found[0]

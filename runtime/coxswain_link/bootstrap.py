@@ -1,7 +1,8 @@
-"""`python -m coxswain_link.bootstrap MODULE`: runs a service that can be told to leave from its first moment on.
+"""`python -m coxswain_link.bootstrap MODULE`: runs a service that obeys SIGTERM at once.
 
-Process 1 of a container does not notice SIGTERM before it has a handler, and importing what a service needs takes a second:
-told to leave meanwhile, it would use up its pod's grace period. So nothing but the standard library is imported here.
+Process 1 of a container ignores SIGTERM until it has a handler, and a service imports for a second.
+A pod stopped meanwhile would use up its grace period. So this module imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from coxswain.exits import Exit
 
 
 def bootstrap(module: str) -> None:
-    """Runs `module` as `python -m` would. Until it sets its own handler, SIGTERM ends the process: nothing is begun yet."""
+    """Runs `module` as `python -m` would.
+
+    SIGTERM ends the process until the module sets its handler.
+    """
     signal.signal(signal.SIGTERM, _leave)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _leave(_: int, __: FrameType | None) -> NoReturn:
-    os.write(2, b"told to leave (SIGTERM) while starting\n")
+    os.write(2, b"stopped by SIGTERM while starting\n")
     os._exit(Exit.RETRYABLE)
 
 

@@ -1,4 +1,4 @@
-"""A service's surroundings, read once from the environment (coxswain.names), and the frame in which its main runs."""
+"""A service's environment (coxswain.names), read once, and the frame in which its main runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Who this process is and where it finds the rest of its job."""
+    """The name of this process and where it finds the rest of its job."""
 
     name: str
     index: int
@@ -75,36 +75,36 @@ def _path(variable: str) -> Path | None:
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent dies, so that nothing outlives a killed run.
+    """Asks the kernel to kill this process when its parent ends.
 
-    The signal follows the thread that spawned us: parents spawn from their main thread only.
+    The signal follows the thread that spawned this process: parents spawn from their main thread.
     """
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died in between
+    if os.getppid() != parent:  # it ended in between
         os._exit(Exit.RETRYABLE)
 
 
 def write_fault(path: Path | None, fault: Fault) -> None:
-    """Leaves the last words where the kubelet (or the agent) looks for them."""
+    """Writes the fault where the kubelet (or the agent) reads it."""
     if path is not None:
         path.write_bytes(msgspec.json.encode(fault))
 
 
 class _Terminated(BaseException):
-    """SIGTERM, in the main thread. No Exception, so that no handler of those takes it for a failure."""
+    """SIGTERM in the main thread. A BaseException, so that `except Exception` does not catch it."""
 
 
 def _terminate(_: int, __: FrameType | None) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: cleaning up is under way
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # clean up once
     raise _Terminated
 
 
 def run_service(main: Callable[[Environment], int]) -> int:
     """Runs a service's main and turns its errors into exit codes and a termination message.
 
-    SIGTERM has a handler, since without one process 1 of a container does not notice it: `finally` runs, then exit 1. An
-    event loop may set its own.
+    SIGTERM runs `finally` blocks, then exits with 1: without a handler process 1 of a container
+    ignores it. An event loop may set its own handler.
     """
     _set_up_logging()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks on demand, for stalls
@@ -122,16 +122,19 @@ def run_service(main: Callable[[Environment], int]) -> int:
         write_fault(termination_log, Fault(error.reason, str(error), retryable=True))
         return Exit.RETRYABLE
     except _Terminated:
-        log.info("told to leave (SIGTERM)")
+        log.info("stopped by SIGTERM")
         return Exit.RETRYABLE
     except Exception as error:
-        log.exception("a fault of this program")
+        log.exception("unexpected error")
         write_fault(termination_log, Fault("Crashed", f"{type(error).__name__}: {error}", retryable=True))
         return Exit.RETRYABLE
 
 
 def end_as(finished: Finished, environment: Environment) -> int:
-    """The exit code of a service whose job has ended. Why it failed is everybody's last word: any may be seen to end first."""
+    """The exit code of a service whose job has ended.
+
+    Every service writes the job's fault: the operator may see any of them end first.
+    """
     if finished.exit_code in (Exit.USER_FAULT, Exit.RETRYABLE):
         fault = Fault(finished.reason, finished.message, retryable=finished.exit_code == Exit.RETRYABLE)
         write_fault(environment.termination_log, fault)
@@ -139,7 +142,7 @@ def end_as(finished: Finished, environment: Environment) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process at once: threads that wait for a peer, a store or a broken world do not get a say."""
+    """Ends the process at once, without waiting for threads that wait for a peer or a store."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Slices of sequences over Arrow Flight: what a constructor asks for, and how a loader answers in batches of about a MiB."""
+"""Slices of sequences over Arrow Flight: requests, and batches of about a MiB."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _SCHEMA = pa.schema([("item", pa.int32()), ("digest", pa.string()), ("tokens", p
 
 
 class SliceRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens [start, stop) of a sequence, counted from its first one; `stop` may be one behind its end, for the last label."""
+    """Tokens [start, stop) of a sequence, from its first one.
+
+    `stop` may be one past its end: a label.
+    """
 
     sequence: Sequence
     start: int
@@ -40,7 +43,10 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class SlicePart(NamedTuple):
-    """Consecutive tokens of the `item`-th slice of a request. `digest` (of the whole sequence) comes with its token 0."""
+    """Consecutive tokens of the `item`-th slice of a request.
+
+    `digest` (of the whole sequence) comes with its token 0.
+    """
 
     item: int
     tokens: NDArray[np.int32]
@@ -51,17 +57,19 @@ Serve = Callable[[Request], Iterator[SlicePart]]
 
 
 class SliceServer(flight.FlightServerBase):  # type: ignore[misc]
-    """A loader's Flight endpoint. `serve` may raise Stale, Refused or Retryable, also in the middle of a stream.
+    """A loader's Flight endpoint.
 
-    Listens on construction (`port` tells where); `serve()` blocks, `close()` ends it.
+    `serve` may raise Stale, Refused or Retryable, also within a stream.
+
+    Listens on construction (at `port`); `serve()` blocks, `close()` ends it.
     """
 
     def __init__(self, host: str, port: int, token: str, serve: Serve) -> None:
         self._serve = serve
         try:
             super().__init__(f"grpc://{host}:{port}", middleware={"token": _TokenCheck(token)})
-        except pa.ArrowException as error:  # which does not say why
-            raise Retryable(f"cannot listen on {host}:{port}; is another process there?") from error
+        except pa.ArrowException as error:  # it has no cause
+            raise Retryable(f"cannot listen on {host}:{port}; does another process listen there?") from error
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         try:
@@ -71,7 +79,7 @@ class SliceServer(flight.FlightServerBase):  # type: ignore[misc]
         return flight.GeneratorStream(_SCHEMA, self._batches(request))
 
     def close(self) -> None:
-        """Ends, with a moment's patience for requests under way: `shutdown` waits for them, however long they take."""
+        """Ends after at most a second: `shutdown` alone waits for requests without a limit."""
         ending = threading.Thread(target=self.shutdown, name="flight-end", daemon=True)
         ending.start()
         ending.join(_LAST_REQUESTS)
@@ -85,7 +93,10 @@ class SliceServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 class SliceClient:
-    """A constructor's connection to one loader. Errors as the loader raised them; Retryable when it is away."""
+    """A constructor's connection to one loader.
+
+    Raises the loader's errors, and Retryable when it is unreachable.
+    """
 
     def __init__(self, host: str, port: int, token: str) -> None:
         self._where = f"{host}:{port}"
@@ -94,7 +105,7 @@ class SliceClient:
         self._headers = [(TOKEN_HEADER.lower().encode(), f"Bearer {token}".encode())]
 
     def fetch(self, request: Request, deadline: float) -> Iterator[SlicePart]:
-        """Parts in the order of the request; tokens of a slice follow one another. `deadline` in seconds, for the whole."""
+        """Parts in the order of the request. `deadline`: seconds for the whole."""
         options = flight.FlightCallOptions(timeout=deadline, headers=self._headers)
         with _as_ours(self._where):
             reader = self._client.do_get(flight.Ticket(msgspec.json.encode(request)), options)
@@ -117,14 +128,14 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 def _rows(parts: Iterator[SlicePart]) -> Iterator[SlicePart]:
-    """Cuts long parts, so that one sequence of a million tokens is several batches."""
+    """Cuts long parts: a sequence of a million tokens becomes several batches."""
     for part in parts:
         for start in range(0, max(1, len(part.tokens)), BATCH_TOKENS):
             yield SlicePart(part.item, part.tokens[start : start + BATCH_TOKENS], part.digest if start == 0 else None)
 
 
 def _batched(rows: Iterable[SlicePart]) -> Iterator[list[SlicePart]]:
-    """Rows together until they make a batch."""
+    """Groups rows into batches."""
     batch: list[SlicePart] = []
     size = 0
     for row in rows:
@@ -165,21 +176,22 @@ def _as_ours(where: str) -> Iterator[None]:
         yield
     except flight.FlightUnauthenticatedError as error:
         raise Refused(
-            "TokenRejected", f"loader {where} refused the job's token; restart the pod so that it mounts the Secret"
+            "TokenRejected",
+            f"loader {where} refused the job's token; restart the pod so that it mounts the current Secret",
         ) from error
     except (flight.FlightError, pa.ArrowException, OSError) as error:
         raise _from_flight(where, error) from error
 
 
-def _words(error: Exception) -> str:
-    """Without the traceback and the debug context, which are for the log."""
+def _summary(error: Exception) -> str:
+    """The error without its traceback and debug context."""
     return re.split(r"\. (?:gRPC client debug context|Detail): ", str(error).splitlines()[0])[0][:300]
 
 
 def _from_flight(where: str, error: Exception) -> CoxswainError:
     extra = getattr(error, "extra_info", b"")
     if not extra:
-        return Retryable(f"loader {where} is away: {_words(error)}")
+        return Retryable(f"loader {where} is unreachable: {_summary(error)}")
     fault = msgspec.json.decode(extra, type=Fault)
     if not fault.retryable:
         return Refused(fault.reason, fault.message)

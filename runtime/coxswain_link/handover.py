@@ -1,4 +1,4 @@
-"""The hand-over of a step's tokens from a constructor to the workers of its pod: memfds over an abstract Unix socket."""
+"""Hands a step's tokens from a constructor to its pod's workers: memfds over an abstract socket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coxswain_link.step_buffer import Buffer, StepArrays, unpack
 log = logging.getLogger(__name__)
 
 _MESSAGE = 16 << 10  # bytes: requests and replies are small, the data travels as a descriptor
-_LONGEST_WAIT = 10.0  # seconds that one request may stay open; the client asks again
+MAX_WAIT = 10.0  # seconds that one request may stay open; the client asks again
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -43,9 +43,9 @@ Provide = Callable[[int, int, int, float], Buffer | None]
 class HandoverServer:
     """Answers the workers of a pod, each connection on its own thread.
 
-    `provide(generation, step, rank, wait)` returns the buffer, or None when it is not there after `wait` seconds; it
-    raises Stale for an older generation, Refused or Retryable when the step cannot be built. `observe` gets seconds from
-    request to reply of every buffer handed over.
+    `provide(generation, step, rank, wait)` returns the buffer, or None when it is not built within
+    `wait` seconds. It raises Stale for an older generation, Refused or Retryable when the step
+    cannot be built. `observe` gets the seconds from request to reply of every buffer handed over.
     """
 
     def __init__(self, name: str, token: str, provide: Provide, observe: Callable[[float], None] | None = None) -> None:
@@ -74,7 +74,7 @@ class HandoverServer:
                 while message := peer.recv(_MESSAGE):
                     self._answer(peer, message)
             except OSError as error:
-                log.info("a worker left in the middle of a hand-over: %s", error)
+                log.info("a worker disconnected during a hand-over: %s", error)
 
     def _answer(self, peer: socket.socket, message: bytes) -> None:
         began = time.monotonic()
@@ -90,7 +90,7 @@ class HandoverServer:
         try:
             request = msgspec.json.decode(message, type=_Request)
             self._admit(request)
-            wait = min(request.wait, _LONGEST_WAIT)
+            wait = min(request.wait, MAX_WAIT)
             buffer = self._provide(request.generation, request.step, request.rank, wait)
         except (CoxswainError, msgspec.DecodeError) as error:
             return _refusal(error), None
@@ -112,20 +112,24 @@ def _refusal(error: Exception) -> _Reply:
 
 
 class _Broken(Exception):
-    """The constructor is away; it may come back under the same name."""
+    """The constructor is unreachable; it may restart under the same name."""
 
 
 class Handover:
-    """A worker's side: one connection, made when needed and again after the constructor restarted. For one thread."""
+    """A worker's side: one connection, made again after the constructor restarts.
+
+    For one thread.
+    """
 
     def __init__(self, name: str, token: str) -> None:
         self._name, self._token = name, token
         self._peer: socket.socket | None = None
 
     def receive(self, generation: int, step: int, rank: int, deadline: float) -> StepArrays:
-        """The arrays of `rank` in `step`, waiting at most `deadline` seconds for them.
+        """The arrays of `rank` in `step`, within `deadline` seconds.
 
-        Raises Stale when `generation` is over, Refused or Retryable as the constructor says, Retryable at the deadline.
+        Raises Stale when `generation` is over, the constructor's Refused or Retryable, and
+        Retryable at the deadline.
         """
         end = time.monotonic() + deadline
         policy = tenacity.Retrying(
@@ -158,17 +162,17 @@ class Handover:
                 return _checked(fds, generation, step)
             _raise(reply)
             if time.monotonic() >= end:
-                raise _Broken("the constructor has not built it yet")
+                raise _Broken("the constructor has not built the step yet")
 
     def _ask(self, request: _Request) -> tuple[_Reply, list[int]]:
         try:
             peer = self._connected()
-            peer.settimeout(min(request.wait, _LONGEST_WAIT) + 5.0)
+            peer.settimeout(min(request.wait, MAX_WAIT) + 5.0)
             peer.send(msgspec.json.encode(request))
             data, fds, _, _ = socket.recv_fds(peer, _MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             self.close()
-            raise _Broken(f"the constructor is away ({error})") from error
+            raise _Broken(f"the constructor is unreachable ({error})") from error
         if not data:
             self.close()
             raise _Broken("the constructor ended")

@@ -1,6 +1,7 @@
-"""Control calls between services: JSON bodies by msgspec, bearer token, world generation, a deadline on every call.
+"""Control calls between services: JSON, bearer token, world generation, deadline.
 
-Client side here, for threads (`Client`) and for event loops (`AsyncClient`); the server side is `coxswain_link.http_server`.
+Client side here, for threads (`Client`) and for event loops (`AsyncClient`); the server side is
+`coxswain_link.http_server`.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ T = TypeVar("T")
 
 
 class Closed(CoxswainError):
-    """The client was closed, by another thread while it called or before."""
+    """The client was closed, before the call or by another thread during it."""
 
 
 class _Again(Exception):
-    """This attempt failed in a way that may pass."""
+    """This attempt failed in a way that a retry may mend."""
 
 
 class Client:
-    """Calls one service until the deadline; thread-safe. 204 is None; see `_read` for the errors, and `Closed`.
+    """Calls one service until the deadline; thread-safe. 204 is None.
 
-    Not `patient`: one attempt a call, for who has something else to do or asks again anyway.
+    Errors: see `_read`, and `Closed`.
+
+    Without `retry` each call makes one attempt: for callers that repeat calls themselves.
     """
 
     def __init__(self, base_url: str, token: str, deadline: float = 30.0, retry: bool = True) -> None:
@@ -42,7 +45,10 @@ class Client:
     def get(
         self, path: str, type_: type[T], *, generation: int | None = None, deadline: float | None = None, **params: Any
     ) -> T | None:
-        """GET; keyword arguments are query parameters. A `wait` parameter extends the read time-out."""
+        """GET; keyword arguments are query parameters.
+
+        A `wait` parameter extends the read time-out.
+        """
         return self._call("GET", path, None, type_, generation, deadline, params)
 
     def post(
@@ -66,7 +72,7 @@ class Client:
         def attempt() -> T | None:
             try:
                 response = self._http.request(method, path, **_request(content, generation, params, limit))
-            except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: httpx's word for a closed client
+            except (httpx.TransportError, RuntimeError) as error:  # httpx raises RuntimeError when closed
                 if self._http.is_closed:
                     raise Closed(f"{method} {self._base_url}{path}: this client is closed") from error
                 if isinstance(error, RuntimeError):
@@ -135,7 +141,7 @@ class AsyncClient:
 
 
 def _settings(base_url: str, token: str) -> dict[str, Any]:
-    """Certificates cost 20 ms and 0.6 MB a client, and plain HTTP needs none: an operator has one client a job, a worker two."""
+    """Settings of httpx. Plain HTTP loads no certificates: they cost 20 ms and 0.6 MB a client."""
     return {
         "base_url": base_url,
         "headers": {TOKEN_HEADER: f"Bearer {token}", "Content-Type": "application/json"},
@@ -145,13 +151,13 @@ def _settings(base_url: str, token: str) -> dict[str, Any]:
 
 
 def _request(content: bytes | None, generation: int | None, params: dict[str, Any], limit: float) -> dict[str, Any]:
-    """Arguments of one attempt. A long poll may stay silent for its `wait`, hence the longer read time-out."""
+    """Arguments of one attempt. The read time-out includes the `wait` of a long poll."""
     headers = {} if generation is None else {GENERATION_HEADER: str(generation)}
     read = min(limit, 10.0) + float(params.get("wait", 0.0))
     return {
         "content": content,
         "headers": headers,
-        "params": params or None,  # an empty one would take away the query that a path brings
+        "params": params or None,  # an empty dict would remove the query of the path
         "timeout": httpx.Timeout(min(limit, 5.0), read=read),
     }
 

@@ -1,4 +1,4 @@
-"""The server side of control calls, on aiohttp: token, generation, bodies, and the three paths of every service."""
+"""The server of control calls, on aiohttp: token, generation, bodies, and three common paths."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ Handler = Callable[[web.Request, Any], Awaitable[Any]]
 
 
 class HttpService:
-    """HTTP server of one service. Handlers get (request, body or None) and return a struct, None (204) or a Response.
+    """HTTP server of one service.
 
-    `generation()` is the current world generation: a request that carries an older one is answered 409.
+    Handlers get (request, body or None) and return a struct, None (204) or a Response.
+
+    `generation()` is the current world generation: a request that carries an older one is answered
+    409.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class HttpService:
         self.app.router.add_route(method, path, wrapped)
 
     def page(self, path: str, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> None:
-        """Adds a page without a token: for people, metadata only."""
+        """Adds a page without a token: metadata only."""
         self.app.router.add_get(path, handler)
 
     async def start(self, host: str, port: int) -> int:

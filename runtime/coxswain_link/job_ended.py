@@ -1,4 +1,4 @@
-"""The answer to whoever asks for something of a job that has ended. Apart from its clients: a server needs none of those."""
+"""The answer to calls of a job that has ended. Servers import it without the HTTP client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from coxswain.wire import Finished
 
 
 class JobEnded(CoxswainError):
-    """The job has ended; whoever asked should leave with `finished.exit_code`."""
+    """The job has ended: the caller exits with `finished.exit_code`."""
 
     def __init__(self, finished: Finished) -> None:
         super().__init__(f"{finished.reason}: {finished.message}")

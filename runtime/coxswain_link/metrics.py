@@ -1,4 +1,4 @@
-"""Prometheus objects made from the project's one table of metrics."""
+"""Prometheus objects of the table of metrics (coxswain.metrics)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the coordinator must get of one world, in order, however often it goes away and comes back without its memory.
+"""Sends the messages of one world to the coordinator, in order, across restarts of the coordinator.
 
-A message is kept until a checkpoint makes it history, and sent again to a coordinator that is another one than before: that
-is how a new coordinator takes up a world that went on without it.
+The outbox keeps a message until a checkpoint covers its step, and sends it again to a new
+coordinator: so a new coordinator can adopt a world that kept running.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from coxswain_link.http_client import Client
 
 log = logging.getLogger(__name__)
 
-_ATTEMPT = 2.0  # seconds of one try; then the coordinator counts as away
-_HEARTBEAT_SECONDS = 1.0  # seconds without a message after which a sign of life is sent
-_HURRY = 0.1  # and when nothing remains but to hear that all is saved
+_ATTEMPT = 2.0  # seconds of one attempt; then the coordinator counts as unreachable
+_HEARTBEAT_SECONDS = 1.0  # seconds without a message until a heartbeat is sent
+_FLUSH_SECONDS = 0.1  # the same while `flush` waits
 _PATIENCE = 120.0  # seconds without a coordinator until the sender gives up
-_MOST_KEPT = 4096  # messages that a coordinator has and no checkpoint holds: some MB
-_WAY_OUT = "its world begins again at that checkpoint; with checkpoint.everySteps above 0 fewer steps are at stake"
+_MOST_KEPT = 4096  # sent messages that no checkpoint covers: some MB
+_WAY_OUT = "the world begins again at the last checkpoint; set checkpoint.everySteps to lose fewer steps"
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     path: str
-    step: int  # history once a checkpoint of a later step is made
+    step: int  # covered by a checkpoint of any later step
     body: Any
 
 
 class MessageLog:
-    """Which messages are kept, and how many of them the coordinator at hand has. Pure."""
+    """Which messages are kept, and how many of them the current coordinator has. Pure."""
 
     def __init__(self, most: int = _MOST_KEPT) -> None:
         self._most = most
         self._kept: list[Message] = []
         self._sent = 0  # of those kept
-        self._gone = -1  # the latest step of which something was sent and is not kept any more
+        self._gone = -1  # the latest step of a dropped message
         self._coordinator = ""
         self.saved = 0  # steps below are in a checkpoint
 
@@ -52,25 +52,30 @@ class MessageLog:
         return len(self._kept) - self._sent
 
     def next(self) -> Message | None:
-        """What is to be sent; None: nothing."""
+        """The next message to send; None: there is none."""
         return self._kept[self._sent] if self.waiting else None
 
     def acknowledge(self, message: Message | None, received: Ack | None) -> None:
-        """A message (None: a sign of life) has been received. Raises Retryable when another coordinator needs what is gone."""
+        """Records that a message (None: a heartbeat) was received.
+
+        Raises Retryable when a new coordinator needs a dropped message.
+        """
         self._sent += message is not None
         if received is None:
             return
         self.saved = received.saved
         self._forget(received.saved)
         if self._coordinator not in ("", received.coordinator):
-            log.info("another coordinator: it gets %d messages again", len(self._kept))
+            log.info("new coordinator: sending %d messages again", len(self._kept))
             self._sent = 0
             if self._gone >= received.saved:
-                raise Retryable(f"what was told of step {self._gone} and before is not kept any more: {_WAY_OUT}")
+                raise Retryable(
+                    f"a new coordinator needs messages of step {self._gone} and before, which were dropped; {_WAY_OUT}"
+                )
         self._coordinator = received.coordinator
 
     def _forget(self, saved: int) -> None:
-        """What is history, and the oldest of what is too much."""
+        """Drops what a checkpoint covers, and the oldest messages above the limit."""
         sent = [m for m in self._kept[: self._sent] if m.step >= saved]
         surplus = sent[: -self._most]
         self._gone = max([self._gone, *(m.step for m in surplus)])
@@ -79,12 +84,14 @@ class MessageLog:
 
 
 class Outbox:
-    """Sends in a thread of its own. `beat`: the sign of life of this sender."""
+    """Sends from its own thread. `beat`: the heartbeat to send when there is no message."""
 
-    def __init__(self, client: Client, beat: Heartbeat, patience: float = _PATIENCE) -> None:
+    def __init__(
+        self, client: Client, beat: Heartbeat, patience: float = _PATIENCE, pause: float = _HEARTBEAT_SECONDS
+    ) -> None:
         self._client, self._beat, self._patience = client, beat, patience
         self._change = threading.Condition()
-        self._log, self._pause = MessageLog(), _HEARTBEAT_SECONDS
+        self._log, self._pause = MessageLog(), pause
         self._fault: CoxswainError | None = None
         self._closed = False
         self.reachable = True
@@ -96,11 +103,14 @@ class Outbox:
             self._change.notify_all()
 
     def mark_unreachable(self) -> None:
-        """Somebody else got no answer. The next message that is taken says otherwise."""
+        """Records that another caller got no answer.
+
+        The next message that is received resets it.
+        """
         self.reachable = False
 
     def check(self) -> None:
-        """Raises what the sending ran into: Stale, Refused, the job's end, or Retryable when the coordinator stays away."""
+        """Raises the sender's error: Stale, Refused, JobEnded, or Retryable."""
         if self._fault is not None:
             raise self._fault
 
@@ -111,13 +121,13 @@ class Outbox:
         """
         log = self._log
         with self._change:
-            self._pause = _HURRY
+            self._pause = min(self._pause, _FLUSH_SECONDS)
             self._change.notify_all()
             done = self._change.wait_for(lambda: self._fault or (not log.waiting and log.saved >= saved), seconds)
         self.check()
         if not done:
             missing = f"{log.waiting} messages are not sent, {log.saved} of {saved} steps are saved"
-            raise Retryable(f"the coordinator did not take leave within {seconds:g} s: {missing}")
+            raise Retryable(f"the coordinator did not receive everything within {seconds:g} s: {missing}")
 
     def close(self) -> None:
         with self._change:
@@ -125,15 +135,15 @@ class Outbox:
             self._change.notify_all()
 
     def _run(self) -> None:
-        heard = time.monotonic()
+        last_answer = time.monotonic()
         while not self._closed and self._fault is None:
             message = self._next()
             try:
                 received = self._post(message)
-                heard, self.reachable = time.monotonic(), True
+                last_answer, self.reachable = time.monotonic(), True
             except Retryable as error:
                 self.reachable = False
-                if time.monotonic() - heard > self._patience:
+                if time.monotonic() - last_answer > self._patience:
                     self._fail(error)
             except CoxswainError as error:
                 self._fail(error)
@@ -141,7 +151,7 @@ class Outbox:
                 self._acknowledge(message, received)
 
     def _next(self) -> Message | None:
-        """What is to be sent; None: nothing, so a sign of life is due."""
+        """The next message; None: there is none, so a heartbeat is due."""
         with self._change:
             self._change.wait_for(lambda: self._closed or self._log.waiting, self._pause)
             return self._log.next()

@@ -1,4 +1,4 @@
-"""The committed plans of one world, fetched as far ahead as they are there: work goes on with them while no coordinator lives."""
+"""Fetches the committed plans of one world ahead: workers continue without a coordinator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ATTEMPT = 2.0  # seconds of one try
 
 
 class PlanFeed:
-    """Fetches in a thread of its own, from `first` on."""
+    """Fetches from its own thread, from step `first` on."""
 
     def __init__(self, client: Client, generation: int, first: int) -> None:
         self._client, self._generation, self._next = client, generation, first
@@ -27,7 +27,10 @@ class PlanFeed:
         threading.Thread(target=self._run, name="plans", daemon=True).start()
 
     def get(self, step: int, wait: float) -> StepPlan | None:
-        """The first plan not before `step` (those of closed steps are not told any more), or None after `wait` seconds."""
+        """The first plan not before `step`, or None after `wait` seconds.
+
+        It may be a later one: the coordinator does not serve plans of closed steps.
+        """
         with self._change:
             self._change.wait_for(lambda: self._fault or self._closed or self._next > step, wait)
             if self._fault is not None and self._next <= step:
@@ -52,7 +55,7 @@ class PlanFeed:
             try:
                 self._add(self._fetch())
             except Retryable as error:
-                log.debug("no plans at the moment: %s", error)
+                log.debug("cannot fetch plans: %s", error)
             except CoxswainError as error:
                 with self._change:
                     self._fault = error

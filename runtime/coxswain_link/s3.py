@@ -1,4 +1,4 @@
-"""Opens a bucket of any S3 server, with credentials from a mounted Secret or from boto3's whole chain."""
+"""Opens a bucket of any S3 server, with credentials from a mounted Secret or boto3's chain."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 _SILENCE = "30s"  # of a server in the middle of an answer
 _WHOLE = "10 min"  # one request, however large
 _RETRIES = timedelta(seconds=20)  # obstore's own, of one request: for blips; the longer pauses are the store's
-_FRESH = timedelta(
-    minutes=6
-)  # obstore asks again five minutes before the end: so changed keys are seen within a minute
+_FRESH = timedelta(minutes=6)  # obstore asks again five minutes before: it sees new keys within a minute
 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # as boto3 and the aws command know them
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 class Access:
-    """Credentials, asked for again and again by obstore. `words` says for people where they come from."""
+    """Credentials that obstore asks for repeatedly.
 
-    def __init__(self, words: str, ask: Callable[[], tuple[str, str, str | None]]) -> None:
-        self.words, self._ask = words, ask
-        self.fault: CoxswainError | None = None  # of the last asking; obstore turns whatever is raised into its own
+    `origin`: where they come from, for messages.
+    """
+
+    def __init__(self, origin: str, ask: Callable[[], tuple[str, str, str | None]]) -> None:
+        self.origin, self._ask = origin, ask
+        self.fault: CoxswainError | None = None  # of the last request; obstore hides what this raises
 
     def __call__(self) -> S3Credential:
         self.fault = None
@@ -67,20 +68,20 @@ def open_s3(bucket: str, prefix: str, endpoint: EndpointConfig, access: Access) 
 
 
 def find_access(endpoint: EndpointConfig, secrets_dir: Path | None) -> Access:
-    """From the endpoint's mounted Secret if it names one, else from boto3's chain (environment, profile, web identity, …).
+    """From the endpoint's mounted Secret if it names one, else from boto3's chain.
 
     Raises Refused: SecretIncomplete, AccessDenied.
     """
     if not endpoint.secret:
         return _chain()
     folder = (secrets_dir or Path("/etc/coxswain/secrets")) / endpoint.secret
-    _secret_keys(endpoint.secret, folder)  # what is missing is said at once
-    words = f"of Secret {endpoint.secret!r} (endpoint.secretRef)"
-    return Access(words, lambda: _secret_keys(endpoint.secret, folder))
+    _secret_keys(endpoint.secret, folder)  # fails at once
+    origin = f"of Secret {endpoint.secret!r} (endpoint.secretRef)"
+    return Access(origin, lambda: _secret_keys(endpoint.secret, folder))
 
 
 def _secret_keys(secret: str, folder: Path) -> tuple[str, str, str | None]:
-    """As they are mounted now: a kubelet follows changes of the Secret."""
+    """The keys as they are mounted now: the kubelet updates them."""
     try:
         key, value = ((folder / name).read_text().strip() for name in _KEYS)
     except OSError as error:
@@ -102,18 +103,18 @@ def _chain() -> Access:
         raise Denied(f"boto3's chain of credentials: {error}") from error
     if credentials is None:
         raise Denied(
-            "boto3's chain found no credentials (environment, profile, web identity, instance); give it some, or name a "
+            "boto3's chain found no credentials (environment, profile, web identity, instance); provide some, or name a "
             "Secret in endpoint.secretRef"
         )
-    words = f"of boto3's chain ({credentials.method})"
+    origin = f"of boto3's chain ({credentials.method})"
 
     def ask() -> tuple[str, str, str | None]:
         try:
             frozen = credentials.get_frozen_credentials()
         except ClientError as error:
-            raise Denied(f"credentials {words}: {error}") from error
+            raise Denied(f"credentials {origin}: {error}") from error
         except (BotoCoreError, OSError) as error:
-            raise StoreUnavailable(f"credentials {words}: {error}") from error
+            raise StoreUnavailable(f"credentials {origin}: {error}") from error
         return frozen.access_key, frozen.secret_key, frozen.token
 
-    return Access(words, ask)
+    return Access(origin, ask)

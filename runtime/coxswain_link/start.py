@@ -1,4 +1,4 @@
-"""The former name of `coxswain_link.bootstrap`, which the pods of this release still start: their image may be older."""
+"""Alias of `coxswain_link.bootstrap`, which pods start because images may be older."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""/healthz, /readyz and /metrics of a service whose main work is not an event loop; threads of the standard library.
+"""/healthz, /readyz and /metrics of a service without an event loop, from standard library threads.
 
-Without aiohttp, which takes a third of the time that loaders and constructors need to start.
+Importing aiohttp would take a third of the time in which loaders and constructors start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Pages = dict[str, Callable[[], Answer]]
 
 
 def addresses(host: str) -> tuple[str, ...]:
-    """Where to listen: in a pod also on the loopback address, where `kubectl port-forward` arrives."""
+    """Listen addresses: in a pod also loopback, which `kubectl port-forward` uses."""
     found = ip_address(host)
     if found.is_loopback or found.is_unspecified:
         return (host,)
@@ -32,7 +32,10 @@ def addresses(host: str) -> tuple[str, ...]:
 
 
 class StatusServer:
-    """Listens on construction (`port` tells where); `close()` ends it. Raises Retryable when the port is taken."""
+    """Listens on construction (at `port`); `close()` ends it.
+
+    Raises Retryable when the port is taken.
+    """
 
     def __init__(
         self, host: str, port: int, metrics: MetricsRegistry, ready: Callable[[], bool] = lambda: True
@@ -68,7 +71,7 @@ class _Server(ThreadingTCPServer):
         super().__init__((address, port), _Handler)
 
     def handle_error(self, *_: Any) -> None:
-        log.debug("a caller of the status pages went away", exc_info=True)
+        log.debug("a caller of the status pages disconnected", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -86,13 +89,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Probes come every two seconds."""
+        """Logs nothing: probes come every two seconds."""
 
 
 def _listen(address: str, port: int, pages: Pages) -> _Server:
     try:
         server = _Server(address, port, pages)
     except OSError as error:
-        raise Retryable(f"cannot listen on {address}:{port}: {error.strerror}; is another process there?") from error
+        raise Retryable(
+            f"cannot listen on {address}:{port}: {error.strerror}; does another process listen there?"
+        ) from error
     threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
     return server

@@ -1,6 +1,6 @@
-"""A step's tokens in shared memory: a sealed memfd holds what one replica computes in one step; all its ranks map its pages.
+"""A step's tokens in shared memory: one sealed memfd a replica and step, mapped by all its ranks.
 
-Nothing here has a name in a file system, so a SIGKILL leaves nothing behind. numpy only.
+Memfds have no name in a file system, so a SIGKILL leaves nothing behind. numpy only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 
 
 class StepSlice(NamedTuple):
-    """Tokens [start, stop) of the sequence at position `sequence` of the membership, at `offset` of the arrays."""
+    """Tokens [start, stop) of the membership's `sequence`-th, at `offset` of the arrays."""
 
     task: int
     sequence: int
@@ -36,7 +36,9 @@ class StepSlice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """What one rank computes in one step: int32 views, one entry per token, slices in task order. Read-only.
+    """What one rank computes in one step: int32 views, one entry per token, slices in task order.
+
+    Read-only.
 
     `positions` count within the sequence; `labels` are NO_LABEL where there is none.
     """
@@ -50,7 +52,10 @@ class StepArrays:
 
 
 class Buffer:
-    """An open, sealed memfd. It closes when nobody refers to it any more, so a hand-over in progress keeps it alive."""
+    """An open, sealed memfd.
+
+    It closes with its last reference: a hand-over in progress keeps it open.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -71,7 +76,7 @@ def pack(arrays: StepArrays) -> Buffer:
 
 
 def unpack(fd: int) -> StepArrays:
-    """Maps a memfd made by `pack`. The pages stay mapped as long as one of the arrays lives; `fd` may be closed."""
+    """Maps a memfd made by `pack`. The arrays keep the pages mapped; `fd` may be closed."""
     mapping = mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ)
     magic, generation, step, tokens, slices = _HEADER.unpack_from(mapping)
     if magic != _MAGIC:

@@ -1,4 +1,7 @@
-"""The object store: files and S3 behind one small interface, on obstore. What S3 may do to a call: docs/design/store.md."""
+"""The object store: files and S3 behind one small interface, on obstore.
+
+What S3 may do to a call: docs/design/store.md.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +46,17 @@ __all__ = [
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_PATIENCE = 60.0  # seconds for which S3 may be away within one call
+_PATIENCE = 60.0  # seconds for which S3 may be unavailable within one call
 _PIECE = 32 << 20  # bytes that one request reads of a range
 
 
 class Store:
-    """Objects under one uri; keys are relative paths. Errors: NotFound, Refused (Denied, Damaged), Away.
+    """Objects under one uri; keys are relative paths.
 
-    On S3 a call is repeated for `patience` seconds while it fails in a way that may pass; `trouble` says which, meanwhile.
-    Refused credentials and a missing bucket (NoBucket) may pass only where they have been seen to work, or are `known` to
-    have worked; a bucket that is gone from there is Away.
+    Raises NotFound, Refused (Denied, CorruptObject), StoreUnavailable. On S3 a call is retried for
+    `patience` seconds while its error may pass; `last_error` names the error meanwhile. Refused
+    credentials and a missing bucket (BucketNotFound) may pass only once they have worked, or are
+    `known` to have worked; a bucket that disappears is StoreUnavailable.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class Store:
             retry=tenacity.retry_if_exception(self._may_pass),
             stop=tenacity.stop_after_delay(patience),
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=5.0),
-            before_sleep=self._tell,
+            before_sleep=self._before_retry,
             reraise=True,
         )
 
@@ -83,10 +87,12 @@ class Store:
         self._ask(key, lambda: self._one.send(key, data, "overwrite"))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Claims a key: True if this call made the object, False if one is there already. Atomic on files and on S3.
+        """Claims a key: True if this call made the object, False if one exists.
 
-        A create whose answer was lost may have succeeded, so equal content counts as ours; and a store may word a refused
-        create as a generic error, so the object that is there decides.
+        Atomic on files and on S3.
+
+        A create whose answer was lost may have succeeded, so equal content counts as ours. A store
+        may answer a refused create with a generic error, so the existing object decides.
         """
         return self._ask(key, lambda: self._one.claimed(key, data))
 
@@ -124,9 +130,9 @@ class Store:
         return result
 
     def _fault(self, error: Exception, key: str) -> CoxswainError:
-        fault = translated(error, where(self.uri, key), self._access.words if self._access else "")
+        fault = translated(error, where(self.uri, key), self._access.origin if self._access else "")
         if isinstance(fault, Denied) and self._access is not None and self._access.fault is not None:
-            return self._access.fault  # there was nothing to send
+            return self._access.fault  # there were no credentials to send
         if isinstance(fault, NotFound):
             self._worked, self.last_error = True, ""
         return StoreUnavailable(str(fault)) if isinstance(fault, BucketNotFound) and self._worked else fault
@@ -136,10 +142,10 @@ class Store:
             return self._worked and not isinstance(error, CorruptObject)
         return isinstance(error, Retryable) and not isinstance(error, (NotFound, BucketNotFound))
 
-    def _tell(self, state: tenacity.RetryCallState) -> None:
+    def _before_retry(self, state: tenacity.RetryCallState) -> None:
         assert state.outcome is not None
         self.last_error = str(state.outcome.exception())
-        log.warning("trying again: %s", self.last_error)
+        log.warning("retrying: %s", self.last_error)
 
 
 def store_patience() -> float:
@@ -147,7 +153,7 @@ def store_patience() -> float:
 
 
 def _had_predecessors() -> bool:
-    """Whether this pod replaces another one of its member: what that one had found is no slip of the user's."""
+    """Whether this pod replaces one of its member, which has reached the store."""
     return int(os.environ.get(ENV_INCARNATION, "0")) > 0
 
 
@@ -158,10 +164,12 @@ def open_store(
     create: bool = False,
     known: bool = False,
 ) -> Store:
-    """Opens file:///folder or s3://bucket/prefix. `create` makes a missing local folder (for what we write).
+    """Opens file:///folder or s3://bucket/prefix.
 
-    `known`: another process of the job has used it, so that a bucket that is not there will come back; so it will for a pod
-    that is not the first of its member.
+    `create` makes a missing local folder (for what we write).
+
+    `known`: another process of the job has used it, so a missing bucket may come back. The same
+    holds for a pod that is not the first of its member.
     """
     parts = urlsplit(uri)
     if parts.scheme == "file":

@@ -1,4 +1,4 @@
-"""One attempt of each call on a store: what it returns has arrived as it was sent. What may pass is not waited for here."""
+"""One attempt of each store call, which verifies what it reads. Retries are in `store`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Listing = list[ObjectInfo]
 
 
 class StoreAttempt:
-    """Raises obstore's errors, Garbled, Damaged, Away.
+    """Raises obstore's errors, CorruptRead, CorruptObject, StoreUnavailable.
 
-    Over http:// nothing but TCP's 16 bits guards a body: what has no digest counts there once two reads agree.
+    Over http:// only TCP's 16 bits guard a body: content without a digest is read twice there.
     """
 
     def __init__(self, backend: Any, uri: str, remote: bool) -> None:
@@ -38,7 +38,7 @@ class StoreAttempt:
         self._unguarded = remote and str((backend.config or {}).get("endpoint", "")).startswith("http://")
 
     def whole(self, key: str) -> bytes:
-        """The content, once its digest has proved it, or, where nothing proves anything, two reads agree."""
+        """The content, proved by its digest or, without one, by two equal reads."""
         found = obstore.get(self._backend, key)
         data, digest, etag = bytes(found.bytes()), found.attributes.get(_DIGEST), found.meta["e_tag"]
         if not self._remote or self._proved(data, digest, str(etag).strip('"')):
@@ -51,13 +51,13 @@ class StoreAttempt:
         return data
 
     def _proved(self, data: bytes, digest: object, etag: str) -> bool:
-        """By our own digest, by TLS, or by an ETag that is the MD5 of the content, as it is of most objects."""
+        """By our own digest, by TLS, or by an ETag that is the MD5 of the content."""
         if digest is not None:
             return hashlib.sha256(data).hexdigest() == digest
         return not self._unguarded or hashlib.md5(data, usedforsecurity=False).hexdigest() == etag
 
     def _agreed(self, key: str, read: Callable[[], T]) -> T:
-        """Of what has no digest."""
+        """Reads what has no digest; twice where nothing guards it."""
         found = read()
         if self._unguarded and read() != found:
             raise CorruptRead(f"{where(self._uri, key)}: two reads of it differ")
@@ -72,7 +72,7 @@ class StoreAttempt:
         obstore.put(self._backend, key, data, attributes=attributes, mode=mode, use_multipart=False)
 
     def claimed(self, key: str, data: bytes) -> bool:
-        """Whether this made the object, or one with the same content is there."""
+        """Whether this call made the object, or one with the same content exists."""
         try:
             self.send(key, data, "create")
         except (AlreadyExistsError, *ERRORS) as error:
@@ -100,7 +100,7 @@ class StoreAttempt:
         except (NotFoundError, FileNotFoundError):
             if not self._remote:
                 raise
-        obstore.get_range(self._backend, key, start=0, end=1)  # the answer to HEAD cannot say that the bucket is gone
+        obstore.get_range(self._backend, key, start=0, end=1)  # a HEAD answer cannot name a missing bucket
         raise StoreUnavailable(f"{where(self._uri, key)}: was missing for a moment")
 
     def listed(self, prefix: str) -> Listing:

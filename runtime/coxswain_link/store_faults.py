@@ -1,4 +1,4 @@
-"""What can be wrong with an object or its store, as types, and obstore's errors turned into them."""
+"""Errors of objects and stores, and the translation of obstore's errors into them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, 
 from coxswain.errors import CoxswainError, Refused, Retryable
 
 _DENIED = ("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch")
-"""S3's codes, for where obstore does not look at them: listings, and answers with status 400."""
+"""S3's codes that obstore ignores: in listings, and in answers with status 400."""
 
 
 class NotFound(Retryable):
@@ -19,30 +19,30 @@ class NotFound(Retryable):
 
 
 class StoreUnavailable(Retryable):
-    """The store does not answer, or not as it should."""
+    """The store does not answer, or answers with an error."""
 
     reason = "Away"
 
 
 class BucketNotFound(StoreUnavailable):
-    """There is no such bucket, and nobody of the job has ever seen it."""
+    """There is no such bucket, and no process of the job has ever seen it."""
 
     reason = "NoBucket"
 
 
 class CorruptRead(StoreUnavailable):
-    """What arrived is not what was sent."""
+    """The content that arrived differs from what was sent."""
 
     reason = "Garbled"
 
 
 class CorruptObject(Refused):
-    """What is stored is not what was written."""
+    """The stored content differs from what was written."""
 
     def __init__(self, where: str) -> None:
         super().__init__(
             "ObjectDamaged",
-            f"{where} does not have the content any more that was written to it (its SHA-256 differs); restore it, or "
+            f"{where} no longer has the content that was written to it (its SHA-256 differs); restore it, or "
             "delete it if it can be made again",
         )
 
@@ -55,7 +55,7 @@ class Denied(Refused):
 
 
 def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
-    """An error of obstore, naming the object. `credentials`: where they come from; empty: there are none to speak of."""
+    """Translates an error of obstore. `credentials`: their origin; empty: the store needs none."""
     text = str(error)
     if credentials and "NoSuchBucket" in text:
         return BucketNotFound(f"{where}: there is no such bucket")
@@ -68,15 +68,15 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
             return Denied(f"{where}: refused, since this machine's clock and the server's differ by too much; set it")
         return Denied(f"{where}: credentials{of} refused; check them, and the bucket's policy")
     full = "; make room there" if "No space left on device" in text else ""
-    return StoreUnavailable(f"{where}: {_said(text)}{full}")
+    return StoreUnavailable(f"{where}: {_summary(text)}{full}")
 
 
 ERRORS = (BaseError, FileNotFoundError)
 """What obstore raises."""
 
 
-def _said(text: str) -> str:
-    """The same words for the same trouble: without times, counts and addresses."""
+def _summary(text: str) -> str:
+    """One text for one error: without times, counts and addresses."""
     if answer := re.search(r"status code: (\d+ [^:\n]*)(?:.*?<Code>(\w+)<)?", text, re.DOTALL):
         return f"the server answers {answer[1]}" + (f" ({answer[2]})" if answer[2] else "")
     return text.split("\n", 1)[0].rpartition(" - ")[2][:300]

@@ -2,9 +2,9 @@
 
     dataset = StreamDataset.of_files(["job.yaml"], cache="file:///tmp/index")
     for step in dataset:
-        ...  # step.tokens, step.labels; step.state resumes behind it
+        ...  # step.tokens, step.labels; step.state resumes after it
 
-An item is what one rank computes of one step, so a loop trains on the batches that the job would train on.
+An item is one rank's part of a step, so a loop trains on the batches that the job would train on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STATE_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One rank's part of a step: its sequences, one behind the other.
+    """One rank's part of a step: its sequences, one after the other.
 
     `tokens`, `labels` (-100: none) and `positions` (in the sequence) are int64 [n]; sequence i is rows bounds[i] to
     bounds[i + 1] and attends to nothing else. Divide the sum of the token losses by `total_labels`, of all ranks.
@@ -53,7 +53,7 @@ class StepBatch:
     positions: Tensor
     bounds: Tensor  # [sequences + 1]
     digests: tuple[str, ...]  # SHA-256 of the tokens of each of mine
-    state: dict[str, Any]  # behind this step, for load_state_dict; the same on all ranks
+    state: dict[str, Any]  # after this step, for load_state_dict; the same on all ranks
 
     @property
     def total_labels(self) -> int:
@@ -63,9 +63,9 @@ class StepBatch:
     def delivered_digest(self) -> int:
         """This rank's part: those of all ranks add up (modulo 2^64) to the step's."""
         total = 0
-        for place, start, stop in zip(self.mine, self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True):
+        for index, start, stop in zip(self.mine, self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True):
             rows = slice(start, stop)
-            part = digests.delivered(place, self.positions[rows].numpy(), self.tokens[rows].numpy())
+            part = digests.delivered(index, self.positions[rows].numpy(), self.tokens[rows].numpy())
             total = digests.add(total, part)
         return total
 
@@ -77,9 +77,9 @@ class StepBatch:
 
 def stream_digest(previous: str, parts: Sequence[StepBatch]) -> str:
     """The stream digest after a step, from all ranks' parts of it; `digests.STREAM_SEED` before step 0."""
-    by_place = {place: digest for part in parts for place, digest in zip(part.mine, part.digests, strict=True)}
+    by_index = {index: digest for part in parts for index, digest in zip(part.mine, part.digests, strict=True)}
     whole = parts[0].membership
-    return digests.chain(previous, parts[0].step, whole, [by_place[place] for place in range(len(whole))])
+    return digests.chain(previous, parts[0].step, whole, [by_index[index] for index in range(len(whole))])
 
 
 class StreamDataset(IterableDataset[StepBatch]):
@@ -111,7 +111,7 @@ class StreamDataset(IterableDataset[StepBatch]):
         return cls(job.mix, job.batch, cache, **{"steps": job.total_steps, **options})
 
     def __iter__(self) -> Iterator[StepBatch]:
-        """Goes on where the dataset stands."""
+        """Yields the steps from the dataset's cursor on."""
         data, stream = self._opened()
         first, worker = self._cursor.step, get_worker_info()
         nth, workers = (worker.id, worker.num_workers) if worker else (0, 1)
@@ -121,7 +121,7 @@ class StreamDataset(IterableDataset[StepBatch]):
                 yield self._step(data, membership)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the dataset stands. The workers of a DataLoader have their own copies: then take `step.state`."""
+        """The cursor, and the stream's identity. The workers of a DataLoader have their own copies: use `step.state` there."""
         return {
             "version": STATE_VERSION,
             "stream": f"v{permutation.VERSION}:{stream_hash(self.mix, self.batch)}",
@@ -130,7 +130,7 @@ class StreamDataset(IterableDataset[StepBatch]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on behind the step of that state, with any rank and world. Raises Refused when it is of another stream."""
+        """Continues after the step of that state, with any rank and world. Raises Refused when it is of another stream."""
         mine = self.state_dict()
         for part in ("version", "stream", "index"):
             if state.get(part) != mine[part]:
@@ -142,7 +142,7 @@ class StreamDataset(IterableDataset[StepBatch]):
         self._cursor = msgspec.convert(state["cursor"], Cursor)
 
     def _memberships(self, stream: Stream) -> Iterator[tuple[Membership, Cursor]]:
-        """Steps that have something to learn, from the cursor on, each with the cursor behind it."""
+        """Steps with labels, from the cursor on, each with the cursor after it."""
         cursor = self._cursor
         while not self.steps or cursor.step < self.steps:
             membership, cursor = stream.advance(cursor)
@@ -153,7 +153,7 @@ class StreamDataset(IterableDataset[StepBatch]):
 
     def _step(self, data: LocalData, membership: Membership) -> StepBatch:
         mine = share([s.tokens for s in membership.sequences], self.rank, self.world)
-        pieces = [membership.sequences[place] for place in mine]
+        pieces = [membership.sequences[index] for index in mine]
         found = [data.with_next(piece) for piece in pieces]
         tokens = [ids[: piece.tokens] for ids, piece in zip(found, pieces, strict=True)]
         labels = [
@@ -172,7 +172,7 @@ class StreamDataset(IterableDataset[StepBatch]):
         self._stream = Stream(self.mix, self.batch, data.views())
 
     def _opened(self) -> tuple[LocalData, Stream]:
-        """What reads, of this process. The readers' threads do not survive a fork, and waiting for them would never end."""
+        """This process's readers. Their threads do not survive a fork, and a wait for them would never end."""
         if self._process and self._process != os.getpid():
             raise Refused(
                 "ForkedDataset",
@@ -192,11 +192,11 @@ def share(lengths: Sequence[int], rank: int, world: int) -> list[int]:
     """Which sequences a rank gets, in order: the longest first, each to the rank with the fewest tokens so far."""
     loads = [0] * world
     mine = []
-    for place in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         least = loads.index(min(loads))
-        loads[least] += lengths[place]
+        loads[least] += lengths[index]
         if least == rank:
-            mine.append(place)
+            mine.append(index)
     return sorted(mine)
 
 

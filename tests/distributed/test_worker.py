@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,7 +10,6 @@ from uuid import uuid4
 import msgspec
 import pytest
 import torch.distributed as dist
-from aiohttp import web
 
 from coxswain import names, wire
 from coxswain.config import (
@@ -30,100 +24,53 @@ from coxswain.errors import Refused, Retryable, Stale
 from coxswain.layout import Device, uniform_layout
 from coxswain_link.environment import Environment
 from coxswain_link.handover import HandoverServer
-from coxswain_link.http_server import HttpService
-from coxswain_link.metrics import build
 from coxswain_link.step_buffer import Buffer, pack
 from coxswain_link.store import open_store
 from coxswain_train.worker import worker
 from coxswain_train.worker.assignments import Assignment
 from tests.distributed import training
+from tests.fake_coordinator import FakeCoordinator
 from tests.step_samples import LENGTH, arrays, plan
 
 LAYOUT = uniform_layout([Device(0, 0)], layers=training.MODEL.layers)
 
 
-@dataclass
-class Coordinator:
-    """Serves one world of one rank, and steps until `steps`, where it says `end`."""
+class OneRankCoordinator(FakeCoordinator):
+    """Has one world of one rank. The directive of step `steps` is `end`."""
 
-    steps: int = 3
-    end: str = "Completed"
-    generation: int = 1
-    checkpoint: str = ""
-    first_step: int = 0
-    reports: list[wire.StepReport] = field(default_factory=list)
-    saved: list[wire.ShardsSaved] = field(default_factory=list)
-    met: wire.Rendezvous | None = None
+    def __init__(
+        self, steps: int = 3, end: str = "Completed", generation: int = 1, checkpoint: str = "", first_step: int = 0
+    ) -> None:
+        super().__init__("secret")
+        self.steps, self.end, self.generation = steps, end, generation
+        self.current = wire.World(
+            generation=generation, first_step=first_step, layout=LAYOUT, seats=LAYOUT.ranks(), trainers=("trainer-0",),
+            loaders=(), checkpoint=checkpoint, vocabulary=training.VOCABULARY,
+        )  # fmt: skip
+        self.answers |= {"/v1/steps": self._directive, "/v1/plans": self._plans, "/v1/beats": self._beat}
+        self.answers["/v1/world"] = lambda *_: self.current
 
-    async def world(self, _: web.Request, __: None) -> wire.World:
-        return wire.World(
-            generation=self.generation,
-            first_step=self.first_step,
-            layout=LAYOUT,
-            seats=LAYOUT.ranks(),
-            trainers=("trainer-0",),
-            loaders=(),
-            checkpoint=self.checkpoint,
-            vocabulary=training.VOCABULARY,
-        )
+    @property
+    def reports(self) -> list[wire.StepReport]:
+        return self.received["/v1/reports"]
 
-    async def ticket(self, request: web.Request, _: None) -> wire.StepDirective:
-        step = int(request.query["step"])
+    @property
+    def saves(self) -> list[wire.ShardsSaved]:
+        return self.received["/v1/saved"]
+
+    def _directive(self, query: dict[str, str], _: None) -> wire.StepDirective:
+        step = int(query["step"])
         if step >= self.steps:
             return wire.StepDirective(step=step, checkpoint=True, end=self.end, plan=None)  # type: ignore[arg-type]
         return wire.StepDirective(step=step, checkpoint=False, end="", plan=plan(step))
 
-    async def plans(self, request: web.Request, _: None) -> wire.StepPlans | None:
-        await asyncio.sleep(0.1)  # a long poll
-        start = int(request.query["from"])
-        found = tuple(plan(step) for step in range(start, self.steps))
+    def _plans(self, query: dict[str, str], _: None) -> wire.StepPlans | None:
+        found = tuple(plan(step) for step in range(int(query["from"]), self.steps))
         return wire.StepPlans(found) if found else None
 
-    async def report(self, _: web.Request, body: wire.StepReport) -> wire.Ack:
-        self.reports.append(body)
-        return wire.Ack("one", 0)
-
-    async def save(self, _: web.Request, body: wire.ShardsSaved) -> wire.Ack:
-        self.saved.append(body)
-        return wire.Ack("one", 0)
-
-    async def meet(self, _: web.Request, body: wire.Rendezvous) -> wire.Ack:
-        self.met = body
-        return wire.Ack("one", 0)
-
-    async def beat(self, _: web.Request, __: wire.Heartbeat) -> wire.Ack:
-        """By now what was saved is a checkpoint."""
-        return wire.Ack("one", self.saved[-1].step if self.saved else 0)
-
-    def service(self) -> HttpService:
-        service = HttpService("secret", lambda: self.generation, build("coordinator"))
-        service.route("GET", "/v1/world", self.world)
-        service.route("GET", "/v1/steps", self.ticket)
-        service.route("GET", "/v1/plans", self.plans)
-        service.route("POST", "/v1/beats", self.beat, wire.Heartbeat)
-        service.route("POST", "/v1/reports", self.report, wire.StepReport)
-        service.route("POST", "/v1/saved", self.save, wire.ShardsSaved)
-        service.route("POST", "/v1/rendezvous", self.meet, wire.Rendezvous)
-        return service
-
-
-@contextmanager
-def served(service: HttpService) -> Iterator[str]:
-    """The service's address, while its loop runs in a thread."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    def call(work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, loop).result(timeout=10)
-
-    try:
-        yield f"http://127.0.0.1:{call(service.start('127.0.0.1', 0))}"
-    finally:
-        call(service.stop())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(timeout=10)
-        loop.close()
+    def _beat(self, *_: Any) -> wire.Ack:
+        """What was saved is a checkpoint by the next heartbeat."""
+        return wire.Ack("one", self.saves[-1].step if self.saves else 0)
 
 
 def job(folder: Path) -> JobConfig:
@@ -150,7 +97,7 @@ def job(folder: Path) -> JobConfig:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs a worker with a coordinator and the arrays that the constructor hands over; returns its exit code."""
 
-    def start(coordinator: Coordinator, hand_over: Any = arrays) -> int:
+    def start(coordinator: OneRankCoordinator, hand_over: Any = arrays) -> int:
         def provide(generation: int, step: int, rank: int, wait: float) -> Buffer:
             return pack(hand_over(step))
 
@@ -160,8 +107,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         agent.send(msgspec.json.encode(Assignment(1, 0)))
         constructor = HandoverServer(names.constructor_socket(pod), "secret", provide)
         try:
-            with served(coordinator.service()) as url:
-                return worker.main(environment(tmp_path, url, pod))
+            with coordinator:
+                return worker.main(environment(tmp_path, coordinator.url, pod))
         finally:
             agent.close()
             constructor.close()
@@ -185,21 +132,21 @@ def environment(folder: Path, url: str, pod: str) -> Environment:
 
 
 def test_a_worker_steps_to_the_end_saves_and_leaves_with_zero(run: Any) -> None:
-    coordinator = Coordinator()
+    coordinator = OneRankCoordinator()
     assert run(coordinator) == 0
     assert [r.step for r in coordinator.reports] == [0, 1, 2]
     assert coordinator.reports[2].loss_sum < coordinator.reports[0].loss_sum
-    (saved,) = coordinator.saved
+    (saved,) = coordinator.saves
     assert (saved.step, saved.rank, saved.ranks, saved.end) == (3, 0, 1, "Completed")
     assert {kind for shard in saved.shards for kind in shard.kinds} == {"parameter", "exp_avg", "exp_avg_sq"}
 
 
 def test_a_suspended_worker_leaves_with_three(run: Any) -> None:
-    assert run(Coordinator(steps=1, end="Suspended")) == 3
+    assert run(OneRankCoordinator(steps=1, end="Suspended")) == 3
 
 
 def test_timings_count_from_the_begin_of_the_step_and_lie_within_it(run: Any) -> None:
-    coordinator = Coordinator(steps=1)
+    coordinator = OneRankCoordinator(steps=1)
     run(coordinator)
     (report,) = coordinator.reports
     assert [(t.task, t.kind) for t in report.timings] == [(0, "F"), (0, "B")]
@@ -207,24 +154,24 @@ def test_timings_count_from_the_begin_of_the_step_and_lie_within_it(run: Any) ->
 
 
 def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(run: Any, tmp_path: Path) -> None:
-    baseline, first = Coordinator(steps=4), Coordinator(steps=2, end="Suspended")
+    baseline, first = OneRankCoordinator(steps=4), OneRankCoordinator(steps=2, end="Suspended")
     run(baseline)
     run(first)
-    store_manifest(tmp_path, first.saved[0])
-    second = Coordinator(steps=4, first_step=2, checkpoint="manifests/m.json")
+    store_manifest(tmp_path, first.saves[0])
+    second = OneRankCoordinator(steps=4, first_step=2, checkpoint="manifests/m.json")
     assert run(second) == 0
     joined = [r.loss_sum for r in first.reports + second.reports]
     assert joined == [r.loss_sum for r in baseline.reports]
 
 
 def test_a_checkpoint_whose_shard_is_gone_is_refused_by_name(run: Any, tmp_path: Path) -> None:
-    first = Coordinator(steps=1, end="Suspended")
+    first = OneRankCoordinator(steps=1, end="Suspended")
     run(first)
-    store_manifest(tmp_path, first.saved[0])
-    key = first.saved[0].shards[0].key
+    store_manifest(tmp_path, first.saves[0])
+    key = first.saves[0].shards[0].key
     open_store(f"file://{tmp_path}").delete(key)
     with pytest.raises(Refused, match=key) as refused:
-        run(Coordinator(steps=2, first_step=1, checkpoint="manifests/m.json"))
+        run(OneRankCoordinator(steps=2, first_step=1, checkpoint="manifests/m.json"))
     assert refused.value.reason == "TornCheckpoint"
 
 
@@ -235,11 +182,11 @@ def store_manifest(folder: Path, saved: wire.ShardsSaved) -> None:
 
 def test_a_worker_of_an_older_generation_is_stale(run: Any) -> None:
     with pytest.raises(Stale, match="started for generation 1, the world's is 2"):
-        run(Coordinator(generation=2))
+        run(OneRankCoordinator(generation=2))
 
 
 def test_other_slices_than_the_plans_are_not_trained_on(run: Any) -> None:
-    coordinator = Coordinator()
+    coordinator = OneRankCoordinator()
     with pytest.raises(Retryable, match="handed over slices"):
         run(coordinator, lambda step: arrays(step, start=4))
     assert coordinator.reports == []
@@ -247,4 +194,4 @@ def test_other_slices_than_the_plans_are_not_trained_on(run: Any) -> None:
 
 def test_a_token_beyond_the_vocabulary_is_refused_with_the_field_to_change(run: Any) -> None:
     with pytest.raises(Refused, match=r"token id 64, model.vocabulary is 64"):
-        run(Coordinator(), lambda step: arrays(step, token=64))
+        run(OneRankCoordinator(), lambda step: arrays(step, token=64))

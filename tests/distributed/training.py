@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
 from coxswain.config import ModelConfig, OptimizerConfig
-from coxswain.errors import Refused
 from coxswain.membership.values import Cursor
 from coxswain.planlog import manifest_key
 from coxswain.wire import CheckpointManifest, Shard
@@ -23,7 +20,6 @@ from coxswain_train.checkpoint import save_load
 from coxswain_train.engine.engine import Engine, StepInput
 from coxswain_train.engine.step import Batch, Part, StepClock, TaskRunner, parts, run_operations
 from coxswain_train.parallel.process_groups import ProcessGroups
-from coxswain_train.parallel.zero1 import GlobalStats
 from tests.distributed.plans import Plan, random_plan
 from tests.distributed.reference import Stream
 
@@ -97,9 +93,9 @@ def gradients(world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: S
 
 
 def _gradient(world: ProcessGroups, engine: Engine, work: StepInput) -> Tensor:
-    walk = TaskRunner(engine.model, work.batch, 1 / work.labels, world.rank, world.exchange)
+    runner = TaskRunner(engine.model, work.batch, 1 / work.labels, world.rank, world.exchange)
     clock = StepClock(lambda: world.waited, time.perf_counter())
-    run_operations(walk, work.parts, work.operations, engine.optimizer.accumulate, clock)
+    run_operations(runner, work.parts, work.operations, engine.optimizer.accumulate, clock)
     return engine.optimizer.reduce()
 
 
@@ -113,18 +109,6 @@ def train_with_a_foreign_plan(world: ProcessGroups, stream: Stream, plan: Plan) 
         engine.step(work, time.perf_counter())
     finally:
         assert all(np.array_equal(before[name], now) for name, now in weights_of(engine).items())
-
-
-def step_with_a_broken_gradient(world: ProcessGroups, stream: Stream) -> str:
-    """What the refusal says; the state must be as before."""
-    engine = engine_of(world, torch.float32)
-    engine.initialise(SEED)
-    before = weights_of(engine)
-    agreed = GlobalStats(loss_sum=0.0, norm=math.nan)
-    with pytest.raises(Refused) as refused:
-        engine.optimizer.apply(torch.zeros(engine.optimizer.elements), agreed, OPTIMIZER, 1e-3, 0)
-    assert all(np.array_equal(before[name], now) for name, now in weights_of(engine).items())
-    return refused.value.message
 
 
 def masters(world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan]) -> np.ndarray:

@@ -15,40 +15,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from coxswain.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
-from coxswain.wire import JobReport
 from coxswain_operator.views import Manifest, member_name
+from tests.fake_coordinator import FakeCoordinator
 from tests.integration.apiserver import ApiServer
 from tests.integration.operator_parts import MERGE, RUNNING, Kubelet, apply_all
 from tests.unit.fake_cluster import report, report_text
 
 
-class Coordinator:
-    """The word of a job's coordinator, as the stage says it."""
-
-    address = RUNNING["podIP"]  # of its pod
-
-    def __init__(self) -> None:
-        self.word: JobReport | None = None
-        self.stopping = False
-
-    async def report(self, job: Manifest) -> JobReport | None:
-        return self.word
-
-    async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
-        self.stopping = self.word is not None
-        return self.stopping
-
-    async def scale(self, job: Manifest, trainers: int) -> bool:
-        return False
-
-
 class Stage:
     """A namespace with one job in it, named demo."""
 
-    def __init__(self, api: ApiServer, namespace: str, coordinator: Coordinator | None = None) -> None:
+    def __init__(self, api: ApiServer, namespace: str, coordinator: FakeCoordinator | None = None) -> None:
         self.api, self.namespace = api, namespace
-        self.coordinator = coordinator or Coordinator()
-        self.kubelet = Kubelet(api, namespace, self.coordinator.address)
+        self.coordinator = coordinator or FakeCoordinator()
+        self.kubelet = Kubelet(api, namespace, coordinator.host if coordinator else RUNNING["podIP"])
 
     def tick(self) -> None:
         """Kubelets start what is pending and end what is deleted; a coordinator asked to stop leaves with everybody."""
@@ -57,8 +37,9 @@ class Stage:
             if "deletionTimestamp" in pod["metadata"]:
                 self.kubelet.let_go(pod["metadata"]["name"])
         assert len({_member(p) for p in pods if _live(p)}) == sum(map(_live, pods)), "a member has two live pods"
-        if self.coordinator.stopping:
-            self.coordinator.word, self.coordinator.stopping = None, False
+        if self.coordinator.stops:
+            self.coordinator.job_report = None
+            self.coordinator.stops.clear()
             self.leave(3, report_text("Suspended", step=20))
         elif any(p["status"]["phase"] == "Pending" for p in pods):
             self.kubelet.run_all()
@@ -114,7 +95,7 @@ class Chapter:
 
 
 def _apply(stage: Stage) -> None:
-    stage.coordinator.word = report("Running", 10)
+    stage.coordinator.job_report = report("Running", 10)
     everyone_anew = {"name": "poison", "onExitCodes": {"operator": "In", "values": [7]}, "action": "RestartJob"}
     apply_all(
         stage.api, stage.namespace,
@@ -132,7 +113,7 @@ def _drain(stage: Stage) -> None:
 
 def _resume(stage: Stage) -> None:
     stage.edit(suspend=False)
-    stage.coordinator.word = report("Running", 30, generation=2)
+    stage.coordinator.job_report = report("Running", 30, generation=2)
 
 
 def _lose(stage: Stage) -> None:
@@ -144,7 +125,7 @@ def _poison(stage: Stage) -> None:
 
 
 def _complete(stage: Stage) -> None:
-    stage.coordinator.word = None
+    stage.coordinator.job_report = None
     stage.leave(0, report_text("Completed", step=100, reason="StopReached"))
 
 

@@ -149,6 +149,7 @@ def test_uninstalling_leaves_the_kinds_and_their_objects_and_nothing_else(instal
     upgrade(installed, {})  # and they are taken over again
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * PATIENCE)
 def test_uninstalling_takes_the_kinds_along_where_that_is_wished(installed: ApiServer) -> None:
     """API servers since 1.34 can take minutes: a cache that starts anew refuses the clean-up of kinds, which backs off."""

@@ -1,4 +1,4 @@
-"""What keepLast and keepEvery keep, in a folder and on a real S3 server: nothing needed goes, whenever the coordinator dies."""
+"""What keepLast and keepEvery keep, in a folder and on S3, whenever the coordinator is killed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ KEPT = [12, 24, 27, 30]  # the last two, and every twelfth
 
 
 class Died(Exception):
-    """The coordinator's process is gone."""
+    """The coordinator's process is killed."""
 
 
 def mortal(store: Store, deletions: int) -> Store:
-    """The same store in the hands of a process that dies before its next deletion but so many."""
+    """The same store, for a process that is killed after so many deletions."""
     twin, left = copy.copy(store), iter(range(deletions))
 
     def delete(key: str) -> None:
@@ -61,7 +61,7 @@ def job(tmp_path) -> JobConfig:
 
 
 def saved(job: JobConfig, store: Store, step: int) -> CheckpointManifest:
-    """A checkpoint with a shard of its own, one that it shares with the one before, and one that all of them share."""
+    """A checkpoint with its own shard, one shared with the step before, and one shared by all."""
     names = (f"own-{step}", f"pair-{step // 6}", "common")
     for name in names:
         store.put(f"shards/{name}.safetensors", b"1234")
@@ -69,7 +69,7 @@ def saved(job: JobConfig, store: Store, step: int) -> CheckpointManifest:
 
 
 def assert_sound(store: Store) -> list[int]:
-    """Every manifest that is there names only shards that are there. The steps of all of them."""
+    """Checks that every manifest names only present shards; returns the steps."""
     there = {found.path for found in store.list("shards/")}
     manifests = [json.loads(store.get(found.path)) for found in store.list("manifests/")]
     assert not {shard["key"] for m in manifests for shard in m["shards"]} - there
@@ -98,7 +98,7 @@ def test_a_shard_that_a_checkpoint_under_way_has_saved_stays(job, store):
 
 
 @pytest.mark.parametrize("deletions", range(12))
-def test_a_coordinator_that_dies_between_two_deletions_leaves_only_whole_checkpoints(job, store, deletions):
+def test_a_coordinator_that_is_killed_between_two_deletions_leaves_only_whole_checkpoints(job, store, deletions):
     checkpoints, reached = CheckpointStore(job, mortal(store, deletions)), 0
     checkpoints.open()
     with pytest.raises(Died):
@@ -117,7 +117,7 @@ def test_a_coordinator_that_dies_between_two_deletions_leaves_only_whole_checkpo
     assert shards(store) == {"common", "pair-2", "pair-4", "pair-5", *(f"own-{step}" for step in KEPT)}
 
 
-def test_a_whole_run_keeps_what_it_is_asked_to_keep(tmp_path):
+def test_a_run_keeps_the_checkpoints_that_its_policy_keeps(tmp_path):
     write_corpus(tmp_path / "corpus")
     checkpoint = {"uri": f"file://{tmp_path}/store", "everySteps": 3, "keepLast": 2, "keepEvery": 6}
     objects = job_objects(f"file://{tmp_path}/corpus", str(checkpoint["uri"]), trainers=1, stop={"steps": 16})

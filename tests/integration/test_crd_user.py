@@ -15,8 +15,8 @@ import pytest
 from coxswain_operator.controller import Controller
 from tests.api_samples import Manifest, sample
 from tests.children import binary
+from tests.fake_coordinator import FakeCoordinator
 from tests.integration.apiserver import ApiServer
-from tests.integration.lifecycle import Coordinator
 from tests.integration.operator_parts import MERGE, Kubelet, apply_all, connected, new_namespace
 
 JOBS = "trainingjobs"
@@ -121,7 +121,7 @@ async def test_a_users_apply_never_conflicts_with_the_operator(api: ApiServer, w
     kubectl(api, namespace, "apply", *way, "--filename", "-", text=json.dumps(plain))
     async with connected(api) as cluster:
         for _ in range(4):
-            await Controller(cluster, Coordinator()).pass_once(namespace, "applied")
+            await Controller(cluster, FakeCoordinator()).pass_once(namespace, "applied")
     plain["spec"] = {**plain["spec"], "stop": {"steps": 200}}
     kubectl(api, namespace, "apply", *way, "--filename", "-", text=json.dumps(plain))
     stored = api.http.get(api.path(JOBS, "applied", namespace=namespace)).json()
@@ -139,7 +139,7 @@ async def test_a_deleted_job_takes_all_its_children_along(api: ApiServer) -> Non
     apply_all(api, namespace)
     async with connected(api) as cluster:
         for _ in range(4):
-            await Controller(cluster, Coordinator()).pass_once(namespace, "demo")
+            await Controller(cluster, FakeCoordinator()).pass_once(namespace, "demo")
     assert len(Kubelet(api, namespace).names()) == 4
     with api.controllers("garbage-collector-controller"):
         kubectl(api, namespace, "delete", "tj", "demo", "--wait=false")

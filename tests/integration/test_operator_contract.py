@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ async def test_labels_select(place: Place) -> None:
     assert await names(cluster, "ConfigMap", namespace, {LABEL_JOB_UID: "b"}) == ["c-b"]
 
 
-async def test_kinds_are_told_in_lists_too(place: Place) -> None:
+async def test_items_of_a_list_carry_their_kind(place: Place) -> None:
     cluster, namespace = place
     await cluster.create(config_map(namespace))
     (listed,) = await cluster.list("ConfigMap", namespace)
@@ -144,9 +145,24 @@ async def test_a_watch_shows_what_is_there_and_then_every_change(place: Place) -
     assert seen[-1] == ("DELETED", "b")
 
 
-async def test_an_event_can_be_published(place: Place) -> None:
+async def test_a_published_event_can_be_read_with_its_reason_and_message(
+    place: Place, request: pytest.FixtureRequest
+) -> None:
     cluster, namespace = place
-    await cluster.publish(await cluster.create(a_job(namespace)), Event("Completed", "done"))
+    await cluster.publish(await cluster.create(a_job(namespace)), Event("Completed", "done", warning=True))
+    async with asyncio.timeout(10):
+        while not (found := published(cluster, namespace, request)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert found == [("Completed", "done", "demo", True)]
+
+
+def published(cluster: Cluster, namespace: str, request: pytest.FixtureRequest) -> list[tuple[str, str, str, bool]]:
+    """Reason, message, name of the object, and whether it is a warning."""
+    if isinstance(cluster, LocalCluster):
+        lines = [json.loads(line) for line in (cluster.workdir / "events.jsonl").read_text().splitlines()]
+        return [(e["reason"], e["message"], e["object"].rpartition("/")[2], e["warning"]) for e in lines]
+    answer = request.getfixturevalue("api").http.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")
+    return [(e["reason"], e["note"], e["regarding"]["name"], e["type"] == "Warning") for e in answer.json()["items"]]
 
 
 async def following(changes: AsyncIterator[WatchEvent]) -> tuple[str, str]:

@@ -48,7 +48,7 @@ class SlowStartBatch:
         return bool(self._leaders())
 
     def _leaders(self) -> list[Child]:
-        return [c for c in self._standing if f"{holder(self._api, self._namespace)} leads" in c.log.read_text()]
+        return [c for c in self._standing if f"{holder(self._api, self._namespace)} is the leader" in c.log.read_text()]
 
     def stop(self) -> None:
         for child in self._standing:

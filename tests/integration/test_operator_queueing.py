@@ -11,9 +11,10 @@ import pytest
 from coxswain.wire import JobReport
 from coxswain_operator.children.scheduling import RETRIABLE
 from e2e.cluster.process import wait_until
+from tests.fake_coordinator import FakeCoordinator
 from tests.integration.apiserver import ApiServer
 from tests.integration.operator_parts import MERGE, Kubelet, Manifest, apply_all, new_namespace, operating
-from tests.integration.test_operator_reconcile import Coordinator, job, state, until
+from tests.integration.test_operator_reconcile import job, state, until
 from tests.unit.fake_cluster import report
 from tests.unit.test_reconcile_queueing import QUEUE, group_of
 
@@ -87,7 +88,7 @@ async def queued(api: ApiServer, word: JobReport | None = None, **spec: Any) -> 
     namespace = new_namespace(api)
     apply_all(api, namespace, scheduling=QUEUE, **spec)
     kueue = Kueue(api, namespace)
-    async with operating(api.kubeconfig, namespace, Coordinator(word)):
+    async with operating(api.kubeconfig, namespace, FakeCoordinator(report=word)):
         await kueue.take(4)
         yield namespace, kueue
 

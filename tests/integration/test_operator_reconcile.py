@@ -9,31 +9,17 @@ from typing import Any
 
 import pytest
 
-from coxswain.wire import JobReport
 from coxswain_operator.controller import Controller
 from coxswain_operator.kubernetes import KubernetesCluster
 from coxswain_operator.views import PodView
 from coxswain_operator.workqueue import Key, RequeueDelay, WorkQueue
+from tests.fake_coordinator import FakeCoordinator
 from tests.integration.apiserver import ApiServer
 from tests.integration.operator_parts import Kubelet, Manifest, apply_all, connected, new_namespace
 from tests.unit.fake_cluster import report, report_text
 
 MEMBERS = ["demo-coordinator-0", "demo-loader-0-0", "demo-trainer-0-0", "demo-trainer-1-0"]
 TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
-
-
-class Coordinator:
-    """The word of a job's coordinator, as the test says."""
-
-    def __init__(self, word: JobReport | None = None) -> None:
-        self.word, self.stops = word, 0
-
-    async def report(self, job: Manifest) -> JobReport | None:
-        return self.word
-
-    async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
-        self.stops += 1
-        return True
 
 
 class Crash(BaseException):
@@ -64,19 +50,19 @@ def state(api: ApiServer, namespace: str) -> str:
     return next((c["reason"] for c in conditions if c["type"] == "Succeeded"), "")
 
 
-async def passes(cluster: Any, namespace: str, control: Coordinator | None = None, count: int = 6) -> None:
-    controller = Controller(cluster, control or Coordinator())
+async def passes(cluster: Any, namespace: str, control: FakeCoordinator | None = None, count: int = 6) -> None:
+    controller = Controller(cluster, control or FakeCoordinator())
     for _ in range(count):
         await controller.pass_once(namespace, "demo")
 
 
-async def started(api: ApiServer, cluster: KubernetesCluster, namespace: str, control: Coordinator) -> Kubelet:
+async def started(api: ApiServer, cluster: KubernetesCluster, namespace: str, control: FakeCoordinator) -> Kubelet:
     """A job whose pods are ready and whose coordinator says Running, as the operator's cache has it too."""
     kubelet = Kubelet(api, namespace)
     await passes(cluster, namespace)
     kubelet.run_all()
     await until_all(cluster, namespace, lambda pod: pod.phase == "Running")
-    control.word = report("Running", 10)
+    control.job_report = report("Running", 10)
     await passes(cluster, namespace, control)
     return kubelet
 
@@ -107,7 +93,7 @@ async def test_an_applied_job_gets_its_pods_and_all_other_children(api: ApiServe
 
 
 async def test_a_running_job_shows_its_state_and_progress_in_columns_and_events(api: ApiServer) -> None:
-    namespace, control = new_namespace(api), Coordinator()
+    namespace, control = new_namespace(api), FakeCoordinator()
     apply_all(api, namespace)
     async with connected(api) as cluster:
         await started(api, cluster, namespace, control)
@@ -121,7 +107,7 @@ async def test_a_running_job_shows_its_state_and_progress_in_columns_and_events(
 
 
 async def test_a_job_that_says_nothing_new_is_not_written_again(api: ApiServer) -> None:
-    namespace, control = new_namespace(api), Coordinator()
+    namespace, control = new_namespace(api), FakeCoordinator()
     apply_all(api, namespace)
     async with connected(api) as cluster:
         await started(api, cluster, namespace, control)
@@ -131,7 +117,7 @@ async def test_a_job_that_says_nothing_new_is_not_written_again(api: ApiServer) 
 
 
 async def test_a_job_whose_coordinator_leaves_with_0_is_completed(api: ApiServer) -> None:
-    namespace, control = new_namespace(api), Coordinator()
+    namespace, control = new_namespace(api), FakeCoordinator()
     apply_all(api, namespace)
     async with connected(api) as cluster:
         kubelet = await started(api, cluster, namespace, control)
@@ -144,7 +130,7 @@ async def test_a_job_whose_coordinator_leaves_with_0_is_completed(api: ApiServer
 
 
 async def test_a_failed_trainer_is_replaced_and_counted(api: ApiServer) -> None:
-    namespace, control = new_namespace(api), Coordinator()
+    namespace, control = new_namespace(api), FakeCoordinator()
     apply_all(api, namespace)
     async with connected(api) as cluster:
         kubelet = await started(api, cluster, namespace, control)
@@ -188,7 +174,7 @@ async def test_an_operator_killed_before_any_write_is_succeeded_by_one_that_crea
 
 
 async def test_a_pod_that_vanished_while_no_operator_ran_is_a_loss_that_counts_for_nothing(api: ApiServer) -> None:
-    namespace, control = new_namespace(api), Coordinator()
+    namespace, control = new_namespace(api), FakeCoordinator()
     apply_all(api, namespace)
     async with connected(api) as cluster:
         kubelet = await started(api, cluster, namespace, control)
@@ -203,7 +189,7 @@ async def test_turns_for_a_deleted_job_end_and_create_nothing_more(api: ApiServe
     namespace = new_namespace(api)
     apply_all(api, namespace)
     async with connected(api) as cluster:
-        controller = Controller(cluster, Coordinator(), poll_seconds=0.1)
+        controller = Controller(cluster, FakeCoordinator(), poll_seconds=0.1)
 
         async def turn(key: Key) -> RequeueDelay | None:
             return await controller.reconcile_job(*key)

@@ -132,7 +132,7 @@ def test_a_run_behind_faults_and_without_its_bucket_for_a_while_loses_nothing(tm
         proxy.plan = drawn(2, 0.1)
         assert run.finish(cox) == 0, run.output + run.logs()
         assert run.digests() == baseline[:STEPS]
-        assert re.match(r"trying again: s3://runs/faults/.*: there is no such bucket", said["message"]), said
+        assert re.match(r"retrying: s3://runs/faults/.*: there is no such bucket", said["message"]), said
         assert {event for event in run.events() if "Restart" in event} == set()
         exported = export(proxy, "faults", s3, tmp_path / "behind.safetensors")
     assert export(s3, "faults", s3, tmp_path / "direct.safetensors") == exported

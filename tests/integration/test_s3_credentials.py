@@ -1,4 +1,4 @@
-"""Where keys to an S3 server may come from, and that they are in no message."""
+"""Where keys to an S3 server come from, and that no message contains them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tokens(s3: S3Server) -> Iterator[TokenService]:
 
 @pytest.fixture(autouse=True)
 def nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No keys of this machine's own."""
+    """Removes this machine's own keys."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -98,14 +98,14 @@ def test_keys_that_the_server_refuses_are_named_by_their_link_and_not_shown(
     assert not [secret for secret in ("not-the-key", s3.access_key, IDENTITY) if secret in said]
 
 
-def test_a_token_service_that_refuses_is_named_with_its_words(s3: S3Server, tokens, monkeypatch, tmp_path) -> None:
+def test_a_token_service_that_refuses_is_named_with_its_message(s3: S3Server, tokens, monkeypatch, tmp_path) -> None:
     with pytest.raises(Refused, match=r"assume-role-with-web-identity.*InvalidIdentityToken.*not known here") as caught:
         read(s3, monkeypatch, by_web_identity(s3, tmp_path, tokens.url, "stolen"))
     assert caught.value.reason == "AccessDenied"
     assert "stolen" not in caught.value.message
 
 
-def test_a_token_service_that_is_away_is_no_fault_of_the_keys(s3: S3Server, tokens, monkeypatch, tmp_path) -> None:
+def test_an_unreachable_token_service_is_retryable(s3: S3Server, tokens, monkeypatch, tmp_path) -> None:
     with pytest.raises(
         StoreUnavailable, match=r"credentials of boto3's chain \(assume-role-with-web-identity\): Could not connect"
     ):
@@ -117,7 +117,7 @@ def test_a_profile_that_does_not_exist_is_named(s3: S3Server, monkeypatch) -> No
         read(s3, monkeypatch, {"AWS_PROFILE": "absent"})
 
 
-def test_no_keys_at_all_are_said_with_the_ways_to_give_some(s3: S3Server, monkeypatch) -> None:
+def test_missing_keys_are_refused_with_the_ways_to_provide_some(s3: S3Server, monkeypatch) -> None:
     with pytest.raises(Refused, match=r"no credentials .*profile, web identity.*endpoint\.secretRef"):
         read(s3, monkeypatch, {})
 

@@ -1,4 +1,4 @@
-"""The S3 server that other tests lean on behaves like S3 where it matters to us."""
+"""The S3 server of the tests behaves like S3 in what the store relies on."""
 
 from __future__ import annotations
 

@@ -1,18 +1,16 @@
-"""A data plane for tests: a corpus of known documents, a fake coordinator, and loaders and constructors as real processes."""
+"""A data plane: known documents, a scripted coordinator, real loaders and constructors."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import os
 import random
 import shutil
 import sys
-import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,12 +29,9 @@ from coxswain.planlog import LoaderShare
 from coxswain.wire import (
     Ack,
     DeliveredDigests,
-    Finished,
-    Heartbeat,
     Indexed,
     LoaderAddress,
     LoaderAddresses,
-    Register,
     Registered,
     Shares,
     SourceBlocks,
@@ -45,11 +40,9 @@ from coxswain.wire import (
     World,
 )
 from coxswain_link.handover import Handover
-from coxswain_link.http_client import JobEnded
-from coxswain_link.http_server import HttpService
-from coxswain_link.metrics import build
 from coxswain_link.step_buffer import StepArrays
 from tests.children import Child
+from tests.fake_coordinator import FakeCoordinator
 
 TOKEN = "job-token"
 STEPS = 12
@@ -69,7 +62,7 @@ class Corpus:
 
 
 def write_corpus(folder: Path) -> Corpus:
-    """Source `code` in Parquet with row groups of five documents, `docs` in several Jsonl files; long-tailed lengths."""
+    """Source `code` in Parquet, `docs` in several Jsonl files; long-tailed lengths."""
     rng = random.Random(3)
     texts = ["".join(rng.choices("abc ü\n", k=int(min(4000, 15 * rng.paretovariate(0.6))))) for _ in range(120)]
     (folder / "code").mkdir(parents=True)
@@ -103,7 +96,7 @@ def job_of(corpus: Corpus, runs: Path, loaders: int) -> config.JobConfig:
 
 
 def sequences_of(corpus: Corpus, step: int) -> tuple[Sequence, ...]:
-    """A step's membership: whole samples and pieces of long ones, the same for any number of anything."""
+    """A step's membership: whole samples and pieces of long ones."""
     rng = random.Random(step)
     out = []
     for _ in range(8):
@@ -128,64 +121,46 @@ def plan_of(corpus: Corpus, generation: int, step: int, replicas: int) -> StepPl
     return StepPlan(generation, step, sequences, tuple(tasks), (), labels, "", 0.0, 1.0)
 
 
-@dataclass
-class FakeCoordinator:
-    """The calls that loaders and constructors make, in a thread of its own, with plans for STEPS steps."""
+class CorpusCoordinator(FakeCoordinator):
+    """Gives loaders shares of a corpus, and constructors random legal plans for STEPS steps."""
 
-    corpus: Corpus
-    loaders: int
-    trainers: int = 1
-    devices: int = 1
-    url: str = ""
-    generation: int = 0
-    replicas: int = 0
-    finished: Finished | None = None
-    forgotten: int = 0  # steps below it are closed and their plans gone
-    addresses: dict[str, LoaderAddress] = field(default_factory=dict)
-    indexed: dict[LoaderShare, Indexed] = field(default_factory=dict)
-    served: dict[int, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
-    registrations: list[Register] = field(default_factory=list)
-
-    def start(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._changed = asyncio.Condition()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._run(self._serve())}"
-
-    def stop(self) -> None:
-        self._run(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+    def __init__(self, corpus: Corpus, loaders: int, trainers: int = 1, devices: int = 1) -> None:
+        super().__init__(TOKEN)
+        self.corpus, self.loaders, self.trainers, self.devices = corpus, loaders, trainers, devices
+        self.replicas = 0
+        self.forgotten = 0  # steps below it are closed and their plans gone
+        self.indexed: dict[LoaderShare, Indexed] = {}
+        self.served: dict[int, dict[int, str]] = defaultdict(dict)
+        self.answers |= {
+            "/v1/register": lambda *_: Registered(self.generation if self._is_indexed() else 0),
+            "/v1/shares": lambda query, _: Shares(tuple(s for s in self._shares() if s.loader == query["loader"])),
+            "/v1/indexed": lambda _, body: self.indexed.update({body.share: body}),
+            "/v1/loaders": self._loaders, "/v1/blocks": self._blocks, "/v1/plans": self._plans, "/v1/served": self._serve,
+        }  # fmt: skip
 
     def begin(self, replicas: int) -> int:
         """The next generation, of so many replicas over all devices in turn."""
-        return self._run(self._begin(replicas))
+        self.update(generation=self.generation + 1, replicas=replicas)
+        return self.generation
 
-    def end(self, finished: Finished) -> None:
-        self._run(self._set(finished=finished))
-
-    def forget_before(self, step: int) -> None:
-        self._run(self._set(forgotten=step))
-
-    def await_served(self, step: int, deadline: float = 30.0) -> dict[int, str]:
+    def await_served(self, step: int) -> dict[int, str]:
         """Digests of a step by the sequence's position, once all have come."""
-        everything = len(sequences_of(self.corpus, step))
-        self._run(self._until(lambda: len(self.served[step]) == everything, deadline))
+        count = len(sequences_of(self.corpus, step))
+        self.wait_until(lambda: len(self.served[step]) == count)
         return self.served[step]
 
-    def await_registrations(self, role: str, count: int, deadline: float = 30.0) -> None:
+    def await_registrations(self, role: str, count: int) -> None:
         """Waits until so many instances of a role have registered since the beginning."""
-        self._run(
-            self._until(lambda: len({r.instance for r in self.registrations if r.role == role}) >= count, deadline)
-        )
+        self.wait_until(lambda: len({r.instance for r in self.received["/v1/register"] if r.role == role}) >= count)
 
     def world(self) -> World:
         devices = [Device(i // self.devices, i % self.devices) for i in range(self.replicas)]
         layout = uniform_layout(devices, 1)
         trainers = tuple(f"trainer-{i}" for i in range(self.trainers))
         return World(self.generation, 0, layout, layout.ranks(), trainers, tuple(self._shares()))
+
+    def world_after(self, generation: int) -> World | None:
+        return self.world() if self.generation > generation and self._is_indexed() else None
 
     def _shares(self) -> list[LoaderShare]:
         return [
@@ -195,107 +170,33 @@ class FakeCoordinator:
     def _is_indexed(self) -> bool:
         return all(s in self.indexed for s in self._shares())
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+    def _loaders(self, *_: Any) -> LoaderAddresses:
+        latest = {r.name: r for r in self.received["/v1/register"] if r.role == "loader"}
+        return LoaderAddresses(tuple(LoaderAddress(r.name, r.host, r.port, r.instance) for r in latest.values()))
 
-    async def _serve(self) -> int:
-        self._service = HttpService(TOKEN, lambda: self.generation, build("coordinator"))
-        for method, path, handler, body in (
-            ("POST", "/v1/register", self._register, Register), ("GET", "/v1/shares", self._get_shares, None),
-            ("POST", "/v1/indexed", self._post_indexed, Indexed), ("GET", "/v1/blocks", self._get_blocks, None),
-            ("GET", "/v1/world", self._get_world, None), ("GET", "/v1/loaders", self._get_loaders, None),
-            ("GET", "/v1/plans", self._get_plans, None), ("POST", "/v1/served", self._post_served, DeliveredDigests),
-            ("POST", "/v1/beats", self._post_beat, Heartbeat),
-        ):  # fmt: skip
-            self._service.route(method, path, handler, body)
-        return await self._service.start("127.0.0.1", 0)
-
-    async def _close(self) -> None:
-        await self._service.stop()
-        polls = asyncio.all_tasks() - {asyncio.current_task()}
-        for poll in polls:
-            poll.cancel()
-        await asyncio.gather(*polls, return_exceptions=True)
-
-    async def _set(self, **values: Any) -> None:
-        async with self._changed:
-            for name, value in values.items():
-                setattr(self, name, value)
-            self._changed.notify_all()
-
-    async def _begin(self, replicas: int) -> int:
-        await self._set(generation=self.generation + 1, replicas=replicas)
-        return self.generation
-
-    async def _until(self, true: Callable[[], bool], seconds: float) -> None:
-        async with self._changed:
-            await asyncio.wait_for(self._changed.wait_for(true), seconds)
-
-    async def _poll(self, request: Any, there: Callable[[], bool]) -> bool:
-        try:
-            await self._until(there, float(request.query.get("wait", 0)) or 0.001)
-        except TimeoutError:
-            return False
-        return True
-
-    async def _register(self, _: Any, body: Register) -> Registered:
-        async with self._changed:
-            self.registrations.append(body)
-            if body.role == "loader":
-                self.addresses[body.name] = LoaderAddress(body.name, body.host, body.port, body.instance)
-            self._changed.notify_all()
-        return Registered(self.generation if self._is_indexed() else 0)
-
-    async def _get_shares(self, request: Any, _: None) -> Shares:
-        return Shares(tuple(s for s in self._shares() if s.loader == request.query["loader"]))
-
-    async def _post_indexed(self, _: Any, body: Indexed) -> None:
-        async with self._changed:
-            self.indexed[body.share] = body
-            self._changed.notify_all()
-
-    async def _get_blocks(self, request: Any, _: None) -> SourceBlocks | None:
-        mine = [s for s in self._shares() if s.source == request.query["source"]]
-        if not await self._poll(request, lambda: all(s in self.indexed and not self.indexed[s].fault for s in mine)):
+    def _blocks(self, query: dict[str, str], _: None) -> SourceBlocks | None:
+        mine = [s for s in self._shares() if s.source == query["source"]]
+        if not all(s in self.indexed and not self.indexed[s].fault for s in mine):
             return None
-        return SourceBlocks(request.query["source"], tuple(sorted(b for s in mine for b in self.indexed[s].blocks)))
+        return SourceBlocks(query["source"], tuple(sorted(b for s in mine for b in self.indexed[s].blocks)))
 
-    async def _get_world(self, request: Any, _: None) -> World | None:
-        after = int(request.query["after"])
-        there = lambda: (self.generation > after and self._is_indexed()) or self.finished is not None  # noqa: E731
-        if not await self._poll(request, there):
-            return None
-        if self.finished is not None:
-            raise JobEnded(self.finished)
-        return self.world()
+    def _plans(self, query: dict[str, str], _: None) -> StepPlans | None:
+        steps = range(max(self.forgotten, int(query["from"])), STEPS)[:8]
+        plans = tuple(plan_of(self.corpus, self.generation, s, self.replicas) for s in steps)
+        return StepPlans(plans) if plans else None
 
-    async def _get_loaders(self, _: Any, __: None) -> LoaderAddresses:
-        return LoaderAddresses(tuple(self.addresses.values()))
-
-    async def _get_plans(self, request: Any, _: None) -> StepPlans | None:
-        steps = range(max(self.forgotten, int(request.query["from"])), STEPS)[:8]
-        if not steps:
-            await self._poll(request, lambda: False)
-            return None
-        return StepPlans(tuple(plan_of(self.corpus, self.generation, s, self.replicas) for s in steps))
-
-    async def _post_served(self, _: Any, body: DeliveredDigests) -> Ack:
-        async with self._changed:
-            self.served[body.step] |= dict(body.digests)
-            self._changed.notify_all()
-        return Ack("one", 0)
-
-    async def _post_beat(self, _: Any, __: Heartbeat) -> Ack:
+    def _serve(self, _: dict[str, str], body: DeliveredDigests) -> Ack:
+        self.served[body.step] |= dict(body.digests)
         return Ack("one", 0)
 
 
 @dataclass
 class DataPlane:
-    """Processes of one job, each with a loopback address of its own, so that the ports stay what they are."""
+    """Processes of one job, each with its own loopback address, so that ports need not change."""
 
     corpus: Corpus
     folder: Path
-    coordinator: FakeCoordinator
+    coordinator: CorpusCoordinator
     children: dict[str, Child] = field(default_factory=dict)
     prefix: str = field(default_factory=lambda: uuid.uuid4().hex)
     number: int = field(default_factory=itertools.count().__next__)  # of the planes that this test process has made
@@ -314,7 +215,7 @@ class DataPlane:
         return Handover(names.constructor_socket(f"{self.prefix}-trainer-{trainer}"), TOKEN)
 
     def receive(self, step: int, deadline: float = 60.0) -> dict[int, StepArrays]:
-        """What every rank of the current world gets for a step."""
+        """The arrays of every rank of the current world."""
         out = {}
         for seat in self.coordinator.world().seats:
             with self.worker(seat.device.trainer) as worker:
@@ -336,11 +237,11 @@ class DataPlane:
 def data_plane(
     folder: Path, loaders: int = 1, trainers: int = 1, devices: int = 1, without: tuple[str, ...] = ()
 ) -> Iterator[DataPlane]:
-    """Loaders and constructors of a job, started; the coordinator has no world yet. `without`: sources that are not there."""
+    """Starts loaders and constructors; the coordinator has no world yet. `without`: missing sources."""
     corpus = write_corpus(folder / "corpus")
     for name in without:
         shutil.rmtree(folder / "corpus" / name)
-    coordinator = FakeCoordinator(corpus, loaders, trainers, devices)
+    coordinator = CorpusCoordinator(corpus, loaders, trainers, devices)
     (folder / "job.json").write_bytes(msgspec.json.encode(job_of(corpus, folder / "runs", loaders)))
     (folder / "token").write_text(TOKEN + "\n")
     coordinator.start()
@@ -358,7 +259,7 @@ def data_plane(
 
 
 def check(plane: DataPlane, step: int, got: dict[int, StepArrays]) -> None:
-    """Every token of the step is there once, under its right place, with its right label."""
+    """Checks that every token of the step is there once, with its position and label."""
     tokens: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
     for arrays in got.values():
         for s in arrays.slices:

@@ -37,6 +37,8 @@ SERVICES = {
     "agent": "coxswain_train.agent",
     "coordinator": "coxswain_coordinator",
 }
+# A kill of these needs another world; the others are replaced beside running workers.
+NEW_WORLD = {"worker", "forkserver", "agent"}
 
 
 def write_corpus(folder: Path) -> None:
@@ -150,8 +152,8 @@ class Run:
 
     def warnings(self) -> str:
         """What its events warned of."""
-        told = [f"{line['reason']}: {line['message']}" for line in self._lines("events.jsonl") if line["warning"]]
-        return "; ".join(told) or "nothing"
+        warnings = [f"{line['reason']}: {line['message']}" for line in self._lines("events.jsonl") if line["warning"]]
+        return "; ".join(warnings) or "nothing"
 
     def digests(self) -> list[tuple[str, str]]:
         steps = self.steps()

@@ -1,4 +1,4 @@
-"""Checkpoints under a whole run: what cannot be gone on from is refused, and stays as it was.
+"""Checkpoints in a whole run: a bad one is refused and stays as it was.
 
 What is slow here has a twin in tests/unit that asserts the same words.
 """
@@ -35,7 +35,7 @@ def run(tmp_path, corpus, first):
 
 
 def refused(run: Run, *words: str) -> None:
-    """Runs it and demands a refusal with all of these words, that nothing is trained, and the checkpoints as they were."""
+    """Runs the job; expects a refusal with these phrases, no training, unchanged checkpoints."""
     before = contents(run.folder / "checkpoints")
     assert run.run() == 1, run.output + run.logs()
     said = re.sub(r"\s+", " ", run.output)
@@ -46,7 +46,7 @@ def refused(run: Run, *words: str) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """But for what a world leaves in the plan log: it is announced, and planned for, before its workers load a checkpoint."""
+    """Without the plan log: a world is recorded and planned before its workers load a checkpoint."""
     found = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     return {
         path: content for path, content in found.items() if not path.startswith(("log/generations/", "log/placements/"))
@@ -97,7 +97,7 @@ def test_a_checkpoint_of_other_data_names_the_source(run):
 
 
 @pytest.mark.slow
-def test_a_location_that_must_not_be_resumed_from_says_whose_it_is(run):
+def test_a_location_that_must_not_be_resumed_from_is_refused_with_the_run_that_owns_it(run):
     run.objects[-1]["spec"]["checkpoint"]["resume"] = "Never"
     refused(run, "RunExists", "checkpoint.resume is Never; set it to Auto to continue that run, or give a fresh")
 
@@ -122,7 +122,7 @@ def test_a_missing_shard_is_named_before_a_worker_starts(run):
     refused(run, "TornCheckpoint", f"{MANIFEST} names shards/{lost.name}, which is missing")
 
 
-def test_a_shard_with_one_flipped_bit_is_named_and_once_restored_the_run_goes_on(run):
+def test_a_shard_with_one_flipped_bit_is_named_and_the_run_resumes_once_it_is_restored(run):
     path = shard(run)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

@@ -85,7 +85,7 @@ def test_a_file_that_does_not_exist_is_refused_by_name(tmp_path):
     assert output.splitlines()[1].startswith(f"  {tmp_path}/nowhere.yaml: cannot read")
 
 
-def test_all_faults_of_a_file_are_told_at_once(job_file, tmp_path):
+def test_all_faults_of_a_file_are_reported_at_once(job_file, tmp_path):
     objects = job_objects("file:///c", "file:///k", colour="red", stop={"steps": 1, "tokens": 2})
     output = refused(job_file, tmp_path, objects)
     assert "spec.colour" in output
@@ -125,7 +125,7 @@ async def test_scripts_get_the_end_of_a_run_as_the_last_line(job_file, tmp_path)
     assert end["message"] == CONDITION["message"]
 
 
-def test_scripts_are_told_a_refusal_on_standard_output_and_people_on_standard_error(job_file, tmp_path):
+def test_a_refusal_is_json_on_standard_output_and_text_on_standard_error(job_file, tmp_path):
     job_file.write_text("kind: Pod\n")
     done = run_cox("run", job_file, "--workdir", tmp_path / "work", "--json")
     end = json.loads(done.stdout)
@@ -160,7 +160,7 @@ async def test_a_workdir_in_use_is_refused(job_file, tmp_path):
     assert f"in use by another run (process {os.getpid()})" in done.stderr
 
 
-async def test_status_says_what_a_job_does_and_as_json_everything(job_file, tmp_path):
+async def test_status_prints_what_a_job_does_and_as_json_everything(job_file, tmp_path):
     await stored_job(tmp_path / "work", job_file, "Completed", "True")
     done = run_cox("status", tmp_path / "work")
     assert "small: Completed" in done.stdout
@@ -168,7 +168,7 @@ async def test_status_says_what_a_job_does_and_as_json_everything(job_file, tmp_
     assert json.loads(run_cox("status", tmp_path / "work", "--json").stdout)["job"]["metadata"]["name"] == "small"
 
 
-def test_status_of_an_unknown_job_says_where_it_looked(tmp_path):
+def test_status_of_an_unknown_job_names_the_folders_searched(tmp_path):
     code, output = cox("status", tmp_path / "nothing")
     assert (code, "neither a work directory nor a job below runs/" in output) == (2, True)
 
@@ -188,7 +188,7 @@ def test_a_place_that_cannot_be_a_work_directory_is_refused(job_file, tmp_path):
     ("trouble", "code", "words"),
     [
         (KeyboardInterrupt(), 130, "stopped at once"),
-        (OSError(28, "No space left on device"), 1, "No space left on device; once that is mended"),
+        (OSError(28, "No space left on device"), 1, "No space left on device; repair that"),
     ],
 )
 def test_what_happens_before_the_job_runs_has_an_exit_code_too(job_file, monkeypatch, trouble, code, words):

@@ -60,7 +60,7 @@ def test_speed_and_time_left_come_from_the_latest_steps(watched):
     assert (view.step, view.steps, view.tokens_per_second, view.eta_seconds) == (2, 10, 2000.0, 16.0)
 
 
-def test_a_torn_line_waits_for_its_rest(watched):
+def test_an_incomplete_line_is_read_once_it_is_complete(watched):
     whole = msgspec.json.encode(step(1)) + b"\n"
     assert [s.step for s in watched(step(0), torn=whole[:20]).new_steps] == [0]
     assert [s.step for s in watched(torn=whole[20:]).new_steps] == [1]
@@ -71,7 +71,7 @@ def test_what_an_earlier_run_left_is_not_progress(tmp_path):
     assert Watcher(tmp_path).look(JOB, None).new_steps == ()
 
 
-def test_lines_tell_steps_events_and_what_is_waited_for(watched):
+def test_lines_show_steps_events_and_the_reason_of_a_wait(watched):
     waiting = watched(events=[{"reason": "GangStarted", "message": "2/2 trainers", "time": "2026-01-01T00:00:00Z"}])
     text = printed(Lines, waiting, watched(step(0), step(1)))
     assert "Running: waiting for trainer-1 to register" in text
@@ -96,11 +96,11 @@ def test_lines_do_not_wait_for_the_old_time_when_the_clock_is_set_back(watched):
     assert "step 1/" in out.getvalue()
 
 
-def test_waiting_is_not_told_once_steps_are_newer_than_the_report(watched):
+def test_a_wait_is_not_shown_once_steps_are_newer_than_the_report(watched):
     assert watched(step(0)).waiting_for == ""
 
 
-def test_the_panel_shows_the_whole_picture(watched):
+def test_the_panel_shows_step_loss_speed_events_and_checkpoint(watched):
     text = printed(
         Panels,
         watched(step(0), events=[{"reason": "TrainingStarted", "message": "step 0", "time": "2026-01-01T00:00:00Z"}]),
@@ -136,9 +136,7 @@ def test_a_terminal_gets_the_panel_and_a_file_gets_lines(monkeypatch):
 
 
 @pytest.mark.parametrize(("variable", "value", "file"), [("FORCE_COLOR", "1", io.StringIO), ("TERM", "dumb", Terminal)])
-def test_what_cannot_hold_a_panel_in_its_place_gets_lines_whatever_it_is_told_of_colours(
-    monkeypatch, watched, variable, value, file
-):
+def test_an_output_that_is_no_terminal_gets_lines_even_with_forced_colours(monkeypatch, watched, variable, value, file):
     monkeypatch.setenv(variable, value)
     out = file()
     with display_for(Console(file=out)) as display:
@@ -149,12 +147,12 @@ def test_what_cannot_hold_a_panel_in_its_place_gets_lines_whatever_it_is_told_of
 
 
 @pytest.mark.parametrize("seconds, text", [(0.4, "0 s"), (59.4, "59 s"), (187, "3 m 07 s"), (7500, "2 h 05 m")])
-def test_durations_are_for_people(seconds, text):
+def test_durations_are_formatted_with_two_units(seconds, text):
     assert duration(seconds) == text
 
 
 @pytest.mark.parametrize("number, text", [(812, "812"), (12_345, "12.3 k"), (4_560_000, "4.56 M"), (2e9, "2.00 G")])
-def test_amounts_are_for_people(number, text):
+def test_amounts_are_formatted_with_a_unit(number, text):
     assert amount(number) == text
 
 

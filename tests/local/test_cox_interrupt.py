@@ -1,4 +1,4 @@
-"""Ctrl-C on a real run: once saves and stops, twice stops at once; either way the same command goes on."""
+"""Ctrl-C on a real run: once saves and stops, twice stops at once; the same command resumes."""
 
 import os
 import signal

@@ -13,8 +13,8 @@ def test_a_script_reads_each_step_and_event_of_a_run_and_its_end(tmp_path, corpu
     lines = [json.loads(line) for line in run.output.splitlines()]
     steps = [{k: v for k, v in line.items() if k != "type"} for line in lines if line["type"] == "step"]
     assert steps == list(run.steps().values())
-    told = [line["reason"] for line in lines if line["type"] == "event"]
-    assert told == run.events()
+    reasons = [line["reason"] for line in lines if line["type"] == "event"]
+    assert reasons == run.events()
     assert [line["state"] for line in lines if line["type"] == "state"][-1] == "Completed"
     end = lines[-1]
     assert (end["type"], end["exit_code"], end["state"], end["step"]) == ("end", 0, "Completed", 4)

@@ -1,4 +1,4 @@
-"""Bad data under a whole run: what the user is told, and that nothing is lost."""
+"""Bad data in a whole run: what the user sees, and that nothing is lost."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture
 def objects(tmp_path, corpus):
-    return job_objects(corpus, f"file://{tmp_path}/checkpoints")
+    return job_objects(corpus, f"file://{tmp_path}/checkpoints", trainers=1)
 
 
 def said(run: Run) -> str:
@@ -81,10 +81,10 @@ def test_weights_of_another_model_to_start_from_are_refused_by_name(tmp_path, ob
 
 
 def test_content_that_changes_under_a_run_ends_it_by_name_and_loses_no_checkpoint(tmp_path, corpus):
-    """Put back as it was, it is the same stream again, and the next run goes on from the last checkpoint."""
+    """Once restored, the stream is the same and the next run resumes from the last checkpoint."""
     folder = tmp_path / "corpus"
     shutil.copytree(corpus.removeprefix("file://"), folder)
-    objects = job_objects(f"file://{folder}", f"file://{tmp_path}/checkpoints", stop={"steps": 400})
+    objects = job_objects(f"file://{folder}", f"file://{tmp_path}/checkpoints", trainers=1, stop={"steps": 400})
     objects[-1]["spec"]["failurePolicy"] = {"maxRestarts": 0}
     run = Run(tmp_path, objects)
     cox = run.start()
@@ -103,9 +103,9 @@ def test_content_that_changes_under_a_run_ends_it_by_name_and_loses_no_checkpoin
 
 @pytest.mark.slow
 def test_a_tokenizer_that_is_swapped_under_a_run_ends_it_by_name_once_a_loader_starts_again(tmp_path, corpus, bad):
-    """Both have the same words in another order: every length stays what it was."""
+    """Both have the same tokens in another order: no length changes."""
     tokenizer = write_tokenizer(bad / "tokenizer.json", "a", "b", "c")
-    objects = job_objects(corpus, f"file://{tmp_path}/checkpoints", stop={"steps": 400})
+    objects = job_objects(corpus, f"file://{tmp_path}/checkpoints", trainers=1, stop={"steps": 400})
     for i in (0, 1):
         objects[i]["spec"]["tokenizer"] = {"file": {"uri": tokenizer.uri}}
     run = Run(tmp_path, objects)
@@ -115,6 +115,4 @@ def test_a_tokenizer_that_is_swapped_under_a_run_ends_it_by_name_once_a_loader_s
     os.kill(wait_until(lambda: find_service(cox, SERVICES["loader"]), "the loader"), signal.SIGKILL)
     assert run.finish(cox) == 1, run.output + run.logs()
     assert "TokenizerChanged" in said(run), run.output + run.logs()
-    assert "was indexed with another tokenizer than the one that is there now; bring the former tokenizer back" in said(
-        run
-    )
+    assert "was indexed with another tokenizer than its present one; restore the former tokenizer" in said(run)

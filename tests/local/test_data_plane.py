@@ -1,4 +1,4 @@
-"""Loaders and constructors as processes: what arrives at the workers, whom they refuse, and how they end."""
+"""Loaders and constructors as processes: what workers get, what is refused, how they end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_token_arrives_once_with_its_label_and_the_digests_are_those_of_th
         assert plane.coordinator.await_served(step) == digests_of(plane.corpus, step)
 
 
-def test_both_say_that_they_are_ready_and_what_they_have_done(plane):
+def test_loader_and_constructor_serve_their_readiness_and_metrics(plane):
     plane.coordinator.begin(replicas=2)
     plane.receive(0)
     for host, port, metric in (
@@ -61,7 +61,7 @@ def test_another_world_with_another_placement_gives_the_same_stream(plane):
         assert plane.coordinator.await_served(0) == digests_of(plane.corpus, 0)
 
 
-def test_ranks_of_a_world_that_is_over_are_told_so(plane):
+def test_ranks_of_an_older_world_are_refused_as_stale(plane):
     old = plane.coordinator.begin(replicas=1)
     plane.receive(0)
     plane.coordinator.begin(replicas=1)
@@ -108,7 +108,7 @@ def test_at_the_end_loaders_leave_with_the_code_that_is_named_and_constructors_a
         files = set(tmp_path.rglob("*"))
         plane.coordinator.begin(replicas=1)
         plane.receive(0)
-        plane.coordinator.end(Finished(Exit.STOPPED, "Suspended", "asked to stop"))
+        plane.coordinator.finished = Finished(Exit.STOPPED, "Suspended", "asked to stop")
         loader, constructor = (plane.children[name].process for name in ("loader-0", "trainer-0"))
         footprint = Footprint.of_processes(tmp_path, (loader.pid, constructor.pid))
         assert footprint.sockets
@@ -121,7 +121,7 @@ def test_at_the_end_loaders_leave_with_the_code_that_is_named_and_constructors_a
     footprint.assert_gone()
 
 
-def test_a_source_that_is_not_there_ends_the_loader_and_is_told_to_the_coordinator(tmp_path):
+def test_a_missing_source_ends_the_loader_and_is_reported_to_the_coordinator(tmp_path):
     with data_plane(tmp_path, without=("docs",)) as plane:
         assert plane.children["loader-0"].process.wait(60) == Exit.USER_FAULT
         fault = msgspec.json.decode((tmp_path / "loader-0.termination").read_bytes(), type=Fault)

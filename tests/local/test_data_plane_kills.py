@@ -1,4 +1,4 @@
-"""Loaders and constructors that are killed and started again: the stream does not change."""
+"""Kills and restarts loaders and constructors: the stream does not change."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def test_a_loader_that_is_killed_and_comes_back_is_found_again(plane):
         expect(plane, step)
 
 
-def test_a_constructor_that_is_killed_rebuilds_the_step_at_hand_for_workers_that_stay(plane):
+def test_a_killed_constructor_rebuilds_the_current_step_for_workers_that_stay(plane):
     for step in range(5):
         expect(plane, step)
     with plane.worker(0) as worker:
         worker.receive(1, 4, 0, 60.0)
-        plane.coordinator.forget_before(5)
+        plane.coordinator.forgotten = 5
         kill(plane, "trainer-0")
         plane.start_constructor(0)
         assert worker.receive(1, 5, 0, 60.0).step == 5

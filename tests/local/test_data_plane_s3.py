@@ -61,7 +61,7 @@ def test_every_document_comes_out_as_it_was_put_in(s3, proxy, corpus, tmp_path, 
 
 
 @pytest.mark.parametrize("source", ["code", "docs"])
-def test_a_source_whose_bucket_is_gone_is_no_damaged_source(s3, proxy, corpus, tmp_path, source, monkeypatch):
+def test_a_source_whose_bucket_is_missing_is_not_reported_as_damaged(s3, proxy, corpus, tmp_path, source, monkeypatch):
     monkeypatch.setenv(ENV_STORE_PATIENCE, "0.5")
     data = on_s3(s3, corpus, tmp_path, url=proxy.endpoint_url)
     data.blocks(source)

@@ -117,11 +117,10 @@ async def test_a_broken_object_file_is_refused_by_name(tmp_path):
                 pass
 
 
-async def test_a_second_cluster_in_the_same_workdir_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("coxswain_operator.local.cluster._LOCK_PATIENCE", 0.1)
+async def test_a_second_cluster_in_the_same_workdir_is_refused(tmp_path):
     async with LocalCluster(tmp_path):
         with pytest.raises(Refused, match="in use by another run"):
-            async with LocalCluster(tmp_path):
+            async with LocalCluster(tmp_path, lock_seconds=0.1):
                 pass
 
 

@@ -69,7 +69,7 @@ def with_pods(run: Run, cox: subprocess.Popen[str]) -> Footprint | None:
 
 @pytest.fixture
 def run(tmp_path, corpus):
-    found = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/disk/checkpoints"))
+    found = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/disk/checkpoints", trainers=1))
     found.objects[-1]["spec"]["failurePolicy"] = {"maxRestarts": 0}
     return found
 
@@ -94,7 +94,7 @@ def test_a_full_disk_for_the_block_index_ends_the_job_by_what_is_missing(run, si
 def test_a_full_work_directory_ends_the_command_with_the_way_on_instead_of_waiting_in_silence(run, tmp_path):
     run.within = with_small_disk(run.workdir, "160k")
     assert_fails_and_leaves_nothing(run)
-    assert f"No space left on device: '{run.workdir}'; once that is mended, the same command goes on" in said(run)
+    assert f"No space left on device: '{run.workdir}'; repair that and repeat the command to resume" in said(run)
 
 
 PORTS = [value for name, value in vars(names).items() if name.startswith("PORT_")]

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture
 def objects(tmp_path, corpus):
-    return job_objects(corpus, f"file://{tmp_path}/checkpoints")
+    return job_objects(corpus, f"file://{tmp_path}/checkpoints", trainers=1)
 
 
 def refused(run, *words):
@@ -124,4 +124,7 @@ def test_a_job_that_is_active_for_longer_than_it_may_ends_by_the_name_of_its_dea
     run = Run(tmp_path, objects)
     assert run.run() == 1
     said = re.sub(r"\s+", " ", run.output)
-    assert "DeadlineExceeded: the job was active for longer than activeDeadlineSeconds (5); made anew with more" in said
+    assert (
+        "DeadlineExceeded: the job was active for longer than activeDeadlineSeconds (5); recreate it with a larger limit"
+        in said
+    )

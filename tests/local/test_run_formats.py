@@ -55,7 +55,7 @@ def text_files(folder: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize(("code", "docs"), [(tar, token_bin), (text_files, packed_lines)], ids=lambda f: f.__name__)
 def test_two_loaders_serve_every_format_as_one_process_reads_it(tmp_path, code, docs):
-    objects = job_objects("file:///unused", f"file://{tmp_path}/checkpoints", trainers=2, loaders=2)
+    objects = job_objects("file:///unused", f"file://{tmp_path}/checkpoints", trainers=1, loaders=2)
     for place, make in enumerate((code, docs)):
         (tmp_path / make.__name__).mkdir()
         objects[place] = make(tmp_path / make.__name__)

@@ -48,19 +48,19 @@ class Victims:
         self.story: list[str] = []
 
     def strike(self) -> None:
-        """One blow at somebody of a random kind, if one is alive by then."""
-        who, how = self._draw.choice([*SERVICES, "cox"]), self._draw.choice(["kill", "kill", "pause"])
+        """Kills or pauses one process of a random kind, if there is one."""
+        role, how = self._draw.choice([*SERVICES, "cox"]), self._draw.choice(["kill", "kill", "pause"])
         seconds = self._draw.uniform(0.5, LONGEST_PAUSE)
         self._await_moment()
-        pid = self.cox.pid if who == "cox" else find_service(self.cox, SERVICES[who])
+        pid = self.cox.pid if role == "cox" else find_service(self.cox, SERVICES[role])
         if pid is None or self.cox.poll() is not None:
             return
-        self.story.append(f"{how} {who} at step {max(self._run.steps(), default=-1)}")
+        self.story.append(f"{how} {role} at step {max(self._run.steps(), default=-1)}")
         with suppress(AssertionError):  # no pod is alive yet
             self.footprints.append(Footprint.of(self._run, self.cox))
         with suppress(ProcessLookupError):  # it has just left by itself
             self._hit(pid, how, seconds)
-        if who == "cox" and how == "kill":
+        if role == "cox" and how == "kill":
             self._run.finish(self.cox)
             self.cox = self._run.start()
 
@@ -89,7 +89,7 @@ class Victims:
 
 
 @pytest.mark.parametrize("seed", range(RUNS))
-def test_whoever_dies_or_stops_whenever_the_run_ends_as_if_nothing_had_been(tmp_path, corpus, calm, seed):
+def test_a_run_with_random_kills_and_pauses_ends_like_one_without(tmp_path, corpus, calm, seed):
     draw = random.Random(seed)
     trainers, loaders = draw.choice([1, 2, 3]), draw.choice([1, 2])
     objects = job_objects(corpus, f"file://{tmp_path}/checkpoints", trainers=trainers, loaders=loaders)

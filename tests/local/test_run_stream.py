@@ -22,10 +22,17 @@ def test_a_run_ends_succeeded_with_a_falling_loss_and_a_checkpoint_at_its_last_s
     assert "Completed" in baseline.events()
 
 
-@pytest.mark.parametrize(("trainers", "loaders"), [(2, 3), (3, 1), (4, 3)])
-def test_replicas_and_loaders_do_not_change_the_stream(tmp_path, corpus, baseline, trainers, loaders):
-    run = run_in(tmp_path, corpus, trainers=trainers, loaders=loaders)
+def test_four_replicas_and_three_loaders_train_on_the_stream_of_one_and_one(tmp_path, corpus, baseline):
+    run = run_in(tmp_path, corpus, trainers=4, loaders=3)
     assert run.run() == 0, run.output + run.logs()
+    assert_same(run, baseline)
+
+
+def test_two_replicas_train_on_the_stream_of_one(calm, baseline):
+    assert_same(calm, baseline)
+
+
+def assert_same(run, baseline):
     assert run.digests() == baseline.digests()
     assert run.losses() == pytest.approx(baseline.losses(), rel=1e-4)
 
@@ -38,6 +45,7 @@ def test_a_run_stopped_at_a_step_goes_on_with_another_number_of_replicas(tmp_pat
     assert second.run() == 0, second.output + second.logs()
     joined = first.steps() | second.steps()
     assert [(joined[k]["stream_digest"], joined[k]["delivered_digest"]) for k in sorted(joined)] == baseline.digests()
+    assert [joined[k]["loss"] for k in sorted(joined)] == pytest.approx(baseline.losses(), rel=1e-4)
 
 
 def test_cox_killed_and_repeated_ends_with_the_same_digests_and_leaves_nothing(tmp_path, corpus, baseline):

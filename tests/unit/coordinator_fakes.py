@@ -1,4 +1,4 @@
-"""A whole job in memory: the real coordinator over HTTP, with loaders, constructors, agents and workers played by tasks."""
+"""A whole job in memory: the real coordinator over HTTP; tasks stand in for its services."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def place(lengths, layout, job):
 
 @dataclass
 class Cluster:
-    """One coordinator and all that talks to it. `crashes`: (rank, step) at which a worker dies, once."""
+    """One coordinator and its services. `crashes`: how often a worker fails at a (rank, step)."""
 
     job: JobConfig
     folder: Path

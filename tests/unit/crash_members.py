@@ -1,4 +1,4 @@
-"""Loaders, constructors and agents as tasks, which obey the protocol as the real ones do and outlive coordinators."""
+"""Loaders, constructors and agents as tasks that follow the real protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.crash_worker import Ring, Worker
 
 T = TypeVar("T")
 
-FAREWELL = 20.0
+EXIT_SECONDS = 20.0
 
 
 @cache
@@ -34,7 +34,7 @@ def digest_of(sequence: Sequence) -> str:
 
 @dataclass
 class Member:
-    """What a service knows of itself. `ends`: exit codes of an agent's workers of this generation."""
+    """The state of a service. `ends`: exit codes of an agent's workers of this generation."""
 
     role: wire.Role
     name: str
@@ -44,23 +44,23 @@ class Member:
 
     @property
     def lives_in(self) -> int:
-        """The world of which all workers live."""
+        """The world of which all workers run."""
         return self.generation if self.devices and not self.ends else 0
 
 
 class Members:
-    """All of one job but its coordinator. `store_of` gives each process a store with which it may die."""
+    """All of one job but its coordinator. `store_of` makes the store of a process, with its crashes."""
 
     def __init__(self, job: JobConfig, client: AsyncClient, store_of: Callable[[Process], Store]) -> None:
         self._job, self._client, self._store_of = job, client, store_of
         self._rings: dict[int, Ring] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._round = 0
-        self.faults: list[Exception] = []  # of the play itself
+        self.faults: list[Exception] = []  # of the simulation itself
         self.computed: Counter[tuple[int, int]] = Counter()  # how often a rank has done a step
 
     def begin(self) -> None:
-        """Starts all of them, unless they live."""
+        """Starts all members that do not run."""
         if self._tasks:
             return
         self._round += 1
@@ -78,7 +78,7 @@ class Members:
         await asyncio.gather(*self._tasks)
 
     async def _follow(self, member: Member) -> wire.World:
-        """Registers again and again, until there is a newer world than the member knows."""
+        """Registers until there is a newer world than the member knows."""
         pod, instance = f"pod-{member.name}-{self._round}", f"{member.role}-{member.name}-{self._round}"
         query: dict[str, Any] = {"after": member.generation, "wait": POLL, "instance": instance}
         while True:
@@ -128,13 +128,13 @@ class Members:
                 crew = [asyncio.create_task(self._watch(world, seat, me)) for seat in seats]
         except JobEnded:
             if crew:
-                await asyncio.wait(crew, timeout=FAREWELL)
+                await asyncio.wait(crew, timeout=EXIT_SECONDS)
             raise
         finally:
             await _cancel(crew)
 
     async def _watch(self, world: wire.World, seat: Seat, agent: Member) -> None:
-        """The life of one worker, and the report of its end."""
+        """Runs one worker and reports its end."""
         store = self._store_of(Process(f"worker-{seat.rank}"))
         worker = Worker(self._job, self._client, store, world, seat, self._rings, self._count)
         try:
@@ -153,7 +153,7 @@ class Members:
 
 
 def _deliver(mail: Outbox, replicas: set[int], plan: wire.StepPlan) -> None:
-    """What a constructor tells of a step: sequences whose first token lies on a replica of its trainer."""
+    """A constructor's digests of a step: sequences whose first token is on a replica of its trainer."""
     mine = {s.sequence for t in plan.tasks for s in t.slices if s.start == 0 and s.replica in replicas}
     found = tuple((i, digest_of(plan.sequences[i])) for i in sorted(mine))
     mail.put("/v1/served", plan.step, wire.DeliveredDigests(plan.generation, plan.step, found))

@@ -1,4 +1,4 @@
-"""How members of a world hear from a coordinator and tell it things, in an event loop (for threads: `coxswain_link.outbox`)."""
+"""Outbox and plan feed in an event loop (for threads: `coxswain_link.outbox`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLL = 5.0
 
 
 class Outbox:
-    """An outbox in an event loop: the same letters, sent by a task."""
+    """An outbox in an event loop: the same message log, sent by a task."""
 
     def __init__(self, client: AsyncClient, generation: int, rank: int = -1) -> None:
         self._client, self._beat = client, wire.Heartbeat(generation, rank)
@@ -56,7 +56,7 @@ class Outbox:
 
 
 class Feed:
-    """Committed plans, fetched as far ahead as they are there."""
+    """Fetches the committed plans ahead."""
 
     def __init__(self, client: AsyncClient, world: wire.World) -> None:
         self._client, self._generation, self._next = client, world.generation, world.first_step

@@ -1,4 +1,4 @@
-"""Writes around which a process dies: before one, amid it, or after it; nothing that it does later has an effect."""
+"""Kills a process before, during or after a write. Nothing that it does later has an effect."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MOMENTS: tuple[Moment, ...] = ("before", "amid", "after")
 
 
 class Killed(BaseException):
-    """SIGKILL, as far as a program can tell: nothing catches it."""
+    """A SIGKILL: no handler catches it."""
 
 
 @dataclass(frozen=True)
 class Crash:
-    """What happens around one write. `outage`: everything dies, as when the machine does; else only who writes."""
+    """A crash at one write. `outage`: kills every process, else only the writer."""
 
     moment: Moment
     outage: bool = False
@@ -33,7 +33,7 @@ class Crash:
 
 @dataclass(eq=False)
 class Process:
-    """Something that can be killed. A dead one has no effect on anything."""
+    """A process that can be killed. Once killed it has no effect."""
 
     name: str
     alive: bool = True
@@ -45,11 +45,11 @@ class Process:
 
 @dataclass
 class Fate:
-    """All writes of one job in their order, whoever makes them, and what happens around which (by its number)."""
+    """All writes of one job in order, by any process, and the crashes by number of the write."""
 
     crashes: Mapping[int, Crash]
-    outage: Callable[[], None]  # called when everything is to die
-    writes: list[str] = field(default_factory=list)  # what was written or about to be
+    outage: Callable[[], None]  # kills every process
+    writes: list[str] = field(default_factory=list)  # written or about to be
     struck: list[int] = field(default_factory=list)  # crashes that have happened
     asked: int = 0  # writes when the job was asked to stop
 
@@ -95,7 +95,7 @@ class MortalStore(Store):
         self._fate.write(self._process, f"delete {key}", lambda: whole(key), lambda: None)
 
     def _stage(self, key: str, data: bytes) -> None:
-        """What a killed writer leaves: half of its staged file, beside the name that it was to get."""
+        """Leaves what a killed writer leaves: half of its staged file, beside the final name."""
         staged = self._folder / f"{key}#1"
         staged.parent.mkdir(parents=True, exist_ok=True)
         staged.write_bytes(data[: len(data) // 2])

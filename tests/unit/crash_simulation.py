@@ -1,4 +1,4 @@
-"""A whole job in one event loop, without sockets or threads: a coordinator at a time, and members that outlive it, or do not."""
+"""A whole job in one event loop, without sockets or threads: coordinators in turn, and members."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from tests.unit.crash_points import Crash, Fate, Killed, MortalJsonlWriter, Mort
 T = TypeVar("T")
 
 DEADLINE = 300.0  # of virtual time
-AWAY = 1.0  # until the next coordinator is there
+AWAY = 1.0  # until the next coordinator starts
 MOST_UNSAVED = 4  # steps; with a checkpoint every third one they never are that many
-LATENCY = 1 / 64  # of a call. Times are sums of powers of two, so that they are exact and the order is always the same
+LATENCY = 1 / 64  # of a call. A power of two: sums are exact, so the order of events is fixed
 
 _placed = cache(lambda lengths, layout, job: place(list(lengths), layout, msgspec.json.decode(job, type=JobConfig)))
 
@@ -49,7 +49,7 @@ def planner(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:
 
 
 class InTurn(StoreExecutor):
-    """Blocking work in the event loop: one order of events for one fate."""
+    """Runs blocking work in the event loop, which fixes the order of events."""
 
     async def _run(self, work: Callable[[], T]) -> T:
         await asyncio.sleep(0)
@@ -57,7 +57,7 @@ class InTurn(StoreExecutor):
 
 
 class Call:
-    """One call, with what handlers look at of aiohttp's request."""
+    """One call, with the parts of aiohttp's request that handlers read."""
 
     def __init__(self, method: str, path: str, content: bytes | None, generation: int | None, query: Any) -> None:
         where, _, tail = path.partition("?")
@@ -72,7 +72,7 @@ class Call:
 
 
 class Incarnation:
-    """One coordinator process, from its start to its death."""
+    """One coordinator process."""
 
     def __init__(
         self, job: JobConfig, folder: Path, store_of: Callable[[Process], Store], fate: Fate, number: int
@@ -103,15 +103,15 @@ class Incarnation:
                 self.end()
 
     def end(self) -> None:
-        """Nobody hears of it any more, not even who waits for an answer."""
+        """Cuts every connection, also those that wait for an answer."""
         self.process.alive = False
         for call in self._calls:
             call.cancel()
 
     async def answer(self, call: Call) -> web.Response:
-        """Raises Retryable when nobody listens, or when it dies meanwhile."""
+        """Raises Retryable when the process is killed, also during the call."""
         if not self.process.alive:
-            raise Retryable("nobody listens")
+            raise Retryable("connection refused")
         answer = asyncio.ensure_future(self._handlers[call.route](call))
         self._calls.add(answer)
         answer.add_done_callback(self._calls.discard)
@@ -126,19 +126,19 @@ class Incarnation:
 
 
 class LeaderClient(AsyncClient):
-    """Its one attempt a call reaches the coordinator that lives by then; bodies are those of the wire."""
+    """Calls the coordinator that runs at present, with one attempt a call and real bodies."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._game = simulation
+        self._simulation = simulation
 
     async def _call(
         self, method: str, path: str, content: bytes | None, type_: type[T] | None, generation: int | None,
         deadline: float | None, params: dict[str, Any],
     ) -> T | None:  # fmt: skip
         await asyncio.sleep(LATENCY)
-        if self._game.life is None:
-            raise Retryable("nobody listens")
-        answer = await self._game.life.answer(Call(method, path, content, generation, params))
+        if self._simulation.life is None:
+            raise Retryable("connection refused")
+        answer = await self._simulation.life.answer(Call(method, path, content, generation, params))
         body = answer.body if isinstance(answer.body, bytes) else b""
         try:
             return _read(httpx.Response(answer.status, content=body), type_)
@@ -147,7 +147,7 @@ class LeaderClient(AsyncClient):
 
 
 class Simulation:
-    """One job. `play` returns once it has ended, whatever died meanwhile, and all members have left."""
+    """One job. `play` returns once it has ended and all members have exited."""
 
     def __init__(
         self, job: JobConfig, folder: Path, crashes: Mapping[int, Crash], stop_at: float | None = None
@@ -180,7 +180,7 @@ class Simulation:
         return job_report(self.life.run)
 
     async def _ask_to_stop(self) -> None:
-        """What the operator does once the job is to be suspended: it asks each second."""
+        """Asks for a suspension each second, as the operator does."""
         if self._stop_at is None:
             return
         await asyncio.sleep(self._stop_at)
@@ -191,7 +191,7 @@ class Simulation:
             await asyncio.sleep(1.0)
 
     async def _lead(self) -> bool:
-        """One coordinator's time; whether it saw the job's end."""
+        """Runs one coordinator; returns whether it reached the job's end."""
         self.members.begin()
         self.lives += 1
         self.life = Incarnation(self.job, self.folder, self._store_of, self.fate, self.lives)

@@ -1,4 +1,4 @@
-"""A worker as a task: it has a state that every token of every step goes into, saves it in shards, and sums with its peers.
+"""A worker as a task: its state depends on every token; it saves shards and sums with its peers.
 
 It goes on without a coordinator, outlives it, and tells the next one again, as the real one does.
 """
@@ -28,16 +28,16 @@ from tests.unit.coordinator_fakes import tokens_of
 from tests.unit.crash_outbox import POLL, REACH_DEADLINE, Feed, Outbox
 
 STEP_SECONDS = 0.3125
-PARTING = 10.0  # until a suspension is saved
-MOMENT = 3.0  # for the agent's next order after a world broke
+SUSPEND_SECONDS = 10.0  # until a suspension is saved
+ASSIGNMENT_SECONDS = 3.0  # for the agent's next assignment after a world broke
 
 
 class PeerLost(Exception):
-    """A rank of this world died or left it."""
+    """A rank of this world was killed or left it."""
 
 
 class Ring:
-    """The collectives of one world: a sum over all ranks, in which all of them take part or none gets past."""
+    """The collectives of one world: a sum in which all ranks take part or none passes."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks, self._parts = ranks, defaultdict[int, dict[int, int]](dict)
@@ -84,7 +84,7 @@ def part_of(sequence: Sequence, place: int, start: int, stop: int) -> int:
 
 
 class Worker:
-    """One rank in one world, until it is cancelled (its agent sends it elsewhere, or it dies) or leaves with an exit code."""
+    """One rank in one world, until its agent cancels it, it is killed, or it exits."""
 
     def __init__(
         self, job: JobConfig, client: AsyncClient, store: Store, world: wire.World, seat: Seat, rings: dict[int, Ring],
@@ -96,12 +96,12 @@ class Worker:
         self._ring: Ring | None = None
 
     async def run(self) -> int:
-        """Its exit code. Raises Killed when it dies of a write."""
+        """Runs and returns the exit code. Raises Killed when a write kills it."""
         helpers = [asyncio.create_task(self._mail.run()), asyncio.create_task(self._feed.run())]
         try:
             return await self._train()
         except (PeerLost, Stale, Retryable):
-            await asyncio.sleep(MOMENT)  # its agent's next order cancels this
+            await asyncio.sleep(ASSIGNMENT_SECONDS)  # the agent's next assignment cancels this
             return 1
         except JobEnded as ended:
             return ended.finished.exit_code
@@ -121,13 +121,15 @@ class Worker:
                 self._save(state, directive.end)
             if directive.end:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._mail.flush(step), None if directive.end == "Completed" else PARTING)
+                    await asyncio.wait_for(
+                        self._mail.flush(step), None if directive.end == "Completed" else SUSPEND_SECONDS
+                    )
                 return 0 if directive.end == "Completed" else 3
             state = await self._step(directive.plan, state)
             step += 1
 
     async def _meet(self) -> Ring:
-        """Rank 0 says where; a ring's port is its number."""
+        """Rank 0 publishes the rendezvous; a ring's port is its number."""
         g = self._world.generation
         if self._seat.rank == 0:
             ring, port = Ring(len(self._world.seats)), len(self._rings) + 1

@@ -84,7 +84,7 @@ class FakeCluster:
         self.calls: list[tuple[str, int]] = []
         self.status_writes = 0
         self.watchers: list[asyncio.Queue[WatchEvent]] = []
-        self.homeless: set[str] = set()  # members for whose pods no node has room
+        self.unplaceable: set[str] = set()  # members for whose pods no node has room
         for item in objects:
             self.put(item)
 
@@ -219,7 +219,7 @@ class FakeCluster:
 
     def run_all(self) -> None:
         for pod in self.pods():
-            if member_of(pod) in self.homeless:
+            if member_of(pod) in self.unplaceable:
                 self.unschedulable(pod)
             elif pod["status"]["phase"] == "Pending":
                 self.run(pod)

@@ -109,7 +109,7 @@ def hashes() -> Object:
     token_digest = digests.tokens_digest(tokens)
     return {
         "job": formation.digest_of(job),
-        "run": [validation.stream_hash(job), validation.stream_words(job)],
+        "run": [validation.stream_hash(job), validation.stream_fields(job)],
         "model": job.model_hash(),
         "layout": full(layout.Layout).digest(),
         "placement": assemble.digest(full(values.Placement)),

@@ -1,4 +1,4 @@
-"""What the planners' tests share: steps to plan, costs to plan them by, and a layout to judge them on."""
+"""What the planners' tests share: steps to plan, costs to plan them by, and a layout to check them on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def layout_of(replicas: int) -> Layout:
 
 
 def given(replicas: int, capacity: int, **more: Any) -> dict[str, Any]:
-    """Keywords of `plan` and `pose` with the usual values."""
+    """Keywords of `plan` and `make_problem` with the usual values."""
     usual = {"cost": COST, "max_degree": replicas, "node_size": 8}
     return {"replicas": replicas, "capacity": capacity, **usual, **more}
 

@@ -1,4 +1,4 @@
-"""The agent keeps one worker a seat alive in each world, and says how workers end."""
+"""The agent runs one worker a seat in each world, and reports how workers end."""
 
 import asyncio
 import json
@@ -12,23 +12,22 @@ import pytest
 
 from coxswain.errors import Retryable
 from coxswain.wire import Fault
-from coxswain_train.agent import agent
 from coxswain_train.agent.devices import fork_server_environment, visible_devices, worker_environment
-from tests.unit.agent_fakes import Coordinator, Started, environment, world
+from coxswain_train.agent.processes import ForkServer
+from tests.fake_coordinator import FakeCoordinator
+from tests.unit.agent_fakes import TOKEN, Started, environment, world
 
 FOREVER = "signal.pause()"
 
 
 @pytest.fixture
-async def coordinator():
-    coordinator = Coordinator()
-    coordinator.url = await coordinator.start()
-    yield coordinator
-    await coordinator.stop()
+def coordinator():
+    with FakeCoordinator(TOKEN) as coordinator:
+        yield coordinator
 
 
 async def workers(folder, generation, count):
-    """What the workers of one generation saw, once all have started."""
+    """The environments of the workers of one generation, once all have started."""
     async with asyncio.timeout(30):
         while len(found := sorted(folder.glob(f"{generation}-*.json"))) < count:  # noqa: ASYNC110  another process
             await asyncio.sleep(0.02)
@@ -49,41 +48,39 @@ def wait_until(condition):
         time.sleep(0.02)
 
 
-async def test_every_seat_of_the_trainer_gets_a_worker_that_knows_its_place(tmp_path, coordinator):
+async def test_every_seat_of_a_trainer_gets_a_worker_with_its_rank_and_device(tmp_path, coordinator):
     async with Started(coordinator.url, tmp_path, FOREVER, index=1):
         coordinator.publish(world(1))
         seen = await workers(tmp_path, 1, 2)
     assert [w["COXSWAIN_DEVICE"] for w in seen] == ["0", "1"]
     assert {path.name for path in tmp_path.glob("*.json")} == {"1-2.json", "1-3.json"}
-    assert coordinator.registered[0].devices == 2
+    assert coordinator.received["/v1/register"][0].devices == 2
 
 
-async def test_living_workers_go_to_the_new_world_and_only_the_dead_one_is_replaced(tmp_path, coordinator):
+async def test_running_workers_join_the_new_world_and_only_the_killed_one_is_replaced(tmp_path, coordinator):
     async with Started(coordinator.url, tmp_path, "while True: take()") as started:
         coordinator.publish(world(1))
         old = await workers(tmp_path, 1, 2)
         os.kill(old[0]["pid"], 9)
-        await asyncio.wait_for(coordinator.exits.get(), 30)
+        await coordinator.seen("/v1/exits")
         coordinator.publish(world(2))
         new = await workers(tmp_path, 2, 2)
         assert new[1]["pid"] == old[1]["pid"]
         assert new[0]["pid"] != old[0]["pid"]
-        assert coordinator.exits.empty()
+        assert len(coordinator.received["/v1/exits"]) == 1
         assert b"worker_restarts_total 1.0" in started.metrics.exposition()
 
 
-async def test_a_worker_that_does_not_leave_its_world_is_killed_and_replaced_without_losing_the_new_one(
-    tmp_path, coordinator, monkeypatch
-):
-    monkeypatch.setattr(agent, "JOIN_TIMEOUT", 0.3)
-    async with Started(coordinator.url, tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()"):
+async def test_a_worker_that_does_not_join_the_new_world_is_killed_and_replaced_in_it(tmp_path, coordinator):
+    program = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()"
+    async with Started(coordinator.url, tmp_path, program, join_timeout=0.3):
         coordinator.publish(world(1))
         old = await workers(tmp_path, 1, 2)
         os.kill(old[1]["pid"], 19)  # SIGSTOP
         coordinator.publish(world(2))
         await workers(tmp_path, 2, 2)
         assert not any(is_alive(w["pid"]) for w in old)
-        assert coordinator.exits.empty()
+        assert not coordinator.received["/v1/exits"]
 
 
 async def test_workers_without_a_seat_in_the_new_world_end(tmp_path, coordinator):
@@ -95,24 +92,48 @@ async def test_workers_without_a_seat_in_the_new_world_end(tmp_path, coordinator
         assert not any(is_alive(w["pid"]) for w in old)
 
 
-async def test_a_mold_that_dies_is_replaced_with_its_workers(tmp_path, coordinator):
-    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+async def test_a_fork_server_that_is_killed_is_replaced_with_its_workers(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER):
         coordinator.publish(world(1))
         old = await workers(tmp_path, 1, 2)
-        os.kill(started.agent._fork_server._process.pid, 9)
-        exits = [await asyncio.wait_for(coordinator.exits.get(), 30) for _ in range(2)]
+        os.kill(old[0]["ppid"], 9)
+        exits = await coordinator.seen("/v1/exits", 2)
         assert {e.exit_code for e in exits} == {-9}
         coordinator.publish(world(2))
         new = await workers(tmp_path, 2, 2)
         assert {w["pid"] for w in new}.isdisjoint({w["pid"] for w in old})
 
 
-async def test_an_exit_is_reported_with_the_workers_last_words(tmp_path, coordinator):
+async def test_an_agent_whose_workers_cannot_be_imported_ends_with_the_way_to_the_reason(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, "this is no Python") as started:
+        coordinator.publish(world(1))
+        with pytest.raises(Retryable, match="the process that forks the workers ended; its log says why"):
+            await asyncio.wait_for(started.running, 30)
+
+
+async def test_a_request_to_a_fork_server_that_has_just_ended_fails_at_once(tmp_path):
+    """The process has ended, and the event loop has not run since."""
+    (tmp_path / "pid").touch()
+    script = f"import os, signal; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); signal.pause()"
+    server = ForkServer((sys.executable, "-c", script), os.environ)
+    await server.warm()
+    wait_until((tmp_path / "pid").read_text)
+    pid = int((tmp_path / "pid").read_text())
+    os.kill(pid, 9)
+    wait_until(lambda: not is_alive(pid))
+    try:
+        with pytest.raises(Retryable, match="the process that forks the workers ended"):
+            await asyncio.wait_for(server.fork(0, {}), 10)
+    finally:
+        await server.end()
+
+
+async def test_an_exit_is_reported_with_the_fault_that_the_worker_wrote(tmp_path, coordinator):
     fault = '{"reason": "NaN", "message": "loss"}'
     program = f"pathlib.Path(os.environ['COXSWAIN_TERMINATION_LOG']).write_text({fault!r}); os._exit(2)"
     async with Started(coordinator.url, tmp_path, program):
         coordinator.publish(world(1, ("trainer-0",)))
-        exits = [await asyncio.wait_for(coordinator.exits.get(), 30) for _ in range(2)]
+        exits = await coordinator.seen("/v1/exits", 2)
     assert {(e.rank, e.device) for e in exits} == {(0, 0), (1, 1)}
     assert {(e.trainer, e.generation, e.exit_code, e.fault) for e in exits} == {
         ("trainer-0", 1, 2, Fault("NaN", "loss"))
@@ -123,84 +144,99 @@ async def test_a_killed_worker_is_reported_with_its_signal(tmp_path, coordinator
     async with Started(coordinator.url, tmp_path, FOREVER):
         coordinator.publish(world(1))
         os.kill((await workers(tmp_path, 1, 2))[0]["pid"], 9)
-        exit_ = await asyncio.wait_for(coordinator.exits.get(), 30)
+        [exit_] = await coordinator.seen("/v1/exits")
     assert (exit_.exit_code, exit_.fault) == (-9, None)
 
 
-async def test_a_worker_killed_for_its_memory_is_named_and_its_trainer_leaves(tmp_path, coordinator):
+async def test_a_worker_that_the_kernel_kills_for_its_memory_is_reported_as_such_and_its_trainer_leaves(
+    tmp_path, coordinator
+):
     async with Started(coordinator.url, tmp_path, FOREVER) as started:
         coordinator.publish(world(1))
         victim = (await workers(tmp_path, 1, 2))[0]
         started.oom_kills += 1
         os.kill(victim["pid"], 9)
-        exit_ = await asyncio.wait_for(coordinator.exits.get(), 30)
+        [exit_] = await coordinator.seen("/v1/exits")
         coordinator.publish(world(2))
-        assert await asyncio.wait_for(started.life, 30) == 1
+        assert await asyncio.wait_for(started.running, 30) == 1
     assert (exit_.rank, exit_.exit_code, exit_.fault.reason) == (0, -9, "OOMKilled")
     assert "raise trainers.template.resources.limits.memory" in exit_.fault.message
 
 
-async def test_a_worker_killed_by_a_person_does_not_blame_memory_that_was_short_long_ago(tmp_path, coordinator):
+async def test_a_kill_is_not_blamed_on_memory_when_the_kernel_counts_no_new_one(tmp_path, coordinator):
     async with Started(coordinator.url, tmp_path, FOREVER, oom_kills=3):
         coordinator.publish(world(1))
         os.kill((await workers(tmp_path, 1, 2))[0]["pid"], 9)
-        exit_ = await asyncio.wait_for(coordinator.exits.get(), 30)
+        [exit_] = await coordinator.seen("/v1/exits")
     assert (exit_.exit_code, exit_.fault) == (-9, None)
 
 
-async def test_at_the_end_it_waits_for_its_workers_and_leaves_with_the_jobs_code(tmp_path, coordinator):
+async def test_after_a_good_end_the_agent_waits_for_its_workers_and_leaves_with_the_jobs_code(tmp_path, coordinator):
     async with Started(
         coordinator.url, tmp_path, f"import time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.02)"
     ) as started:
         coordinator.publish(world(1))
         pids = [w["pid"] for w in await workers(tmp_path, 1, 2)]
         coordinator.finish(3)
-        assert not (await asyncio.wait([started.life], timeout=0.3))[0]
+        assert not (await asyncio.wait([started.running], timeout=0.3))[0]
         (tmp_path / "go").touch()
-        assert await asyncio.wait_for(started.life, 30) == 3
+        assert await asyncio.wait_for(started.running, 30) == 3
         assert not any(is_alive(pid) for pid in pids)
-    assert coordinator.exits.qsize() == 2
+    assert len(coordinator.received["/v1/exits"]) == 2
 
 
-async def test_a_failed_job_leaves_its_workers_no_time(tmp_path, coordinator):
+async def test_after_a_failure_the_agent_does_not_wait_for_its_workers(tmp_path, coordinator):
     async with Started(coordinator.url, tmp_path, FOREVER) as started:
         coordinator.publish(world(1))
         await workers(tmp_path, 1, 2)
         coordinator.finish(2)
-        assert await asyncio.wait_for(started.life, 15) == 2
+        assert await asyncio.wait_for(started.running, 15) == 2
 
 
-async def test_an_exit_of_a_world_that_is_over_is_still_told(tmp_path, coordinator):
+async def test_an_exit_from_a_world_that_is_over_is_still_reported(tmp_path, coordinator):
     async with Started(coordinator.url, tmp_path, FOREVER) as started:
         coordinator.publish(world(1))
         pid = (await workers(tmp_path, 1, 2))[0]["pid"]
         coordinator.generation = 2
         os.kill(pid, 9)
-        assert (await asyncio.wait_for(coordinator.exits.get(), 30)).generation == 1
-        assert not started.life.done()
+        assert (await coordinator.seen("/v1/exits"))[0].generation == 1
+        assert not started.running.done()
 
 
-async def test_it_survives_a_coordinator_that_is_away_and_registers_again(tmp_path, coordinator):
+async def restarted(coordinator):
+    """What the agent registers as with a coordinator, and with another one at the same address."""
+    coordinator.stop()
+    first = coordinator.received.pop("/v1/register")[0]
+    coordinator.start()
+    return first, (await coordinator.seen("/v1/register"))[0]
+
+
+async def test_the_agent_and_its_workers_outlast_a_restart_of_the_coordinator_and_it_registers_again(
+    tmp_path, coordinator
+):
     async with Started(coordinator.url, tmp_path, FOREVER):
         coordinator.publish(world(1))
         before = await workers(tmp_path, 1, 2)
-        await coordinator.stop()
-        again = Coordinator()
-        again.port, again.worlds = coordinator.port, [world(1)]
-        await again.start()
-        await asyncio.wait_for(again.met.wait(), 30)
+        first, again = await restarted(coordinator)
         assert all(is_alive(w["pid"]) for w in before)
-        assert again.registered[0].instance == coordinator.registered[0].instance
-        await again.stop()
+    assert (again.instance, again.generation) == (first.instance, 1)
 
 
-async def test_it_gives_up_when_the_coordinator_stays_away(tmp_path, coordinator):
+async def test_an_agent_with_an_ended_worker_registers_as_one_whose_world_is_broken(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER):
+        coordinator.publish(world(1))
+        os.kill((await workers(tmp_path, 1, 2))[0]["pid"], 9)
+        await coordinator.seen("/v1/exits")
+        assert (await restarted(coordinator))[1].generation == 0
+
+
+async def test_the_agent_ends_with_its_workers_when_the_coordinator_stays_away(tmp_path, coordinator):
     async with Started(coordinator.url, tmp_path, FOREVER, give_up=0.5) as started:
         coordinator.publish(world(1))
         pids = [w["pid"] for w in await workers(tmp_path, 1, 2)]
-        await coordinator.stop()
+        coordinator.stop()
         with pytest.raises(Retryable, match="/v1/register"):
-            await asyncio.wait_for(started.life, 30)
+            await asyncio.wait_for(started.running, 30)
         assert not any(is_alive(pid) for pid in pids)
 
 
@@ -212,7 +248,7 @@ async def test_a_trainer_without_a_seat_runs_no_worker(tmp_path, coordinator):
     assert not list(tmp_path.glob("1-*"))
 
 
-def test_workers_share_cpu_cores_by_one_thread_each_unless_told_otherwise():
+def test_workers_run_one_cpu_thread_each_unless_the_environment_says_otherwise():
     assert fork_server_environment({}, ())["OMP_NUM_THREADS"] == "1"
     assert fork_server_environment({"OMP_NUM_THREADS": "4"}, ())["OMP_NUM_THREADS"] == "4"
     assert fork_server_environment({}, ("0",)) == {}

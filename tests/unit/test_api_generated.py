@@ -105,7 +105,7 @@ def test_schemas_are_structural() -> None:
     ] == []
 
 
-def test_rules_have_names_of_their_own_and_say_the_way_out() -> None:
+def test_rules_have_unique_names_and_name_the_fix() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
     assert [rule.name for rule in RULES if not rule.message or not rule.way_out] == []
     assert [rule.name for rule in RULES if "'" in rule.says + rule.way_out] == []  # it stands in quotes in CEL

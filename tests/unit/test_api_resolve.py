@@ -70,7 +70,7 @@ def test_a_preset_keeps_its_name_and_brings_its_shape() -> None:
     assert (model.layers, model.hidden) == (PRESETS["llama-tiny"].layers, PRESETS["llama-tiny"].hidden)
 
 
-def test_a_shape_of_ones_own_is_taken_as_it_is() -> None:
+def test_a_model_without_preset_keeps_its_given_shape() -> None:
     model = right({"spec.model": {"config": {**SHAPE, "head": "Tied", "ropeTheta": 500_000, "vocabulary": 512}}}).model
     assert (model.preset, model.kv_heads, model.tied_head, model.rope_theta, model.vocabulary) == (
         "",

@@ -106,7 +106,7 @@ def test_no_rule_has_a_wildcard() -> None:
     assert [r for r in rules(everything) for key in ("apiGroups", "resources", "verbs") if "*" in r[key]] == []
 
 
-def test_nobody_lists_secrets_or_changes_what_is_not_ours() -> None:
+def test_no_role_lists_secrets_or_changes_foreign_objects() -> None:
     for rule in rules(render()):
         if "secrets" in rule["resources"]:
             assert set(rule["verbs"]) <= {"get", "create"}
@@ -134,7 +134,7 @@ def test_an_operator_of_some_namespaces_has_no_right_elsewhere() -> None:
     assert sorted(places) == ["team-a", "team-a", "team-b", "team-b"]
 
 
-def test_an_operator_of_some_namespaces_is_told_which() -> None:
+def test_an_operator_of_some_namespaces_gets_their_names() -> None:
     args = operator(render({"watchNamespaces": ["team-a", "team-b"]}))["args"]
     assert [a for a in args if a.startswith("--namespace")] == ["--namespace=team-a", "--namespace=team-b"]
 
@@ -176,7 +176,7 @@ def test_only_the_lease_of_the_operators_own_namespace_can_be_renewed(plain: lis
     assert [r["resourceNames"] for r in lease["rules"] if set(r["verbs"]) != {"create"}] == [["coxswain-operator"]]
 
 
-def test_people_get_rights_by_the_roles_that_they_have(plain: list[Manifest]) -> None:
+def test_users_get_rights_through_aggregated_roles(plain: list[Manifest]) -> None:
     prefix = "rbac.authorization.k8s.io/aggregate-to-"
     gains = {
         m["metadata"]["name"]: {k.removeprefix(prefix) for k in m["metadata"]["labels"] if k.startswith(prefix)}
@@ -196,7 +196,7 @@ def test_the_test_pod_may_create_jobs_only_while_it_runs(plain: list[Manifest]) 
     assert all("hook-failed" in policies[kind] for kind in policies if kind != "Pod")
 
 
-def test_every_object_says_whose_it_is(plain: list[Manifest]) -> None:
+def test_every_object_has_the_labels_of_its_release(plain: list[Manifest]) -> None:
     bare = [
         (m["kind"], m["metadata"]["name"])
         for m in plain
@@ -206,7 +206,7 @@ def test_every_object_says_whose_it_is(plain: list[Manifest]) -> None:
     assert bare == []
 
 
-def test_nobody_reaches_the_operator_but_the_prometheus_that_is_named() -> None:
+def test_only_the_named_prometheus_reaches_the_operator() -> None:
     def ingress(values: dict[str, Any]) -> list[dict[str, Any]]:
         (policy,) = of_kind(render(values), "NetworkPolicy")
         found: list[dict[str, Any]] = policy["spec"]["ingress"]

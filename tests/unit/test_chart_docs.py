@@ -29,7 +29,7 @@ def row(rule: dict[str, list[str]]) -> str:
 
 
 @pytest.mark.parametrize("name", ["jobs", "lease", "nodes"])
-def test_the_security_page_tells_the_operators_rights(name: str) -> None:
+def test_the_security_page_lists_the_operators_rights(name: str) -> None:
     page = (DOCS / "security.md").read_text()
     assert f"<!-- rights: {name} -->\n\n{table(name)}\n" in page, f"the table should be:\n{table(name)}"
 

@@ -72,7 +72,7 @@ def test_a_panel_asks_for_series_that_exist(panel: Panel) -> None:
 
 
 @pytest.mark.parametrize("panel", PANELS)
-def test_a_panel_says_what_it_shows_of_the_one_that_was_chosen(panel: Panel) -> None:
+def test_a_panel_shows_only_the_chosen_job(panel: Panel) -> None:
     assert panel.title and panel.description.endswith(".") and panel.unit in UNITS
     assert [query for query, _ in panel.queries if 'namespace="$namespace"' not in query] == []
 
@@ -116,7 +116,7 @@ def test_without_a_scraped_operator_no_alert_says_that_it_is_down() -> None:
     assert "CoxswainOperatorDown" not in {a["alert"] for a in alerts({"rules": {"enabled": True}})}
 
 
-def test_the_alert_of_the_operator_knows_its_service() -> None:
+def test_the_alert_of_the_operator_selects_its_service() -> None:
     manifests = render({"metrics": ON, "fullnameOverride": "cx"})
     (service,) = of_kind(manifests, "Service")
     assert f'service="{service["metadata"]["name"]}"' in yaml.safe_dump(of_kind(manifests, "PrometheusRule"))

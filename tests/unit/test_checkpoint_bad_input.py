@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be gone on from: torn, foreign, newer or of other data; each says what differs and the way out."""
+"""Torn, foreign and newer checkpoints are refused, each with the difference and the way out."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def job(tmp_path):
 
 @pytest.fixture
 def store(job) -> Store:
-    """With one sound checkpoint."""
+    """A store with one whole checkpoint."""
     return store_with(job, replace(manifest(job, 6, [shard("a")]), model=job.model))
 
 
 def refusal(job, store: Store) -> str:
-    """Reason and words of the refusal, which changes nothing in the store."""
+    """Reason and message of the refusal, which changes nothing in the store."""
     before = contents(store)
     with pytest.raises(Refused) as caught:
         CheckpointStore(job, store).open()
@@ -56,7 +56,7 @@ def test_a_torn_manifest_is_named_with_the_one_before_as_the_way_out(job, store,
     assert f"delete {KEY} to resume from the checkpoint before it, or restore what is missing" in said
 
 
-def test_after_the_way_out_of_a_torn_manifest_the_one_before_is_resumed_from(job, store):
+def test_a_run_resumes_from_the_manifest_before_a_torn_one_that_was_deleted(job, store):
     store.put("manifests/step-0000000012.json", b"{")
     assert "delete manifests/step-0000000012.json" in refusal(job, store)
     store.delete("manifests/step-0000000012.json")
@@ -144,9 +144,9 @@ def of_file(source):
     return replace(source, tokenizer=TokenizerConfig(kind="file", uri="file:///t/tokenizer.json", eos="</s>"))
 
 
-def test_a_checkpoint_that_does_not_say_what_it_was_made_of_is_refused_all_the_same(job, store):
+def test_a_checkpoint_without_the_fields_of_its_stream_is_refused(job, store):
     store.put(RUN_KEY, msgspec.json.encode(replace(run_record(job), stream_hash="v0:x", stream=None)))
-    assert "it does not say in which fields" in refusal(job, store)
+    assert "it does not name the fields" in refusal(job, store)
 
 
 def test_another_tokenizer_of_the_same_kind_is_found_by_the_index_and_named_as_one_of_two_causes(job):
@@ -171,7 +171,7 @@ def test_a_torn_record_of_the_plan_log_is_named(store, harm):
     assert caught.value.reason == "TornPlanLog"
 
 
-def test_a_coordinator_that_was_replaced_is_told_so_before_it_saves(store, job):
+def test_a_superseded_coordinator_is_stale_before_it_saves(store, job):
     log = PlanLog(store)
     store.put(generation_key(4), b"")
     with pytest.raises(Stale, match="another coordinator has created generation 4"):
@@ -179,9 +179,9 @@ def test_a_coordinator_that_was_replaced_is_told_so_before_it_saves(store, job):
 
 
 @pytest.mark.parametrize("harm", [b"", b"PK\x03\x04 cut"], ids=["empty", "cut"])
-def test_a_torn_block_index_is_named_with_the_way_to_have_it_made_again(job, harm):
+def test_a_torn_block_index_is_named_with_the_way_to_have_it_indexed_again(job, harm):
     store, block = store_of(job), block_of("code", 0)
     key = next(found.path for found in store.list("index/") if found.path.endswith("/code0.npz"))
     store.put(key, harm)
-    with pytest.raises(CoxswainError, match=f"{key} cannot be read .*; delete the object to index anew"):
+    with pytest.raises(CoxswainError, match=f"{key} cannot be read .*; delete the object to have it indexed again"):
         IndexStore(store).lengths(block)

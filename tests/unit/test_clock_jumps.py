@@ -88,7 +88,7 @@ async def test_a_pod_that_waits_for_its_turn_does_not_wait_any_longer_when_the_c
     assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-2"
 
 
-async def test_progress_is_told_although_the_clock_was_set_back() -> None:
+async def test_progress_is_written_although_the_clock_was_set_back() -> None:
     world = await running()
     world.report_now = report("Running", 30)
     world.tick(BACK)

@@ -119,7 +119,7 @@ def test_the_location_of_another_job_is_foreign_before_its_first_checkpoint(tmp_
     assert refusal(other, store_with(other))[0] == "ForeignCheckpoint"
 
 
-def test_resume_never_leaves_another_run_alone_but_continues_its_own(tmp_path):
+def test_resume_never_refuses_another_run_and_continues_its_own(tmp_path):
     config = CheckpointConfig(uri=f"file://{tmp_path}/store", resume="Never")
     job = make_job(tmp_path, checkpoint=config)
     assert CheckpointStore(job, store_with(job)).open() is None
@@ -188,3 +188,43 @@ def test_a_checkpoint_that_a_coordinator_before_has_made_stays(tmp_path):
     checkpoints.create(manifest(job, 6, [shard("b")]), set())
     assert [o.path for o in earlier.list("shards/")] == ["shards/a.safetensors"]
     assert CheckpointStore(job, store).open().shards == (shard("a"),)
+
+
+@pytest.mark.parametrize(("now", "changed"), [("code=1", "docs"), ("code=1,docs=2,news=3", "news"), ("docs=2", "code")])
+def test_a_source_that_was_taken_away_or_added_since_the_checkpoint_is_named(tmp_path, now, changed):
+    with pytest.raises(Refused, match=f"sources {changed} have other content") as caught:
+        check_index(manifest(make_job(tmp_path), 6), now)
+    assert caught.value.reason == "SourceChanged"
+
+
+def test_an_index_of_the_same_sources_in_another_order_is_the_checkpoints(tmp_path):
+    check_index(manifest(make_job(tmp_path), 6), "docs=2,code=1")
+
+
+def test_a_made_checkpoint_drops_the_saves_of_its_step_and_before_and_keeps_those_behind():
+    book = PendingCheckpoints(1)
+    for step in (3, 6, 9):
+        book.add(ShardsSaved(1, step, 0, 1, (shard(str(step)),), 1.0))
+    assert (book.complete(1), book.newest(0), book.newest(1)) == (3, 9, 0)
+    book.forget(6)
+    assert (book.complete(1), book.pending_keys()) == (9, {"shards/9.safetensors"})
+
+
+def test_a_deleted_manifest_goes_before_its_shards(tmp_path):
+    job = make_job(tmp_path, checkpoint=CheckpointConfig(uri=f"file://{tmp_path}/store", keep_last=1))
+    store = store_with(job, manifest(job, 6, [shard("a")]))
+    deleted = []
+    store.delete = deleted.append
+    checkpoints = CheckpointStore(job, store)
+    checkpoints.open()
+    checkpoints.create(manifest(job, 12, [shard("b")]), set())
+    assert deleted == ["manifests/step-0000000006.json", "shards/a.safetensors"]
+
+
+@pytest.mark.parametrize(("uid", "resume"), [("u1", "Auto"), ("u2", "Auto"), ("u1", "Never")])
+def test_a_location_is_reopened_by_the_same_run_and_by_the_next_one_that_may_resume(tmp_path, uid, resume):
+    job = make_job(tmp_path)
+    CheckpointStore(job, store_with(job, manifest(job, 6))).open()
+    config = replace(job.checkpoint, resume=resume)
+    found = CheckpointStore(replace(job, uid=uid, checkpoint=config), store_with(job)).open()
+    assert found is not None and found.step == 6

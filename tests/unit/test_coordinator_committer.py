@@ -44,7 +44,7 @@ def test_a_segment_holds_eight_steps_and_the_next_one_begins_behind_it(tmp_path)
     assert (first.next, second.next, second.end) == (8, 16, None)
 
 
-def test_another_generation_keeps_the_membership_and_places_it_anew(tmp_path):
+def test_another_generation_keeps_the_membership_and_places_it_again(tmp_path):
     job = make_job(tmp_path)
     [one], [two] = commit(committer(job)), commit(committer(job, 2, trainers=3))
     assert [p.sequences for p in one.plans] == [p.sequences for p in two.plans]
@@ -120,3 +120,51 @@ def commit_to_end(c: Committer) -> Committed:
         if found.end is not None:
             return found
         cursor = found.cursors[found.next]
+
+
+def test_a_cursor_that_differs_from_the_recorded_one_of_its_step_is_refused(tmp_path):
+    job = make_job(tmp_path)
+    [first] = commit(committer(job))
+    other = replace(first.cursors[5], offset=first.cursors[5].offset + 1)
+    with pytest.raises(Refused, match="holds other sequences"):
+        committer(job, 2).commit(other, 100)
+
+
+def test_a_coordinator_that_adopts_a_generation_in_a_segment_reads_its_placements_by_step(tmp_path):
+    c = committer(make_job(tmp_path))
+    [first] = commit(c)
+    assert c.commit(first.cursors[5], 100).plans == first.plans[5:]
+
+
+class EndsWithoutLabel:
+    """A stream whose step 2 is its last and has no label."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def with_phases(self, _: object) -> EndsWithoutLabel:
+        return self
+
+    def advance(self, cursor):
+        membership, after = self._stream.advance(cursor)
+        last = cursor.step == 2
+        return (replace(membership, sequences=(), exhausted=True) if last else membership), after
+
+
+def test_a_last_step_without_a_label_is_neither_placed_nor_run(tmp_path):
+    c = committer(make_job(tmp_path))
+    found = Committer(c.job, c.log, EndsWithoutLabel(c.stream), c.generation, c.place).commit(
+        initial_cursor(c.job.mix), 100
+    )
+    assert ([p.step for p in found.plans], found.end) == ([0, 1], 2)
+
+
+def test_a_segment_that_another_coordinator_claims_first_counts_and_is_verified(tmp_path):
+    c = committer(make_job(tmp_path))
+    [first] = commit(c)
+    c.log.membership = lambda _: None  # read before the other coordinator's claim
+    again = Committer(c.job, c.log, c.stream, c.generation, c.place).commit(initial_cursor(c.job.mix), 100)
+    assert again == first
+    other = replace(c.job, mix=replace(c.job.mix, seed=99))
+    with pytest.raises(Refused, match="holds other sequences"):
+        Committer(other, c.log, stream_of(other), c.generation, c.place).commit(initial_cursor(other.mix), 100)

@@ -1,4 +1,4 @@
-"""Some process, or all of them, die before, amid and after every write of plan log, checkpoints, step lines and journals.
+"""Kills one process, or all, before, during and after every write of a job.
 
 Each crash is a run of its own: the real coordinator over a real folder, members as tasks, virtual time.
 """
@@ -38,13 +38,13 @@ def job_in(folder: Path, every: int) -> JobConfig:
 
 @dataclass
 class End:
-    """What is left of a run, and has to be the same whatever died in it."""
+    """What a run leaves. It must be the same whatever was killed."""
 
     report: tuple[Any, ...]
     steps: dict[int, tuple[Any, ...]]  # of steps.jsonl: the last line of a step counts
     history: list[tuple[Any, ...]]  # of the store
     memberships: list[MembershipSegment]
-    manifests: list[tuple[Any, ...]]  # shards are named by their content: parameters are equal to the last bit
+    manifests: list[tuple[Any, ...]]  # a shard's name is its digest: equal names mean equal parameters
     orphans: set[str]
 
 
@@ -57,7 +57,7 @@ def lines(data: bytes) -> list[wire.StepLine]:
 
 
 def end_of(simulation: Simulation, report: wire.JobReport) -> End:
-    """Read as a later reader would, from the folder alone."""
+    """Reads the result from the folder alone."""
     store = open_store(simulation.job.checkpoint.uri)
     manifests = [msgspec.json.decode(store.get(o.path), type=wire.CheckpointManifest) for o in store.list("manifests/")]
     named = {shard.key for manifest in manifests for shard in manifest.shards}
@@ -74,7 +74,7 @@ def end_of(simulation: Simulation, report: wire.JobReport) -> End:
 def play(
     folder: Path, crashes: dict[int, Crash], *, stop_at: float | None = None, every: int = 3
 ) -> tuple[Simulation, End]:
-    """In a loop of its own: the same order of events each time, as far as the crashes allow."""
+    """Runs a simulation in its own loop, which fixes the order of events."""
     folder.mkdir(exist_ok=True)
     with asyncio.Runner(loop_factory=lambda: looptime.new_event_loop(start=0)) as runner:
         return runner.run(_play(Simulation(job_in(folder, every), folder, crashes, stop_at)))
@@ -90,7 +90,7 @@ async def _play(simulation: Simulation) -> tuple[Simulation, End]:
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory) -> tuple[Simulation, End]:
-    """The run that nothing disturbs."""
+    """A run without crashes."""
     simulation, end = play(tmp_path_factory.mktemp("calm"), {})
     assert end.report == ("Completed", "StopReached", STEPS, STEPS, None)
     assert [step for step, *_ in end.history] == list(range(STEPS))
@@ -103,13 +103,13 @@ def points(simulation: Simulation, writer: str) -> list[int]:
     return [n for n, what in enumerate(simulation.fate.writes) if what.startswith(writer)]
 
 
-def test_there_are_two_hundred_points_at_which_something_may_die(calm):
+def test_there_are_more_than_three_hundred_crashes_to_try(calm):
     coordinator, workers = len(points(calm[0], "coordinator")), len(points(calm[0], "worker"))
     assert len(MOMENTS) * (2 * coordinator + 2 * workers) + DOUBLE > 300, calm[0].fate.writes
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_coordinator_that_dies_at_any_write_costs_no_step_and_no_worker(tmp_path, calm, moment):
+def test_a_coordinator_that_is_killed_at_any_write_costs_no_step_and_no_worker(tmp_path, calm, moment):
     for n in points(calm[0], "coordinator"):
         simulation, end = play(tmp_path / str(n), {n: Crash(moment)})
         assert simulation.fate.struck == [n]
@@ -126,7 +126,7 @@ def test_an_outage_at_any_write_costs_what_no_checkpoint_holds(tmp_path, calm, m
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_worker_that_dies_at_any_write_costs_a_generation(tmp_path, calm, moment):
+def test_a_worker_that_is_killed_at_any_write_costs_a_generation(tmp_path, calm, moment):
     for n in points(calm[0], "worker"):
         simulation, end = play(tmp_path / str(n), {n: Crash(moment)})
         assert (simulation.fate.struck, simulation.lives) == ([n], 1)
@@ -134,7 +134,7 @@ def test_a_worker_that_dies_at_any_write_costs_a_generation(tmp_path, calm, mome
 
 
 @pytest.mark.parametrize("seed", range(DOUBLE // 10))
-def test_two_crashes_in_one_run_are_no_worse(tmp_path, calm, seed):
+def test_two_crashes_in_one_run_lead_to_the_same_end(tmp_path, calm, seed):
     draw = random.Random(seed)
     for n in range(10):
         first, second = sorted(draw.sample(range(len(calm[0].fate.writes) + 8), 2))
@@ -144,7 +144,7 @@ def test_two_crashes_in_one_run_are_no_worse(tmp_path, calm, seed):
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_stop_and_a_death_at_the_same_time_end_in_a_checkpoint_that_the_job_goes_on_from(tmp_path, calm, moment):
+def test_a_stop_and_a_crash_at_the_same_time_end_in_a_checkpoint_from_which_the_job_resumes(tmp_path, calm, moment):
     quiet, _ = play(tmp_path / "quiet", {}, stop_at=STOP)
     for n in range(quiet.fate.asked, len(quiet.fate.writes)):
         simulation, end = play(tmp_path / str(n), {n: Crash(moment)}, stop_at=STOP)

@@ -1,4 +1,4 @@
-"""What goes wrong around a coordinator, and what its services and the operator then see."""
+"""Failures around a coordinator, and what its services and the operator see of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_a_wrong_token_is_refused(tmp_path):
         assert caught.value.reason == "TokenRejected"
 
 
-async def test_an_older_generation_is_told_so(tmp_path):
+async def test_calls_of_an_older_generation_are_refused_as_stale(tmp_path):
     async with cluster(make_job(tmp_path), tmp_path) as c:
         simulation = asyncio.create_task(c.play())
         world = await c.client.get("/v1/world", wire.World, after=0, wait=30)
@@ -47,7 +47,7 @@ async def test_an_older_generation_is_told_so(tmp_path):
         await simulation
 
 
-async def test_a_coordinator_killed_and_made_anew_continues_with_the_same_digests(tmp_path):
+async def test_a_restarted_coordinator_continues_with_the_same_digests(tmp_path):
     expected, job = await baseline(tmp_path), make_job(tmp_path)
     async with cluster(job, tmp_path) as c:
         simulation = asyncio.create_task(c.play())
@@ -61,7 +61,7 @@ async def test_a_coordinator_killed_and_made_anew_continues_with_the_same_digest
         assert digests(c) == expected
 
 
-async def test_the_steps_of_a_run_are_all_in_its_store_although_a_coordinator_and_its_run_directory_went(tmp_path):
+async def test_the_store_has_every_step_line_after_a_coordinator_and_its_run_directory_are_lost(tmp_path):
     expected, job = await baseline(tmp_path), make_job(tmp_path)
     async with cluster(job, tmp_path) as c:
         simulation = asyncio.create_task(c.play())
@@ -96,7 +96,7 @@ async def test_a_job_that_is_suspended_before_its_world_exists_ends_at_once(tmp_
         assert (await c.coordinator.drive()).exit_code == 3
 
 
-async def test_a_completed_job_that_is_started_again_says_so_without_services(tmp_path):
+async def test_a_completed_job_that_is_started_again_completes_without_services(tmp_path):
     async with cluster(make_job(tmp_path), tmp_path) as c:
         await c.play()
     async with cluster(make_job(tmp_path), tmp_path, instance="two") as c:
@@ -122,7 +122,7 @@ async def test_data_that_ends_before_the_stop_completes_the_job(tmp_path):
         assert sum(line.tokens for line in c.steps().values()) == sum(s.tokens for s in report.sources)
 
 
-async def test_a_worker_that_says_the_user_is_at_fault_ends_the_job(tmp_path):
+async def test_a_worker_that_reports_a_fault_of_the_user_ends_the_job(tmp_path):
     async with cluster(make_job(tmp_path), tmp_path) as c:
         simulation = asyncio.create_task(c.play())
         fault = wire.Fault("BadModel", "heads do not divide hidden")
@@ -156,7 +156,7 @@ async def test_a_source_that_cannot_be_indexed_ends_the_job_by_name(tmp_path):
         assert (await drive).exit_code == 2
 
 
-async def test_workers_that_die_at_the_same_step_for_ever_end_the_job(tmp_path):
+async def test_five_worlds_that_fail_without_a_new_step_end_the_job(tmp_path):
     async with cluster(make_job(tmp_path), tmp_path) as c:
         c.crashes[0, 3] = 100
         report = await c.play()
@@ -195,7 +195,7 @@ async def test_a_batch_below_the_longest_sequence_is_refused(tmp_path):
         assert (await c.coordinator.drive()).reason == "BatchTooSmall"
 
 
-async def test_trainers_that_cannot_hold_the_longest_sequence_are_waited_for(tmp_path):
+async def test_a_job_whose_trainers_cannot_hold_the_longest_sequence_waits_for_more(tmp_path):
     job = make_job(tmp_path)
     short = replace(job, parallelism=replace(job.parallelism, tokens_per_replica=100))
     async with cluster(short, tmp_path) as c:
@@ -214,7 +214,7 @@ async def test_a_run_that_must_not_be_resumed_is_refused(tmp_path):
         assert (await c.coordinator.drive()).reason == "RunExists"
 
 
-async def test_the_page_and_the_metrics_need_no_token_and_tell_no_secret(tmp_path):
+async def test_the_page_and_the_metrics_need_no_token_and_show_no_secret(tmp_path):
     async with cluster(make_job(tmp_path), tmp_path) as c:
         await c.play()
         http = AsyncClient(f"http://127.0.0.1:{c.port}", "none")

@@ -1,4 +1,4 @@
-"""What an old world, a dead process or a damaged store may not do to a coordinator."""
+"""What an older world, a killed process or a damaged store cannot do to a coordinator."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import block_of, cluster, make_job, store_of
 
 
-async def test_who_is_of_the_coordinator_before_gets_nothing_of_the_new_world(tmp_path):
+async def test_a_member_of_an_earlier_world_gets_no_plan_of_the_new_one(tmp_path):
     job = make_job(tmp_path)
     PlanLog(store_of(job))._store.put(generation_key(1), b"the coordinator before made it")
     async with cluster(job, tmp_path) as c:
         waits = asyncio.create_task(c.client.get("/v1/plans", wire.StepPlans, generation=1, wait=30, **{"from": 0}))
         alone = await c.client.get("/v1/steps", wire.StepDirective, generation=1, wait=30, step=0)
-        assert (alone.plan, alone.end) == (None, "")  # it has no world yet: go on with what you have
+        assert (alone.plan, alone.end) == (None, "")  # there is no world yet: continue with the plans at this rank
         assert (await c.play()).generation == 2
         with pytest.raises(Stale, match="generation 1 is over"):
             await waits
@@ -35,7 +35,7 @@ async def test_who_is_of_the_coordinator_before_gets_nothing_of_the_new_world(tm
             await c.client.get("/v1/steps", wire.StepDirective, generation=1, wait=30, step=0)
 
 
-def test_a_trainer_that_was_replaced_is_there_at_once_and_the_others_are_asked_again(tmp_path):
+def test_a_replaced_trainer_counts_as_registered_and_the_others_must_register_again(tmp_path):
     run = JobState(make_job(tmp_path), build("coordinator"), None, lambda: 0.0)
     for i in range(2):
         run.register(trainer(i, "old"))
@@ -50,7 +50,7 @@ def trainer(index: int, instance: str) -> wire.Register:
 
 
 class AnySession:
-    """A world that stands."""
+    """A world that is not lost."""
 
     lost, saved_end = "", False
 
@@ -76,7 +76,7 @@ def test_a_torn_record_of_the_plan_log_is_refused_by_its_name(tmp_path, content)
     assert caught.value.reason == "TornPlanLog"
 
 
-def test_a_file_that_is_no_generation_does_not_confuse_the_plan_log(tmp_path):
+def test_a_file_whose_name_is_no_generation_is_ignored_by_the_plan_log(tmp_path):
     log = PlanLog(store_of(make_job(tmp_path)))
     log._store.put(generation_key(3), b"x")
     log._store.put("log/generations/notes.txt", b"x")
@@ -92,7 +92,7 @@ def test_a_damaged_index_object_is_refused_by_its_name(tmp_path, content):
     assert caught.value.reason == "IndexCorrupt"
 
 
-async def test_blocking_work_that_does_not_end_is_left_alone_after_a_deadline():
+async def test_blocking_work_that_does_not_end_is_abandoned_at_the_deadline():
     release = threading.Event()
     try:
         with pytest.raises(Retryable, match=r"did not end within 0\.1 s"):

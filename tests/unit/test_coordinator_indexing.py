@@ -89,7 +89,7 @@ def test_samples_that_do_not_decode_are_counted_over_all_shares(tmp_path):
     assert caught.value.reason == "TooManyRejected"
 
 
-def test_the_hash_tells_which_source_changed(tmp_path):
+def test_the_hash_names_the_source_that_changed(tmp_path):
     mix = make_job(tmp_path).mix
     code, docs = parts_of(mix, 1)
     changed = merge(mix, [code, replace(docs, blocks=(replace(docs.blocks[0], key="new"), *docs.blocks[1:]))])

@@ -1,4 +1,4 @@
-"""A tiny job played to its end against the real coordinator, over HTTP, in this process."""
+"""A tiny job, run to its end against the real coordinator, over HTTP, in this process."""
 
 from __future__ import annotations
 

@@ -87,10 +87,10 @@ def test_a_planned_task_starts_when_all_its_replicas_are_free():
     assert found == [(0, 0.0, 2.0), (1, 2.0, 3.0), (2, 3.0, 4.0)]
 
 
-# --- tickets ---------------------------------------------------------------------------------------------------------
+# --- directives ------------------------------------------------------------------------------------------------------
 
 
-def test_every_rank_gets_the_same_ticket_and_a_checkpoint_is_due_every_sixth_step(tmp_path):
+def test_every_rank_gets_the_same_directive_and_a_checkpoint_is_due_every_sixth_step(tmp_path):
     s = session(make_job(tmp_path))
     s.add(committed(*range(8)))
     assert s.directive(6) is s.directive(6)
@@ -119,14 +119,14 @@ def test_the_last_step_of_the_data_is_followed_by_the_end(tmp_path):
     assert (s.end_step, s.exhausted, s.directive(3).end, s.directive(3).plan) == (3, True, "Completed", None)
 
 
-def test_a_lost_world_hands_out_no_more_tickets(tmp_path):
+def test_a_lost_world_issues_no_directives(tmp_path):
     s = session(make_job(tmp_path))
     s.add(committed(*range(8)))
     s.lost = "rank 1 ended"
     assert s.directive(0) is None
 
 
-def test_what_a_coming_checkpoint_needs_is_not_forgotten(tmp_path):
+def test_the_cursor_of_a_requested_checkpoint_is_kept_until_its_manifest_is_made(tmp_path):
     s = session(make_job(tmp_path))
     s.add(replace_cursors(committed(*range(8)), s))
     s.directive(6)
@@ -145,21 +145,21 @@ def test_plans_reach_eight_steps_or_thirty_seconds_ahead():
     assert [steps_ahead(seconds) for seconds in (0.0, 60.0, 3.0, 1.0, 0.01)] == [8, 8, 10, 30, 256]
 
 
-def test_a_rank_that_was_told_to_leave_tells_another_coordinator_where_the_end_is(tmp_path):
+def test_a_new_coordinator_ends_at_the_step_at_which_a_rank_has_ended(tmp_path):
     s = session(make_job(tmp_path))
     s.add(committed(*range(8)))
     s.adopt_end(4, completed=False)
     assert (s.directive(4).end, s.directive(4).checkpoint, s.directive(3).end) == ("Suspended", True, "")
 
 
-def test_a_rank_that_left_with_nothing_to_save_was_at_the_last_checkpoint(tmp_path):
+def test_an_exit_without_a_pending_save_ends_the_job_at_the_last_checkpoint(tmp_path):
     s = session(make_job(tmp_path))
     s.mark_saved(6)
     s.adopt_end(s.pending.newest(0) or s.saved, completed=True)
     assert (s.ending.step, s.ending.end, s.saved_end, s.end_step) == (6, "Completed", True, 6)
 
 
-def test_a_stop_of_a_world_that_was_taken_up_spares_the_step_that_may_have_begun_without_a_ticket(tmp_path):
+def test_a_stop_of_an_adopted_world_spares_the_open_step_that_may_have_begun(tmp_path):
     s = session(make_job(tmp_path))
     s.add(committed(*range(8)))
     s.adopted = True
@@ -182,6 +182,8 @@ def test_too_few_replicas_for_the_longest_sequence_are_a_reason_to_wait(tmp_path
     small = replace(job, parallelism=replace(job.parallelism, tokens_per_replica=100))
     assert capacity_fault(small, layout_of(small, agents(3))) == ""
     assert capacity_fault(small, layout_of(small, agents(2))).startswith("CapacityLost: 2 replicas hold 200 tokens")
+    exact = replace(job, parallelism=replace(job.parallelism, tokens_per_replica=128))
+    assert capacity_fault(exact, layout_of(exact, agents(2))) == ""
 
 
 def test_the_vocabulary_follows_the_tokenizer_unless_the_model_has_its_own(tmp_path):
@@ -227,7 +229,7 @@ def test_event_numbers_go_on_growing_after_a_restart():
     assert before.latest()[0].sequence < after.latest()[0].sequence
 
 
-def test_a_retryable_fault_is_no_users_fault():
+def test_a_retryable_fault_exits_with_one_and_another_with_two():
     assert termination.failed(Fault("WorkerCrashLoop", "m", retryable=True)).exit_code == 1
     assert termination.failed(Fault("SourceEmpty", "m")).exit_code == 2
 
@@ -238,7 +240,7 @@ def test_a_stop_at_a_later_step_does_not_end_a_job_without_a_world(tmp_path):
 
 
 @pytest.mark.looptime
-async def test_the_bell_wakes_who_waits_and_gives_up_in_time(looptime):
+async def test_a_notification_wakes_a_waiter_and_a_wait_ends_at_its_deadline(looptime):
     notifier, facts = Notifier(), []
     asyncio.get_running_loop().call_later(5, lambda: (facts.append("yes"), notifier.notify()))
     assert await notifier.wait_until(lambda: facts[0] if facts else None, 10) == "yes"
@@ -247,7 +249,7 @@ async def test_the_bell_wakes_who_waits_and_gives_up_in_time(looptime):
     assert looptime == 15
 
 
-async def test_a_store_that_comes_back_in_time_is_no_fault():
+async def test_work_on_a_store_that_answers_in_time_succeeds():
     answers = [Retryable("away"), Retryable("away"), None]
     executor = StoreExecutor()
 
@@ -260,7 +262,7 @@ async def test_a_store_that_comes_back_in_time_is_no_fault():
     assert executor.last_error == ""
 
 
-async def test_a_store_that_stays_away_is_said_by_name():
+async def test_a_store_that_stays_unavailable_is_named_in_the_error():
     executor = StoreExecutor(patience=0.3)
 
     def work() -> None:

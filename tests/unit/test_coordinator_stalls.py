@@ -1,4 +1,4 @@
-"""A world that stands still is noticed and named; a pause of the coordinator itself is not blamed on others."""
+"""A world without progress is detected; a pause of the coordinator itself is not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.test_coordinator_parts import report, session
 SEATS = tuple(Seat(rank, Device(rank, 0), rank, 0, 0) for rank in range(2))
 
 
-def test_a_rank_without_a_sign_of_life_is_named():
+def test_a_rank_without_a_heartbeat_is_named():
     heard = {0: 100.0, 1: 100.0 - SILENCE}
     assert silent(SEATS, heard, 0.0, 100.0) == ""
     assert silent(SEATS, heard, 0.0, 101.0) == "rank 1 (trainer 1, device 0) has been silent for 31 s"
@@ -34,7 +34,7 @@ def watched(tmp_path):
     return found, StallDetector()
 
 
-def test_a_stopped_worker_is_found_by_its_silence_although_all_ranks_stand_still(tmp_path):
+def test_a_stopped_worker_is_found_by_its_silence_although_no_rank_makes_progress(tmp_path):
     world, watch = watched(tmp_path)
     for second in range(50):
         world.last_heard[0] = float(second)
@@ -45,7 +45,7 @@ def test_a_stopped_worker_is_found_by_its_silence_although_all_ranks_stand_still
     assert (second, found) == (35, "rank 1 (trainer 1, device 0) has been silent for 31 s")
 
 
-def test_a_hang_with_signs_of_life_is_found_by_the_step(tmp_path):
+def test_a_hang_with_heartbeats_is_found_by_the_duration_of_its_step(tmp_path):
     world, watch = watched(tmp_path)
     found = []
     for second in range(70):
@@ -63,7 +63,7 @@ def test_a_closed_step_starts_the_clock_again(tmp_path):
         assert watch.judge(world, [0.1], float(second)) == ""
 
 
-def test_a_coordinator_that_stood_still_itself_blames_nobody(tmp_path):
+def test_a_paused_coordinator_reports_no_rank_as_silent(tmp_path):
     world, watch = watched(tmp_path)
     world.last_heard = {0: 0.0, 1: 0.0}
     assert watch.judge(world, [0.1], 1.0) == ""
@@ -71,7 +71,7 @@ def test_a_coordinator_that_stood_still_itself_blames_nobody(tmp_path):
     assert watch.judge(world, [0.1], 501.0) == ""
 
 
-def test_a_rank_that_has_left_may_be_silent(tmp_path):
+def test_a_rank_that_has_exited_is_not_reported_as_silent(tmp_path):
     world, watch = watched(tmp_path)
     world.book.add_report(report(0))
     world.last_heard, world.exited = {0: 0.0, 1: 0.0}, {0: 0, 1: 0}

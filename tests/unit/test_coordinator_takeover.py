@@ -1,4 +1,4 @@
-"""A coordinator that dies takes no world with it: the next one takes it up, if all of it lives, and is alone with it."""
+"""A new coordinator adopts a world that still runs, and fences the coordinator before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from coxswain import wire
 from coxswain.errors import Stale
-from coxswain.planlog import Generation
+from coxswain.planlog import Generation, LoaderShare
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.world.formation import is_adoptable, next_generation
@@ -20,34 +20,45 @@ from tests.unit.test_coordinator_faults import baseline, digests
 from tests.unit.test_coordinator_parts import agents, committed, session
 
 
-def living(job, count: int = 2) -> tuple[Generation, list[wire.Register]]:
+def running(job, count: int = 2) -> tuple[Generation, list[wire.Register]]:
     return next_generation(job, 3, "one", agents(count), (), None), [replace(a, generation=3) for a in agents(count)]
 
 
-def test_a_world_stands_when_all_its_trainers_say_that_their_workers_live(tmp_path):
+def test_a_world_is_adoptable_when_every_trainer_reports_its_generation(tmp_path):
     job = make_job(tmp_path)
-    record, here = living(job)
+    record, here = running(job)
     assert is_adoptable(record, job, here, ())
     assert not is_adoptable(None, job, here, ())
 
 
 @pytest.mark.parametrize("change", [{"generation": 2}, {"generation": 0}, {"pod": "another"}])
-def test_a_world_with_a_dead_worker_or_another_pod_does_not_stand(tmp_path, change):
+def test_a_world_with_a_failed_worker_or_another_pod_is_not_adoptable(tmp_path, change):
     job = make_job(tmp_path)
-    record, here = living(job)
+    record, here = running(job)
     assert not is_adoptable(record, job, [here[0], replace(here[1], **change)], ())
+
+
+@pytest.mark.parametrize(
+    "loaders", [(), (LoaderShare("loader-0", "code", 0, 2),), (LoaderShare("loader-1", "code", 0, 1),)]
+)
+def test_a_world_whose_loaders_have_changed_is_not_adopted(tmp_path, loaders):
+    job = make_job(tmp_path)
+    record, here = running(job)
+    shares = (LoaderShare("loader-0", "code", 0, 1),)
+    assert is_adoptable(replace(record, loaders=shares), job, here, shares)
+    assert not is_adoptable(replace(record, loaders=shares), job, here, loaders)
 
 
 def test_a_job_that_was_changed_gets_a_new_world(tmp_path):
     job = make_job(tmp_path)
-    record, here = living(job)
+    record, here = running(job)
     assert not is_adoptable(record, replace(job, stop_steps=99), here, ())
 
 
-def test_who_takes_a_world_over_fences_the_one_before(tmp_path):
+def test_a_takeover_fences_the_coordinator_before(tmp_path):
     store = store_of(make_job(tmp_path))
     first, second, third = (PlanLog(store) for _ in range(3))
-    assert first.create_generation(living(make_job(tmp_path))[0])
+    assert first.create_generation(running(make_job(tmp_path))[0])
     first.check_current(3)
     assert second.take_over(3, "two")
     with pytest.raises(Stale, match="another coordinator has taken over generation 3"):
@@ -58,7 +69,7 @@ def test_who_takes_a_world_over_fences_the_one_before(tmp_path):
         second.check_current(3)
 
 
-def test_what_a_checkpoint_needs_stays_although_nobody_asked_for_its_ticket(tmp_path):
+def test_the_cursor_of_a_due_checkpoint_is_kept_without_a_directive(tmp_path):
     found: Session = session(make_job(tmp_path))
     found.add(committed(*range(8)))
     found.cursors = {step: replace(found.cursors[0], step=step) for step in range(9)}
@@ -69,24 +80,24 @@ def test_what_a_checkpoint_needs_stays_although_nobody_asked_for_its_ticket(tmp_
     assert sorted(found.cursors) == [8]
 
 
-def test_who_is_ahead_of_a_coordinator_that_catches_up_begins_the_step_alone(tmp_path):
+def test_a_rank_ahead_of_a_new_coordinator_begins_its_step_alone(tmp_path):
     found: Session = session(make_job(tmp_path))
-    assert not found.catching_up(5)  # nobody is ahead of the coordinator that made the world
+    assert not found.catching_up(5)  # no rank is ahead of the coordinator that made the world
     found.adopted = True
     assert found.catching_up(5)
     found.request_stop(-1)
-    assert found.stop_at == 6  # the step that somebody is in is not stopped before
+    assert found.stop_at == 6  # a step that has begun is not stopped
     found.add(committed(*range(8)))
     assert not found.catching_up(7)
 
 
-async def test_a_coordinator_without_a_world_sends_those_on_who_live_in_one(tmp_path):
+async def test_a_coordinator_without_a_world_lets_members_of_an_earlier_world_continue(tmp_path):
     async with cluster(make_job(tmp_path), tmp_path) as c:
         asked = await c.client.get("/v1/steps", wire.StepDirective, generation=3, step=7, wait=30)
         assert asked == wire.StepDirective(step=7, checkpoint=False, end="", plan=None)
 
 
-async def test_who_is_ahead_when_the_job_has_ended_is_told_of_the_end(tmp_path):
+async def test_a_rank_ahead_of_a_finished_job_gets_the_end_of_the_job(tmp_path):
     async with cluster(make_job(tmp_path), tmp_path) as c:
         report = await c.play()
         c.coordinator._state.session.adopted = True
@@ -94,8 +105,8 @@ async def test_who_is_ahead_when_the_job_has_ended_is_told_of_the_end(tmp_path):
             await c.client.get("/v1/steps", wire.StepDirective, generation=report.generation, wait=1, step=99)
 
 
-async def lead(c, until_step: int) -> wire.World:
-    """Plays the first coordinator's time, up to some step; returns the world of that time."""
+async def run_until(c, until_step: int) -> wire.World:
+    """Runs the job until a checkpoint of this step, then stops all; returns the world."""
     simulation = asyncio.create_task(c.play())
     world = await c.client.get("/v1/world", wire.World, after=0, wait=30)
     assert await c.coordinator.wait_until(lambda report: report.checkpoint_step >= until_step, 60)
@@ -105,8 +116,8 @@ async def lead(c, until_step: int) -> wire.World:
     return world
 
 
-async def go_on(c, world: wire.World, generation: int) -> None:
-    """The same processes before another coordinator: they register, tell again what no checkpoint holds, and go on."""
+async def continue_world(c, world: wire.World, generation: int) -> None:
+    """The same processes under another coordinator: they register, repeat messages and continue."""
 
     async def trainer(index: int) -> None:
         member = wire.Register(
@@ -132,14 +143,14 @@ async def go_on(c, world: wire.World, generation: int) -> None:
         await c.coordinator.drive()
 
 
-async def test_the_next_coordinator_takes_the_world_up_where_the_last_checkpoint_was(tmp_path):
+async def test_a_new_coordinator_adopts_the_world_from_the_last_checkpoint(tmp_path):
     expected, job = await baseline(tmp_path), make_job(tmp_path)
     async with cluster(job, tmp_path) as c:
-        world = await lead(c, 6)
+        world = await run_until(c, 6)
         saved = c.coordinator.report().checkpoint_step
     async with cluster(job, tmp_path, instance="two") as c:
-        await asyncio.wait_for(go_on(c, replace(world, first_step=saved), generation=1), 60)
+        await asyncio.wait_for(continue_world(c, replace(world, first_step=saved), generation=1), 60)
         report = c.coordinator.report()
         assert (report.phase, report.generation, report.step) == ("Completed", 1, 20)
         assert digests(c) == expected
-        assert any(e.reason == "Resumed" and "did without a coordinator" in e.message for e in report.events)
+        assert any(e.reason == "Resumed" and "kept running without a coordinator" in e.message for e in report.events)

@@ -95,7 +95,7 @@ def test_the_delivered_digest_is_the_same_for_any_slicing(tokens, data):
 @pytest.mark.parametrize(
     ("sequence", "positions", "tokens"), [(1, [0, 1], [5, 6]), (0, [1, 0], [5, 6]), (0, [0, 1], [5, 7])]
 )
-def test_the_delivered_digest_tells_sequence_position_and_token(sequence, positions, tokens):
+def test_the_delivered_digest_depends_on_sequence_position_and_token(sequence, positions, tokens):
     assert digests.delivered(sequence, np.array(positions), np.array(tokens)) != digests.delivered(
         0, np.array([0, 1]), np.array([5, 6])
     )

@@ -64,7 +64,7 @@ def test_the_bound_is_work_over_speed_or_the_longest_sequence() -> None:
     assert long == pytest.approx(H100.ring_seconds(32768.0, 4.0, True))
 
 
-def test_the_bound_knows_speeds() -> None:
+def test_the_bound_falls_with_speeds() -> None:
     assert H100.lower_bound([8192] * 8, [2.0] * 4, 8192, 4, 8) == pytest.approx(H100.pack_seconds([8192]))
     mixed = H100.lower_bound([16384], [1.0, 0.5], 8192, 2, 8)
     assert mixed == pytest.approx(2 * H100.ring_seconds(16384.0, 2.0, True))

@@ -1,4 +1,4 @@
-"""Data that changes its meaning: tokenizers that are swapped, sources that hold nothing, documents beyond every limit."""
+"""Replaced tokenizers, empty sources, and documents beyond every limit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def write_tokenizer(path: Path, *words: str) -> TokenizerConfig:
 
 def read_first(source: SourceConfig, store: Store, blocks: list) -> None:
     data = LocalData(MixConfig(name="m", seed=1, sources=(source,)), store)
-    data._open_sources._blocks = lambda _: blocks  # as a loader that has started again gets them from the coordinator
+    data._open_sources._blocks = lambda _: blocks  # a restarted loader gets them from the coordinator
     data.tokens(Sequence("mine", 0, 0, 0, 3, 3))
 
 
@@ -79,11 +79,11 @@ def test_a_tokenizer_that_is_swapped_under_a_run_is_refused_though_lengths_stay_
     read_first(source, store, list(blocks))
     write_tokenizer(tmp_path / "tokenizer.json", "two", "one")
     with pytest.raises(
-        Refused, match="source 'mine' was indexed with another tokenizer than the one that is there"
+        Refused, match="source 'mine' was indexed with another tokenizer than its present one"
     ) as caught:
         read_first(source, store, list(blocks))
     assert caught.value.reason == "TokenizerChanged"
-    assert "bring the former tokenizer back, or start a new run with a fresh checkpoint.uri" in caught.value.message
+    assert "restore the former tokenizer, or start a new run with a fresh checkpoint.uri" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_source_of_empty_files_is_refused_by_name_whatever_the_format(corpus, 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
 def test_a_compressed_file_without_a_byte_is_refused_by_name(corpus, store, name):
     (corpus / name).write_bytes(b"")
-    assert f"ObjectUnreadable: {corpus.as_uri()}/{name} cannot be unpacked (it has no bytes" in refusal(
+    assert f"ObjectUnreadable: {corpus.as_uri()}/{name} cannot be unpacked (it is empty" in refusal(
         config(corpus), store
     )
 

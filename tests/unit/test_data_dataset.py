@@ -117,7 +117,7 @@ def test_a_state_resumes_at_any_step_with_any_number_of_ranks(dataset, split):
     assert said(second) == said(whole[split:])
 
 
-def test_a_dataset_goes_on_where_it_stands_and_says_where(dataset):
+def test_a_dataset_resumes_from_the_state_that_it_returns(dataset):
     one, whole = dataset(), list(dataset())
     found: list[StepBatch] = list(itertools.islice(one, 4))
     assert one.state_dict() == found[-1].state

@@ -104,7 +104,7 @@ def test_a_wrong_token_is_refused():
     assert caught.value.reason == "TokenRejected"
 
 
-def test_a_loader_that_hangs_is_given_up_at_the_deadline():
+def test_a_call_of_a_hanging_loader_ends_at_the_deadline():
     release = threading.Event()
 
     def serve(request: Request) -> Iterator[SlicePart]:
@@ -112,19 +112,19 @@ def test_a_loader_that_hangs_is_given_up_at_the_deadline():
         yield from ()
 
     with served(serve) as fetch:
-        with pytest.raises(Retryable, match="is away"):
+        with pytest.raises(Retryable, match="is unreachable"):
             fetch((0, 1), deadline=0.2)
         release.set()
 
 
 def test_a_loader_that_is_not_there_is_retryable():
     client = SliceClient("127.0.0.1", 1, "t")
-    with pytest.raises(Retryable, match=r"127\.0\.0\.1:1 is away"):
+    with pytest.raises(Retryable, match=r"127\.0\.0\.1:1 is unreachable"):
         list(client.fetch(Request(1, ()), 5.0))
     client.close()
 
 
-def test_a_port_that_is_taken_is_said_by_its_number():
+def test_a_port_that_is_taken_is_named():
     server = SliceServer("127.0.0.1", 0, "t", counting)
     with pytest.raises(Retryable, match=str(server.port)):
         SliceServer("127.0.0.1", server.port, "t", counting)

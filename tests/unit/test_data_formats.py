@@ -30,7 +30,7 @@ def source(folder: Path, format_: str = "Jsonl", include: str = "**", **fields: 
 
 
 def samples(mine: Source) -> list[tuple[str, int, str | None]]:
-    """(path, place in the object, text) of everything that is there."""
+    """(path, offset in the object, text) of every sample."""
     return [(b.path, b.offset + s.at, s.text) for b in mine.blocks() for s in mine.read(b).samples()]
 
 

@@ -1,4 +1,4 @@
-"""The block index: the same for any number of loaders, reused, and strict about what it leaves out."""
+"""The block index: the same for any number of loaders, reused, and strict about rejects."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_building_runs_ahead_and_then_waits_for_the_workers():
     assert step_cache.next_step(1) == 12
 
 
-def test_building_that_is_far_enough_ahead_waits_until_a_worker_moves_on():
+def test_building_that_is_far_enough_ahead_waits_until_a_worker_takes_a_step():
     step_cache = filled(opened(ahead=1), 10)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(step_cache.next_step, 1)
@@ -58,7 +58,7 @@ def test_ranks_of_one_replica_share_a_buffer():
     assert step_cache.provide(1, 10, 2, 0.0) is not step_cache.provide(1, 10, 0, 0.0)
 
 
-def test_a_step_is_dropped_once_all_ranks_have_it_and_one_went_on():
+def test_a_step_is_dropped_once_all_ranks_have_it_and_one_has_the_next():
     step_cache = filled(opened(), 10, 11)
     for rank in range(3):
         step_cache.provide(1, 10, rank, 0.0)
@@ -91,7 +91,7 @@ def test_steps_that_are_closed_are_skipped():
     assert step_cache.next_step(1) == 500
 
 
-def test_a_new_generation_throws_the_old_one_away():
+def test_a_new_generation_drops_the_buffers_of_the_one_before():
     step_cache = filled(opened(), 10)
     step_cache.open(2, 5, {0: 0})
     assert step_cache.next_step(1) is None
@@ -100,7 +100,7 @@ def test_a_new_generation_throws_the_old_one_away():
         step_cache.provide(1, 10, 0, 0.0)
 
 
-def test_what_was_built_for_an_old_generation_never_reaches_the_new_one():
+def test_a_buffer_built_for_an_older_generation_never_reaches_the_new_one():
     step_cache = opened()
     step_cache.open(2, 10, {0: 0})
     filled(step_cache, 10)
@@ -123,7 +123,7 @@ def test_a_worker_may_be_in_the_new_generation_before_its_constructor():
         assert waiting.result(10) is not None
 
 
-def test_a_failure_reaches_those_who_wait_but_not_those_whose_step_is_there():
+def test_a_failure_reaches_waiting_ranks_and_spares_steps_that_are_built():
     step_cache = filled(opened(), 10)
     step_cache.fail(1, Refused("SourceChanged", "a.txt changed"))
     assert step_cache.provide(1, 10, 0, 0.0) is not None

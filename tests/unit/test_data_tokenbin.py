@@ -1,4 +1,4 @@
-"""TokenBin: pairs of .bin and .idx as Megatron-LM writes them, through index and samples, and pairs that are broken."""
+"""TokenBin: pairs of .bin and .idx as Megatron-LM writes them, and broken pairs."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_index_files_are_no_data_of_their_own(tmp_path, include):
     assert [b.path for b in Source(msgspec.structs.replace(mine.config, include=include)).blocks()] == ["x.bin"]
 
 
-def test_an_include_that_matches_no_bin_is_empty_and_says_what_is_needed(tmp_path):
+def test_an_include_that_matches_no_bin_is_refused_as_empty_with_what_is_needed(tmp_path):
     mine = write(tmp_path / "c", DOCUMENTS)
     with pytest.raises(Refused, match=r"none with \.bin matches") as caught:
         Source(msgspec.structs.replace(mine.config, include="*.idx")).blocks()
@@ -145,7 +145,7 @@ def test_an_include_that_matches_no_bin_is_empty_and_says_what_is_needed(tmp_pat
 
 
 def broken(folder: Path, harm: str) -> None:
-    """One way in which a pair may be no pair."""
+    """One way in which a pair is broken."""
     head = bytearray((folder / "x.idx").read_bytes())
     sizes = [len(d) for d in DOCUMENTS]
     (folder / "x.idx").write_bytes(
@@ -167,7 +167,7 @@ def broken(folder: Path, harm: str) -> None:
 def test_a_broken_index_file_is_refused_by_name(tmp_path, harm):
     mine = write(tmp_path / "c", DOCUMENTS)
     broken(tmp_path / "c", harm)
-    with pytest.raises(Refused, match=r"x\.idx is no index of a \.bin .*write the pair again") as caught:
+    with pytest.raises(Refused, match=r"x\.idx is not an index of a \.bin .*write the pair again") as caught:
         mine.blocks()
     assert caught.value.reason == "ObjectUnreadable"
 

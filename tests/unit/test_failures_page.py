@@ -22,11 +22,11 @@ def test_every_rule_is_there_in_the_words_of_today() -> None:
     assert TEXT.endswith("\n".join(rules()) + "\n"), "run `python -m tests.local.failures`"
 
 
-def test_the_page_tells_nothing_of_the_machine_that_wrote_it() -> None:
+def test_the_page_has_no_path_or_address_of_the_machine_that_wrote_it() -> None:
     assert not re.search(r"(?<![\w…])/(tmp|work|home|root)/|pytest-\d|Traceback", TEXT)
 
 
-def test_a_reason_is_told_without_what_the_summary_adds_to_it() -> None:
+def test_a_reason_is_listed_without_the_rest_of_the_summary() -> None:
     output = "12:00:00 Queued\nsmall: Failed\n  SourceEmpty: source 'docs' at /tmp/x/pytest-of-me/pytest-1/bad_0/docs: none\n"
     rest = (
         "  events.jsonl runs/small/events.jsonl\n  logs         runs/small/logs\n  report       cox report runs/small\n"
@@ -34,7 +34,7 @@ def test_a_reason_is_told_without_what_the_summary_adds_to_it() -> None:
     assert saw(output + rest) == "SourceEmpty: source 'docs' at …/docs: none"
 
 
-def test_a_refusal_is_told_whole_and_numbers_of_the_minute_are_not() -> None:
+def test_a_refusal_is_listed_whole_without_numbers_that_vary() -> None:
     assert saw("cox run: /a/pytest-2/work is in use by another run (process 10213); wait") == (
         "… is in use by another run (process 4711); wait"
     )

@@ -1,4 +1,4 @@
-"""How services begin: what they import, and that they can be told to leave meanwhile."""
+"""How services start: what they import, and that SIGTERM ends them meanwhile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEEDLESS = {
 
 
 @pytest.mark.parametrize("command", [["coxswain_operator"], *(["coxswain_link.bootstrap", s] for s in SERVICES)])
-def test_a_process_that_still_imports_leaves_when_told_so(tmp_path, command):
+def test_a_process_that_still_imports_exits_on_sigterm(tmp_path, command):
     (tmp_path / "msgspec.py").write_text(BLOCKS)
     process = subprocess.Popen(
         [sys.executable, "-m", *command],
@@ -41,11 +41,11 @@ def test_a_process_that_still_imports_leaves_when_told_so(tmp_path, command):
         _, words = process.communicate(timeout=10)
     finally:
         process.kill()
-    assert (process.returncode, words) == (1, "told to leave (SIGTERM) while starting\n")
+    assert (process.returncode, words) == (1, "stopped by SIGTERM while starting\n")
 
 
 @pytest.mark.parametrize("module", NEEDLESS)
-def test_no_service_waits_for_libraries_that_it_does_not_use(module):
+def test_a_service_imports_no_library_that_it_does_not_use(module):
     check = f"import sys, {module}; sys.exit(' '.join(sys.modules.keys() & {set(NEEDLESS[module].split())}) or 0)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -62,14 +62,14 @@ def package(tmp_path: Path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_a_library_is_imported_without_what_it_could_also_use(package):
+def test_a_blocked_library_is_not_imported_and_can_be_imported_later(package):
     with block_imports("heavy"):
         light = importlib.import_module("light")
     assert light.use is None
     assert importlib.import_module("heavy").use == "heavy"
 
 
-def test_what_others_have_imported_before_stays(package):
+def test_a_library_that_is_imported_already_stays_usable_when_it_is_blocked(package):
     heavy = importlib.import_module("heavy")
     with block_imports("heavy"):
         light = importlib.import_module("light")

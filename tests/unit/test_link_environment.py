@@ -1,4 +1,4 @@
-"""How services start and leave: as processes, since signals and exits belong to those."""
+"""How services start and exit, as processes: signals and exit codes belong to processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def end(service: subprocess.Popen[str]) -> tuple[int, str]:
     return service.returncode, errors
 
 
-def test_a_service_that_is_told_to_leave_cleans_up_and_leaves_with_1(tmp_path):
+def test_a_service_that_gets_sigterm_cleans_up_and_exits_with_1(tmp_path):
     body = "\n    ".join(
         ["try: print('up', flush=True); threading.Event().wait()", "finally: print('clean', file=sys.stderr)"]
     )
@@ -72,7 +72,7 @@ def test_the_signal_passes_through_code_that_catches_every_exception(tmp_path):
     assert end(service)[0] == 1
 
 
-def test_a_thread_that_never_ends_holds_nobody_back(tmp_path):
+def test_a_thread_that_never_ends_does_not_delay_the_exit(tmp_path):
     service = start(tmp_path, "threading.Thread(target=threading.Event().wait).start(); return 3")
     assert end(service)[0] == 3
 
@@ -85,7 +85,9 @@ def test_a_thread_that_never_ends_holds_nobody_back(tmp_path):
         ("{}['key']", 1, "Crashed", True),
     ],
 )
-def test_last_words_say_why_and_the_code_who_is_at_fault(tmp_path, body, code, reason, retryable):
+def test_the_termination_message_has_the_reason_and_the_exit_code_the_kind_of_fault(
+    tmp_path, body, code, reason, retryable
+):
     assert end(start(tmp_path, body))[0] == code
     fault = json.loads((tmp_path / "log").read_text())
     assert (fault["reason"], fault.get("retryable", False)) == (reason, retryable)
@@ -97,19 +99,19 @@ def test_an_environment_does_not_print_its_token():
 
 
 def ended(folder: Path, finished: str) -> int:
-    """Exit code of a service whose job has ended so."""
+    """Exit code of a service whose job has this end."""
     head = "from coxswain.wire import Finished; from coxswain_link.environment import end_as; "
     code, _ = end(start(folder, f"{head}return end_as(Finished({finished}), env)"))
     return code
 
 
-def test_a_job_that_failed_has_its_reason_as_the_last_word_of_every_service(tmp_path):
+def test_a_service_of_a_failed_job_writes_the_reason_as_its_termination_message(tmp_path):
     assert ended(tmp_path, "2, 'VocabularyTooSmall', 'give at least 257'") == 2
     assert json.loads((tmp_path / "log").read_bytes()) == {
         "reason": "VocabularyTooSmall", "message": "give at least 257",
     }  # fmt: skip
 
 
-def test_a_job_that_ended_well_leaves_no_last_word(tmp_path):
+def test_a_service_of_a_job_that_ended_well_writes_no_termination_message(tmp_path):
     assert ended(tmp_path, "3, 'Stopped', ''") == 3
     assert not (tmp_path / "log").exists()

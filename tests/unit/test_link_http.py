@@ -73,14 +73,14 @@ async def test_the_current_and_newer_generations_are_admitted(client):
 
 
 async def test_a_wrong_token_is_refused_by_name(service):
-    stranger = AsyncClient(service, "guess", deadline=5)
+    outsider = AsyncClient(service, "guess", deadline=5)
     with pytest.raises(Refused) as refused:
-        await stranger.get("/v1/nothing", Registered)
+        await outsider.get("/v1/nothing", Registered)
     assert refused.value.reason == "TokenRejected"
-    await stranger.close()
+    await outsider.close()
 
 
-async def test_a_refusal_keeps_its_reason_and_words(client):
+async def test_a_refusal_keeps_its_reason_and_message(client):
     with pytest.raises(Refused, match="source 'code' has no objects") as refused:
         await client.get("/v1/refuse", Registered)
     assert refused.value.reason == "SourceEmpty"
@@ -92,15 +92,15 @@ async def test_the_end_of_the_job_reaches_the_caller(client):
     assert ended.value.finished.reason == "StopReached"
 
 
-async def test_a_busy_service_is_asked_again(client):
+async def test_a_call_of_a_busy_service_is_retried(client):
     assert await client.get("/v1/flaky", Registered) == Registered(generation=3)
 
 
-async def test_a_busy_service_is_not_asked_again_by_the_impatient(service):
-    hurried = AsyncClient(service, "secret", deadline=5, retry=False)
+async def test_a_client_without_retries_calls_a_busy_service_once(service):
+    once = AsyncClient(service, "secret", deadline=5, retry=False)
     with pytest.raises(Retryable, match="busy"):
-        await hurried.get("/v1/flaky", Registered)
-    await hurried.close()
+        await once.get("/v1/flaky", Registered)
+    await once.close()
     with Client(service, "secret", deadline=5, retry=False) as blocking, pytest.raises(Retryable, match="busy"):
         await asyncio.to_thread(blocking.get, "/v1/flaky", Registered)
 
@@ -112,7 +112,7 @@ async def test_an_absent_service_is_retryable_once_the_deadline_is_over():
     await absent.close()
 
 
-async def test_a_malformed_body_is_refused_and_the_service_lives(service, client):
+async def test_a_malformed_body_is_refused_and_the_service_continues(service, client):
     class Other(msgspec.Struct):
         port: str
 
@@ -130,7 +130,7 @@ async def test_a_malformed_body_is_refused_and_the_service_lives(service, client
         ("0.0.0.0", ("0.0.0.0",)),
     ],
 )
-def test_a_service_in_a_pod_is_also_where_port_forwarding_arrives(host, listens):
+def test_a_service_in_a_pod_also_listens_on_the_loopback_address(host, listens):
     assert addresses(host) == listens
 
 
@@ -144,22 +144,22 @@ async def test_metrics_need_no_token(service):
 
 
 @pytest.fixture
-def told():
-    """What a status server without an event loop is told: ready or not."""
+def readiness():
+    """Whether the status server is ready."""
     return {"ready": False}
 
 
 @pytest.fixture
-def status(told):
-    server = StatusServer("127.0.0.1", 0, build("loader"), lambda: told["ready"])
+def status(readiness):
+    server = StatusServer("127.0.0.1", 0, build("loader"), lambda: readiness["ready"])
     yield f"http://127.0.0.1:{server.port}"
     server.close()
 
 
-def test_a_service_without_a_loop_tells_its_health_and_metrics(status, told):
+def test_a_service_without_an_event_loop_serves_its_health_and_metrics(status, readiness):
     with httpx.Client(base_url=status, trust_env=False) as client:
         assert [client.get(path).status_code for path in ("/healthz", "/readyz", "/other")] == [200, 503, 404]
-        told["ready"] = True
+        readiness["ready"] = True
         assert client.get("/readyz?verbose").text == "ready\n"
         assert "coxswain_loader_cache_bytes" in client.get("/metrics").text
 

@@ -1,4 +1,4 @@
-"""What members of a world tell their coordinator arrives, whoever that is by then; and plans are at hand without one."""
+"""Messages reach the coordinator across its restarts; plans are available without one."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from coxswain.errors import Retryable, Stale
 from coxswain.wire import Ack, Heartbeat, StepPlan, StepPlans
-from coxswain_link import outbox
 from coxswain_link.http_client import Client, Closed
 from coxswain_link.outbox import Message, MessageLog, Outbox
 from coxswain_link.plan_feed import PlanFeed
 
 
 class Scripted:
-    """A client whose coordinator is scripted: who it is, what it has saved, and whether it is away."""
+    """A client of a scripted coordinator: its name, what it has saved, and whether it is away."""
 
     def __init__(self) -> None:
         self.coordinator, self.saved, self.away = "one", 0, False
@@ -47,7 +47,7 @@ class Scripted:
             raise self.fault
         if self.away:
             time.sleep(0.01)  # the time of an attempt
-            raise Retryable("nobody there")
+            raise Retryable("connection refused")
 
 
 def until(condition: Callable[[], Any]) -> None:
@@ -67,14 +67,13 @@ def client() -> Scripted:
 
 
 @pytest.fixture
-def box(client: Scripted, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(outbox, "_HEARTBEAT_SECONDS", 0.05)
-    box = Outbox(client, Heartbeat(1), patience=0.5)
+def box(client: Scripted):
+    box = Outbox(client, Heartbeat(1), patience=0.5, pause=0.05)
     yield box
     box.close()
 
 
-def test_messages_arrive_in_order_although_the_coordinator_is_away_for_a_while(client, box):
+def test_messages_arrive_in_order_after_the_coordinator_was_unreachable(client, box):
     client.away = True
     for step in range(3):
         box.put("/v1/reports", step, step)
@@ -85,7 +84,7 @@ def test_messages_arrive_in_order_although_the_coordinator_is_away_for_a_while(c
     assert box.reachable
 
 
-def test_another_coordinator_gets_all_that_no_checkpoint_holds_without_being_asked(client, box):
+def test_a_new_coordinator_gets_every_message_that_no_checkpoint_covers(client, box):
     client.saved = 2
     for step in range(4):
         box.put("/v1/reports", step, step)
@@ -94,18 +93,18 @@ def test_another_coordinator_gets_all_that_no_checkpoint_holds_without_being_ask
     until(lambda: [body for who, body in client.got if who == "two"] == [2, 3])
 
 
-def test_one_with_nothing_to_say_gives_signs_of_life(client, box):
+def test_an_outbox_without_messages_sends_heartbeats(client, box):
     assert client.beats.wait(20)
 
 
-def test_a_coordinator_that_stays_away_is_given_up(client, box):
+def test_the_outbox_fails_when_the_coordinator_stays_unreachable(client, box):
     client.away = True
     box.put("/v1/reports", 0, 0)
-    with pytest.raises(Retryable, match="nobody there"):
+    with pytest.raises(Retryable, match="connection refused"):
         box.flush(20)
 
 
-def test_who_leaves_can_wait_until_all_is_in_a_checkpoint(client, box):
+def test_flush_waits_until_a_checkpoint_covers_the_steps(client, box):
     box.put("/v1/saved", 6, "all")
     with pytest.raises(Retryable, match="0 messages are not sent, 0 of 6 steps are saved"):
         box.flush(0.3, saved=6)
@@ -113,29 +112,51 @@ def test_who_leaves_can_wait_until_all_is_in_a_checkpoint(client, box):
     box.flush(20, saved=6)
 
 
-def told(log: MessageLog, steps: range, coordinator: str, saved: int = 0) -> None:
+def send(log: MessageLog, steps: range, coordinator: str, saved: int = 0) -> None:
     for step in steps:
         log.put(Message("/v1/reports", step, step))
         log.acknowledge(log.next(), Ack(coordinator, saved))
 
 
-def test_only_so_much_is_kept_for_another_coordinator_and_one_that_needs_more_is_refused():
+def test_the_oldest_sent_messages_are_dropped_and_a_coordinator_that_needs_them_is_refused():
     log = MessageLog(most=4)
-    told(log, range(10), "one")
+    send(log, range(10), "one")
     with pytest.raises(
-        Retryable, match=r"what was told of step 5 and before is not kept.*begins again at that checkpoint"
+        Retryable, match=r"needs messages of step 5 and before, which were dropped; the world begins again"
     ):
         log.acknowledge(None, Ack("two", 0))
 
 
-def test_what_a_checkpoint_holds_need_not_be_kept():
+@pytest.mark.parametrize("saved", [0, 4, 5])
+def test_another_coordinator_that_lacks_a_dropped_step_is_refused_up_to_the_last_such_step(saved):
     log = MessageLog(most=4)
-    told(log, range(10), "one")
+    send(log, range(10), "one")  # steps 0 to 5 are dropped
+    with pytest.raises(Retryable, match="step 5 and before"):
+        log.acknowledge(None, Ack("two", saved))
+
+
+def test_the_same_coordinator_needs_nothing_again_and_its_own_message_is_not_sent_twice():
+    log = MessageLog(most=4)
+    send(log, range(10), "one")
+    log.acknowledge(None, Ack("one", 0))
+    assert log.waiting == 0
+
+
+def test_a_message_that_was_not_sent_stays_although_its_step_is_in_a_checkpoint():
+    log = MessageLog(most=4)
+    log.put(Message("/v1/reports", 3, 3))
+    log.acknowledge(None, Ack("one", 6))
+    assert log.next() == Message("/v1/reports", 3, 3)
+
+
+def test_dropped_messages_that_a_checkpoint_covers_are_not_missed():
+    log = MessageLog(most=4)
+    send(log, range(10), "one")
     log.acknowledge(None, Ack("two", 6))
     assert (log.waiting, log.next()) == (4, Message("/v1/reports", 6, 6))
 
 
-def test_what_is_not_sent_is_kept_whatever_there_is_of_it():
+def test_unsent_messages_are_kept_beyond_the_limit():
     log = MessageLog(most=4)
     for step in range(10):
         log.put(Message("/v1/reports", step, step))
@@ -143,14 +164,14 @@ def test_what_is_not_sent_is_kept_whatever_there_is_of_it():
     assert log.waiting == 10
 
 
-def test_a_client_that_was_closed_says_so_and_ends_who_still_calls():
+def test_a_call_of_a_closed_client_raises_closed():
     client = Client("http://127.0.0.1:9", "token")
     client.close()
     with pytest.raises(Closed, match="this client is closed"):
         client.get("/v1/plans", StepPlans)
 
 
-def test_whoever_belongs_to_an_older_world_hears_of_it(client, box):
+def test_the_outbox_of_an_older_world_raises_stale(client, box):
     client.fault = Stale("generation 1 is over")
     box.put("/v1/reports", 0, 0)
     with pytest.raises(Stale):
@@ -159,7 +180,7 @@ def test_whoever_belongs_to_an_older_world_hears_of_it(client, box):
         box.check()
 
 
-def test_plans_are_at_hand_as_far_as_they_were_committed_when_the_coordinator_went(client):
+def test_fetched_plans_stay_available_without_a_coordinator(client):
     client.plans = [plan(step) for step in range(5)]
     feed = PlanFeed(client, 1, 0)
     assert feed.get(4, 20).step == 4
@@ -168,6 +189,14 @@ def test_plans_are_at_hand_as_far_as_they_were_committed_when_the_coordinator_we
     assert feed.get(5, 0.05) is None
     feed.forget_before(3)
     assert feed.get(0, 0).step == 3
+    feed.close()
+
+
+def test_plans_of_another_generation_are_not_taken(client):
+    client.plans = [msgspec.structs.replace(plan(0), generation=2), plan(1)]
+    feed = PlanFeed(client, 1, 0)
+    assert feed.get(0, 20).step == 1
+    assert feed.peek(0) is None
     feed.close()
 
 

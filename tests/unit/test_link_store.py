@@ -70,7 +70,7 @@ def test_changed_content_has_another_etag(store):
     assert store.head("k").etag != before
 
 
-def test_a_full_disk_is_told_with_the_way_out():
+def test_a_full_disk_is_named_with_the_way_out():
     error = GenericError(
         "Generic LocalFileSystem error: Unable to copy: No space left on device (os error 28)\n\nDebug"
     )
@@ -78,7 +78,7 @@ def test_a_full_disk_is_told_with_the_way_out():
     assert str(translated(error, "file:///runs/x", "")).endswith("(os error 28); make room there")
 
 
-def test_a_server_that_cannot_be_reached_is_told_without_what_changes_at_each_try():
+def test_an_unreachable_server_is_named_by_the_same_text_at_each_attempt():
     words = (
         "Error performing GET http://h:1/k in 1.2s, after 2 retries, max_retries: 2, retry_timeout: 20s  - HTTP error"
     )

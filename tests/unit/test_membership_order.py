@@ -47,7 +47,7 @@ def test_neighbours_in_the_stream_mostly_come_from_different_blocks():
     assert np.mean(np.diff(blocks) == 0) < 0.2
 
 
-def test_only_the_blocks_of_the_window_at_hand_are_read():
+def test_a_draw_reads_only_the_blocks_of_its_window():
     read: list[int] = []
 
     def lengths(block: int) -> np.ndarray:

@@ -40,7 +40,7 @@ def test_the_order_is_that_of_version_1():
     assert large.tolist() == GOLDEN_LARGE
 
 
-def test_neighbours_are_torn_apart():
+def test_neighbours_are_mapped_apart():
     order = np.array(images(1000, "x"))
     assert np.mean(np.abs(np.diff(order)) == 1) < 0.02
 

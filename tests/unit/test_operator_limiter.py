@@ -79,7 +79,7 @@ async def test_a_server_that_has_recovered_gets_more_and_more() -> None:
     assert 5 < few < 64 == await server.answers(200)
 
 
-async def test_who_gives_up_waiting_takes_no_place() -> None:
+async def test_a_request_that_is_cancelled_while_it_waits_takes_no_slot() -> None:
     server = Server(most=1)
     held = asyncio.Event()
 

@@ -70,7 +70,7 @@ async def test_work_that_goes_on_starts_with_the_workers_that_it_had() -> None:
     assert again.begun >= 16
 
 
-async def test_what_was_not_as_expected_stops_nobody() -> None:
+async def test_an_unexpected_result_stops_no_other_call() -> None:
     async def taken() -> bool:
         return False
 

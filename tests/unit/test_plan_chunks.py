@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coxswain.plan.chunks import chunk_table, member_chunks, ring_chunks, ring_slices
-from coxswain.plan.values import Task
+from coxswain.plan.chunks import ring_slices
+from tests.unit import plan_reference as reference
 
-SHAPES = {"length": st.integers(1, 100_000), "degree": st.integers(2, 128)}
-
-
-def test_a_ring_of_three_covers_every_token_once() -> None:
-    chunks = ring_chunks(17, 3)
-    assert [t for start, stop in chunks for t in range(start, stop)] == list(range(17))
-    assert len(chunks) == 6
+RINGS = {"length": st.integers(1, 3000), "degree": st.integers(2, 128)}
+calm = settings(deadline=None)
 
 
-@given(**SHAPES)
-def test_chunks_follow_each_other_and_differ_by_at_most_one_token(length: int, degree: int) -> None:
-    chunks = ring_chunks(length, degree)
-    assert chunks[0][0] == 0
-    assert chunks[-1][1] == length
-    assert all(a[1] == b[0] for a, b in pairwise(chunks))
-    sizes = [stop - start for start, stop in chunks]
-    assert max(sizes) - min(sizes) <= 1
-
-
-@given(**SHAPES)
-def test_no_member_holds_more_than_its_even_share_rounded_up(length: int, degree: int) -> None:
-    for member in range(degree):
-        (a, b), (c, d) = member_chunks(length, degree, member)
-        assert length // degree <= (b - a) + (d - c) <= -(-length // degree)
-
-
-@given(**SHAPES)
-def test_causal_work_of_members_differs_by_less_than_two_rows_of_the_longest_chunk(length: int, degree: int) -> None:
-    work = [sum(sum(range(a, b)) for a, b in member_chunks(length, degree, m)) for m in range(min(degree, 8))]
-    assert max(work) - min(work) <= 2 * length
+def test_a_ring_of_two_has_head_and_tail_of_each_member_in_ring_order() -> None:
+    found = [(s.replica, s.sequence, s.start, s.stop) for s in ring_slices(5, 10, (4, 1))]
+    assert found == [(4, 5, 0, 3), (4, 5, 8, 10), (1, 5, 3, 6), (1, 5, 6, 8)]
 
 
 def test_slices_of_a_short_ring_leave_out_empty_chunks() -> None:
@@ -47,6 +22,20 @@ def test_slices_of_a_short_ring_leave_out_empty_chunks() -> None:
     assert [(s.replica, s.start, s.stop) for s in slices] == [(7, 0, 1), (2, 1, 2), (4, 2, 3)]
 
 
-def test_the_chunk_table_has_head_and_tail_of_every_member_in_ring_order() -> None:
-    task = Task(0, "ring", (4, 1), tuple(ring_slices(0, 10, (4, 1))))
-    assert chunk_table(task, 10) == (((0, 3), (8, 10)), ((3, 6), (6, 8)))
+@calm
+@given(**RINGS)
+def test_slices_are_those_of_tokens_dealt_one_by_one(length: int, degree: int) -> None:
+    members = tuple(reversed(range(degree)))
+    found = [(s.replica, s.start, s.stop) for s in ring_slices(0, length, members)]
+    assert found == reference.ring_slices(length, members)
+
+
+@calm
+@given(**RINGS)
+def test_members_share_tokens_and_causal_work_evenly(length: int, degree: int) -> None:
+    tokens, work = [0] * degree, [0] * degree
+    for s in ring_slices(0, length, tuple(range(degree))):
+        tokens[s.replica] += s.stop - s.start
+        work[s.replica] += sum(range(s.start, s.stop))
+    assert max(tokens) - min(tokens) <= 1
+    assert max(work) - min(work) <= 2 * length

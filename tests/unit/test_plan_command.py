@@ -33,7 +33,7 @@ def plan(*args: object) -> dict[str, Any]:
     return loaded
 
 
-def test_the_plan_has_every_field_of_the_design(lengths: Path) -> None:
+def test_the_plan_has_every_documented_field(lengths: Path) -> None:
     report = plan("--lengths", lengths)
     assert list(report) == [
         "balance", "replicas", "capacity", "makespan_seconds", "lower_bound_seconds", "makespan_over_bound", "work_seconds",
@@ -55,7 +55,7 @@ def test_one_number_a_line_is_the_same_step(lengths: Path, tmp_path: Path) -> No
     assert plan("--lengths", lines)["digest"] == plan("--lengths", lengths)["digest"]
 
 
-def test_the_output_file_holds_the_json_and_people_get_a_table(lengths: Path, tmp_path: Path) -> None:
+def test_the_output_file_has_the_json_and_standard_error_a_table(lengths: Path, tmp_path: Path) -> None:
     result = cox("--lengths", lengths, "--output", tmp_path / "plan.json")
     assert result.stdout == ""
     assert "x the lower bound" in result.stderr
@@ -87,7 +87,7 @@ def test_a_slow_replica_costs_time(lengths: Path, tmp_path: Path) -> None:
         ("[70000]", "hold only 65536"),
     ],
 )
-def test_bad_lengths_end_with_2_and_say_where(text: str, says: str, tmp_path: Path) -> None:
+def test_bad_lengths_end_with_2_and_name_the_entry(text: str, says: str, tmp_path: Path) -> None:
     file = tmp_path / "bad"
     file.write_text(text)
     result = cox("--lengths", file)

@@ -12,9 +12,10 @@ from hypothesis import settings
 from coxswain.plan.assemble import digest, one_sequence_a_ring
 from coxswain.plan.planners import BALANCES, plan, planner
 from coxswain.plan.problem import make_problem
-from coxswain.plan.simulate import drafts_of, simulate
+from coxswain.plan.simulate import drafts_of
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Placement
+from tests.unit import plan_reference as reference
 from tests.unit.plan_cases import given, layout_of, planned, steps
 
 EVERY = pytest.mark.parametrize("balance", sorted(BALANCES))
@@ -35,7 +36,11 @@ def any_degree(step: tuple[list[int], dict[str, Any]]) -> tuple[list[int], dict[
 @for_all(step=steps())
 def test_any_step_is_covered_once_within_capacity_and_without_a_hang(step: tuple[list[int], dict[str, Any]]) -> None:
     lengths, numbers = step
-    assert faults_of(planned("makespan", lengths, **numbers), lengths, numbers) == []
+    placement = planned("makespan", lengths, **numbers)
+    assert faults_of(placement, lengths, numbers) == []
+    for task in (t for t in placement.tasks if t.kind == "ring"):
+        found = [(s.replica, s.start, s.stop) for s in task.slices]
+        assert found == reference.ring_slices(lengths[task.slices[0].sequence], task.replicas)
 
 
 @many
@@ -67,14 +72,19 @@ def test_the_same_input_gives_the_same_bytes(balance: str, step: tuple[list[int]
 @EVERY
 @settings(max_examples=40)
 @for_all(step=steps())
-def test_the_reported_makespan_is_what_the_simulation_of_the_tasks_gives(
+def test_the_reported_times_are_those_of_replicas_that_walk_their_queues(
     balance: str, step: tuple[list[int], dict[str, Any]]
 ) -> None:
     lengths, numbers = any_degree(step)
+    problem = make_problem(lengths, **numbers)
     placement = plan(balance, lengths, **numbers)
-    timeline = simulate(make_problem(lengths, **numbers), drafts_of(placement))
-    assert placement.makespan_seconds == timeline.makespan
-    assert [t.seconds for t in placement.tasks] == list(timeline.seconds)
+    ends = reference.run(problem, drafts_of(placement))
+    assert placement.makespan_seconds == pytest.approx(max(ends, default=0.0))
+    busy = sum(t.seconds * len(t.replicas) for t in placement.tasks)
+    idle = 1 - busy / (numbers["replicas"] * placement.makespan_seconds) if ends else 0.0
+    assert placement.idle_fraction == pytest.approx(idle, abs=1e-9)
+    work = sum(t.seconds * len(t.replicas) * min(problem.speeds[[*t.replicas]]) for t in placement.tasks)
+    assert placement.work_seconds == pytest.approx(work)
 
 
 @many

@@ -18,24 +18,24 @@ CONTEXTS = (256 * K, K * K, 2 * K * K)
 
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("name", sorted(SETS))
-def test_a_step_on_256_replicas_ends_within_a_tenth_of_the_lower_bound(name: str, context: int) -> None:
+def test_a_step_on_256_replicas_ends_within_1_2_percent_of_the_lower_bound(name: str, context: int) -> None:
     for seed in range(3):
         lengths = draw_lengths(name, context=context, tokens=8 * K * K, seed=seed)
-        assert plan("makespan", lengths, **given(256, 8 * K)).makespan_over_bound <= 1.10, f"seed {seed}"
+        assert plan("makespan", lengths, **given(256, 8 * K)).makespan_over_bound <= 1.012, f"seed {seed}"
 
 
 @pytest.mark.parametrize("name", sorted(SETS))
-def test_rivals_are_slower_on_every_length_set(name: str) -> None:
+def test_rivals_need_almost_twice_the_time_or_more_on_every_length_set(name: str) -> None:
     lengths = draw_lengths(name, context=256 * K, tokens=8 * K * K, seed=0)
     ours, static, naive = (plan(b, lengths, **given(256, 8 * K)) for b in ("makespan", "static", "naive"))
-    assert static.makespan_seconds > 1.5 * ours.makespan_seconds
-    assert naive.makespan_seconds > 1.5 * ours.makespan_seconds
+    assert static.makespan_seconds > 1.9 * ours.makespan_seconds
+    assert naive.makespan_seconds > 1.9 * ours.makespan_seconds
 
 
 def test_one_slow_replica_of_256_costs_no_more_than_its_share() -> None:
     lengths = draw_lengths("github", context=256 * K, tokens=8 * K * K, seed=0)
     slow = plan("makespan", lengths, **given(256, 8 * K, speeds=[1 / 1.3, *[1.0] * 255]))
-    assert slow.makespan_over_bound <= 1.05
+    assert slow.makespan_over_bound <= 1.012
 
 
 def test_sequences_that_fit_move_no_bytes() -> None:
@@ -54,14 +54,14 @@ def test_rings_of_up_to_a_node_stay_inside_it() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[8000, 7000, 6000, 5000, 4000], [20000, 8192, 100], [9000, 9000, 3000, 200, 8000]])
-def test_a_small_step_is_within_a_tenth_of_the_best_of_all_plans(lengths: list[int]) -> None:
+def test_a_small_step_is_planned_as_well_as_by_trying_all_plans(lengths: list[int]) -> None:
     numbers = given(3, 8192)
     problem = make_problem(lengths, **numbers)
     places = [p for r in (1, 2, 3) for p in ((0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)) if len(p) == r]
     fits = [[p for p in places if s <= 8192 * len(p) and (len(p) == 1 or s > 8192)] for s in lengths]
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     best = min(simulate(problem, [Draft(choice[i], (i,)) for i in order]).makespan for choice in product(*fits))
-    assert plan("makespan", lengths, **numbers).makespan_seconds <= 1.1 * best
+    assert plan("makespan", lengths, **numbers).makespan_seconds <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", sorted(SETS))

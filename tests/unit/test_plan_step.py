@@ -1,4 +1,4 @@
-"""The coordinator's entry, operation lists, and the simulation."""
+"""Planning of a running job's step, operation lists, and the simulation."""
 
 from __future__ import annotations
 

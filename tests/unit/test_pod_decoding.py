@@ -18,7 +18,7 @@ def ended(name: str, code: int, **more: Any) -> dict[str, Any]:
     return {"name": name, "state": {"terminated": {"exitCode": code, **more}}}
 
 
-def test_a_pod_says_who_it_is() -> None:
+def test_a_pods_labels_give_its_member_and_incarnation() -> None:
     view = pod_view(trainer(phase="Running", conditions=[{"type": "Ready", "status": "True"}]))
     assert (view.member, view.incarnation, view.node, view.created) == ("trainer-2", 3, "gpu-7", 60.0)
     assert view.ready and view.is_active and view.exit_code is None
@@ -42,7 +42,7 @@ def test_an_evicted_pod_has_a_reason_and_no_exit_code() -> None:
     assert (view.reason, view.exit_code, view.is_active) == ("Evicted", None, False)
 
 
-def test_a_killed_container_tells_its_own_reason_first() -> None:
+def test_the_reason_of_a_killed_container_precedes_that_of_its_pod() -> None:
     view = pod_view(
         trainer(phase="Failed", reason="Failed", containerStatuses=[ended("trainer", 137, reason="OOMKilled")])
     )
@@ -75,12 +75,12 @@ def test_an_image_that_cannot_be_pulled_is_seen_and_ordinary_waiting_is_not() ->
     assert pod_view(trainer(phase="Pending", initContainerStatuses=[usual])).waiting == ""
 
 
-def test_a_pod_that_fits_nowhere_has_the_schedulers_words() -> None:
+def test_an_unschedulable_pod_has_the_schedulers_message() -> None:
     placed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: no gpu"}
     view = pod_view(trainer(conditions=[placed]))
     assert (view.unscheduled_reason, view.unscheduled, view.scheduled) == ("Unschedulable", "0/2 nodes: no gpu", 0.0)
 
 
-def test_pods_of_equal_state_share_their_words() -> None:
+def test_pods_of_equal_state_share_their_strings() -> None:
     first, second = (pod_view(trainer(conditions=[{"type": "Ready", "status": "True"}])) for _ in range(2))
     assert first.conditions is second.conditions and first.node is second.node

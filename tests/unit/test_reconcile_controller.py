@@ -195,7 +195,7 @@ def test_a_job_that_does_not_exist_is_nothing_to_run() -> None:
     in_virtual_time(scenario)
 
 
-def test_a_watch_that_dies_leaves_the_poll() -> None:
+def test_without_a_watch_the_poll_still_finds_changes() -> None:
     class Deaf(FakeCluster):
         async def watch(
             self, kind: str, namespace: str, labels: dict[str, str] | None = None

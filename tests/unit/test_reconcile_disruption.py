@@ -52,7 +52,7 @@ async def test_a_rule_of_the_users_own_may_restart_the_job_on_a_drain_but_it_is_
     assert (world.job["status"]["attempt"], world.job["status"]["restarts"]["counted"]) == (1, 0)
 
 
-async def test_who_gives_up_because_the_coordinators_node_is_lost_is_replaced_without_counting() -> None:
+async def test_members_that_give_up_because_the_coordinators_node_is_lost_are_replaced_uncounted() -> None:
     world = await running(**STRICT)
     world.set_node("node-of-coordinator", "Unknown")
     world.report_now = None
@@ -68,7 +68,7 @@ async def test_who_gives_up_because_the_coordinators_node_is_lost_is_replaced_wi
     assert {member_of(p) for p in world.pods() if live(p)} == set(MEMBERS)
 
 
-async def test_a_pod_on_a_node_that_nobody_hears_of_is_deleted_by_force_and_succeeded() -> None:
+async def test_a_pod_on_a_node_of_unknown_state_is_deleted_by_force_and_replaced() -> None:
     world = await running(**STRICT)
     pod = world.pod("trainer-1")
     pod["metadata"]["deletionTimestamp"] = stamp(world.now + 60)
@@ -110,7 +110,7 @@ async def test_a_suspended_job_does_not_wait_for_pods_of_lost_nodes() -> None:
     assert (world.state, world.pods()) == ("Suspended", [])
 
 
-async def test_an_image_that_cannot_be_had_is_told_and_replaced_after_the_time_out() -> None:
+async def test_a_pod_whose_image_cannot_be_pulled_is_reported_and_replaced_after_the_time_out() -> None:
     world = FakeCluster(data_source(), data_mix(), training_job())
     await passes(world)
     world.wait(world.pod("trainer-0"), "ImagePullBackOff", "Back-off pulling image")
@@ -123,7 +123,7 @@ async def test_an_image_that_cannot_be_had_is_told_and_replaced_after_the_time_o
     assert world.job["status"]["restarts"]["counted"] == 4  # nobody started in time
 
 
-async def test_a_node_that_cannot_mount_a_pods_volumes_is_told_with_what_the_job_mounts() -> None:
+async def test_a_pod_whose_volumes_cannot_be_mounted_is_reported_with_what_it_mounts() -> None:
     keys = {"url": "http://s3:9000", "secretRef": {"name": "s3-keys"}}
     world = FakeCluster(data_source(), data_mix(), training_job())
     world.edit("DataSource", "code", endpoint=keys, uri="s3://corpus/")
@@ -158,7 +158,7 @@ async def test_a_waiting_reason_whose_rule_demands_more_does_nothing_yet() -> No
     assert (world.state, len(world.created)) == ("Starting", 4)
 
 
-async def test_a_member_that_keeps_dying_makes_the_whole_job_start_anew() -> None:
+async def test_a_member_that_keeps_failing_restarts_the_whole_job() -> None:
     world = await running()
     for _ in range(4):
         await passes(world, 5)
@@ -171,7 +171,7 @@ async def test_a_member_that_keeps_dying_makes_the_whole_job_start_anew() -> Non
     assert [e["name"] for e in status["incarnations"]] == ["all"]
 
 
-async def test_a_quota_that_is_used_up_is_waited_for_in_words() -> None:
+async def test_a_quota_that_is_used_up_is_reported_and_waited_for() -> None:
     job = {**training_job(), "status": {}}
     job["metadata"] |= {"uid": "u"}
     full = Fault("QuotaExceeded", "exceeded quota: gpus", retryable=True)

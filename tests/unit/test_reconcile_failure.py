@@ -102,7 +102,7 @@ async def test_a_failed_trainer_is_replaced_alone_and_counted() -> None:
     assert world.job["status"]["restarts"] == {"counted": 1, "ignored": 0}
 
 
-async def test_a_lost_node_is_replaced_without_counting_and_told_as_such() -> None:
+async def test_a_lost_node_is_replaced_uncounted_with_an_event_NodeLost() -> None:
     world = await running()
     world.end(world.pod("trainer-1"), 137, disrupted=True)
     await passes(world)
@@ -123,19 +123,20 @@ async def test_a_second_failure_waits_a_second_and_a_third_two() -> None:
     assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-3"
 
 
-async def test_one_restart_more_than_allowed_fails_the_job_by_name_of_the_limit() -> None:
+async def test_the_first_failure_beyond_the_limit_ends_the_job_and_names_the_limit() -> None:
     world = await running(failurePolicy={"maxRestarts": 1})
-    for _ in range(2):
+    for state in ("Running", "Failed"):
         world.end(world.pod("trainer-1"), 1)
         await passes(world)
         world.run_all()
-    assert world.state == "Failed"
+        await passes(world, 1)
+        assert world.state == state
     assert world.condition("Progressing")["reason"] == "RestartLimitExceeded"
     assert "maxRestarts (1)" in world.condition("Succeeded")["message"]
     assert not [p for p in world.pods() if p["status"]["phase"] == "Running"]
 
 
-async def test_the_users_fault_is_told_in_the_coordinators_own_words() -> None:
+async def test_a_users_fault_is_reported_with_the_coordinators_message() -> None:
     world = await running()
     fault = Fault("EmptySource", "source code has no documents")
     world.report_now = report("Failed", 0, fault=fault)
@@ -150,7 +151,7 @@ async def test_the_users_fault_is_told_in_the_coordinators_own_words() -> None:
     assert "rule" not in world.events[-1].message  # only a rule of the user's own is named
 
 
-async def test_who_left_with_a_coordinator_that_gave_up_is_replaced_without_counting() -> None:
+async def test_members_that_left_with_a_failed_coordinator_are_replaced_uncounted() -> None:
     world = await running()
     for pod in list(world.pods()):
         world.end(pod, 1)

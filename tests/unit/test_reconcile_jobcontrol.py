@@ -9,39 +9,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from aiohttp import web
-
 from coxswain.errors import Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
-from coxswain.wire import JobReport, StopRequest
-from coxswain_link.http_server import HttpService
-from coxswain_link.metrics import build
+from coxswain.wire import StopRequest
 from coxswain_operator.jobcontrol import DEADLINE_SECONDS, HttpJobControl
 from coxswain_operator.report_poller import ReportPoller
-from coxswain_operator.views import Manifest
+from tests.fake_coordinator import FakeCoordinator
 from tests.unit.coordinator_fakes import TOKEN, cluster, make_job
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, report, training_job
 
 
-class Coordinator:
-    """Answers the operator's two calls."""
-
-    def __init__(self) -> None:
-        self.stops: list[StopRequest] = []
-        self.queries: list[dict[str, str]] = []
-        self.word = report("Running", 42)
-
-    async def report(self, request: web.Request, _: None) -> JobReport:
-        self.queries.append(dict(request.query))
-        return self.word
-
-    async def stop(self, _: web.Request, body: StopRequest) -> None:
-        self.stops.append(body)
-
-
 @asynccontextmanager
-async def knowing(port: int, token: str, ready: str = "True") -> AsyncIterator[tuple[HttpJobControl, Manifest]]:
-    """A control that knows the coordinator at this port from the cluster's objects."""
+async def knowing(port: int, token: str, ready: str = "True") -> AsyncIterator[tuple[HttpJobControl, FakeCluster]]:
+    """A control that finds the coordinator at this port in a cluster's objects, and the cluster."""
     world = FakeCluster(training_job())
     labels = {LABEL_JOB_UID: world.job["metadata"]["uid"]}
     whole = {LABEL_ROLE: "coordinator", LABEL_INDEX: "0", LABEL_INCARNATION: "0"}
@@ -54,7 +34,7 @@ async def knowing(port: int, token: str, ready: str = "True") -> AsyncIterator[t
     world.objects["Secret", "demo-token"]["data"] = {"token": base64.b64encode(token.encode()).decode()}
     control = HttpJobControl(world, port)
     try:
-        yield control, world.job
+        yield control, world
     finally:
         await control.close()
 
@@ -62,64 +42,57 @@ async def knowing(port: int, token: str, ready: str = "True") -> AsyncIterator[t
 @asynccontextmanager
 async def talking(
     token: str = "right", ready: str = "True"
-) -> AsyncIterator[tuple[HttpJobControl, Coordinator, Manifest]]:
+) -> AsyncIterator[tuple[HttpJobControl, FakeCoordinator, FakeCluster]]:
     """A coordinator that listens, and a control that knows it."""
-    coordinator, service = Coordinator(), HttpService("right", lambda: 0, build("coordinator"))
-    service.route("GET", "/v1/report", coordinator.report)
-    service.route("POST", "/v1/stop", coordinator.stop, StopRequest)
-    port = await service.start("127.0.0.1", 0)
-    try:
-        async with knowing(port, token, ready) as (control, job):
-            yield control, coordinator, job
-    finally:
-        await service.stop()
+    with FakeCoordinator("right", report("Running", 42)) as coordinator:
+        async with knowing(coordinator.port, token, ready) as (control, world):
+            yield control, coordinator, world
 
 
 async def test_a_report_comes_from_the_coordinators_address_with_the_jobs_token() -> None:
-    async with talking() as (control, _, job):
-        answer = await control.report(job)
+    async with talking() as (control, _, world):
+        answer = await control.report(world.job)
         assert answer is not None and answer.step == 42
 
 
 async def test_a_stop_names_its_reason_and_its_step() -> None:
-    async with talking() as (control, coordinator, job):
-        assert await control.checkpoint_and_stop(job, "suspended", 7)
+    async with talking() as (control, coordinator, world):
+        assert await control.checkpoint_and_stop(world.job, "suspended", 7)
         assert coordinator.stops == [StopRequest("suspended", 7)]
 
 
 async def test_a_wrong_token_is_no_answer() -> None:
-    async with talking(token="wrong") as (control, coordinator, job):
-        assert await control.report(job) is None
-        assert not await control.checkpoint_and_stop(job, "suspended")
+    async with talking(token="wrong") as (control, coordinator, world):
+        assert await control.report(world.job) is None
+        assert not await control.checkpoint_and_stop(world.job, "suspended")
         assert coordinator.stops == []
 
 
 async def test_a_coordinator_that_is_not_ready_is_not_asked() -> None:
-    async with talking(ready="False") as (control, _, job):
-        assert await control.report(job) is None
+    async with talking(ready="False") as (control, _, world):
+        assert await control.report(world.job) is None
 
 
-async def test_a_coordinator_that_is_gone_is_asked_once_and_holds_up_nobody() -> None:
-    async with talking() as (control, _, job):
-        control._port = 1  # nothing listens there
+async def test_a_coordinator_that_is_gone_is_asked_once_and_delays_no_pass() -> None:
+    async with knowing(1, "right") as (control, world):  # nothing listens at this port
         begun = time.monotonic()
-        assert await control.report(job) is None
-        assert not await control.checkpoint_and_stop(job, "suspended")
-    assert time.monotonic() - begun < DEADLINE_SECONDS / 2
+        assert await control.report(world.job) is None
+        assert not await control.checkpoint_and_stop(world.job, "suspended")
+    assert time.monotonic() - begun < DEADLINE_SECONDS, "one call alone would wait for that long"
 
 
-async def test_reports_are_followed_and_every_change_rings_for_the_job() -> None:
-    async with talking() as (control, coordinator, job):
+async def test_reports_are_polled_and_every_change_adds_the_job() -> None:
+    async with talking() as (control, coordinator, world):
         rings: list[tuple[str, str]] = []
         following = ReportPoller(control, rings.append, wait=0.2)
         try:
-            assert await following.report(job) is None  # a turn never waits for a coordinator
+            assert await following.report(world.job) is None  # a turn never waits for a coordinator
             await until(lambda: len(rings) >= 1)
-            first = await following.report(job)
+            first = await following.report(world.job)
             assert first is not None and first.phase == "Running"
-            coordinator.word = report("Failed", 43)
+            coordinator.job_report = report("Failed", 43)
             async with asyncio.timeout(10):
-                while (latest := await following.report(job)) is None or latest.phase != "Failed":  # noqa: ASYNC110
+                while (latest := await following.report(world.job)) is None or latest.phase != "Failed":  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert len(rings) >= 2 and set(rings) == {(NAMESPACE, "demo")}
         finally:
@@ -129,15 +102,15 @@ async def test_reports_are_followed_and_every_change_rings_for_the_job() -> None
 async def test_a_whole_job_is_followed_by_a_call_that_waits_at_the_coordinator_for_another_phase(
     tmp_path: Path,
 ) -> None:
-    async with cluster(make_job(tmp_path), tmp_path) as real, knowing(real.port, TOKEN) as (control, job):
+    async with cluster(make_job(tmp_path), tmp_path) as real, knowing(real.port, TOKEN) as (control, world):
         rings: list[tuple[str, str]] = []
         following = ReportPoller(control, rings.append)
         try:
-            assert await following.report(job) is None
+            assert await following.report(world.job) is None
             await until(lambda: len(rings) >= 1)
             end = await real.play()
             async with asyncio.timeout(10):
-                while (latest := await following.report(job)) is None or latest.phase != "Completed":  # noqa: ASYNC110
+                while (latest := await following.report(world.job)) is None or latest.phase != "Completed":  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert (latest.revision(), latest.step) == (end.revision(), end.step)
             assert 2 <= len(rings) < len(real.steps())  # steps alone answer nobody
@@ -145,49 +118,46 @@ async def test_a_whole_job_is_followed_by_a_call_that_waits_at_the_coordinator_f
             await following.close()
 
 
-async def test_the_word_of_a_coordinator_that_was_replaced_is_not_its_successors() -> None:
-    async with talking() as (control, _, job):
+async def test_the_report_of_a_replaced_coordinator_is_not_its_successors() -> None:
+    async with talking() as (control, _, world):
         following = ReportPoller(control, lambda key: None, wait=30.0)
         try:
             async with asyncio.timeout(10):
-                while await following.report(job) is None:  # noqa: ASYNC110
+                while await following.report(world.job) is None:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-            world = control._cluster
-            assert isinstance(world, FakeCluster)
             world.objects["Pod", "c"]["metadata"]["uid"] = "another"
-            assert await following.report(job) is None
+            assert await following.report(world.job) is None
         finally:
             await following.close()
 
 
 async def test_an_api_server_that_does_not_give_the_token_for_a_while_ends_no_following() -> None:
-    async with talking() as (control, _, job):
-        world, away = control._cluster, True
+    async with talking() as (control, _, world):
+        away = True
 
         def fails(verb: str, what: str) -> None:
             if away and what == "Secret":
                 raise Retryable("503")
 
-        assert isinstance(world, FakeCluster)
         world.before_call = fails
         following = ReportPoller(control, lambda key: None, absent=0.01)
         try:
-            assert await following.report(job) is None
-            assert not await following.checkpoint_and_stop(job, "suspended")
+            assert await following.report(world.job) is None
+            assert not await following.checkpoint_and_stop(world.job, "suspended")
             away = False
             async with asyncio.timeout(10):
-                while await following.report(job) is None:  # noqa: ASYNC110
+                while await following.report(world.job) is None:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         finally:
             await following.close()
 
 
 async def test_a_long_poll_names_the_mark_of_what_it_knows() -> None:
-    async with talking() as (control, coordinator, job):
-        known = await control.report(job)
+    async with talking() as (control, coordinator, world):
+        known = await control.report(world.job)
         assert known is not None
-        await control.report(job, known.revision(), 1.0)
-        assert coordinator.queries[-1] == {"after": known.revision(), "wait": "1.0"}
+        await control.report(world.job, known.revision(), 1.0)
+        assert coordinator.received["/v1/report"][-1] == {"after": known.revision(), "wait": "1.0"}
 
 
 def test_progress_leaves_the_mark_and_a_change_of_phase_does_not() -> None:

@@ -89,7 +89,7 @@ async def test_the_protection_stays_while_one_pod_is_replaced_and_goes_with_the_
     )
 
 
-async def test_a_running_job_says_so_and_tells_its_progress() -> None:
+async def test_a_running_job_reports_its_state_and_progress() -> None:
     world = await running()
     status = world.job["status"]
     assert world.state == "Running"
@@ -123,7 +123,7 @@ async def test_run_job_returns_once_the_job_is_over_and_its_pods_are_gone() -> N
 
 
 @pytest.mark.timeout(10)
-async def test_the_pass_at_which_run_job_is_told_to_leave_still_tells_of_the_end_that_it_wrote() -> None:
+async def test_the_last_pass_of_run_job_publishes_the_end_that_it_wrote() -> None:
     world, leave = await running(), asyncio.Event()
     world.end(world.pod("coordinator"), 0, report_text("Completed", step=100, reason="StopReached"))
     world.before_call = lambda verb, what: leave.set() if verb == "patch" else None
@@ -169,13 +169,13 @@ async def test_progress_alone_is_written_every_fifteen_seconds() -> None:
     assert 3 <= world.status_writes - writes <= 5
 
 
-async def test_a_pass_without_news_does_nothing_at_all() -> None:
+async def test_a_pass_without_changes_does_nothing() -> None:
     world = await running()
     decision = await Controller(world, world, world.clock).pass_once(NAMESPACE, "demo")
     assert decision is not None and decision.actions == ()
 
 
-async def test_a_lost_coordinator_is_replaced_and_nobody_else() -> None:
+async def test_a_lost_coordinator_alone_is_replaced() -> None:
     world = await running()
     world.vanish(world.pod("coordinator"))
     await passes(world)
@@ -203,7 +203,7 @@ async def test_a_finished_job_goes_when_its_time_to_live_is_over() -> None:
     assert ("TrainingJob", "demo") not in world.objects
 
 
-async def test_what_indexing_found_is_told_at_the_source() -> None:
+async def test_what_indexing_found_is_written_to_the_status_of_the_source() -> None:
     world = await running()
     found = SourceReport("code", "code", 1643, 31184220, 7204, 44120, 165001, 1184337, 0, "sha256:1")
     world.report_now = report("Running", 11, sources=(found,))
@@ -243,7 +243,7 @@ async def test_the_token_is_made_once() -> None:
     assert world.objects["Secret", "demo-token"]["data"] == token
 
 
-async def test_a_pod_that_the_cluster_refuses_ends_the_job_with_the_clusters_words() -> None:
+async def test_a_pod_that_the_cluster_refuses_ends_the_job_with_the_clusters_message() -> None:
     world = FakeCluster(data_source(), data_mix(), training_job())
     controller = Controller(world, world, world.clock)
 
@@ -264,7 +264,7 @@ async def test_one_missed_report_changes_nothing_that_people_see() -> None:
     assert world.job["status"] == before
 
 
-async def test_a_mix_that_is_deleted_while_the_job_runs_is_told_and_stops_nothing() -> None:
+async def test_a_mix_that_is_deleted_while_the_job_runs_is_reported_and_stops_nothing() -> None:
     world = await running()
     del world.objects["DataMix", "mix"]
     await passes(world)

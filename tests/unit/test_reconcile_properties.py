@@ -190,7 +190,7 @@ async def lived_through(world: Watched, what: list[tuple[Any, ...]]) -> None:
 
 @given(steps)
 @examples
-def test_every_fate_of_pods_and_every_crash_of_the_operator_ends_completed(what: list[tuple[Any, ...]]) -> None:
+def test_all_failures_of_pods_and_crashes_of_the_operator_end_completed(what: list[tuple[Any, ...]]) -> None:
     async def scenario() -> None:
         world = Watched(failurePolicy={"maxRestarts": 1000})
         await lived_through(world, what)
@@ -309,7 +309,7 @@ def test_scaling_at_any_moment_with_crashes_ends_with_the_last_count_and_no_coun
 
 
 @pytest.mark.parametrize("after", range(16))
-def test_an_operator_that_dies_at_its_first_pass_is_replaced_without_a_trace(after: int) -> None:
+def test_an_operator_that_crashes_in_its_first_pass_leaves_no_trace(after: int) -> None:
     async def scenario() -> None:
         world = Watched()
         await world.one_pass(crash_after=after)

@@ -89,7 +89,7 @@ async def test_a_job_that_waits_in_its_queue_can_be_suspended() -> None:
     assert (world.state, world.pods()) == ("Suspended", [])
 
 
-async def test_a_job_that_waits_in_its_queue_can_start_anew_with_another_number_of_trainers() -> None:
+async def test_a_job_that_waits_in_its_queue_can_restart_with_another_number_of_trainers() -> None:
     world = Queued(trainers={"count": 2, "minCount": 1, "maxCount": 4})
     await passes(world)
     world.gate()
@@ -99,7 +99,7 @@ async def test_a_job_that_waits_in_its_queue_can_start_anew_with_another_number_
     assert sorted(map(member_of, world.pods())) == ["coordinator", "loader-0", "trainer-0"]
 
 
-async def test_a_gated_pod_that_somebody_deletes_gets_a_successor_in_its_group() -> None:
+async def test_a_gated_pod_that_a_user_deletes_gets_a_successor_in_its_group() -> None:
     world = Queued()
     await passes(world)
     world.gate()
@@ -123,7 +123,7 @@ async def test_pods_that_kueue_evicts_come_back_in_their_group_uncounted() -> No
     assert (world.job["status"]["restarts"]["counted"], world.ended, world.marks) == (0, [], [])
 
 
-async def test_a_start_anew_is_another_group_and_ends_the_one_before() -> None:
+async def test_a_restart_of_the_job_is_another_group_and_ends_the_one_before() -> None:
     world = await admitted(failurePolicy={"rules": [ANEW]})
     (group,) = {group_of(pod) for pod in world.pods()}
     world.end(world.pod("trainer-0") or {}, 7)

@@ -30,7 +30,7 @@ def test_equal_sets_are_equal_text(found: list[str]) -> None:
     assert encode(found) == encode(reversed(found)) == encode(set(found))
 
 
-def test_thousands_of_members_are_a_few_words() -> None:
+def test_thousands_of_members_are_a_short_text() -> None:
     everyone = ["coordinator", "loader-0", *(f"trainer-{i}" for i in range(5000) if i != 17)]
     assert encode(everyone) == "coordinator,loader:0,trainer:0-16+18-4999"
 

@@ -116,14 +116,14 @@ async def test_a_second_change_after_a_first_is_a_restart_of_its_own() -> None:
 
 async def test_trainers_that_find_no_node_in_time_are_done_without_where_enough_found_one() -> None:
     world = FakeCluster(data_source(), data_mix(), training_job(trainers={**trainers(4), "minCount": 2}))
-    world.homeless = {"trainer-1"}
+    world.unplaceable = {"trainer-1"}
     await passes(world)
     world.run_all()
     world.tick(890)
     await passes(world)
     assert world.job["status"]["attempt"] == 0
     assert "trainer-1: Unschedulable: 0/2 nodes are available" in world.condition("Succeeded")["message"]
-    world.homeless = set()
+    world.unplaceable = set()
     world.unschedulable(world.pod("trainer-1"))
     world.tick(20)
     await passes(world, 6)
@@ -135,9 +135,9 @@ async def test_trainers_that_find_no_node_in_time_are_done_without_where_enough_
     assert status["attempts"][0]["rule"] == "CapacityLost"
 
 
-async def test_a_gang_without_room_waits_in_words_and_consumes_no_restarts() -> None:
+async def test_a_gang_without_room_waits_with_a_message_and_consumes_no_restarts() -> None:
     world = FakeCluster(data_source(), data_mix(), training_job(failurePolicy={"maxRestarts": 0}))
-    world.homeless = {"trainer-0", "trainer-1"}
+    world.unplaceable = {"trainer-0", "trainer-1"}
     await passes(world)
     world.run_all()
     for _ in range(5):

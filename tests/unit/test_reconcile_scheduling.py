@@ -53,7 +53,7 @@ def test_the_data_template_is_laid_over_coordinator_and_loaders_and_not_over_tra
         ("preferred", "preferredDuringSchedulingIgnoredDuringExecution"),
     ],
 )
-def test_topology_draws_trainers_of_one_attempt_together_and_nobody_else(wish: str, field: str) -> None:
+def test_topology_places_trainers_of_one_attempt_together_and_no_other_pods(wish: str, field: str) -> None:
     scheduling = {"topology": {wish: "rack"}}
     (term,) = made("trainer-1", scheduling=scheduling)["spec"]["affinity"]["podAffinity"][field]
     term = term.get("podAffinityTerm", term)

@@ -32,8 +32,8 @@ def unwieldy(tmp_path_factory) -> str:
     folder = samples.write_run(tmp_path_factory.mktemp("long"), steps=30, ranks=64)
     lines = [samples.step_line(k, tokens_by_source={LONG: 700, "docs": 300}) for k in range(30)]
     samples.write_lines(folder / "steps.jsonl", lines)
-    told = [{"time": samples.BEGAN, "reason": "Failed" * 8, "message": f"s3://{LONG}/{LONG}", "object": LONG}]
-    samples.write_lines(folder / "events.jsonl", told)
+    events = [{"time": samples.BEGAN, "reason": "Failed" * 8, "message": f"s3://{LONG}/{LONG}", "object": LONG}]
+    samples.write_lines(folder / "events.jsonl", events)
     condition = {"type": "Succeeded", "status": "False", "reason": "Failed", "message": f"s3://{LONG}/{LONG} is gone"}
     status = {"conditions": [condition], "lastCheckpoint": {"step": 3, "uri": f"s3://{LONG}/{LONG}"}}
     samples.write_object(folder, "TrainingJob", LONG[:40], {"status": status})
@@ -96,7 +96,7 @@ def test_planned_and_measured_bars_of_a_step_stand_in_one_picture_of_time(page: 
         assert min(planned[1], measured[1]) >= 8
 
 
-def test_a_finger_on_a_curve_and_on_a_bar_is_told_what_is_there(page: Page, report: str) -> None:
+def test_a_touch_on_a_curve_or_a_bar_shows_its_values(page: Page, report: str) -> None:
     page.open(report)
     touch(page, "[data-chart] .drawing", "pointerdown")
     assert page.evaluate("document.querySelector('.chart output').textContent").startswith("step 29: loss ")

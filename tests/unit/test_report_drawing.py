@@ -103,7 +103,7 @@ def test_curves_of_one_point_or_one_value_are_finite(values: tuple[float | None,
     assert all(math.isfinite(v) for line in points(charts.draw(chart(values))) for point in line for v in point)
 
 
-def test_a_chart_without_values_says_so() -> None:
+def test_a_chart_without_values_shows_a_note() -> None:
     assert "no values" in charts.draw(chart((None, None)))
 
 

@@ -59,7 +59,7 @@ def test_the_page_loads_nothing_and_its_tags_match(tmp_path: Path) -> None:
     assert not re.search(r"(?<!xmlns=\")https?://", text)
 
 
-def test_the_page_says_how_the_run_ended_and_what_proves_it(tmp_path: Path) -> None:
+def test_the_page_shows_the_end_of_the_run_and_its_digests(tmp_path: Path) -> None:
     text = page(read_run(samples.write_run(tmp_path, steps=30)))
     for words in (
         "Completed",
@@ -108,7 +108,7 @@ def test_the_report_of_ten_thousand_steps_stays_small(tmp_path: Path) -> None:
     assert len(page(read_run(tmp_path))) < 400_000
 
 
-def test_the_command_writes_the_page_and_says_where(tmp_path: Path) -> None:
+def test_the_command_writes_the_page_and_prints_its_path(tmp_path: Path) -> None:
     samples.write_run(tmp_path / "run", steps=4)
     result = CliRunner().invoke(app, [str(tmp_path / "run"), "--output", str(tmp_path / "r.html"), "--steps", "1,3"])
     assert result.exit_code == 0

@@ -24,7 +24,7 @@ def test_the_last_line_of_a_redone_step_is_the_valid_one(tmp_path: Path) -> None
     assert run.redone == 1
 
 
-def test_a_torn_last_line_is_passed_over_in_silence(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_skipped_and_not_counted(tmp_path: Path) -> None:
     samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(0)])
     with (tmp_path / "steps.jsonl").open("a") as file:
         file.write(json.dumps(samples.step_line(1))[:40])

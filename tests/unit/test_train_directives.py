@@ -17,7 +17,7 @@ OWN = StepDirective(step=STEP, checkpoint=False, end="", plan=PLAN)
 
 
 class Client:
-    """Answers with what it was given, or raises it."""
+    """Answers with `answer`, or raises it."""
 
     def __init__(self, answer: Any) -> None:
         self.answer, self.asked = answer, 0
@@ -53,28 +53,40 @@ def directives(answer: Any, plan: StepPlan | None = PLAN) -> tuple[DirectiveClie
 
 
 @pytest.mark.parametrize(
-    "told", [OWN, StepDirective(STEP, True, "Suspended", None), StepDirective(STEP, False, "Completed", None)]
+    "directive",
+    [OWN, StepDirective(STEP, True, "Suspended", None), StepDirective(STEP, False, "Completed", None), None],
 )
-def test_what_the_coordinator_says_is_done(told: StepDirective) -> None:
-    assert directives(told)[0].next(STEP) is told
+def test_the_coordinators_directive_is_followed_also_when_it_is_to_wait(directive: StepDirective | None) -> None:
+    assert directives(directive)[0].next(STEP) is directive
 
 
-def test_a_coordinator_that_has_not_caught_up_is_not_waited_for() -> None:
+def test_a_committed_step_does_not_wait_for_a_coordinator_that_has_not_caught_up() -> None:
     found, _ = directives(StepDirective(STEP, False, "", None))
     assert found.next(STEP) == OWN
 
 
-def test_one_step_waits_for_a_coordinator_that_is_gone_and_the_next_ones_do_not() -> None:
+def test_one_step_asks_a_coordinator_that_is_gone_and_the_next_ones_do_not() -> None:
     found, client = directives(Retryable("refused"))
     assert [found.next(STEP) for _ in range(3)] == [OWN] * 3
     assert client.asked == 1
 
 
-def test_without_a_committed_plan_there_is_nothing_to_do_yet() -> None:
+def test_a_step_without_a_committed_plan_waits() -> None:
     for answer in (None, StepDirective(STEP, False, "", None), Retryable("refused")):
         assert directives(answer, plan=None)[0].next(STEP) is None
 
 
-def test_a_plan_of_a_later_step_is_none_of_this_one() -> None:
-    assert autonomous_directive(STEP + 1, PLAN, 6, 0) is None
-    assert autonomous_directive(STEP, PLAN, 5, 0) == StepDirective(STEP, True, "", PLAN)
+@pytest.mark.parametrize("step", [STEP - 1, STEP + 1])
+def test_the_plan_of_another_step_is_not_followed(step: int) -> None:
+    assert autonomous_directive(step, PLAN, 6, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("every", "first_step", "checkpoint"),
+    [(5, 0, True), (5, 4, True), (5, 5, False), (6, 0, False), (1, 0, True), (0, 0, False)],
+)
+def test_a_worker_alone_saves_where_the_job_says_but_not_at_the_first_step_of_its_world(
+    every: int, first_step: int, checkpoint: bool
+) -> None:
+    found = autonomous_directive(STEP, PLAN, every, first_step)
+    assert found == StepDirective(STEP, checkpoint, "", PLAN)

@@ -1,4 +1,4 @@
-"""A rank's data of a step, fetched one step ahead: what is taken is what the plan says, and nothing is lost by asking early."""
+"""A rank's data of a step is fetched one step ahead: it is the plan's, and an early request loses nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def buffer(step: int) -> Buffer:
 
 
 class Constructor:
-    """Hands over what `provide` says; keeps who asked for which step, and how patiently."""
+    """Hands over what `provide` returns; keeps which steps were requested, and whether the request would wait."""
 
     def __init__(self) -> None:
         self.provide: Provide = lambda step, wait: buffer(step)
@@ -48,7 +48,7 @@ def receiver(constructor: Constructor) -> Iterator[BatchPrefetcher]:
         found.close()
 
 
-def test_what_was_fetched_ahead_is_taken_without_asking_again(
+def test_a_step_that_was_fetched_ahead_is_taken_without_another_request(
     receiver: BatchPrefetcher, constructor: Constructor
 ) -> None:
     receiver.begin(plan(4))
@@ -58,14 +58,14 @@ def test_what_was_fetched_ahead_is_taken_without_asking_again(
     assert constructor.asked == [(4, False)]
 
 
-def test_what_is_fetched_ahead_and_what_is_not_are_the_same(receiver: BatchPrefetcher) -> None:
+def test_a_step_is_the_same_whether_or_not_it_was_fetched_ahead(receiver: BatchPrefetcher) -> None:
     receiver.begin(plan(4))
     ahead, late = receiver.take(plan(4)), receiver.take(plan(4))
     assert ahead.delivered == late.delivered
     assert torch.equal(ahead.work.batch.labels, late.work.batch.labels)
 
 
-def test_a_step_that_is_not_built_yet_is_waited_for_only_when_it_is_due(
+def test_a_step_that_is_not_built_yet_blocks_only_when_it_is_due(
     receiver: BatchPrefetcher, constructor: Constructor
 ) -> None:
     constructor.provide = lambda step, wait: buffer(step) if wait else None
@@ -74,7 +74,7 @@ def test_a_step_that_is_not_built_yet_is_waited_for_only_when_it_is_due(
     assert constructor.asked == [(4, False), (4, True)]
 
 
-def test_data_of_a_plan_that_was_not_kept_is_thrown_away(receiver: BatchPrefetcher, constructor: Constructor) -> None:
+def test_data_of_a_plan_that_was_replaced_is_fetched_again(receiver: BatchPrefetcher, constructor: Constructor) -> None:
     receiver.begin(plan(4, digest=1))
     assert receiver.take(plan(4, digest=2)).work.plan == 2
     assert constructor.asked == [(4, False), (4, True)]
@@ -104,4 +104,4 @@ def test_no_thread_outlives_the_world(receiver: BatchPrefetcher, constructor: Co
     receiver.begin(plan(4))
     assert began.wait(10)
     receiver.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("receiver")]
+    assert not [t for t in threading.enumerate() if t.name.startswith("prefetch")]

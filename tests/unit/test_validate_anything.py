@@ -68,7 +68,7 @@ def test_any_value_anywhere_is_answered_with_words(path: tuple[str | int, ...], 
 
 @settings(max_examples=60)
 @given(st.sampled_from(PLACES), IN_JSON)
-def test_an_object_without_faults_resolves_or_says_why(path: tuple[str | int, ...], value: Any) -> None:
+def test_an_object_without_faults_resolves_or_is_refused_with_a_reason(path: tuple[str | int, ...], value: Any) -> None:
     manifest = replaced(RIGHT, path, value)
     if check(manifest) == []:
         answer = resolve(manifest, [sample("DataSource")], [], [], "uid")

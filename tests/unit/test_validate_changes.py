@@ -13,7 +13,7 @@ from coxswain.api.rules import RULES
 from coxswain.api.validate import check, defaulted
 from tests.api_samples import PHASE, REMOVED, Manifest, changed, sample
 
-# What design 02 lets change while the job runs; a prefix stands for all below it.
+# Fields that may change while the job runs; a prefix covers all below it.
 MUTABLE = {
     "TrainingJob": (
         "suspend", "stop", "trainers.count", "stragglers", "failurePolicy", "activeDeadlineSeconds", "startTimeoutSeconds",
@@ -74,7 +74,7 @@ def may_change(kind: str, path: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", FULL)
-def test_every_field_changes_while_the_job_runs_or_is_refused_as_the_design_says(kind: str) -> None:
+def test_every_field_either_changes_while_the_job_runs_or_is_refused(kind: str) -> None:
     old = defaulted(sample(kind, FULL[kind]))
     wrong = []
     for path, value in leaves(old["spec"]):
@@ -119,6 +119,6 @@ def test_what_may_change_in_a_running_job_has_no_fault(changes: Manifest) -> Non
     assert check(sample("TrainingJob", changes), sample("TrainingJob")) == []
 
 
-def test_a_job_cannot_move_from_a_mix_of_its_own_to_a_reference() -> None:
+def test_a_change_from_an_inline_mix_to_a_reference_is_refused() -> None:
     own = {"spec.mixRef": REMOVED, "spec.mix": sample("DataMix")["spec"]}
     assert [fault.path for fault in check(sample("TrainingJob"), sample("TrainingJob", own))] == ["spec.mixRef"]

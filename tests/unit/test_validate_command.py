@@ -46,7 +46,7 @@ def test_faults_of_all_layers_and_documents_come_at_once(tmp_path: Path) -> None
     }  # fmt: skip
 
 
-def test_each_fault_says_value_what_is_allowed_and_the_way_out(tmp_path: Path) -> None:
+def test_each_fault_names_the_value_what_is_allowed_and_the_fix(tmp_path: Path) -> None:
     (fault,) = faults(tmp_path, sample("TrainingJob", {"spec.stragglers.action": "Panic"}))
     assert fault["value"] == "Panic"
     assert fault["allowed"] == "None, Warn, Rebalance, Migrate, ReplaceNode"
@@ -59,7 +59,7 @@ def test_a_misspelt_field_gets_its_nearest_neighbour(tmp_path: Path) -> None:
     assert (fault["path"], fault["way_out"]) == ("spec.checkpoint.keeplast", "did you mean keepLast?")
 
 
-def test_people_read_plain_lines_on_standard_error(tmp_path: Path) -> None:
+def test_faults_are_plain_lines_on_standard_error(tmp_path: Path) -> None:
     result = run(tmp_path, sample("TrainingJob", {"spec.trainers.count": 9}))
     assert result.exit_code == 2
     assert "\x1b" not in result.stderr

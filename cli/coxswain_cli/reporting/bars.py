@@ -1,4 +1,4 @@
-"""From a step's timing to bars: which row, from when to when, which look, which words. No markup here."""
+"""Turns a step's timing into bars: row, start and stop, look, texts. No markup here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLOURS = 6
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """[start, stop) in seconds; `look` is its class in page.css, `label` stands in it, `words` appear on touch."""
+    """[start, stop) in seconds; `look` is the class in page.css, `words` appear on touch."""
 
     start: float
     stop: float
@@ -41,7 +41,7 @@ def end(rows: Rows) -> float:
 
 
 def look(timing: StepTiming, task: int) -> str:
-    """Grey for packs, a colour a sequence for rings, in the order in which rings come."""
+    """Returns grey for packs, and a colour a sequence for rings in their order."""
     rings = [t.task for t in timing.planned if t.kind == "ring"]
     return f"b{rings.index(task) % COLOURS}" if task in rings else "pack"
 
@@ -66,7 +66,7 @@ def _measured(timing: StepTiming, rank: RankTiming) -> Iterator[Bar]:
 
 
 def _operation(timing: StepTiming, rank: int, o: TaskTiming) -> Iterator[Bar]:
-    """The operation, and its waits hatched at its front: they are known by length, not by place."""
+    """Yields the operation with its waits hatched at its front: their places are not measured."""
     forward = o.kind == "F"
     shade = look(timing, o.task) + (" light" if forward else "")
     side = "forward" if forward else "backward"

@@ -1,4 +1,4 @@
-"""Curves over steps. The drawing stretches to the page's width; labels are HTML beside it and keep their size."""
+"""Curves over steps. The drawing stretches with the page; labels beside it keep their size."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _thin_steps(chart: Chart) -> list[float | None]:
 
 
 def _readout(chart: Chart, first: int, last: int) -> dict[str, object]:
-    """What the page's script shows under a finger."""
+    """Returns what the page's script shows under the pointer."""
     steps = [round(x or 0.0) for x in _thin_steps(chart)]
     rows = [[s.name, [None if v is None else short(v) for v in thin(s.values, POINTS)]] for s in chart.series]
     return {"steps": steps, "first": first, "last": last, "unit": chart.unit, "series": rows}

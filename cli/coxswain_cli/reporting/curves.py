@@ -10,7 +10,7 @@ from coxswain_cli.reporting.charts import Chart, Series
 from coxswain_cli.reporting.formatting import seconds, short, smooth
 from coxswain_cli.reporting.model import RecordedRun, RecordedStep
 
-SMOOTH_FROM = 12  # with fewer steps the raw curve says it all
+SMOOTH_FROM = 12  # with fewer steps the raw curve is enough
 
 
 def charts(run: RecordedRun) -> tuple[Chart, ...]:

@@ -1,4 +1,4 @@
-"""What the page says, as numbers for scripts: `cox report --json`."""
+"""The page's numbers for scripts: `cox report --json`."""
 
 from __future__ import annotations
 

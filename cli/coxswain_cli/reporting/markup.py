@@ -1,4 +1,4 @@
-"""Markup that cannot be injected into: plain strings are escaped wherever they enter, only `Markup` passes as it is."""
+"""Markup safe from injection: plain strings are escaped on entry, `Markup` is not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def join(parts: Iterable[str]) -> Markup:
 
 
 def tag(name: str, *children: str, **attributes: object) -> Markup:
-    """`<name attribute="…">children</name>`. `class_` becomes class, `data_step` data-step; None leaves an attribute out."""
+    """Returns `<name attribute="…">children</name>`.
+
+    `class_` becomes class, `data_step` data-step; None leaves an attribute out.
+    """
     pairs = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
     opening = "".join(f' {key}="{html.escape(_text(value), quote=True)}"' for key, value in pairs)
     return Markup(f"<{name}{opening}>{join(children)}</{name}>")

@@ -1,4 +1,4 @@
-"""Tokens per source against the weights of the mix: shares so far, and what the weights demanded so far."""
+"""Tokens per source against the weights of the mix: shares so far, trained and by weight."""
 
 from __future__ import annotations
 

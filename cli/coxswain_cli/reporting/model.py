@@ -1,4 +1,4 @@
-"""What a report knows about a run, independent of the files it came from. Fields that a file may lack have defaults."""
+"""The values of a report, independent of files. Fields that a file may lack have defaults."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class GlanceTask(msgspec.Struct, frozen=True):
 
 
 class Glance(msgspec.Struct, frozen=True):
-    """What the choice of telling steps has to know of a line of `timings.jsonl`."""
+    """What the selection of steps needs of a line of `timings.jsonl`."""
 
     step: int
     planned: tuple[GlanceTask, ...] = ()
@@ -88,7 +88,7 @@ class Glance(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """All of it. Each step once, in order; `chosen` are the steps to picture, and why those."""
+    """A whole run. Each step once, in order; `chosen` are the steps to draw, with reasons."""
 
     name: str
     steps: tuple[RecordedStep, ...] = ()

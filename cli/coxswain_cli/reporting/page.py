@@ -1,4 +1,4 @@
-"""The page: everything of a report in one HTML file that loads nothing and runs no script but its own."""
+"""The page: a report in one HTML file that loads nothing and runs only its own script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coxswain_cli.reporting.model import RecordedRun, RecordedStep, StepTiming
 def page(run: RecordedRun) -> str:
     """The report of a run."""
     style, script = _asset("page.css"), _asset("page.js")
-    # The hash lets this very script run and no other, so that even a flaw in the escaping could not execute anything.
+    # The hash lets only this script run: a flaw in the escaping could execute nothing.
     hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{hashed}'"
     head = join((

@@ -1,4 +1,4 @@
-"""Reads a work directory into a `Run`. A run may have been killed at any byte: what cannot be read is counted, not fatal.
+"""Reads a work directory into a `Run`. A kill may cut any line: unreadable lines are counted.
 
 Files are read line by line, and of the timings only the lines that are pictured: a long run's would not fit in memory.
 """
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> RecordedRun:
-    """The run, with the timings of the steps that are `wanted`, or of telling ones.
+    """Returns the run with the timings of the steps that are `wanted`, or of selected ones.
 
     Raises Refused when the folder holds neither steps nor events, or a wanted step has no timings.
     """
@@ -62,7 +62,7 @@ class _EventLine(msgspec.Struct, frozen=True):
 
 
 def _values(path: Path, type_: type[T]) -> Iterator[tuple[int, T | None]]:
-    """(offset, value) of each line; None where it is no such value. A torn last line is what a kill leaves: passed over."""
+    """Yields (offset, value) of each line; None where it is no such value. Skips a torn last line."""
     if not path.exists():
         return
     decoder, offset = msgspec.json.Decoder(type_), 0
@@ -119,7 +119,7 @@ def _seconds(time: float | str | None) -> float:
 
 
 def _objects(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
-    """The local cluster's objects of one kind. Only kinds without secrets are ever asked for: people pass reports on."""
+    """Returns the local cluster's objects of one kind. Never one with secrets: reports are shared."""
     decoder = msgspec.json.Decoder(dict[str, Any])
     for path in sorted(folder.glob(f"{kind}/*/*.json")):
         value = _decoded(decoder, path.read_bytes())

@@ -1,4 +1,4 @@
-"""The words and tables of a report: how it ended, key figures, events, checkpoints, the proof of the stream."""
+"""The texts and tables of a report: end, key figures, events, checkpoints, stream digests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BAD = {"Failed", "NodeLost", "WorkerRestarted", "StragglerDetected"}
 
 
 def heading(run: RecordedRun) -> Markup:
-    """The job's name and how it stands."""
+    """Returns the job's name and state."""
     condition = succeeded(run.status)
     state = condition.get("reason") or "State unknown"
     words = condition.get("message") or ""
@@ -28,7 +28,7 @@ def heading(run: RecordedRun) -> Markup:
 
 
 def succeeded(status: dict[str, Any]) -> dict[str, str]:
-    """The condition that says how the job stands; empty when there is none."""
+    """Returns the condition with the job's state; empty when there is none."""
     conditions = status.get("conditions") or ()
     return next((c for c in conditions if isinstance(c, dict) and c.get("type") == "Succeeded"), {})
 
@@ -64,7 +64,7 @@ def figures(run: RecordedRun) -> tuple[tuple[str, str], ...]:
 
 
 def end(run: RecordedRun) -> Markup:
-    """Facts that matter afterwards: the last checkpoint, restarts, what was computed again, the digests."""
+    """Returns the last checkpoint, restarts, steps that were computed again, and digests."""
     last = run.steps[-1] if run.steps else None
     facts = [
         ("last checkpoint", _checkpoint(run)),

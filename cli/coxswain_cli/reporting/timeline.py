@@ -1,4 +1,4 @@
-"""The rank-by-time picture of one step: what the plan wanted above what the workers measured.
+"""Draws the planned and the measured timeline of one step by rank, one above the other.
 
 Horizontal places are percentages of the drawing: it fits any width while letters and rows keep their size.
 """

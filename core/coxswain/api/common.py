@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 MAX_INTEGER = 2**53 - 1  # what JSON readers in every language keep exactly
-MAX_ITEMS = 64  # sources, phases, rules: enough for people, small enough for the API server's cost estimate
+MAX_ITEMS = 64  # sources, phases, rules; more would exceed the API server's cost estimate
 
 
 class Model(BaseModel):
@@ -30,7 +30,7 @@ class Model(BaseModel):
 
 
 def list_map(key: str, maximum: int = MAX_ITEMS) -> Any:
-    """Annotation of a list whose items are known by `key`: no two share it, and server-side apply merges them by it."""
+    """Annotates a list whose items have unique values of `key`: server-side apply merges by it."""
     extra: Any = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
     return Field(max_length=maximum, json_schema_extra=extra)
 

@@ -1,4 +1,4 @@
-"""The specs of the kinds as the frozen values that services read: decimal strings parsed, presets filled in, claims mounted."""
+"""Turns specs into the frozen values of services: parses decimals, fills presets, mounts claims."""
 
 from __future__ import annotations
 

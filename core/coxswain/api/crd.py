@@ -109,7 +109,7 @@ def _column(column: Column) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes strings such as 1e-8: a number to YAML 1.2, and so to kubectl and Helm, but not to PyYAML."""
+    """Quotes strings such as 1e-8: a number in YAML 1.2 (kubectl, Helm), but not in PyYAML."""
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:

@@ -17,7 +17,7 @@ _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture. `queries`: (PromQL, legend); `unit`: Grafana's word for it; `stat`: the latest number alone."""
+    """One panel. `queries`: (PromQL, legend); `unit`: Grafana's name; `stat`: latest number only."""
 
     title: str
     description: str
@@ -28,7 +28,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """One page. `variables`: (name, the query for its values), each of which may use those before it."""
+    """One dashboard. `variables`: (name, query); a query may use earlier variables."""
 
     uid: str
     title: str

@@ -1,4 +1,4 @@
-"""Fault: one thing that is wrong with an object, in the words that a person needs to put it right."""
+"""FieldError: one fault of an object, with what is allowed and how to correct it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from coxswain.api.common import PATTERNS, Model
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """`value` at `path` of the `document`-th document (from 1) of `file` is wrong; `reason` is the condition's reason for it."""
+    """The value at `path` of the `document`-th document (from 1) of `file` is wrong.
+
+    `reason` is the condition's reason.
+    """
 
     path: str
     message: str

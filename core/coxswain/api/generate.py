@@ -1,4 +1,4 @@
-"""`python -m coxswain.api.generate`: writes the files that come from the models. A test demands that they are current."""
+"""`python -m coxswain.api.generate`: writes the generated files. A test checks their currency."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def generated() -> dict[str, str]:
 
 
 def chart_template(manifest: str) -> str:
-    """A CRD as a template of the chart, so that upgrades bring its changes; switched by `crds.enabled` and `crds.keep`."""
+    """Returns a CRD as a template of the chart, with switches `crds.enabled` and `crds.keep`."""
     assert "{{" not in manifest, "a CRD's text would be read as a template"
     keep = "{{- if .Values.crds.keep }}\n  annotations:\n    helm.sh/resource-policy: keep\n{{- end }}"
     head, metadata, rest = manifest.partition("metadata:\n")

@@ -18,7 +18,7 @@ _OURS = ("DataSource", "DataMix", "ParallelismPolicy", "TrainingJob")
 
 
 def load_run(files: list[Path]) -> list[Manifest]:
-    """One TrainingJob and what it refers to, defaults in place. Raises Refused with every fault at once."""
+    """Loads one TrainingJob and its references, with defaults. Raises Refused with every fault."""
     documents, faults = load_documents(files)
     faults = [*faults, *validate(documents)]
     if not faults:

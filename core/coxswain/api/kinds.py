@@ -1,4 +1,4 @@
-"""The table of kinds: everything that generators, loaders and validators need to know about each."""
+"""The table of kinds, for generators, loaders and validators."""
 
 from __future__ import annotations
 

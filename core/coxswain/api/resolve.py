@@ -1,4 +1,4 @@
-"""From the custom resources to the one frozen JobConfig that the services read: defaults applied, references followed.
+"""Resolves the custom resources to one frozen JobConfig: applies defaults, follows references.
 
 Faults between objects are conditions with the exact name, never refusals: the order of `kubectl apply` must not matter.
 """

@@ -1,4 +1,4 @@
-"""The one table of rules within an object: it feeds both the CRDs' x-kubernetes-validations and the offline check.
+"""The table of rules within an object: for x-kubernetes-validations and for the offline check.
 
 CEL, with what the API server and the `cel` package have in common: no optional fields (`?.`), no list macros beyond
 all, exists, exists_one, filter and map. A rule that says `oldSelf` is a transition rule: it judges updates only.

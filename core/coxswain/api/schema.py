@@ -1,4 +1,4 @@
-"""Structural schemas, as Kubernetes wants them, from pydantic models; and defaulting by them, as the API server does it.
+"""Makes Kubernetes' structural schemas of pydantic models, and defaults as the API server does.
 
 pydantic's JSON schema is not structural: `$ref`, `anyOf` with null, `const`, exclusive bounds and `additionalProperties: false`
 have to go.

@@ -116,7 +116,7 @@ class Trainers(Model):
 
     count: Count
     """How many. May change at any time between minCount and maxCount, also by `kubectl scale`: the job saves a checkpoint and
-    starts anew from it with the new count, on the same stream."""
+    restarts from it with the new count, on the same stream."""
     devices_per_trainer: Annotated[int, Field(ge=1, le=64)] = 1
     """Accelerators (or CPU workers) of one trainer. May change while suspended."""
     min_count: Count | None = None
@@ -228,7 +228,7 @@ class FailurePolicy(Model):
     """Counted restarts before the job fails. What the cluster does to a pod (drain, preemption, lost node) is never counted."""
     rules: Annotated[list[FailureRule], list_map("name")] = Field(default_factory=list)
     """The first that matches wins. Empty or no match: exit code 2 fails the job, a disruption (such as a drained node) replaces
-    the pod without counting, everything else replaces it and counts; a pod that dies soon again and again restarts the job."""
+    the pod without counting, everything else replaces it and counts; a pod that fails early again and again restarts the job."""
 
 
 class Queueing(Model):

@@ -127,7 +127,7 @@ class TrainingJobStatus(Model):
     observed_generation: Whole | None = None
     """metadata.generation that this status describes."""
     conditions: Conditions | None = None
-    """Succeeded is the summary: Unknown while the job lives, and its reason says in which state. Also Validated,
+    """Succeeded is the summary: Unknown until the job ends, with the state as its reason. Also Validated,
     DataReady, PodsReady, Progressing, Degraded, Suspended, CheckpointFresh."""
     attempt: Whole | None = None
     """Counts restarts of the whole job."""

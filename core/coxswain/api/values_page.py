@@ -28,7 +28,7 @@ Upgrades, uninstalling and an installation without Helm: [docs/install.md](../..
 
 
 def values_page(text: str) -> str:
-    """`text`: of values.yaml. A mapping with a comment is one value; without one its members are."""
+    """Parses values.yaml: a mapping with a comment is one value, one without has values."""
     root = yaml.compose(text)
     assert isinstance(root, yaml.MappingNode)
     rows = (f"| `{path}` | `{default}` | {says} |" for path, default, says in _values(root, text.splitlines(), ""))

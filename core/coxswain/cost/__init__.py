@@ -1,4 +1,4 @@
-"""One cost model for everything that plans: constants of machines and models, and the times that follow from them."""
+"""The cost model: constants of machines and models, and the times that follow from them."""
 
 from coxswain.cost.constants import Constants, constants_for, load_constants
 from coxswain.cost.model import CostModel

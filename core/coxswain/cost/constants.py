@@ -1,4 +1,4 @@
-"""Where the numbers of the cost model come from: shipped files, a user's file, or a model's shape and a machine's rates."""
+"""The numbers of the cost model: from shipped files, a user's file, or a model's shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coxswain.config import ModelConfig
 from coxswain.errors import Refused
 
 SHIPPED = ("a100-40g", "a100-80g", "cpu", "h100-80g")
-# ByteScale's evaluation: grouped-query attention with 8 groups in all of them, unlike the presets of the same names.
+# ByteScale's models all have 8 key-value heads, unlike the presets of the same names.
 MODELS = {
     "llama-7b": ModelConfig(layers=32, hidden=4096, heads=32, kv_heads=8, feed_forward=11008, vocabulary=32000),
     "llama-13b": ModelConfig(layers=40, hidden=5120, heads=40, kv_heads=8, feed_forward=13824, vocabulary=32000),
@@ -23,7 +23,7 @@ MODELS = {
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model on one machine; forward and backward together; bandwidths in GB/s."""
+    """One model on one machine, forward and backward together; bandwidths in GB/s."""
 
     linear_us_per_token: float
     attention_ns_per_token2: float
@@ -34,7 +34,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a machine sustains, whatever the model."""
+    """What a machine sustains with any model."""
 
     linear_tflops: float
     attention_tflops: float
@@ -45,7 +45,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A constants file: rates for any model's shape, and models that are known better than by their shape."""
+    """A constants file: rates for any model's shape, and measured constants of known models."""
 
     rates: Rates
     models: dict[str, Constants] = {}
@@ -53,7 +53,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def load_constants(name_or_path: str, model: str = "llama-7b") -> Constants:
-    """Constants of a named model. A file may also hold plain Constants, which then are those of any model."""
+    """Returns the constants of a named model. Plain Constants in a file serve any model."""
     loaded = _load(name_or_path)
     if isinstance(loaded, Constants):
         return loaded
@@ -69,13 +69,16 @@ def load_constants(name_or_path: str, model: str = "llama-7b") -> Constants:
 
 
 def constants_for(hardware: str, model: ModelConfig) -> Constants:
-    """Constants of a job's model, from its shape: a preset's name may stand for another shape in a constants file."""
+    """Returns the constants of a job's model, from its shape.
+
+    A preset's name may mean another shape in a constants file.
+    """
     loaded = _load(hardware)
     return loaded if isinstance(loaded, Constants) else scaled(loaded.rates, model)
 
 
 def scaled(rates: Rates, model: ModelConfig) -> Constants:
-    """From FLOPs to times (reference hdp 5.1): backward is twice forward in matrix products, 2.5 times in attention."""
+    """Turns FLOPs into times. Backward is 2 x forward in matrix products, 2.5 x in attention."""
     head = model.hidden // model.heads
     query, kv = model.heads * head, model.kv_heads * head
     layer = model.hidden * (2 * query + 2 * kv) + 3 * model.hidden * model.feed_forward

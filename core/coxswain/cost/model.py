@@ -1,4 +1,4 @@
-"""The cost model that every planner, bound and simulator reads (design 04): seconds of packs and rings at speed 1."""
+"""The cost model of every planner, bound and simulator: seconds of packs and rings at speed 1."""
 
 from __future__ import annotations
 
@@ -33,32 +33,35 @@ class CostModel:
 
     @property
     def task(self) -> float:
-        """Seconds that every task costs, whatever is in it."""
+        """Seconds that every task costs besides its sequences."""
         return self.constants.task_ms * 1e-3
 
     def kv(self, inside_node: bool) -> float:
-        """Seconds to pass on the keys and values of one token, forward and backward."""
+        """Seconds to send the keys and values of one token, forward and backward."""
         gbps = self.constants.inside_node_gbps if inside_node else self.constants.between_nodes_gbps
         return self.constants.kv_bytes_per_token / (gbps * 1e9)
 
     def work_seconds(self, lengths: ArrayLike) -> Floats:
-        """Compute of each sequence by itself, without the cost of the task it runs in."""
+        """Returns the compute of each sequence, without the cost of its task."""
         s = np.asarray(lengths, dtype=np.float64)
         return self.linear * s + self.attention * s * s
 
     def pack_seconds(self, lengths: ArrayLike) -> float:
-        """One pack of these sequences."""
+        """Returns the seconds of one pack of these sequences."""
         return self.task + float(self.work_seconds(lengths).sum())
 
     def ring_seconds(self, s: Number, degree: Number, inside_node: bool) -> Number:
-        """One sequence over `degree` members. Each of the D ring steps computes on one block while the next one travels."""
+        """Returns the seconds of one sequence over `degree` members.
+
+        Each of the D ring steps computes on one block while the next one travels.
+        """
         compute = self.attention * (s / degree) * (s / degree)
         travel = self.kv(inside_node) * s / degree
         slower: Number = np.maximum(compute, travel)
         return self.task + self.linear * s / degree + compute + (degree - 1) * slower
 
     def packed_ring_seconds(self, lengths: ArrayLike, degree: int, inside_node: bool) -> float:
-        """Several sequences cut over the same members in one ring (a static mesh does that): their steps add up."""
+        """Returns the seconds of several sequences in one ring, as in a static mesh: steps add up."""
         s = np.asarray(lengths, dtype=np.float64) / degree
         compute, travel = self.attention * float((s * s).sum()), self.kv(inside_node) * float(s.sum())
         return self.task + self.linear * float(s.sum()) + compute + (degree - 1) * max(compute, travel)
@@ -66,7 +69,10 @@ class CostModel:
     def lower_bound(
         self, lengths: ArrayLike, speeds: Sequence[float] | Floats, capacity: int, max_degree: int, node_size: int
     ) -> float:
-        """No plan ends sooner: all work over all speeds, or the longest sequence on the fastest replicas."""
+        """Returns a time before which no plan ends.
+
+        All work over all speeds, or the longest sequence on the fastest replicas.
+        """
         s = np.asarray(lengths, dtype=np.float64)
         if not s.size:
             return 0.0

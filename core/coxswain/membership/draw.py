@@ -18,11 +18,12 @@ At = Callable[[int, int], tuple[int, int]]
 def draw(
     cursor: SourceCursor, samples: int, max_passes: int, at: At, longest: int, policy: LongSequences
 ) -> tuple[Sequence | None, SourceCursor]:
-    """The source's next sequence and the cursor behind it; None when what was left of the last pass is all dropped.
+    """Returns the source's next sequence and the cursor behind it.
 
-    Raises Refused when the source has no sample that the policy lets through.
+    The sequence is None when all that was left of the last pass is dropped. Raises Refused when the
+    source has no sample that the policy lets through.
     """
-    for _ in range(samples):
+    for _ in range(2 * samples):  # from anywhere in a pass, this covers the whole next one
         if cursor.exhausted:
             return None, cursor
         index, length = at(cursor.epoch, cursor.drawn)
@@ -51,11 +52,11 @@ def _take(
 
 
 def _next_sample(cursor: SourceCursor, samples: int, max_passes: int) -> SourceCursor:
-    """Behind the sample at hand; at the end of a pass, the next one begins or the source leaves the mix."""
-    turn, drawn = cursor.epoch, cursor.drawn + 1
+    """Moves behind the current sample. A pass ends in the next one, or the source leaves the mix."""
+    epoch, drawn = cursor.epoch, cursor.drawn + 1
     if drawn == samples:
-        turn, drawn = turn + 1, 0
+        epoch, drawn = epoch + 1, 0
     return replace(
-        cursor, epoch=turn, drawn=drawn, total_samples=cursor.total_samples + 1, piece=0, piece_index=-1,
-        exhausted=bool(max_passes) and turn >= max_passes,
+        cursor, epoch=epoch, drawn=drawn, total_samples=cursor.total_samples + 1, piece=0, piece_index=-1,
+        exhausted=bool(max_passes) and epoch >= max_passes,
     )  # fmt: skip

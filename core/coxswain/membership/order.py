@@ -1,7 +1,8 @@
-"""In which order a pass over a source draws its samples.
+"""The order in which a pass over a source draws its samples.
 
-Two levels: the source's blocks are permuted, then the samples within each window of `WINDOW` successive blocks. So a
-loader reads a few blocks at a time, nearly sequentially, while neighbours in the stream come from different objects.
+It has two levels: the source's blocks are permuted, then the samples within each window of `WINDOW`
+successive blocks. A loader reads a few blocks at a time, nearly sequentially. Neighbours in the
+stream still come from different objects.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from numpy.typing import NDArray
 from coxswain.membership.permutation import Permutation, key_of
 
 WINDOW = 8
-"""Blocks that are shuffled together. Part of the algorithm: changing it needs a new VERSION."""
+"""Blocks that are shuffled together. A change needs a new VERSION: it changes the stream."""
 
-_BATCH = 1024  # draws that are computed together; no part of the result
+_BATCH = 1024  # draws that are computed together; the result does not depend on it
 
 
 @dataclass(frozen=True)
 class SourceView:
-    """What membership knows of a source: how many samples each block has, and (asked when needed) their token counts."""
+    """A source as membership sees it: samples per block, and their token counts on demand."""
 
     name: str  # in the mix
     counts: NDArray[np.int64]  # readable samples per block, in index order
@@ -31,7 +32,7 @@ class SourceView:
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """Index of each block's first sample, and behind the last the number of all."""
+        """Index of each block's first sample; the last entry is the number of all samples."""
         return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.counts, dtype=np.int64)])
 
     @property
@@ -40,7 +41,7 @@ class SourceView:
 
 
 class PassOrder:
-    """The draws of one (source, pass): `at(n)` is the n-th. Remembers only what it has computed last."""
+    """The draws of one (source, pass): `at(n)` is the n-th. Caches the latest batch only."""
 
     def __init__(self, seed: int, view: SourceView, epoch: int) -> None:
         self._view, self._name = view, (seed, view.name, epoch)
@@ -50,7 +51,7 @@ class PassOrder:
         self._batch = (0, np.empty((0, 2), dtype=np.int64))
 
     def at(self, n: int) -> tuple[int, int]:
-        """(sample's index in the source, its token count) of the n-th draw."""
+        """Returns the n-th draw: (the sample's index in the source, its token count)."""
         first, found = self._batch
         if not first <= n < first + len(found):
             self._batch = first, found = n, self._draw(n)
@@ -58,7 +59,7 @@ class PassOrder:
         return int(index), int(length)
 
     def _draw(self, n: int) -> NDArray[np.int64]:
-        """(index, length) of draws n, n + 1, ... to the end of n's window, at most `_BATCH` of them."""
+        """Returns (index, length) of draws n, n + 1, ... to the end of n's window, at most `_BATCH`."""
         window = int(np.searchsorted(self._before, n, side="right") - 1) // WINDOW
         edges = self._before[window * WINDOW : (window + 1) * WINDOW + 1] - self._before[window * WINDOW]
         offset = n - int(self._before[window * WINDOW])
@@ -67,7 +68,7 @@ class PassOrder:
         return self._look_up(window, edges, shuffled)
 
     def _look_up(self, window: int, edges: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions in the window's concatenated blocks -> (index in the source, length)."""
+        """Maps positions in the window's concatenated blocks to (index in the source, length)."""
         places = np.searchsorted(edges, positions, side="right") - 1
         out = np.empty((len(positions), 2), dtype=np.int64)
         for place in np.unique(places):

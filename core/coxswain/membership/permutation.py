@@ -1,8 +1,8 @@
 """A keyed permutation of [0, n): constant memory, random access, the same on every machine.
 
-A Feistel network over the smallest power of two that holds n, with cycle walking: an image outside [0, n) is sent through
-again until it falls inside (Black and Rogaway, CT-RSA 2002). Halves may differ by one bit, so the domain is below 2n and
-a walk takes less than two rounds on average.
+A Feistel network over the smallest power of two that holds n, with cycle walking: an image outside
+[0, n) goes through again until it falls inside (Black and Rogaway, CT-RSA 2002). Halves may differ
+by one bit, so the domain is below 2n and a walk takes less than two passes on average.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 VERSION = 1
-"""Of everything that orders the stream: permutation, windows, the draw. Another version refuses to resume."""
+"""Version of all that orders the stream: permutation, windows, draw. Another one cannot resume."""
 
 _ROUNDS = 6  # even, so that uneven halves are back in place at the end
 _Words = NDArray[np.uint64]
 
 
 def key_of(*parts: str | int) -> bytes:
-    """Names one permutation, e.g. (seed, source, pass). Parts are length-prefixed: no two tuples collide."""
+    """Names one permutation, e.g. (seed, source, pass). Length prefixes keep tuples apart."""
     h = hashlib.sha256(f"coxswain permutation {VERSION}".encode())
     for part in parts:
         text = str(part).encode()
@@ -54,7 +54,10 @@ class Permutation:
 
 
 def _feistel(x: _Words, keys: list[np.uint64], bits: int) -> _Words:
-    """One pass over `bits`-bit words; the left half has bits // 2 of them, and the halves change places each round."""
+    """Passes `bits`-bit words through all rounds.
+
+    The left half has bits // 2 bits; the halves change places each round.
+    """
     left_bits, right_bits = bits // 2, bits - bits // 2
     left, right = x >> np.uint64(right_bits), x & _mask(right_bits)
     for key in keys:

@@ -2,7 +2,7 @@
 
     membership(k), cursor before k + 1 = advance(cursor before k)
 
-Nothing here knows ranks, loaders, layouts, speeds or failures.
+Membership depends on no rank, loader, layout, speed or failure.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from coxswain.membership.values import Cursor, Membership, Sequence, SourceCurso
 
 
 def initial_cursor(mix: MixConfig) -> Cursor:
-    """Before step 0. Phase 0 has the sources' own weights, phase i the weights of `mix.phases[i - 1]`."""
+    """The cursor before step 0. Phase 0 has the sources' own weights, phase i `mix.phases[i - 1]`'s."""
     return Cursor(step=0, offset=0, phase=0, sources=tuple(SourceCursor(s.name) for s in mix.sources))
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A mix over the index of its sources. A pure function of the cursor; it remembers permutations, nothing else."""
+    """A mix over the indexes of its sources: a pure function of the cursor. It caches permutations."""
 
     mix: MixConfig
     batch: BatchConfig
@@ -42,9 +42,10 @@ class Stream:
             )
 
     def advance(self, cursor: Cursor) -> tuple[Membership, Cursor]:
-        """The step's membership and the cursor behind it.
+        """Returns the step's membership and the cursor behind it.
 
-        The step takes the sequences whose first token falls in [k T, (k + 1) T) of the mixed stream, T = tokensPerStep.
+        Step k takes the sequences whose first token falls in [k T, (k + 1) T) of the mixed stream,
+        T = tokensPerStep.
         """
         before = cursor
         state = _Draws(self, _enter_phase(self.mix, cursor))
@@ -56,13 +57,13 @@ class Stream:
         return Membership(before.step, tuple(sequences), before, exhausted=state.ended), after
 
     def with_phases(self, phases: tuple[PhaseConfig, ...]) -> Stream:
-        """The same stream under other phases of the mix (those that the plan log has recorded)."""
+        """Returns the same stream under other phases: those that the plan log has recorded."""
         if phases == self.mix.phases:
             return self
         return Stream(replace(self.mix, phases=phases), self.batch, self.views, self._orders)
 
     def order(self, source: str, epoch: int) -> PassOrder:
-        """The draws of (source, pass); of each source only the latest pass is kept."""
+        """Returns the draws of (source, pass); only the latest pass of each source stays cached."""
         if (source, epoch) not in self._orders:
             for old in [key for key in self._orders if key[0] == source]:
                 del self._orders[old]
@@ -71,13 +72,13 @@ class Stream:
 
 
 def exhausted(mix: MixConfig, cursor: Cursor) -> bool:
-    """Whether nothing is left to draw in the phase in force."""
+    """Whether no source with weight in the current phase has anything left."""
     weights = _weights(mix, cursor.phase)
     return all(c.exhausted or not weights[c.name] for c in cursor.sources)
 
 
 class _Draws:
-    """The mutable inside of one `advance`."""
+    """The mutable state of one `advance`."""
 
     def __init__(self, stream: Stream, cursor: Cursor) -> None:
         self._stream, self._phase = stream, cursor.phase
@@ -96,7 +97,7 @@ class _Draws:
         return not self._active
 
     def next(self) -> Sequence | None:
-        """The next sequence of the mixed stream; None once every source has left."""
+        """Draws the next sequence of the mixed stream; None once every source has left."""
         while self._active:
             place = largest_deficit(self._weights, self._tokens)
             sequence = self._draw(place)
@@ -109,13 +110,13 @@ class _Draws:
         return Cursor(step, self.offset, self._phase, tuple(self._cursors[s.name] for s in self._stream.mix.sources))
 
     def _draw(self, place: int) -> Sequence | None:
-        """Draws from the `place`-th active source; one that is exhausted then leaves."""
+        """Draws from the `place`-th active source; it leaves once exhausted."""
         stream, name = self._stream, self._active[place]
         sequence, after = draw(
             self._cursors[name],
             stream.views[name].samples,
             self._configs[name].max_passes,
-            lambda turn, n: stream.order(name, turn).at(n),
+            lambda epoch, n: stream.order(name, epoch).at(n),
             stream.batch.max_sequence_tokens,
             stream.mix.long_sequences,
         )
@@ -127,10 +128,10 @@ class _Draws:
 
 
 def largest_deficit(weights: list[int], tokens: list[int]) -> int:
-    """Which source has the largest token deficit: weight x all tokens - own tokens x all weights, in integers.
+    """Finds the largest deficit: weight x all tokens - own tokens x all weights, in integers.
 
-    Only sources that are still in the mix are listed, so one that has left does not distort the others' shares. Ties go to
-    the first, which is the first by name.
+    The lists hold the sources that are still in the mix: one that has left does not distort the
+    others' shares. A tie goes to the first, which is the first by name.
     """
     all_weights, all_tokens = sum(weights), sum(tokens)
     surplus = [t * all_weights - w * all_tokens for w, t in zip(weights, tokens, strict=True)]
@@ -149,7 +150,10 @@ def _weights(mix: MixConfig, phase: int) -> dict[str, int]:
 
 
 def _enter_phase(mix: MixConfig, cursor: Cursor) -> Cursor:
-    """Phases begin at step boundaries, in their order; deficits restart with each, so old shares are not made up for."""
+    """Enters the phases that have begun: at step boundaries, in their order.
+
+    Deficits restart with each, so old shares are not made up for.
+    """
     phase = cursor.phase
     while phase < len(mix.phases) and _begun(mix, phase + 1, cursor):
         phase += 1

@@ -1,4 +1,4 @@
-"""The values of membership: which sequences a step contains. Never knows ranks, loaders, layouts or speeds."""
+"""The values of membership: which sequences a step contains. No rank, loader, layout or speed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class Sequence(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens [start, stop) of sample `index` of a source in pass `turn`. The unit of attention.
+    """Tokens [start, stop) of sample `index` of a source in pass `epoch`: the unit of attention.
 
-    `length` is the whole sample's token count, EOS included; `stop < length` means that the next token exists and serves as
-    the last label.
+    `length` is the whole sample's token count, EOS included. Where `stop < length`, the next token
+    exists and serves as the last label.
     """
 
     source: str  # its name in the mix
@@ -25,7 +25,7 @@ class Sequence(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def labels(self) -> int:
-        """Valid labels: a split piece carries the next token as its last label, a sample's end has none."""
+        """Valid labels: a split piece has the next token as its last label, a sample's end has none."""
         return self.tokens if self.stop < self.length else self.tokens - 1
 
 
@@ -38,13 +38,13 @@ class SourceCursor(msgspec.Struct, frozen=True):
     tokens: int = 0  # tokens drawn since the current phase of the mix began
     total_tokens: int = 0  # tokens drawn in all
     total_samples: int = 0
-    piece: int = 0  # start of the next piece of the sample at hand; 0 = none is pending
-    piece_index: int = -1  # that sample's index; -1 = none
+    piece: int = 0  # start of the next piece of the sample being split; 0 = none is pending
+    piece_index: int = -1  # that sample's index, -1 = none; not read: it names the sample to people
     exhausted: bool = False  # reached maxPasses and left the mix
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """All that membership recurs on. `step` is the next step, `offset` the tokens of the mixed stream so far."""
+    """The state of the recursion: `step` is the next step, `offset` the tokens drawn so far."""
 
     step: int
     offset: int
@@ -58,7 +58,7 @@ class Membership(msgspec.Struct, frozen=True):
     step: int
     sequences: tuple[Sequence, ...]
     cursor: Cursor  # before this step
-    exhausted: bool = False  # the data ended within this step: it is the last, and may be short
+    exhausted: bool = False  # the data ends within this step: it is the last one and may be short
 
     @property
     def tokens(self) -> int:
@@ -66,5 +66,5 @@ class Membership(msgspec.Struct, frozen=True):
 
     @property
     def labels(self) -> int:
-        """Valid labels of the whole step: what the loss is divided by."""
+        """Valid labels of the whole step: the divisor of the loss."""
         return sum(s.labels for s in self.sequences)

@@ -1,4 +1,4 @@
-"""From a planner's drafts to a placement: global order, slices and times."""
+"""Makes a placement of a planner's drafts: global order, slices and times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coxswain.plan.values import Placement, Slice, Task
 
 
 def assemble(problem: Problem, balance: str, drafts: list[Draft]) -> Placement:
-    """The placement without operations; its times are the simulation's."""
+    """Returns the placement without operations; its times are the simulation's."""
     timeline = simulate(problem, drafts)
     lengths: list[int] = problem.lengths.tolist()
     tasks = [
@@ -41,7 +41,7 @@ def _slices(lengths: list[int], draft: Draft) -> tuple[Slice, ...]:
 
 
 def one_sequence_a_ring(drafts: list[Draft]) -> list[Draft]:
-    """Workers run rings of one sequence: a ring of several (a static mesh's) becomes consecutive rings."""
+    """Splits rings of several sequences (a static mesh's) into consecutive rings of one."""
     return [
         Draft(d.members, part)
         for d in drafts
@@ -50,5 +50,5 @@ def one_sequence_a_ring(drafts: list[Draft]) -> list[Draft]:
 
 
 def digest(placement: Placement) -> str:
-    """Names the tasks: equal on all ranks that follow the same plan."""
+    """Hashes the tasks: equal on all ranks that follow the same plan."""
     return "sha256:" + hashlib.sha256(msgspec.json.encode(placement.tasks)).hexdigest()

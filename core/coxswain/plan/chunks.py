@@ -1,31 +1,21 @@
-"""How a ring cuts its sequence: 2D chunks, head and tail to one member, so that causal work is even without padding."""
+"""How a ring cuts its sequence: 2D chunks, head and tail to one member.
+
+Causal attention costs more at the end of a sequence than at its start. Head and tail together make
+the members' work even without padding.
+"""
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
-from coxswain.plan.values import Slice, Task
-
-Chunk = tuple[int, int]  # tokens [start, stop) of the sequence
-
-
-def ring_chunks(length: int, degree: int) -> tuple[Chunk, ...]:
-    """The 2D chunks in order of position; sizes differ by at most one token and may be 0.
-
-    The i-th member's two chunks together have floor or ceil of length / D tokens. Cutting at length * i / 2D instead
-    would give a member up to one token more than that, so more than it has room for.
-    """
-    return tuple(pairwise(_cuts(length, degree)))
-
-
-def member_chunks(length: int, degree: int, member: int) -> tuple[Chunk, Chunk]:
-    """Head and tail of the `member`-th in ring order: chunks i and 2D-1-i."""
-    chunks = ring_chunks(length, degree)
-    return chunks[member], chunks[2 * degree - 1 - member]
+from coxswain.plan.values import Slice
 
 
 def ring_slices(sequence: int, length: int, members: tuple[int, ...]) -> list[Slice]:
-    """The slices of a ring task, head then tail of each member in ring order; empty chunks are not listed."""
+    """The slices of a ring task: head then tail of each member, in ring order.
+
+    Chunks differ in size by at most one token; empty ones are not listed.
+    """
     cuts = _cuts(length, len(members))
     last = len(cuts) - 1
     slices = []
@@ -36,15 +26,12 @@ def ring_slices(sequence: int, length: int, members: tuple[int, ...]) -> list[Sl
     return slices
 
 
-def chunk_table(task: Task, length: int) -> tuple[tuple[Chunk, Chunk], ...]:
-    """Head and tail of every member of a ring task, in ring order: what a worker needs to walk the ring."""
-    degree = len(task.replicas)
-    chunks = ring_chunks(length, degree)
-    return tuple((chunks[i], chunks[2 * degree - 1 - i]) for i in range(degree))
-
-
 def _cuts(length: int, degree: int) -> list[int]:
-    """The 2D+1 borders of the chunks."""
+    """The 2D+1 borders of the chunks.
+
+    A member's two chunks together have floor or ceil of length / D tokens. Cutting at
+    length * i / 2D instead could give a member one token more than it has room for.
+    """
     share, more = divmod(length, degree)
     tokens = [share + 1] * more + [share] * (degree - more)
     heads = [(t + 1) // 2 for t in tokens]

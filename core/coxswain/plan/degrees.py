@@ -1,4 +1,4 @@
-"""How many replicas a long sequence gets: the least number that ends within a target time."""
+"""Chooses how many replicas a long sequence gets: the least number that meets a target time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Degrees [low, high] of each sequence on one kind of link; ring time falls along it. Empty where low > high."""
+    """Degrees [low, high] of each sequence on one kind of link; empty where low > high.
+
+    The ring's time falls along the range.
+    """
 
     low: Ints
     high: Ints
@@ -23,7 +26,7 @@ class Range:
 
 
 def ranges(problem: Problem, lengths: Ints) -> tuple[Range, Range]:
-    """Degrees within a node, and degrees beyond it."""
+    """Returns the degrees within a node, and those beyond it."""
     least = np.maximum(2, -(-lengths // problem.capacity))
     parts = []
     for inside, first, last in (
@@ -38,22 +41,25 @@ def ranges(problem: Problem, lengths: Ints) -> tuple[Range, Range]:
 
 
 def _fastest(cost: CostModel, lengths: Ints, inside_node: bool) -> Ints:
-    """The degree beyond which a ring gets slower.
+    """Returns the degree beyond which a ring gets slower.
 
-    Compute of a ring falls with D; once blocks are so small that travel dominates, the time behaves as
+    Compute of a ring falls with D. Once blocks are so small that travel dominates, the time is
     lin*s/D + att*(s/D)^2 + kv*s*(1 - 1/D), which grows with D where kv > lin + 2*att*s/D.
     """
     kv = cost.kv(inside_node)
     travel_bound = lengths * (cost.attention / kv)
     if kv <= cost.linear:
         return np.full_like(lengths, np.iinfo(np.int64).max)
-    turn = 2 * cost.attention * lengths / (kv - cost.linear)
-    degrees: Ints = np.maximum(np.floor(np.maximum(travel_bound, turn)), 1).astype(np.int64)
+    turning = 2 * cost.attention * lengths / (kv - cost.linear)
+    degrees: Ints = np.maximum(np.floor(np.maximum(travel_bound, turning)), 1).astype(np.int64)
     return degrees
 
 
 def least_degrees(problem: Problem, lengths: Ints, target: float) -> Ints:
-    """Per sequence the least degree whose ring ends within `target` seconds at speed 1; the fastest one where none does."""
+    """Returns per sequence the least degree whose ring ends within `target` seconds at speed 1.
+
+    Where no degree does, the fastest one.
+    """
     inside, between = ranges(problem, lengths)
     best = np.zeros_like(lengths)
     best_seconds = np.full(lengths.shape, np.inf)
@@ -66,7 +72,7 @@ def least_degrees(problem: Problem, lengths: Ints, target: float) -> Ints:
 
 
 def _bisect(cost: CostModel, lengths: Ints, part: Range, target: float) -> Ints:
-    """The least degree of the range that meets the target, else the range's end."""
+    """Finds the least degree of the range that meets the target, else the range's end."""
     low, high = part.low.copy(), np.maximum(part.high, part.low)
     while (low < high).any():
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Length sets like those of the literature, from small quantile tables: the planners' test ground, no download needed."""
+"""Length sets like those of the literature, made from small quantile tables: no download needed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from coxswain.errors import Refused
 
 
 class Knots(NamedTuple):
-    """Quantiles and the lengths at them; between knots log(length) is linear in log(1 - quantile), as in a Pareto tail."""
+    """Quantiles and their lengths.
+
+    Between knots log(length) is linear in log(1 - quantile), as in a Pareto tail.
+    """
 
     quantiles: tuple[float, ...]
     lengths: tuple[int, ...]
 
 
-# FlexSP's file of a million Wikipedia lengths: its published quantiles (reference hdp 5.7).
+# Quantiles of the file of a million Wikipedia lengths that FlexSP publishes with its code.
 _WIKIPEDIA = Knots(
     (0, 0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 0.9999, 1 - 1e-6),
     (16, 67, 146, 347, 862, 2112, 3721, 10921, 37367, 102060, 1823777),
 )
-# ByteScale's two sets, known by token shares of length bins (reference hdp 1.9): quantiles chosen to reproduce these shares.
+# ByteScale publishes the token shares of length bins of its two sets; these quantiles give them.
 _BYTED = Knots(
     (0, 0.05, 0.25, 0.5, 0.8, 0.885, 0.935, 0.965, 0.9825, 0.9925, 0.9961, 0.99795, 0.99885, 0.9995),
     (32, 100, 420, 1200, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576, 2097152),
@@ -51,7 +54,10 @@ SETS = {"wikipedia": _WIKIPEDIA, "github": _GITHUB, "byted": _BYTED}
 
 
 def draw_lengths(name: str, *, context: int, tokens: int, seed: int) -> NDArray[np.int64]:
-    """A step of exactly `tokens` tokens in random order: sequences beyond the context are cut to it, the last one to the sum."""
+    """Draws a step of exactly `tokens` tokens in random order.
+
+    Sequences beyond the context are cut to it, the last one to the sum.
+    """
     if name not in SETS:
         raise Refused("UnknownLengths", f"length set {name!r}: not known; use one of {', '.join(SETS)}")
     knots, random = SETS[name], np.random.Generator(np.random.PCG64(seed))

@@ -1,7 +1,8 @@
-"""The replicas' loads while rings are placed, by nodes: which members are free first for a ring of a given degree.
+"""Keeps the replicas' loads by node and finds the members that are free first for a ring.
 
-A slow replica makes the whole ring slow. So replicas are compared by load plus handicap: the time by which a ring would end
-later on them than on a replica of the usual speed. With equal speeds there is none, and nodes are kept in order as they fill.
+A slow replica makes the whole ring slow. Replicas are therefore compared by load plus handicap: how
+much later a ring would end on them than on a replica of the usual speed. Equal speeds have no
+handicap, and nodes stay sorted as they fill.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Ints = NDArray[np.int64]
 
 
 class ReplicaLoads:
-    """Loads of replicas of equal speed, one row per node; a short last node is filled up with inf."""
+    """Loads of replicas of equal speed, one row a node; a short last node is padded with inf."""
 
     def __init__(self, problem: Problem) -> None:
         self.size = min(problem.node_size, problem.replicas)
@@ -25,11 +26,11 @@ class ReplicaLoads:
         self.loads = np.zeros(nodes * self.size)
         self.loads[problem.replicas :] = np.inf
         self.rows = self.loads.reshape(nodes, self.size)
-        # ordered[d - 1, n]: when d replicas of node n are free
+        # ordered[d - 1, n]: the time at which d replicas of node n are free
         self.ordered = np.ascontiguousarray(np.sort(self.rows, axis=1).T)
 
     def choose(self, degree: int, seconds: float) -> Ints:
-        """Members for a ring of so many seconds at speed 1: within one node where it fits, else over whole nodes."""
+        """Chooses members for a ring of so many seconds at speed 1: in one node, else whole nodes."""
         if degree <= self.size:
             return _of_node(self.rows, int(self.ordered[degree - 1].argmin()), degree)
         return _of_nodes(self.rows, self.ordered, degree)
@@ -44,14 +45,14 @@ class ReplicaLoads:
         self.ordered[:, nodes] = np.sort(self.rows[nodes], axis=1).T
 
     def end(self, members: Ints, seconds: float) -> float:
-        """When a ring of so many seconds at speed 1 would end on these members."""
+        """Returns when a ring of so many seconds at speed 1 ends on these members."""
         return float(self.loads[members].max()) + seconds / self.usual
 
     def first_free(self) -> float:
         return float(self.ordered[0].min())
 
     def starts(self, seconds: float) -> tuple[Floats, Floats]:
-        """The earliest start of a ring within a node, by degree 1, 2, ..., and of one on 1, 2, ... whole nodes."""
+        """Returns the earliest starts of rings of 1, 2, ... members of a node, and of whole nodes."""
         return self.ordered.min(axis=1), np.sort(self.ordered[-1])
 
 
@@ -91,7 +92,7 @@ class UnevenReplicaLoads(ReplicaLoads):
         return ordered.min(axis=1), np.sort(ordered[-1])
 
 
-WORTH = 0.98  # members strewn over nodes must end a ring this much sooner
+WORTH = 0.98  # members spread over nodes must end a ring this much sooner
 
 
 def replica_loads(problem: Problem) -> ReplicaLoads:
@@ -100,15 +101,16 @@ def replica_loads(problem: Problem) -> ReplicaLoads:
 
 
 def _of_node(keys: Floats, node: int, degree: int) -> Ints:
-    """Members of a node for the earliest start, in order of their numbers."""
+    """Chooses the members of a node for the earliest start, in order of their numbers."""
     members: Ints = np.sort(_earliest(keys[node], degree)) + node * keys.shape[1]
     return members
 
 
 def _earliest(keys: Floats, count: int) -> Ints:
-    """Which `count` are free first; of several choices the one that leaves the least waiting behind it.
+    """Chooses the `count` that are free first; of several choices, the one that waits least.
 
-    The last to be free sets the start, so whoever is free just as late costs nothing and saves an earlier one.
+    The last to be free sets the start: another that is free as late costs nothing and leaves an
+    earlier one to other rings.
     """
     order = keys.argsort(kind="stable")
     stop = int(np.searchsorted(keys[order], keys[order[count - 1]], side="right"))
@@ -116,7 +118,10 @@ def _earliest(keys: Floats, count: int) -> Ints:
 
 
 def _of_nodes(keys: Floats, ordered: Floats, degree: int) -> Ints:
-    """Whole nodes that are free first, the remainder from one more; any replicas where whole nodes do not suffice."""
+    """Chooses the whole nodes that are free first, and the rest from one more node.
+
+    Where whole nodes do not suffice, any replicas.
+    """
     size = keys.shape[1]
     whole, rest = divmod(degree, size)
     full = _earliest(ordered[-1], whole)

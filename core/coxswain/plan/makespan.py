@@ -1,7 +1,7 @@
-"""Makespan: every long sequence gets just enough replicas to end within a target time, short ones fill what is left.
+"""Makespan: long sequences get just enough replicas to meet a target time, short ones fill the rest.
 
-The target is searched over a few factors of the lower bound; each trial places rings and packs whole. Counts of trials, never
-seconds, limit the search, so the same input gives the same plan.
+The search tries a few factors of the lower bound as targets; each trial places all rings and packs.
+Counts of trials, never seconds, limit the search, so the same input gives the same plan.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from coxswain.plan.problem import Draft, Problem
 from coxswain.plan.rings import RingSchedule, place_rings
 
 TARGETS = (1.0, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6, 2.0)  # times the lower bound
-SHELVES = (1, 2, 3, 4, 6, 8)  # rings of a target's half, third, quarter ... stack up to it where whole ones lie badly
-CLOSE = 1.008  # times the target: near enough to stop
+SHELVES = (1, 2, 3, 4, 6, 8)  # rings of 1/n of the target stack where whole ones fit badly
+CLOSE = 1.008  # times the target: good enough to stop
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Where everything goes for one target, and when the last replica is done."""
+    """Rings and packs for one target, and when the last replica is done."""
 
     schedule: RingSchedule
     bins: Bins
@@ -37,14 +37,14 @@ def makespan(problem: Problem) -> list[Draft]:
     order = np.argsort(-problem.lengths, kind="stable")
     count = int((problem.lengths > problem.capacity).sum())
     long, short = order[:count], order[count:]
-    trial = _search(problem, long, short)
+    trial = search(problem, long, short)
     tasks = _rings(trial.schedule) + _packs(problem, trial, short)
     tasks.sort(key=lambda task: (task[0], -len(task[1].members), task[1].members[0]))
     return [draft for _, draft in tasks]
 
 
-def _search(problem: Problem, long: Ints, short: Ints) -> Trial:
-    """The best trial. A target above what has been reached already cannot help, so most steps need just one."""
+def search(problem: Problem, long: Ints, short: Ints) -> Trial:
+    """Returns the best trial. A target above the best makespan cannot help: most steps need one."""
     bound, tried = problem.lower_bound(), set[tuple[float, bytes]]()
     best: Trial | None = None
     for target, shelves in product(TARGETS if long.size else TARGETS[:1], SHELVES):
@@ -59,14 +59,17 @@ def _search(problem: Problem, long: Ints, short: Ints) -> Trial:
 
 
 def _degrees(problem: Problem, long: Ints, seconds: float) -> Ints:
-    """The least degrees for rings no longer than this on replicas of the usual speed."""
+    """Returns the least degrees for rings of at most so many seconds on replicas of usual speed."""
     return least_degrees(problem, problem.lengths[long], seconds * float(np.median(problem.speeds)))
 
 
 def _trial(
     problem: Problem, long: Ints, short: Ints, degrees: Ints, target: float, rival: Trial | None
 ) -> Trial | None:
-    """Rings of these degrees or more, all to end by `target`; then the packs. None if not done before the rival."""
+    """Places rings of these degrees or more to end by `target`, then packs.
+
+    None if that does not end before the rival.
+    """
     give_up = rival.makespan if rival else np.inf
     schedule = place_rings(problem, long, degrees, target, give_up)
     if schedule is None:
@@ -78,7 +81,7 @@ def _trial(
 
 
 def _bins(problem: Problem, schedule: RingSchedule, lengths: Ints) -> Bins:
-    """Every replica's tail first, then the gaps that could hold the shortest sequence."""
+    """Lists every replica's tail first, then the gaps that could hold the shortest sequence."""
     packs = -(-int(lengths.sum()) // problem.capacity)
     work = float(problem.cost.work_seconds(lengths).sum()) + packs * problem.cost.task
     level = max(water_level(schedule.loads, problem.speeds, work), float(schedule.loads.max()))
@@ -98,7 +101,7 @@ def _rings(schedule: RingSchedule) -> list[tuple[float, Draft]]:
 
 
 def _packs(problem: Problem, trial: Trial, short: Ints) -> list[tuple[float, Draft]]:
-    """The packs with their starts: those of a bin follow each other from the bin's start on."""
+    """Returns the packs with their starts: those of a bin follow each other from its start on."""
     if not short.size:
         return []
     order = np.lexsort((trial.packing.pack, trial.packing.bin))
@@ -116,7 +119,7 @@ def _packs(problem: Problem, trial: Trial, short: Ints) -> list[tuple[float, Dra
 
 
 def _before(seconds: Floats, groups: Ints) -> Floats:
-    """Sum of the earlier entries of the same group; equal groups lie together."""
+    """Sums the earlier entries of the same group; equal groups are adjacent."""
     total = np.cumsum(seconds) - seconds
-    fresh = np.concatenate([[True], np.diff(groups) != 0])
-    return total - total[np.maximum.accumulate(np.where(fresh, np.arange(groups.size), 0))]
+    first = np.concatenate([[True], np.diff(groups) != 0])
+    return total - total[np.maximum.accumulate(np.where(first, np.arange(groups.size), 0))]

@@ -1,4 +1,4 @@
-"""Naive HDP (ByteScale, Algorithm 1): the least degree that fits, best-fit packs, tasks dealt to replicas in turn."""
+"""Naive HDP (ByteScale, Algorithm 1): least degrees that fit, best-fit packs, tasks dealt in turn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from coxswain.plan.problem import Draft, Problem
 
 
 def naive(problem: Problem) -> list[Draft]:
-    """Every replica gets the same number of tasks, whatever is in them."""
+    """Deals the same number of tasks to every replica, whatever they cost."""
     lengths: list[int] = problem.lengths.tolist()
     short = [i for i, s in enumerate(lengths) if s <= problem.capacity]
     wants: list[tuple[int, tuple[int, ...]]] = [
@@ -24,7 +24,10 @@ def naive(problem: Problem) -> list[Draft]:
 
 
 def best_fit(lengths: list[int], sequences: list[int], capacity: int) -> list[tuple[int, ...]]:
-    """Packs of at most `capacity` tokens: longest first, each into the fullest pack that still holds it."""
+    """Makes packs of at most `capacity` tokens.
+
+    Longest first, each sequence goes into the fullest pack that still holds it.
+    """
     packs: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (tokens left, pack), sorted
     for i in sorted(sequences, key=lambda i: (-lengths[i], i)):

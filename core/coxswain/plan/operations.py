@@ -1,4 +1,4 @@
-"""Operation lists: what each stage runs in a step, in which order."""
+"""Operation lists: what each stage runs in a step, and in which order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from coxswain.plan.values import Operation, StageOperations, Task
 
 
 def operations(layout: Layout, tasks: Sequence[Task]) -> tuple[StageOperations, ...]:
-    """One list per replica and stage: forward and backward of its tasks, in the global order of tasks.
+    """Returns one list per replica and stage: forward and backward of its tasks in global order.
 
-    Every replica walks the same order and skips tasks that it has no part in, so rings cannot wait for each other in a
-    circle. With several stages that is not enough (design 03, Engine); such layouts are refused here.
+    Every replica follows the same order and skips tasks of others, so rings cannot wait for each
+    other in a circle. Several stages need more than that: Refused.
     """
     deep = [r for r, replica in enumerate(layout.replicas) if len(replica.stages) > 1]
     if deep:

@@ -1,4 +1,4 @@
-"""Short sequences, poured into the time that rings leave: packs are the sand between the stones."""
+"""Fills idle time between and after rings with packs of short sequences, longest first."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """Room for packs. A replica's tail is open-ended (limit inf); a gap before a ring must not be overfilled.
+    """Time that packs can take. A replica's tail has no limit (inf), a gap before a ring has one.
 
-    `level` is the time up to which a bin is taken. Gaps are shifted so that they all end at the level to be reached, which
-    makes the bin with the lowest level always the one with the most room.
+    `level` is the time up to which a bin is taken. Gaps are shifted to end at the level to be
+    reached: the bin with the lowest level is then always the one with the most room.
     """
 
     replica: Ints
@@ -33,7 +33,7 @@ class Bins:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Per sequence, in the order given: its bin, and the number of its pack within the bin. Per bin its level afterwards."""
+    """Per sequence its bin and the number of its pack in the bin; per bin its level afterwards."""
 
     bin: Ints
     pack: Ints
@@ -41,10 +41,11 @@ class Packing:
 
 
 def fill_bins(problem: Problem, lengths: Ints, bins: Bins) -> Packing:
-    """Longest processing time first, a round at a time: `lengths` must fall. Packs hold at most C tokens, first fit in a bin.
+    """Assigns sequences to the lowest bin, longest first: `lengths` must fall.
 
-    A round serves every bin that could take one more before the lowest would be full again, which is what one-by-one
-    assignment to the lowest bin does, but vectorised.
+    A pack holds at most C tokens; a sequence goes into the first of the bin's packs that holds it.
+    A round serves every bin that is lower than the lowest will be after its next sequence: what
+    one-by-one assignment does, but vectorised.
     """
     cost = problem.cost.work_seconds(lengths)
     speed, level = problem.speeds[bins.replica], bins.level.copy()
@@ -56,16 +57,16 @@ def fill_bins(problem: Problem, lengths: Ints, bins: Bins) -> Packing:
         now = slice(done, done + chosen.size)
         room = _with_spare(room, problem.capacity)
         at = (room[chosen] >= lengths[now, None]).argmax(axis=1)
-        fresh = room[chosen, at] == problem.capacity
+        opened = room[chosen, at] == problem.capacity
         room[chosen, at] -= lengths[now]
-        level[chosen] += (cost[now] + problem.cost.task * fresh) / speed[chosen]
+        level[chosen] += (cost[now] + problem.cost.task * opened) / speed[chosen]
         where[now], pack[now] = chosen, at
         done += chosen.size
     return Packing(where, pack, level)
 
 
 def _round(level: Floats, limit: Floats, seconds: Floats, most: int) -> Ints:
-    """The bins that take the next sequences, lowest first: those below where the lowest will be afterwards."""
+    """Returns the bins that take the next sequences, lowest first."""
     after = level + seconds
     after[after > limit] = np.inf
     top = after.min()
@@ -74,14 +75,14 @@ def _round(level: Floats, limit: Floats, seconds: Floats, most: int) -> Ints:
 
 
 def _with_spare(room: Ints, capacity: int) -> Ints:
-    """Keep one pack in reserve in every bin, so that a first fit always exists."""
+    """Keeps one empty pack in every bin, so that a first fit always exists."""
     if (room[:, -1] == capacity).all():
         return room
     return np.concatenate([room, np.full_like(room, capacity)], axis=1)
 
 
 def water_level(levels: Floats, speeds: Floats, work: float) -> float:
-    """The time at which `work` seconds are done when every replica is busy from its level on: what pouring can reach at best."""
+    """Returns when `work` seconds are done if every replica is busy from its level on."""
     order = np.argsort(levels, kind="stable")
     rate = np.cumsum(speeds[order])
     taken = np.cumsum(speeds[order] * levels[order])

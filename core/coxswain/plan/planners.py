@@ -1,4 +1,4 @@
-"""The planners by name: the one place where a new one is registered."""
+"""Registers the planners by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BALANCES: dict[str, Planner] = {"makespan": makespan, "naive": naive, "static": 
 
 
 def planner(balance: str) -> Planner:
-    """The planner of that name, in any spelling of case (the API says Makespan)."""
+    """Returns the planner of that name; case does not matter (the API says Makespan)."""
     found = BALANCES.get(balance.lower())
     if found is None:
         raise Refused("UnknownBalance", f"balance {balance!r}: not known; use one of {', '.join(BALANCES)}")
@@ -38,7 +38,7 @@ def plan(
     max_degree: int,
     node_size: int,
 ) -> Placement:
-    """Place one step, without operations. Rings of a static mesh may hold several sequences."""
+    """Places one step, without operations. Rings of a static mesh may hold several sequences."""
     problem = make_problem(
         lengths,
         replicas=replicas,

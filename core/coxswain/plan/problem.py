@@ -1,4 +1,4 @@
-"""What a planner is given and what it gives back, before slices are cut and times are added."""
+"""A planner's input and output, before slices are cut and times are added."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from coxswain.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One step to be placed. Replica r belongs to node r // node_size; speeds are relative to the cost model's replica."""
+    """One step to be placed.
+
+    Replica r belongs to node r // node_size; speed 1 is the cost model's.
+    """
 
     lengths: NDArray[np.int64]
     replicas: int
@@ -33,7 +36,7 @@ class Problem:
 
 
 class Draft(NamedTuple):
-    """A task to be: members in ring order (one: a pack) and the sequences in it."""
+    """A task without slices: members in ring order (one: a pack) and its sequences."""
 
     members: tuple[int, ...]
     sequences: tuple[int, ...]
@@ -55,7 +58,7 @@ def make_problem(
     max_degree: int,
     node_size: int,
 ) -> Problem:
-    """Check a step's numbers and make the problem of them; Refused names what is wrong."""
+    """Makes the problem of a step's numbers; Refused names the number that is wrong."""
     s = np.asarray(lengths, dtype=np.int64).reshape(-1)
     rates = np.ones(replicas) if speeds is None else np.asarray(speeds, dtype=np.float64)
     for name, value in (

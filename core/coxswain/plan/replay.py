@@ -1,4 +1,7 @@
-"""Runs the operation lists on the host, with rings that block until all members are there: a plan that could hang, hangs here."""
+"""Runs the operation lists on the host; rings block until all members arrive.
+
+A plan that could hang, hangs here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from coxswain.plan.values import Operation, Placement, Task
 
 
 def replay(placement: Placement, layout: Layout) -> list[str]:
-    """Faults of the operation lists: missing, foreign or repeated operations, backward before forward, or a hang."""
+    """Returns the faults of the operation lists.
+
+    They are missing, foreign or repeated operations, a backward before its forward, and hangs.
+    """
     lists = {(o.replica, o.stage): o.operations for o in placement.operations}
     stages = {(r, s) for r, replica in enumerate(layout.replicas) for s in range(len(replica.stages))}
     if set(lists) != stages or len(placement.operations) != len(stages):
@@ -19,7 +25,7 @@ def replay(placement: Placement, layout: Layout) -> list[str]:
 
 
 def _own(replica: int, mine: tuple[Operation, ...], tasks: tuple[Task, ...]) -> list[str]:
-    """Each of its tasks forward once, then backward once, and nothing else."""
+    """Demands each of the replica's tasks forward once, then backward once, and nothing else."""
     wanted = sorted((kind, t.index) for t in tasks if replica in t.replicas for kind in "FB")
     have = sorted((o.kind, o.task) for o in mine)
     if have != wanted:
@@ -31,7 +37,7 @@ def _own(replica: int, mine: tuple[Operation, ...], tasks: tuple[Task, ...]) -> 
 
 
 def _walk(lists: dict[tuple[int, int], tuple[Operation, ...]], tasks: tuple[Task, ...]) -> list[str]:
-    """Each stage stands at its next operation; an operation runs once all members of its task stand at it."""
+    """Advances stages: an operation runs once all members of its task have reached it."""
     at = dict.fromkeys(lists, 0)
     waiting: dict[tuple[int, Operation], set[int]] = defaultdict(set)
     ready = sorted(lists)
@@ -56,5 +62,5 @@ def _hang(operation: Operation, here: set[int], tasks: tuple[Task, ...]) -> str:
     absent = sorted(set(task.replicas) - here)
     return (
         f"hang: replica {min(here)} waits in {operation.kind} of task {task.index} (sequence {task.slices[0].sequence}) "
-        f"for replica {absent[0]}, which stands elsewhere"
+        f"for replica {absent[0]}, which is at another operation"
     )

@@ -1,4 +1,4 @@
-"""Rings onto replicas: a ring needs all its members at once, so the longest go first, and one that would stick out is widened."""
+"""Places rings on replicas, longest first, and widens those that would end after the target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coxswain.cost.model import Floats
 from coxswain.plan.loads import Ints, ReplicaLoads, replica_loads
 from coxswain.plan.problem import Problem
 
-SLACK = 1.002  # of the target: not worth another look
+SLACK = 1.002  # times the target: a ring that ends by then is not widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Times that replicas wait in before a ring."""
+    """Times in which replicas wait for a ring to start."""
 
     replica: Ints
     start: Floats
@@ -33,7 +33,7 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class RingSchedule:
-    """All rings, when each replica has done its last one, and the gaps between them."""
+    """All rings, when each replica ends its last one, and the gaps between them."""
 
     rings: tuple[Ring, ...]
     loads: Floats
@@ -41,9 +41,10 @@ class RingSchedule:
 
 
 def place_rings(problem: Problem, sequences: Ints, degrees: Ints, target: float, give_up: float) -> RingSchedule | None:
-    """Longest duration first, each as soon as its members can; a ring that would end after the target gets more of them.
+    """Starts each ring as soon as its members are free, longest duration first.
 
-    None as soon as one ends at `give_up` or later: then another plan is better anyway.
+    A ring that would end after the target gets more members. None as soon as one ends at `give_up`
+    or later: another plan is better.
     """
     lengths = problem.lengths[sequences]
     seconds = ring_seconds(problem, lengths, degrees)
@@ -68,7 +69,7 @@ def place_rings(problem: Problem, sequences: Ints, degrees: Ints, target: float,
 def _place(
     problem: Problem, loads: ReplicaLoads, length: int, degree: int, seconds: float, target: float
 ) -> tuple[Ints, float]:
-    """Members, and when the ring ends on them."""
+    """Returns the members, and when the ring ends on them."""
     members = loads.choose(degree, seconds)
     stop = loads.end(members, seconds)
     if stop <= SLACK * target or loads.first_free() >= target:
@@ -85,7 +86,10 @@ def _place(
 def _widen(
     problem: Problem, loads: ReplicaLoads, length: int, degree: int, seconds: float, target: float
 ) -> tuple[int, float]:
-    """The least greater degree, in a node or of whole nodes, that ends by the target; else the one that ends first."""
+    """Returns the least greater degree that ends by the target, else the one that ends first.
+
+    Candidates lie within a node or are whole nodes.
+    """
     inside, nodes = loads.starts(seconds)
     degrees = np.concatenate([np.arange(1, loads.size + 1), np.arange(2, nodes.size + 1) * loads.size])
     starts = np.concatenate([inside, nodes[1:]])
@@ -101,7 +105,7 @@ def _widen(
 
 
 def ring_seconds(problem: Problem, lengths: Ints, degrees: Ints) -> Floats:
-    """Rings at speed 1, within a node where the degree allows it."""
+    """Returns the seconds of rings at speed 1, within a node where the degree allows it."""
     s, d = lengths.astype(np.float64), degrees.astype(np.float64)
     inside, between = problem.cost.ring_seconds(s, d, True), problem.cost.ring_seconds(s, d, False)
     return np.where(degrees <= problem.node_size, inside, between)

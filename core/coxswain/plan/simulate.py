@@ -1,4 +1,7 @@
-"""Times a list of tasks under the cost model, as the workers would run it. Planners are judged by this, not believed."""
+"""Times a list of tasks under the cost model, as the workers would run it.
+
+A placement carries these times, not those that its planner assumed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from coxswain.plan.values import Placement
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Start and duration of every task in the global order, and what each replica did."""
+    """Start and duration of every task in global order, and the busy time of each replica."""
 
     starts: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -28,7 +31,7 @@ class Timeline:
 
 
 def simulate(problem: Problem, tasks: Iterable[Draft]) -> Timeline:
-    """Every replica walks the tasks in their order; a ring starts when all its members are free."""
+    """Runs each replica's tasks in order; a ring starts when all its members are free."""
     free = [0.0] * problem.replicas
     busy = [0.0] * problem.replicas
     speeds: list[float] = problem.speeds.tolist()
@@ -59,12 +62,15 @@ def _ring_seconds(problem: Problem, members: tuple[int, ...], sequences: tuple[i
 
 
 def drafts_of(placement: Placement) -> list[Draft]:
-    """The tasks of a finished placement, as a planner would have written them."""
+    """Returns the tasks of a finished placement as a planner writes them."""
     return [Draft(t.replicas, tuple(dict.fromkeys(s.sequence for s in t.slices))) for t in placement.tasks]
 
 
 def ring_bytes(problem: Problem, tasks: Iterable[Draft]) -> tuple[int, int]:
-    """Bytes that rings move inside nodes and between nodes; each hop of a ring carries D-1 blocks of keys and values."""
+    """Returns the bytes that rings move inside nodes and between nodes.
+
+    Each hop of a ring carries D-1 blocks of keys and values.
+    """
     inside = between = 0.0
     for members, sequences in tasks:
         degree = len(members)

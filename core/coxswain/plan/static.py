@@ -9,9 +9,9 @@ from coxswain.plan.problem import Draft, Problem
 
 
 def static(problem: Problem) -> list[Draft]:
-    """Packs of CP x C tokens, filled in the order of the data and dealt to the DP groups in turn.
+    """Fills packs of CP x C tokens in the order of the data and deals them to the DP groups.
 
-    Every sequence is cut over the whole group, all those of a pack in one ring.
+    Every sequence is cut over the whole group; all those of a pack are one ring.
     """
     longest = int(problem.lengths.max(initial=1))
     cp = _least_divisor(-(-longest // problem.capacity), problem.replicas)
@@ -40,5 +40,5 @@ def _next_fit(lengths: list[int], capacity: int) -> list[tuple[int, ...]]:
 
 
 def _least_divisor(least: int, total: int) -> int:
-    """The least degree that also divides the replicas, as a mesh must."""
+    """Returns the least degree that divides the replicas, as a mesh must."""
     return next(d for d in range(least, total + 1) if total % d == 0)

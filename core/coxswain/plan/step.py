@@ -1,4 +1,4 @@
-"""The one entry for a running job: lengths, layout and speeds in, a placement with operations out."""
+"""Plans a step of a running job: lengths, layout and speeds in, a placement with operations out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plan_step(
     model: ModelConfig,
     speeds: Sequence[float] | None = None,
 ) -> Placement:
-    """Place one step on the layout's replicas; `speeds` are per replica, 1 = as the cost model says.
+    """Places one step on the layout's replicas; speed 1 of a replica is the cost model's.
 
     Refused "CapacityLost" if the longest sequence does not fit. The result has passed the validator.
     """
@@ -47,6 +47,6 @@ def plan_step(
 
 
 def replicas_per_trainer(layout: Layout) -> int:
-    """A trainer is a pod on one node; replicas of the same trainer are neighbours."""
+    """Counts the replicas of the first trainer: a trainer is a pod on one node."""
     homes = [replica.stages[0].devices[0].trainer for replica in layout.replicas]
     return max(1, sum(home == homes[0] for home in homes)) if homes else 1

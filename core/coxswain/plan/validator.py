@@ -1,4 +1,4 @@
-"""Judges a placement before it is committed: a plan that could hang or lose a token is refused, naming replica and sequence."""
+"""Checks a placement before it is committed: a plan that could hang or lose a token is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coxswain.plan.values import Placement, Task
 
 
 def validate(placement: Placement, lengths: Sequence[int], layout: Layout, capacity: int, max_degree: int) -> list[str]:
-    """Everything that is wrong with the placement; empty: it can be run."""
+    """Returns everything that is wrong with the placement, naming replica and sequence."""
     faults = [*_order(placement)]
     for task in placement.tasks:
         shape = [*_members(task, layout, max_degree)] or [*_slices(task, lengths, capacity)]
@@ -87,7 +87,7 @@ def _ring(task: Task, lengths: Sequence[int]) -> Iterator[str]:
 
 
 def _coverage(placement: Placement, lengths: Sequence[int]) -> list[str]:
-    """Every token exactly once. Slices of a sequence are laid side by side; they must meet from 0 to its length."""
+    """Demands every token exactly once: a sequence's slices must join from 0 to its length."""
     pieces: dict[int, list[tuple[int, int]]] = {}
     for task in placement.tasks:
         for s in task.slices:

@@ -1,4 +1,4 @@
-"""The values of placement: sequences in, tasks out. Pure data; planners make it, the validator judges it, workers walk it."""
+"""The values of placement. Planners make them, the validator checks them, workers run them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Tokens [start, stop) of the sequence at position `sequence` in the step's membership, computed by `replica`."""
+    """Tokens [start, stop) of sequence number `sequence` of the membership, computed by `replica`."""
 
     replica: int
     sequence: int
@@ -19,9 +19,10 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Task(msgspec.Struct, frozen=True):
     """The unit of execution.
 
-    A *pack* has one replica and whole short sequences. A *ring* has D >= 2 replicas in ring order and one sequence in 2D
-    chunks: the i-th replica holds chunks i and 2D-1-i (head and tail), so that causal work is even. Chunks may be uneven by
-    one token and, for very short sequences, empty (then no slice is listed).
+    A *pack* has one replica and whole short sequences. A *ring* has D >= 2 replicas in ring order
+    and one sequence in 2D chunks: the i-th replica holds chunks i and 2D-1-i (head and tail), so
+    that causal work is even. Chunks may be uneven by one token, and empty for very short sequences;
+    an empty one has no slice.
     """
 
     index: int  # place in the step's one global order
@@ -39,7 +40,7 @@ class Operation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StageOperations(msgspec.Struct, frozen=True):
-    """What the devices of one stage of one replica run in a step, in this order."""
+    """The operations of one stage of one replica in a step, in order."""
 
     replica: int
     stage: int
@@ -47,7 +48,7 @@ class StageOperations(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where and in which order one step's sequences are computed, and how good that is."""
+    """Where and in which order one step's sequences are computed, and how long that takes."""
 
     balance: str
     replicas: int

@@ -1,4 +1,4 @@
-"""What a job's pods are told: the resolved job, and the token by which they know each other."""
+"""The configuration of a job's pods: the resolved job, and the token that they authenticate with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def config_map(job: Manifest, config: JobConfig) -> Manifest:
 
 
 def secret(job: Manifest, token: str) -> Manifest:
-    """Made once, from a fresh random token, and never remade while the job lives."""
+    """Created once, from a random token, and kept while the job exists."""
     data = {"token": base64.b64encode(token.encode()).decode()}
     manifest = child(job, "v1", "Secret", secret_name(job), {"type": "Opaque", "data": data})
     manifest["metadata"]["annotations"] = {}  # a hash of the token has no business in the open

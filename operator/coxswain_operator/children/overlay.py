@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# How the items of a list are told apart; other lists are appended to.
+# The keys of list items; other lists are appended to.
 KEYS = {
     "containers": "name", "initContainers": "name", "volumes": "name", "env": "name", "ports": "containerPort",
     "volumeMounts": "mountPath", "imagePullSecrets": "name", "hostAliases": "ip",

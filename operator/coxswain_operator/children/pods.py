@@ -91,7 +91,7 @@ class PodPlan:
 
 
 def _named(container: Manifest, own: dict[str, str]) -> Manifest:
-    """With the environment that tells one member from another."""
+    """With the environment that differs between members."""
     env = [e for e in container.get("env", ()) if e["name"] not in own]
     return {**container, "env": [*({"name": k, "value": v} for k, v in own.items()), *env]}
 

@@ -15,7 +15,7 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 HOST, PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
 
 
-def _nobody() -> str:
+def _anonymous() -> str:
     return ""
 
 
@@ -28,7 +28,7 @@ class Access:
     verify: bool = True
     certificate: str | None = None
     key: str | None = None
-    authorization: Callable[[], str] = _nobody
+    authorization: Callable[[], str] = _anonymous
     """The header's value, renewed if it was about to expire; empty for access by certificate."""
 
     def trust(self) -> ssl.SSLContext:
@@ -60,7 +60,7 @@ def _of_pod(account: Path, environment: Mapping[str, str]) -> Access | None:
     if not (host and port and token.is_file() and ca.is_file()):
         return None
     where = f"[{host}]" if ":" in host else host
-    # Read anew each time, since the kubelet renews it; the file lies in memory.
+    # Read each time, since the kubelet renews it; the file is in memory.
     return Access(f"https://{where}:{port}", str(ca), authorization=lambda: f"Bearer {token.read_text().strip()}")
 
 

@@ -1,4 +1,4 @@
-"""What an informer knows: the newest state of every object, whoever told it first. Pure, but for its subscribers' queues."""
+"""The newest known state of every object of one kind. Pure, except for the queues of subscribers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from coxswain.names import LABEL_JOB_UID
 Name = tuple[str, str]  # namespace, name
 T = TypeVar("T")
 
-_REMEMBERED = 4096
+REMEMBERED_UIDS = 4096  # of deleted objects
 
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """One object. `value` is what is kept of it: its bytes, or a slim view."""
+    """One object. `value` is its bytes, or a slim view."""
 
     name: Name
     uid: str
@@ -28,31 +28,32 @@ class Entry(Generic[T]):
 
     @property
     def owner(self) -> str:
-        """The uid of the job that it belongs to; empty for what belongs to none."""
+        """The uid of the job that owns it; empty without one."""
         return self.labels.get(LABEL_JOB_UID, "")
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEvent(Generic[T]):
-    """A change of an entry; of one that was deleted, as it was."""
+    """A change of an entry; a deleted entry is as it was before."""
 
     kind: Literal["ADDED", "MODIFIED", "DELETED"]
     entry: Entry[T]
 
 
 class Cache(Generic[T]):
-    """Objects of one kind. `version`: everything that happened up to this resourceVersion is in it.
+    """Objects of one kind. `version`: it contains all changes up to this resourceVersion.
 
-    It also hears what the operator's own writes returned, before the watch tells of them, so that a look never lacks them.
-    Older news about an object never replaces newer. resourceVersions are compared as numbers, which Kubernetes has
-    promised since 1.35 (KEP-5504) and always done.
+    It also takes what the operator's own writes return, so that a read sees them before the watch
+    delivers them. An older state of an object never replaces a newer one. resourceVersions are
+    compared as numbers; Kubernetes promises that since 1.35 (KEP-5504), and did it before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, remembered: int = REMEMBERED_UIDS) -> None:
         self._entries: dict[Name, Entry[T]] = {}
         self._by_owner: dict[str, dict[Name, Entry[T]]] = {}
         self._subscribers: list[asyncio.Queue[CacheEvent[T]]] = []
-        self._gone: OrderedDict[str, None] = OrderedDict()  # uids: a list that was under way may still tell of them
+        self._remembered = remembered
+        self._gone: OrderedDict[str, None] = OrderedDict()  # uids that a late list may still contain
         self.version = 0
 
     def __len__(self) -> int:
@@ -62,7 +63,7 @@ class Cache(Generic[T]):
         return self._entries.get(name)
 
     def select(self, namespace: str, labels: Mapping[str, str] | None = None) -> Iterator[Entry[T]]:
-        """Those with all of these labels, in a namespace or in all (""). Asked for a job's, it looks at no others."""
+        """Entries with all of these labels, in a namespace or in all (""). A job's uid limits the search."""
         wanted = (labels or {}).items()
         owner = (labels or {}).get(LABEL_JOB_UID)
         entries = self._entries if owner is None else self._by_owner.get(owner, {})
@@ -74,7 +75,7 @@ class Cache(Generic[T]):
         return self._by_owner.get(owner, {}).values()
 
     def subscribe(self) -> asyncio.Queue[CacheEvent[T]]:
-        """All changes from now on."""
+        """A queue of all changes from now on."""
         queue: asyncio.Queue[CacheEvent[T]] = asyncio.Queue()
         self._subscribers.append(queue)
         return queue
@@ -83,30 +84,30 @@ class Cache(Generic[T]):
         self._subscribers.remove(queue)
 
     def replace(self, listed: set[Name], version: int) -> None:
-        """A whole list of that version has been put: what is not in it is gone, but for what our own writes made since."""
+        """Ends a LIST of that version: removes what it lacks, except what own writes made after it."""
         for name in [n for n, e in self._entries.items() if n not in listed and e.version <= version]:
             self._remove(name)
         self.version = max(self.version, version)
 
     def reach(self, version: int) -> None:
-        """The watch has got to here."""
+        """The watch has reached this version."""
         self.version = max(self.version, version)
 
     def apply_write(self, entry: Entry[T]) -> bool:
-        """What a write returned; whether it was news. Not if the watch was there already: the object may have gone since."""
+        """Takes what an own write returned; False if the watch has passed it: the object may be gone."""
         return entry.version > self.version and self.put(entry)
 
     def apply_delete(self, name: Name, uid: str) -> None:
         """A delete took effect at once. A uid never comes back."""
         if uid:
             self._gone[uid] = None
-        if len(self._gone) > _REMEMBERED:
+        if len(self._gone) > self._remembered:
             self._gone.popitem(last=False)
         if name in self._entries and uid in ("", self._entries[name].uid):
             self._remove(name)
 
     def put(self, entry: Entry[T]) -> bool:
-        """Whether it was news."""
+        """Takes a state of an object; False if it is not newer than the known one."""
         known = self._entries.get(entry.name)
         if entry.uid in self._gone or (known is not None and known.version >= entry.version):
             return False
@@ -119,7 +120,7 @@ class Cache(Generic[T]):
         return True
 
     def forget(self, name: Name, version: int) -> None:
-        """The watch tells that it was deleted."""
+        """The watch reports a deletion; one that is older than the entry is ignored."""
         known = self._entries.get(name)
         if known is not None and known.version <= version:
             self._remove(name)
@@ -132,6 +133,6 @@ class Cache(Generic[T]):
             del self._by_owner[entry.owner]
         self._notify(CacheEvent("DELETED", entry))
 
-    def _notify(self, news: CacheEvent[T]) -> None:
+    def _notify(self, event: CacheEvent[T]) -> None:
         for queue in self._subscribers:
-            queue.put_nowait(news)
+            queue.put_nowait(event)

@@ -30,9 +30,9 @@ DISCOVERY_SECONDS = 2.0  # between two looks whether the CRDs are there
 
 
 class KubernetesCluster:
-    """Lists come from informers that also hear the answers to our own writes: as of now for what this operator did.
+    """Lists come from informers that also take the results of own writes: a read sees them at once.
 
-    Use as `async with`. Of the kinds that others use too only what carries the label `coxswain.dev/job-uid` is seen.
+    Use as `async with`. Of kinds that others use too, only objects with the label `coxswain.dev/job-uid` are read.
     """
 
     def __init__(self, connection: Connection, namespaced: bool = False, silence: float = SILENCE_SECONDS) -> None:
@@ -101,14 +101,14 @@ class KubernetesCluster:
             for entry in [*informer.cache.select(namespace, labels)]:
                 yield WatchEvent("ADDED", _shown(kind, entry))
             while True:
-                news = await queue.get()
-                if namespace in ("", news.entry.name[0]) and wanted <= news.entry.labels.items():
-                    yield WatchEvent(news.kind, _shown(kind, news.entry))
+                event = await queue.get()
+                if namespace in ("", event.entry.name[0]) and wanted <= event.entry.labels.items():
+                    yield WatchEvent(event.kind, _shown(kind, event.entry))
         finally:
             informer.cache.unsubscribe(queue)
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Raises AlreadyExists, Refused with the server's words, Retryable."""
+        """Raises AlreadyExists, Refused with the server's message, Retryable."""
         resource, meta = BY_KIND[manifest["kind"]], manifest["metadata"]
         namespace = meta.get("namespace", "")
         try:
@@ -128,7 +128,7 @@ class KubernetesCluster:
         try:
             path = BY_KIND[kind].path(namespace, name)
             answer = manifest_of(content := await self._connection.send("DELETE", path, options))
-        except Conflict:  # another of that name has taken its place, as the watch will tell
+        except Conflict:  # another object has that name now; the watch will report it
             return
         except NotFound:
             answer = {"kind": "Status"}
@@ -156,13 +156,13 @@ class KubernetesCluster:
         return manifest
 
     async def publish(self, involved: Manifest, event: Event) -> None:
-        """Hands it over: no job waits or ends for an event."""
+        """Queues it: no pass waits for an event."""
         self._events.put(involved, event)
 
     def note(self, change: WatchEvent) -> bool:
-        """Hears of a change from elsewhere: whoever rings for it can be sure that the next list has it.
+        """Takes a change from kopf: the next list contains it.
 
-        False: it only repeats what our own last write did.
+        False: the change is this operator's own last write.
         """
         kind, meta = change.object["kind"], change.object["metadata"]
         name = meta.get("namespace", ""), meta["name"]
@@ -188,7 +188,7 @@ class KubernetesCluster:
         return {resource["name"] for resource in found["resources"]}
 
     def silence(self, now: float) -> float:
-        """Seconds since the quietest of the streams was last heard; `now` in time.monotonic()'s terms."""
+        """Seconds since the last message on the quietest stream; `now` as time.monotonic()."""
         return max((now - informer.heard for informer, _ in self._informers.values()), default=0.0)
 
     def _noted(self, kind: str, namespace: str, content: bytes) -> Manifest:

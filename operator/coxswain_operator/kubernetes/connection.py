@@ -36,15 +36,15 @@ class Expired(CoxswainError):
 class _Again(Exception):
     """This attempt failed in a way that may pass. `after`: seconds that the server asks to wait."""
 
-    def __init__(self, words: str, after: float = 0.0) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, after: float = 0.0) -> None:
+        super().__init__(message)
         self.after = after
 
 
 class Connection:
     """Calls of one API server. Use as `async with`.
 
-    Errors: NotFound, Expired, AlreadyExists, Conflict; Refused with the server's words for what it will never accept;
+    Errors: NotFound, Expired, AlreadyExists, Conflict; Refused with the server's message for what it never accepts;
     Retryable once the deadline has passed.
     """
 
@@ -55,7 +55,7 @@ class Connection:
         at_once: int = AT_ONCE,
         on_response: Callable[[str, int], None] | None = None,
     ) -> None:
-        """`at_once`: requests under way at most, watches aside. `told` hears of every answer: its method and status code."""
+        """`at_once`: most requests under way, without watches. `on_response` gets method and status code."""
         self._access, self._deadline, self._on_response = access, deadline, on_response or (lambda method, status: None)
         self._pace = AdaptiveLimiter(at_once)
 
@@ -144,21 +144,21 @@ async def _split(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 def _read(method: str, path: str, response: aiohttp.ClientResponse, body: bytes) -> bytes:
     if response.status < 300:
         return body
-    reason, words = _status(body)
-    words = f"{method} {path}: {words or response.reason}"
+    reason, message = _status(body)
+    message = f"{method} {path}: {message or response.reason}"
     match response.status:
         case 401 | 408 | 429:
-            raise _Again(words, _pause(response))
+            raise _Again(message, _pause(response))
         case code if code >= 500:
-            raise _Again(words, _pause(response))
+            raise _Again(message, _pause(response))
         case 404:
-            raise NotFound(words)
+            raise NotFound(message)
         case 409:
-            raise AlreadyExists(words) if reason == "AlreadyExists" else Conflict(words)
+            raise AlreadyExists(message) if reason == "AlreadyExists" else Conflict(message)
         case 410:
-            raise Expired(words)
+            raise Expired(message)
         case code:
-            raise Refused(reason or f"Http{code}", words)
+            raise Refused(reason or f"Http{code}", message)
 
 
 def _status(body: bytes) -> tuple[str, str]:

@@ -50,7 +50,7 @@ def read_node(content: Bytes) -> Entry[Any]:
 
 
 def read_manifest(content: Bytes, head: dict[str, msgspec.Raw]) -> Entry[Any]:
-    """As bytes a manifest takes a fraction of its size, and nobody can change what others read. Items of a list lack the head."""
+    """Stored encoded: small and immutable. Adds the head that items of a list lack."""
     parts = _PARTS.decode(content)
     metadata = _PARTS.decode(parts["metadata"])
     metadata.pop("managedFields", None)
@@ -70,5 +70,5 @@ def _entry(meta: ObjectMeta, labels: dict[str, str], value: Any) -> Entry[Any]:
 
 @lru_cache(maxsize=1024)
 def _labels(job: str, uid: str) -> dict[str, str]:
-    """Shared by all pods of a job. Nobody writes to it."""
+    """Shared by all pods of a job; read-only."""
     return {names.LABEL_JOB: job, names.LABEL_JOB_UID: uid}

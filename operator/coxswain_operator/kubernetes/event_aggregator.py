@@ -1,10 +1,10 @@
-"""Which happenings become Events of their own, and which only count up one that is there. Pure."""
+"""Decides which events become Events of their own and which raise the count of one. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-WINDOW_SECONDS = 600.0  # after which the same thing is news again
+WINDOW_SECONDS = 600.0  # after which the same message is a new Event
 DIFFERENT = 5  # Events of one reason about one job within a window; what follows counts up the last of them
 
 Subject = tuple[str, str]  # the job's uid, and the reason
@@ -12,7 +12,7 @@ Subject = tuple[str, str]  # the job's uid, and the reason
 
 @dataclass(slots=True)
 class EventSeries:
-    """One Event. `told`: up to which count the API server knows."""
+    """One Event. `published`: the count that the API server has."""
 
     path: str
     message: str
@@ -28,7 +28,7 @@ class EventAggregator:
         self._series: dict[Subject, list[EventSeries]] = {}
 
     def add(self, subject: Subject, message: str, path: str, now: float) -> EventSeries | None:
-        """A new Event, at this path, for what is news; None: one that is there has been counted up."""
+        """Returns a new Event at this path; None: an existing one was counted up."""
         present = [s for s in self._series.get(subject, ()) if now - s.last < WINDOW_SECONDS]
         self._series[subject] = present
         same = next((s for s in present if s.message == message), None)
@@ -40,7 +40,7 @@ class EventAggregator:
         return None
 
     def unpublished(self) -> list[EventSeries]:
-        """Those that have been counted up since the API server was told."""
+        """Those whose count is higher than the API server's."""
         return [s for present in self._series.values() for s in present if s.count > s.published]
 
     def forget(self, now: float) -> None:

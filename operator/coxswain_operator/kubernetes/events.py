@@ -1,4 +1,4 @@
-"""Writes Events beside the turns: few, in order, and never so that a job waits or ends for one."""
+"""Writes Events in the background, few and in order; no pass waits for one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Events:
                     method, path, body, JSON if method == "POST" else MERGE, deadline=ATTEMPT_SECONDS
                 )
             except (CoxswainError, AlreadyExists, Conflict) as error:
-                log.warning("an event is lost: %s", error)
+                log.warning("an Event could not be published: %s", error)
             finally:
                 self._waiting.task_done()
 

@@ -1,11 +1,10 @@
-"""Keeps a cache as the API server has it: LIST in pages, then WATCH from there, for ever."""
+"""Keeps a cache equal to the API server: LIST in pages, then WATCH from that version, without end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-import time
 from typing import Any
 
 import msgspec
@@ -19,8 +18,8 @@ from coxswain_operator.kubernetes.resources import Resource
 log = logging.getLogger(__name__)
 
 PAGE = 500
-WATCH_SECONDS = 300  # after which the server ends a watch, and we go on with the next
-SILENCE_SECONDS = 70.0  # the server sends bookmarks every minute: longer silence is a dead stream
+WATCH_SECONDS = 300  # the server then ends a watch; the next one continues it
+SILENCE_SECONDS = 70.0  # the server sends a bookmark every minute: a longer silence is a dead stream
 
 
 class _PageHead(msgspec.Struct, rename="camel"):
@@ -38,21 +37,21 @@ class _Message(msgspec.Struct):
     object: msgspec.Raw
 
 
-class _MarkHead(msgspec.Struct, rename="camel"):
+class _BookmarkHead(msgspec.Struct, rename="camel"):
     resource_version: str
 
 
-class _Mark(msgspec.Struct):
-    metadata: _MarkHead
+class _Bookmark(msgspec.Struct):
+    metadata: _BookmarkHead
 
 
-class _Trouble(msgspec.Struct):
+class _WatchError(msgspec.Struct):
     code: int = 0
     message: str = ""
 
 
 class Informer:
-    """One kind, in one namespace or in all (""). `cache` is only complete once `ready` has returned."""
+    """One kind, in one namespace or in all (""). `cache` is complete once `ready` has returned."""
 
     def __init__(
         self, connection: Connection, resource: Resource, namespace: str = "", silence: float = SILENCE_SECONDS
@@ -61,12 +60,12 @@ class Informer:
         self._path, self.read = resource.path(namespace), reader_of(resource)
         self._selector: dict[str, Any] = {"labelSelector": resource.selector} if resource.selector else {}
         self._synced, self._answered = asyncio.Event(), asyncio.Event()
-        self._trouble, self._refused = "", False
+        self._last_error, self._refused = "", False
         self.cache = Cache[Any]()
-        self.heard = time.monotonic()  # when the server last answered or said something
+        self.heard = asyncio.get_running_loop().time()  # of the last answer or message of the server
 
     async def run(self) -> None:
-        """For ever. Errors are logged, and followed by a new LIST after a pause that grows up to 30 s."""
+        """Never returns. After an error it logs, pauses up to 30 s, and lists again."""
         failures = 0
         while True:
             try:
@@ -74,43 +73,43 @@ class Informer:
                 failures = 0
                 await self._follow()
             except Expired:
-                log.info("%s: the watch is too far behind; listing again", self._path)
+                log.info("%s: the server has forgotten the version of the watch; listing again", self._path)
             except (CoxswainError, OSError, msgspec.DecodeError) as error:
                 failures += 1
                 self._fail(error)
                 await asyncio.sleep(random.uniform(0.1, min(30.0, 0.5 * 2.0**failures)))
 
     async def ready(self, deadline: float | None = 10.0) -> None:
-        """Once the cache is complete; raises Retryable with what stands in the way if that takes longer (None: for ever)."""
-        if self._synced.is_set():  # without giving way: a turn's cost is its own then, not that of all others
+        """Waits until the cache is complete (`deadline` None: without limit); raises Retryable with the reason."""
+        if self._synced.is_set():  # without a task switch: the caller measures its own cost
             return
         try:
             async with asyncio.timeout(deadline):
                 await self._synced.wait()
         except TimeoutError as error:
-            raise Retryable(f"{self._path} could not be listed within {deadline} s: {self._trouble}") from error
+            raise Retryable(f"{self._path} could not be listed within {deadline} s: {self._last_error}") from error
 
     async def permitted(self, deadline: float = 10.0) -> bool:
-        """Once the server has answered; False if it says that this is none of our business. Raises Retryable."""
+        """Waits for the server's answer; False if it forbids the LIST. Raises Retryable."""
         try:
             async with asyncio.timeout(deadline):
                 await self._answered.wait()
         except TimeoutError as error:
-            raise Retryable(f"{self._path} could not be listed within {deadline} s: {self._trouble}") from error
+            raise Retryable(f"{self._path} could not be listed within {deadline} s: {self._last_error}") from error
         return not self._refused
 
     def _fail(self, error: Exception) -> None:
-        if not isinstance(error, Retryable):  # it answered: to start anew would not help
-            self.heard = time.monotonic()
+        if not isinstance(error, Retryable):  # the server answered: a restart of the operator would not help
+            self.heard = asyncio.get_running_loop().time()
         if isinstance(error, Refused):
             self._refused = True
             self._answered.set()
-        if str(error) != self._trouble:
+        if str(error) != self._last_error:
             log.warning("%s: %s", self._path, error)
-        self._trouble = str(error)
+        self._last_error = str(error)
 
     async def _list(self) -> None:
-        """A LIST without resourceVersion is as of now, also on a server that has only just caught up."""
+        """A LIST without resourceVersion is current, also on a server that has just caught up."""
         listed: set[Name] = set()
         page = await self._page("")
         while True:
@@ -122,8 +121,8 @@ class Informer:
                 break
             page = await self._page(page.metadata.next)
         self.cache.replace(listed, int(page.metadata.resource_version))
-        self.heard = time.monotonic()
-        self._trouble, self._refused = "", False
+        self.heard = asyncio.get_running_loop().time()
+        self._last_error, self._refused = "", False
         self._synced.set()
         self._answered.set()
 
@@ -133,23 +132,23 @@ class Informer:
         return msgspec.json.decode(content, type=_Page)
 
     async def _follow(self) -> None:
-        """Watches until something is wrong; a watch that the server ends in good order goes on where it was."""
+        """Watches until an error; after an orderly end the next watch continues at the same version."""
         while True:
             lines = self._connection.lines(
                 self._path, self._silence, watch="true", allowWatchBookmarks="true", timeoutSeconds=str(WATCH_SECONDS),
                 resourceVersion=str(self.cache.version), **self._selector,
             )  # fmt: skip
             async for line in lines:
-                self._take(line)
+                self._handle(line)
 
-    def _take(self, line: bytes) -> None:
-        self.heard = time.monotonic()
+    def _handle(self, line: bytes) -> None:
+        self.heard = asyncio.get_running_loop().time()
         message = msgspec.json.decode(line, type=_Message)
         match message.type:
             case "ERROR":
-                self._complain(msgspec.json.decode(message.object, type=_Trouble))
+                self._raise(msgspec.json.decode(message.object, type=_WatchError))
             case "BOOKMARK":
-                self.cache.reach(int(msgspec.json.decode(message.object, type=_Mark).metadata.resource_version))
+                self.cache.reach(int(msgspec.json.decode(message.object, type=_Bookmark).metadata.resource_version))
             case kind:
                 entry = self.read(message.object)
                 if kind == "DELETED":
@@ -158,7 +157,7 @@ class Informer:
                     self.cache.put(entry)
                 self.cache.reach(entry.version)
 
-    def _complain(self, trouble: _Trouble) -> None:
-        if trouble.code == 410:
-            raise Expired(trouble.message)
-        raise Retryable(f"watch {self._path}: {trouble.message}")
+    def _raise(self, error: _WatchError) -> None:
+        if error.code == 410:
+            raise Expired(error.message)
+        raise Retryable(f"watch {self._path}: {error.message}")

@@ -1,4 +1,4 @@
-"""How many requests may be under way: all that are allowed while the server keeps up, fewer as soon as it does not."""
+"""Limits the requests under way: all that are allowed while the server keeps up, else fewer."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-SLOW_SECONDS = 1.0  # an answer that takes longer has waited in a queue, which ours are a part of
-SLOW_PART = (
-    4  # answers that are merely slow do not take it below this part of what is allowed: a webhook may be the reason
-)
+SLOW_SECONDS = 1.0  # a longer answer has waited in a queue of the server
+SLOW_PART = 4  # slow answers alone leave this part of the limit: a webhook may be the reason
 
 
 class AdaptiveLimiter:
     """Halved when the server fails or is slow, one more for every round of good answers, as TCP shares a line.
 
-    A server that is at its limit answers no more of sixty requests than of ten, but then everybody waits six times as long:
-    kubelets, schedulers, and the renewal of our own Lease.
+    A server at its limit answers sixty requests no faster than ten, but then every client waits six
+    times as long: kubelets, schedulers, and the renewal of the own Lease.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -28,8 +28,8 @@ from coxswain_operator.views import Conditions, Event, Manifest, PodView
 
 log = logging.getLogger(__name__)
 
-_LOCK_PATIENCE = 5.0  # seconds that the processes of a killed run may take to die
-_CLOSING_GRACE = 2.0  # seconds; whoever closes has let the job save what it wants to keep
+LOCK_SECONDS = 5.0  # that the processes of a killed run may take to end
+_CLOSING_GRACE = 2.0  # seconds; before a close the job has saved what it keeps
 _WRITE_RETRY = 1.0  # seconds
 _TERMINAL = ("Succeeded", "Failed")
 
@@ -41,9 +41,11 @@ class LocalCluster:
     objects as they were, and pods that had been running as Failed with DisruptionTarget, reason ProcessLost.
     """
 
-    def __init__(self, workdir: Path, clock: Callable[[], float] = time.time) -> None:
-        """`clock` dates the objects: that of whoever decides by their dates."""
-        self.workdir, self._clock = workdir.absolute(), clock
+    def __init__(
+        self, workdir: Path, clock: Callable[[], float] = time.time, lock_seconds: float = LOCK_SECONDS
+    ) -> None:
+        """`clock` dates the objects: it is the one that reconcile decides by."""
+        self.workdir, self._clock, self._lock_seconds = workdir.absolute(), clock, lock_seconds
         self._pods: dict[Key, tuple[Pod, asyncio.Task[None]]] = {}
         self._deletions: dict[Key, asyncio.Task[None]] = {}
 
@@ -51,7 +53,7 @@ class LocalCluster:
         self._addresses = Addresses(str(self.workdir))
         try:
             self.workdir.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self.workdir / "cluster.lock")
+            self._lock = _lock(self.workdir / "cluster.lock", self._lock_seconds)
         except OSError as error:
             message = f"{self.workdir} cannot be a work directory ({error.strerror}); choose another --workdir"
             raise Refused("WorkdirUnusable", message) from error
@@ -212,13 +214,13 @@ def _lost(status: Manifest) -> Manifest:
     }
 
 
-def _lock(path: Path) -> int:
-    """Takes the work directory; the processes of a run inherit the lock, so it is free only once they are dead too."""
+def _lock(path: Path, seconds: float) -> int:
+    """Locks the work directory. The processes of a run inherit the lock: it is free once all have ended."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         patience = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(BlockingIOError),
-            stop=tenacity.stop_after_delay(_LOCK_PATIENCE),
+            stop=tenacity.stop_after_delay(seconds),
             wait=tenacity.wait_fixed(0.1),
             reraise=True,
         )

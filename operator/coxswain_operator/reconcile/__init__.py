@@ -1,4 +1,4 @@
-"""Reconcile: one pure function from a look at the cluster to the actions of one pass. One policy, one file."""
+"""Reconcile: one pure function from what was observed to the actions of one pass. One policy, one file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def decide(ctx: Context) -> PolicyResult:
 
 def conclude(ctx: Context, step: PolicyResult) -> Decision:
     """Turns a step into actions: one status write, deletes, creates, calls, events, and when to look again."""
-    old, (told, mark) = read_status(ctx.observed.job), events.coordinator_events(ctx)
+    old, (reported, mark) = read_status(ctx.observed.job), events.coordinator_events(ctx)
     new = replace(
         progress.count_pods(step.status, ctx),
         conditions=conditions(ctx, step),
@@ -81,7 +81,7 @@ def conclude(ctx: Context, step: PolicyResult) -> Decision:
                 ctx.observed.pods, "" if step.state in ("Suspending", "Suspended") else _group(ctx)
             ),
             *step.calls,
-            *told,  # what the coordinator saw came before what follows from it
+            *reported,  # before the events that follow from them
             *step.events,
             *events.transitions(old, new),
             *(RequeueAt(t) for t in sorted(set(wakes)) if ctx.now < t < float("inf")),

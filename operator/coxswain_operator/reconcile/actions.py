@@ -12,7 +12,7 @@ from coxswain_operator.views import ChildView, Event, Manifest, PodView
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One consistent look at everything a TrainingJob depends on."""
+    """Everything that a TrainingJob depends on, read at one time."""
 
     job: Manifest
     sources: tuple[Manifest, ...] = ()
@@ -21,8 +21,8 @@ class Observed:
     pods: tuple[PodView, ...] = ()
     children: tuple[ChildView, ...] = ()
     report: JobReport | None = None
-    rejection: Fault | None = None  # what the cluster said about a child that it will never accept
-    fresh_token: str = ""  # random for every look; used once, when the job's Secret does not exist yet
+    rejection: Fault | None = None  # of a child that the cluster does not accept
+    fresh_token: str = ""  # random at every pass; used once, when the job's Secret does not exist yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class LeaveQueue:
-    """Kueue shall let go of a group of pods: told by a mark on this pod or, without one, by the end of the group's Workload."""
+    """Releases a group of pods from Kueue: annotates this pod or, without one, deletes the Workload."""
 
     group: str
     pod: str = ""
@@ -62,7 +62,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """A pod, whose manifest is built when it is asked for: thousands of them at once would fill the memory."""
+    """A pod. Its manifest is built on access: thousands at once would fill the memory."""
 
     __match_args__ = ("manifest",)
 
@@ -89,7 +89,7 @@ class CheckpointAndStop:
 
 @dataclass(frozen=True, slots=True)
 class RequeueAt:
-    """Look again at this time even if nothing changes."""
+    """Run a pass at this time even if nothing changes."""
 
     time: float
 
@@ -99,7 +99,7 @@ Action: TypeAlias = WriteStatus | Delete | Create | CreatePod | LeaveQueue | Che
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do, in this order. A pass that fails half-way is repeated from a new look."""
+    """What to do, in this order. A pass that fails half-way is repeated from new observations."""
 
     actions: tuple[Action, ...] = field(default=())
 

@@ -20,7 +20,7 @@ class ChildDiff:
 
 
 def diff_children(ctx: Context, config: JobConfig, status: JobStatus) -> ChildDiff:
-    """What has changed is made anew by the next pass. The Secret has no hash: its token never changes.
+    """Deletes what has changed; the next pass creates it. The Secret has no hash: it never changes.
 
     A PodDisruptionBudget is made once the whole gang is there, and goes with the attempt: before, there is nothing to
     protect, and its status would be written again for every pod that comes or goes.

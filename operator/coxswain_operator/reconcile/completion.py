@@ -48,22 +48,22 @@ def terminate(ctx: Context, ending: Termination) -> PolicyResult:
     """The pass that ends the job: status first, then, if it failed, what still runs."""
     failed = ending.state == "Failed"
     status = replace(attempts.close_attempt(ctx.status, ending, ctx.now), completion_time=stamp(ctx.now))
-    own = ending.rule in {rule.name for rule in ctx.spec.failure_policy.rules}  # a built-in one tells people nothing
+    own = ending.rule in {rule.name for rule in ctx.spec.failure_policy.rules}  # users know only their own rules
     rule = f" (rule {ending.rule})" if own else ""
-    news = Event(ending.state, f"{ending.reason}: {ending.message}{rule}", warning=failed)
+    event = Event(ending.state, f"{ending.reason}: {ending.message}{rule}", warning=failed)
     return PolicyResult(
         ending.state,
         status,
         ending.reason,
         ending.message,
         deletes=tuple(_delete(p) for p in _running(ctx)) if failed else (),
-        events=(news,),
+        events=(event,),
         requeue_times=() if failed else (ctx.now + LEAVE_SECONDS,),
     )
 
 
 def reconcile_finished(ctx: Context) -> Decision:
-    """Passes after the end: nothing is created, no status is written; dead pods stay for their logs until the job goes."""
+    """Passes after the end: creates nothing, writes no status, keeps ended pods for their logs."""
     if ctx.now >= deadlines.expires(ctx):
         meta = ctx.observed.job["metadata"]
         return Decision((Delete("TrainingJob", ctx.name, meta["uid"]),))

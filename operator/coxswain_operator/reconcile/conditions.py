@@ -81,7 +81,7 @@ def _degraded(ctx: Context, step: PolicyResult) -> _Facts:
 
 
 def _suspended(ctx: Context, step: PolicyResult) -> _Facts:
-    """Unknown between the request and the last pod's leaving, so that its transition time tells when that began."""
+    """Unknown between the request and the last pod's leaving, so its transition time is that of the request."""
     status = {"Suspended": "True", "Suspending": "Unknown"}.get(step.state, "False")
     return status, step.state if status != "False" else "NotSuspended", step.message if status != "False" else ""
 

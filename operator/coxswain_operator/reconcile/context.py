@@ -1,4 +1,4 @@
-"""A look, ordered for deciding: parsed spec and status, the resolved job, and every member with its current pod."""
+"""What was observed, parsed: spec and status, the resolved job, each member with its current pod."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ class Context:
         if pod is not None and self.report is not None and self.report.phase in ("Indexing", "Running"):
             return self.report.phase
         if pod is not None and pod.is_active and self.status.state and (self.leaving or self._silent(pod)):
-            return self.status.state  # what its end means is judged once it has left; no answer this once is no news
+            return self.status.state  # its end is judged once it has left; a single missed answer changes nothing
         if any(p.unscheduled_reason == pending.GATED for p in self.pods.values()):
             return "Queued"
         return "Restarting" if self.status.progress is not None else "Starting"
 
     def _silent(self, coordinator: PodView) -> bool:
-        """Does not answer, and nothing is amiss: kubelets tell the end of a container some moments before that of its pod."""
+        """Does not answer without a fault: kubelets report a container's end shortly before its pod's."""
         return self.report is None and (coordinator.ready or coordinator.exit_code is not None)
 
     @property
@@ -113,7 +113,7 @@ class Context:
 
     @cached_property
     def report(self) -> JobReport | None:
-        """The coordinator's latest word; when it has left, its last one."""
+        """The coordinator's latest report; after its exit, the one in its termination message."""
         pod = self.coordinator
         last = parse_report(pod.message) if pod and not pod.is_active else None
         return last or self.observed.report
@@ -123,7 +123,7 @@ def build_context(observed: Observed, now: float, settings: Settings) -> Context
     status, spec = read_status(observed.job), read_spec(observed.job)
     config, faults = resolve_config(observed)
     if config is not None and status.trainers.desired:
-        # The size of a gang is settled when it starts; another count starts it anew (see resize).
+        # The size of a gang is settled when it starts; another count restarts it (see resize).
         config = msgspec.structs.replace(config, trainers=status.trainers.desired)
     return Context(observed, settings, now, spec, status, config, faults)
 

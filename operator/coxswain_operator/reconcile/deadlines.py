@@ -16,8 +16,9 @@ def exceeded(ctx: Context) -> Termination | None:
     limit = ctx.spec.active_deadline_seconds
     if limit is None or active_seconds(ctx) < limit:
         return None
-    text = f"the job was active for longer than activeDeadlineSeconds ({limit}); made anew with more, it goes on where it saved"
-    return Termination("Failed", "DeadlineExceeded", text)
+    text = f"the job was active for longer than activeDeadlineSeconds ({limit})"
+    way_out = "recreate it with a larger limit to resume from the last checkpoint"
+    return Termination("Failed", "DeadlineExceeded", f"{text}; {way_out}")
 
 
 def active_seconds(ctx: Context) -> float:

@@ -1,4 +1,4 @@
-"""Which Events a pass publishes: what reconcile itself brought about, and what the coordinator tells."""
+"""Which Events a pass publishes: those of reconcile's own transitions, and those that the coordinator reports."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from coxswain_operator.reconcile.context import COORDINATOR, Context
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.views import Event
 
-# Told by reconcile, from its own transitions; the coordinator's word for the same thing is not repeated.
+# Reconcile publishes these from its own transitions; the coordinator's are not repeated.
 OURS = frozenset({"Validated", "GangStarted", "Suspended", "Resumed", "Completed", "Failed", "NodeLost"})
 
 
 def transitions(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Conditions that turned."""
-    news = []
+    found = []
     if _turned(old, new, "Validated"):
-        news.append(Event("Validated", "everything that the job names exists and fits together"))
+        found.append(Event("Validated", "everything that the job names exists and fits together"))
     if _turned(old, new, "PodsReady"):
-        news.append(Event("GangStarted", f"all pods are ready, {new.ready} trainers"))
+        found.append(Event("GangStarted", f"all pods are ready, {new.ready} trainers"))
     if _turned(old, new, "Suspended"):
         condition = new.condition("Suspended")
-        news.append(Event("Suspended", condition.message if condition else ""))
+        found.append(Event("Suspended", condition.message if condition else ""))
     if old.is_("Suspended") and new.is_("Suspended", "False"):
-        news.append(Event("Resumed", "pods are created again"))
-    return tuple(news)
+        found.append(Event("Resumed", "pods are created again"))
+    return tuple(found)
 
 
 def _turned(old: JobStatus, new: JobStatus, type_: str) -> bool:
@@ -33,13 +33,13 @@ def _turned(old: JobStatus, new: JobStatus, type_: str) -> bool:
 def coordinator_events(ctx: Context) -> tuple[tuple[Event, ...], int | None]:
     """The coordinator's events that are not published yet, and the number up to which all are then.
 
-    A pod holds one coordinator, and its successor tells only events of its own: they start with no mark.
+    Sequences start again with each pod of the coordinator: a new pod has no mark.
     """
     mark = ctx.status.event_sequence
     events = ctx.report.events if ctx.report else ()
     new = [e for e in events if mark is None or e.sequence > mark]
-    news = tuple(Event(e.reason, e.message, e.warning, e.time) for e in new if e.reason not in OURS)
-    return news, max((e.sequence for e in new), default=mark)
+    published = tuple(Event(e.reason, e.message, e.warning, e.time) for e in new if e.reason not in OURS)
+    return published, max((e.sequence for e in new), default=mark)
 
 
 def last_published(old: JobStatus, new: JobStatus, mark: int | None) -> int | None:

@@ -16,8 +16,8 @@ from coxswain_operator.reconcile.spec import Rule, RuleAction
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.views import Event
 
-HOPELESS_DELAY_SECONDS = 2  # of a member that was replaced three times and never lived long
-MAX_EVENTS = 5  # losses of one pass that are told one by one
+HOPELESS_DELAY_SECONDS = 2  # of a member that was replaced three times and never ran for long
+MAX_EVENTS = 5  # losses of one pass that get an Event each
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Verdict:
     @property
     def counted(self) -> bool:
         """What the cluster or a person did to a pod is never counted, whatever rule decides about it."""
-        return self.action in ("RestartTrainer", "RestartJob") and not (self.failure.disrupted or self.failure.planned)
+        return self.action in ("RestartTrainer", "RestartJob") and not self.failure.disrupted
 
     @property
     def whole_job(self) -> bool:
@@ -45,7 +45,7 @@ def verdicts(ctx: Context) -> tuple[Verdict, ...]:
 
 
 def _escalated(ctx: Context, verdict: Verdict) -> Verdict:
-    """Replacing the same pod again and again does not help: then the whole job starts anew from its checkpoint."""
+    """A pod that keeps failing after its replacements restarts the whole job from its checkpoint."""
     entry = ctx.numbers.of(verdict.failure.member)
     hopeless = entry.delay_seconds >= HOPELESS_DELAY_SECONDS and incarnations.unsettled(entry, ctx.now)
     if not (verdict.counted and hopeless and verdict.action == "RestartTrainer"):
@@ -113,9 +113,7 @@ def find_fatal(ctx: Context, counting: bool = True) -> Termination | None:
 def _fail_termination(verdict: Verdict) -> Termination:
     fault = verdict.failure.fault
     if fault is not None:
-        return _termination(
-            fault.reason, fault.message, verdict
-        )  # not who said it first: all services of a failed job do
+        return _termination(fault.reason, fault.message, verdict)  # without a member: all of them report it
     return _termination("FailurePolicy", f"{verdict.failure.message}; rule {verdict.rule} says Fail", verdict)
 
 
@@ -145,7 +143,7 @@ def record_restarts(ctx: Context, found: tuple[Verdict, ...]) -> JobStatus:
 
 
 def _next_attempt(ctx: Context, status: JobStatus, verdict: Verdict) -> JobStatus:
-    """Everyone anew; the gang may have another size."""
+    """Replaces all members; the gang may have another size."""
     status = incarnations.renew_all(status, ctx.now, delayed=verdict.counted)
     cause = _termination(verdict.failure.reason, verdict.failure.message, verdict)
     trainers = replace(status.trainers, desired=0, asked=0)
@@ -154,10 +152,12 @@ def _next_attempt(ctx: Context, status: JobStatus, verdict: Verdict) -> JobStatu
 
 def failure_events(found: tuple[Verdict, ...]) -> tuple[Event, ...]:
     """One for each loss; of many only the first ones and their number."""
-    told = [_failure_event(v) for v in found[:MAX_EVENTS]]
-    more = len(found) - len(told)
-    rest = (Event(told[-1].reason, f"and {more} more in the same moment", told[-1].warning),) if more else ()
-    return (*told, *rest)
+    events = [_failure_event(v) for v in found[:MAX_EVENTS]]
+    more = len(found) - len(events)
+    rest = (
+        (Event(events[-1].reason, f"{more} more members failed in the same pass", events[-1].warning),) if more else ()
+    )
+    return (*events, *rest)
 
 
 def _failure_event(verdict: Verdict) -> Event:

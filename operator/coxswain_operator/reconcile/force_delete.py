@@ -1,7 +1,7 @@
-"""Pods on lost nodes: nobody there carries out their deletion, and their successors must not wait for ever.
+"""Pods on lost nodes: no kubelet completes their deletion, and their successors must start.
 
-They are deleted by force, as the cluster's own out-of-service handling does. Their processes may still run behind a broken
-network: the plan log's create-only records and the world generation refuse whatever they would still say.
+They are deleted by force, as Kubernetes' out-of-service handling does. Their processes may still run
+behind a broken network: the create-only plan log and the world generation refuse their messages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from coxswain_operator.reconcile.context import Context
 from coxswain_operator.views import PodView
 
 MARGIN_SECONDS = 30  # beyond the grace period, for a kubelet that is merely slow
-LOOK_SECONDS = 10  # a node's change of mind rings no bell
+LOOK_SECONDS = 10  # a change of a node starts no pass
 _DOWN = frozenset({("Ready", "False"), ("Ready", "Gone")})
 
 
@@ -30,9 +30,9 @@ def requeue_times(ctx: Context) -> tuple[float, ...]:
 
 
 def _lost(pod: PodView, now: float) -> bool:
-    """Unknown: the control plane has not heard from the node for long. Otherwise the grace period must be over as well.
+    """Unknown: the control plane gets no heartbeat. Otherwise the grace period must be over too.
 
-    A node of which we only have not heard yet looks as if it were gone.
+    A node that is not in the cache yet looks as if it were gone.
     """
     if ("Ready", "Unknown") in pod.node_conditions:
         return True

@@ -21,7 +21,6 @@ from coxswain_operator.reconcile import (
 )
 from coxswain_operator.reconcile.actions import CreatePod, Delete
 from coxswain_operator.reconcile.context import Context
-from coxswain_operator.reconcile.ranges import decode
 from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.reconcile.times import stamp
@@ -63,7 +62,7 @@ def _begun(ctx: Context, status: JobStatus, config: JobConfig) -> JobStatus:
 
 
 def _message(ctx: Context) -> str:
-    """Who waits for whom: the coordinator's words, the cluster's, and those of pods that cannot start."""
+    """What the job waits for, by coordinator, cluster and pods that cannot start."""
     refused = f"{ctx.observed.rejection.reason}: {ctx.observed.rejection.message}" if ctx.observed.rejection else ""
     waits = ctx.report.waiting_for if ctx.report else ""
     return "; ".join(filter(None, (resize.message(ctx), refused, waits, pending.describe(ctx.pods.values()))))
@@ -80,18 +79,18 @@ def _stale_pods(ctx: Context, status: JobStatus) -> Iterator[Delete]:
 
 def _missing_pods(ctx: Context, status: JobStatus, config: JobConfig) -> Iterator[CreatePod]:
     """Current pods that do not exist, whose delay is over, and whose predecessor runs no more."""
-    numbers, seen = incarnations.numbers(status), decode(status.seen)
+    numbers = incarnations.numbers(status)
     plan = PodPlan(ctx.observed.job, config, ctx.settings, status.attempt, numbers.default.number)
     occupied = {p.member for p in ctx.observed.pods if p.is_active or numbers.of(p.member).number == p.incarnation}
     for member in ctx.members:
-        if member not in occupied and member not in seen:
+        if member not in occupied:
             entry = numbers.of(member)
             if incarnations.may_start(entry, ctx.now):
                 yield CreatePod(plan, member, entry.number)
 
 
 def _starts(ctx: Context) -> set[float]:
-    """When pods that do not start are late, and when their silence is worth a word."""
+    """When pods that do not start are late, and when a hint is due."""
     return deadlines.starts(ctx) | pending.requeue_times(ctx.pods.values(), ctx.now)
 
 

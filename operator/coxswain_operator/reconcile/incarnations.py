@@ -1,6 +1,6 @@
 """The counters of pods: which number is current, which comes next, and when it may start.
 
-Nearly all members have the same number: it is stored once, under the name EVERYONE, and only exceptions have their own entries.
+Nearly all members have the same number: it is stored once, under ALL_MEMBERS; only exceptions have entries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coxswain_operator.reconcile.status import Incarnation, JobStatus
 from coxswain_operator.reconcile.times import seconds, stamp
 
 ALL_MEMBERS = "all"
-HEALTHY_SECONDS = 600  # a pod that lived this long starts the back-off anew
+HEALTHY_SECONDS = 600  # a pod that runs this long resets the back-off
 LONGEST_DELAY_SECONDS = 60
 
 
@@ -42,7 +42,7 @@ def mark_seen(status: JobStatus, members: Collection[str]) -> JobStatus:
 
 
 def next_incarnation(status: JobStatus, members: Collection[str], now: float) -> JobStatus:
-    """The next number for these members, with a growing delay for those that do not live long."""
+    """The next number for these members, with a growing delay for those that fail soon."""
     found = numbers(status)
     changed = {m: _next(replace(found.of(m), name=m), now) for m in members}
     kept = {name: _forget_delay(e, now) for name, e in found.exceptions.items()}
@@ -51,16 +51,16 @@ def next_incarnation(status: JobStatus, members: Collection[str], now: float) ->
 
 
 def renew_all(status: JobStatus, now: float, delayed: bool = False) -> JobStatus:
-    """A number that nobody has had, for everyone, if anybody has had a pod. `delayed`: with the growing delay of failures."""
+    """An unused number for all members, if any had a pod. `delayed`: with the back-off of failures."""
     if not status.seen:
         return status
     found = numbers(status)
-    following_ = _next(found.default, now)
+    following = _next(found.default, now)
     highest = max((e.number for e in found.exceptions.values()), default=0)
-    number = max(following_.number, highest + 1)
-    delay = following_.delay_seconds if delayed else 0
-    everyone = Incarnation(name=ALL_MEMBERS, number=number, since=stamp(now), delay_seconds=delay)
-    return replace(status, incarnations=(everyone,), seen="")
+    number = max(following.number, highest + 1)
+    delay = following.delay_seconds if delayed else 0
+    common = Incarnation(name=ALL_MEMBERS, number=number, since=stamp(now), delay_seconds=delay)
+    return replace(status, incarnations=(common,), seen="")
 
 
 def starts_at(entry: Incarnation) -> float:
@@ -73,12 +73,12 @@ def may_start(entry: Incarnation, now: float) -> bool:
 
 
 def unsettled(entry: Incarnation, now: float) -> bool:
-    """A pod of this number cannot have lived long yet."""
+    """A pod of this number cannot have run for long yet."""
     return entry.number > 0 and now - starts_at(entry) < HEALTHY_SECONDS
 
 
-def _entries(everyone: Incarnation, exceptions: dict[str, Incarnation]) -> tuple[Incarnation, ...]:
-    common = (everyone,) if everyone.number else ()
+def _entries(default: Incarnation, exceptions: dict[str, Incarnation]) -> tuple[Incarnation, ...]:
+    common = (default,) if default.number else ()
     return (*common, *(exceptions[name] for name in sorted(exceptions)))
 
 
@@ -90,5 +90,5 @@ def _next(entry: Incarnation, now: float) -> Incarnation:
 
 
 def _forget_delay(entry: Incarnation, now: float) -> Incarnation:
-    """Of a pod that has lived long only the number matters: that keeps a status small."""
+    """Drops the delay of a pod that has run for long: that keeps a status small."""
     return entry if unsettled(entry, now) else Incarnation(name=entry.name, number=entry.number)

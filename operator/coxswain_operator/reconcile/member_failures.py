@@ -10,8 +10,8 @@ from coxswain_operator.reconcile import completion, deadlines, pending
 from coxswain_operator.reconcile.context import COORDINATOR, Context, parse_fault
 from coxswain_operator.views import PodView
 
-LEAVING = (Exit.DONE, Exit.STOPPED)  # how loaders and trainers leave when the coordinator tells them the end
-# The container runtime's and the kubelet's word for containers of whose end they know nothing: the machine went down under them.
+LEAVING = (Exit.DONE, Exit.STOPPED)  # exit codes of loaders and trainers after the coordinator announced the end
+# Reasons of the runtime and the kubelet for a container whose end they missed: the machine went down.
 UNKNOWN_REASONS = ("Unknown", "ContainerStatusUnknown")
 ABANDONED_SECONDS = 120  # services leave when no coordinator has answered them for a minute
 
@@ -43,7 +43,7 @@ class MemberFailure:
 
 
 def detect_failure(ctx: Context, member: str) -> MemberFailure | None:
-    """None: works, is about to be created, or has left as it should."""
+    """None: it works, will be created, or has left as it should."""
     pod = ctx.pods.get(member)
     if pod is None:
         return _vanished(member) if member in ctx.seen else None
@@ -53,7 +53,7 @@ def detect_failure(ctx: Context, member: str) -> MemberFailure | None:
 
 
 def _vanished(member: str) -> MemberFailure:
-    return MemberFailure(member, "Vanished", f"{member}: its pod is gone without a trace", disrupted=True)
+    return MemberFailure(member, "Vanished", f"{member}: its pod has vanished", disrupted=True)
 
 
 def _failure_of_active(ctx: Context, pod: PodView) -> MemberFailure | None:
@@ -88,14 +88,14 @@ def _failure_of_coordinator(ctx: Context, pod: PodView) -> MemberFailure | None:
         text = f"from {ctx.status.trainers.desired} to {ctx.spec.trainers.count} trainers"
         return MemberFailure(pod.member, "ScaleChanged", text, pod=pod, planned=True)
     if pod.exit_code == Exit.STOPPED:
-        text = "the coordinator saved and left unasked by the job's spec"
+        text = "the coordinator saved and left, but the job's spec asks for no stop"
         return MemberFailure(pod.member, "StoppedUnasked", text, pod=pod)
     why = completion.unfinished(ctx)
     return MemberFailure(pod.member, *why, pod=pod) if why else None
 
 
 def _abandoned(ctx: Context, pod: PodView) -> bool:
-    """No coordinator works, or only since a moment: who gives up then does so for its sake, and only its loss is judged."""
+    """No coordinator works, or only recently: a member that gives up is no failure of its own."""
     coordinator = ctx.coordinator
     if coordinator is None or coordinator.deleting or (coordinator.is_active and not coordinator.ready):
         return True
@@ -103,7 +103,7 @@ def _abandoned(ctx: Context, pod: PodView) -> bool:
 
 
 def _announced_exit_code(ctx: Context) -> int | None:
-    """The exit code with which the coordinator leaves, or is about to, and tells everybody else to."""
+    """The exit code that the coordinator leaves with and has announced to all members."""
     if ctx.coordinator is not None and not ctx.coordinator.is_active:
         return ctx.coordinator.exit_code
     if ctx.report is None or ctx.report.phase != "Failed" or ctx.report.fault is None:
@@ -112,7 +112,7 @@ def _announced_exit_code(ctx: Context) -> int | None:
 
 
 def _left(ctx: Context, pod: PodView) -> MemberFailure | None:
-    """Told the end by its coordinator. If that was a failure, or the coordinator has been replaced since, it is needed again."""
+    """It left as its coordinator announced. After a failure, or with a new coordinator, it is needed again."""
     coordinator = ctx.coordinator
     if coordinator is None:
         return None
@@ -123,7 +123,11 @@ def _left(ctx: Context, pod: PodView) -> MemberFailure | None:
 
 def _left_early(pod: PodView) -> MemberFailure:
     return MemberFailure(
-        pod.member, "LeftEarly", f"{pod.member}: had left with its coordinator", disrupted=True, pod=pod
+        pod.member,
+        "LeftEarly",
+        f"{pod.member}: left with its coordinator, and is needed again",
+        disrupted=True,
+        pod=pod,
     )
 
 

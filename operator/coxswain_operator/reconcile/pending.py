@@ -1,4 +1,4 @@
-"""Why pods do not run yet: what the scheduler and the kubelet say, and how people are told."""
+"""Why pods do not run yet: the reasons of scheduler and kubelet, and their text for users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_GROUPS = 3
 
 
 def reason(pod: PodView) -> str:
-    """The scheduler's or the kubelet's word for what keeps a pod from running; empty when it is nothing unusual."""
+    """The scheduler's or kubelet's reason that a pod does not run; empty for ordinary ones."""
     return pod.unscheduled_reason or pod.waiting
 
 
@@ -27,7 +27,7 @@ def is_unschedulable(pod: PodView) -> bool:
 
 
 def describe(pods: Iterable[PodView]) -> str:
-    """Who waits for what, for people; who waits for the same is named together."""
+    """Which members wait for what; members with the same reason share an entry."""
     groups: dict[str, list[str]] = {}
     for pod in pods:
         if reason(pod) and pod.is_active and not pod.deleting:
@@ -42,7 +42,7 @@ def _names(members: list[str]) -> str:
 
 
 def with_mount_hint(pod: PodView, config: JobConfig | None, now: float) -> PodView:
-    """A volume that cannot be mounted is in the pod's own events only, which we do not read: what it mounts is told instead."""
+    """Names what the pod mounts: only its own events, which are not read, say that a mount fails."""
     if not _unprepared(pod) or now < _hint_at(pod):
         return pod
     return replace(pod, waiting=UNPREPARED, waiting_message=_mounts(config))
@@ -66,4 +66,4 @@ def _mounts(config: JobConfig | None) -> str:
     mounted = [f"Secret {name}" for name in endpoint_secrets(config)] if config else []
     mounted += [f"PersistentVolumeClaim {name}" for name in claims(config)] if config else []
     asked = f": is there {', '.join(mounted)}?" if mounted else ""
-    return f"its node could not mount its volumes for {PREPARED_SECONDS} s{asked} `kubectl describe pod` has the node's words"
+    return f"its node could not mount its volumes for {PREPARED_SECONDS} s{asked} `kubectl describe pod` shows the node's message"

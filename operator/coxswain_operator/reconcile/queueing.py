@@ -1,4 +1,4 @@
-"""Groups of pods that are over. Kueue keeps their pods, and their share of the queue, until it hears so.
+"""Groups of pods that have ended. Kueue keeps their pods and their quota until it is notified.
 
 It expects a successor for every pod of a group that fails or is deleted, and keeps the dead one until then (a finalizer).
 Ours stay within their group while a start lasts; a new start is a new group, and the old one gets no successors any more.
@@ -13,7 +13,7 @@ from coxswain_operator.views import PodView
 
 
 def release_groups(pods: Sequence[PodView], current: str = "") -> Iterator[LeaveQueue]:
-    """What Kueue has to hear of all groups but the `current` one.
+    """The releases of all groups but the `current` one.
 
     A mark on one pod ends a group whose pods have all come to an end, and leaves them where they are, for their logs.
     Deleted pods that never had a node never come to an end: only the end of their Workload frees them.

@@ -1,4 +1,4 @@
-"""Another number of trainers: asked for by the user, or forced by missing room. The gang starts anew from a checkpoint."""
+"""Another number of trainers: asked for by the user, or forced by missing room. The gang restarts from a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import Event
 
 REASON = "Scaling"  # of Progressing, from the request until the coordinator has left
-DEADLINE_SECONDS = 600  # for the checkpoint; then the gang starts anew without it
+DEADLINE_SECONDS = 600  # for the checkpoint; then the gang restarts without it
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class Resize:
 
 
 def plan_resize(ctx: Context, config: JobConfig) -> Resize | None:
-    """Start anew now, with this size. A job that trains is asked to save first and leaves by itself."""
+    """The size of a restart that is due now. A job that trains is asked to save first and then leaves."""
     if ctx.scaled:
         return None if _saving(ctx) else Resize(0, 0, "ScaleChanged", _change(ctx))
     return _shrunk(ctx, config)
 
 
 def start_resize(ctx: Context, status: JobStatus, size: Resize) -> JobStatus:
-    """Everyone anew, without counting a restart."""
+    """Replaces all members without counting a restart."""
     status = incarnations.renew_all(status, ctx.now)
     status = attempts.next_attempt(status, Termination("", size.reason, size.message, size.reason), ctx.now)
     return replace(status, trainers=replace(status.trainers, desired=size.desired, asked=size.asked))
@@ -78,7 +78,7 @@ def _saving(ctx: Context) -> bool:
 
 
 def _deadline(ctx: Context) -> float:
-    """Progressing turns False with the request, so that its transition tells when that was."""
+    """Progressing turns False with the request, so its transition time is that of the request."""
     condition = ctx.status.condition("Progressing")
     asked = condition is not None and condition.reason == REASON
     return DEADLINE_SECONDS + (seconds(condition.last_transition_time) if condition and asked else ctx.now)
@@ -87,11 +87,11 @@ def _deadline(ctx: Context) -> float:
 def _shrunk(ctx: Context, config: JobConfig) -> Resize | None:
     """Some trainers found no node within startTimeoutSeconds, and minCount of them did: better fewer than none."""
     trainers = [p for p in ctx.pods.values() if p.role == "trainer"]
-    homeless = [p for p in trainers if pending.is_unschedulable(p) and p.unscheduled_reason != pending.GATED]
+    unplaceable = [p for p in trainers if pending.is_unschedulable(p) and p.unscheduled_reason != pending.GATED]
     placed = sum(bool(p.node) and p.is_active and not p.deleting for p in trainers)
     training = ctx.report is not None and ctx.report.phase == "Running"
-    late = any(ctx.now >= deadlines.starts_by(ctx, p) for p in homeless)
-    if not late or training or not config.min_trainers <= placed < config.trainers:
+    late = any(ctx.now >= deadlines.starts_by(ctx, p) for p in unplaceable)
+    if not late or training or placed < config.min_trainers:
         return None
     limit = ctx.spec.start_timeout_seconds
     text = f"only {placed} of {config.trainers} trainers found a node within startTimeoutSeconds ({limit})"

@@ -11,7 +11,7 @@ from coxswain_operator.views import Event
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
-    """`state` is the word that people see; `reason` and `message` say why."""
+    """`state` is shown to users; `reason` and `message` say why."""
 
     state: str
     status: JobStatus  # counters, incarnations and attempts as they shall be; conditions are added by the conclusion

@@ -23,9 +23,9 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Which pod of a member, or of everyone without an entry, is the current one. Stored before the pod is created."""
+    """The current pod of a member, or of all members without an entry. Stored before its creation."""
 
-    name: str  # the member, or incarnations.EVERYONE
+    name: str  # the member, or incarnations.ALL_MEMBERS
     number: int
     since: str = ""  # when this number was stored
     delay_seconds: int = 0  # the pod is created not before since + delay
@@ -108,7 +108,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def ended(self) -> bool:
-        """Completed or Failed: for ever."""
+        """Completed or Failed, which is final."""
         return self.is_("Succeeded") or self.is_("Succeeded", "False")
 
     @property

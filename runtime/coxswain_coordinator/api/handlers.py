@@ -1,4 +1,4 @@
-"""The coordinator's calls (coxswain.wire) over HTTP: each handler records a fact in `Run`, or waits for something in it."""
+"""The coordinator's HTTP calls (coxswain.wire). Handlers record facts in JobState or wait."""
 
 from __future__ import annotations
 
@@ -43,11 +43,14 @@ MAX_WAIT = 30.0
 """Seconds of a long poll, whatever the caller asks for."""
 
 LOOK_SECONDS = 0.25
-"""Between two looks of a long poll for a report."""
+"""Seconds between two checks of a long poll for a report."""
 
 
 class Handlers:
-    """Handlers. Long polls wait on the run's bell; once the job has ended they raise Ended (410)."""
+    """Handlers.
+
+    Long polls wait on the notifier; once the job has ended they raise JobEnded (410).
+    """
 
     def __init__(self, state: JobState, ack_end: Callable[[], None]) -> None:
         self._state, self._ack_end = state, ack_end
@@ -74,7 +77,7 @@ class Handlers:
         service.route(get, "/v1/report", self.job_report)
         service.page("/", self.page)
 
-    # --- joining ------------------------------------------------------------------------------------------------------
+    # --- joining ----------------------------------------------------------------------------------
 
     async def register(self, _: web.Request, body: Register) -> Registered:
         self._check_ended()
@@ -84,16 +87,15 @@ class Handlers:
         after = int(request.query.get("after", "0"))
         losses, instance = self._state.worlds_lost, request.query.get("instance")
 
-        def news() -> World | Literal[True] | None:
+        def changed() -> World | Literal[True] | None:
             session = self._state.session
             if session and session.record.generation > after:
                 return session.world
             unknown = instance is not None and not self._state.registry.knows(instance)
-            return (
-                True if unknown or self._state.worlds_lost != losses else None
-            )  # cut short: the caller is to register (again)
+            # True ends the poll early: the caller must register again.
+            return True if unknown or self._state.worlds_lost != losses else None
 
-        found = await self._wait(request, news)
+        found = await self._wait(request, changed)
         return found if isinstance(found, World) else None
 
     async def heartbeat(self, _: web.Request, body: Heartbeat) -> Ack:
@@ -113,7 +115,7 @@ class Handlers:
         self._check_ended()
         return LoaderAddresses(self._state.registry.loader_addresses())
 
-    # --- index --------------------------------------------------------------------------------------------------------
+    # --- index ------------------------------------------------------------------------------------
 
     async def shares(self, request: web.Request, _: None) -> Shares | None:
         name = request.query["loader"]
@@ -131,7 +133,7 @@ class Handlers:
     async def blocks(self, request: web.Request, _: None) -> SourceBlocks | None:
         return await self._wait(request, lambda: self._state.index_progress.blocks(request.query["source"]))
 
-    # --- steps --------------------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     async def plans(self, request: web.Request, _: None) -> StepPlans | None:
         start = int(request.query["from"])
@@ -169,18 +171,18 @@ class Handlers:
     async def exit(self, _: web.Request, body: WorkerExit) -> None:
         self._state.add_exit(body)
 
-    # --- the operator and people --------------------------------------------------------------------------------------
+    # --- the operator and people ------------------------------------------------------------------
 
     async def stop(self, _: web.Request, body: StopRequest) -> None:
         self._state.request_stop(body)
 
     async def job_report(self, request: web.Request, _: None) -> JobReport:
-        """With `after`, the mark of a report, and `wait`: once the mark is another one, or the time is up."""
+        """With `after` and `wait`: once the report's revision is not `after`, or the time is up."""
         seconds = min(float(request.query.get("wait", "0")), MAX_WAIT)
         after, end = request.query.get("after"), time.monotonic() + seconds
         report = job_report(self._state)
         while report.revision() == after and (left := end - time.monotonic()) > 0:
-            await asyncio.sleep(min(LOOK_SECONDS, left))  # the bell rings with every message of every rank
+            await asyncio.sleep(min(LOOK_SECONDS, left))  # every message of every rank notifies
             report = job_report(self._state)
         return report
 
@@ -188,9 +190,11 @@ class Handlers:
         return web.Response(text=page(self._state.job.name, job_report(self._state)), content_type="text/html")
 
     async def _wait(self, request: web.Request, look: Callable[[], T | None], early: T | None = None) -> T | None:
-        """The first value of `look`, within the request's `wait` seconds. The request's generation is looked at throughout.
+        """The first value of `look`, within the request's `wait` seconds.
 
-        `early`: for whoever lives in a world that this coordinator has not taken up yet.
+        Checks the generation throughout.
+
+        `early`: the answer to a member of a world that this coordinator has not adopted yet.
         """
         seconds = min(float(request.query.get("wait", "0")), MAX_WAIT)
         theirs = int(request.headers.get(GENERATION_HEADER, "-1"))
@@ -199,7 +203,7 @@ class Handlers:
             self._check_ended()
             if 0 <= theirs < self._state.generation:
                 raise Stale(f"generation {theirs} is over; the current one is {self._state.generation}")
-            # A newer one is of a coordinator before this one, which has no world yet.
+            # A newer generation is an earlier coordinator's: this one has no world yet.
             return look() if theirs <= self._state.generation else early
 
         return await self._state.notifier.wait_until(either, seconds)

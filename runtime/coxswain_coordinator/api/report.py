@@ -1,4 +1,4 @@
-"""The job as the operator and people see it: JobReport, and in words who waits for whom. Pure."""
+"""The job as the operator and users see it: JobReport, with what it waits for. Pure."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def phase_of(state: JobState) -> Phase:
 
 
 def waiting_for(state: JobState) -> str:
-    """Who waits for whom, for people; empty when the job simply runs (or has ended)."""
+    """What the job waits for, for users; empty when it runs or has ended."""
     if state.finished is not None:
         return ""
-    if trouble := _store_error(state):
-        return f"the store: {trouble}"
+    if error := _store_error(state):
+        return f"the store: {error}"
     if state.index_progress.index is None:
         return _waiting_for_index(state)
     if state.session is None or state.session.lost:
@@ -100,7 +100,7 @@ def _waiting_for_step(state: JobState) -> str:
     if session.begun < session.book.open:
         return f"workers to begin step {session.book.open}" if plan else f"the planner, step {session.book.open}"
     missing = session.book.missing_ranks()
-    if len(missing) in (0, ranks):  # everybody computes, or only digests are on their way
+    if len(missing) in (0, ranks):  # every rank computes, or only digests are missing
         return ""
     return f"rank {join(str(r) for r in missing)} of {ranks} to finish step {session.book.open}"
 
@@ -118,15 +118,15 @@ def tokens_per_second(recent: Sequence[StepLine]) -> float:
 
 
 def _store_fault(state: JobState) -> Fault | None:
-    """While the store is away: nothing has failed yet, and what is at hand goes on."""
-    trouble = _store_error(state)
-    if state.finished is not None or not trouble:
+    """A retryable fault while the store is unavailable: running steps continue."""
+    error = _store_error(state)
+    if state.finished is not None or not error:
         return None
-    return Fault("StoreAway", f"trying again: {trouble}", retryable=True)
+    return Fault("StoreAway", f"retrying: {error}", retryable=True)
 
 
 def _store_error(state: JobState) -> str:
-    """The coordinator's own, or else a loader's."""
+    """The coordinator's own error, or else a loader's."""
     loaders = (loader.last_error for loader in state.registry.of("loader", state.job.loaders))
     return state.store_executor.last_error or next(filter(None, loaders), "")
 
@@ -145,7 +145,7 @@ def _sources(state: JobState) -> tuple[SourceReport, ...]:
 
 
 def termination_message(report: JobReport) -> bytes:
-    """The final report in at most 4096 bytes: without sources, with as many of the latest events as fit."""
+    """The final report in at most 4096 bytes: no sources, as many of the latest events as fit."""
     for count in (16, 4, 0):
         events = report.events[-count:] if count else ()
         message = msgspec.json.encode(replace(report, sources=(), events=events, waiting_for=""))

@@ -1,4 +1,4 @@
-"""The page for people at `/`: one table that refreshes itself. Metadata only, so it needs no token."""
+"""The status page at `/`: a table that refreshes itself. Metadata only, so it needs no token."""
 
 from __future__ import annotations
 

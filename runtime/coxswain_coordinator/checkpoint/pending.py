@@ -1,4 +1,4 @@
-"""When a checkpoint is complete, which ones are kept, and what is garbage. Pure."""
+"""Decides when a checkpoint is complete, which ones are kept, and what is garbage. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coxswain_coordinator.checkpoint.validation import manifest_key_of
 
 
 class PendingCheckpoints:
-    """Who has saved what of the checkpoints that are under way, in one generation."""
+    """Shards by step and rank of the checkpoints that are under way in one generation."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
@@ -24,11 +24,11 @@ class PendingCheckpoints:
         return min((step for step, by_rank in self._saved.items() if len(by_rank) == ranks), default=None)
 
     def newest(self, rank: int) -> int:
-        """The latest checkpoint that is not made and of which this rank has saved its part; 0: there is none."""
+        """The latest pending checkpoint of which this rank has saved its part; 0: none."""
         return max((step for step, by_rank in self._saved.items() if rank in by_rank), default=0)
 
     def shards(self, step: int) -> tuple[Shard, ...]:
-        """The shards of a complete checkpoint, in rank order; ranks that hold the same object name it once."""
+        """The shards of a complete checkpoint in rank order, each key once."""
         by_rank = self._saved[step]
         shards = {shard.key: shard for rank in sorted(by_rank) for shard in by_rank[rank].shards}
         return tuple(shards.values())
@@ -38,7 +38,7 @@ class PendingCheckpoints:
         return max(saved.seconds for saved in self._saved[step].values())
 
     def forget(self, step: int) -> None:
-        """Drops this checkpoint and those before it: it is made, and they no longer matter."""
+        """Drops this checkpoint, which is made, and those before it."""
         self._saved = {s: by_rank for s, by_rank in self._saved.items() if s > step}
 
     def pending_keys(self) -> set[str]:
@@ -46,7 +46,7 @@ class PendingCheckpoints:
 
 
 def kept_steps(config: CheckpointConfig, steps: Iterable[int]) -> set[int]:
-    """The checkpoints to keep: the last `keepLast` (at least one) and every multiple of `keepEvery`."""
+    """The steps to keep: the last `keepLast` (at least one), and multiples of `keepEvery`."""
     ordered = sorted(steps)
     last = set(ordered[-max(config.keep_last, 1) :])
     return last | {s for s in ordered if config.keep_every and s % config.keep_every == 0}
@@ -55,7 +55,7 @@ def kept_steps(config: CheckpointConfig, steps: Iterable[int]) -> set[int]:
 def garbage(
     kept: Sequence[CheckpointManifest], dropped: Sequence[CheckpointManifest], pending: set[str]
 ) -> tuple[list[str], list[str]]:
-    """(manifest keys, shard keys) to delete, in this order: a manifest must never name a shard that is gone."""
+    """(manifest keys, shard keys) to delete, in this order: no manifest names a missing shard."""
     live = {s.key for m in kept for s in m.shards} | pending
     shards = {s.key for m in dropped for s in m.shards} - live
     return [manifest_key_of(m) for m in dropped], sorted(shards)

@@ -1,4 +1,4 @@
-"""Manifests in the object store: find the one to resume from, create new ones, collect garbage. Blocking."""
+"""Manifests in the object store: finds the newest, creates new ones, collects garbage. Blocking."""
 
 from __future__ import annotations
 
@@ -25,14 +25,20 @@ RUN_KEY = "run.json"
 
 
 class CheckpointStore:
-    """The checkpoints of one job. Only this class writes under `manifests/` or deletes under `shards/`."""
+    """The checkpoints of one job.
+
+    Only this class writes under `manifests/` or deletes under `shards/`.
+    """
 
     def __init__(self, job: JobConfig, store: Store) -> None:
         self._job, self._store = job, store
         self._manifests: dict[int, CheckpointManifest] = {}
 
     def open(self) -> CheckpointManifest | None:
-        """Claims the location for this run and returns the newest manifest. Raises Refused naming a torn or foreign one."""
+        """Claims the location for this run and returns the newest manifest.
+
+        Raises Refused, naming a torn or foreign manifest.
+        """
         if not self._claim():
             check_run(self._job, read_run(RUN_KEY, self._store.get(RUN_KEY)))
         self._manifests = self._read_all()
@@ -51,14 +57,14 @@ class CheckpointStore:
             ) from error
 
     def record(self, step: int, lines: Sequence[StepLine]) -> None:
-        """Keeps the lines of closed steps before `step`, by and by: run directories go with their pods."""
+        """Stores the lines of closed steps before `step`: a run directory is lost with its pod."""
         if lines:
             self._store.put(steps_key(step), b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
     def create(self, manifest: CheckpointManifest, pending: set[str]) -> None:
-        """Makes the checkpoint count, then drops what `keepLast` and `keepEvery` no longer keep.
+        """Creates the manifest, then deletes what `keepLast` and `keepEvery` no longer keep.
 
-        A manifest of that step which exists already (a coordinator before this one made it) holds the same state: it stays.
+        A manifest of that step by an earlier coordinator holds the same state: it stays.
         """
         key = manifest_key_of(manifest)
         if not self._store.create(key, msgspec.json.encode(manifest)):
@@ -69,8 +75,8 @@ class CheckpointStore:
     def collect_orphans(self) -> int:
         """Deletes shards that no manifest names: leftovers of saves that never completed.
 
-        Only between the creation of a process's first generation, which fences the coordinator before, and its first worker;
-        or at the end.
+        Safe only while nothing is saved: at the end, and after the first generation of a process,
+        which fences the coordinator before, until that generation's workers start.
         """
         self._manifests = self._read_all()
         live = {s.key for m in self._manifests.values() for s in m.shards}
@@ -80,7 +86,7 @@ class CheckpointStore:
         return len(orphans)
 
     def collect_garbage(self) -> None:
-        """At the job's end, when nothing is being saved: drops what a crash has kept from being dropped."""
+        """Deletes what a crash left behind. Call it at the job's end, when no save is under way."""
         self._manifests = self._read_all()
         self._collect(set())
         self.collect_orphans()

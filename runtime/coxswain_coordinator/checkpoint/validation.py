@@ -1,4 +1,7 @@
-"""Whose run lives at a checkpoint location, and which of its manifests this job may go on from. Pure."""
+"""Checks which run owns a checkpoint location and which manifests this job may resume from.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,16 @@ MANIFEST_VERSION = 1
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """`run.json` at the checkpoint location, created by the first coordinator: whose run lives there."""
+    """`run.json` at the checkpoint location: the run that owns it.
+
+    The first coordinator creates it.
+    """
 
     version: int
     job: str
     uid: str
     stream_hash: str
-    stream: dict[str, str] | None = None  # what the hash stands for, in words; None: written by an earlier release
+    stream: dict[str, str] | None = None  # what the hash covers, by field; None: written by an earlier release
 
 
 def job_of(job: JobConfig) -> str:
@@ -34,8 +40,8 @@ def stream_hash(job: JobConfig) -> str:
     return f"v{STREAM_VERSION}:{job.stream_hash()}"
 
 
-def stream_words(job: JobConfig) -> dict[str, str]:
-    """What `stream_hash` stands for, by field."""
+def stream_fields(job: JobConfig) -> dict[str, str]:
+    """What `stream_hash` covers, by field."""
     batch: dict[str, int] = msgspec.to_builtins(job.batch)
     fields = {"seed": str(job.mix.seed), "longSequences": job.mix.long_sequences, "stream version": str(STREAM_VERSION)}
     fields["order of sources"] = " ".join(s.name for s in job.mix.sources)
@@ -48,7 +54,7 @@ def _tokenizer(source: SourceConfig) -> str:
 
 
 def run_record(job: JobConfig) -> RunRecord:
-    return RunRecord(MANIFEST_VERSION, job_of(job), job.uid, stream_hash(job), stream_words(job))
+    return RunRecord(MANIFEST_VERSION, job_of(job), job.uid, stream_hash(job), stream_fields(job))
 
 
 def manifest_key_of(manifest: CheckpointManifest) -> str:
@@ -83,7 +89,7 @@ def read_run(key: str, data: bytes) -> RunRecord:
 
 
 def read_manifest(key: str, data: bytes) -> CheckpointManifest:
-    """Decodes a manifest. A newer version is named before its unknown shape can confuse."""
+    """Decodes a manifest. Checks the version first: a newer one may have an unknown shape."""
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
     except msgspec.DecodeError as error:
@@ -101,13 +107,16 @@ class _Versioned(msgspec.Struct):
 
 
 def check_manifest(job: JobConfig, manifest: CheckpointManifest, sizes: Mapping[str, int]) -> None:
-    """Refuses a manifest that this job cannot continue from. `sizes`: bytes by key of the shards in the store."""
+    """Refuses a manifest that this job cannot continue from.
+
+    `sizes`: bytes by key of the shards in the store.
+    """
     key = manifest_key_of(manifest)
     if manifest.job != job_of(job):
         raise _foreign(key, "job", manifest.job, job_of(job))
     if manifest.model_hash != job.model_hash():
-        theirs = None if manifest.model is None else _model_words(manifest.model)
-        raise _foreign(key, "model", *_differences(theirs, _model_words(job.model)))
+        theirs = None if manifest.model is None else _model_fields(manifest.model)
+        raise _foreign(key, "model", *_differences(theirs, _model_fields(job.model)))
     if manifest.stream_hash != stream_hash(job):
         raise _foreign_stream(key, None, job)
     for shard in manifest.shards:
@@ -134,10 +143,10 @@ def _newer(where: str, version: int) -> str:
 
 
 def _foreign_stream(where: str, theirs: dict[str, str] | None, job: JobConfig) -> Refused:
-    return _foreign(where, "stream (mix, seed, batch or algorithm)", *_differences(theirs, stream_words(job)))
+    return _foreign(where, "stream (mix, seed, batch or algorithm)", *_differences(theirs, stream_fields(job)))
 
 
-def _model_words(model: ModelConfig) -> dict[str, str]:
+def _model_fields(model: ModelConfig) -> dict[str, str]:
     fields: dict[str, object] = msgspec.to_builtins(model)
     return {f"model.{name}": str(value) for name, value in fields.items() if name not in ("preset", "init_from")}
 
@@ -145,7 +154,7 @@ def _model_words(model: ModelConfig) -> dict[str, str]:
 def _differences(theirs: dict[str, str] | None, ours: dict[str, str]) -> tuple[str, str]:
     """The fields that differ, on both sides."""
     if theirs is None:
-        return "it does not say in which fields", "another"
+        return "it does not name the fields", "another"
     fields = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
     return _named(theirs, fields), _named(ours, fields)
 
@@ -169,7 +178,7 @@ def _torn(key: str, why: str) -> Refused:
 
 
 def check_batch(job: JobConfig) -> None:
-    """Refuses a batch whose steps would be empty now and then."""
+    """Refuses a batch of which some steps would be empty."""
     if job.batch.max_sequence_tokens > job.batch.tokens_per_step:
         raise Refused(
             "BatchTooSmall",

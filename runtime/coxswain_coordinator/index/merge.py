@@ -1,4 +1,4 @@
-"""The block index: which loader indexes (and later serves) which share of which source, and the whole made of the parts."""
+"""The block index: assigns shares of sources to loaders, and merges the indexed shares."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Lengths = Callable[[BlockEntry], NDArray[np.uint32]]
 def assign_shares(sources: Sequence[SourceConfig], loaders: Sequence[str]) -> tuple[LoaderShare, ...]:
     """Splits the sources among the loaders by weight, in as few shares as keep every loader busy.
 
-    Whole sources as long as there are enough; else the heaviest ones are split. Few open sources per loader is the point.
+    Splits the heaviest sources only when there are fewer sources than loaders: a loader should
+    open few sources.
     """
     parts = {s.name: 1 for s in sources}
     weights = {s.name: max(s.weight, 1) for s in sources}
@@ -59,7 +60,7 @@ class Index:
 
     @property
     def hash(self) -> str:
-        """`source=fingerprint,...`: tells *which* source has changed."""
+        """`source=fingerprint,...`: names the source that has changed."""
         return ",".join(f"{s.name}={s.fingerprint[7:23]}" for s in self.sources)
 
     def views(self, lengths: Lengths) -> dict[str, SourceView]:
@@ -72,7 +73,10 @@ def _view(source: SourceIndex, lengths: Lengths) -> SourceView:
 
 
 def merge(mix: MixConfig, parts: Iterable[Indexed]) -> Index:
-    """The index made of all shares. Raises Refused when loaders saw different sources or use different tokenizers."""
+    """Merges all shares.
+
+    Raises Refused when loaders saw different objects or use different tokenizers.
+    """
     parts = list(parts)
     _same_tokenizer(parts)
     sources = tuple(_merge_source(s, [p for p in parts if p.share.source == s.name]) for s in mix.sources)
@@ -108,7 +112,7 @@ def _merge_source(config: SourceConfig, parts: Sequence[Indexed]) -> SourceIndex
 
 
 def _bounded(config: SourceConfig, rejected: int) -> None:
-    """What every loader has seen to for its share holds for all shares together."""
+    """Applies the limit of rejected samples to all shares together; each loader checks its own."""
     if rejected > config.max_rejected:
         raise Refused(
             "TooManyRejected",

@@ -1,4 +1,4 @@
-"""The sources of one job: who indexes which share of them, and what has been found."""
+"""The sources of one job: the assigned shares and what loaders found in them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class IndexProgress:
         self._indexed: dict[tuple[str, int], Indexed] = {}
 
     def assign(self, loaders: list[str]) -> str:
-        """Shares the sources out; says so in words."""
+        """Assigns shares to loaders; returns a summary."""
         self.shares = assign_shares(self._mix.sources, loaders)
         return f"{len(self.shares)} shares of {len(self._mix.sources)} sources"
 

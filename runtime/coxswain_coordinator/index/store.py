@@ -15,7 +15,7 @@ _KEPT_BLOCKS = 256
 
 
 class IndexStore:
-    """Reads index objects; remembers the latest blocks, since a window of them is in use at a time."""
+    """Reads index objects and caches the latest blocks: a window of them is in use at a time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -33,4 +33,4 @@ class IndexStore:
 
 
 def _corrupt(key: str, how: str) -> Refused:
-    return Refused("IndexCorrupt", f"{key} {how}; delete the object to index anew")
+    return Refused("IndexCorrupt", f"{key} {how}; delete the object to have it indexed again")

@@ -1,4 +1,7 @@
-"""Commits memberships and placements ahead of time, a segment of steps at a time. Blocking: runs in a thread."""
+"""Commits memberships and placements ahead of time, a segment of steps at a time.
+
+Blocking: runs in a thread.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,11 @@ def steps_ahead(step_seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What one commit has added: plans of successive steps, and the cursor before and behind each."""
+    """What one commit adds: plans of successive steps, and the cursor before and after each."""
 
     plans: tuple[StepPlan, ...]
     cursors: dict[int, Cursor]  # before that step
-    end: int | None  # the step at which the data has ended, if it has: the first that is not run
+    end: int | None  # the first step that is not run because the data has ended; None: it has not
     next: int  # the first step that is not committed
 
 
@@ -56,9 +59,10 @@ class Committer:
     place: PlaceFn
 
     def commit(self, cursor: Cursor, stop: int) -> Committed:
-        """Commits from the cursor's step to the end of its segment; placements only for steps below `stop`.
+        """Commits from the cursor's step to its segment's end; placements only below `stop`.
 
-        Raises Stale when another coordinator has taken over, Refused("StreamChanged") when the log holds another stream.
+        Raises Stale when another coordinator has taken over, and Refused("StreamChanged") when the
+        log holds another stream.
         """
         self.log.check_current(self.generation.generation)
         segment = self._membership(cursor)
@@ -69,7 +73,7 @@ class Committer:
         return Committed(plans, cursors, _end(mine), segment.after.step)
 
     def _membership(self, cursor: Cursor) -> MembershipSegment:
-        """The committed segment of the cursor's step: read and verified if it is there, else computed and claimed."""
+        """Reads and verifies the segment of the cursor's step, or computes and claims it."""
         number = cursor.step // SEGMENT_STEPS
         found = self.log.membership(number)
         if found is None:
@@ -81,7 +85,7 @@ class Committer:
         return found
 
     def _verify(self, found: MembershipSegment, cursor: Cursor) -> None:
-        """A re-run computes the recorded memberships again, under the recorded phases: they must be equal."""
+        """Recomputes the recorded memberships under the recorded phases: they must be equal."""
         phases = msgspec.json.decode(found.phases, type=tuple[PhaseConfig, ...])
         again = self._compute(found.segment, found.memberships[0].cursor, phases)
         here = {m.step: m.cursor for m in found.memberships} | {found.after.step: found.after}
@@ -106,7 +110,7 @@ class Committer:
         placements = tuple(self.place([s.tokens for s in m.sequences]) for m in memberships)
         record = PlacementSegment(self.generation.generation, segment, memberships[0].step, placements)
         committed = self.log.claim_placement(record)
-        # A coordinator before this one may have begun earlier in the segment.
+        # An earlier coordinator may have begun earlier in the segment.
         by_step = dict(enumerate(committed.placements, committed.first_step))
         return tuple(step_plan(self.generation.generation, m, by_step[m.step]) for m in memberships)
 

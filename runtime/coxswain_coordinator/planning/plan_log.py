@@ -1,4 +1,7 @@
-"""The plan log in the object store: create-only records, zstd JSON. A loser of a create reads what is there."""
+"""The plan log in the object store: create-only records, zstd JSON.
+
+A lost create reads the winner.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from coxswain_link.store import NotFound, Store
 
 T = TypeVar("T")
 
-_TWICE = "if this comes again and again, two runs share one checkpoint.uri: end one of them, or give it its own"
+_TWICE = "if this repeats, two runs share one checkpoint.uri: end one of them, or give it its own"
 
 
 class PlanLog:
@@ -29,7 +32,7 @@ class PlanLog:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._takeovers = 0  # of the current generation; the last of them is ours
+        self._takeovers = 0  # of the current generation; the last one is ours
 
     def last_generation(self) -> int:
         """Number of the newest generation; 0: none yet."""
@@ -45,12 +48,15 @@ class PlanLog:
         return self._store.create(generation_key(record.generation), _pack(record))
 
     def take_over(self, generation: int, author: str) -> bool:
-        """Claims a generation of the coordinator before, which thereby is fenced. False when another one was faster."""
+        """Takes a generation over, which fences its coordinator.
+
+        False when another takeover was faster.
+        """
         self._takeovers = len(self._store.list(f"log/takeovers/{generation:08d}/")) + 1
         return self._store.create(takeover_key(generation, self._takeovers), _pack(author))
 
     def check_current(self, generation: int) -> None:
-        """The fence: raises Stale when another coordinator has created a newer generation, or has taken this one over."""
+        """The fence: raises Stale if a newer generation exists or this one is taken over."""
         if self._store.exists(generation_key(generation + 1)):
             raise Stale(f"another coordinator has created generation {generation + 1}; {_TWICE}")
         if self._store.exists(takeover_key(generation, self._takeovers + 1)):
@@ -60,7 +66,7 @@ class PlanLog:
         return self._read(membership_key(segment), MembershipSegment)
 
     def claim_membership(self, record: MembershipSegment) -> MembershipSegment:
-        """The segment as committed: this one, or the one that was there first."""
+        """The committed segment: this one, or an earlier one."""
         return self._claim(membership_key(record.segment), record, MembershipSegment)
 
     def claim_placement(self, record: PlacementSegment) -> PlacementSegment:

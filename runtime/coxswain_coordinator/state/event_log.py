@@ -1,4 +1,4 @@
-"""What happened to the job, for Events and for people: the operator publishes them from the report."""
+"""What happened to the job. The operator publishes these from the report as Events."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _REMEMBERED = 64
 
 
 class EventLog:
-    """Numbers events and remembers the latest.
+    """Numbers events and keeps the latest.
 
-    Numbers begin at the start time in seconds, so that they go on growing when the coordinator is started again.
+    Numbers begin at the start time in seconds, so they keep growing across coordinator restarts.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -1,4 +1,4 @@
-"""The steps that are closed: for the run directory, for measures of the moment, and until the store has a record of them."""
+"""Closed steps: for the run directory, for current measures, and until the store records them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_UNSAVED = 1024
 
 
 class History:
-    """What became of the steps, in this process's time."""
+    """The steps that this process has closed."""
 
     def __init__(self, run_dir: Path | None, metrics: Metrics) -> None:
         self.steps, self.timings = JsonlWriter(run_dir, "steps.jsonl"), JsonlWriter(run_dir, "timings.jsonl")
@@ -32,11 +32,11 @@ class History:
         self._measure(line)
 
     def begin_at(self, step: int) -> None:
-        """A world begins at this step: what was closed from there on is done again."""
+        """Drops steps from this one on: a new world repeats them."""
         self.unsaved = [line for line in self.unsaved if line.step < step]
 
     def before(self, step: int) -> list[StepLine]:
-        """What is to be recorded with a checkpoint of this step."""
+        """Lines to record with a checkpoint of this step."""
         return [line for line in self.unsaved if line.step < step]
 
     def recorded(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""The state of one job as its services have reported it. Handlers record facts here; `driver` decides."""
+"""The state of one job, as its services report it. Handlers record facts here; `driver` decides."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MAX_FAILURES = 5
 
 
 def diverged(report: StepReport, manifest: CheckpointManifest | None) -> Fault:
-    """A loss or gradient that is not finite spoils the parameters for ever: stop before a checkpoint holds them."""
+    """The fault of a loss or gradient that is not finite: no checkpoint may hold its result."""
     last = f"the last checkpoint is {manifest_key_of(manifest)}" if manifest else "there is no checkpoint yet"
     return Fault(
         "Diverged",
@@ -49,11 +49,11 @@ def diverged(report: StepReport, manifest: CheckpointManifest | None) -> Fault:
 
 
 class JobState:
-    """Everything the coordinator knows. One event loop, so no locks; the bell rings after every change."""
+    """Everything the coordinator knows. One event loop, so no locks; each change notifies."""
 
     def __init__(self, job: JobConfig, metrics: Metrics, run_dir: Path | None, clock: Callable[[], float]) -> None:
         self.job, self.metrics, self.clock = job, metrics, clock
-        self.instance = secrets.token_hex(8)  # senders repeat to another one what they told this one's predecessor
+        self.instance = secrets.token_hex(8)  # senders repeat unsaved messages to a new one
         self.notifier, self.registry, self.store_executor = Notifier(), MemberRegistry(), StoreExecutor()
         self.events = EventLog(clock)
         self.history = History(run_dir, metrics)
@@ -67,13 +67,13 @@ class JobState:
         self.stop: StopRequest | None = None
         self.fault: Fault | None = None
         self.finished: Finished | None = None
-        self.capacity_shortage = ""  # why the trainers at hand do not suffice
+        self.capacity_shortage = ""  # why the registered trainers do not suffice
 
     @property
     def generation(self) -> int:
         return self.session.record.generation if self.session else 0
 
-    # --- joining ------------------------------------------------------------------------------------------------------
+    # --- joining ----------------------------------------------------------------------------------
 
     def register(self, member: Register) -> Registered:
         arrival = self.registry.register(member)
@@ -86,7 +86,7 @@ class JobState:
             self.record_event("IndexingStarted", self.index_progress.assign(loaders))
         if arrival == "replaced" and member.role == "trainer":
             self.mark_world_lost(f"{member.name} was replaced by pod {member.pod}")
-            self.registry.register(member)  # this one is there already
+            self.registry.register(member)  # this one need not register again
         self.notifier.notify()
         return Registered(self.generation)
 
@@ -97,10 +97,13 @@ class JobState:
             self.index_progress.add(part)
         self.notifier.notify()
 
-    # --- steps --------------------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     def current_session(self, generation: int) -> Session:
-        """The session that a message of this generation is for. Raises Stale when it is another one."""
+        """The session that a message of this generation is for.
+
+        Raises Stale when it is another one.
+        """
         if self.session is None:
             raise Retryable("there is no world yet; the coordinator has just started")
         if generation != self.generation:
@@ -111,14 +114,14 @@ class JobState:
         return Ack(self.instance, self.manifest.step if self.manifest else 0)
 
     def heartbeat(self, generation: int, rank: int) -> None:
-        """A sign of life of a rank, or of a constructor (below 0)."""
+        """Records a heartbeat of a rank. Constructors send a rank below 0."""
         session = self.current_session(generation)
         if rank >= 0:
             session.last_heard[rank] = time.monotonic()
 
     def add_report(self, report: StepReport) -> None:
         session = self.current_session(report.generation)
-        session.begin(report.step)  # with a plan at hand, workers need no ticket
+        session.begin(report.step)  # workers that have the plan begin without a directive
         self.heartbeat(report.generation, report.rank)
         if report.loss_sum is None or report.gradient_norm is None:
             self.fail(diverged(report, self.manifest))
@@ -158,7 +161,7 @@ class JobState:
         return True
 
     def add_manifest(self, session: Session, manifest: CheckpointManifest, seconds: float) -> None:
-        """A checkpoint counts from now on."""
+        """Records a new checkpoint."""
         self.manifest, self.manifests = manifest, self.manifests + 1
         self.history.recorded(manifest.step)
         session.mark_saved(manifest.step)
@@ -169,38 +172,41 @@ class JobState:
         self.notifier.notify()
 
     def wait_for_capacity(self, short: str) -> None:
-        """The trainers at hand do not suffice."""
+        """Records why the registered trainers do not suffice."""
         if short != self.capacity_shortage:
             self.capacity_shortage = short
             self.notifier.notify()
 
-    # --- worlds -------------------------------------------------------------------------------------------------------
+    # --- worlds -----------------------------------------------------------------------------------
 
     def enter_world(self, session: Session, adopted: bool = False) -> None:
-        """A new world begins, or one that `lives` is taken up; a stop that was asked for stays asked for."""
+        """Begins a new world or an adopted one. A requested stop stays requested."""
         before, record, session.adopted = self.session, session.record, adopted
         if self.stop is not None:
             session.request_stop(before.stop_at if before and before.stop_at is not None else self.stop.at_step)
         where = f"generation {record.generation} from step {record.first_step}"
-        gang = f"{where}: {len(session.world.seats)} ranks, {record.layout.summary()}"
+        summary = f"{where}: {len(session.world.seats)} ranks, {record.layout.summary()}"
         if before is not None:
-            self.record_event("WorkerRestarted", f"{before.lost}; {gang}", warning=True)
+            self.record_event("WorkerRestarted", f"{before.lost}; {summary}", warning=True)
         elif adopted:
-            self.record_event("Resumed", f"{where} goes on: its workers did without a coordinator until this one came")
+            self.record_event("Resumed", f"{where} continues: its workers kept running without a coordinator")
         else:
-            self.record_event("Resumed" if self.manifest else "GangStarted", gang)
+            self.record_event("Resumed" if self.manifest else "GangStarted", summary)
         self.session, self.capacity_shortage = session, ""
         self.history.begin_at(session.book.open)
         self.metrics["coxswain_world_generation"].set(record.generation)
         self.notifier.notify()
 
-    # --- failure and end ----------------------------------------------------------------------------------------------
+    # --- failure and end --------------------------------------------------------------------------
 
     def add_exit(self, exit_: WorkerExit) -> None:
-        """A worker has ended: as told, by the user's fault (of whatever generation), or else its world is lost."""
+        """Records the end of a worker.
+
+        A user's fault ends the job in any generation; another failure costs the world.
+        """
         self.metrics["coxswain_worker_exits_total"].labels(exit_.trainer, exit_.exit_code).inc()
         session = self.session
-        if session is None:  # the world that its agent told of does not live on
+        if session is None:  # the world that its agent reported is lost
             self.registry.expect_again("trainer")
         if exit_.exit_code == Exit.USER_FAULT:
             self.fail(exit_.fault or Fault("WorkerFailed", f"rank {exit_.rank} on {exit_.trainer} left with code 2"))
@@ -229,10 +235,10 @@ class JobState:
             )
 
     def mark_world_lost(self, why: str) -> None:
-        """The current world cannot go on; the driver replaces it once every trainer has registered again.
+        """Marks the current world lost; the driver replaces it once all trainers registered again.
 
-        Agents register before each poll of the world, and polls are cut short by a loss, so the living are there at once,
-        and no world is formed with the dead.
+        Agents register before each poll of the world, and a loss ends their polls early: running
+        agents register at once, and no world is formed with a dead one.
         """
         if self.session is not None and not self.session.lost and not self.session.saved_end:
             self.session.lost = why
@@ -250,7 +256,7 @@ class JobState:
         self.notifier.notify()
 
     def finish(self, finished: Finished) -> Finished:
-        """The job has ended; every long poll hears of it."""
+        """Ends the job and every long poll."""
         reasons = {Exit.DONE: "Completed", Exit.STOPPED: "Suspended"}
         reason = reasons.get(Exit(finished.exit_code), "Failed")
         self.record_event(reason, f"{finished.reason}: {finished.message}", warning=reason == "Failed")

@@ -9,7 +9,10 @@ import msgspec
 
 
 class JsonlWriter:
-    """Appends one JSON object a line and flushes each. Without a run directory nothing is written."""
+    """Appends one JSON object a line and flushes each.
+
+    Without a run directory nothing is written.
+    """
 
     def __init__(self, folder: Path | None, name: str) -> None:
         self._path = None if folder is None else folder / name

@@ -1,4 +1,4 @@
-"""Waiting for a change: the one synchronisation between handlers (which record facts) and those who wait for them."""
+"""Waits for changes of state: the one synchronisation between handlers and what waits for facts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Notifier:
-    """Rung after every change of state. Waiters look again at what they wait for; nothing is passed along."""
+    """Wakes all waiters after a change of state. Each evaluates its condition again."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -22,7 +22,7 @@ class Notifier:
         event.set()
 
     async def wait_after(self, count: int) -> None:
-        """Returns once the bell has been rung more than `count` times."""
+        """Returns once `notify` has been called more than `count` times."""
         while self.count <= count:
             await self._event.wait()
 

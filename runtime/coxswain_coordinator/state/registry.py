@@ -1,4 +1,4 @@
-"""Who is there: agents, loaders and constructors by role and name."""
+"""Registered agents, loaders and constructors, by role and name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Arrival = Literal["new", "same", "replaced"]
 
 
 class MemberRegistry:
-    """The services that have registered. A name has one instance: another one means that the process before is gone."""
+    """The services that have registered.
+
+    A name has one instance: another instance means that the process before is gone.
+    """
 
     def __init__(self) -> None:
         self._members: dict[tuple[Role, str], Register] = {}
@@ -43,8 +46,8 @@ class MemberRegistry:
 
     def missing(self, role: Role, count: int) -> list[str]:
         """Names of the first `count` members of a role that have not registered (again)."""
-        here = {m.name for m in self.of(role) if (role, m.name) not in self._awaited}
-        return [name for i in range(count) if (name := f"{role}-{i}") not in here]
+        present = {m.name for m in self.of(role) if (role, m.name) not in self._awaited}
+        return [name for i in range(count) if (name := f"{role}-{i}") not in present]
 
     def loader_addresses(self) -> tuple[LoaderAddress, ...]:
         return tuple(LoaderAddress(m.name, m.host, m.port, m.instance) for m in self.of("loader"))

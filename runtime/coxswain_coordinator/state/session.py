@@ -1,4 +1,4 @@
-"""One world generation while it lives: plans, tickets, reports and saves. Pure: time and storage come from outside."""
+"""One world generation: plans, directives, reports and saves. Pure: no clock, no storage."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ _PLANS_A_REPLY = 8
 
 
 class Session:
-    """What the coordinator knows of the current generation. Another generation gets another session.
+    """What the coordinator knows of the current generation.
 
-    It begins at the cursor's step: that is the generation's first one, or a later checkpoint's if another coordinator led it
-    before.
+    Another generation gets another session.
+
+    It begins at the cursor's step: the generation's first one, or that of a later checkpoint if an
+    earlier coordinator made this generation.
     """
 
     def __init__(self, job: JobConfig, record: Generation, world: World, cursor: Cursor, stream_digest: str) -> None:
@@ -31,31 +33,31 @@ class Session:
         self.committed = first  # the first step without a committed plan
         self.rendezvous: Rendezvous | None = None
         self.exited: dict[int, int] = {}  # exit code by rank
-        self.lost = ""  # why this world must be replaced; empty: it stands
+        self.lost = ""  # why this world must be replaced; empty: it is valid
         self.stop_at: int | None = None  # suspend before this step
         self.ending: StepDirective | None = None
         self.saved = first  # up to here everything is in a checkpoint (or is the beginning)
-        self.adopted = False  # it has lived on without a coordinator
+        self.adopted = False  # an earlier coordinator made it
         self._first, self._begun = first, first - 1
-        self.last_heard: dict[int, float] = {}  # when a rank last gave a sign of life, by time.monotonic
+        self.last_heard: dict[int, float] = {}  # last heartbeat by rank, time.monotonic
         self._every, self._steps = job.checkpoint.every_steps, job.total_steps
         self._data_end: int | None = None
         self._plans: dict[int, StepPlan] = {}
         self._directives: dict[int, StepDirective] = {}
-        self._saving: set[int] = set()  # checkpoints that have been asked for and are not made
+        self._saving: set[int] = set()  # requested checkpoints without a manifest
 
     @property
     def begun(self) -> int:
-        """The last step that has begun: its ticket is handed out, or it is reported all the same.
+        """The last step that has begun: it has a directive or a report.
 
-        Of a world that was taken up the open step may have begun, too.
+        In an adopted world the open step may have begun without either.
         """
         if self.adopted and self.ending is None and self._begun >= self._first:
             return max(self._begun, min(self.book.open, self.end_step - 1))
         return self._begun
 
     def begin(self, step: int) -> None:
-        """Somebody is in this step, or beyond."""
+        """Records that a rank is in this step or beyond."""
         self._begun = max(self._begun, step)
 
     @property
@@ -88,7 +90,10 @@ class Session:
         return self._plans.get(self.book.open)
 
     def directive(self, step: int) -> StepDirective | None:
-        """The ticket of a step, the same for every rank; None until it can be told. Handing it out begins the step."""
+        """The directive of a step, the same for every rank; None: not decided yet.
+
+        It begins the step.
+        """
         if self.lost:
             return None
         if step not in self._directives:
@@ -99,7 +104,7 @@ class Session:
         return self._directives[step]
 
     def catching_up(self, step: int) -> bool:
-        """Whether a world that was taken up is ahead of this coordinator's plans. Who hears so begins the step alone."""
+        """Whether an adopted world is ahead of our plans: a rank then begins the step alone."""
         behind = self.adopted and not self.lost and self.ending is None and self.committed <= step < self.end_step
         if behind:
             self.begin(step)
@@ -126,12 +131,12 @@ class Session:
         return "Suspended" if self.stop_at is not None and step >= self.stop_at else ""
 
     def request_stop(self, at_step: int) -> None:
-        """Stops before the first step that has not begun and is not below `at_step`; the earliest request counts."""
+        """Stops before the first step from `at_step` on that has not begun. The earliest stop counts."""
         wanted = max(at_step, self.begun + 1)
         self.stop_at = wanted if self.stop_at is None else min(self.stop_at, wanted)
 
     def adopt_end(self, step: int, completed: bool) -> None:
-        """A rank was told to leave before this step, perhaps by a coordinator before this one: then that is where the end is."""
+        """Ends before this step: a rank had that directive, perhaps from an earlier coordinator."""
         if self.ending is not None:
             return
         if completed:
@@ -152,7 +157,7 @@ class Session:
                 del tracker[old]
 
     def _may_be_saved(self, step: int) -> bool:
-        """Whether a manifest of this step may come. Workers without a coordinator save when it is due, without a ticket."""
+        """Whether a manifest of this step may come: workers save when due, also on their own."""
         due = self._every > 0 and step % self._every == 0 and step > self.saved
         return due or step in self._saving
 
@@ -164,5 +169,5 @@ class Session:
 
     @property
     def saved_end(self) -> bool:
-        """Whether the end has been handed out and nothing remains to be saved for it."""
+        """Whether the end is decided and nothing remains to be saved for it."""
         return self.ending is not None and self.saved >= self.ending.step

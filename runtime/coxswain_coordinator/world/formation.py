@@ -1,4 +1,4 @@
-"""Worlds: when one is formed, of whom, and from which state. Pure."""
+"""Decides when a world is formed, of which trainers, and from which state. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def layout_of(job: JobConfig, agents: Sequence[Register]) -> Layout:
 
 
 def capacity_fault(job: JobConfig, layout: Layout) -> str:
-    """Why this layout cannot hold the longest sequence; empty when it can. A reason to wait for trainers, not to fail."""
+    """Why this layout cannot hold the longest sequence; empty when it can.
+
+    The coordinator waits for more trainers then; the job does not fail.
+    """
     parallel, longest = job.parallelism, job.batch.max_sequence_tokens
     usable = min(parallel.max_degree, len(layout.replicas))
     if usable * parallel.tokens_per_replica >= longest:
@@ -42,10 +45,7 @@ def next_generation(
     loaders: tuple[LoaderShare, ...],
     manifest: CheckpointManifest | None,
 ) -> Generation:
-    """The next generation: every agent's devices, from the last checkpoint (or from scratch).
-
-    The ladder's last rung (design 03, World): finer ones will stand behind this function.
-    """
+    """The next generation: every agent's devices, from the last checkpoint (or from scratch)."""
     return Generation(
         generation=number,
         author=author,
@@ -65,7 +65,7 @@ def digest_of(job: JobConfig) -> str:
 def is_adoptable(
     record: Generation | None, job: JobConfig, agents: Sequence[Register], loaders: tuple[LoaderShare, ...]
 ) -> bool:
-    """Whether a world lives on without the coordinator that made it: all its trainers say that all their workers live."""
+    """Whether an earlier coordinator's world still runs: all trainers report it."""
     return (
         record is not None
         and record.job == digest_of(job)
@@ -76,7 +76,7 @@ def is_adoptable(
 
 
 def vocabulary_of(job: JobConfig, tokenizer: int) -> int:
-    """Rows of the embedding, for a tokenizer of that many ids: the model's own number, or the next multiple of 64."""
+    """Rows of the embedding: the model's own, or the tokenizer's ids rounded up to 64."""
     fixed = job.model.vocabulary
     if fixed and fixed < tokenizer:
         raise Refused(

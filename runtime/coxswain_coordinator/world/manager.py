@@ -1,4 +1,4 @@
-"""How worlds come to be: the next generation, or one that has lived on without the coordinator that made it."""
+"""Forms worlds: creates the next generation, or adopts one that an earlier coordinator made."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ from coxswain_coordinator.world.formation import (
 )
 
 Planner = Callable[[list[int], Layout, JobConfig], Placement]
-"""(sequence lengths, layout, job) -> placement of one step. The job's model has its vocabulary filled in."""
+"""(sequence lengths, layout, job) -> placement of one step.
+
+The job's model has its vocabulary filled in.
+"""
 
 
 class WorldManager:
-    """Makes them, one at a time; `committer` extends the plan log for the one at hand."""
+    """Forms one world at a time; `committer` extends the plan log of the current one."""
 
     def __init__(
         self, state: JobState, log: PlanLog, checkpoints: CheckpointStore, planner: Planner, author: str
@@ -44,7 +47,7 @@ class WorldManager:
         self.committer: Committer | None = None
 
     async def form(self) -> bool:
-        """The next generation, once every trainer is there and their replicas can hold the longest sequence."""
+        """Forms a world once every trainer is there and the replicas hold the longest sequence."""
         run, job = self._state, self._state.job
         if run.registry.missing("trainer", job.trainers):
             return False
@@ -54,25 +57,28 @@ class WorldManager:
             return False
         number = await self._store_call(self._log.last_generation) + 1
         claimed = run.session is None and any(a.generation == number - 1 > 0 for a in agents)
-        if claimed and (lives := await self._find_adoptable(number - 1, agents)) is not None:
-            return await self._adopt(lives, agents)
+        if claimed and (running := await self._find_adoptable(number - 1, agents)) is not None:
+            return await self._adopt(running, agents)
         record = next_generation(job, number, self._author, agents, run.index_progress.shares, run.manifest)
         if not await self._store_call(self._log.create_generation, record):
-            return True  # another coordinator was faster; look again
+            return True  # another coordinator was faster; check again
         if run.registry.missing("trainer", job.trainers) or agents != run.registry.of("trainer", job.trainers):
-            return True  # a trainer went or was replaced meanwhile; the record stands unused
+            return True  # a trainer left or was replaced meanwhile; the record stays unused
         if run.session is None:
             await self._store_call(self._checkpoints.collect_orphans)
         self._enter(record, agents)
         return True
 
     async def _find_adoptable(self, number: int, agents: list[Register]) -> Generation | None:
-        """The newest generation, if its world lives on without the coordinator that made it."""
+        """The newest generation, if its world still runs without its coordinator."""
         record = await self._store_call(self._log.generation, number)
         return record if is_adoptable(record, self._state.job, agents, self._state.index_progress.shares) else None
 
     async def _adopt(self, record: Generation, agents: list[Register]) -> bool:
-        """Its members tell again what no checkpoint holds; until then they go on with the plans that they have."""
+        """Takes a running world over.
+
+        Its members repeat what no checkpoint holds and go on meanwhile.
+        """
         run = self._state
         taken, count = await self._store_call(self._log.take_over, record.generation, self._author), run.job.trainers
         if taken and not run.registry.missing("trainer", count) and agents == run.registry.of("trainer", count):

@@ -1,4 +1,4 @@
-"""What a format has to offer: the extents of an object, and the samples of one extent."""
+"""The interface of a format: the extents of an object, and the samples of one extent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from coxswain_link.store import ObjectInfo, Store
 
-MAX_WHOLE = 256 << 20  # bytes of one object, or one line, that are held in memory at once
+MAX_WHOLE = 256 << 20  # bytes of one object or line held in memory
 
 
 Ids = NDArray[np.integer]
@@ -21,7 +21,7 @@ Content = str | Ids
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """The part of an object that is one block: row group `ordinal`, or bytes [offset, offset + size)."""
+    """The block of an object: row group `ordinal`, or bytes [offset, offset + size)."""
 
     ordinal: int
     offset: int
@@ -29,7 +29,10 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 class Sample(NamedTuple):
-    """A document of a block. `at` is its row or its byte offset in the block; `text` is None where it does not decode."""
+    """A document of a block.
+
+    `at`: its row or byte offset; `text` is None where it does not decode.
+    """
 
     at: int
     text: Content | None
@@ -41,10 +44,13 @@ class Block(Protocol):
     nbytes: int
 
     def samples(self) -> Iterator[Sample]:
-        """Every sample in order, the ones that do not decode included."""
+        """Every sample in order, also those that do not decode."""
 
     def text(self, at: int) -> Content:
-        """The sample at a row or offset that `samples` gave. Raises ValueError when it does not decode."""
+        """The sample at a row or offset that `samples` gave.
+
+        Raises ValueError when it does not decode.
+        """
 
 
 class OpenObject(Protocol):

@@ -1,4 +1,4 @@
-"""Objects that are read whole: plain, .gz and .zst, within a limit of size."""
+"""Reads whole objects, plain, .gz or .zst, up to a size limit."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def read_whole(store: Store, info: ObjectInfo) -> bytes:
 
 
 def _unpack(path: str, data: bytes, limit: int) -> bytes:
-    """At most limit + 1 bytes, so that the caller sees that there are more."""
+    """At most limit + 1 bytes: the caller sees that there are more."""
     if is_compressed(path) and not data:
-        raise EOFError("it has no bytes; what packs nothing is longer")
+        raise EOFError("it is empty; a packed empty file is longer")
     if path.endswith(_GZIP):
         return gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1)
     if path.endswith(_ZSTD):
@@ -51,7 +51,7 @@ def _unpack(path: str, data: bytes, limit: int) -> bytes:
 
 
 def _unpack_zstd(data: bytes, limit: int) -> bytes:
-    """All frames; a truncated one raises EOFError, which zstandard's own reader does not notice."""
+    """All frames. Raises EOFError for a truncated one, which zstandard's reader accepts."""
     out = bytearray()
     while data and len(out) <= limit:
         frame = zstandard.ZstdDecompressor().decompressobj()

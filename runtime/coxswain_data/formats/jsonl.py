@@ -1,7 +1,7 @@
 """Jsonl: a sample per line. Plain files are cut into byte ranges; .gz and .zst are one block each.
 
-A block of a plain file owns the lines that *start* in its range, as input splits do in MapReduce: so listing a file reads
-nothing of it, and the reader of a block runs on to the end of its last line.
+A block of a plain file owns the lines that *start* in its range, as input splits do in MapReduce.
+So listing a file reads nothing of it, and the reader of a block reads to the end of its last line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class JsonlBlock:
         self._decoder = msgspec.json.Decoder(line)
 
     def samples(self) -> Iterator[Sample]:
-        """Blank lines are no samples."""
+        """Skips blank lines."""
         start = 0
         while start < len(self._data):
             stop = self._stop(start)
@@ -63,7 +63,7 @@ class JsonlObject:
     def read(self, extent: Extent) -> JsonlBlock:
         if is_compressed(self._info.path):
             return JsonlBlock(read_whole(self._store, self._info), 0, self._line)
-        # One byte more in front tells whether a line starts exactly at the range's first byte.
+        # The byte before the range shows whether a line starts at its first byte.
         begin = max(0, extent.offset - 1)
         data = self._bytes(begin, extent.offset + extent.size)
         first = data.find(b"\n") + 1 if extent.offset else 0
@@ -72,7 +72,7 @@ class JsonlObject:
         return JsonlBlock(self._complete(data[first:], extent), begin + first - extent.offset, self._line)
 
     def _complete(self, data: bytes, extent: Extent) -> bytes:
-        """With the rest of the last line, which may end behind the range."""
+        """Adds the rest of the last line, which may end after the range."""
         end = extent.offset + extent.size
         parts = [data]
         while not parts[-1].endswith(b"\n") and end < self._info.size:

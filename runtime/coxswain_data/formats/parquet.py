@@ -1,4 +1,7 @@
-"""Parquet: a row group is a block. Only the text column is read, in small ranges, never the whole file."""
+"""Parquet: a row group is a block.
+
+Only the text column is read, in small ranges, never the whole file.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ _BUFFER = 1 << 20  # bytes of one read; with pre_buffer on, pyarrow would hold h
 
 
 class ParquetBlock:
-    """The text column of one row group. A null raises ValueError, as text that is not UTF-8 does."""
+    """The text column of one row group.
+
+    A null raises ValueError, as text that is not UTF-8 does.
+    """
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         self._column, self.nbytes = column, column.nbytes

@@ -1,4 +1,4 @@
-"""An object of a store as a seekable file of which only what is asked for is read."""
+"""An object of a store as a seekable file that reads only the requested ranges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RangeFile(io.RawIOBase):
-    """Each read is one ranged request: put a buffer around it where reads are small."""
+    """Each read is one ranged request: wrap it in a buffer for small reads."""
 
     def __init__(self, store: Store, info: ObjectInfo) -> None:
         self._store, self._info, self._at = store, info, 0

@@ -1,7 +1,8 @@
-"""Tar, as WebDataset writes it: members that share a name up to the first dot are one sample; `textField` is an extension.
+"""Tar, as WebDataset writes it: members that share a name up to the first dot are one sample.
 
-An archive is one block. A small or packed one is held in memory; of a larger plain one a sample is read by its place,
-so that members nobody trains on (pictures, metadata) cost nothing.
+`textField` is an extension. An archive is one block. A small or packed archive is held in memory;
+samples of a larger plain one are read by offset, so unused members (pictures, metadata) cost
+nothing.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from coxswain_data.formats.compression import is_compressed, read_whole
 from coxswain_data.formats.ranges import RangeFile
 from coxswain_link.store import ObjectInfo, Store
 
-IN_MEMORY = 16 << 20  # bytes: the blocks of one window of the order then fit into a loader's cache
+IN_MEMORY = 16 << 20  # bytes: the blocks of one window of the order fit into a loader's cache
 _BUFFER = 256 << 10  # bytes of one ranged read
 
 
 class TarBlock:
-    """An open archive. `at` is where the header of a sample's text begins, or of its first member if it has no text."""
+    """An open archive. `at`: offset of the header of a sample's text, or of its first member."""
 
     def __init__(self, file: IO[bytes], size: int, extension: str, where: str, nbytes: int) -> None:
         self._file, self._size, self._extension, self._where, self.nbytes = file, size, extension, where, nbytes
 
     def samples(self) -> Iterator[Sample]:
-        """Raises Refused (ObjectUnreadable, TextFieldUnusable) where the archive is torn or has no such member at all."""
+        """Raises Refused: ObjectUnreadable (torn), TextFieldUnusable (no such member)."""
         seen: set[str] = set()
         found = False
         for _, group in groupby(self._members(), key=lambda m: _parted(m.name)[0]):
@@ -55,7 +56,7 @@ class TarBlock:
         return content.decode()
 
     def _members(self) -> Iterator[tarfile.TarInfo]:
-        """Regular files in their order; the reader's place does not matter in between."""
+        """Regular files in order. Callers may move the file position in between."""
         at = 0
         while (read := self._member(at)) is not None:
             member, at = read
@@ -63,7 +64,7 @@ class TarBlock:
                 yield member
 
     def _member(self, at: int) -> tuple[tarfile.TarInfo, int] | None:
-        """The member whose header begins at `at`, and where the next one does; None at the end mark."""
+        """The member whose header is at `at`, and the next offset; None at the end mark."""
         with self._named():
             self._file.seek(at)
             if self._is_end(at):
@@ -77,7 +78,10 @@ class TarBlock:
                 return member, archive.offset
 
     def _is_end(self, at: int) -> bool:
-        """Two blocks of zeros. `tarfile` takes any end for the end, so a torn archive would lose its rest unseen."""
+        """Whether the end mark, two blocks of zeros, is here.
+
+        `tarfile` accepts a torn archive as ended.
+        """
         mark = self._file.read(2 * tarfile.BLOCKSIZE)
         self._file.seek(at)
         if len(mark) < 2 * tarfile.BLOCKSIZE:
@@ -86,13 +90,13 @@ class TarBlock:
             return False
         rest = self._file.read(tarfile.RECORDSIZE * 2).strip(b"\0")
         if rest:
-            raise tarfile.ReadError("more follows behind its end mark: several archives in one file")
+            raise tarfile.ReadError("data follows its end mark: several archives in one file")
         return True
 
     def _content(self, archive: tarfile.TarFile, member: tarfile.TarInfo | None) -> bytes:
         file = archive.extractfile(member) if member is not None else None
         if member is None or file is None:
-            raise tarfile.ReadError("no regular file is at this place")
+            raise tarfile.ReadError("no regular file is at this offset")
         if member.size > MAX_WHOLE:
             raise Refused(
                 "ObjectTooLarge",
@@ -109,7 +113,7 @@ class TarBlock:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """tarfile does not say which archive is torn (and raises bare ValueErrors for some odd headers)."""
+        """Names the archive in tarfile's errors, which include bare ValueErrors."""
         try:
             yield
         except (tarfile.TarError, EOFError, ValueError) as error:
@@ -136,7 +140,7 @@ class TarObject:
 
 
 def _parted(name: str) -> tuple[str, str]:
-    """(what samples are grouped by, extension): cut at the first dot of the base name, as WebDataset does."""
+    """(group, extension): cut at the first dot of the base name, as WebDataset does."""
     path = PurePosixPath(name)
     stem, _, extension = path.name.partition(".")
     return str(path.parent / stem), extension

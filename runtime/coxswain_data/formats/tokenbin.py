@@ -1,7 +1,8 @@
-"""TokenBin: documents that are tokens already, as Megatron-LM keeps them: `x.bin` with the ids, `x.idx` with the documents.
+"""TokenBin: tokenised documents in Megatron-LM's format: ids in `x.bin`, documents in `x.idx`.
 
-The index file, little-endian: 9 bytes "MMIDIDX\\0\\0", version 1 (u64), the ids' type (u8), number of sequences (u64), number
-of document bounds (u64); then per sequence its length (i32) and its byte in `.bin` (i64); then the bounds, in sequences (i64).
+The index file, little-endian: 9 bytes "MMIDIDX\\0\\0", version 1 (u64), the ids' type (u8), number
+of sequences (u64), number of document bounds (u64); then per sequence its length (i32) and its byte
+in `.bin` (i64); then the bounds, in sequences (i64).
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ RANGE = 4 << 20  # bytes: a block has the documents that begin in one such range
 _MAGIC = b"MMIDIDX\0\0"
 _HEAD = struct.Struct("<9sQBQQ")
 _TYPES = {1: "<u1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-"""By the code in the index file. Its signed bytes and floats are no token ids."""
+"""By the code in the index file. Signed bytes and floats cannot be token ids."""
 
 
 class Table(NamedTuple):
-    """Where each document begins in `.bin`, and behind the last where it ends (bytes)."""
+    """Offset of each document in `.bin`, and the end of the last (bytes)."""
 
     dtype: np.dtype[Any]
     bounds: NDArray[np.int64]
@@ -43,9 +44,8 @@ class TokenBinBlock:
             yield Sample(int(start), self._ids(int(start), int(stop)))
 
     def text(self, at: int) -> Ids:
-        document = (
-            int(np.searchsorted(self._bounds, at, side="right")) - 1
-        )  # of several at one place, the one with tokens
+        # Of several documents at one offset, the one with tokens.
+        document = int(np.searchsorted(self._bounds, at, side="right")) - 1
         return self._ids(at, int(self._bounds[document + 1]))
 
     def _ids(self, start: int, stop: int) -> Ids:
@@ -65,7 +65,7 @@ class TokenBinObject:
         self._table = self._parsed(store.get(index))
 
     def extents(self) -> list[Extent]:
-        """A longer document makes a longer block; a range in which none begins makes none."""
+        """One block a range: longer for a longer document, none where no document begins."""
         bounds = self._table.bounds
         firsts = np.unique(np.searchsorted(bounds[:-1], np.arange(0, int(bounds[-1]), RANGE)))
         cuts = [*bounds[firsts[firsts < len(bounds) - 1]].tolist(), int(bounds[-1])]
@@ -98,10 +98,10 @@ class TokenBinObject:
     def _checked(
         self, sizes: NDArray[np.int32], starts: NDArray[np.int64], bounds: NDArray[np.int64], width: int
     ) -> NDArray[np.int64]:
-        """Bytes at which documents begin. Raises ValueError where the two files do not belong together."""
+        """Offsets of documents. Raises ValueError where the two files do not match."""
         edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64) * width])
         if (sizes < 0).any() or not np.array_equal(edges[:-1], starts):
-            raise ValueError("its sequences do not lie one behind the other")
+            raise ValueError("its sequences are not contiguous")
         if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(sizes) or (np.diff(bounds) < 0).any():
             raise ValueError("its documents do not cover its sequences")
         if edges[-1] != self._info.size:
@@ -111,7 +111,7 @@ class TokenBinObject:
     def _unreadable(self, why: str) -> Refused:
         return Refused(
             "ObjectUnreadable",
-            f"{self._where} is no index of a .bin as Megatron-LM writes it ({why}); write the pair again, or exclude it "
+            f"{self._where} is not an index of a .bin as Megatron-LM writes it ({why}); write the pair again, or exclude it "
             "with `include`",
         )
 

@@ -1,4 +1,4 @@
-"""The first process of a trainer: keeps one worker a seat alive in each world, and tells the coordinator how workers end.
+"""The first process of a trainer: runs one worker a seat in each world, and reports to the coordinator how workers end.
 
 It decides nothing: the world comes from the coordinator, and so does the end. It never imports torch.
 """
@@ -31,13 +31,11 @@ log = logging.getLogger(__name__)
 
 FORK_SERVER = (sys.executable, "-m", "coxswain_train.agent.forkserver", "coxswain_train.worker.worker")
 
-_POLL = 5.0  # seconds of one long poll; also how soon a coordinator that restarted knows us again
+_POLL = 5.0  # seconds of one long poll; also the longest until a restarted coordinator has this trainer registered
 POLL_DEADLINE = 0.5  # seconds until a broken poll is noticed
 _GIVE_UP = 60.0  # seconds without a coordinator
-_LAST_WORK = 20.0  # seconds for workers to leave once the job has ended well: all that counts is saved by then
-JOIN_TIMEOUT = (
-    5.0  # seconds for a worker to leave a world that is over; then it is killed, and another one takes its seat
-)
+_LAST_WORK = 20.0  # seconds for workers to leave once the job has ended well: the checkpoint is saved by then
+JOIN_TIMEOUT = 5.0  # seconds for a worker to join the next world; then it is killed and replaced
 
 
 class Agent:
@@ -50,24 +48,26 @@ class Agent:
         metrics: MetricsRegistry,
         fork_server: Sequence[str] = FORK_SERVER,
         give_up: float = _GIVE_UP,
+        join_timeout: float = JOIN_TIMEOUT,
         oom_kills: Callable[[], int] = cgroup.oom_kills,
     ) -> None:
-        self._env, self._client, self._metrics, self._give_up = env, client, metrics, give_up
+        self._env, self._client, self._metrics = env, client, metrics
+        self._give_up, self._join_timeout = give_up, join_timeout
         self._instance = secrets.token_hex(8)
         self._generation = 0
         self._devices = visible_devices(os.environ)
         self._fork_server = ForkServer(fork_server, fork_server_environment(os.environ, self._devices))
         self._workers: dict[WorkerHandle, asyncio.Task[None]] = {}
         self._oom_kills, self._known_kills = oom_kills, oom_kills()
-        self._oom: Fault | None = None  # a worker was killed for its memory
+        self._oom: Fault | None = None  # of a worker that was killed for its memory
         self.registered = False
 
     async def run(self) -> int:
         """Exit code of the trainer. Raises Retryable when the coordinator stays away."""
         try:
-            await self._fork_server.warm()  # while others index
+            await self._fork_server.warm()  # while the loaders index
             while self._oom is None:
-                await self._register()  # each time: a coordinator that restarted has to know us
+                await self._register()  # each time: the coordinator may have restarted
                 if (world := await self._next_world()) is not None:
                     await self._enter(world)
             write_fault(self._env.termination_log, self._oom)
@@ -98,13 +98,13 @@ class Agent:
             query: dict[str, Any] = {"after": self._generation, "wait": _POLL, "instance": self._instance}
             return await self._client.get("/v1/world", World, deadline=POLL_DEADLINE, **query)
         except Retryable as error:
-            log.warning("lost the coordinator: %s", error)
+            log.warning("the coordinator is unreachable: %s", error)
             return None
 
     async def _enter(self, world: World) -> None:
-        """Living workers go from world to world; those without a seat end first, since workers share devices."""
+        """Keeps running workers over into the new world. Those without a seat end first: workers share devices."""
         mine = {s.device.device: s for s in world.seats if world.trainers[s.device.trainer] == self._env.name}
-        log.info("world %d: %d worker(s) here, ranks %s", world.generation, len(mine), [s.rank for s in mine.values()])
+        log.info("world %d: ranks %s on this trainer", world.generation, [s.rank for s in mine.values()])
         await asyncio.gather(
             *(self._stop_worker(w) for w in list(self._workers) if not w.is_running or w.device not in mine)
         )
@@ -114,10 +114,10 @@ class Agent:
         await asyncio.gather(*(self._seat(seat, first) for device, seat in mine.items() if device not in kept))
 
     async def _reseat(self, worker: WorkerHandle, seat: Seat) -> None:
-        """A worker that does not come (it hangs, or is stopped) is replaced: it has not begun in this world."""
+        """Assigns a running worker to the new world; replaces one that does not join (it hangs, or is stopped)."""
         worker.assign(self._generation, seat)
-        if not await worker.wait_joined(JOIN_TIMEOUT):
-            log.warning("rank %d did not leave its world within %g s: it is killed", seat.rank, JOIN_TIMEOUT)
+        if not await worker.wait_joined(self._join_timeout):
+            log.warning("rank %d did not join its world within %g s: killing it", seat.rank, self._join_timeout)
             await self._stop_worker(worker)
             await self._seat(seat, first=False)
 
@@ -131,14 +131,14 @@ class Agent:
         self._count()
 
     async def _watch(self, worker: WorkerHandle) -> None:
-        """Reports a worker's end, also of a world that is over: it may be the user's fault.
+        """Reports a worker's exit, also from a world that is over: it may be the user's fault.
 
-        What the report runs into, the world's long poll runs into as well and acts upon.
+        Only logs a failed report: the long poll for the world fails likewise and acts on it.
         """
         code = await asyncio.shield(worker.ended)
         rank = worker.assignment.rank
         fault = worker.read_fault() or self._oom_fault(rank, code)
-        log.log(logging.INFO if code == 0 else logging.WARNING, "rank %d ended with %d: %s", rank, code, fault)
+        log.log(logging.INFO if code == 0 else logging.WARNING, "rank %d exited with %d: %s", rank, code, fault)
         self._count()
         report = WorkerExit(
             generation=worker.assignment.generation,
@@ -151,27 +151,27 @@ class Agent:
         try:
             await self._client.post("/v1/exits", report, deadline=self._give_up)
         except CoxswainError as error:
-            log.warning("exit of rank %d not reported: %s", rank, error)
+            log.warning("cannot report the exit of rank %d: %s", rank, error)
 
     def _oom_fault(self, rank: int, code: int) -> Fault | None:
-        """Killed for its memory: then the trainer leaves too, as it does where the kernel kills a container as a whole."""
+        """If the kernel killed it for its memory, the trainer leaves too, as where the kernel kills a whole container."""
         if code != KILLED or self._oom_kills() <= self._known_kills:
             return None
-        most = cgroup.limit()
-        text = f"rank {rank} was killed for its memory" + (f" (limit {most >> 20} MiB)" if most else "")
-        ways = "raise trainers.template.resources.limits.memory, or lower hybridData.tokensPerReplica"
-        self._oom = Fault("OOMKilled", f"{text}: {ways}", retryable=True)
+        limit = cgroup.limit()
+        what = f"rank {rank} was killed for its memory" + (f" (limit {limit >> 20} MiB)" if limit else "")
+        way_out = "raise trainers.template.resources.limits.memory, or lower hybridData.tokensPerReplica"
+        self._oom = Fault("OOMKilled", f"{what}: {way_out}", retryable=True)
         return self._oom
 
     async def _leave(self, finished: Finished) -> int:
-        """Workers know a good end from their tickets; after a failure they may wait for data or peers that never come."""
+        """Waits for workers after a good end, of which their directives say so; else they may wait for lost peers."""
         log.info("the job has ended: %s: %s", finished.reason, finished.message)
         if self._workers and finished.exit_code in (Exit.DONE, Exit.STOPPED):
             await asyncio.wait(self._workers.values(), timeout=_LAST_WORK)
         return end_as(finished, self._env)
 
     async def _stop_worker(self, worker: WorkerHandle) -> None:
-        """A worker that we end is no exit to report."""
+        """Ends a worker without a report of its exit."""
         self._workers.pop(worker).cancel()
         await worker.end()
         worker.close()
@@ -188,12 +188,12 @@ async def serve(env: Environment) -> int:
     agent = Agent(env, client, metrics)
     status = HttpService(env.token, lambda: 0, metrics, lambda: agent.registered)
     await status.start(env.pod_ip, names.PORT_AGENT_HTTP)
-    life = asyncio.create_task(agent.run())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, life.cancel)
+    running = asyncio.create_task(agent.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     try:
-        return await life
+        return await running
     except asyncio.CancelledError:
-        log.info("asked to leave")
+        log.info("leaving on SIGTERM")
         return Exit.RETRYABLE
     finally:
         await status.stop()

@@ -1,4 +1,4 @@
-"""Which devices a trainer has, and what its processes have to know of them. No torch, no CUDA."""
+"""Which devices a trainer has, and the environment that gives them to its processes. No torch, no CUDA."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from coxswain_link.environment import Environment
 
 
 def fork_server_environment(inherited: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
-    """What has to be set before torch is imported. On CPUs workers, not threads, share the cores."""
+    """What must be set before torch is imported. On CPUs workers, not threads, share the cores."""
     return dict(inherited) if devices else {"OMP_NUM_THREADS": "1", **inherited}
 
 
 def worker_environment(env: Environment, device: int, devices: Sequence[str]) -> dict[str, str]:
-    """What one worker has besides the mold's environment."""
+    """What one worker has besides the environment of the fork server."""
     own = {"COXSWAIN_DEVICE": str(device)}
     if not devices:
         return own
-    # A pod sees its own devices only; on one machine all pods see all, and share them out by their index.
+    # A pod sees its own devices only. On one machine all pods see all devices, and divide them by index.
     slot = env.index * env.job.devices_per_trainer + device
     return own | {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]}
 

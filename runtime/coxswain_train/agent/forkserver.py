@@ -1,8 +1,8 @@
-"""The mold of a trainer's workers: it has imported what they need once, and forks one of them whenever the agent asks.
+"""The fork server of a trainer's workers: it imports what they need once, and forks a worker at each request of the agent.
 
 Run as `python -m coxswain_train.agent.forkserver MODULE`, with a socket to the agent as standard input.
 A worker is `MODULE.work()`.
-Importing torch takes seconds; a fork takes none. The mold has no threads, so forking is safe.
+Importing torch takes seconds; a fork takes none. The fork server has no threads, so forking is safe.
 """
 
 from __future__ import annotations
@@ -26,29 +26,31 @@ MESSAGE = 64 << 10  # bytes
 
 
 class ForkRequest(msgspec.Struct, frozen=True, tag=True):
-    """To the mold, with two descriptors: the file for the last words (they are not the pod's), and the socket for orders."""
+    """To the fork server, with two descriptors: the worker's own fault file, and its socket for assignments."""
 
     environment: dict[str, str]
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """From the mold, with the worker's pidfd. Answers come in the order of the wishes."""
+    """From the fork server, with the worker's pidfd. Answers come in the order of the requests."""
 
     pid: int
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """From the mold: a worker ended."""
+    """From the fork server: a worker ended."""
 
     pid: int
     exit_code: int  # negative: killed by that signal
 
 
 def main(module: str) -> int:
-    """Serves the agent until it goes away; then the kernel ends the workers, whose parent this is."""
+    """Serves the agent until it ends. The workers are children of this process, so the kernel then ends them."""
     die_with_parent()
     agent = socket.socket(fileno=os.dup(0))
+    gc.disable()  # of a hundred thousand new objects, imports leave none to collect: a fifth of their time
     work: Callable[[], NoReturn] = importlib.import_module(module).work
+    gc.enable()
     gc.freeze()  # no collection in a worker touches, and so copies, the pages that all share
     with selectors.DefaultSelector() as ready, agent:
         ready.register(agent, selectors.EVENT_READ)
@@ -61,16 +63,16 @@ def main(module: str) -> int:
 
 
 def _serve(agent: socket.socket, ready: selectors.BaseSelector, work: Callable[[], NoReturn]) -> bool:
-    """Forks the worker that the agent wants. False: the agent is gone."""
+    """Forks the worker that the agent requests. False: the agent is gone."""
     message, descriptors, _, _ = socket.recv_fds(agent, MESSAGE, 2, socket.MSG_CMSG_CLOEXEC)
     if not message:
         return False
-    wanted = msgspec.json.decode(message, type=ForkRequest)
+    request = msgspec.json.decode(message, type=ForkRequest)
     me, pid = os.getpid(), os.fork()
     if pid == 0:
         agent.close()
         ready.close()
-        _init_child(wanted, descriptors, me)
+        _init_child(request, descriptors, me)
         work()
     for descriptor in descriptors:
         os.close(descriptor)
@@ -80,17 +82,17 @@ def _serve(agent: socket.socket, ready: selectors.BaseSelector, work: Callable[[
     return True
 
 
-def _init_child(wanted: ForkRequest, descriptors: list[int], fork_server: int) -> None:
-    """In the fork: another environment, and an end with the mold's."""
+def _init_child(request: ForkRequest, descriptors: list[int], fork_server: int) -> None:
+    """Makes the fork a worker: it has its own environment, and ends with the fork server."""
     die_with_parent()
     if os.getppid() != fork_server:
         leave(1)
-    fault, channel = descriptors
+    fault_file, channel = descriptors
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    os.environ.update(wanted.environment)
-    os.environ.update({names.ENV_TERMINATION_LOG: f"/proc/self/fd/{fault}", ENV_CHANNEL: str(channel)})
+    os.environ.update(request.environment)
+    os.environ.update({names.ENV_TERMINATION_LOG: f"/proc/self/fd/{fault_file}", ENV_CHANNEL: str(channel)})
 
 
 def _reap(agent: socket.socket, ready: selectors.BaseSelector, handle: int, pid: int) -> None:

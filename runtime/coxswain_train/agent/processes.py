@@ -1,4 +1,4 @@
-"""The agent's workers: forked from a mold, ordered from world to world, and ended. No torch here."""
+"""The agent's workers: forked by a fork server, assigned to successive worlds, and ended. No torch here."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ log = logging.getLogger(__name__)
 
 _GRACE = 2.0  # seconds between SIGTERM and SIGKILL: a worker of a past world has nothing to save
 KILLED = -signal.SIGKILL
+_ENDED = "the process that forks the workers ended; its log says why"
 
 
 @dataclass(eq=False, slots=True)
 class WorkerHandle:
-    """One running worker. `fault_file` is a memfd: nothing is left of it, whoever is killed."""
+    """One running worker. `fault_file` is a memfd: it leaves no file behind, whichever process is killed."""
 
     device: int
     handle: int  # pidfd
     fault_file: int
     channel: socket.socket
     ended: asyncio.Future[int]  # its exit code
-    assignment: Assignment = field(default_factory=lambda: Assignment(0, 0))  # the newest that it was ordered to
+    assignment: Assignment = field(default_factory=lambda: Assignment(0, 0))  # the newest one sent to it
     seat: Seat | None = None
 
     @property
@@ -49,14 +50,13 @@ class WorkerHandle:
                 signal.pidfd_send_signal(self.handle, number)
 
     def assign(self, generation: int, seat: Seat) -> None:
-        """Sends it into a world. One that died meanwhile does not hear it; its end says so."""
+        """Sends it into a world. A worker that has ended misses it; its exit is reported."""
         self.assignment, self.seat = Assignment(generation, seat.rank), seat
         with contextlib.suppress(OSError):
             self.channel.send(msgspec.json.encode(self.assignment))
 
     async def wait_joined(self, deadline: float) -> bool:
-        """Whether it has left the world before and begun in the one it was ordered to. True also when it ended: that is told
-        elsewhere."""
+        """Whether it has begun in the world of its assignment. True also when it ended: its exit is reported."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(deadline):
@@ -65,7 +65,7 @@ class WorkerHandle:
                         return True
         except TimeoutError:
             return not self.is_running
-        except OSError:  # it ended with orders unread
+        except OSError:  # it ended with an assignment unread
             return True
         return True
 
@@ -81,7 +81,7 @@ class WorkerHandle:
         await self.ended
 
     def read_fault(self) -> Fault | None:
-        """What it said last; None when it said nothing that can be read."""
+        """The fault that it wrote; None when there is none that can be read."""
         try:
             return msgspec.json.decode(os.pread(self.fault_file, 1 << 16, 0), type=Fault)
         except msgspec.DecodeError:
@@ -94,7 +94,7 @@ class WorkerHandle:
 
 
 class ForkServer:
-    """The agent's end of the mold. Started when it is first needed (or warmed), and again after it died."""
+    """The agent's end of the fork server, which starts when it is first needed (or warmed), and again after it ended."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command, self._environment = command, environment
@@ -105,7 +105,7 @@ class ForkServer:
         self._running: dict[int, asyncio.Future[int]] = {}
 
     async def warm(self) -> None:
-        """Starts importing, if nothing has."""
+        """Starts the process unless it runs."""
         async with self._starting:
             if self._channel is None:
                 await self._start()
@@ -123,27 +123,35 @@ class ForkServer:
         asyncio.get_running_loop().add_reader(ours, self._listen)
 
     async def fork(self, device: int, environment: Mapping[str, str]) -> WorkerHandle:
-        """A new worker, without a place yet. Raises Retryable when the mold ends first."""
+        """A new worker, without an assignment yet. Raises Retryable when the fork server ends first."""
         await self.warm()
-        assert self._channel is not None
         fault_file = os.memfd_create("coxswain-fault")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        wish: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
-        self._requests.append(wish)
         try:
             with theirs:
-                wanted = msgspec.json.encode(ForkRequest(dict(environment)))
-                socket.send_fds(self._channel, [wanted], [fault_file, theirs.fileno()])
-            pid, handle = await wish
+                forked = self._request(ForkRequest(dict(environment)), fault_file, theirs)
+            pid, handle = await forked
         except BaseException:
             ours.close()
             os.close(fault_file)
             raise
         return WorkerHandle(device, handle, fault_file, ours, self._running[pid])
 
+    def _request(
+        self, request: ForkRequest, fault_file: int, channel: socket.socket
+    ) -> asyncio.Future[tuple[int, int]]:
+        assert self._channel is not None
+        try:
+            socket.send_fds(self._channel, [msgspec.json.encode(request)], [fault_file, channel.fileno()])
+        except OSError as error:  # it ended, and the event loop has not seen it yet
+            raise Retryable(_ENDED) from error
+        forked: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
+        self._requests.append(forked)
+        return forked
+
     async def end(self) -> None:
-        """Ends it, and with it whatever worker still lives."""
+        """Ends it, and with it every worker that still runs."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -162,26 +170,26 @@ class ForkServer:
         if not message:
             self._lost()
             return
-        said: Forked | Exited = msgspec.json.decode(message, type=Forked | Exited)
-        if isinstance(said, Forked):
-            self._running[said.pid] = asyncio.get_running_loop().create_future()
-            wish = self._requests.popleft()
-            if wish.cancelled():
+        answer: Forked | Exited = msgspec.json.decode(message, type=Forked | Exited)
+        if isinstance(answer, Forked):
+            self._running[answer.pid] = asyncio.get_running_loop().create_future()
+            request = self._requests.popleft()
+            if request.cancelled():
                 os.close(handles[0])
             else:
-                wish.set_result((said.pid, handles[0]))
+                request.set_result((answer.pid, handles[0]))
         else:
-            self._running.pop(said.pid).set_result(said.exit_code)
+            self._running.pop(answer.pid).set_result(answer.exit_code)
 
     def _lost(self) -> None:
-        """The mold is gone, and the kernel has killed what it had forked."""
+        """The fork server is gone, and the kernel has killed its workers."""
         assert self._channel is not None
         asyncio.get_running_loop().remove_reader(self._channel)
         self._channel.close()
         self._channel = None
         for ended in self._running.values():
             ended.set_result(KILLED)
-        for wish in self._requests:
-            if not wish.done():
-                wish.set_exception(Retryable("the process that forks the workers ended; its log says why"))
+        for request in self._requests:
+            if not request.done():
+                request.set_exception(Retryable(_ENDED))
         self._running, self._requests = {}, deque()

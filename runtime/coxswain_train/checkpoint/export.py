@@ -46,7 +46,7 @@ def _weights(store: Store, manifest: CheckpointManifest) -> dict[str, Tensor]:
 
 
 def _write_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """One entry of metadata: the library writes several in any order, and a checkpoint shall always give the same bytes."""
+    """Writes one entry of metadata: several come in any order, and a checkpoint must always give the same bytes."""
     partial = path.with_name(f".{path.name}.partial")
     safetensors.torch.save_file(weights, partial, metadata={"format": "pt"})
     partial.replace(path)

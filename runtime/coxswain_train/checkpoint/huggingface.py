@@ -1,6 +1,7 @@
-"""A model's `config.json` in Hugging Face's words: written at export, and compared before foreign weights are read.
+"""A model's `config.json` in Hugging Face's format: written at export, compared before foreign weights are read.
 
-Tensors of the right shapes may still belong to another model: other rotations, heads or norms give no error, only nonsense.
+Tensors of the right shapes may still belong to another model: with other rotations, heads or norms they train without
+an error, and wrongly.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from coxswain.config import ModelConfig
 
 _ALIKE = ("llama", "mistral")  # model types that compute the same, given what is compared below
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "sliding_window": None}
-"""What this engine's decoder always does, and what a config that does not say so means."""
+"""What this engine's decoder always does, and the default of a config that does not name it."""
 
 
 def to_config(model: ModelConfig, vocabulary: int, longest: int) -> dict[str, Any]:
-    """What `LlamaForCausalLM.from_pretrained` needs. `longest` is the job's maximum sequence."""
+    """The config that `LlamaForCausalLM.from_pretrained` needs. `longest` is the job's maximum sequence."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -31,11 +32,11 @@ def to_config(model: ModelConfig, vocabulary: int, longest: int) -> dict[str, An
 
 
 def differences(found: Mapping[str, Any], model: ModelConfig) -> Iterator[str]:
-    """In words, what of a config.json is not this model. The vocabulary is left to the shapes of the tensors."""
+    """Sentences that name what of a config.json is not this model. The tensors' shapes decide on the vocabulary."""
     if found.get("model_type", "llama") not in _ALIKE:
         yield f"model_type is {found['model_type']!r}, allowed are {', '.join(_ALIKE)}"
     wanted = {**_FIXED, **_shape(model)}
-    meant = {**_FIXED, **_meant(found)}
+    meant = {**_FIXED, **_defaults(found)}
     for name, value in wanted.items():
         theirs = meant.get(name, value) if found.get(name) is None else found[name]
         if theirs != value:
@@ -56,15 +57,15 @@ def _shape(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _meant(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config of Llama's means where it says nothing, or null."""
+def _defaults(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of a Llama config for what is absent or null."""
     heads = found.get("num_attention_heads")
     derived = {"num_key_value_heads": heads, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
     return {name: value for name, value in derived.items() if value is not None}
 
 
 def _rotary_differences(found: Mapping[str, Any], model: ModelConfig) -> Iterator[str]:
-    """Newer files say it in `rope_parameters`, older ones in `rope_theta` and `rope_scaling`."""
+    """Newer files have `rope_parameters`, older ones `rope_theta` and `rope_scaling`."""
     rotary = found.get("rope_parameters") or found.get("rope_scaling") or {}
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     theta = float(rotary.get("rope_theta") or found.get("rope_theta") or 10000.0)

@@ -1,4 +1,4 @@
-"""Weights in Hugging Face's layout, from safetensors files (`model.initFrom`) by rows into any boxes."""
+"""Reads weights in Hugging Face's layout from safetensors files (`model.initFrom`), by rows, into any boxes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a tensor lies: bytes from `start` of the object `key`."""
+    """Where a tensor is stored: bytes from `start` of the object `key`."""
 
     key: str
     start: int
@@ -39,16 +39,16 @@ def load_pretrained(
     """Fills boxes of parameters from a safetensors file or a folder of them, reading only the rows that are needed.
 
     `shapes` are those of the whole model; with `model` a config.json beside the weights is compared first. Rows of the
-    vocabulary beyond those of the file keep their values (ours is rounded up to 64). Raises Refused "ForeignWeights" where
-    the files are damaged, lack a weight, have one that this model does not, or where shapes or config do not fit.
+    vocabulary beyond those of the file keep their values (the job rounds it up to 64). Raises Refused "ForeignWeights"
+    where the files are damaged, lack a weight, have an unknown one, or where shapes or config do not fit.
     """
     store, keys = _open(uri, secrets, endpoint)
     if model is not None:
         _check_config(store, uri, model)
     stored = {name: entry for key in keys for name, entry in _header(store, key)}
     _check(uri, stored, shapes)
-    for box, room in state.items():
-        _fill(store, stored[box.name], box, room)
+    for box, values in state.items():
+        _fill(store, stored[box.name], box, values)
 
 
 def _open(uri: str, secrets: Path | None, endpoint: EndpointConfig | None) -> tuple[Store, list[str]]:
@@ -72,7 +72,7 @@ def _is_weights(path: str) -> bool:
 
 
 def _check_config(store: Store, uri: str, model: ModelConfig) -> None:
-    """A folder without a config.json is taken as it is."""
+    """Accepts a folder without a config.json."""
     try:
         found = json.loads(store.get("config.json"))
     except NotFound:
@@ -133,7 +133,7 @@ def _fits(found: tuple[int, ...], needed: tuple[int, ...]) -> bool:
     return found[1:] == needed[1:] and 0 <= needed[0] - found[0] < 64 and (len(needed) > 1 or found == needed)
 
 
-def _fill(store: Store, entry: Stored, box: Box, room: Tensor) -> None:
+def _fill(store: Store, entry: Stored, box: Box, values: Tensor) -> None:
     first, last = box.offset[0], min(box.offset[0] + box.shape[0], entry.shape[0])
     if first >= last:
         return
@@ -144,4 +144,4 @@ def _fill(store: Store, entry: Stored, box: Box, room: Tensor) -> None:
     rows = torch.frombuffer(data, dtype=entry.dtype).view(last - first, *entry.shape[1:])
     columns = tuple(slice(o, o + n) for o, n in zip(box.offset[1:], box.shape[1:], strict=True))
     with torch.no_grad():
-        room[: last - first].copy_(rows[(slice(None), *columns)])
+        values[: last - first].copy_(rows[(slice(None), *columns)])

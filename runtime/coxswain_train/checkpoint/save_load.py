@@ -24,7 +24,7 @@ from coxswain_link.store import NotFound, Store
 State = dict[str, dict[Box, Tensor]]  # kind -> box -> values
 StateEntry = tuple[str, Box, Tensor]
 
-_SHARD_BYTES = 256 << 20  # a shard is closed once it holds this much
+SHARD_BYTES = 256 << 20  # a shard is closed once it holds this much
 
 
 class Saver:
@@ -50,12 +50,12 @@ class Saver:
         self._running = self._thread.submit(write)
 
     def check(self) -> None:
-        """Raises what the background ran into, if it has ended."""
+        """Raises the error of a save that has ended."""
         if self._running is not None and self._running.done():
             self.wait()
 
     def wait(self) -> None:
-        """Returns when nothing is being written; raises what the background ran into."""
+        """Returns when nothing is being written; raises the error of the save."""
         running, self._running = self._running, None
         if running is not None:
             running.result()
@@ -66,24 +66,24 @@ def snapshot(state: State) -> list[StateEntry]:
     return [(kind, box, x.detach().to("cpu", copy=True)) for kind, boxes in state.items() for box, x in boxes.items()]
 
 
-def write_shards(store: Store, entries: Iterable[StateEntry]) -> Iterator[Shard]:
-    for group in _groups(entries):
+def write_shards(store: Store, entries: Iterable[StateEntry], shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
+    for group in _groups(entries, shard_bytes):
         data = safetensors.torch.save({str(i): values.contiguous() for i, (_, _, values) in enumerate(group)})
         key = f"shards/{hashlib.sha256(data).hexdigest()}.safetensors"
         if not store.create(key, data):
-            store.put(key, data)  # what bears this name has other content: it is damaged
+            store.put(key, data)  # the object of this name may be damaged
         yield Shard(
             key=key, bytes=len(data), boxes=tuple(box for _, box, _ in group), kinds=tuple(kind for kind, _, _ in group)
         )
 
 
-def _groups(entries: Iterable[StateEntry]) -> Iterator[list[StateEntry]]:
+def _groups(entries: Iterable[StateEntry], shard_bytes: int) -> Iterator[list[StateEntry]]:
     group: list[StateEntry] = []
     size = 0
     for entry in entries:
         group.append(entry)
         size += entry[2].nbytes
-        if size >= _SHARD_BYTES:
+        if size >= shard_bytes:
             yield group
             group, size = [], 0
     if group:
@@ -100,7 +100,7 @@ def read_manifest(store: Store, key: str) -> CheckpointManifest:
 
 
 def load(store: Store, shards: Iterable[Shard], state: State) -> None:
-    """Fills the boxes of `state` from a checkpoint of any layout. Refused "TornCheckpoint" names what is not there or damaged."""
+    """Fills the boxes of `state` from a checkpoint of any layout. Refused "TornCheckpoint" names a missing or damaged part."""
     shards = list(shards)
     wanted = {kind: _pieces(shards, kind, boxes) for kind, boxes in state.items()}
     for shard in shards:
@@ -126,7 +126,7 @@ def _pieces(shards: list[Shard], kind: str, need: Iterable[Box]) -> dict[Box, li
 
 
 def read_shard(store: Store, shard: Shard) -> dict[str, Tensor]:
-    """The tensors of a shard, once its content has proved to be what its name says."""
+    """The tensors of a shard, whose content is verified against its name."""
     try:
         data = store.get(shard.key)
     except NotFound as error:

@@ -1,4 +1,4 @@
-"""One replica's engine: model, optimizer shard and world, with the step that binds them. Knows no coordinator and no files."""
+"""One replica's engine: model, optimizer shard and process groups, and one step of them. Knows no coordinator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from coxswain_train.parallel.zero1 import RankStats, Zero1Optimizer
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """What one rank has to do in one step. `labels` are the valid ones of the whole step, `plan` a number that names it."""
+    """One rank's part of a step. `labels` are the valid ones of the whole step, `plan` a number that names the plan."""
 
     step: int
     parts: dict[int, Part]
@@ -40,7 +40,7 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one rank knows after the update. Seconds; `timings` count from the step's begin."""
+    """One rank's result of a step. Times in seconds; `timings` count from the step's begin."""
 
     loss_sum: float
     gradient_norm: float
@@ -64,7 +64,7 @@ class Engine:
         self.optimizer = Zero1Optimizer(self.model.weights(), shards, world.rank, world)
 
     def initialise(self, seed: int, secrets: Path | None = None, endpoint: EndpointConfig | None = None) -> None:
-        """Fresh state from the job's seed, then from `initFrom` (at `endpoint`) if there is one: every owner its own boxes."""
+        """Fills the owned boxes from the job's seed, then from `initFrom` (at `endpoint`) if there is one."""
         boxes = self.optimizer.boxes()["parameter"]
         for box, values in boxes.items():
             values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
@@ -73,22 +73,22 @@ class Engine:
         self.optimizer.all_gather()
 
     def boxes(self) -> dict[str, dict[Box, torch.Tensor]]:
-        """The owned state, by kind and box; `zero.publish` after it was filled."""
+        """The owned state, by kind and box. After filling it, call `optimizer.all_gather`."""
         return self.optimizer.boxes()
 
     def step(self, work: StepInput, began: float) -> StepResult:
-        """Computes, reduces and updates. Nothing but gradients has changed if it raises. `began`: of `time.perf_counter`."""
+        """Computes, reduces and updates. If it raises, only gradients have changed. `began`: by `time.perf_counter`."""
         clock = StepClock(lambda: self._world.waited, began)
-        walk = TaskRunner(self.model, work.batch, 1 / work.labels, self._world.rank, self._world.exchange)
-        outcome = run_operations(walk, work.parts, work.operations, self.optimizer.accumulate, clock)
+        runner = TaskRunner(self.model, work.batch, 1 / work.labels, self._world.rank, self._world.exchange)
+        outcome = run_operations(runner, work.parts, work.operations, self.optimizer.accumulate, clock)
         computed = time.perf_counter()
         gradient = self.optimizer.reduce()
-        agreed = self.optimizer.reduce_stats(gradient, RankStats(outcome.loss_sum, work.valid, work.labels, work.plan))
+        stats = self.optimizer.reduce_stats(gradient, RankStats(outcome.loss_sum, work.valid, work.labels, work.plan))
         rate = learning_rate(self._optimizer_config, work.step, self._total_steps)
-        self.optimizer.apply(gradient, agreed, self._optimizer_config, rate, work.step)
+        self.optimizer.apply(gradient, stats, self._optimizer_config, rate, work.step)
         return StepResult(
             loss_sum=outcome.loss_sum,
-            gradient_norm=agreed.norm,
+            gradient_norm=stats.norm,
             learning_rate=rate,
             compute_seconds=sum(t.stop - t.start - t.waited for t in outcome.timings),
             reduce_seconds=time.perf_counter() - computed,

@@ -1,6 +1,6 @@
-"""One step on one rank: walk the plan's operations; gradients accumulate in the parameters.
+"""One step on one rank: runs the plan's operations; gradients accumulate in the parameters.
 
-A replica without tasks does nothing here (no dummy forward); it joins the reduction with zeros.
+A replica without tasks runs nothing here (no dummy forward); it joins the reduction with zeros.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Batch:
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What a walk leaves besides gradients. `loss_sum`: of this rank's tokens, not divided."""
+    """What a step leaves besides gradients. `loss_sum`: of this rank's tokens, not divided."""
 
     loss_sum: float = 0.0
     timings: list[TaskTiming] = field(default_factory=list)
 
 
-# The members of a ring (replicas in ring order) to the way in which they pass tensors.
+# From the members of a ring (replicas in ring order) to their exchange of tensors.
 ExchangeOf = Callable[[tuple[int, ...]], Exchange]
 
 
@@ -63,7 +63,7 @@ def parts(tasks: Iterable[Task], replica: int) -> dict[int, Part]:
 
 
 def attend_of(part: Part, replica: int, exchange_of: ExchangeOf) -> AttentionFn:
-    """How the tokens of a part attend: a pack alone, a ring with its other members."""
+    """The attention of a part: of a pack within this replica, of a ring together with its other members."""
     task = part.task
     if task.kind == "pack":
         return pack_attention([s.stop - s.start for s in part.slices])
@@ -115,7 +115,7 @@ def run_operations(
     accumulate: Callable[[], None],
     clock: StepClock,
 ) -> StepOutcome:
-    """Runs this stage's operations in the plan's order; `fold` takes each backward's gradients over."""
+    """Runs this stage's operations in the plan's order; calls `accumulate` after each backward."""
     outcome = StepOutcome()
     for operation in operations:
         part, start, waited = mine[operation.task], clock.now(), clock.waited()

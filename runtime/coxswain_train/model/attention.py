@@ -1,4 +1,4 @@
-"""Attention on one device: the kernel with its log-sum-exp, and packs (causal within each of several sequences)."""
+"""Attention on one device: the kernel with its log-sum-exp, and packs of several causal sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _aten = torch.ops.aten
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Output [heads, n, size] and log-sum-exp [heads, n] of queries [heads, n, size] over keys and values [kv heads, m, size].
+    """Output [heads, n, size] and log-sum-exp [heads, n]: queries [heads, n, size], keys and values [kv heads, m, size].
 
     `causal` needs n == m. Flash attention (Dao, arXiv 2307.08691), which on CPU also does fp64.
     """
@@ -30,7 +30,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple
 def backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value. `out` and `lse` may be those of more keys than these: then it is these keys' part."""
+    """Gradients of query, key and value. `out` and `lse` may be over more keys: then the part of these keys."""
     g, q, k, v, o, s = (x[None] for x in (gradient, query, key, value, out, lse))
     if query.is_cuda:
         dq, dk, dv = _cuda_backward(g, q, _expand(k, q.shape[1]), _expand(v, q.shape[1]), o, s, causal)
@@ -60,7 +60,7 @@ def _fold(x: Tensor, kv_heads: int) -> Tensor:
 
 
 def pack_attention(lengths: Sequence[int]) -> AttentionFn:
-    """Block-diagonal causal attention over sequences that lie one after another."""
+    """Block-diagonal causal attention over consecutive sequences."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         pieces = zip(*(torch.split(x, list(lengths), 1) for x in (query, key, value)), strict=True)

@@ -1,7 +1,7 @@
 """Initial values of parameters from a counter: the same for any box of any layout.
 
 Element `i` of the tensor `name` is a normal variate from words 2i and 2i+1 of a stream keyed (job seed, name), by the
-finalizer of splitmix64 and Box-Muller. Nothing is drawn in sequence, so a box computes just its own elements.
+finalizer of splitmix64 and Box-Muller. No element depends on another, so a box computes just its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def init_box(seed: int, box: Box, shape: tuple[int, ...], model: ModelConfig) ->
 
 
 def _deviation(name: str, model: ModelConfig) -> float:
-    """Projections back into the residual stream are smaller by the square root of their number, as in GPT-2."""
+    """Divides projections into the residual stream by the square root of their number, as GPT-2 does."""
     residual = name.endswith(("o_proj.weight", "down_proj.weight"))
     return _STD / (2 * model.layers) ** 0.5 if residual else _STD
 

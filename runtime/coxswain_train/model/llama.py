@@ -1,7 +1,7 @@
-"""Decoders of the Llama family, and the narrow Protocol by which alone the engine knows a model.
+"""Decoders of the Llama family, and the narrow Protocol that is all the engine knows of a model.
 
-Parameters are named as in Hugging Face's Llama safetensors files. Activations of a task are one run of tokens without a
-batch dimension, [tokens, hidden]; where sequences begin is known to `attend` and to the positions only.
+Parameters are named as in Hugging Face's Llama safetensors files. Activations of a task are [tokens, hidden], without
+a batch dimension; only `attend` and the positions know where sequences begin.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Decoder(Protocol):
         ...
 
     def rotary(self, positions: Tensor) -> Rotary:
-        """What every layer needs of the positions [tokens], made once a task."""
+        """Cosines and sines of the positions [tokens], made once a task."""
         ...
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class Decoder(Protocol):
         ...
 
     def token_losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """The sum of the token losses, in nats; label -100 counts nothing."""
+        """The sum of the token losses, in nats; a token with label -100 has none."""
         ...
 
     def weights(self) -> Mapping[str, nn.Parameter]:
@@ -48,7 +48,7 @@ class Decoder(Protocol):
 
 
 class Linear(nn.Module):
-    """A weight [outputs, inputs] without values yet. (torch's own layers draw some, or on `meta` import 900 modules: 4 s.)"""
+    """A weight [outputs, inputs] without values yet. (torch's layers draw values, or on `meta` import for 4 s.)"""
 
     def __init__(self, outputs: int, inputs: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class RMSNorm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention with rotary positions; who attends to whom is the business of `attend`."""
+    """Grouped-query attention with rotary positions; `attend` decides which tokens attend to which."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class _Body(nn.Module):
 
 
 class Llama(nn.Module):
-    """The whole decoder on one device. Weights are uninitialised until the optimizer publishes them."""
+    """The whole decoder on one device. Weights are uninitialised until the optimizer gathers them."""
 
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         super().__init__()

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 IGNORED = -100  # label of a token without a next one
-_CHUNK = 1024  # tokens whose logits exist at one time
+CHUNK = 1024  # rows whose logits exist at one time
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Makes the gradients in the forward pass (they only scale later), so nothing is recomputed and no logits are kept."""
+    """Makes the gradients in the forward pass: backward only scales them, so no logits are kept."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> Tensor:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         hidden_grad, weight_grad = torch.zeros_like(hidden), torch.zeros_like(weight, dtype=wide)
         total = torch.zeros((), dtype=wide, device=hidden.device)
-        for start in range(0, len(labels), _CHUNK):
-            rows = slice(start, start + _CHUNK)
-            loss, gradient = _chunk(hidden[rows], weight, labels[rows], wide)
+        for start in range(0, len(labels), chunk):
+            rows = slice(start, start + chunk)
+            loss, gradient = _loss_and_gradient(hidden[rows], weight, labels[rows], wide)
             total += loss
             hidden_grad[rows] = gradient @ weight
             weight_grad += (gradient.T @ hidden[rows]).to(wide)
@@ -29,12 +29,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         hidden_grad, weight_grad = ctx.saved_tensors
-        return hidden_grad * grads[0], weight_grad * grads[0], None
+        return hidden_grad * grads[0], weight_grad * grads[0], None, None
 
 
-def _chunk(hidden: Tensor, weight: Tensor, labels: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+def _loss_and_gradient(hidden: Tensor, weight: Tensor, labels: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
     """Summed loss and d(loss)/d(logits) of some rows."""
     log_probability = (hidden @ weight.T).to(wide).log_softmax(-1)
     valid = (labels != IGNORED).unsqueeze(1)
@@ -45,6 +45,9 @@ def _chunk(hidden: Tensor, weight: Tensor, labels: Tensor, wide: torch.dtype) ->
     return loss, gradient.mul_(valid).to(hidden.dtype)
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Sum over rows of -log softmax(hidden @ weight.T)[label], in nats. hidden [n, h], weight [vocabulary, h], labels [n]."""
-    return _LinearCrossEntropy.apply(hidden, weight, labels)  # type: ignore[no-any-return]
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int = CHUNK) -> Tensor:
+    """Sum over rows of -log softmax(hidden @ weight.T)[label], in nats.
+
+    hidden [n, h], weight [vocabulary, h], labels [n]. The logits of `chunk` rows exist at one time.
+    """
+    return _LinearCrossEntropy.apply(hidden, weight, labels, chunk)  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
 """Ring attention over explicit chunk tables (Liu et al., arXiv 2310.01889; causal balance by head and tail chunks).
 
-Member i of a ring holds some chunks of one sequence. Keys and values travel once around; every member merges the part of
-its queries over the keys at hand by (output, log-sum-exp) in fp32 (fp64 for fp64 inputs). Backward sends keys and values
-around again, with their gradients behind them, which arrive at home after the last hop.
+Member i of a ring holds some chunks of one sequence. Keys and values travel once around. At every hop each member
+merges the attention of its queries over the keys of that hop by (output, log-sum-exp) in fp32 (fp64 for fp64 inputs).
+Backward sends keys and values around again, their gradients one hop behind; these reach their owner last.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coxswain_train.model import attention
 from coxswain_train.model.llama import AttentionFn
 
 Chunk = tuple[int, int]  # tokens [start, stop) of the sequence
-Message = tuple[int, Tensor]  # the peer's place in the ring, and what goes there or comes from there
+Message = tuple[int, Tensor]  # the peer's index in the ring, and the tensor to send to or receive from it
 
 
 class Pending(Protocol):
@@ -49,7 +49,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """One member's view of a ring: its place and the chunks of every member, each in order of position."""
+    """One member's view of a ring: its index in the ring and the chunks of all members, in order of position."""
 
     place: int
     chunks: tuple[tuple[Chunk, ...], ...]
@@ -60,34 +60,34 @@ class Ring:
         return len(self.chunks)
 
     def owner(self, hop: int) -> int:
-        """Whose keys are here at this hop."""
+        """The member whose keys are here at this hop."""
         return (self.place - hop) % self.degree
 
-    def recv_buffer(self, hop: int, held: Tensor) -> Tensor | None:
+    def recv_buffer(self, hop: int, kv: Tensor) -> Tensor | None:
         """Space for the keys and values of a hop; None after the last one."""
         if hop >= self.degree:
             return None
         tokens = sum(stop - start for start, stop in self.chunks[self.owner(hop)])
-        return held.new_empty((*held.shape[:2], tokens, held.shape[3]))
+        return kv.new_empty((*kv.shape[:2], tokens, kv.shape[3]))
 
     def work(self, hop: int) -> list[Block]:
-        """What the own queries have to do with the keys of a hop."""
+        """The blocks of own queries over the keys of a hop."""
         mine, theirs = self.chunks[self.place], self.chunks[self.owner(hop)]
         if hop:
             return blocks(mine, theirs)
         tokens = sum(stop - start for start, stop in mine)
         return [Block(0, tokens, tokens, causal=True)] if tokens else []
 
-    def pass_on(self, leaving: Sequence[Tensor | None], coming: Sequence[Tensor | None]) -> Pending:
+    def pass_on(self, leaving: Sequence[Tensor | None], next_kv: Sequence[Tensor | None]) -> Pending:
         """Sends to the next member and receives from the one before, in one batch."""
         after, before = (self.place + 1) % self.degree, (self.place - 1) % self.degree
         return self.exchange.start(
-            [(after, x) for x in leaving if x is not None], [(before, x) for x in coming if x is not None]
+            [(after, x) for x in leaving if x is not None], [(before, x) for x in next_kv if x is not None]
         )
 
 
 def blocks(mine: Sequence[Chunk], theirs: Sequence[Chunk]) -> list[Block]:
-    """The causal work of the chunks `mine` over the other member's chunks `theirs`: what lies later is skipped.
+    """The causal blocks of the chunks `mine` over another member's chunks `theirs`: later keys are skipped.
 
     Neighbouring chunks that see the same keys become one block, so a head-tail pair needs one kernel call a hop.
     """
@@ -112,14 +112,14 @@ def ring_attention(ring: Ring) -> AttentionFn:
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> Tensor:
-        held = torch.stack((key, value))  # [2, kv heads, tokens, size]
+        kv = torch.stack((key, value))  # [2, kv heads, tokens, size]
         out, lse = _nothing(query)
         for hop in range(ring.degree):
-            coming = ring.recv_buffer(hop + 1, held)
-            passing = ring.pass_on([held if coming is not None else None], [coming])
-            _attend(query, held, ring.work(hop), out, lse)
-            passing.wait()
-            held = held if coming is None else coming
+            next_kv = ring.recv_buffer(hop + 1, kv)
+            transfer = ring.pass_on([kv if next_kv is not None else None], [next_kv])
+            _attend(query, kv, ring.work(hop), out, lse)
+            transfer.wait()
+            kv = kv if next_kv is None else next_kv
         result = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, result, lse)
         ctx.ring = ring
@@ -130,18 +130,18 @@ class _RingAttention(torch.autograd.Function):
         query, key, value, out, lse = ctx.saved_tensors
         ring: Ring = ctx.ring
         saved = (grads[0], query, out, lse)
-        held, query_grad = torch.stack((key, value)), torch.zeros_like(query, dtype=lse.dtype)
-        done: Tensor | None = None  # gradients of the keys that were here a hop ago: they follow the keys
+        kv, query_grad = torch.stack((key, value)), torch.zeros_like(query, dtype=lse.dtype)
+        dkv: Tensor | None = None  # gradients of the keys that were here a hop ago: they follow the keys
         for hop in range(ring.degree):
-            coming = ring.recv_buffer(hop + 1, held)
-            behind = None if done is None else torch.empty_like(held, dtype=lse.dtype)
-            passing = ring.pass_on([held if coming is not None else None, done], [coming, behind])
-            here = _gradients(saved, held, ring.work(hop), query_grad)
-            passing.wait()
-            done = here if behind is None else here.add_(behind)
-            held = held if coming is None else coming
-        assert done is not None  # a ring has a member
-        key_grad, value_grad = _send_home(ring, done, key).to(key.dtype)
+            next_kv = ring.recv_buffer(hop + 1, kv)
+            next_dkv = None if dkv is None else torch.empty_like(kv, dtype=lse.dtype)
+            transfer = ring.pass_on([kv if next_kv is not None else None, dkv], [next_kv, next_dkv])
+            here = _gradients(saved, kv, ring.work(hop), query_grad)
+            transfer.wait()
+            dkv = here if next_dkv is None else here.add_(next_dkv)
+            kv = kv if next_kv is None else next_kv
+        assert dkv is not None  # a ring has a member
+        key_grad, value_grad = _send_home(ring, dkv, key).to(key.dtype)
         return query_grad.to(query.dtype), key_grad, value_grad, None
 
 
@@ -152,12 +152,12 @@ def _nothing(query: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(query, dtype=wide, memory_format=torch.contiguous_format), lse
 
 
-def _attend(query: Tensor, held: Tensor, work: Sequence[Block], out: Tensor, lse: Tensor) -> None:
-    """Merges the attention over the keys at hand into `out` and `lse`."""
+def _attend(query: Tensor, kv: Tensor, work: Sequence[Block], out: Tensor, lse: Tensor) -> None:
+    """Merges the attention over the keys of this hop into `out` and `lse`."""
     for block in work:
         rows, keys = slice(block.start, block.stop), slice(block.keys)
-        part, part_lse = attention.forward(query[:, rows], held[0, :, keys], held[1, :, keys], causal=block.causal)
-        if block.causal:  # the first hop: nothing is there to merge with
+        part, part_lse = attention.forward(query[:, rows], kv[0, :, keys], kv[1, :, keys], causal=block.causal)
+        if block.causal:  # the first hop: there is nothing to merge with
             out[:, rows], lse[:, rows] = part, part_lse
         else:
             merge(out[:, rows], lse[:, rows], part.to(out.dtype), part_lse)
@@ -171,14 +171,14 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
 
 
 def _gradients(
-    saved: tuple[Tensor, Tensor, Tensor, Tensor], held: Tensor, work: Sequence[Block], query_grad: Tensor
+    saved: tuple[Tensor, Tensor, Tensor, Tensor], kv: Tensor, work: Sequence[Block], query_grad: Tensor
 ) -> Tensor:
-    """Gradients of the keys and values at hand; adds that of the queries."""
-    here = torch.zeros_like(held, dtype=query_grad.dtype)
+    """Gradients of the keys and values of this hop; adds that of the queries."""
+    here = torch.zeros_like(kv, dtype=query_grad.dtype)
     for block in work:
         rows, keys = slice(block.start, block.stop), slice(block.keys)
         g, q, o, s = (x[:, rows] for x in saved)
-        key, value = held[:, :, keys]
+        key, value = kv[:, :, keys]
         dq, dk, dv = attention.backward(g, q, key, value, o, s, causal=block.causal)
         query_grad[:, rows] += dq
         here[0, :, keys] += dk
@@ -186,10 +186,10 @@ def _gradients(
     return here
 
 
-def _send_home(ring: Ring, done: Tensor, key: Tensor) -> Tensor:
+def _send_home(ring: Ring, dkv: Tensor, key: Tensor) -> Tensor:
     """The last hop: the gradients of the neighbour's keys leave, those of the own keys arrive."""
     if ring.degree == 1:
-        return done
-    home = torch.empty((2, *key.shape), dtype=done.dtype, device=done.device)
-    ring.pass_on([done], [home]).wait()
+        return dkv
+    home = torch.empty((2, *key.shape), dtype=dkv.dtype, device=dkv.device)
+    ring.pass_on([dkv], [home]).wait()
     return home

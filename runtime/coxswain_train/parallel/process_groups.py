@@ -1,4 +1,4 @@
-"""The world of one generation: two communicators over all ranks (P2P and reductions), made once, and no group after that.
+"""The communicators of one generation: two over all ranks (P2P and reductions), made once, and no group after that.
 
 Rings are batches of P2P on the first; sub-rings need no groups of their own once it is warm.
 """
@@ -20,12 +20,12 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from coxswain_train.model.ring import Message
 
-# A collective that waits longer than this has lost a peer; stalls of living peers are the coordinator's to judge.
+# A collective that waits longer than this has lost a peer. The coordinator judges shorter stalls.
 _PATIENCE = timedelta(minutes=30)
 
 
 def listen(host: str, ranks: int) -> TCPStore:
-    """Rank 0's meeting point on a port from the kernel (`.port`)."""
+    """Rank 0's store on a port from the kernel (`.port`)."""
     return TCPStore(host, 0, ranks, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
 
 
@@ -67,15 +67,15 @@ class ProcessGroups:
         return list(torch.split(arrived, sizes[me])) if sizes[me] else [arrived] * self.ranks
 
     def to_all(self, mine: Tensor, sizes: list[int]) -> list[Tensor]:
-        """Sizes differ by a few rows, so everybody sends as much as the largest owner."""
+        """Sizes differ by a few rows, so every rank sends as much as the largest owner."""
         if self.ranks == 1:
             return [mine]
-        room = max(sizes)
-        sent = mine.new_zeros(room)
+        largest = max(sizes)
+        sent = mine.new_zeros(largest)
         sent[: len(mine)] = mine
-        gathered = mine.new_empty(self.ranks * room)
+        gathered = mine.new_empty(self.ranks * largest)
         dist.all_gather_into_tensor(gathered, sent, group=self._sums)
-        return [part[:size] for part, size in zip(torch.split(gathered, room), sizes, strict=True)]
+        return [part[:size] for part, size in zip(torch.split(gathered, largest), sizes, strict=True)]
 
     def scalars(self, mine: list[float]) -> list[list[float]]:
         sent = torch.tensor(mine, dtype=torch.float64, device=self._device)
@@ -94,7 +94,7 @@ class RingExchange:
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> RingTransfer:
         out, into = ([(self.ranks[place], tensor) for place, tensor in each] for each in (sends, receives))
-        # What is sent must live until it has gone.
+        # What is sent must exist until it has gone.
         return RingTransfer(self.world, self.world.transfer(out, into), tuple(out))
 
 
@@ -102,7 +102,7 @@ class RingExchange:
 class RingTransfer:
     world: ProcessGroups
     works: list[dist.Work]
-    alive: tuple[Message, ...]
+    sent: tuple[Message, ...]  # keeps the tensors
 
     def wait(self) -> None:
         began = time.perf_counter()
@@ -112,33 +112,34 @@ class RingTransfer:
 
 
 def _member(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:
-    """Every rank is in every group of ours; torch's types allow for ranks that are not."""
+    """Narrows the type: every rank is in every group here, torch allows for ranks that are not."""
     assert isinstance(group, dist.ProcessGroup)
     return group
 
 
 def leave_world() -> None:
-    """Leaves a world in which nothing is under way, or one that `Escape` has torn down: else this might wait for ever."""
+    """Leaves a world in which nothing is under way, or that `WorldAborter` has aborted. Else this may not return."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 class WorldAborter:
-    """The way out of a world whose peers do not answer any more, for another thread to open: `abort_world()`.
+    """Ends, from another thread, all waits in a world whose peers do not answer any more: `abort_world()`.
 
-    gloo tells only the direct waiter of a dead peer, and neither aborting nor destroying a group frees anybody. What does:
-    shutting down the sockets that it has opened. All who wait on them raise at once, and the process can join another world.
+    gloo reports a dead peer only to a rank that waits for it directly, and neither aborting nor destroying a group
+    ends another wait. Shutting down the group's sockets does: every wait on them raises at once, and the process can
+    join another world.
     """
 
     def __init__(self) -> None:
         self._foreign = frozenset(_sockets())
 
     def begin(self) -> None:
-        """Sockets opened from now on belong to the world that is joined next (or are of calls that are repeated)."""
+        """Counts sockets opened from now on to the world that is joined next (or to calls that are repeated)."""
         self._foreign = frozenset(_sockets())
 
     def abort_world(self) -> None:
-        """Whatever waits for this world's peers raises RuntimeError."""
+        """Makes every wait for this world's peers raise RuntimeError."""
         if torch.cuda.is_available() and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
         for name, descriptor in _sockets().items():
@@ -149,7 +150,7 @@ class WorldAborter:
 def _sockets() -> dict[str, int]:
     """This process's sockets: the kernel's name of each (descriptors are used again) and its descriptor."""
     found = {}
-    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208  half the time of pathlib, while others wait
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208  half the time of pathlib, while peers wait
         with suppress(OSError):
             name = os.readlink(f"/proc/self/fd/{entry}")  # noqa: PTH115
             if name.startswith("socket:"):
@@ -158,7 +159,7 @@ def _sockets() -> dict[str, int]:
 
 
 def _shut_down(descriptor: int) -> None:
-    """Of TCP connections only: a listener may still be wanted, and local sockets are the agent's and the constructor's."""
+    """Cuts TCP connections only: a listener may still be used; local sockets are the agent's and the constructor's."""
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as mine:
         if mine.family == socket.AF_UNIX or mine.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return

@@ -1,4 +1,4 @@
-"""Which rows of which parameter each replica owns (ZeRO-1), in one fixed order: the map of every packed buffer."""
+"""Which rows of which parameter each replica owns (ZeRO-1), in the fixed order of every packed buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ZeRO-1 by boxes (Rajbhandari et al., arXiv 1910.02054): gradients to their owners, AdamW there, weights back to everyone.
+"""ZeRO-1 by boxes (Rajbhandari et al., arXiv 1910.02054): gradients to their owners, AdamW there, weights back to all.
 
 Parameters are whole on every replica; the master copy (fp32, or fp64 in tests) and both moments of a row exist only on
 its owner. State changes in `apply` alone, after all ranks have agreed on the step.
@@ -31,7 +31,7 @@ class Reduction(Protocol):
         ...
 
     def to_all(self, mine: Tensor, sizes: list[int]) -> list[Tensor]:
-        """Everybody's part, by owner."""
+        """The parts of all replicas, by owner."""
         ...
 
     def scalars(self, mine: list[float]) -> list[list[float]]:
@@ -41,7 +41,7 @@ class Reduction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankStats:
-    """What one rank has to say at the end of its walk. `plan`: a number below 2^53 that names the plan it followed."""
+    """One rank's part of a step's statistics. `plan`: a number below 2^53 that names the plan it followed."""
 
     loss_sum: float
     labels: int  # valid ones among its tokens
@@ -51,7 +51,7 @@ class RankStats:
 
 @dataclass(frozen=True, slots=True)
 class GlobalStats:
-    """What all ranks know once the step's gradient is complete."""
+    """The statistics of a step over all ranks."""
 
     loss_sum: float
     norm: float  # global, before clipping
@@ -66,9 +66,7 @@ class Zero1Optimizer:
         wide = torch.promote_types(sample.dtype, torch.float32)
         self._state = {kind: torch.zeros(shards.size(me), dtype=wide, device=sample.device) for kind in KINDS}
         self._wide = None if wide == sample.dtype else wide
-        self._accumulated: dict[
-            str, Tensor
-        ] = {}  # gradients so far, where they need more bits than the parameters have
+        self._accumulated: dict[str, Tensor] = {}  # gradients so far, where parameters are too narrow for a sum
 
     def boxes(self) -> dict[str, dict[Box, Tensor]]:
         """The owned state by kind and box: views, to be filled or saved."""
@@ -101,26 +99,26 @@ class Zero1Optimizer:
         return total
 
     def reduce_stats(self, gradient: Tensor, mine: RankStats) -> GlobalStats:
-        """The step's one small collective: loss, norm and plan of all ranks."""
+        """Exchanges loss, norm and plan with all ranks, in the step's one small collective."""
         square = float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2  # without a copy in fp64
         rows = self._reduction.scalars([square, mine.loss_sum, float(mine.labels), float(mine.plan)])
         return check_stats(rows, mine)
 
-    def apply(self, gradient: Tensor, agreed: GlobalStats, config: OptimizerConfig, rate: float, step: int) -> None:
-        """One AdamW update (Loshchilov and Hutter, arXiv 1711.05101) of step `step` (from 0), then the weights go out."""
-        if not isfinite(agreed.norm):
+    def apply(self, gradient: Tensor, stats: GlobalStats, config: OptimizerConfig, rate: float, step: int) -> None:
+        """One AdamW update (Loshchilov and Hutter, arXiv 1711.05101) of step `step` (from 0); then sends the weights out."""
+        if not isfinite(stats.norm):
             raise Refused(
                 "GradientNotFinite",
-                f"step {step}: gradient norm {agreed.norm}; lower optimizer.learningRate or set gradientClip, "
+                f"step {step}: gradient norm {stats.norm}; lower optimizer.learningRate or set gradientClip, "
                 "then resume from the last checkpoint",
             )
-        if config.gradient_clip and agreed.norm > config.gradient_clip:
-            gradient.mul_(config.gradient_clip / (agreed.norm + 1e-6))
+        if config.gradient_clip and stats.norm > config.gradient_clip:
+            gradient.mul_(config.gradient_clip / (stats.norm + 1e-6))
         self._adamw(gradient, config, rate, step + 1)
         self.all_gather()
 
     def _adamw(self, gradient: Tensor, config: OptimizerConfig, rate: float, count: int) -> None:
-        """torch's fused kernel, one pass over each part: that of the matrices decays, that of the norms does not."""
+        """Runs torch's fused kernel over the matrices, which decay, and over the norms, which do not."""
         matrices = self._shards.decayed(self._me)
         for rows, decay in ((slice(matrices), config.weight_decay), (slice(matrices, None), 0.0)):
             master, first, second = ([self._state[kind][rows]] for kind in KINDS)
@@ -132,7 +130,7 @@ class Zero1Optimizer:
 
     @torch.no_grad()
     def all_gather(self) -> None:
-        """Brings every owner's boxes into everybody's parameters."""
+        """Copies the boxes of every owner into the parameters of every replica."""
         dtype = next(iter(self._weights.values())).dtype
         parts = self._reduction.to_all(self._state["parameter"].to(dtype), self._shards.sizes())
         for owner, part in enumerate(parts):
@@ -143,9 +141,9 @@ class Zero1Optimizer:
         """All local gradients, owner after owner; zeros where this replica had no part in a parameter."""
         flat = torch.empty(sum(self._shards.sizes()), dtype=self._state["parameter"].dtype, device=self._device)
         order = tuple(box for owned in self._shards.boxes for box in owned)
-        for box, room in _views(flat, order):
+        for box, target in _views(flat, order):
             gradient = self._accumulated.get(box.name, self._weights[box.name].grad)
-            room.zero_() if gradient is None else room.copy_(self._rows(gradient, box))
+            target.zero_() if gradient is None else target.copy_(self._rows(gradient, box))
         return flat
 
     @property
@@ -164,7 +162,7 @@ def _views(flat: Tensor, boxes: tuple[Box, ...]) -> list[tuple[Box, Tensor]]:
 
 
 def check_stats(rows: list[list[float]], mine: RankStats) -> GlobalStats:
-    """Judges what all ranks said, as (square of the gradient, loss, labels, plan). Raises Retryable when they differ."""
+    """Sums the rows (square of the gradient, loss, labels, plan) of all ranks. Raises Retryable when plans differ."""
     squares, losses, labels, plans = zip(*rows, strict=True)
     others = [rank for rank, plan in enumerate(plans) if plan != plans[0]]
     if others:

@@ -1,4 +1,4 @@
-"""A step's tokens as the constructor handed them over: checked against the plan, digested, put on the device."""
+"""A step's tokens from the constructor: checked against the plan, digested, put on the device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coxswain_train.model.loss import IGNORED
 
 
 def check(arrays: StepArrays, mine: Iterable[Part], vocabulary: int) -> None:
-    """Refuses arrays that are not what the plan says. Retryable: the constructor may have built another generation's step."""
+    """Refuses arrays that are not the plan's. Retryable: the constructor may have built another generation's."""
     planned = [(p.task.index, s.sequence, s.start, s.stop) for p in mine for s in p.slices]
     handed = [tuple(s[:4]) for s in arrays.slices]
     if handed != planned:
@@ -39,7 +39,7 @@ def check(arrays: StepArrays, mine: Iterable[Part], vocabulary: int) -> None:
 def delivered(arrays: StepArrays) -> int:
     """This rank's part of the delivered digest."""
     places = np.array([s.sequence for s in arrays.slices], np.uint64)
-    counts = [s.stop - s.start for s in arrays.slices]  # slices lie one behind the other
+    counts = [s.stop - s.start for s in arrays.slices]  # slices are contiguous
     return digests.delivered(np.repeat(places, counts), arrays.positions, arrays.tokens)
 
 

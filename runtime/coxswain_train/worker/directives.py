@@ -1,4 +1,4 @@
-"""What a worker is to do at each step boundary: as the coordinator says, or alone as far as plans are committed. No torch."""
+"""What a worker does at each step boundary: as the coordinator says, or alone as far as plans are committed. No torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from coxswain_link.plan_feed import PlanFeed
 log = logging.getLogger(__name__)
 
 _POLL = 10.0  # seconds of one long poll
-REACH_DEADLINE = 0.25  # seconds that a coordinator may take to be reached; one that refuses is not asked twice
+REACH_DEADLINE = 0.25  # seconds in which a coordinator must be reached; one that refuses is not asked twice
 
 
 def autonomous_directive(step: int, plan: StepPlan | None, every: int, first_step: int) -> StepDirective | None:
-    """What any coordinator's ticket would say, if the step's plan is committed. An end only a coordinator can tell.
+    """The directive that any coordinator would give for a committed plan. Only a coordinator can end the job.
 
     `every`: the job's checkpoint.everySteps; `first_step`: the world's.
     """
@@ -27,17 +27,17 @@ def autonomous_directive(step: int, plan: StepPlan | None, every: int, first_ste
 
 
 class DirectiveClient:
-    """One world's tickets, for one of its ranks. `client`: an impatient one, for nobody should wait for who is gone."""
+    """The directives of one world, for one of its ranks. `client` must not retry: the coordinator may be gone."""
 
     def __init__(
         self, client: Client, outbox: Outbox, feed: PlanFeed, generation: int, every: int, first_step: int
     ) -> None:
         self._client, self._outbox, self._feed, self._generation = client, outbox, feed, generation
-        self._every, self._first = every, first_step
+        self._every, self._first_step = every, first_step
 
     def next(self, step: int) -> StepDirective | None:
-        """The ticket of a step; None: not yet."""
-        return self._ask(step) if self._outbox.reachable else self._alone(step)
+        """The directive of a step; None: not yet."""
+        return self._ask(step) if self._outbox.reachable else self._decide(step)
 
     def _ask(self, step: int) -> StepDirective | None:
         query = {"step": step, "wait": _POLL}
@@ -45,10 +45,10 @@ class DirectiveClient:
             directive = self._client.get("/v1/steps", StepDirective, generation=self._generation, **query)
         except Retryable as error:
             log.warning("step %d without the coordinator: %s", step, error)
-            self._outbox.mark_unreachable()  # one step waits for nobody, not every one until a sign of life fails
-            return self._alone(step)
-        told = directive is None or directive.end or directive.plan is not None
-        return directive if told else self._alone(step)
+            self._outbox.mark_unreachable()  # the next steps do not ask until a heartbeat succeeds
+            return self._decide(step)
+        knows = directive is None or directive.end or directive.plan is not None
+        return directive if knows else self._decide(step)
 
-    def _alone(self, step: int) -> StepDirective | None:
-        return autonomous_directive(step, self._feed.get(step, REACH_DEADLINE), self._every, self._first)
+    def _decide(self, step: int) -> StepDirective | None:
+        return autonomous_directive(step, self._feed.get(step, REACH_DEADLINE), self._every, self._first_step)

@@ -1,4 +1,4 @@
-"""What a rank computes in a step: fetched from its constructor while the step before is computed, checked, and on the device."""
+"""What a rank computes in a step. It is fetched from the constructor while the step before is computed."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ class FetchedBatch(NamedTuple):
 
 
 class BatchPrefetcher:
-    """The steps of one rank in one world, one after another. Only one thread at a time uses `handover`."""
+    """The steps of one rank in one world, in order. Only one thread at a time uses `handover`."""
 
     def __init__(self, handover: Handover, seat: Seat, vocabulary: int, device: torch.device) -> None:
         self._handover, self._seat, self._vocabulary, self._device = handover, seat, vocabulary, device
-        self._thread = ThreadPoolExecutor(1, "receiver")
-        self._ahead: tuple[str, Future[FetchedBatch]] | None = None  # with the digest of its plan
+        self._thread = ThreadPoolExecutor(1, "prefetch")
+        self._ahead: tuple[str, Future[FetchedBatch]] | None = None  # the digest of its plan, and its data
 
     def begin(self, plan: StepPlan) -> None:
         """Fetches the data of a coming step if the constructor has it ready."""
         self._ahead = plan.digest, self._thread.submit(self._fetch, plan, 0.0)
 
     def take(self, plan: StepPlan) -> FetchedBatch:
-        """The step's data. Raises as `Handover.receive`, after PATIENCE; Retryable when it is not what the plan says."""
+        """The step's data. Raises as `Handover.receive`, after PATIENCE; Retryable when it is not the plan's."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             digest, fetched = ahead
             try:
-                received = fetched.result()  # also of another plan: its thread must be done with the hand-over
+                batch = fetched.result()  # also of another plan: its thread must be done with the hand-over
                 if digest == plan.digest:
-                    return received
-            except CoxswainError as error:  # not ready by then; whatever else it was will show again
-                log.debug("step %d was not there ahead of time: %s", plan.step, error)
+                    return batch
+            except CoxswainError as error:  # not ready then; any other error comes again
+                log.debug("step %d was not fetched ahead: %s", plan.step, error)
         return self._fetch(plan, PATIENCE)
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class BatchPrefetcher:
         return FetchedBatch(self._work(plan, arrays), batches.delivered(arrays))
 
     def _work(self, plan: StepPlan, arrays: StepArrays) -> StepInput:
-        """This rank's part of the plan with its tokens, which must be those of the plan."""
+        """This rank's part of the plan with its tokens. Raises as `batch.check`."""
         seat = self._seat
         mine = parts(plan.tasks, seat.replica)
         batches.check(arrays, mine.values(), self._vocabulary)

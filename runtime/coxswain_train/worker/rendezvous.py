@@ -1,4 +1,4 @@
-"""How a worker finds its world and meets the other ranks of it."""
+"""How a worker finds its world and joins the other ranks of it."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ _POLL = 10.0  # seconds of one long poll
 _PATIENCE = 600.0  # seconds without rank 0
 
 
-def fetch_world(client: Client, place: Assignment) -> wire.World:
-    """The world that the agent started us for. Raises Stale when there is a newer one."""
-    record = client.get("/v1/world", wire.World, after=place.generation - 1, wait=_POLL)
-    if record is None or record.generation != place.generation:
-        found = "none" if record is None else record.generation
-        raise Stale(f"rank {place.rank} was started for generation {place.generation}, the world's is {found}")
-    return record
+def fetch_world(client: Client, assignment: Assignment) -> wire.World:
+    """The world of the assignment. Raises Stale when the coordinator has another one, or none."""
+    generation = assignment.generation
+    world = client.get("/v1/world", wire.World, after=generation - 1, wait=_POLL)
+    if world is None or world.generation != generation:
+        found = "none" if world is None else world.generation
+        raise Stale(f"rank {assignment.rank} was started for generation {generation}, the world's is {found}")
+    return world
 
 
 def rendezvous(
-    client: Client, outbox: Outbox, place: Assignment, record: wire.World, host: str, device: torch.device
+    client: Client, outbox: Outbox, assignment: Assignment, world: wire.World, host: str, device: torch.device
 ) -> ProcessGroups:
-    """Rank 0 opens the store and says where; everybody joins."""
-    ranks = len(record.seats)
-    if place.rank == 0:
+    """Rank 0 opens a store and reports its address; every rank joins it."""
+    ranks = len(world.seats)
+    if assignment.rank == 0:
         store = listen(host, ranks)
-        here = wire.Rendezvous(place.generation, host, store.port)
-        outbox.put("/v1/rendezvous", record.first_step, here)
+        address = wire.Rendezvous(assignment.generation, host, store.port)
+        outbox.put("/v1/rendezvous", world.first_step, address)
     else:
-        there = _find_rendezvous(client, place)
-        store = join(there.host, there.port, ranks)
-    return ProcessGroups(store, place.rank, ranks, device)
+        address = _find_rendezvous(client, assignment)
+        store = join(address.host, address.port, ranks)
+    return ProcessGroups(store, assignment.rank, ranks, device)
 
 
-def _find_rendezvous(client: Client, place: Assignment) -> wire.Rendezvous:
-    deadline = time.monotonic() + _PATIENCE
+def _find_rendezvous(client: Client, assignment: Assignment) -> wire.Rendezvous:
+    generation, deadline = assignment.generation, time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
-        path = f"/v1/rendezvous?generation={place.generation}&wait={_POLL:g}"
-        there = client.get(path, wire.Rendezvous, generation=place.generation)
-        if there is not None:
-            return there
-    raise Retryable(f"rank {place.rank}: rank 0 of generation {place.generation} did not open its store")
+        path = f"/v1/rendezvous?generation={generation}&wait={_POLL:g}"
+        address = client.get(path, wire.Rendezvous, generation=generation)
+        if address is not None:
+            return address
+    raise Retryable(f"rank {assignment.rank}: rank 0 of generation {generation} did not open its store")

@@ -1,20 +1,22 @@
-"""One device's process: joins the world of its generation, then steps until the coordinator's ticket says end.
+"""The process of one device: joins the world of its generation, then steps until a directive ends the job.
 
-Forked by the agent's mold. It outlives its world: when peers are lost, it goes to the place that the agent orders next.
+The agent's fork server forks it. It outlives its world: when peers are lost, it waits for its next assignment.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import time
+from collections.abc import Callable
 from contextlib import closing
 from typing import NoReturn
 
 import torch
 
 from coxswain import names, wire
-from coxswain.errors import Retryable
+from coxswain.errors import CoxswainError, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.handover import Handover
@@ -29,63 +31,107 @@ from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, Assignmen
 from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient
 from coxswain_train.worker.prefetch import PATIENCE, BatchPrefetcher
 from coxswain_train.worker.rendezvous import fetch_world, rendezvous
-from coxswain_train.worker.worlds import run_worlds
 
 log = logging.getLogger(__name__)
 
-_PARTING = 10.0  # seconds to stay until a suspension is saved
+NEXT_WORLD_SECONDS = 3.0  # seconds from a broken world to the next assignment; an agent reports a dead peer at once
+_DRAIN_SECONDS = 10.0  # seconds to stay until a suspension is saved
+
+
+def work() -> NoReturn:
+    """What the fork server runs in each fork."""
+    torch.set_num_threads(1)
+    leave(run_service(main))
 
 
 def main(env: Environment) -> int:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # while a collective waits, no handler of Python's runs
-    escape = WorldAborter()
+    """Serves one seat in successive worlds; returns the exit code."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # while a collective waits, Python runs no handler
+    aborter = WorldAborter()
     socket, config = names.constructor_socket(env.pod_uid), env.job.checkpoint
     with (
         Client(env.coordinator_url, env.token) as client,
         closing(Handover(socket, env.token)) as handover,
-        closing(AssignmentChannel.detect(ENV_CHANNEL, escape.abort_world)) as orders,
+        closing(AssignmentChannel.detect(ENV_CHANNEL, aborter.abort_world)) as assignments,
     ):
         try:
             store = open_store(config.uri, config.endpoint, env.secrets_dir, create=True, known=True)
 
-            def work_at(place: Assignment) -> int:
-                with closing(Worker(env, place, client, handover, store)) as worker:
+            def train(assignment: Assignment) -> int:
+                with closing(Worker(env, assignment, client, handover, store)) as worker:
                     return worker.run()
 
-            return run_worlds(orders, escape, work_at)
+            return run_worlds(assignments, aborter, train)
         except JobEnded as ended:
             return ended.finished.exit_code
+
+
+def run_worlds(
+    assignments: AssignmentChannel,
+    aborter: WorldAborter,
+    train: Callable[[Assignment], int],
+    next_world_seconds: float = NEXT_WORLD_SECONDS,
+) -> int:
+    """Runs successive generations until the job ends.
+
+    Raises the error that broke a world when no other world follows: then the fault is this worker's own.
+    """
+    assignment = assignments.next(None)
+    while True:
+        assert assignment is not None
+        aborter.begin()
+        try:
+            return train(assignment)
+        except (RuntimeError, Retryable, Stale) as error:  # torch raises RuntimeError when a peer is gone
+            log.warning("rank %d of world %d: %s", assignment.rank, assignment.generation, _first_line(error))
+            following = assignments.next(next_world_seconds)
+            if following is None:
+                raise error if isinstance(error, CoxswainError) else _fault(assignment, error) from error
+            assignment = following
+        leave_world()
+        gc.collect()  # frees the model of the world before, ahead of the next one's
+
+
+def _fault(assignment: Assignment, error: Exception) -> Retryable:
+    log.error("rank %d", assignment.rank, exc_info=error)
+    return Retryable(f"rank {assignment.rank}: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error)[:500].partition("\n")[0]
 
 
 class Worker:
     """A worker in one world."""
 
-    def __init__(self, env: Environment, place: Assignment, client: Client, handover: Handover, store: Store) -> None:
-        self._env, self._place, self._client, self._store = env, place, client, store
+    def __init__(
+        self, env: Environment, assignment: Assignment, client: Client, handover: Handover, store: Store
+    ) -> None:
+        self._env, self._assignment, self._client, self._store = env, assignment, client, store
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._record = fetch_world(client, place)
+        self._world = world = fetch_world(client, assignment)
         self._saver = save_load.Saver(store)
-        self._outbox = Outbox(client, wire.Heartbeat(place.generation, place.rank))
-        self._feed = PlanFeed(client, place.generation, self._record.first_step)
-        seat = self._record.seats[place.rank]
-        self._receiver = BatchPrefetcher(handover, seat, self._record.vocabulary, self._device)
-        every = env.job.checkpoint.every_steps
-        self._asking = Client(env.coordinator_url, env.token, REACH_DEADLINE, retry=False)
+        self._outbox = Outbox(client, wire.Heartbeat(assignment.generation, assignment.rank))
+        self._feed = PlanFeed(client, assignment.generation, world.first_step)
+        seat = world.seats[assignment.rank]
+        self._prefetcher = BatchPrefetcher(handover, seat, world.vocabulary, self._device)
+        self._directive_client = Client(env.coordinator_url, env.token, REACH_DEADLINE, retry=False)
         self._directives = DirectiveClient(
-            self._asking, self._outbox, self._feed, place.generation, every, self._record.first_step
-        )
+            self._directive_client, self._outbox, self._feed, assignment.generation, env.job.checkpoint.every_steps,
+            world.first_step,
+        )  # fmt: skip
 
     def close(self) -> None:
-        self._receiver.close()
+        self._prefetcher.close()
         self._outbox.close()
         self._feed.close()
-        self._asking.close()
+        self._directive_client.close()
 
     def run(self) -> int:
         """Table of contents of a training run."""
         self._engine = self._build()
         self._restore()
-        step = self._record.first_step
+        step = self._world.first_step
         while True:
             directive = self._directive(step)
             if directive.checkpoint:
@@ -93,22 +139,21 @@ class Worker:
             if directive.end:
                 return self._leave(directive)
             if directive.plan is None:
-                raise Retryable(f"the ticket of step {step} holds neither an end nor a plan")
+                raise Retryable(f"the directive of step {step} holds neither an end nor a plan")
             self._step(directive.plan)
             step += 1
             self._feed.forget_before(step)
 
     def _build(self) -> Engine:
         job, device = self._env.job, self._device
-        check_layout(self._record.layout)
-        world = rendezvous(self._client, self._outbox, self._place, self._record, self._env.pod_ip, device)
+        check_layout(self._world.layout)
+        groups = rendezvous(self._client, self._outbox, self._assignment, self._world, self._env.pod_ip, device)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        vocabulary = self._record.vocabulary
-        return Engine(job.model, vocabulary, job.optimizer, job.total_steps, world, device, dtype)
+        return Engine(job.model, self._world.vocabulary, job.optimizer, job.total_steps, groups, device, dtype)
 
     def _restore(self) -> None:
-        """From the world's checkpoint, or afresh from the seed."""
-        key = self._record.checkpoint
+        """Fills the state from the world's checkpoint, or initialises it from the seed."""
+        key = self._world.checkpoint
         if not key:
             job = self._env.job
             self._engine.initialise(job.seed, self._env.secrets_dir, job.checkpoint.endpoint)
@@ -116,7 +161,7 @@ class Worker:
         manifest = save_load.read_manifest(self._store, key)
         save_load.load(self._store, manifest.shards, self._engine.boxes())
         self._engine.optimizer.all_gather()
-        log.info("rank %d continues at step %d from %s", self._place.rank, self._record.first_step, key)
+        log.info("rank %d resumes at step %d from %s", self._assignment.rank, self._world.first_step, key)
 
     def _directive(self, step: int) -> wire.StepDirective:
         while True:
@@ -127,39 +172,39 @@ class Worker:
 
     def _step(self, plan: wire.StepPlan) -> None:
         began = time.perf_counter()
-        received = self._receiver.take(plan)
+        fetched = self._prefetcher.take(plan)
         waited = time.perf_counter() - began
         if (following := self._feed.peek(plan.step + 1)) is not None:
-            self._receiver.begin(following)
-        result = self._engine.step(received.work, began)
+            self._prefetcher.begin(following)
+        result = self._engine.step(fetched.work, began)
         seconds = time.perf_counter() - began
-        report = _report(plan, self._place.rank, result, received.delivered, seconds, waited)
+        report = _report(plan, self._assignment.rank, result, fetched.delivered, seconds, waited)
         self._outbox.put("/v1/reports", plan.step, report)
 
     def _save(self, directive: wire.StepDirective) -> None:
-        place, step = self._place, directive.step
+        generation, rank, step = self._assignment.generation, self._assignment.rank, directive.step
 
         def report(shards: tuple[wire.Shard, ...], seconds: float) -> None:
-            ranks = len(self._record.seats)
-            saved = wire.ShardsSaved(place.generation, step, place.rank, ranks, shards, seconds, directive.end)
+            ranks = len(self._world.seats)
+            saved = wire.ShardsSaved(generation, step, rank, ranks, shards, seconds, directive.end)
             self._outbox.put("/v1/saved", step, saved)
 
         self._saver.begin(self._engine.boxes(), report)
 
     def _leave(self, directive: wire.StepDirective) -> int:
-        """Not before all is saved: whoever leads by then needs those who can tell.
+        """Waits for the manifest: a new coordinator may need the reports again.
 
-        Where the data or the steps end all ranks agree. On a stop they may not, if the coordinator died of all moments then:
-        a peer that went on alone waits for this one to leave.
+        All ranks agree where the data or the steps end. On a stop they may not, if the coordinator ended just then:
+        a peer that trains on alone waits for this rank to leave, so this rank leaves also without a manifest.
         """
         self._saver.wait()
         self._outbox.flush(PATIENCE)
         try:
-            self._outbox.flush(PATIENCE if directive.end == "Completed" else _PARTING, saved=directive.step)
+            self._outbox.flush(PATIENCE if directive.end == "Completed" else _DRAIN_SECONDS, saved=directive.step)
         except Retryable:
             if directive.end == "Completed":
                 raise
-        log.info("rank %d leaves before step %d: %s", self._place.rank, directive.step, directive.end)
+        log.info("rank %d leaves before step %d: %s", self._assignment.rank, directive.step, directive.end)
         leave_world()
         return Exit.DONE if directive.end == "Completed" else Exit.STOPPED
 
@@ -168,23 +213,8 @@ def _report(
     plan: wire.StepPlan, rank: int, result: StepResult, delivered: int, seconds: float, waited: float
 ) -> wire.StepReport:
     return wire.StepReport(
-        generation=plan.generation,
-        step=plan.step,
-        rank=rank,
-        loss_sum=result.loss_sum,
-        delivered=delivered,
-        gradient_norm=result.gradient_norm,
-        learning_rate=result.learning_rate,
-        seconds=seconds,
-        compute_seconds=result.compute_seconds,
-        data_wait_seconds=waited,
-        reduce_seconds=result.reduce_seconds,
-        timings=result.timings,
-        ended=time.time(),
-    )
-
-
-def work() -> NoReturn:
-    """The life of a fork of the mold."""
-    torch.set_num_threads(1)
-    leave(run_service(main))
+        generation=plan.generation, step=plan.step, rank=rank, loss_sum=result.loss_sum, delivered=delivered,
+        gradient_norm=result.gradient_norm, learning_rate=result.learning_rate, seconds=seconds,
+        compute_seconds=result.compute_seconds, data_wait_seconds=waited, reduce_seconds=result.reduce_seconds,
+        timings=result.timings, ended=time.time(),
+    )  # fmt: skip

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.engine_table import System, check_same, summary, tell
-from bench.recovery import judge, standing
-from bench.recovery import tell as tell_recovery
+from bench.engine_table import System, check_same, print_results, summary
+from bench.recovery import describe, judge, standing
 
 
 def system(replicas: int, rate: float, loss: float = 8.0) -> System:
@@ -26,8 +25,8 @@ def test_ratios_are_those_of_the_same_round():
     assert found["plain CPU over worker CPU"] == pytest.approx(0.8)
 
 
-def test_the_first_line_is_json_and_the_last_one_tells_the_ratios(capsys):
-    tell([plain(1000)], [system(1, 950)], [system(2, 1520)])
+def test_the_first_line_is_json_and_the_last_one_states_the_ratios(capsys):
+    print_results([plain(1000)], [system(1, 950)], [system(2, 1520)])
     first, *_, last = capsys.readouterr().out.splitlines()
     assert json.loads(first)["rounds"]["two"][0]["replicas"] == 2
     assert last.startswith("one over plain 0.950 (target 0.9; by CPU 0.800), two over one 1.60")
@@ -51,14 +50,14 @@ def test_a_kill_that_costs_a_world_is_timed_to_the_first_step_of_the_next():
     found = judge("worker", [*steps(1, 2, 3), *steps(5.5, 6, 7, first=1, world=2)], at=3.25, between=0.0)
     assert (found.pause, found.resumed, found.redone, found.generations) == (2.5, 2.25, 2, 1)
     assert found.cost == 2.5
-    assert "next world's first step after 2.25 s" in tell_recovery("worker", [found])
+    assert "next world's first step after 2.25 s" in describe("worker", [found])
 
 
 @pytest.mark.parametrize(("between", "cost"), [(0.9, 0.0), (1.1, 1.1)])
 def test_a_step_stands_still_when_a_rank_waits_for_it_longer_than_a_step_takes(between, cost):
     found = judge("coordinator", steps(1, 2, 3, 4, 6.5, 7), at=4.0, between=between)
     assert (found.pause, found.cost) == (2.5, cost)
-    assert tell_recovery("coordinator", [found]).endswith("MISSED" if cost else "met")
+    assert describe("coordinator", [found]).endswith("MISSED" if cost else "met")
 
 
 def test_ranks_stand_from_the_end_of_a_step_to_the_begin_of_the_next_of_the_same_world():

@@ -39,7 +39,7 @@ def test_requests_are_counted_for_each_pod() -> None:
     assert (row("coxswain")["creates"], row("coxswain")["deletes"], row("coxswain")["patches"]) == (1.0, 1.0, 0.0)
 
 
-def test_a_case_that_does_not_apply_is_told_in_words() -> None:
+def test_a_case_that_does_not_apply_is_named_in_its_cell() -> None:
     assert any("| none: one pod is replaced |" in line for line in lines(rows_of(SHAPE, rounds()), {}))
 
 

@@ -1,4 +1,4 @@
-"""What could make the scale bench's rivals look worse than they are without anybody seeing it."""
+"""What could make the scale bench's rivals look worse than they are, unnoticed."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_a_certificate_is_its_own_authority_for_all_its_names(tmp_path: Path) ->
     made = write_certificate(tmp_path / "new" / "certs", ["rival-ca", "rival.system.svc"])
     authority, checked = tmp_path / "bundle.crt", ["openssl", "verify", "-purpose", "sslserver", "-CAfile"]
     authority.write_bytes(base64.b64decode(made.bundle))
-    for who in (["-verify_hostname", "rival-ca"], ["-verify_hostname", "rival.system.svc"], ["-verify_ip", HOST]):
-        subprocess.run([*checked, authority, *who, made.folder / "tls.crt"], check=True, capture_output=True)
-    # Rotators renew what ends within 90 days, and would then serve a certificate that nobody trusts.
+    for check in (["-verify_hostname", "rival-ca"], ["-verify_hostname", "rival.system.svc"], ["-verify_ip", HOST]):
+        subprocess.run([*checked, authority, *check, made.folder / "tls.crt"], check=True, capture_output=True)
+    # Rotators renew what ends within 90 days, and would then serve a certificate that no client trusts.
     lasting = ["openssl", "x509", "-noout", "-checkend", str(91 * 86400), "-in", made.folder / "tls.crt"]
     subprocess.run(lasting, check=True, capture_output=True)
 
@@ -61,7 +61,7 @@ def test_keys_of_certificates_are_readable_by_their_owner_only(tmp_path: Path) -
     assert {(made.folder / name).stat().st_mode & 0o077 for name in ("tls.key", "ca.key")} == {0}
 
 
-def test_moved_webhooks_keep_whom_they_meet_and_what_their_failure_means() -> None:
+def test_moved_webhooks_keep_their_selectors_and_failure_policies() -> None:
     hook = {
         "name": "mpod.kb.io",
         "clientConfig": {"service": {"name": "webhook-service", "namespace": "system", "path": "/mutate--v1-pod"}},

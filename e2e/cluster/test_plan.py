@@ -22,7 +22,7 @@ def test_a_cluster_takes_a_range_that_no_route_of_the_machine_leads_to() -> None
     assert free_range(["10.99.7.0/24", "10.98.0.1"]) == IPv4Network("10.97.0.0/16")
 
 
-def test_a_machine_without_a_free_range_is_told_which_were_tried() -> None:
+def test_a_machine_without_a_free_range_is_refused_with_the_ranges_that_were_tried() -> None:
     with pytest.raises(NoRangeFree, match=r"10\.99\.0\.0/16.*10\.93\.0\.0/16"):
         free_range(["10.0.0.0/8"])
 

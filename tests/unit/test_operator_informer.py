@@ -1,0 +1,194 @@
+"""LIST and WATCH over a scripted connection, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+
+from coxswain.errors import Refused, Retryable
+from coxswain_operator.kubernetes.connection import Connection, Expired
+from coxswain_operator.kubernetes.informer import Informer
+from coxswain_operator.kubernetes.resources import BY_KIND
+
+pytestmark = pytest.mark.looptime(start=1000)
+Params = dict[str, str]
+
+
+def config_map(name: str, version: int) -> dict[str, Any]:
+    head = {"namespace": "lab", "name": name, "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return {"metadata": head, "data": {"version": str(version)}}
+
+
+def page(version: int, *items: dict[str, Any], more: str = "") -> bytes:
+    return json.dumps({"metadata": {"resourceVersion": str(version), "continue": more}, "items": items}).encode()
+
+
+def event(kind: str, name: str, version: int) -> bytes:
+    return json.dumps({"type": kind, "object": config_map(name, version)}).encode()
+
+
+def bookmark(version: int) -> bytes:
+    return json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(version)}}}).encode()
+
+
+def error(code: int) -> bytes:
+    return json.dumps({"type": "ERROR", "object": {"code": code, "message": "gone"}}).encode()
+
+
+class Server:
+    """Answers LISTs and watches from scripts; an exception in a script is raised. The last watch stays silent."""
+
+    def __init__(self, lists: list[Any], *watches: list[Any]) -> None:
+        self.lists, self.watches = lists, list(watches)
+        self.listed: list[tuple[float, Params]] = []
+        self.watched: list[Params] = []
+        self.while_listing: Callable[[], None] = lambda: None
+
+    async def send(self, method: str, path: str, **params: str) -> bytes:
+        assert (method, path) == ("GET", "/api/v1/configmaps")
+        self.listed.append((asyncio.get_running_loop().time(), params))
+        answer = self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
+        if isinstance(answer, Exception):
+            raise answer
+        self.while_listing()
+        return answer
+
+    async def lines(self, path: str, silence: float, **params: str) -> AsyncIterator[bytes]:
+        self.watched.append(params)
+        for line in self.watches.pop(0) if self.watches else [None]:
+            if line is None:
+                await asyncio.Event().wait()
+            elif isinstance(line, Exception):
+                raise line
+            else:
+                yield line
+
+
+@asynccontextmanager
+async def informing(server: Server, informer: Informer | None = None) -> AsyncIterator[Informer]:
+    """A running informer; scripts that need no pause have been played."""
+    informer = informer or Informer(cast("Connection", server), BY_KIND["ConfigMap"])
+    task = asyncio.create_task(informer.run())
+    try:
+        await asyncio.sleep(0.05)
+        yield informer
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def held(informer: Informer) -> dict[str, int]:
+    return {entry.name[1]: entry.version for entry in informer.cache.select("")}
+
+
+async def test_a_list_comes_in_pages_and_the_watch_begins_at_its_version() -> None:
+    server = Server([page(0, config_map("a", 3), more="next"), page(7, config_map("b", 4))])
+    async with informing(server) as informer:
+        await informer.ready(0.1)
+        assert held(informer) == {"a": 3, "b": 4}
+    assert [params.get("continue") for _, params in server.listed] == [None, "next"]
+    assert all("resourceVersion" not in params for _, params in server.listed)
+    assert server.watched[0]["resourceVersion"] == "7"
+    assert {p["labelSelector"] for p in server.watched} == {"coxswain.dev/job-uid"}
+
+
+async def test_a_watch_that_ends_in_order_goes_on_at_the_version_that_it_reached() -> None:
+    server = Server([page(7)], [event("ADDED", "a", 9)], [bookmark(20)], [event("DELETED", "a", 25)], [bookmark(3)], [])
+    async with informing(server) as informer:
+        assert held(informer) == {}
+    assert [params["resourceVersion"] for params in server.watched] == ["7", "9", "20", "25", "25", "25"]
+    assert len(server.listed) == 1
+
+
+async def test_changes_of_the_watch_reach_the_cache() -> None:
+    changes = [event("ADDED", "a", 8), event("ADDED", "b", 9), event("MODIFIED", "a", 10), event("DELETED", "b", 11)]
+    async with informing(Server([page(7)], [*changes, None])) as informer:
+        assert held(informer) == {"a": 10}
+
+
+async def test_a_stale_deletion_in_a_watch_leaves_the_newer_object() -> None:
+    async with informing(Server([page(7, config_map("a", 6))], [event("DELETED", "a", 5)])) as informer:
+        assert held(informer) == {"a": 6}
+
+
+async def test_a_version_that_the_server_forgot_is_listed_again_at_once() -> None:
+    for expired in (error(410), Expired("too old")):
+        server = Server([page(7, config_map("a", 3)), page(30, config_map("b", 20))], [expired])
+        async with informing(server) as informer:
+            assert held(informer) == {"b": 20}
+        assert [params["resourceVersion"] for params in server.watched] == ["7", "30"]
+
+
+async def test_a_watch_that_breaks_off_is_followed_by_a_list_after_a_pause() -> None:
+    for broken in (error(500), Retryable("reset"), b"{half a line"):
+        server = Server([page(7)], [broken])
+        async with informing(server):
+            assert len(server.listed) == 1
+            await asyncio.sleep(2.0)
+            assert len(server.listed) == 2
+            assert server.listed[1][0] - server.listed[0][0] >= 0.1
+
+
+async def test_pauses_grow_to_half_a_minute_and_a_good_list_ends_them() -> None:
+    server = Server([Retryable("503")])
+    async with informing(server):
+        await asyncio.sleep(3600)
+        times = [at for at, _ in server.listed]
+        pauses = [b - a for a, b in pairwise(times)]
+        assert min(pauses) >= 0.1 and 15 < max(pauses) <= 30.0 and pauses[0] <= 1.0
+        server.lists[:] = [page(7), Retryable("503")]
+        server.watches.append([error(500)])
+        await asyncio.sleep(31)
+        last = [at for at, _ in server.listed][len(times) :]
+        assert last[1] - last[0] <= 1.0
+
+
+async def test_an_informer_that_cannot_list_is_not_ready_and_names_the_reason() -> None:
+    async with informing(Server([Retryable("503: etcd has no leader")])) as informer:
+        with pytest.raises(Retryable, match=r"/api/v1/configmaps .* 5 s: 503: etcd has no leader"):
+            await informer.ready(5)
+        with pytest.raises(Retryable, match="etcd has no leader"):
+            await informer.permitted(5)
+
+
+async def test_a_list_that_the_server_forbids_is_an_answer_until_it_is_allowed() -> None:
+    server = Server([Refused("Forbidden", "no right")])
+    async with informing(server) as informer:
+        assert not await informer.permitted(1)
+        server.lists[:] = [page(7)]
+        await informer.ready(60)
+        assert await informer.permitted(1)
+
+
+@pytest.mark.parametrize(("fault", "counts"), [(Refused("Forbidden", "no"), True), (Retryable("no route"), False)])
+async def test_a_refusal_is_a_sign_of_the_server_and_an_unreachable_server_gives_none(
+    fault: Exception, counts: bool
+) -> None:
+    async with informing(Server([fault])) as informer:
+        begun = informer.heard
+        await asyncio.sleep(100)
+        assert (informer.heard > begun) is counts
+
+
+async def test_each_message_of_a_watch_is_a_sign_of_the_server() -> None:
+    server = Server([page(7)])
+    async with informing(server) as informer:
+        listed = informer.heard
+        assert listed == server.listed[0][0]
+        await asyncio.sleep(10)
+        assert informer.heard == listed
+
+
+async def test_what_was_written_while_a_list_was_under_way_stays() -> None:
+    server = Server([page(8)])
+    informer = Informer(cast("Connection", server), BY_KIND["ConfigMap"])
+    written = informer.read(json.dumps(config_map("mine", 9)).encode())
+    server.while_listing = lambda: cast("None", informer.cache.apply_write(written))
+    async with informing(server, informer):
+        assert held(informer) == {"mine": 9}

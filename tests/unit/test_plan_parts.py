@@ -1,0 +1,228 @@
+"""The parts of the planners: degrees, loads, rings, packs, bins, and the rivals' packing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given as for_all
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from coxswain.cost import Constants, CostModel
+from coxswain.plan.degrees import least_degrees
+from coxswain.plan.loads import replica_loads
+from coxswain.plan.makespan import makespan, search
+from coxswain.plan.naive import best_fit, naive
+from coxswain.plan.packing import Bins, fill_bins, water_level
+from coxswain.plan.problem import Draft, Problem, make_problem
+from coxswain.plan.rings import SLACK, place_rings, ring_seconds
+from coxswain.plan.static import static
+from tests.unit import plan_reference as reference
+from tests.unit.plan_cases import COST, given, steps
+
+calm = settings(deadline=None, max_examples=40)
+ROUNDING = 1e-9  # seconds
+SLOW_LINKS = CostModel(
+    Constants(
+        linear_us_per_token=10, attention_ns_per_token2=1, kv_bytes_per_token=400_000,
+        inside_node_gbps=100, between_nodes_gbps=20, task_ms=5,
+    )
+)  # fmt: skip
+"""Rings of many members get slower: the fastest degree lies inside the range."""
+
+
+def long_first(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    order = np.argsort(-problem.lengths, kind="stable")
+    long = order[problem.lengths[order] > problem.capacity]
+    return long, order[long.size :]
+
+
+@calm
+@for_all(step=steps())
+def test_the_makespan_that_the_search_believes_in_is_what_its_tasks_take(
+    step: tuple[list[int], dict[str, Any]],
+) -> None:
+    lengths, numbers = step
+    problem = make_problem(lengths, **numbers)
+    believed = search(problem, *long_first(problem)).makespan
+    assert max(reference.run(problem, makespan(problem)), default=0.0) == pytest.approx(believed)
+
+
+@calm
+@for_all(step=steps())
+def test_rings_start_as_planned_and_every_wait_before_one_is_listed_as_a_gap(
+    step: tuple[list[int], dict[str, Any]],
+) -> None:
+    lengths, numbers = step
+    problem = make_problem(lengths, **numbers)
+    schedule = search(problem, *long_first(problem)).schedule
+    free, gaps = [0.0] * problem.replicas, []
+    drafts = [Draft(tuple(r.members.tolist()), (r.sequence,)) for r in schedule.rings]
+    for ring, end in zip(schedule.rings, reference.run(problem, drafts), strict=True):
+        assert ring.start == pytest.approx(max(free[r] for r in ring.members))
+        gaps += [(r, free[r], ring.start) for r in ring.members.tolist() if ring.start - free[r] > ROUNDING]
+        for r in ring.members.tolist():
+            free[r] = end
+    listed = np.stack([schedule.gaps.replica, schedule.gaps.start, schedule.gaps.stop], axis=1)
+    found = [gap for gap in listed.tolist() if gap[2] - gap[1] > ROUNDING]
+    assert len(found) == len(gaps)
+    assert np.allclose(sorted(found), sorted(gaps))
+    assert schedule.loads.tolist() == pytest.approx(free)
+
+
+@st.composite
+def ring_cases(draw: st.DrawFn) -> tuple[Problem, list[int]]:
+    """Sequences that need rings, on any nodes; fast or slow links."""
+    replicas, capacity = draw(st.integers(2, 40)), draw(st.integers(100, 8192))
+    cost = draw(st.sampled_from([COST, SLOW_LINKS]))
+    lengths = draw(st.lists(st.integers(capacity + 1, capacity * replicas), min_size=1, max_size=6))
+    return make_problem(lengths, **given(replicas, capacity, cost=cost, node_size=draw(st.integers(1, 9)))), lengths
+
+
+@calm
+@for_all(case=ring_cases(), factor=st.floats(0.3, 3))
+def test_a_ring_gets_the_least_degree_that_meets_the_target_or_the_fastest(
+    case: tuple[Problem, list[int]], factor: float
+) -> None:
+    problem, lengths = case
+    target = factor * problem.lower_bound()
+    for length, found in zip(lengths, least_degrees(problem, problem.lengths, target).tolist(), strict=True):
+        degree, meets = reference.least_degree(problem, length, target)
+        if meets:
+            assert found == degree
+        else:
+            best, mine = (
+                reference.task_seconds(problem.cost.constants, [length], d, d <= problem.node_size)
+                for d in (degree, found)
+            )
+            assert mine <= 1.02 * best
+
+
+@calm
+@for_all(loads=st.lists(st.integers(0, 9), min_size=1, max_size=24), size=st.integers(1, 9), degree=st.integers(1, 24))
+def test_members_of_equal_speed_are_the_nodes_that_are_free_first(loads: list[int], size: int, degree: int) -> None:
+    degree, replicas = min(degree, len(loads)), len(loads)
+    found = replica_loads(make_problem([1], **given(replicas, 10, node_size=size)))
+    for r, load in enumerate(loads):
+        found.occupy(np.array([r]), float(load))
+    members = found.choose(degree, 1.0).tolist()
+    nodes = [list(range(n, min(n + size, replicas))) for n in range(0, replicas, size)]
+    start = max(loads[r] for r in members)
+    assert members == sorted(set(members))
+    assert len(members) == degree
+    assert found.first_free() == min(loads)
+    if degree <= size and degree <= max(map(len, nodes)):
+        fitting = [sorted(loads[r] for r in node)[degree - 1] for node in nodes if len(node) >= degree]
+        assert start == min(fitting)
+        assert len({r // size for r in members}) == 1
+    elif degree % size == 0 and len([n for n in nodes if len(n) == size]) >= degree // size:
+        whole = sorted(max(loads[r] for r in node) for node in nodes if len(node) == size)
+        assert start == whole[degree // size - 1]
+        assert len({r // size for r in members}) == degree // size
+
+
+def test_a_ring_that_ends_too_late_gets_the_least_degree_that_ends_in_time_or_the_fastest() -> None:
+    """A target of 0 is past already, so no degree is looked for."""
+    problem = make_problem([16_000], **given(8, 8192))
+    took = {d: COST.ring_seconds(16_000.0, float(d), True) for d in (2, 3, 4)}
+    for target, degree in ((took[4], 4), (took[3], 3), (took[2] / SLACK, 2), (0.001, 8), (0.0, 2)):
+        schedule = place_rings(problem, np.array([0]), np.array([2]), target, np.inf)
+        assert schedule is not None
+        assert schedule.rings[0].members.size == degree, target
+        assert max(schedule.loads) == pytest.approx(COST.ring_seconds(16_000.0, float(degree), True))
+
+
+def test_a_ring_stays_narrow_where_a_wider_one_ends_no_sooner() -> None:
+    problem = make_problem([9000, 17_000], **given(3, 8192, cost=SLOW_LINKS, node_size=1))
+    schedule = place_rings(problem, np.array([0]), np.array([2]), 0.001, np.inf)
+    assert schedule is not None
+    alone = {d: float(ring_seconds(problem, np.array([9000]), np.array([d]))[0]) for d in (2, 3)}
+    assert schedule.rings[0].members.size == min(alone, key=lambda d: alone[d])
+    assert float(schedule.loads.max()) == pytest.approx(min(alone.values()))
+
+
+def test_placing_stops_at_a_ring_that_ends_when_the_rival_does() -> None:
+    problem = make_problem([16_000], **given(2, 8192))
+    seconds = COST.ring_seconds(16_000.0, 2.0, True)
+    assert place_rings(problem, np.array([0]), np.array([2]), 1.0, seconds) is None
+    assert place_rings(problem, np.array([0]), np.array([2]), 1.0, seconds * 1.001) is not None
+
+
+def bins_of(limits: list[float], levels: list[float], replicas: list[int]) -> Bins:
+    columns = np.array(replicas), np.array(levels), np.array(limits), np.array(levels)
+    return Bins(replica=columns[0], level=columns[1], limit=columns[2], start=columns[3])
+
+
+@calm
+@for_all(
+    lengths=st.lists(st.integers(1, 8192), min_size=1, max_size=80),
+    speeds=st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=1, max_size=6),
+    rooms=st.lists(st.floats(0, 1.0), max_size=6),
+)
+def test_levels_hold_the_work_and_the_task_cost_of_every_pack_and_gaps_are_not_overfilled(
+    lengths: list[int], speeds: list[float], rooms: list[float]
+) -> None:
+    replicas, lengths = len(speeds), sorted(lengths, reverse=True)
+    problem = make_problem(lengths, **given(replicas, 8192, speeds=speeds))
+    bins = bins_of(
+        [np.inf] * replicas + [1.0] * len(rooms),
+        [0.5 * r for r in range(replicas)] + [1.0 - room for room in rooms],
+        [*range(replicas), *(k % replicas for k in range(len(rooms)))],
+    )
+    packing = fill_bins(problem, problem.lengths, bins)
+    assert (packing.level <= bins.limit).all()
+    for b in range(bins.size):
+        mine = np.flatnonzero(packing.bin == b)
+        packs = [[lengths[i] for i in mine if packing.pack[i] == p] for p in set(packing.pack[mine].tolist())]
+        assert all(sum(pack) <= 8192 for pack in packs)
+        seconds = sum(reference.task_seconds(COST.constants, [s], 1, True) - COST.task for pack in packs for s in pack)
+        taken = (seconds + COST.task * len(packs)) / problem.speeds[bins.replica[b]]
+        assert packing.level[b] == pytest.approx(bins.level[b] + taken)
+
+
+@calm
+@for_all(lengths=st.lists(st.integers(1, 8192), min_size=1, max_size=80), replicas=st.integers(1, 6))
+def test_even_replicas_end_within_one_sequence_of_each_other(lengths: list[int], replicas: int) -> None:
+    problem = make_problem(sorted(lengths, reverse=True), **given(replicas, 8192))
+    bins = bins_of([np.inf] * replicas, [0.0] * replicas, list(range(replicas)))
+    level = fill_bins(problem, problem.lengths, bins).level
+    assert level.max() - level.min() <= COST.pack_seconds([max(lengths)]) + 1e-9
+
+
+def test_a_short_sequence_goes_into_the_wait_before_a_ring() -> None:
+    """A ring of two, then one of three: the third replica waits for the first ring to end."""
+    problem = make_problem([18_000, 16_384, 6_000], **given(3, 9192))
+    rings = COST.ring_seconds(18_000.0, 2.0, True) + COST.ring_seconds(16_384.0, 3.0, True)
+    assert max(reference.run(problem, makespan(problem))) == pytest.approx(rings)
+
+
+@calm
+@for_all(levels=st.lists(st.floats(0, 10), min_size=1, max_size=8), work=st.floats(0, 100), seed=st.integers(0, 99))
+def test_the_water_level_is_where_all_work_is_done(levels: list[float], work: float, seed: int) -> None:
+    speeds = np.random.default_rng(seed).uniform(0.1, 3, len(levels)).tolist()
+    found = water_level(np.array(levels), np.array(speeds), work)
+    assert found == pytest.approx(reference.water_level(levels, speeds, work) if work else found, abs=1e-6)
+
+
+@calm
+@for_all(lengths=st.lists(st.integers(1, 64), max_size=30))
+def test_best_fit_puts_each_sequence_into_the_fullest_pack_that_holds_it(lengths: list[int]) -> None:
+    found = best_fit(lengths, list(range(len(lengths))), 64)
+    assert [list(pack) for pack in found] == reference.best_fit(lengths, 64)
+
+
+def test_naive_deals_rings_then_packs_to_replicas_in_turn() -> None:
+    problem = make_problem([64, 129, 65, 10, 128], **given(4, 64))
+    assert naive(problem) == [
+        Draft((0, 1, 2), (1,)), Draft((0, 3), (2,)), Draft((1, 2), (4,)), Draft((3,), (0,)), Draft((0,), (3,)),
+    ]  # fmt: skip
+
+
+def test_a_static_mesh_cuts_packs_of_the_data_in_order_over_equal_groups() -> None:
+    problem = make_problem([100, 28, 1, 127, 129], **given(6, 64))
+    groups = (0, 1, 2), (3, 4, 5)
+    assert static(problem) == [Draft(groups[0], (0, 1, 2)), Draft(groups[1], (3,)), Draft(groups[0], (4,))]
+    exact = make_problem([128, 128], **given(4, 64, max_degree=2))
+    assert static(exact) == [Draft((0, 1), (0,)), Draft((2, 3), (1,))]

@@ -1,0 +1,218 @@
+"""Which pods count as lost, and as what: one table of scenes, decided by one look at each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from coxswain.wire import Fault, JobReport
+from coxswain_operator.reconcile.actions import Observed
+from coxswain_operator.reconcile.context import Context, build_context
+from coxswain_operator.reconcile.failure_policy import verdicts
+from coxswain_operator.reconcile.member_failures import ABANDONED_SECONDS, MemberFailure, detect_failure
+from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.settings import Settings
+from coxswain_operator.views import PodView
+from tests.unit.fake_cluster import data_mix, data_source, report, report_text, training_job
+
+NOW = 2000.0
+COORDINATOR = PodView("demo-coordinator-0", "c", "coordinator", 0, 0, phase="Running", ready=True, created=1000.0)
+TRAINER = PodView("demo-trainer-1-0", "t", "trainer", 1, 0, phase="Running", ready=True, created=1000.0)
+
+
+def ended(code: int | None, pod: PodView = TRAINER, finished: float = 1500.0, **more: Any) -> PodView:
+    phase = "Succeeded" if code == 0 else "Failed"
+    return replace(pod, phase=phase, ready=False, exit_code=code, finished=finished, **more)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is there besides the member in question."""
+
+    pods: tuple[PodView, ...]
+    report: JobReport | None = None
+    seen: str = ""
+    spec: dict[str, Any] = field(default_factory=dict)
+    asked: int = 2  # trainers at the start
+
+    def context(self) -> Context:
+        job = training_job(**self.spec)
+        trainers = {"desired": self.asked, "asked": self.asked}
+        job["metadata"]["uid"] = "u"
+        job["status"] = {"seen": self.seen, "trainers": trainers, "startTime": stamp(1000.0)}
+        observed = Observed(job, (data_source(),), (data_mix(),), pods=self.pods, report=self.report)
+        return build_context(observed, NOW, Settings())
+
+
+def failure(scene: Scene, member: str = "trainer-1") -> MemberFailure | None:
+    return detect_failure(scene.context(), member)
+
+
+FAILED = report("Failed", 10, fault=Fault("EmptySource", "no documents"))
+RETRYABLE = report("Failed", 10, fault=Fault("StoreUnavailable", "503", retryable=True))
+AT = 1200.0  # creation of a coordinator that replaced another
+SUCCESSOR = replace(COORDINATOR, created=AT)
+STARTING = replace(COORDINATOR, ready=False)
+LEAVING = replace(COORDINATOR, deleting=True)
+
+SCENES: dict[str, tuple[Scene, str]] = {
+    "a pod that runs is no loss": (Scene((COORDINATOR, TRAINER)), ""),
+    "a pod that was never there is none yet": (Scene((COORDINATOR,)), ""),
+    "a pod that was there and is gone has vanished": (Scene((COORDINATOR,), seen="trainer:1"), "Vanished"),
+    "a pod that is being deleted is lost": (Scene((COORDINATOR, replace(TRAINER, deleting=True))), "Deleted"),
+    "a failed trainer under a working coordinator is its own loss": (Scene((COORDINATOR, ended(1))), "Error"),
+    "a trainer that failed without an exit code is lost": (
+        Scene((COORDINATOR, ended(None, reason="Evicted"))), "Evicted"),
+    "a trainer that left with the announced fault has left as it should": (
+        Scene((COORDINATOR, ended(2)), FAILED), ""),
+    "a trainer that left with another code than the announced one is lost": (
+        Scene((COORDINATOR, ended(9)), FAILED), "Error"),
+    "a trainer that left with the code of a passing fault has left as it should": (
+        Scene((COORDINATOR, ended(1)), RETRYABLE), ""),
+    "a trainer's fault under a passing fault of the job is its own loss": (
+        Scene((COORDINATOR, ended(2)), RETRYABLE), "Error"),
+    "a failure without a fault announces no exit code": (
+        Scene((COORDINATOR, ended(2)), report("Failed", 10)), "Error"),
+    "a fault of a job that runs announces no exit code": (
+        Scene((COORDINATOR, ended(2)), report("Running", 10, fault=Fault("Degraded", "x"))), "Error"),
+    "a trainer that left with 0 under a working coordinator waits for it": (Scene((COORDINATOR, ended(0))), ""),
+    "a trainer that left with 3 without a coordinator waits for one": (Scene((ended(3),)), ""),
+    "a trainer that left before its coordinator was created is needed again": (
+        Scene((SUCCESSOR, ended(3, finished=AT - 1))), "LeftEarly"),
+    "a trainer that left in the second of its coordinator's creation is needed again": (
+        Scene((SUCCESSOR, ended(3, finished=AT))), "LeftEarly"),
+    "a trainer that left after its coordinator's creation has obeyed it": (
+        Scene((SUCCESSOR, ended(3, finished=AT + 1))), ""),
+    "a trainer whose end has no time is not judged by it": (Scene((SUCCESSOR, ended(3, finished=0.0))), ""),
+    "a trainer that left with a coordinator that failed is needed again": (
+        Scene((ended(1, COORDINATOR), ended(0))), "LeftEarly"),
+    "a trainer that left with the exit code of its coordinator is needed again": (
+        Scene((ended(9, COORDINATOR), ended(9))), "LeftEarly"),
+    "a trainer that left with a coordinator that stopped has left as it should": (
+        Scene((ended(3, COORDINATOR), ended(3))), ""),
+    "a trainer that left before a coordinator that also left is not needed again": (
+        Scene((ended(3, SUCCESSOR), ended(3, finished=AT - 1))), ""),
+    "a trainer that gave up without a coordinator was abandoned": (Scene((ended(1),)), "LeftEarly"),
+    "a trainer that gave up while its coordinator is being deleted was abandoned": (
+        Scene((LEAVING, ended(1))), "LeftEarly"),
+    "a trainer that gave up while its coordinator starts was abandoned": (Scene((STARTING, ended(1))), "LeftEarly"),
+    "a trainer that fails otherwise while its coordinator starts is its own loss": (
+        Scene((STARTING, ended(9))), "Error"),
+    "a trainer that gave up in the last second after its coordinator's return was abandoned": (
+        Scene((SUCCESSOR, ended(1, finished=AT + ABANDONED_SECONDS))), "LeftEarly"),
+    "a trainer that gave up a second later is its own loss": (
+        Scene((SUCCESSOR, ended(1, finished=AT + ABANDONED_SECONDS + 1))), "Error"),
+    "a trainer as old as its coordinator was never abandoned": (
+        Scene((COORDINATOR, ended(1, finished=1001.0))), "Error"),
+    "a trainer that gave up at an unknown time is its own loss": (
+        Scene((SUCCESSOR, ended(1, finished=0.0))), "Error"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("scene", "reason"), SCENES.values(), ids=SCENES.keys())
+def test_a_trainers_end_is_judged_with_its_coordinator(scene: Scene, reason: str) -> None:
+    found = failure(scene)
+    assert (found.reason if found else "") == reason
+
+
+UNFINISHED = report_text("Completed", step=100, checkpoint_step=99)
+REACHED = report_text("Completed", step=100, reason="StopReached")
+RAISED: dict[str, Any] = {"stop": {"steps": 101}}
+STOPPED = ended(3, COORDINATOR, message=report_text("Suspended", step=20))
+ENDS: dict[str, tuple[Scene, str, bool]] = {
+    "a coordinator that left with 0 and saved is no loss": (
+        Scene((ended(0, COORDINATOR, message=report_text("Completed", step=100)),)), "", False),
+    "one that left with 0 and saved the step before the last is": (
+        Scene((ended(0, COORDINATOR, message=UNFINISHED),)), "FinalCheckpointMissing", False),
+    "one that reached its stop is no loss": (Scene((ended(0, COORDINATOR, message=REACHED),)), "", False),
+    "one whose stop was raised by a step is": (
+        Scene((ended(0, COORDINATOR, message=REACHED),), spec=RAISED), "StopRaised", False),
+    "one that reports no number of steps is no loss": (
+        Scene((ended(0, COORDINATOR, message=report_text("Completed", step=100, steps=0, reason="StopReached")),)),
+        "", False),
+    "one that ran out of data below a raised stop is no loss": (
+        Scene((ended(0, COORDINATOR, message=report_text("Completed", reason="DataExhausted")),), spec=RAISED),
+        "", False),
+    "one that stopped unasked is": (Scene((STOPPED,)), "StoppedUnasked", False),
+    "one that stopped for another size is a planned stop": (
+        Scene((STOPPED,), spec={"trainers": {"count": 3}}), "ScaleChanged", True),
+    "one that finished is no planned stop, whatever the size": (
+        Scene((ended(0, COORDINATOR, message=UNFINISHED),), spec={"trainers": {"count": 3}}),
+        "FinalCheckpointMissing", False),
+    "one that could not be reached for two minutes is lost like any other": (
+        Scene((ended(1, COORDINATOR),)), "Error", False),
+    "one that repeats its own announced code is lost": (Scene((ended(2, COORDINATOR),), FAILED), "Error", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("scene", "reason", "planned"), ENDS.values(), ids=ENDS.keys())
+def test_a_coordinators_end_is_judged_by_what_it_saved(scene: Scene, reason: str, planned: bool) -> None:
+    found = failure(scene, "coordinator")
+    assert ((found.reason, found.planned) if found else ("", False)) == (reason, planned)
+
+
+PENDING = replace(TRAINER, phase="Pending", ready=False, created=NOW - 60)
+LIMIT: dict[str, Any] = {"startTimeoutSeconds": 60}
+PULL: dict[str, Any] = {"failurePolicy": {"rules": [
+    {"name": "other", "onExitCodes": {"operator": "In", "values": [9]}, "action": "Fail"},
+    {"name": "pull", "onReasons": ["ImagePullBackOff"], "action": "RestartTrainer"},
+]}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pod", "spec", "reason"),
+    [
+        (PENDING, LIMIT, "StartTimeout"),
+        (replace(PENDING, created=NOW - 59), LIMIT, ""),
+        (replace(PENDING, scheduled=NOW - 59), LIMIT, ""),
+        (replace(PENDING, phase="Running"), LIMIT, ""),
+        (replace(PENDING, unscheduled_reason="Unschedulable"), LIMIT, ""),
+        (replace(PENDING, waiting="ImagePullBackOff"), PULL, "ImagePullBackOff"),
+        (replace(PENDING, waiting="CrashLoopBackOff"), PULL, ""),
+        (PENDING, PULL, ""),
+    ],
+)
+def test_a_pod_that_does_not_start_is_lost_at_its_time_out_or_by_a_rule(
+    pod: PodView, spec: dict[str, Any], reason: str
+) -> None:
+    found = failure(Scene((COORDINATOR, pod), spec=spec))
+    assert (found.reason if found else "") == reason
+
+
+def test_a_loss_names_its_pod_its_exit_code_and_the_fault_in_its_message() -> None:
+    said = '{"reason": "BadShard", "message": "shard 3 is torn"}'
+    texts = {
+        ended(9, message=said): "trainer-1: exit code 9 (BadShard: shard 3 is torn)",
+        ended(9, reason="OOMKilled"): "trainer-1: exit code 9 (OOMKilled)",
+        ended(9): "trainer-1: exit code 9",
+        ended(None): "trainer-1: no exit code",
+    }
+    for pod, text in texts.items():
+        found = failure(Scene((COORDINATOR, pod)))
+        assert found is not None and (found.message, found.pod, found.exit_code) == (text, pod, pod.exit_code)
+
+
+@pytest.mark.parametrize(
+    ("pod", "disrupted"),
+    [
+        (ended(137, reason="ContainerStatusUnknown"), True),
+        (ended(255, reason="Unknown"), True),
+        (ended(1, deleting=True), True),
+        (ended(1, conditions=frozenset({("DisruptionTarget", "True")})), True),
+        (ended(1, conditions=frozenset({("DisruptionTarget", "False")})), False),
+        (replace(TRAINER, deleting=True), True),
+        (ended(137, reason="OOMKilled"), False),
+    ],
+)
+def test_only_what_the_cluster_does_to_a_pod_is_a_disruption(pod: PodView, disrupted: bool) -> None:
+    found = failure(Scene((COORDINATOR, pod)))
+    assert found is not None and (found.disrupted, found.pod) == (disrupted, pod)
+
+
+def test_a_planned_stop_is_counted_by_no_rule() -> None:
+    rules = [{"name": "mine", "onExitCodes": {"operator": "In", "values": [3]}, "action": "RestartJob"}]
+    scene = Scene((STOPPED,), spec={"trainers": {"count": 3}, "failurePolicy": {"rules": rules}})
+    (verdict,) = verdicts(scene.context())
+    assert (verdict.rule, verdict.counted, verdict.whole_job) == ("ScaleChanged", False, True)

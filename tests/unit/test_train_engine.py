@@ -1,0 +1,190 @@
+"""What the engine computes, without processes: loss, learning rate, initial values, and the walk over a step's operations."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from coxswain.boxes import Box, full_box
+from coxswain.config import ModelConfig, OptimizerConfig
+from coxswain.plan.values import Operation, Slice, Task
+from coxswain.wire import TaskTiming
+from coxswain_train.engine.schedule import learning_rate
+from coxswain_train.engine.step import Part, parts, run_operations
+from coxswain_train.model.init_weights import init_box
+from coxswain_train.model.loss import IGNORED, linear_cross_entropy
+
+MODEL = ModelConfig(layers=2, hidden=8, heads=1, kv_heads=1, feed_forward=8)
+
+
+def samples(rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states, a head of 19 words, and labels of which every fourth is ignored. Label 0 occurs."""
+    g = torch.Generator().manual_seed(3)
+    hidden, weight = (torch.randn(n, 8, generator=g, dtype=torch.float64).to(dtype) for n in (rows, 19))
+    labels = (torch.arange(rows) * 5 % 19).where(torch.arange(rows) % 4 > 0, IGNORED)
+    return hidden, weight, labels.index_fill(0, torch.tensor([1]), 0)
+
+
+def gradients(total: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(total * 0.5, inputs)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 15, 29, 30, 31])
+def test_the_loss_in_chunks_of_any_size_equals_torchs_with_its_gradients(chunk: int) -> None:
+    hidden, weight, labels = samples(30, torch.float64)
+    hidden.requires_grad_(), weight.requires_grad_()
+    ours = linear_cross_entropy(hidden, weight, labels, chunk)
+    theirs = functional.cross_entropy(hidden @ weight.T, labels, reduction="sum")
+    assert torch.allclose(ours, theirs, rtol=1e-13)
+    for mine, other in zip(gradients(ours, hidden, weight), gradients(theirs, hidden, weight), strict=True):
+        assert torch.allclose(mine, other, rtol=1e-12)
+
+
+def test_the_loss_of_bf16_weights_is_computed_and_summed_in_fp32() -> None:
+    """The logits are bf16; what follows adds no error of bf16, neither in a row nor over 3,000 rows."""
+    hidden, weight, labels = samples(3000, torch.bfloat16)
+    found = linear_cross_entropy(hidden, weight, labels, 10)
+    exact = functional.cross_entropy((hidden @ weight.T).double(), labels, reduction="sum")
+    assert found.dtype == torch.float32
+    assert float(found) == pytest.approx(float(exact), rel=1e-5)
+
+
+def test_the_gradient_of_a_bf16_head_is_summed_over_chunks_in_fp32() -> None:
+    """A thousand equal rows: a sum in bf16 stays at 256 of them."""
+    hidden, weight, labels = (x[1:2] if x.shape[0] != 19 else x for x in samples(30, torch.bfloat16))
+    weight.requires_grad_()
+    (one,) = gradients(linear_cross_entropy(hidden, weight, labels), weight)
+    many = linear_cross_entropy(hidden.repeat(1000, 1), weight, labels.repeat(1000), 1)
+    assert torch.allclose(gradients(many, weight)[0].float(), 1000 * one.float(), rtol=0.01)
+
+
+def test_the_loss_of_no_tokens_or_no_labels_is_zero() -> None:
+    weight = torch.randn(19, 8, requires_grad=True)
+    none = linear_cross_entropy(torch.zeros(0, 8), weight, torch.zeros(0, dtype=torch.int64))
+    unlabelled = linear_cross_entropy(torch.ones(3, 8), weight, torch.full((3,), IGNORED))
+    total = none + unlabelled
+    total.backward()
+    assert total.item() == 0
+    assert weight.grad is not None and float(weight.grad.abs().max()) == 0
+
+
+def test_the_rate_warms_up_then_falls_to_its_minimum_and_stays() -> None:
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=4, minimum_ratio=0.1)
+    rates = [learning_rate(config, step, 24) for step in range(40)]
+    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert all(a > b for a, b in itertools.pairwise(rates[4:25]))
+    assert rates[14] == pytest.approx(0.55)
+    assert rates[24:] == pytest.approx([0.1] * 16)
+
+
+def test_a_constant_schedule_warms_up_and_stays_at_its_peak() -> None:
+    config = OptimizerConfig(learning_rate=2.0, warmup_steps=2, schedule="Constant")
+    assert [learning_rate(config, step, 5) for step in range(5)] == [1.0, 2.0, 2.0, 2.0, 2.0]
+
+
+def test_a_schedule_without_a_warm_up_begins_at_its_peak() -> None:
+    assert learning_rate(OptimizerConfig(learning_rate=2.0, warmup_steps=0), 0, 5) == 2.0
+
+
+@pytest.mark.parametrize("total", [3, 4])
+def test_a_warm_up_as_long_as_the_job_or_longer_peaks_and_then_is_at_its_minimum(total: int) -> None:
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=4, minimum_ratio=0.1)
+    rates = [learning_rate(config, step, total) for step in range(6)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 0.1])
+
+
+def plain_normal(seed: int, name: str, element: int) -> float:
+    """splitmix64 and Box-Muller on Python's integers, as the module's docstring specifies them."""
+    key = int.from_bytes(hashlib.sha256(struct.pack("<q", seed) + name.encode()).digest()[:8], "little")
+
+    def uniform(counter: int) -> float:
+        x = (key + counter) * 0x9E3779B97F4A7C15 % 2**64
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        return (((x ^ x >> 31) >> 11) + 1) / 2**53
+
+    return math.sqrt(-2 * math.log(uniform(2 * element))) * math.cos(2 * math.pi * uniform(2 * element + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "deviation"),
+    [("model.layers.0.self_attn.q_proj.weight", 0.02), ("model.layers.1.self_attn.o_proj.weight", 0.01),
+     ("model.layers.0.mlp.down_proj.weight", 0.01), ("model.embed_tokens.weight", 0.02)],
+)  # fmt: skip
+def test_initial_values_are_those_of_the_specified_generator(name: str, deviation: float) -> None:
+    """With two layers there are four projections into the residual stream: half the deviation."""
+    found = init_box(-5, full_box(name, (6, 7)), (6, 7), MODEL).ravel()
+    assert found.tolist() == pytest.approx([plain_normal(-5, name, i) * deviation for i in range(42)], rel=1e-6)
+
+
+def test_a_tensor_of_more_elements_than_are_made_at_one_time_is_whole() -> None:
+    shape = (1030, 1024)  # more than 2^20
+    whole, last = (init_box(1, Box("w", (o, 0), (n, 1024)), shape, MODEL) for o, n in ((0, 1030), (1020, 10)))
+    assert np.array_equal(whole[1020:], last)
+    assert np.all(np.abs(whole[1020:]).max(1) > 0)
+
+
+def test_norms_begin_at_one() -> None:
+    assert init_box(1, Box("norm", (2,), (3,)), (8,), MODEL).tolist() == [1.0, 1.0, 1.0]
+
+
+PACK = Task(0, "pack", (1,), (Slice(1, 4, 0, 5), Slice(1, 2, 0, 3)))
+RING = Task(1, "ring", (2, 1, 0), (Slice(2, 9, 0, 1), Slice(0, 9, 1, 2)))  # too short for replica 1
+OTHER = Task(2, "pack", (0,), (Slice(0, 7, 0, 6),))
+LATER = Task(3, "ring", (0, 1), (Slice(0, 8, 0, 4), Slice(1, 8, 4, 8)))
+
+
+def test_a_replica_takes_part_in_its_packs_and_rings_also_without_a_token_of_them() -> None:
+    assert parts([PACK, RING, OTHER, LATER], 1) == {
+        0: Part(PACK, PACK.slices, 0, 8), 1: Part(RING, (), 8, 8), 3: Part(LATER, (LATER.slices[1],), 8, 12)
+    }  # fmt: skip
+
+
+@dataclass
+class Runner:
+    """Notes what runs. A forward takes 3 s, of which it waits for 1; a backward takes 5 s, of which it waits for 2."""
+
+    done: list[str] = field(default_factory=list)
+    time: float = 10.0
+    wait: float = 100.0
+
+    def forward(self, part: Part) -> float:
+        self._run("F", part, 3, 1)
+        return 1.5
+
+    def backward(self, part: Part) -> None:
+        self._run("B", part, 5, 2)
+
+    def accumulate(self) -> None:
+        self.done.append("accumulate")
+
+    def now(self) -> float:
+        return self.time
+
+    def waited(self) -> float:
+        return self.wait
+
+    def _run(self, kind: str, part: Part, seconds: float, waits: float) -> None:
+        self.done.append(f"{kind}{part.task.index}")
+        self.time, self.wait = self.time + seconds, self.wait + waits
+
+
+def test_a_step_runs_in_the_plans_order_and_accumulates_after_each_backward() -> None:
+    runner: Any = Runner()
+    order = [Operation("F", 0), Operation("F", 3), Operation("B", 0), Operation("B", 3)]
+    found = run_operations(runner, parts([PACK, LATER], 1), order, runner.accumulate, runner)
+    assert runner.done == ["F0", "F3", "B0", "accumulate", "B3", "accumulate"]
+    assert found.loss_sum == 3.0
+    assert found.timings == [
+        TaskTiming(0, "F", 10, 13, 1), TaskTiming(3, "F", 13, 16, 1), TaskTiming(0, "B", 16, 21, 2), TaskTiming(3, "B", 21, 26, 2)
+    ]  # fmt: skip

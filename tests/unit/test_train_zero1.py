@@ -1,0 +1,196 @@
+"""One step of the sharded optimizer without processes: in bf16 as on CUDA, and in fp64 against torch's own AdamW."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor, nn
+
+from coxswain.boxes import full_box
+from coxswain.config import OptimizerConfig
+from coxswain.errors import Refused, Retryable
+from coxswain_train.parallel.shards import shard
+from coxswain_train.parallel.zero1 import GlobalStats, RankStats, Zero1Optimizer, check_stats
+
+CONFIG = OptimizerConfig(learning_rate=0.1, weight_decay=0.5, gradient_clip=1.0)
+SHAPES = {"norm": (3,), "matrix": (4, 3)}  # the buffer holds the matrix first
+
+
+class Reduction:
+    """The reductions of this rank and of `others`, which sent these gradients before it."""
+
+    def __init__(self, *others: Tensor) -> None:
+        self.others = others
+        self.rows: list[list[float]] = []
+
+    def to_owners(self, packed: Tensor, sizes: list[int], me: int) -> list[Tensor]:
+        return [*self.others, packed]
+
+    def to_all(self, mine: Tensor, sizes: list[int]) -> list[Tensor]:
+        return [mine]
+
+    def scalars(self, mine: list[float]) -> list[list[float]]:
+        self.rows.append(mine)
+        return [mine]
+
+
+def make(
+    dtype: torch.dtype, shapes: Mapping[str, tuple[int, ...]] = SHAPES, reduction: Reduction | None = None
+) -> tuple[Zero1Optimizer, dict[str, nn.Parameter]]:
+    """An optimizer that owns everything, with masters 0.5, 1.0, 1.5, ... in each parameter."""
+    weights = {name: nn.Parameter(torch.empty(shape, dtype=dtype)) for name, shape in shapes.items()}
+    optimizer = Zero1Optimizer(weights, shard(shapes, 1), 0, reduction or Reduction())
+    for values in optimizer.boxes()["parameter"].values():
+        values.copy_((torch.arange(values.numel()) + 1).view(values.shape) / 2)
+    optimizer.all_gather()
+    return optimizer, weights
+
+
+def masters(optimizer: Zero1Optimizer) -> dict[str, Tensor]:
+    return {box.name: values.clone() for box, values in optimizer.boxes()["parameter"].items()}
+
+
+def stats(norm: float) -> GlobalStats:
+    return GlobalStats(loss_sum=0.0, norm=norm)
+
+
+@pytest.fixture
+def filled_memory() -> Iterator[None]:
+    """Memory that torch does not initialise holds NaN."""
+    torch.set_deterministic_debug_mode("error")
+    yield
+    torch.set_deterministic_debug_mode("default")
+
+
+def backward(weight: nn.Parameter, value: float) -> None:
+    """What a task's backward leaves, which adds to a gradient that is there."""
+    gradient = torch.full_like(weight, value)
+    weight.grad = gradient if weight.grad is None else weight.grad + gradient
+
+
+def test_bf16_gradients_of_several_tasks_add_up_in_fp32() -> None:
+    """In bf16, 256 + 1 is 256."""
+    optimizer, weights = make(torch.bfloat16, {"matrix": (2, 2)})
+    for value in (256.0, 1.0, 1.0, -0.5):
+        backward(weights["matrix"], value)
+        optimizer.accumulate()
+    gradient = optimizer.reduce()
+    assert gradient.dtype == torch.float32
+    assert gradient.tolist() == [257.5] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_reduced_gradient_is_not_part_of_the_next_step(dtype: torch.dtype, filled_memory: None) -> None:
+    optimizer, weights = make(dtype)
+    for weight in weights.values():
+        backward(weight, 2.0)
+    optimizer.accumulate()
+    assert optimizer.reduce().tolist() == [2.0] * 15
+    assert optimizer.reduce().tolist() == [0.0] * 15
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_parameter_without_a_gradient_counts_zeros(dtype: torch.dtype, filled_memory: None) -> None:
+    optimizer, weights = make(dtype)
+    backward(weights["norm"], 2.0)
+    optimizer.accumulate()
+    assert optimizer.reduce().tolist() == [0.0] * 12 + [2.0] * 3
+
+
+@pytest.mark.parametrize(("values", "total"), [((1.0, 2.0, 4.0), 7.0), ((2.0**24, 1.0, -(2.0**24)), 0.0)])
+def test_gradients_of_all_replicas_are_summed_in_replica_order(values: tuple[float, ...], total: float) -> None:
+    """In fp32, (2^24 + 1) - 2^24 is 0, and 1 in any other order."""
+    others = [torch.full((4,), value) for value in values[:-1]]
+    optimizer, weights = make(torch.float32, {"matrix": (2, 2)}, Reduction(*others))
+    backward(weights["matrix"], values[-1])
+    assert optimizer.reduce().tolist() == [total] * 4
+    assert others[0].tolist() == [values[0]] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_five_updates_equal_those_of_torchs_adamw_on_the_masters(dtype: torch.dtype) -> None:
+    """Matrices decay, norms do not; the weights are the masters in the dtype of the model."""
+    optimizer, weights = make(dtype)
+    theirs = {name: nn.Parameter(values) for name, values in masters(optimizer).items()}
+    decays = [{"params": [theirs["matrix"]], "weight_decay": 0.5}, {"params": [theirs["norm"]], "weight_decay": 0.0}]
+    adam = torch.optim.AdamW(decays, lr=0.1, betas=(CONFIG.beta1, CONFIG.beta2), eps=CONFIG.epsilon)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(5):
+        for name, weight in weights.items():
+            weight.grad = torch.randn(weight.shape, generator=generator).to(dtype)
+            theirs[name].grad = weight.grad.to(theirs[name].dtype)
+        optimizer.accumulate()
+        optimizer.apply(optimizer.reduce(), stats(norm=0.5), CONFIG, 0.1, step)
+        adam.step()
+    for name, values in masters(optimizer).items():
+        assert torch.allclose(values, theirs[name].detach(), rtol=1e-6 if dtype == torch.bfloat16 else 1e-14)
+        assert torch.equal(weights[name].detach(), values.to(dtype))
+
+
+def test_an_update_too_small_for_bf16_stays_in_the_master() -> None:
+    optimizer, weights = make(torch.bfloat16)
+    before = weights["norm"].detach().clone()
+    gradient = torch.ones(optimizer.elements)
+    optimizer.apply(gradient, stats(norm=0.5), CONFIG, 1e-5, 0)
+    assert torch.equal(weights["norm"].detach(), before)
+    assert masters(optimizer)["norm"].tolist() == pytest.approx([0.5 - 1e-5, 1.0 - 1e-5, 1.5 - 1e-5], abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("clip", "norm", "scale"),
+    [(1.0, 1.0, 1.0), (1.0, 4.0, 1 / (4.0 + 1e-6)), (8.0, 4.0, 1.0), (0.0, 1e9, 1.0), (2.0, 4.0, 2 / (4.0 + 1e-6))],
+)
+def test_a_gradient_is_clipped_only_above_the_bound(clip: float, norm: float, scale: float) -> None:
+    optimizer, _ = make(torch.float64, {"matrix": (2, 2)})
+    optimizer.apply(torch.ones(4, dtype=torch.float64), stats(norm), replace(CONFIG, gradient_clip=clip), 0.1, 0)
+    (moment,) = optimizer.boxes()["exp_avg"].values()
+    assert torch.allclose(moment, torch.full_like(moment, (1 - CONFIG.beta1) * scale), rtol=1e-12)
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_a_norm_that_is_not_finite_is_refused_before_anything_changes(norm: float) -> None:
+    optimizer, weights = make(torch.float64)
+    before, kept = masters(optimizer), {name: weight.detach().clone() for name, weight in weights.items()}
+    with pytest.raises(Refused, match=rf"step 7: gradient norm {norm}; lower optimizer.learningRate") as refused:
+        optimizer.apply(torch.ones(15, dtype=torch.float64), stats(norm), CONFIG, 0.1, 7)
+    assert refused.value.reason == "GradientNotFinite"
+    assert all(torch.equal(values, before[name]) for name, values in masters(optimizer).items())
+    assert all(torch.equal(weight.detach(), kept[name]) for name, weight in weights.items())
+
+
+def test_a_rank_reports_its_loss_its_labels_its_plan_and_the_square_of_its_part_of_the_norm() -> None:
+    reduction = Reduction()
+    optimizer, _ = make(torch.float32, {"matrix": (2, 2)}, reduction)
+    found = optimizer.reduce_stats(torch.tensor([1.0, 2.0, 2.0, 4.0]), RankStats(1.5, 4, 4, 7))
+    assert reduction.rows == [[25.0, 1.5, 4.0, 7.0]]
+    assert (found.norm, found.loss_sum) == (5.0, 1.5)
+
+
+def test_the_norm_and_the_loss_of_a_step_are_over_all_ranks() -> None:
+    found = check_stats([[9.0, 1.5, 4.0, 7.0], [16.0, 2.5, 6.0, 7.0]], RankStats(1.5, 4, 10, 7))
+    assert (found.norm, found.loss_sum) == (5.0, 4.0)
+
+
+@pytest.mark.parametrize("labels", [9, 11])
+def test_more_or_fewer_labels_than_the_plans_discard_the_step(labels: int) -> None:
+    with pytest.raises(Retryable, match=f"trained on {labels} labels, the plan has 10"):
+        check_stats([[0.0, 0.0, 4.0, 7.0], [0.0, 0.0, labels - 4.0, 7.0]], RankStats(0.0, 4, 10, 7))
+
+
+@pytest.mark.parametrize("plan", [6.0, 8.0])
+def test_a_rank_with_an_older_or_a_newer_plan_discards_the_step(plan: float) -> None:
+    rows = [[0.0, 0.0, 5.0, 7.0], [0.0, 0.0, 5.0, plan], [0.0, 0.0, 0.0, 7.0]]
+    with pytest.raises(Retryable, match=r"ranks \[1\] followed another step plan than rank 0"):
+        check_stats(rows, RankStats(0.0, 5, 10, 7))
+
+
+def test_state_of_a_narrow_model_is_fp32_and_begins_at_zero() -> None:
+    weights = {"w": nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16))}
+    state = Zero1Optimizer(weights, shard({"w": (2, 2)}, 1), 0, Reduction()).boxes()
+    for kind in ("parameter", "exp_avg", "exp_avg_sq"):
+        assert state[kind][full_box("w", (2, 2))].dtype == torch.float32
+        assert state[kind][full_box("w", (2, 2))].tolist() == [[0.0, 0.0], [0.0, 0.0]]

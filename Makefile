@@ -69,7 +69,7 @@ test-slow: .venv/.ready binaries  ## the long matrix, and the property tests on 
 	$(BIN)/python -m e2e.tools.build $(SCALE_TOOLS)
 	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile=drawn --timeout 1800
 
-mutants: .venv/.ready  ## small faults in a copy of the sources: which do the tests notice? MODULES=names, SAMPLE=n a module; goes on where it stopped
+mutants: .venv/.ready binaries  ## small faults in a copy of the sources: which do the tests notice? MODULES=names, SAMPLE=n a module; goes on where it stopped
 	@$(BIN)/python -m tests.mutants $(MODULES) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(JOBS),--jobs $(JOBS))
 
 bench: .venv/.ready  ## benchmarks: one JSON object and a line of text each

@@ -58,8 +58,7 @@ class Driver:
         adopt_orphans()
         try:
             for tree in self._trees:
-                shutil.rmtree(tree, ignore_errors=True)
-                shutil.copytree(self._root, tree, ignore=_LEFT_OUT, symlinks=True)
+                self._copy(tree)
             table = load_table(self._trees[0])
             plans = self._plans(table, names, size)
             for group in table.group:
@@ -69,6 +68,13 @@ class Driver:
             end_descendants()
             for tree in self._trees:
                 shutil.rmtree(tree, ignore_errors=True)
+
+    def _copy(self, tree: Path) -> None:
+        """The sources, and a link to the tools that tests run."""
+        shutil.rmtree(tree, ignore_errors=True)
+        shutil.copytree(self._root, tree, ignore=_LEFT_OUT, symlinks=True)
+        (tree / ".cache").mkdir()
+        (tree / ".cache" / "bin").symlink_to(self._root / ".cache" / "bin")
 
     def _plans(self, table: Table, names: list[str], size: int | None) -> list[Plan]:
         tree, plans = self._trees[0], []

@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from coxswain.errors import CoxswainError, Refused
+from coxswain.errors import CoxswainError
 from coxswain_link.store import NotFound
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     said = [error for error in found if not isinstance(error, NotFound)]  # that one is how stores answer a question
     if said:
         last = said[-1]
-        note(f"{last.reason if isinstance(last, Refused) else type(last).__name__}: {last}", None)
+        note(f"{last.reason}: {last}", None)
     return result
 
 
@@ -207,7 +207,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "seen"
         files = map(str, (*RUNS, *KILLS, *OUTAGES, *PARTS, *OTHERS))
-        command = [sys.executable, "-m", "pytest", "-p", "tests.local.failures", "-m", "slow or not slow", *files]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            "3",
+            "-p",
+            "tests.local.failures",
+            "-m",
+            "slow or not slow",
+            *files,
+        ]
         done = subprocess.run(command, env={**os.environ, SAW: str(target)}, cwd=ROOT, check=False)
         if done.returncode:
             return done.returncode

@@ -40,11 +40,12 @@ test: lint binaries  ## lint, types, contracts, generated files, and all tests
 slowest: .venv/.ready  ## the 25 slowest tests and files, as last measured here
 	@$(BIN)/python -m tests.times
 
-lint: .venv/.ready  ## ruff, mypy --strict, import contracts
+lint: .venv/.ready  ## ruff, mypy --strict, import contracts, words that must not come back
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.words
 
 generate: .venv/.ready  ## write what comes from models and results: crds/, docs/reference/, docs/metrics.md, tables of README
 	$(BIN)/python -m coxswain.api.generate

@@ -11,6 +11,7 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 
 from tests.mutants.operators import OPERATORS
+from tests.mutants.swap import fits
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -64,7 +65,8 @@ def apply(source: str, mutant: Mutant) -> Change | None:
     if text is None or _dump(old, _WithoutTypes()) == _dump(new, _WithoutTypes()):
         return None
     line, before, after = _difference(source, text)
-    return Change(text, line, before, after, _statement(ast.parse(source), line), _shape(source) == _shape(text))
+    in_function = _shape(source) == _shape(text) and fits(source, text)
+    return Change(text, line, before, after, _statement(ast.parse(source), line), in_function)
 
 
 def _difference(old: str, new: str) -> tuple[int, str, str]:

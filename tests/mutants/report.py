@@ -57,6 +57,8 @@ class Report:
         yield f"{'module':60} mutants killed timeout survived accepted error   rate"
         left = Counter(module for module, _ in self.survivors)
         for module, results in self.results.items():
+            if not results:
+                continue
             accepted = _count(results, "survived") - left[module]
             judged = max(1, len(results) - accepted)
             yield (

@@ -23,6 +23,12 @@ def swap(functions: list[FunctionType], old: str, new: str) -> int:
     return len(swapped)
 
 
+def fits(old: str, new: str) -> bool:
+    """Whether functions can take up the new code: their variables from outside must be the same."""
+    before, after = (compile(source, "<fits>", "exec", dont_inherit=True) for source in (old, new))
+    return all(a.co_freevars == b.co_freevars for a, b in _pairs(before, after))
+
+
 def _pairs(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
     """Codes that correspond, down to one that has lost an inner function or comprehension."""
     yield old, new

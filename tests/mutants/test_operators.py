@@ -99,6 +99,11 @@ def test_a_running_process_can_take_up_changes_within_functions_alone(source: st
     assert {change.in_function for change in changes(source, "NumberReplacer")} == {in_function}
 
 
+def test_a_function_that_loses_its_closure_is_imported_again() -> None:
+    source = "class A(B):\n    def f(self):\n        super().f()\n        self.g()\n"
+    assert [c.in_function for c in changes(source, "RemoveStatement")] == [False, True]
+
+
 def test_a_larger_sample_contains_a_smaller_one_and_is_the_same_each_time() -> None:
     mutants = mutants_of(MODULE, "x = [1, 2, 3, 4, 5, 6, 7]\n")
     assert sample(mutants, 9)[:4] == sample(mutants, 4) == sample(mutants_of(MODULE, "x = [1, 2, 3, 4, 5, 6, 7]\n"), 4)

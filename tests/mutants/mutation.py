@@ -48,7 +48,7 @@ def mutants_of(module: str, source: str) -> list[Mutant]:
 
 
 def sample(mutants: list[Mutant], size: int | None) -> list[Mutant]:
-    """The first `size` of an order that the module's name draws: large samples contain small ones."""
+    """The first `size` of an order drawn from the module's name: large samples hold small ones."""
     shuffled = list(mutants)
     if shuffled:
         Random(shuffled[0].module).shuffle(shuffled)

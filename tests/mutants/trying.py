@@ -87,7 +87,7 @@ class Trying:
     def pytest_timeout_set_timer(self, item: pytest.Item) -> bool:
         """Ends the trial when a test takes much longer than it did: a failure would be shrunk."""
         for number, timer, grace in _TIMERS:
-            signal.signal(number, lambda *_: os._exit(TIMED_OUT))
+            signal.signal(number, lambda *_: self._time_out(item.nodeid))
             signal.setitimer(timer, self._deadline([item.nodeid], grace))
         return True
 
@@ -138,7 +138,14 @@ class Trying:
             )
         return False
 
+    def _time_out(self, test: str) -> None:
+        self._killer.write_text(test)
+        os._exit(TIMED_OUT)
+
     def _deadline(self, tests: list[str], grace: float = _GRACE) -> float:
+        """Any test may be the first that starts the processes which tests share."""
+        if self._order.elsewhere:
+            grace += _IMPORT
         return grace + _FACTOR * sum(self._measure.seconds[test] for test in tests)
 
     def _mutate(self, functions: dict[str, list[FunctionType]], case: Case | None, change: Change | None) -> None:
@@ -158,7 +165,7 @@ class Trying:
     def _note(
         self, case: Case, change: Change | None, verdict: Verdict, seconds: float = 0.0, cpu: float = 0.0
     ) -> None:
-        killer = self._killer.read_text() if verdict == "killed" else ""
+        killer = self._killer.read_text() if verdict in ("killed", "timeout") else ""
         self._kills[killer] += 1
         shown = (change.line, change.before, change.after) if change else (0, "", "")
         key = Mutant(case.module, case.operator, case.occurrence).key

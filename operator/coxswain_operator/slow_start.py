@@ -45,7 +45,8 @@ class SlowStartBatch:
     async def _worker(self, group: asyncio.TaskGroup) -> None:
         while (call := self._next_call()) is not None:
             try:
-                self._as_expected &= await call()
+                expected = await call()
+                self._as_expected &= expected  # read after the call: another worker may have changed it meanwhile
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # raised once the other calls have ended

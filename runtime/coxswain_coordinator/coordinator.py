@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +31,9 @@ class Coordinator:
         metrics = build("coordinator")
         self._state = JobState(job, metrics, run_dir, clock)
         self._driver = Driver(self._state, store, planner, author)
-        self._service = HttpService(token, lambda: self._state.generation, metrics)
+        self._service = HttpService(
+            token, lambda: self._state.generation, metrics, problem=lambda: self._driver.problem(time.monotonic())
+        )
         Handlers(self._state, self._driver.ack_end).routes(self._service)
 
     async def start(self, host: str, port: int) -> int:

@@ -188,3 +188,11 @@ def test_every_value_has_its_row_in_the_readme() -> None:
         in rows
     )
     assert [row for row in rows if row.endswith("|  |")] == []
+
+
+def test_images_without_a_registry_are_refused_before_nodes_look_for_them_elsewhere() -> None:
+    words = refusal({"image": {"registry": ""}})
+    assert "image.registry is empty, and nodes would look for coxswain-" in words and "docker.io/library" in words
+    own = {f"{name}": {"repository": f"ghcr.io/team/{name}"} for name in ("operator", "data", "train")}
+    (container,) = operator_pod({"image": {"registry": "", **own}})["containers"]
+    assert container["image"] == "ghcr.io/team/operator:0.1.0"

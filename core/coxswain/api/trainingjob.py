@@ -125,9 +125,11 @@ class Trainers(Model):
     max_count: Count | None = None
     """Most the job may be scaled to. Empty: `count` stays as it is. May change while suspended."""
     template: Overlay | None = None
-    """Overlay on the trainers' pod spec, merged as by `kubectl patch`: nodeSelector, tolerations, volumes and so on; `resources`
-    and `env` at its top are the trainer container's. Resources replace ours, which are one `nvidia.com/gpu` a device unless the
-    policy's hardware is cpu. May change while suspended."""
+    """PodTemplateSpec, laid over the trainers' pods as by `kubectl patch`: metadata.labels, metadata.annotations, and spec with
+    nodeSelector, tolerations, volumes and so on. Its container `trainer` is laid over ours; the resources there replace ours,
+    which are one `nvidia.com/gpu` a device unless the policy's hardware is cpu. The operator alone sets restartPolicy, host names
+    and automountServiceAccountToken. A bare pod spec, the shape of earlier releases, is accepted in this one. May change while
+    suspended."""
 
 
 class Loaders(Model):
@@ -149,8 +151,9 @@ class Data(Model):
     prefetch_steps: Annotated[int, Field(ge=1, le=64)] = 2
     """Steps that constructors assemble ahead of the workers."""
     template: Overlay | None = None
-    """Overlay on the pod specs of coordinator and loaders, merged as trainers.template is. (Constructors are in the trainers'
-    pods: initContainers of that template.)"""
+    """PodTemplateSpec, laid over the pods of coordinator and loaders as trainers.template is over theirs. Its containers
+    `coordinator` and `loader` are laid over ours of that name. (Constructors are in the trainers' pods: initContainers of that
+    template.)"""
 
 
 class Checkpoint(Model):
@@ -300,7 +303,8 @@ class TrainingJobSpec(Model):
     suspend: bool = False
     """True: save a checkpoint, then run no pods. May change at any time."""
     active_deadline_seconds: Seconds | None = None
-    """Longest time from the first start to the end, less suspensions; then the job fails. Empty: none. May change at any time."""
+    """Longest time from the first start to the end, less suspensions and time in a queue; then the job fails. Empty: none. May
+    change at any time."""
     start_timeout_seconds: Seconds = 900
     """Longest time from when a pod finds a node until its containers run; then it is replaced, and the restart counts. A pod
     that finds no node waits without counting (but see trainers.minCount). Indexing is not part of it. May change at any time."""

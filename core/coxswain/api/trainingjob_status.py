@@ -163,7 +163,9 @@ class TrainingJobStatus(Model):
     completion_time: Time | None = None
     """When the job ended."""
     active_seconds: Whole | None = None
-    """Seconds that the job was active before its last suspension."""
+    """Seconds that the job was active before activeSince. Time in a queue and suspensions do not count."""
+    active_since: Time | None = None
+    """Since when the job is active. Empty: it is queued, suspended, or has not started."""
     event_sequence: Whole | None = None
     """The last of the coordinator's events that has been published."""
     updated_at: Time | None = None

@@ -13,6 +13,7 @@ from coxswain.api.field_errors import FieldError, parse
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME, Kind
 from coxswain.api.load import Document
+from coxswain.api.pod_template import template_faults
 from coxswain.api.resolve import resolve
 from coxswain.api.schema import Schema, repeated, with_defaults
 
@@ -66,6 +67,7 @@ def _shape(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
     if not isinstance(manifest.get("metadata"), dict) or not isinstance(manifest["metadata"].get("name"), str):
         faults.append(FieldError("metadata.name", "required, but missing", way_out="give the object a name"))
     faults += parse(kind.spec, manifest["spec"], "spec")[1] if "spec" in manifest else [_missing_spec()]
+    faults += template_faults(manifest.get("spec")) if kind.name == "TrainingJob" else []
     faults += parse(kind.status, manifest["status"], "status")[1] if "status" in manifest else []
     return faults + [
         FieldError(path, f"{key!r} appears twice", key, way_out="give every item a name of its own")

@@ -10,9 +10,9 @@ import looptime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coxswain.errors import Refused, Retryable
+from coxswain.errors import Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
-from coxswain_operator.cluster import Conflict, WatchEvent
+from coxswain_operator.cluster import Conflict, Denied, WatchEvent
 from coxswain_operator.controller import WATCHED, Controller
 from coxswain_operator.single_job import run_job
 from coxswain_operator.views import Manifest
@@ -175,7 +175,7 @@ def test_a_quota_that_is_used_up_is_waited_for_with_one_try_in_a_while() -> None
         def refuse(verb: str, what: str) -> None:
             if verb == "create" and what.startswith("demo-trainer") and not free.is_set():
                 tries.append(what)
-                raise Refused("Forbidden", "pods is forbidden: exceeded quota: gpus")
+                raise Denied("Forbidden", "pods is forbidden: exceeded quota: gpus")
 
         world.before_call = refuse
         run = asyncio.create_task(alone(world))

@@ -22,6 +22,7 @@ from coxswain_operator.refusals import fault_of
 from coxswain_operator.slow_start import Call, SlowStartBatch, interleave
 from coxswain_operator.views import Event, Manifest
 
+BATCH_SECONDS = 30.0  # of creating pods before the next pass: one job must not keep others waiting on a slow server
 OVERLAP_SECONDS = 0.5  # of deleting pods before the next pass: by then some successors can be created
 
 
@@ -64,14 +65,14 @@ class ActionExecutor:
         return all(done)
 
     async def _execute_pods(self, job: Manifest, deletes: Sequence[Action], creates: Sequence[Action]) -> bool:
-        """Interleaves deletions and creations; after OVERLAP_SECONDS the next pass does the rest."""
-        uid, seconds = job["metadata"]["uid"], OVERLAP_SECONDS if deletes else float("inf")
+        """Interleaves deletions and creations; after OVERLAP_SECONDS or BATCH_SECONDS the next pass does the rest."""
+        uid, seconds = job["metadata"]["uid"], OVERLAP_SECONDS if deletes else BATCH_SECONDS
         calls = self._calls(job, interleave(deletes, creates))
         batch = SlowStartBatch(calls, self._at_once, seconds, self._workers.pop(uid, 1))
         smooth = await _run(batch)
         if deletes and self.rejection(job) is not None:  # nothing may stop them: a quota may wait for their room
             await self._execute_together(job, deletes)
-        if smooth and deletes and creates:  # the next pass continues with as many
+        if smooth and creates and (deletes or not batch.is_done):  # the next pass continues with as many
             self._workers[uid] = batch.workers
         return smooth
 

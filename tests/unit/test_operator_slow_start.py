@@ -95,3 +95,9 @@ async def test_an_unexpected_result_is_kept_when_calls_that_began_before_it_end_
         return False
 
     assert not await SlowStartBatch([slow, taken], at_first=2).run()
+
+
+async def test_a_batch_says_whether_its_time_was_up_before_its_last_call() -> None:
+    whole, cut = SlowStartBatch(calls(Server(), 5)), SlowStartBatch(calls(Server(), 5), seconds=0.0)
+    assert await whole.run() and await cut.run()
+    assert (whole.is_done, cut.is_done) == (True, False)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import looptime
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -214,3 +215,17 @@ def test_without_a_watch_the_poll_still_finds_changes() -> None:
         run.cancel()
 
     in_virtual_time(scenario)
+
+
+async def test_a_pass_that_creates_too_long_ends_and_the_next_one_goes_on_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thousands of pods on a slow server must not hold the place in the queue that another job waits for."""
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    controller = Controller(world, world, world.clock)
+    monkeypatch.setattr("coxswain_operator.executor.BATCH_SECONDS", 0.0)
+    rest = await controller.reconcile_job(NAMESPACE, "demo")
+    assert rest is not None and (world.created, rest.most) == ([], 0.0)
+    monkeypatch.undo()
+    await controller.reconcile_job(NAMESPACE, "demo")
+    assert len(world.created) == 4

@@ -84,7 +84,7 @@ class ContainerState(_Struct, frozen=True, rename="camel", gc=False):
 class ContainerStatus(_Struct, frozen=True, rename="camel", gc=False):
     name: str
     state: ContainerState | None = None
-    ready: bool | None = None
+    ready: bool = False
 
 
 class PodStatus(_Struct, frozen=True, rename="camel", gc=False):
@@ -140,7 +140,7 @@ def view_of(pod: Pod) -> PodView:
         incarnation=int(labels[names.LABEL_INCARNATION]),
         attempt=int(labels.get(names.LABEL_ATTEMPT, 0)),
         phase=sys.intern(phase),
-        ready=_is_ready(status, main, conditions),
+        ready=_is_ready(status, main),
         exit_code=ended.exit_code,
         reason=sys.intern(ended.reason or status.reason or ""),
         message=ended.message or "",
@@ -168,12 +168,13 @@ def view_of(pod: Pod) -> PodView:
 _ENDED = ("Succeeded", "Failed")
 
 
-def _is_ready(status: PodStatus, main: ContainerStatus | None, conditions: Conditions) -> bool:
-    """Whether our containers are; as the pod says while the kubelet has not reported them."""
-    if main is None or main.ready is None:
-        return ("Ready", "True") in conditions
+def _is_ready(status: PodStatus, main: ContainerStatus | None) -> bool:
+    """As the pod says, but for containers that are not ours. Of a lost node only the pod's condition turns False."""
+    condition = _condition(status, "Ready")
+    if condition.status == "True" or condition.reason != "ContainersNotReady" or main is None:
+        return condition.status == "True"
     sidecars = [c for c in status.init_container_statuses or () if c.name == CONSTRUCTOR.name]
-    return main.ready and all(c.ready is not False for c in sidecars)
+    return all(c.ready for c in (main, *sidecars))
 
 
 def with_nodes(pods: Iterable[PodView], nodes: Mapping[str, Conditions]) -> tuple[PodView, ...]:

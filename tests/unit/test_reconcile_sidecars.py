@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from coxswain.names import LABEL_ROLE
@@ -63,36 +61,38 @@ async def test_a_proxy_of_a_dead_node_is_deleted_by_force_with_its_pod() -> None
     assert pod["metadata"]["name"] not in [p["metadata"]["name"] for p in world.pods()]
 
 
-def status_of(*containers: dict[str, Any], ready: str, role: str = "trainer") -> Any:
-    """The view of a pod that runs these containers, and whose Ready condition is `ready`."""
-    labels = {LABEL_ROLE: role, "coxswain.dev/index": "0", "coxswain.dev/incarnation": "0"}
-    sidecar = {"name": "constructor", "ready": True, "state": {"running": {}}}
-    status = {
-        "phase": "Running", "conditions": [{"type": "Ready", "status": ready}], "containerStatuses": list(containers),
-        "initContainerStatuses": [sidecar],
-    }  # fmt: skip
-    head = {"name": "p", "uid": "u", "labels": labels}
-    return pod_view({"metadata": head, "spec": {}, "status": status})
-
-
 OURS = {"name": "trainer", "ready": True, "state": {"running": {}}}
 DONE = {"name": "setup", "ready": False, "state": {"terminated": {"exitCode": 0}}}
+CONSTRUCTOR = {"name": "constructor", "ready": True, "state": {"running": {}}}
+
+
+def serves(*containers: Manifest, sidecar: Manifest = CONSTRUCTOR, **ready: str) -> bool:
+    """Whether a trainer's pod serves that runs these containers; `ready`: its condition."""
+    labels = {LABEL_ROLE: "trainer", "coxswain.dev/index": "0", "coxswain.dev/incarnation": "0"}
+    status = {
+        "phase": "Running", "conditions": [{"type": "Ready", **ready}], "containerStatuses": list(containers),
+        "initContainerStatuses": [sidecar],
+    }  # fmt: skip
+    return pod_view({"metadata": {"name": "p", "uid": "u", "labels": labels}, "spec": {}, "status": status}).is_serving
+
+
+NOT_READY = {"status": "False", "reason": "ContainersNotReady"}
 
 
 def test_a_member_serves_although_a_container_beside_it_has_ended() -> None:
-    assert status_of(OURS, DONE, ready="False").is_serving
+    assert serves(OURS, DONE, **NOT_READY)
+    assert serves(OURS, PROXY, status="True")
 
 
-def test_a_member_whose_own_container_is_not_ready_does_not_serve() -> None:
-    assert not status_of({**OURS, "ready": False}, PROXY, ready="True").is_serving
+def test_a_member_serves_only_with_its_own_containers() -> None:
+    assert not serves({**OURS, "ready": False}, PROXY, **NOT_READY)
+    assert not serves(OURS, PROXY, sidecar={**CONSTRUCTOR, "ready": False}, **NOT_READY)
 
 
-def test_a_trainer_serves_only_with_its_constructor() -> None:
-    view = status_of(OURS, ready="True")
-    assert view.is_serving
-    labels = {LABEL_ROLE: "trainer", "coxswain.dev/index": "0", "coxswain.dev/incarnation": "0"}
-    status = {
-        "phase": "Running", "containerStatuses": [OURS],
-        "initContainerStatuses": [{"name": "constructor", "ready": False, "state": {"waiting": {}}}],
-    }  # fmt: skip
-    assert not pod_view({"metadata": {"name": "p", "labels": labels}, "spec": {}, "status": status}).is_serving
+def test_a_member_on_a_lost_node_does_not_serve_although_its_containers_were_ready() -> None:
+    """The node's controller turns the pod's condition and nothing else."""
+    assert not serves(OURS, PROXY, status="False")
+
+
+def test_a_member_whose_readiness_gate_is_closed_does_not_serve() -> None:
+    assert not serves(OURS, PROXY, status="False", reason="ReadinessGatesNotReady")

@@ -96,6 +96,22 @@ async def test_only_what_no_cluster_takes_is_refused_for_good(status: int, text:
     assert isinstance(refusal.value, Denied) is (status in (403, 404, 405) or text != "no")
 
 
+@pytest.mark.parametrize("served", [("v1beta2", "v1beta1"), ("v1beta2",), ("v1beta1",), ()])
+async def test_a_group_leaves_its_queue_in_whatever_version_kueue_serves(served: tuple[str, ...]) -> None:
+    deleted: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        version = request.path.split("/")[3]
+        if version not in served:
+            return web.json_response({"kind": "Status", "reason": "NotFound"}, status=404)
+        deleted.append(version)
+        return web.json_response({"kind": "Status", "status": "Success"})
+
+    async with answering(answer) as connection, KubernetesCluster(connection) as cluster:
+        await cluster.leave_queue("n", "group", "")
+    assert deleted == [*served[:1]]
+
+
 async def test_long_lists_are_read_in_pages() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:

@@ -86,12 +86,15 @@ class KubernetesCluster:
 
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
         """Where there is no Kueue, or no group any more, there is nothing to leave."""
-        with suppress(NotFound):
-            if not pod:
-                await self._connection.send("DELETE", WORKLOADS.path(namespace, group))
+        if pod:
+            with suppress(NotFound):
+                path, mark = BY_KIND["Pod"].path(namespace, pod), {"metadata": {"annotations": {RETRIABLE: "false"}}}
+                self._noted("Pod", namespace, await self._connection.send("PATCH", path, mark, MERGE))
+            return
+        for workloads in WORKLOADS:
+            with suppress(NotFound):
+                await self._connection.send("DELETE", workloads.path(namespace, group))
                 return
-            path, mark = BY_KIND["Pod"].path(namespace, pod), {"metadata": {"annotations": {RETRIABLE: "false"}}}
-            self._noted("Pod", namespace, await self._connection.send("PATCH", path, mark, MERGE))
 
     async def nodes(self) -> Mapping[str, Conditions] | None:
         """None where the operator has no right to see them."""

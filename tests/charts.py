@@ -33,9 +33,13 @@ def helm(*arguments: str | Path, text: str = "") -> subprocess.CompletedProcess[
 
 def template(values: Values | None = None, *options: str) -> subprocess.CompletedProcess[str]:
     """`helm template` of a release `coxswain` in NAMESPACE with these values over a registry."""
-    values = {**(values or {}), "image": {"registry": REGISTRY, **(values or {}).get("image", {})}}
     chosen = ("--namespace", NAMESPACE, "--kube-version", KUBERNETES, "--values", "-")
-    return helm("template", "coxswain", CHART, *chosen, *options, text=yaml.safe_dump(values))
+    return helm("template", "coxswain", CHART, *chosen, *options, text=text_of(values or {}))
+
+
+def text_of(values: Values) -> str:
+    """Of values over a registry, which the chart needs."""
+    return yaml.safe_dump({**values, "image": {"registry": REGISTRY, **values.get("image", {})}})
 
 
 def render(values: Values | None = None, *options: str) -> list[Manifest]:

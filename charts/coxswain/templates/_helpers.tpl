@@ -8,6 +8,11 @@
 {{- default $full .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
 {{- end }}
 
+{{- /* For objects outside the release's namespace: releases of the same name in other namespaces keep theirs. */}}
+{{- define "coxswain.clusterName" -}}
+{{- printf "%s-%s" .Release.Namespace (include "coxswain.fullname" .) }}
+{{- end }}
+
 {{- /* What selects the operator's pods: never changes for a release. */}}
 {{- define "coxswain.selector" -}}
 app.kubernetes.io/name: {{ include "coxswain.name" . }}

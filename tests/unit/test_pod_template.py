@@ -167,6 +167,14 @@ async def test_a_job_with_a_wrong_template_says_so_and_starts_nothing(template: 
     assert world.created == []
 
 
+@pytest.mark.parametrize(("template", "noted"), [({"nodeSelector": {}}, True), ({"spec": {}}, False), ({}, False)])
+async def test_a_template_of_the_former_shape_runs_and_is_noted(template: Manifest, noted: bool) -> None:
+    world = await running(trainers={"count": 2, "template": template})
+    condition = world.condition("Validated")
+    assert (world.state, condition["status"]) == ("Running", "True")
+    assert condition["message"].startswith(f"{TRAINERS}: a bare pod spec is accepted in this release only") is noted
+
+
 async def test_a_running_job_whose_stored_template_is_found_wrong_goes_on_with_what_runs() -> None:
     world = await running()
     world.job["spec"]["trainers"]["template"] = {"nodeSelectr": {"gpu": "h100"}}

@@ -66,8 +66,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind(
         "DataMix", "datamixes", "dmix", DataMixSpec, DataMixStatus,
         (
-            Column("SEED", "integer", ".spec.seed"), Column("SOURCES", "string", ".spec.sources[*].name"),
-            Column("LONG", "string", ".spec.longSequences"), _AGE,
+            Column("SEED", "integer", ".spec.seed"), Column("LONG", "string", ".spec.longSequences"), _AGE,
         ),
     ),
     Kind(

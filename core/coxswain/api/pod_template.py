@@ -65,6 +65,15 @@ def split_template(template: Mapping[str, Any], main: str) -> tuple[dict[str, An
     return {}, {**rest, **({"containers": containers} if containers else {})}
 
 
+def former_note(spec: Mapping[str, Any]) -> str:
+    """What to say of templates in the former shape; empty without one."""
+    named = [f"spec.{field}.template" for field in OWN if is_former((spec.get(field) or {}).get("template") or {})]
+    if not named:
+        return ""
+    fields = "put its pod fields under spec, and resources and env into spec.containers under our container's name"
+    return f"{' and '.join(named)}: a bare pod spec is accepted in this release only; {fields}"
+
+
 def template_faults(spec: Any) -> list[FieldError]:
     """Every fault of the templates in a TrainingJob's spec."""
     found: list[FieldError] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -37,6 +38,11 @@ def test_no_text_in_a_crd_is_a_number_to_kubectl() -> None:
     assert [
         line for content in crd_files for line in content.splitlines() if re.search(r": [-+]?[0-9.]+e[-+]?[0-9]", line)
     ] == []
+
+
+def test_client_side_apply_can_annotate_every_crd() -> None:
+    """kubectl stores the whole object in an annotation, and annotations have 256 KiB together."""
+    assert [crd["metadata"]["name"] for crd in crds() if len(json.dumps(crd)) > 200 * 1024] == []
 
 
 def test_no_stale_crd_lies_about() -> None:

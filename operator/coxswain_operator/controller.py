@@ -19,7 +19,7 @@ from coxswain_operator.reconcile.actions import Create, CreatePod, Decision, Del
 from coxswain_operator.reconcile.spec import read_spec
 from coxswain_operator.reconcile.status import read_status
 from coxswain_operator.settings import Settings
-from coxswain_operator.views import Manifest, PodView
+from coxswain_operator.views import Manifest, PodView, retry_requested
 from coxswain_operator.workqueue import RequeueDelay
 
 WATCHED = ("TrainingJob", "Pod", "DataSource", "DataMix", "ParallelismPolicy")
@@ -141,5 +141,6 @@ _WRITES = (WriteStatus, Create, CreatePod, Delete)
 
 
 def is_finished(observed: Observed) -> bool:
-    """The job has ended and none of its pods is active."""
-    return read_status(observed.job).ended and not any(p.is_active for p in observed.pods)
+    """The job has ended for good and none of its pods is active."""
+    ended = read_status(observed.job).ended and not retry_requested(observed.job)
+    return ended and not any(p.is_active for p in observed.pods)

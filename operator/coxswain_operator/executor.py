@@ -30,12 +30,12 @@ class ActionExecutor:
 
     def __init__(self, cluster: Cluster, control: JobControl, at_once: int) -> None:
         self._cluster, self._control, self._at_once = cluster, control, at_once
-        self._rejections: dict[str, Fault] = {}  # by the job's uid
+        self._rejections: dict[_Attempt, Fault] = {}
         self._workers: dict[str, int] = {}  # by the job's uid, during a restart
 
     def rejection(self, job: Manifest) -> Fault | None:
         """The refusal of the last child of the job that the cluster did not take."""
-        return self._rejections.get(job["metadata"]["uid"])
+        return self._rejections.get(_attempt(job))
 
     async def execute(self, job: Manifest, decision: Decision) -> bool:
         """Executes all actions in their order. False: a result was unexpected; observe again soon."""
@@ -85,16 +85,16 @@ class ActionExecutor:
 
         A refusal ends the job, except by a quota: room may appear later.
         """
-        uid = job["metadata"]["uid"]
+        attempt = _attempt(job)
         try:
             await self._cluster.create(manifest)
         except AlreadyExists:
             return False
         except Refused as error:
-            self._rejections[uid] = Fault(error.reason, error.message, retryable=QUOTA in error.message)
+            self._rejections[attempt] = Fault(error.reason, error.message, retryable=QUOTA in error.message)
             raise _Rejected from error
-        if uid in self._rejections and self._rejections[uid].retryable:
-            del self._rejections[uid]
+        if attempt in self._rejections and self._rejections[attempt].retryable:
+            del self._rejections[attempt]
         return True
 
 
@@ -103,6 +103,13 @@ async def _run(batch: SlowStartBatch) -> bool:
         return await batch.run()
     except _Rejected:
         return False
+
+
+_Attempt = tuple[str, int]  # uid of the job, number of the attempt
+
+
+def _attempt(job: Manifest) -> _Attempt:
+    return job["metadata"]["uid"], int((job.get("status") or {}).get("attempt", 0))
 
 
 class _Rejected(Exception):

@@ -31,8 +31,9 @@ async def _serve(environment: Environment) -> int:
     job = environment.job
     store = open_store(job.checkpoint.uri, job.checkpoint.endpoint, environment.secrets_dir, create=True)
     coordinator = Coordinator(
-        job, store, environment.token, place, environment.pod_name, environment.run_dir, clock=time.time
-    )
+        job, store, environment.token, place, environment.pod_name, environment.run_dir, clock=time.time,
+        recorded_step=environment.recorded_step,
+    )  # fmt: skip
     await coordinator.start(environment.pod_ip, PORT_COORDINATOR)
     try:
         finished = await _run_until_stopped(coordinator)

@@ -20,15 +20,17 @@ from coxswain_link.store import Store
 class Coordinator:
     """One job's coordinator.
 
-    `author` names it in the plan log; `run_dir` gets the JSON-lines files.
+    `author` names it in the plan log; `run_dir` gets the JSON-lines files. It never resumes below
+    `recorded_step`.
     """
 
     def __init__(
         self, job: JobConfig, store: Store, token: str, planner: Planner, author: str, run_dir: Path | None,
-        clock: Callable[[], float],
+        clock: Callable[[], float], recorded_step: int = 0,
     ) -> None:  # fmt: skip
         metrics = build("coordinator")
         self._state = JobState(job, metrics, run_dir, clock)
+        self._state.recorded_step = recorded_step
         self._driver = Driver(self._state, store, planner, author)
         self._service = HttpService(token, lambda: self._state.generation, metrics)
         Handlers(self._state, self._driver.ack_end).routes(self._service)

@@ -79,7 +79,7 @@ class Driver:
 
     async def _open(self) -> None:
         check_batch(self._state.job)
-        self._state.manifest = await self._store_call(self._checkpoints.open)
+        self._state.manifest = await self._store_call(self._checkpoints.open, self._state.recorded_step)
 
     async def _advance(self) -> bool:
         """Does the next thing that can be done; False when there is nothing to do but wait."""

@@ -164,6 +164,8 @@ class TrainingJobStatus(Model):
     """When the job ended."""
     active_seconds: Whole | None = None
     """Seconds that the job was active before its last suspension."""
+    retried: Text | None = None
+    """Value of the annotation coxswain.dev/retry that the latest retry answered. Another value retries the ended job."""
     event_sequence: Whole | None = None
     """The last of the coordinator's events that has been published."""
     updated_at: Time | None = None

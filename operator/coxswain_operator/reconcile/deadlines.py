@@ -17,7 +17,7 @@ def exceeded(ctx: Context) -> Termination | None:
     if limit is None or active_seconds(ctx) < limit:
         return None
     text = f"the job was active for longer than activeDeadlineSeconds ({limit})"
-    way_out = "recreate it with a larger limit to resume from the last checkpoint"
+    way_out = "raise it and retry the job to resume from the last checkpoint"
     return Termination("Failed", "DeadlineExceeded", f"{text}; {way_out}")
 
 

@@ -98,6 +98,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     event_sequence: int | None = None  # of this coordinator's events, the last one published
     active_seconds: int = 0  # before the last suspension
     updated_at: str = ""  # when this was written
+    retried: str | None = None  # the value of names.ANNOTATION_RETRY that the latest retry answered
 
     def condition(self, type_: str) -> Condition | None:
         return next((c for c in self.conditions if c.type == type_), None)
@@ -108,7 +109,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def ended(self) -> bool:
-        """Completed or Failed, which is final."""
+        """Completed or Failed, which is final unless a retry is requested."""
         return self.is_("Succeeded") or self.is_("Succeeded", "False")
 
     @property

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
 import msgspec
-import typer
 
+from coxswain_cli.interrupts import complain
 from coxswain_cli.progress import View
 from coxswain_cli.summary import exit_code
 from coxswain_cli.workdir import Tail, condition, steps_of
@@ -20,8 +19,8 @@ Manifest = dict[str, Any]
 class JsonOutput:
     """An Output that is its own Display. Each line is flushed at once, whole."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out or sys.stdout
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
         self._last = ("", "")
 
     def show(self, view: View) -> None:
@@ -53,7 +52,7 @@ class JsonOutput:
 
     def refuse(self, code: int, reason: str, message: str) -> None:
         """Writes the message to standard error as well."""
-        typer.echo(message, err=True)
+        complain(message)
         self._write("end", exit_code=code, state=reason, message=message)
 
     def display(self) -> JsonOutput:

@@ -45,11 +45,15 @@ async def stored_job(workdir: Path, job_file: Path, state: str, status: str) -> 
     from coxswain_cli.apply import apply
 
     async with LocalCluster(workdir) as cluster:
-        job = await apply(cluster, load_run([job_file]))
+        job = (await apply(cluster, load_run([job_file]))).job
         conditions = [{**CONDITION, "type": "Succeeded", "status": status, "reason": state}]
         restarts = {"counted": 1, "ignored": 2}
         await cluster.patch_status(
-            "TrainingJob", "default", job["metadata"]["name"], {"conditions": conditions, "restarts": restarts}, ""
+            "TrainingJob",
+            "default",
+            job["metadata"]["name"],
+            {"conditions": conditions, "restarts": restarts, "lastCheckpoint": {"step": 8, "uri": "", "time": ""}},
+            "",
         )
 
 

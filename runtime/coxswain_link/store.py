@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import tenacity
 from obstore.store import LocalStore
@@ -19,6 +18,7 @@ from obstore.store import LocalStore
 from coxswain.config import EndpointConfig
 from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
+from coxswain.uris import bucket_and_prefix, file_path, is_file
 from coxswain_link.s3 import Access, find_access, open_s3
 from coxswain_link.store_attempt import Listing, ObjectInfo, StoreAttempt, where
 from coxswain_link.store_faults import (
@@ -171,13 +171,12 @@ def open_store(
     `known`: another process of the job has used it, so a missing bucket may come back. The same
     holds for a pod that is not the first of its member.
     """
-    parts = urlsplit(uri)
-    if parts.scheme == "file":
-        return Store(_local(uri, Path(parts.path), create), uri)
-    if parts.scheme == "s3":
+    if is_file(uri):
+        return Store(_local(uri, file_path(uri), create), uri)
+    if uri.startswith("s3://"):
         endpoint = endpoint or EndpointConfig()
         access = find_access(endpoint, secrets_dir)
-        backend = open_s3(parts.netloc, parts.path.strip("/"), endpoint, access)
+        backend = open_s3(*bucket_and_prefix(uri), endpoint, access)
         return Store(backend, uri, access, store_patience(), known or _had_predecessors())
     raise Refused("UnknownScheme", f"uri {uri!r}: allowed are s3://bucket/prefix and file:///folder")
 

@@ -14,6 +14,7 @@ from coxswain.api.field_errors import FieldError
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME
 from coxswain.names import API_VERSION
+from coxswain.uris import file_path, file_uri
 
 Manifest = dict[str, Any]
 MAX_BYTES = 3_000_000  # what etcd takes, twice
@@ -164,5 +165,5 @@ def _absolute(value: Any, folder: Path, key: str = "") -> Any:
         return [_absolute(item, folder) for item in value]
     if key == "uri" and isinstance(value, str) and value.startswith("file:") and not value.startswith("file:/"):
         slash = "/" if value.endswith("/") else ""
-        return f"{(folder / value.removeprefix('file:')).resolve().as_uri()}{slash}"
+        return f"{file_uri((folder / file_path(value)).resolve())}{slash}"
     return value

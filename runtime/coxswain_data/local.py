@@ -35,7 +35,7 @@ class LocalData:
         self, mix: MixConfig, store: Store, secrets_dir: Path | None = None, known: Mapping[str, Blocks] | None = None
     ) -> None:
         self._mix, self._store, self._known = mix, store, dict(known or {})
-        self._open_sources = OpenSources(mix, secrets_dir, self._index)
+        self._open_sources = OpenSources(mix, secrets_dir, self._index, store)
         self._samples = Samples(self._open_sources, store)
         self._lengths: LRUCache[str, NDArray[np.uint32]] = LRUCache(INDEX_BYTES, lambda x: x.nbytes)
 

@@ -10,6 +10,7 @@ from coxswain.index import BlockEntry
 from coxswain_data.block_map import BlockMap
 from coxswain_data.source import Source
 from coxswain_data.tokenizer import Tokenizer, open_tokenizer
+from coxswain_link.store import Store
 
 
 class OpenSources:
@@ -18,16 +19,19 @@ class OpenSources:
     `blocks` returns the whole index of a source, in index order.
     """
 
-    def __init__(self, mix: MixConfig, secrets_dir: Path | None, blocks: Callable[[str], Sequence[BlockEntry]]) -> None:
+    def __init__(
+        self, mix: MixConfig, secrets_dir: Path | None, blocks: Callable[[str], Sequence[BlockEntry]], index: Store
+    ) -> None:
+        """`index`: where block indexes are."""
         self._configs = {s.name: s for s in mix.sources}
-        self._secrets_dir, self._blocks = secrets_dir, blocks
+        self._secrets_dir, self._blocks, self._index = secrets_dir, blocks, index
         self._sources: dict[str, Source] = {}
         self._tokenizers: dict[tuple[TokenizerConfig, EndpointConfig], Tokenizer] = {}
         self._block_maps: dict[str, BlockMap] = {}
 
     def source(self, name: str) -> Source:
         if name not in self._sources:
-            self._sources[name] = Source(self._configs[name], self._secrets_dir)
+            self._sources[name] = Source(self._configs[name], self._secrets_dir, self._index)
         return self._sources[name]
 
     def tokenizer(self, name: str) -> Tokenizer:

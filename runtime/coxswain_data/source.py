@@ -6,14 +6,20 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
+
 from coxswain.config import SourceConfig
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry
+from coxswain.uris import is_file
 from coxswain_data.formats import format_named
 from coxswain_data.formats.base import Block, Extent, OpenObject
 from coxswain_data.formats.tokenbin import companion
+from coxswain_data.identity import FileIdentities
 from coxswain_data.lru_cache import LRUCache
 from coxswain_link.store import BucketNotFound, NotFound, ObjectInfo, Store, open_store
+
+Find = Callable[[str], ObjectInfo]
 
 OPEN_OBJECTS = 8  # held open at once, per source
 _PAIRED = ".bin"  # TokenBin: the objects that hold tokens, each with an index file beside it
@@ -26,10 +32,12 @@ class Source:
     Raises Refused: SourceNotFound, SourceEmpty, SourceChanged, and what its format refuses.
     """
 
-    def __init__(self, config: SourceConfig, secrets_dir: Path | None = None) -> None:
+    def __init__(self, config: SourceConfig, secrets_dir: Path | None = None, index: Store | None = None) -> None:
+        """`index`: where digests of files are kept."""
         self.config = config
         self._format = format_named(config.format, config.name)
         self._store = _open(config, secrets_dir)
+        self._files = FileIdentities(self._store, index) if is_file(config.uri) else None
         self._open: LRUCache[tuple[str, str], OpenObject] = LRUCache(OPEN_OBJECTS, lambda _: 1)
 
     @property
@@ -52,10 +60,19 @@ class Source:
 
     def blocks(self) -> list[BlockEntry]:
         """All blocks, not indexed yet, by (path, ordinal)."""
-        entries = [_entry(info, extent) for info in self._objects() for extent in self._object(info).extents()]
+        found = [self._identified(info, find) for info, find in self._objects()]
+        if self._files is not None:
+            self._files.save()
+        entries = [_entry(info, extent) for info in found for extent in self._object(info).extents()]
         if not entries:
             raise self._empty("its objects hold no data; fill them, or correct uri or include")
         return entries
+
+    def as_before(self, entry: BlockEntry) -> BlockEntry | None:
+        """The block of a file as release 0.1 named it: by size, time and inode. None on S3."""
+        if self._files is None:
+            return None
+        return msgspec.structs.replace(entry, etag=self._paired(self._store.head(entry.path), self._store.head).etag)
 
     def read(self, entry: BlockEntry) -> Block:
         """One block; refused by name when the object is not the one that the index describes."""
@@ -74,7 +91,10 @@ class Source:
 
     def _checked(self, entry: BlockEntry) -> ObjectInfo:
         try:
-            info = self._identified(self._store.head(entry.path), self._store.head)
+            there = self._store.head(entry.path)
+            info = self._paired(there, self._store.head)
+            if info.etag != entry.etag:
+                info = self._identified(there, self._store.head)
         except NotFound as error:
             raise self.changed(entry.path, "was indexed and is gone") from error
         if (info.size, info.etag) != (entry.object_size, entry.etag):
@@ -84,7 +104,7 @@ class Source:
             )
         return info
 
-    def _objects(self) -> list[ObjectInfo]:
+    def _objects(self) -> list[tuple[ObjectInfo, Find]]:
         wanted = include_pattern(self.config.include)
         try:
             found = self._store.list()
@@ -97,7 +117,7 @@ class Source:
                 f"{len(found)} objects are there and none{of} matches include {self.config.include!r}; correct include or uri"
             )
         by_path = {info.path: info for info in found}
-        return [self._identified(info, lambda path: self._companion(by_path, path)) for info in mine]
+        return [(info, lambda path: self._companion(by_path, path)) for info in mine]
 
     @property
     def _is_paired(self) -> bool:
@@ -106,7 +126,14 @@ class Source:
     def _is_data(self, path: str) -> bool:
         return not self._is_paired or path.endswith(_PAIRED)
 
-    def _identified(self, info: ObjectInfo, find: Callable[[str], ObjectInfo]) -> ObjectInfo:
+    def _identified(self, info: ObjectInfo, find: Find) -> ObjectInfo:
+        """With the ETag that the index knows: of a file its content's digest."""
+        if self._files is None:
+            return self._paired(info, find)
+        files = self._files
+        return self._paired(files.of(info), lambda path: files.of(find(path)))
+
+    def _paired(self, info: ObjectInfo, find: Find) -> ObjectInfo:
         """Adds the etag of its index file, if any: either file's change is a change."""
         if not self._is_paired:
             return info

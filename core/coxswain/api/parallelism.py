@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from coxswain.api.common import Conditions, Count, Degree, Model, Name, Tokens, Whole
+from coxswain.api.common import Conditions, Count, Degree, Model, Tokens, Whole
 
 
 class HybridData(Model):
@@ -14,7 +14,7 @@ class HybridData(Model):
     """Tokens one replica holds in one task (C)."""
     max_degree: Count = 64
     """Most replicas for one sequence."""
-    balance: Literal["Makespan", "Naive", "Static", "ByteScale", "Waves"] = "Makespan"
+    balance: Literal["Makespan", "Naive", "Static"] = "Makespan"
     """How tasks are placed: Makespan balances measured work; the others are there to compare with."""
     attention: Literal["Ring", "Ulysses", "Auto"] = "Ring"
     """How the replicas of one sequence share its attention."""
@@ -35,8 +35,8 @@ class ParallelismPolicySpec(Model):
     """Auto: activations move to host memory as far as the copy hides behind compute."""
     optimizer_sharding: Literal["ZeRO1"] = "ZeRO1"
     """How optimizer state is spread over the replicas."""
-    hardware: Name = "a100-80g"
-    """Constants of the cost model: a100-40g, a100-80g, h100-80g, cpu, or the name of a table of your own."""
+    hardware: Literal["a100-40g", "a100-80g", "h100-80g", "cpu"] = "a100-80g"
+    """Constants of the cost model."""
 
 
 class ParallelismPolicyStatus(Model):

@@ -24,7 +24,7 @@ from coxswain_cli.display import Display
 from coxswain_cli.interrupts import Interrupts, SteadyStream
 from coxswain_cli.jsonlines import JsonOutput
 from coxswain_cli.output import Output, TextOutput
-from coxswain_cli.preflight import check_ports, check_room
+from coxswain_cli.preflight import check_ports, check_room, check_volumes, lock_checkpoints
 from coxswain_cli.progress import View, Watcher
 from coxswain_cli.summary import FAILED, exit_code, has_ended, is_suspended
 from coxswain_cli.workdir import condition, default_workdir
@@ -85,6 +85,7 @@ def _run_files(
     """Returns the exit code; every refusal goes to the output."""
     try:
         objects = load_run(files)
+        check_volumes(objects)
         job = next(o for o in objects if o["kind"] == "TrainingJob")
         folder = workdir or default_workdir(job["metadata"]["name"])
         return asyncio.run(run(objects, folder, options, output, interrupts))
@@ -114,7 +115,7 @@ async def run(objects: list[Manifest], workdir: Path, options: Options, output: 
         else:
             check_ports()
             job = await forget_checkpoint(cluster, job) if options.accept_older else job
-            with output.display() as display:
+            with lock_checkpoints(job), output.display() as display:
                 display.say(f"work directory {workdir}")
                 interrupts.counting = True  # from here on there are pods, to the end of the command
                 job = await LocalRun(cluster, job, options.until_step, display, clock).until_end(interrupts)

@@ -5,6 +5,7 @@ What S3 may do to a call: docs/design/store.md.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable
@@ -182,6 +183,14 @@ def open_store(
 
 
 def _local(uri: str, folder: Path, create: bool) -> LocalStore:
-    if not create and not folder.is_dir():
-        raise NotFound(f"{uri} does not exist or is not a folder")
-    return LocalStore(prefix=folder, automatic_cleanup=False, mkdir=create)
+    try:
+        if not create and not folder.is_dir():
+            raise NotFound(f"{uri} does not exist or is not a folder")
+        return LocalStore(prefix=folder, automatic_cleanup=False, mkdir=create)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise StoreUnavailable(f"{uri}: {error.strerror}; make room there") from error
+        why = error.strerror or str(error)
+        raise Denied(
+            f"{uri} cannot be opened ({why}); give the user of the job the right to, or name another"
+        ) from error

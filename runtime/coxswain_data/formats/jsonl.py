@@ -6,6 +6,7 @@ So listing a file reads nothing of it, and the reader of a block reads to the en
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,7 +42,18 @@ class JsonlBlock:
     def text(self, at: int) -> str:
         start = at - self._first
         line = self._data[start : self._stop(start)].removeprefix(_BOM)
-        decoded_line: Any = self._decoder.decode(line)
+        try:
+            return self._decoded(line)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+
+    def _decoded(self, line: bytes) -> str:
+        """Takes what Python's own writer writes into other fields, NaN and Infinity. Raises ValueError, RecursionError."""
+        try:
+            decoded_line: Any = self._decoder.decode(line)
+        except msgspec.DecodeError:
+            decoded_line = msgspec.convert(json.loads(line.decode()), self._decoder.type)
+            decoded_line.text.encode()  # Python also takes half of a surrogate pair for text
         return str(decoded_line.text)
 
     def _stop(self, start: int) -> int:

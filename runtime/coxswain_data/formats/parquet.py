@@ -75,6 +75,11 @@ class ParquetObject:
                 "TextFieldUnusable",
                 f"textField {self._field!r}: {self._where} has no such column; name one of {', '.join(schema.names)}",
             )
+        if (count := schema.names.count(self._field)) > 1:
+            raise Refused(
+                "TextFieldUnusable",
+                f"textField {self._field!r}: {self._where} has {count} columns of that name; write it again with one",
+            )
         kind = schema.field(self._field).type
         value = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not any(is_text(value) for is_text in _TEXT_TYPES):

@@ -45,9 +45,16 @@ _STOPPED = 130  # exit code of a run that was stopped at once, as in shells
 
 def run_command(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="YAML files with one TrainingJob and what it refers to.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="YAML files with one TrainingJob and what it refers to; -: standard input."
+        ),
     ],
     workdir: Annotated[Path | None, typer.Option(help="Where the run keeps its state [runs/JOB].")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Set a field of the job, such as spec.stop.steps=100."),
+    ] = None,
     until_step: Annotated[int | None, typer.Option(min=1, help="Save and stop before this step.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print events, steps and the end as JSON, one object a line.")
@@ -65,7 +72,7 @@ def run_command(
     Exit code 0: Succeeded, or stopped as asked. 1: Failed. 2: refused. 130: stopped at once. Ctrl-C, SIGTERM and a
     lost terminal save and stop; twice stops at once.
     """
-    options = Options(until_step, retry, accept_older)
+    options = Options(tuple(settings or ()), until_step, retry, accept_older)
     with Interrupts() as interrupts:
         out = cast("TextIO", SteadyStream(sys.stdout, interrupts))
         output: Output = JsonOutput(out) if as_json else TextOutput(out)
@@ -74,6 +81,7 @@ def run_command(
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    settings: tuple[str, ...] = ()
     until_step: int | None = None
     retry: bool = False
     accept_older: bool = False
@@ -84,7 +92,7 @@ def _run_files(
 ) -> int:
     """Returns the exit code; every refusal goes to the output."""
     try:
-        objects = load_run(files)
+        objects = load_run(files, options.settings)
         check_volumes(objects)
         job = next(o for o in objects if o["kind"] == "TrainingJob")
         folder = workdir or default_workdir(job["metadata"]["name"])

@@ -21,7 +21,10 @@ from coxswain.exits import Exit
 
 def validate_command(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="YAML files with TrainingJobs, mixes, sources, policies.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="YAML files with TrainingJobs, mixes, sources, policies; -: standard input."
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the faults as a JSON array.")] = False,
 ) -> None:

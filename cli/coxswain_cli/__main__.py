@@ -86,6 +86,8 @@ def main() -> None:
         code = leaving.code
     except OSError as error:
         code = _give_up(error)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the code is known; Python only clears up
     sys.exit(_flushed(code))
 
 

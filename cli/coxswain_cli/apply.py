@@ -9,12 +9,13 @@ from typing import Any
 from coxswain.api.validate import check
 from coxswain.errors import Refused
 from coxswain_operator.local import LocalCluster
+from coxswain_operator.local.objects import encode_strings
 
 Manifest = dict[str, Any]
 
 NAMESPACE = "default"
 
-_CONTENT = ("spec", "data", "stringData")
+_CONTENT = ("spec", "data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ def _content(manifest: Manifest) -> list[Any]:
 
 
 def _in_namespace(manifest: Manifest) -> Manifest:
+    manifest = encode_strings(dict(manifest))
     return {**manifest, "metadata": {**manifest["metadata"], "namespace": NAMESPACE, "annotations": _notes(manifest)}}
 
 

@@ -15,6 +15,7 @@ class Interrupts:
     """Counts requests to stop instead of ending on the first.
 
     Until `counting` is set there is nothing to save: the first request raises KeyboardInterrupt.
+    A lost terminal (SIGHUP, often twice, and a failed write) is one request and never the second.
     SIGHUP stays ignored where it was (`nohup`).
     """
 
@@ -41,8 +42,16 @@ class Interrupts:
         if not self.counting:
             raise KeyboardInterrupt
 
-    def _on_signal(self, _: int, __: FrameType | None) -> None:
-        self.request()
+    def hang_up(self) -> None:
+        """Requests a stop, unless one was requested."""
+        if not self.count:
+            self.request()
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self.hang_up()
+        else:
+            self.request()
 
 
 class SteadyStream:
@@ -70,7 +79,7 @@ class SteadyStream:
     def _lose(self, error: OSError) -> None:
         discard(self._stream)
         complain(f"cox run: standard output cannot be written ({error.strerror}); this is taken as Ctrl-C")
-        self._interrupts.request()
+        self._interrupts.hang_up()
 
     def __getattr__(self, name: str) -> Any:
         """All else (`isatty`, `encoding`, `fileno`) is the stream's."""

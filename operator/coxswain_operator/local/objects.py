@@ -97,7 +97,7 @@ class Objects:
             )
         if key in self._objects:
             raise AlreadyExists(f"{key[0]} {key[1]}/{key[2]} exists already")
-        stored = _encode_strings(copy.deepcopy(manifest))
+        stored = encode_strings(copy.deepcopy(manifest))
         metadata = stored["metadata"]
         metadata.update(namespace=key[1], uid=str(uuid.uuid4()), creationTimestamp=self._stamp(), generation=1)
         return self._store("ADDED", stored)
@@ -106,7 +106,7 @@ class Objects:
         """Replaces content, labels and annotations; keeps the status. Raises Conflict or KeyError."""
         current = self._objects[key_of(manifest)]
         _expect_version(current, manifest["metadata"].get("resourceVersion", ""))
-        stored = _encode_strings(copy.deepcopy(manifest))
+        stored = encode_strings(copy.deepcopy(manifest))
         stored["metadata"] = {**current["metadata"], **stored["metadata"]}
         if "status" in current:
             stored["status"] = current["status"]
@@ -197,7 +197,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     draft.replace(path)
 
 
-def _encode_strings(manifest: Manifest) -> Manifest:
+def encode_strings(manifest: Manifest) -> Manifest:
     """Moves a Secret's `stringData` into its `data`."""
     if (plain := manifest.pop("stringData", None)) is not None:
         encoded = {k: base64.b64encode(v.encode()).decode() for k, v in plain.items()}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from coxswain.errors import Refused
 from coxswain.index import TORN, BlockEntry, BlockIndex, block_key, decode, encode, object_key
 from coxswain.planlog import LoaderShare
-from coxswain.wire import Indexed
+from coxswain.wire import BLOCKS_IN_MESSAGE, Indexed
 from coxswain_data.formats.base import Block
 from coxswain_data.source import Source
 from coxswain_data.tokenizer import ForeignToken, Tokenizer, token_ids
@@ -51,7 +51,14 @@ def _keyed(source: Source, tokenizer: Tokenizer, store: Store, entry: BlockEntry
 
 
 def _with_key(source: Source, tokenizer: Tokenizer, entry: BlockEntry) -> BlockEntry:
-    return msgspec.structs.replace(entry, key=block_key(entry, tokenizer.hash, source.format_key))
+    return replace(entry, key=block_key(entry, tokenizer.hash, source.format_key))
+
+
+def messages(indexed: Indexed, most: int = BLOCKS_IN_MESSAGE) -> list[Indexed]:
+    """The index of a share in messages of at most `most` blocks."""
+    blocks = indexed.blocks
+    parts = max(1, -(-len(blocks) // most))
+    return [replace(indexed, blocks=blocks[n * most : (n + 1) * most], part=n, parts=parts) for n in range(parts)]
 
 
 def block_index(source: Source, tokenizer: Tokenizer, store: Store, entry: BlockEntry) -> BlockIndex:
@@ -91,7 +98,7 @@ def build(block: Block, tokenizer: Tokenizer) -> BlockIndex:
 
 
 def counted(entry: BlockEntry, index: BlockIndex) -> BlockEntry:
-    return msgspec.structs.replace(
+    return replace(
         entry, samples=len(index.at), rejected=len(index.rejected), tokens=int(index.lengths.sum(dtype=np.int64))
     )
 

@@ -6,20 +6,20 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from coxswain.config import SourceConfig
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry
+from coxswain.lru_cache import LRUCache
 from coxswain.uris import is_file
 from coxswain_data.formats import format_named
 from coxswain_data.formats.base import Block, Extent, OpenObject
+from coxswain_data.formats.object_reader import ObjectReader, Sizes
 from coxswain_data.formats.tokenbin import companion
 from coxswain_data.identity import FileIdentities
-from coxswain_data.lru_cache import LRUCache
-from coxswain_link.store import BucketNotFound, NotFound, ObjectInfo, Store, open_store
-
-Find = Callable[[str], ObjectInfo]
+from coxswain_data.spool import Spool
+from coxswain_link.store import BucketNotFound, NotFound, ObjectChanged, ObjectInfo, Store, open_store
 
 OPEN_OBJECTS = 8  # held open at once, per source
 _PAIRED = ".bin"  # TokenBin: the objects that hold tokens, each with an index file beside it
@@ -32,13 +32,16 @@ class Source:
     Raises Refused: SourceNotFound, SourceEmpty, SourceChanged, and what its format refuses.
     """
 
-    def __init__(self, config: SourceConfig, secrets_dir: Path | None = None, index: Store | None = None) -> None:
-        """`index`: where digests of files are kept."""
-        self.config = config
+    def __init__(self, config: SourceConfig, store: Store, spool: Spool, sizes: Sizes) -> None:
+        self.config, self._store, self._spool, self._sizes = config, store, spool, sizes
+        self._files = FileIdentities(store) if is_file(config.uri) else None
         self._format = format_named(config.format, config.name)
-        self._store = _open(config, secrets_dir)
-        self._files = FileIdentities(self._store, index) if is_file(config.uri) else None
         self._open: LRUCache[tuple[str, str], OpenObject] = LRUCache(OPEN_OBJECTS, lambda _: 1)
+
+    def keep_identities(self, index: Store) -> None:
+        """Keeps digests of files in this store."""
+        if self._files is not None:
+            self._files.index = index
 
     @property
     def format_key(self) -> str:
@@ -60,19 +63,17 @@ class Source:
 
     def blocks(self) -> list[BlockEntry]:
         """All blocks, not indexed yet, by (path, ordinal)."""
-        found = [self._identified(info, find) for info, find in self._objects()]
+        found = [(info, self._identity(info)) for info in self._objects()]
         if self._files is not None:
             self._files.save()
-        entries = [_entry(info, extent) for info in found for extent in self._object(info).extents()]
+        entries = [_entry(info, etag, extent) for info, etag in found for extent in self._object(info).extents()]
         if not entries:
             raise self._empty("its objects hold no data; fill them, or correct uri or include")
         return entries
 
     def as_before(self, entry: BlockEntry) -> BlockEntry | None:
         """The block of a file as release 0.1 named it: by size, time and inode. None on S3."""
-        if self._files is None:
-            return None
-        return msgspec.structs.replace(entry, etag=self._paired(self._store.head(entry.path), self._store.head).etag)
+        return None if self._files is None else replace(entry, etag=self._listed(entry.path).etag)
 
     def read(self, entry: BlockEntry) -> Block:
         """One block; refused by name when the object is not the one that the index describes."""
@@ -91,20 +92,32 @@ class Source:
 
     def _checked(self, entry: BlockEntry) -> ObjectInfo:
         try:
-            there = self._store.head(entry.path)
-            info = self._paired(there, self._store.head)
-            if info.etag != entry.etag:
-                info = self._identified(there, self._store.head)
+            info = self._listed(entry.path)
+            etag = info.etag if info.etag == entry.etag else self._identity(info)
         except NotFound as error:
             raise self.changed(entry.path, "was indexed and is gone") from error
-        if (info.size, info.etag) != (entry.object_size, entry.etag):
+        if (info.size, etag) != (entry.object_size, entry.etag):
             raise self.changed(
                 entry.path,
-                f"was indexed with {entry.object_size} bytes ({entry.etag}) and has {info.size} ({info.etag}) now",
+                f"was indexed with {entry.object_size} bytes ({entry.etag}) and has {info.size} ({etag}) now",
             )
         return info
 
-    def _objects(self) -> list[tuple[ObjectInfo, Find]]:
+    def _listed(self, path: str) -> ObjectInfo:
+        return self._identified(self._store.head(path), self._store.head)
+
+    def _identity(self, info: ObjectInfo) -> str:
+        """The ETag that the index knows: of a file, and of its index file, the content's digest."""
+        if self._files is None:
+            return info.etag
+        etags = info.etag.split(" ")
+        paths = (info.path, companion(info.path))[: len(etags)]
+        try:
+            return " ".join(map(self._files.of, paths, etags))
+        except ObjectChanged as error:
+            raise self.changed(info.path, "was replaced since it was listed") from error
+
+    def _objects(self) -> list[ObjectInfo]:
         wanted = include_pattern(self.config.include)
         try:
             found = self._store.list()
@@ -117,7 +130,7 @@ class Source:
                 f"{len(found)} objects are there and none{of} matches include {self.config.include!r}; correct include or uri"
             )
         by_path = {info.path: info for info in found}
-        return [(info, lambda path: self._companion(by_path, path)) for info in mine]
+        return [self._identified(info, lambda path: self._companion(by_path, path)) for info in mine]
 
     @property
     def _is_paired(self) -> bool:
@@ -126,14 +139,7 @@ class Source:
     def _is_data(self, path: str) -> bool:
         return not self._is_paired or path.endswith(_PAIRED)
 
-    def _identified(self, info: ObjectInfo, find: Find) -> ObjectInfo:
-        """With the ETag that the index knows: of a file its content's digest."""
-        if self._files is None:
-            return self._paired(info, find)
-        files = self._files
-        return self._paired(files.of(info), lambda path: files.of(find(path)))
-
-    def _paired(self, info: ObjectInfo, find: Find) -> ObjectInfo:
+    def _identified(self, info: ObjectInfo, find: Callable[[str], ObjectInfo]) -> ObjectInfo:
         """Adds the etag of its index file, if any: either file's change is a change."""
         if not self._is_paired:
             return info
@@ -148,7 +154,10 @@ class Source:
         return found[path]
 
     def _object(self, info: ObjectInfo) -> OpenObject:
-        return self._open.get((info.path, info.etag), lambda: self._format(self._store, info, self.config.text_field))
+        return self._open.get((info.path, info.etag), lambda: self._format(self._reader(info), self.config.text_field))
+
+    def _reader(self, info: ObjectInfo) -> ObjectReader:
+        return ObjectReader(self._store, info, self._spool, self.changed, self._sizes)
 
     def _empty(self, why: str) -> Refused:
         return Refused("SourceEmpty", f"source {self.config.name!r} at {self.config.uri}: {why}")
@@ -162,15 +171,19 @@ def include_pattern(glob: str) -> re.Pattern[str]:
     return re.compile(out)
 
 
-def _entry(info: ObjectInfo, extent: Extent) -> BlockEntry:
-    return BlockEntry(info.path, extent.ordinal, extent.offset, extent.size, info.size, info.etag)
+def _entry(info: ObjectInfo, etag: str, extent: Extent) -> BlockEntry:
+    return BlockEntry(info.path, extent.ordinal, extent.offset, extent.size, info.size, etag)
 
 
-def _open(config: SourceConfig, secrets_dir: Path | None) -> Store:
+def open_source(
+    config: SourceConfig, secrets_dir: Path | None = None, spool: Spool | None = None, sizes: Sizes | None = None
+) -> Source:
+    """Raises Refused (SourceNotFound). `spool`: for blocks in use."""
     try:
-        return open_store(config.uri, config.endpoint, secrets_dir)
+        store = open_store(config.uri, config.endpoint, secrets_dir)
     except NotFound as error:
         raise _not_found(config) from error
+    return Source(config, store, spool or Spool(), sizes or Sizes())
 
 
 def _not_found(config: SourceConfig) -> Refused:

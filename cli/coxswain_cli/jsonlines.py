@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -67,5 +68,10 @@ class JsonOutput:
         """Does nothing: no line is held back."""
 
     def _write(self, type_: str, **fields: Any) -> None:
-        self._out.write(msgspec.json.encode({"type": type_, **fields}).decode() + "\n")
+        line = {"type": type_, **fields}
+        try:
+            text = msgspec.json.encode(line).decode()
+        except UnicodeEncodeError:  # a path or an argument that is not UTF-8
+            text = json.dumps(line)
+        self._out.write(text + "\n")
         self._out.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,7 +40,7 @@ def status_command(
         typer.echo(f"cox status: {error.message}", err=True)
         raise typer.Exit(Exit.USER_FAULT) from error
     if as_json:
-        typer.echo(msgspec.json.encode(seen))
+        typer.echo(json.dumps(msgspec.to_builtins(seen)))
     else:
         typer.echo("\n".join(describe(seen)))
 

@@ -216,8 +216,8 @@ def _read(path: Path) -> Manifest:
         if key_of(manifest)[::2] != (path.parent.parent.name, path.stem) or not manifest["metadata"]["uid"]:
             raise ValueError("it names another object")
         msgspec.convert(manifest, _SHAPES.get(manifest["kind"], Stored))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        why = f"no {error}" if isinstance(error, KeyError) else str(error)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else str(getattr(error, "strerror", error))
         raise Refused(
             "CorruptObject", f"{path} is not an object of this folder ({why}); delete it, or start in another --workdir"
         ) from error

@@ -81,7 +81,7 @@ def test_samples_that_do_not_decode_are_repaired_or_allowed(run, mend):
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_goes_on_with_a_lower_rate(run):
     spec(run)["optimizer"] = {"learningRate": "1e30", "gradientClip": "0"}
-    fails(run, "Diverged", "Lower optimizer.learningRate")
+    fails(run, "GradientNotFinite", "lower optimizer.learningRate")
     spec(run)["optimizer"] = {"learningRate": "3e-3"}
     completes(run)
 

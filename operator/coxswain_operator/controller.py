@@ -20,7 +20,7 @@ from coxswain_operator.reconcile.actions import Create, CreatePod, Decision, Del
 from coxswain_operator.reconcile.spec import read_spec
 from coxswain_operator.reconcile.status import read_status
 from coxswain_operator.settings import Settings
-from coxswain_operator.views import HolderView, Manifest, PodView
+from coxswain_operator.views import HolderView, Manifest, PodView, retry_requested
 from coxswain_operator.workqueue import RequeueDelay
 
 WATCHED = ("TrainingJob", "Pod", "DataSource", "DataMix", "ParallelismPolicy")
@@ -163,5 +163,6 @@ _WRITES = (WriteStatus, Create, CreatePod, Delete)
 
 
 def is_finished(observed: Observed) -> bool:
-    """The job has ended and none of its pods runs."""
-    return read_status(observed.job).ended and not any(p.occupies for p in observed.pods)
+    """The job has ended for good and none of its pods runs."""
+    ended = read_status(observed.job).ended and not retry_requested(observed.job)
+    return ended and not any(p.occupies for p in observed.pods)

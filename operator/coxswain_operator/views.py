@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from coxswain.names import ANNOTATION_RETRY
+
 Manifest = dict[str, Any]
 Conditions: TypeAlias = frozenset[tuple[str, str]]
 """Conditions as (type, status)."""
@@ -112,3 +114,15 @@ class ChildView:
     uid: str = ""
     content: str = ""
     deleting: bool = False
+
+
+def retry_value(job: Manifest) -> str:
+    """The value of the annotation that requests a retry."""
+    return str((job["metadata"].get("annotations") or {}).get(ANNOTATION_RETRY, ""))
+
+
+def retry_requested(job: Manifest) -> bool:
+    """The job has ended, and its annotation has a value that no retry has answered yet."""
+    status = job.get("status") or {}
+    summary = next((c for c in status.get("conditions", ()) if c["type"] == "Succeeded"), {"status": "Unknown"})
+    return summary["status"] != "Unknown" and retry_value(job) not in ("", status.get("retried"))

@@ -96,7 +96,7 @@ class Driver:
 
     async def _open(self) -> None:
         check_batch(self._state.job)
-        self._state.manifest = await self._store_call(self._checkpoints.open)
+        self._state.manifest = await self._store_call(self._checkpoints.open, self._state.recorded_step)
         await self._store_call(self._mixes.read)
 
     async def _advance(self) -> bool:

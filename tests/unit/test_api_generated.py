@@ -100,7 +100,9 @@ def test_there_are_no_floats_and_no_new_booleans(kind: Any) -> None:
 def test_names_are_camel_case_and_enumerations_are_pascal_case_words(kind: Any) -> None:
     names = [path.rsplit(".", 1)[-1].removesuffix("[]") for path, _ in fields(kind)]
     assert [name for name in names if not re.fullmatch(r"[a-z][a-zA-Z0-9]*", name)] == []
-    words = [word for path, m in fields(kind) for word in m.get("enum", ()) if not path.endswith("preset")]
+    words = [
+        word for path, m in fields(kind) for word in m.get("enum", ()) if not path.endswith(("preset", "hardware"))
+    ]
     assert [word for word in words if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", word)] == []
 
 

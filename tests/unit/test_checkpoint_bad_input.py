@@ -53,7 +53,7 @@ def test_a_torn_manifest_is_named_with_the_one_before_as_the_way_out(job, store,
     store.put(KEY, left)
     said = refusal(job, store)
     assert said.startswith(f"TornCheckpoint: {KEY} is not a manifest (")
-    assert f"delete {KEY} to resume from the checkpoint before it, or restore what is missing" in said
+    assert f"restore what is missing, or delete {KEY} to resume from the checkpoint before it" in said
 
 
 def test_a_run_resumes_from_the_manifest_before_a_torn_one_that_was_deleted(job, store):
@@ -67,7 +67,9 @@ def test_a_run_resumes_from_the_manifest_before_a_torn_one_that_was_deleted(job,
 
 def test_a_missing_shard_is_named_with_its_manifest(job, store):
     store.delete("shards/a.safetensors")
-    assert f"TornCheckpoint: {KEY} names shards/a.safetensors, which is missing; delete {KEY}" in refusal(job, store)
+    assert f"TornCheckpoint: {KEY} names shards/a.safetensors, which is missing; restore what is missing" in refusal(
+        job, store
+    )
 
 
 def test_a_shard_of_another_length_is_named_with_both_lengths(job, store):
@@ -185,3 +187,28 @@ def test_a_torn_block_index_is_named_with_the_way_to_have_it_indexed_again(job, 
     store.put(key, harm)
     with pytest.raises(CoxswainError, match=f"{key} cannot be read .*; delete the object to have it indexed again"):
         IndexStore(store).lengths(block)
+
+
+@pytest.mark.parametrize(("recorded", "words"), [(7, "the newest one there is before step 6"), (99, "step 99")])
+def test_a_checkpoint_below_the_recorded_step_is_refused_with_both_ways_out(job, store, recorded, words):
+    with pytest.raises(Refused) as caught:
+        CheckpointStore(job, store).open(recorded)
+    assert caught.value.reason == "CheckpointMissing"
+    assert all(said in caught.value.message for said in (words, "restore manifests/step-", "--accept-older-checkpoint"))
+    assert CheckpointStore(job, store).open(6).step == 6
+
+
+def test_a_place_without_any_checkpoint_is_refused_where_one_is_recorded_and_is_the_beginning_where_none_is(job):
+    empty = store_of(job)
+    with pytest.raises(Refused, match=r"there is none.*resume from the beginning"):
+        CheckpointStore(job, empty).open(1)
+    assert CheckpointStore(job, empty).open(0) is None
+
+
+def test_a_run_that_planned_nothing_yet_may_have_another_mix_in_its_place(job):
+    store, other = store_of(job), replace(job, mix=replace(job.mix, seed=job.mix.seed + 1))
+    CheckpointStore(job, store).open()
+    CheckpointStore(other, store).open()
+    store.put(generation_key(1), b"{}")
+    with pytest.raises(Refused, match="another stream"):
+        CheckpointStore(job, store).open()

@@ -168,6 +168,8 @@ class TrainingJobStatus(Model):
     queue do not."""
     active_since: Time | None = None
     """Since when the job is active. Empty: it is queued, suspended, or has not started."""
+    retried: Text | None = None
+    """Value of the annotation coxswain.dev/retry that the latest retry answered. Another value retries the ended job."""
     event_sequence: Whole | None = None
     """Number of the last of the coordinator's events that is published as an Event."""
     updated_at: Time | None = None

@@ -98,7 +98,7 @@ def environment(service: Service, job: Manifest, secrets: bool) -> list[dict[str
         "TMPDIR": SCRATCH_DIR,
     }
     plain |= {names.ENV_SECRETS_DIR: SECRETS_DIR} if secrets else {}
-    plain |= {names.ENV_RUN_DIR: RUN_DIR} if service is COORDINATOR else {}
+    plain |= {names.ENV_RUN_DIR: RUN_DIR, **_recorded_step(job)} if service is COORDINATOR else {}
     fields = {
         names.ENV_POD_NAME: "metadata.name", names.ENV_POD_IP: "status.podIP", names.ENV_POD_UID: "metadata.uid",
     }  # fmt: skip
@@ -106,6 +106,12 @@ def environment(service: Service, job: Manifest, secrets: bool) -> list[dict[str
         *({"name": k, "value": v} for k, v in plain.items()),
         *({"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in fields.items()),
     ]
+
+
+def _recorded_step(job: Manifest) -> dict[str, str]:
+    """The step below which the job never resumes."""
+    recorded = (job.get("status") or {}).get("lastCheckpoint")
+    return {names.ENV_RECORDED_STEP: str(recorded["step"])} if recorded else {}
 
 
 def endpoint_secrets(config: JobConfig) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import logging
@@ -52,6 +53,7 @@ class LocalCluster:
         self.workdir, self._clock, self._lock_seconds = workdir.absolute(), clock, lock_seconds
         self._pods: dict[Key, tuple[Pod, asyncio.Task[None]]] = {}
         self._deletions: dict[Key, asyncio.Task[None]] = {}
+        self._closing = False
 
     async def __aenter__(self) -> LocalCluster:
         self._addresses = Addresses(str(self.workdir))
@@ -75,6 +77,9 @@ class LocalCluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closing = True  # from here on no status is written: what a pod says now is our doing
+        with contextlib.suppress(OSError):  # a full disk: the next start marks them
+            self._mark_lost_pods()
         await asyncio.gather(*(pod.stop(task, _CLOSING_GRACE) for pod, task in self._pods.values()))
         await asyncio.gather(*self._deletions.values())
         await self._prober.close()
@@ -165,6 +170,8 @@ class LocalCluster:
         return Machine(self.workdir, self._addresses, self._prober, lookup, self._lock)
 
     def _report(self, key: Key, status: Manifest) -> None:
+        if self._closing:
+            return
         try:
             self._objects.write_status(key, status)
         except Conflict:  # deleted meanwhile: the status is not needed
@@ -196,9 +203,9 @@ class LocalCluster:
             doomed += self._objects.owned_by(uid)
 
     def _mark_lost_pods(self) -> None:
-        """Marks running pods of a killed run as lost, by a disruption and not by their own fault.
+        """Marks pods that run as lost, by a disruption and not by their own fault.
 
-        No process outlives its cluster.
+        Their cluster closes or was killed, and no process outlives it.
         """
         for pod in self._objects.everything("Pod"):
             if pod["status"]["phase"] not in _TERMINAL:

@@ -16,6 +16,7 @@ from coxswain_operator.reconcile import (
     incarnations,
     progress,
     queueing,
+    retry,
     sources,
     suspend,
 )
@@ -26,13 +27,18 @@ from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.status import JobStatus, due_at, read_status, to_manifest
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.settings import Settings
+from coxswain_operator.views import retry_requested
 
 __all__ = ["Decision", "Observed", "Settings", "reconcile"]
 
 
 def reconcile(observed: Observed, now: float, settings: Settings | None = None) -> Decision:
-    """What to do now. Terminal stays terminal; the status is written before anything that it accounts for is done."""
+    """What to do now. Terminal stays terminal until a retry is requested; the status is written before anything that it
+    accounts for is done.
+    """
     ctx = build_context(observed, now, settings or Settings())
+    if retry_requested(observed.job):
+        return conclude(retry.without_pods(ctx), retry.reopen(ctx))
     if ctx.status.ended:
         return completion.reconcile_finished(ctx)
     if "deletionTimestamp" in observed.job["metadata"]:

@@ -18,7 +18,7 @@ def exceeded(ctx: Context) -> Termination | None:
     if limit is None or active_seconds(ctx) < limit:
         return None
     text = f"the job was active for longer than activeDeadlineSeconds ({limit})"
-    way_out = "recreate it with a larger limit to resume from the last checkpoint"
+    way_out = "raise it and retry the job to resume from the last checkpoint"
     return Termination("Failed", "DeadlineExceeded", f"{text}; {way_out}")
 
 
@@ -44,7 +44,9 @@ def _active_since(ctx: Context) -> float | None:
 def clocked(ctx: Context, step: PolicyResult) -> JobStatus:
     """The status of this pass: its clock stands while the job is queued or suspended."""
     since = _active_since(ctx)
-    if step.state in (QUEUED, "Suspending", "Suspended") or not step.status.start_time:
+    if not step.status.start_time:  # not started, or begun again
+        return replace(step.status, active_since=UNSET)
+    if step.state in (QUEUED, "Suspending", "Suspended"):
         return replace(step.status, active_seconds=int(active_seconds(ctx)), active_since=UNSET)
     return replace(step.status, active_since=stamp(ctx.now if since is None else since))
 

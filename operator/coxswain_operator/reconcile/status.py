@@ -99,6 +99,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     active_seconds: int = 0  # before `active_since`
     updated_at: str = ""  # when this was written
     active_since: str | msgspec.UnsetType = msgspec.UNSET  # unset: queued, suspended or not started
+    retried: str | None = None  # the value of names.ANNOTATION_RETRY that the latest retry answered
 
     def condition(self, type_: str) -> Condition | None:
         return next((c for c in self.conditions if c.type == type_), None)
@@ -109,7 +110,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def ended(self) -> bool:
-        """Completed or Failed, which is final."""
+        """Completed or Failed, which is final unless a retry is requested."""
         return self.is_("Succeeded") or self.is_("Succeeded", "False")
 
     @property

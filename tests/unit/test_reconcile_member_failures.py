@@ -2,48 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from coxswain.wire import Fault, JobReport
-from coxswain_operator.reconcile.actions import Observed
-from coxswain_operator.reconcile.context import Context, build_context
+from coxswain.wire import Fault
 from coxswain_operator.reconcile.failure_policy import verdicts
 from coxswain_operator.reconcile.member_failures import ABANDONED_SECONDS, MemberFailure, detect_failure
-from coxswain_operator.reconcile.times import stamp
-from coxswain_operator.settings import Settings
 from coxswain_operator.views import PodView
-from tests.unit.fake_cluster import data_mix, data_source, report, report_text, training_job
-
-NOW = 2000.0
-COORDINATOR = PodView("demo-coordinator-0", "c", "coordinator", 0, 0, phase="Running", ready=True, created=1000.0)
-TRAINER = PodView("demo-trainer-1-0", "t", "trainer", 1, 0, phase="Running", ready=True, created=1000.0)
-
-
-def ended(code: int | None, pod: PodView = TRAINER, finished: float = 1500.0, **more: Any) -> PodView:
-    phase = "Succeeded" if code == 0 else "Failed"
-    return replace(pod, phase=phase, ready=False, exit_code=code, finished=finished, **more)
-
-
-@dataclass(frozen=True)
-class Scene:
-    """What is there besides the member in question."""
-
-    pods: tuple[PodView, ...]
-    report: JobReport | None = None
-    seen: str = ""
-    spec: dict[str, Any] = field(default_factory=dict)
-    asked: int = 2  # trainers at the start
-
-    def context(self) -> Context:
-        job = training_job(**self.spec)
-        trainers = {"desired": self.asked, "asked": self.asked}
-        job["metadata"]["uid"] = "u"
-        job["status"] = {"seen": self.seen, "trainers": trainers, "startTime": stamp(1000.0)}
-        observed = Observed(job, (data_source(),), (data_mix(),), pods=self.pods, report=self.report)
-        return build_context(observed, NOW, Settings())
+from tests.unit.fake_cluster import report, report_text
+from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, ended
 
 
 def failure(scene: Scene, member: str = "trainer-1") -> MemberFailure | None:

@@ -33,7 +33,7 @@ def reconcile_gang(ctx: Context, config: JobConfig) -> PolicyResult:
     status = failure_policy.record_restarts(ctx, found) if found else ctx.status
     status = resize.start_resize(ctx, status, size) if size else _begun(ctx, status, config)
     others = child_diff.diff_children(ctx, config, status)
-    starting = status.attempt == ctx.status.attempt and not others.deletes
+    starting = status.attempt == ctx.status.attempt and not others.stale
     return PolicyResult(
         state=ctx.state_of_gang,
         status=status,

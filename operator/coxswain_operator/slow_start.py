@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import chain, zip_longest
 from typing import TypeVar
@@ -25,7 +24,8 @@ class SlowStartBatch:
         self, calls: Iterable[Call], at_once: int = AT_ONCE, seconds: float = float("inf"), at_first: int = 1
     ) -> None:
         """After `seconds` no call begins. `at_first`: workers at the start, as of an earlier batch."""
-        self._calls, self._at_once, self._end = iter(calls), at_once, time.monotonic() + seconds
+        self._clock = asyncio.get_running_loop().time
+        self._calls, self._at_once, self._end = iter(calls), at_once, self._clock() + seconds
         self._at_first, self.workers = at_first, 0
         self._errors, self._as_expected = list[BaseException](), True
 
@@ -55,7 +55,7 @@ class SlowStartBatch:
                 self._start_worker(group)
 
     def _next_call(self) -> Call | None:
-        if self._errors or time.monotonic() >= self._end:
+        if self._errors or self._clock() >= self._end:
             return None
         return next(self._calls, None)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,7 +57,7 @@ class WorkQueue:
 
     def add(self, key: Key) -> None:
         """Asks for a call soon, also during one."""
-        self._due.setdefault(key, time.monotonic())
+        self._due.setdefault(key, asyncio.get_running_loop().time())
         if key not in self._tasks:
             self._added[key] = asyncio.Event()
             self._tasks[key] = asyncio.create_task(self._process_until_gone(key), name=f"job {key[0]}/{key[1]}")
@@ -69,7 +68,7 @@ class WorkQueue:
         return list(self._tasks)
 
     def oldest(self, now: float) -> float:
-        """Seconds that the oldest waiting key has waited."""
+        """Seconds that the oldest waiting key has waited; `now` by the event loop's clock."""
         return max((now - since for since in self._due.values()), default=0.0)
 
     async def _process_until_gone(self, key: Key) -> None:
@@ -95,11 +94,12 @@ GONE = RequeueDelay(0.0, 0.0)
 
 async def _wait_for_add(added: asyncio.Event, rest: RequeueDelay) -> None:
     """Waits for an addition, for least to most seconds; then a moment more, to coalesce additions."""
-    begun = time.monotonic()
+    clock = asyncio.get_running_loop().time
+    begun = clock()
     with suppress(TimeoutError):
         async with asyncio.timeout(rest.most):
             await added.wait()
-    await asyncio.sleep(max(COALESCE_SECONDS, begun + rest.least - time.monotonic()))
+    await asyncio.sleep(max(COALESCE_SECONDS, begun + rest.least - clock()))
     added.clear()
 
 

@@ -7,16 +7,28 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import looptime
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coxswain.errors import Refused, Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
+from coxswain.wire import JobReport
 from coxswain_operator.cluster import Conflict, WatchEvent
 from coxswain_operator.controller import WATCHED, Controller
 from coxswain_operator.single_job import run_job
-from coxswain_operator.views import Manifest
-from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, live, report_text, training_job
+from coxswain_operator.views import Conditions, Manifest
+from tests.unit.fake_cluster import (
+    NAMESPACE,
+    FakeCluster,
+    data_mix,
+    data_source,
+    live,
+    report,
+    report_text,
+    training_job,
+)
+from tests.unit.test_reconcile_lifecycle import passes, running
 from tests.unit.test_reconcile_properties import Watched
 
 
@@ -27,6 +39,13 @@ def in_virtual_time(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def now() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def delay(world: FakeCluster) -> float:
+    """After one more pass, until the next; with a poll of five seconds."""
+    found = await Controller(world, world, world.clock, poll_seconds=5.0).reconcile_job(NAMESPACE, "demo")
+    assert found is not None
+    return found.most
 
 
 def foreign_pod(name: str) -> Manifest:
@@ -193,6 +212,100 @@ def test_a_job_that_does_not_exist_is_nothing_to_run() -> None:
         assert await alone(FakeCluster()) is None
 
     in_virtual_time(scenario)
+
+
+async def finished(**spec: Any) -> FakeCluster:
+    """A completed job whose pods have ended, and had their time to leave."""
+    world = await running(**spec)
+    for pod in list(world.pods()):
+        world.end(pod, 0, report_text("Completed", step=100))
+    await passes(world, 1)
+    world.tick(15)
+    return world
+
+
+async def test_a_pass_that_wrote_is_followed_by_another_at_once() -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    assert await delay(world) == 0.0
+
+
+async def test_a_name_that_is_taken_is_tried_again_after_a_second() -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job(), foreign_pod("demo-trainer-0-0"))
+    assert await delay(world) == 1.0
+
+
+async def test_a_quiet_job_is_looked_at_when_its_poll_or_something_earlier_is_due() -> None:
+    world = await running(activeDeadlineSeconds=60)
+    assert await delay(world) == 5.0
+    world.now = 1000.0 + 57
+    await passes(world, 1)  # writes progress
+    assert await delay(world) == 2.0
+
+
+async def test_a_finished_job_is_looked_at_every_ten_minutes_or_when_it_expires() -> None:
+    assert await delay(await finished()) == 600.0
+    world = await finished(ttlSecondsAfterFinished=100)
+    assert await delay(world) == 84.0
+
+
+async def test_a_job_that_has_ended_and_whose_pods_run_is_polled() -> None:
+    world = await running()
+    world.end(world.pod("coordinator") or {}, 0, report_text("Completed", step=100))
+    await passes(world, 1)
+    assert await delay(world) == 5.0
+
+
+@pytest.mark.parametrize(("quiet", "rest"), [(False, 0.5), (True, 5.0)])
+async def test_a_pass_rests_for_its_cost_and_a_quiet_one_for_ten_times_as_long(
+    monkeypatch: pytest.MonkeyPatch, quiet: bool, rest: float
+) -> None:
+    world = await running() if quiet else FakeCluster(data_source(), data_mix(), training_job())
+    times = iter((1.0, 1.5))
+    monkeypatch.setattr("coxswain_operator.controller.time.thread_time", lambda: next(times))
+    found = await Controller(world, world, world.clock).reconcile_job(NAMESPACE, "demo")
+    assert found is not None and found.least == rest
+
+
+async def test_only_the_coordinator_of_a_job_that_is_not_over_is_asked_and_its_report_is_passed_on() -> None:
+    passed: list[JobReport | None] = []
+
+    async def answer(job: Manifest) -> JobReport:
+        return report("Running", 11)
+
+    for world in (await running(), await finished()):
+        world.report = answer  # type: ignore[method-assign]
+        controller = Controller(world, world, world.clock, on_report=lambda job, found: passed.append(found))
+        await controller.pass_once(NAMESPACE, "demo")
+    assert [found.step if found else None for found in passed] == [11, None]
+
+
+async def test_a_secret_of_the_jobs_name_that_is_not_its_own_is_none_of_its_children() -> None:
+    world = await running()
+    controller = Controller(world, world, world.clock)
+    for labels, count in ((world.objects["Secret", "demo-token"]["metadata"]["labels"], 1), (None, 0), ({}, 0)):
+        world.objects["Secret", "demo-token"]["metadata"]["labels"] = labels
+        observed = await controller.observe(NAMESPACE, "demo")
+        assert observed is not None and [c.kind for c in observed.children].count("Secret") == count
+
+
+@pytest.mark.parametrize(("rule", "deleting", "asked"), [(False, False, 0), (True, False, 1), (False, True, 1)])
+async def test_nodes_are_read_only_where_a_rule_or_a_deletion_needs_them(
+    rule: bool, deleting: bool, asked: int
+) -> None:
+    pressure = {"name": "mine", "action": "Fail", "onNodeConditions": [{"type": "MemoryPressure"}]}
+    world = await running(failurePolicy={"rules": [pressure]} if rule else {})
+    if deleting:
+        await world.delete("Pod", NAMESPACE, "demo-trainer-1-0")
+    looks: list[int] = []
+
+    async def nodes() -> dict[str, Conditions]:
+        looks.append(1)
+        return {}
+
+    world.nodes = nodes  # type: ignore[method-assign]
+    observed = await Controller(world, world, world.clock).observe(NAMESPACE, "demo")
+    assert observed is not None and len(looks) == asked
+    assert all(p.node_conditions == ({("Ready", "Gone")} if asked else set()) for p in observed.pods)
 
 
 def test_without_a_watch_the_poll_still_finds_changes() -> None:

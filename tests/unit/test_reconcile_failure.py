@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from coxswain.wire import Fault, JobEvent
-from coxswain_operator.reconcile.failure_policy import Verdict, count, judge
+from coxswain_operator.reconcile.failure_policy import Verdict, count, judge, verdicts
 from coxswain_operator.reconcile.member_failures import MemberFailure
 from coxswain_operator.reconcile.spec import Rule
+from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import PodView
 from tests.unit.fake_cluster import FakeCluster, report, report_text
+from tests.unit.reconcile_scenes import COORDINATOR, NOW, Scene, ended
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 
@@ -85,6 +88,31 @@ def test_without_rules_only_the_users_fault_fails_and_disruptions_are_not_counte
     what: MemberFailure, action: str
 ) -> None:
     assert judge(what, ()).action == action
+
+
+IGNORED = {"name": "mine", "action": "RestartTrainerIgnoringLimit", "onExitCodes": {"operator": "In", "values": [1]}}
+
+
+@pytest.mark.parametrize(
+    ("delay", "worked", "lost", "rules", "rule"),
+    [
+        (2, 599, ended(1), [], "Escalation"),
+        (2, 600, ended(1), [], "Default"),  # its last replacement worked for long
+        (1, 599, ended(1), [], "Default"),
+        (2, 599, ended(1, deleting=True), [], "Disruption"),
+        (2, 599, ended(1), [{**IGNORED, "action": "RestartTrainer"}], "Escalation"),
+        (2, 599, ended(1), [{**IGNORED, "action": "RestartJob"}], "mine"),
+        (2, 599, ended(1), [IGNORED], "mine"),
+    ],
+)
+def test_a_counted_failure_escalates_when_the_last_replacements_failed_soon(
+    delay: int, worked: float, lost: PodView, rules: list[dict[str, Any]], rule: str
+) -> None:
+    number = {"name": "trainer-1", "number": 3, "since": stamp(NOW - worked - delay), "delaySeconds": delay}
+    pods = (COORDINATOR, replace(lost, incarnation=3))
+    scene = Scene(pods, spec={"failurePolicy": {"rules": rules}}, status={"incarnations": [number]})
+    (verdict,) = verdicts(scene.context())
+    assert (verdict.rule, verdict.whole_job) == (rule, rule == "Escalation" or "RestartJob" in str(rules))
 
 
 def test_a_restart_of_the_whole_job_counts_once_however_many_pods_asked_for_it() -> None:

@@ -150,25 +150,6 @@ async def test_all_conditions_are_set_from_the_first_pass_on() -> None:
     assert [c["type"] for c in world.job["status"]["conditions"]] == list(CONDITIONS)
 
 
-async def test_a_transition_time_moves_only_with_the_status() -> None:
-    world = await running()
-    since = world.condition("Succeeded")["lastTransitionTime"]
-    assert world.condition("Succeeded")["reason"] == "Running"
-    world.tick(60)
-    await passes(world)
-    assert world.condition("Succeeded")["lastTransitionTime"] == since
-    assert world.condition("PodsReady")["lastTransitionTime"] > since
-
-
-async def test_progress_alone_is_written_every_fifteen_seconds() -> None:
-    world = await running()
-    writes = world.status_writes
-    for second in range(60):
-        world.report_now = report("Running", 10, tokens=second, tokens_per_second=float(second))
-        await passes(world, 1)
-    assert 3 <= world.status_writes - writes <= 5
-
-
 async def test_a_pass_without_changes_does_nothing() -> None:
     world = await running()
     decision = await Controller(world, world, world.clock).pass_once(NAMESPACE, "demo")
@@ -189,18 +170,6 @@ async def test_a_deadline_fails_the_job_and_ends_its_pods() -> None:
     await passes(world)
     assert world.condition("Progressing")["reason"] == "DeadlineExceeded"
     assert world.pods() == []
-
-
-async def test_a_finished_job_goes_when_its_time_to_live_is_over() -> None:
-    world = await running(ttlSecondsAfterFinished=100)
-    world.end(world.pod("coordinator"), 0, report_text("Completed", step=100))
-    await passes(world)
-    world.tick(90)
-    await passes(world)
-    assert world.state == "Completed"
-    world.tick(10)
-    await passes(world)
-    assert ("TrainingJob", "demo") not in world.objects
 
 
 async def test_what_indexing_found_is_written_to_the_status_of_the_source() -> None:

@@ -155,21 +155,6 @@ async def test_the_limit_itself_is_allowed(limit: int, state: str) -> None:
     assert world.state == state
 
 
-@pytest.mark.parametrize(("seconds", "delay"), [(599, 1), (600, 0)])
-async def test_a_pod_that_worked_for_ten_minutes_starts_the_delays_again(seconds: int, delay: int) -> None:
-    world = await running()
-    world.end(world.pod("trainer-1") or {}, 1)
-    await one_pass(world)
-    world.tick(seconds)
-    world.reap()
-    await one_pass(world)
-    world.run_all()
-    world.end(world.pod("trainer-1") or {}, 1)
-    await one_pass(world)
-    entry = next(e for e in world.job["status"]["incarnations"] if e["name"] == "trainer-1")
-    assert (entry["number"], entry.get("delaySeconds", 0)) == (2, delay)
-
-
 @pytest.mark.parametrize(("limit", "state"), [(61, "Running"), (60, "Failed")])
 async def test_the_deadline_ends_a_job_in_its_last_second(limit: int, state: str) -> None:
     world = await running(activeDeadlineSeconds=limit)

@@ -217,11 +217,20 @@ def test_a_pass_follows_when_the_deadline_is_due(
     assert deadlines.requeue_times(scene.context()) == ((wake,) if wake else ())
 
 
-@pytest.mark.parametrize("start", [NOW - 60, NOW - 20])
-def test_active_time_begins_with_the_later_of_start_and_resumption(start: float) -> None:
+@pytest.mark.parametrize(("start", "active"), [(NOW - 60, 40), (NOW - 20, 20), (NOW + 20, 0)])
+def test_active_time_begins_with_the_later_of_start_and_resumption(start: float, active: float) -> None:
     given = {"conditions": [condition("Suspended", "False", NOW - 40)], "startTime": stamp(start)}
-    assert deadlines.active_seconds(Scene(GANG, status=given).context()) == min(40, NOW - start)
+    assert deadlines.active_seconds(Scene(GANG, status=given).context()) == active  # or the clock was set back
     assert deadlines.active_seconds(Scene(GANG, status={**given, "conditions": []}).context()) == 0
+
+
+@pytest.mark.parametrize("latest", range(4))
+def test_a_pod_is_late_after_its_creation_its_node_the_jobs_start_and_its_number(latest: int) -> None:
+    """The API server's clock may be behind the operator's."""
+    created, scheduled, start, since = (NOW - 10 if latest == place else NOW - 100 for place in range(4))
+    number = {"name": "trainer-1", "number": 0, "since": stamp(since)}
+    context = Scene(status={"startTime": stamp(start), "incarnations": [number]}).context()
+    assert deadlines.starts_by(context, replace(TRAINER, created=created, scheduled=scheduled)) == NOW - 10 + 900
 
 
 def test_a_pod_that_does_not_start_is_looked_at_when_it_is_late() -> None:

@@ -14,7 +14,7 @@ from coxswain_operator.reconcile.member_failures import MemberFailure
 from coxswain_operator.reconcile.spec import Rule
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import PodView
-from tests.unit.fake_cluster import FakeCluster, report, report_text
+from tests.unit.fake_cluster import report, report_text
 from tests.unit.reconcile_scenes import COORDINATOR, NOW, Scene, ended
 from tests.unit.test_reconcile_lifecycle import passes, running
 
@@ -214,19 +214,3 @@ async def test_a_pod_that_does_not_start_in_time_is_replaced_and_counted() -> No
     await passes(world)
     assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-2"
     assert world.job["status"]["restarts"] == {"counted": 1, "ignored": 1}
-
-
-async def test_a_coordinator_that_leaves_with_0_but_no_last_checkpoint_is_replaced() -> None:
-    world: FakeCluster = await running()
-    world.end(world.pod("coordinator"), 0, report_text("Completed", step=100, checkpoint_step=90))
-    await passes(world)
-    assert world.state == "Restarting"
-    assert world.pod("coordinator")["metadata"]["name"] == "demo-coordinator-1"
-
-
-async def test_a_pod_that_failed_without_an_exit_code_is_replaced() -> None:
-    world = await running()
-    world.pod("trainer-1")["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
-    await passes(world)
-    assert world.created[4:] == ["demo-trainer-1-1"]
-    assert "UnexpectedAdmissionError" in world.events[-1].message

@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from coxswain.api.datasource import DataSourceStatus
 from coxswain.errors import Refused
 from coxswain.names import CONDITIONS
-from coxswain.wire import JobEvent, SourceReport
+from coxswain.wire import JobEvent
 from coxswain_operator.controller import Controller
 from coxswain_operator.single_job import run_job
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, report, report_text, training_job
@@ -162,24 +161,6 @@ async def test_a_lost_coordinator_alone_is_replaced() -> None:
     await passes(world)
     assert (world.created[4:], world.deleted) == (["demo-coordinator-1"], [])
     assert world.state == "Restarting"
-
-
-async def test_a_deadline_fails_the_job_and_ends_its_pods() -> None:
-    world = await running(activeDeadlineSeconds=60)
-    world.tick(60)
-    await passes(world)
-    assert world.condition("Progressing")["reason"] == "DeadlineExceeded"
-    assert world.pods() == []
-
-
-async def test_what_indexing_found_is_written_to_the_status_of_the_source() -> None:
-    world = await running()
-    found = SourceReport("code", "code", 1643, 31184220, 7204, 44120, 165001, 1184337, 0, "sha256:1")
-    world.report_now = report("Running", 11, sources=(found,))
-    await passes(world)
-    status = world.objects["DataSource", "code"]["status"]
-    assert (status["documents"], status["tokens"], status["conditions"][0]["status"]) == (1643, "31184220", "True")
-    DataSourceStatus.model_validate(status)
 
 
 async def test_each_of_the_coordinators_events_is_published_once_and_those_of_its_successor_too() -> None:

@@ -100,15 +100,6 @@ async def test_a_count_that_changes_during_suspension_holds_at_resumption_and_re
     assert (len(world.pods()), world.job["status"]["attempt"]) == (5, 0)
 
 
-async def test_a_coordinator_that_never_saves_is_replaced_in_the_end() -> None:
-    world = await running_scalable()
-    scale(world, 3)
-    await passes(world)
-    world.tick(600)
-    await passes(world, 6)
-    assert (world.job["status"]["attempt"], len(world.pods())) == (1, 5)
-
-
 async def test_a_second_change_after_a_first_is_a_restart_of_its_own() -> None:
     world = await running_scalable()
     for attempt, count in enumerate((3, 2), 1):
@@ -153,16 +144,6 @@ async def test_a_gang_without_room_waits_with_a_message_and_consumes_no_restarts
         await passes(world)
     assert world.state == "Starting" and len(world.created) == 4
     assert "trainer-0 and 1 more: Unschedulable" in world.condition("PodsReady")["message"]
-
-
-async def test_pods_that_a_queue_holds_back_make_the_job_queued_and_do_not_time_out() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
-    await passes(world)
-    for pod in world.pods():
-        world.unschedulable(pod, "SchedulingGated")
-    world.tick(5000)
-    await passes(world)
-    assert (world.state, len(world.created)) == ("Queued", 4)
 
 
 def scaled(state: str = "Running", reason: str = "Training", since: float = NOW - 600) -> Manifest:

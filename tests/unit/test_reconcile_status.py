@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
+from coxswain.api.datasource import DataSourceStatus
 from coxswain.wire import JobReport, SourceReport
 from coxswain_operator.reconcile import attempts, incarnations, progress, sources
 from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus
@@ -89,14 +90,17 @@ def test_delays_double_up_to_a_minute_and_only_for_the_member_that_fails() -> No
     assert incarnations.numbers(status).of("trainer-0").number == 0
 
 
-@pytest.mark.parametrize(("worked", "kept"), [(599, 2), (600, 0)])
-def test_a_delay_is_forgotten_when_another_member_fails_after_ten_minutes_of_work(worked: float, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("fails", "worked", "number", "delay"),
+    [("trainer-0", 599, 3, 2), ("trainer-0", 600, 3, 0), ("trainer-1", 599, 4, 4), ("trainer-1", 600, 4, 0)],
+)
+def test_a_delay_is_forgotten_after_ten_minutes_of_work(fails: str, worked: float, number: int, delay: int) -> None:
     status = JobStatus()
     for _ in range(3):
         status = incarnations.next_incarnation(status, {"trainer-1"}, NOW)
-    status = incarnations.next_incarnation(status, {"trainer-0"}, NOW + 2 + worked)
+    status = incarnations.next_incarnation(status, {fails}, NOW + 2 + worked)
     entry = incarnations.numbers(status).of("trainer-1")
-    assert (entry.number, entry.delay_seconds) == (3, kept)
+    assert (entry.number, entry.delay_seconds) == (number, delay)
 
 
 @pytest.mark.parametrize(("delayed", "delay"), [(True, 1), (False, 0)])
@@ -178,6 +182,7 @@ def test_a_sources_status_is_written_when_it_says_something_new_and_keeps_its_tr
     (first,) = indexed(None, NOW)
     assert (first.kind, first.name, first.status["tokens"]) == ("DataSource", "code", "40")
     assert first.status["lengths"] == {"p50": 5, "p90": 6, "p99": 7, "max": 8}
+    DataSourceStatus.model_validate(first.status)
     assert indexed(first.status, NOW + 9) == ()
     assert indexed(None, NOW, changed(FOUND, source="another")) == ()
     (second,) = indexed(first.status, NOW + 9, changed(FOUND, documents=4))

@@ -146,15 +146,6 @@ async def test_a_trainer_too_many_is_not_created_after_a_smaller_resumption() ->
     ]
 
 
-async def test_a_job_that_never_answers_is_suspended_without_its_checkpoint_in_the_end() -> None:
-    world = await running()
-    world.edit("TrainingJob", "demo", suspend=True)
-    await passes(world)
-    world.tick(600)
-    await passes(world)
-    assert (world.state, world.pods()) == ("Suspended", [])
-
-
 async def test_a_loss_during_suspension_is_neither_replaced_nor_counted() -> None:
     world = await running(failurePolicy={"maxRestarts": 0})
     world.edit("TrainingJob", "demo", suspend=True)

@@ -9,13 +9,21 @@ import msgspec
 import pytest
 
 from coxswain.wire import Fault, JobEvent
-from coxswain_operator.reconcile.failure_policy import Verdict, count, judge, verdicts
+from coxswain_operator.reconcile.failure_policy import (
+    Verdict,
+    failure_events,
+    find_fatal,
+    judge,
+    record_restarts,
+    verdicts,
+)
 from coxswain_operator.reconcile.member_failures import MemberFailure
+from coxswain_operator.reconcile.result import Termination
 from coxswain_operator.reconcile.spec import Rule
 from coxswain_operator.reconcile.times import stamp
-from coxswain_operator.views import PodView
+from coxswain_operator.views import Event, PodView
 from tests.unit.fake_cluster import report, report_text
-from tests.unit.reconcile_scenes import COORDINATOR, NOW, Scene, ended
+from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, ended
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 
@@ -115,10 +123,83 @@ def test_a_counted_failure_escalates_when_the_last_replacements_failed_soon(
     assert (verdict.rule, verdict.whole_job) == (rule, rule == "Escalation" or "RestartJob" in str(rules))
 
 
-def test_a_restart_of_the_whole_job_counts_once_however_many_pods_asked_for_it() -> None:
-    lost = tuple(Verdict(loss(), "r", "RestartJob") for _ in range(4))
-    assert count(lost) == 1
-    assert count(tuple(Verdict(loss(), "r", "RestartTrainer") for _ in range(4))) == 4
+ALONE, WHOLE = Verdict(loss(), "r", "RestartTrainer"), Verdict(loss(), "r", "RestartJob")
+WHOLE_IGNORED = Verdict(loss(), "r", "RestartJobIgnoringLimit")
+GONE = Verdict(loss(disrupted=True), "Disruption", "RestartTrainerIgnoringLimit")
+PLANNED = judge(replace(loss(3), planned=True), ())
+
+
+@pytest.mark.parametrize(
+    ("found", "counted", "ignored", "attempt"),
+    [
+        ((ALONE,), 1, 0, 0),
+        ((ALONE,) * 4, 4, 0, 0),
+        ((GONE,), 0, 1, 0),
+        ((ALONE, GONE), 1, 1, 0),
+        ((WHOLE,) * 4, 1, 0, 1),
+        ((WHOLE, ALONE, GONE), 1, 0, 1),
+        ((WHOLE_IGNORED, GONE), 0, 2, 1),
+        ((WHOLE_IGNORED, ALONE), 1, 0, 1),
+        ((PLANNED,), 0, 0, 1),
+        ((PLANNED, GONE), 0, 1, 1),
+    ],
+)
+def test_a_restart_of_the_whole_job_counts_once_however_many_pods_asked_for_it(
+    found: tuple[Verdict, ...], counted: int, ignored: int, attempt: int
+) -> None:
+    status = record_restarts(Scene((COORDINATOR,), seen="coordinator").context(), found)
+    assert (status.restarts.counted, status.restarts.ignored, status.attempt) == (counted, ignored, attempt)
+    assert (status.trainers.desired, status.seen) == ((0, "") if attempt else (2, "coordinator"))
+    delay = next((e.delay_seconds for e in status.incarnations if e.name == "all"), 0)
+    assert delay == 0  # the first replacement is immediate
+
+
+@pytest.mark.parametrize(("lost", "reasons"), [(1, []), (5, []), (6, ["1 more"]), (8, ["3 more"])])
+def test_of_many_losses_the_first_five_are_events(lost: int, reasons: list[str]) -> None:
+    found = failure_events((GONE,) * lost)
+    assert len(found) == min(lost, 5) + len(reasons)
+    assert [event.message[:6] for event in found[5:]] == reasons
+    assert {(event.reason, event.warning) for event in found} == {("NodeLost", True)}
+
+
+def test_an_event_says_what_was_lost_and_what_follows() -> None:
+    assert failure_events((ALONE,))[0] == Event("WorkerRestarted", "trainer-2: it failed; r: RestartTrainer", True)
+    assert failure_events((PLANNED,))[0] == Event("Scaled", "trainer-2: it failed")
+    assert failure_events(()) == ()
+
+
+FATAL = {"name": "fatal", "action": "Fail", "onExitCodes": {"operator": "In", "values": [9]}}
+TOO_MANY = "restart 11 would exceed failurePolicy.maxRestarts (10)"
+SAYS_WHY = '{"reason": "BadShard", "message": "shard 3 is torn"}'
+
+
+@pytest.mark.parametrize(
+    ("pod", "before", "counting", "end"),
+    [
+        (ended(1), 9, True, None),
+        (ended(1), 10, True, ("RestartLimitExceeded", f"trainer-1: exit code 1; {TOO_MANY}", "Default", 1)),
+        (ended(1), 10, False, None),
+        (ended(1, deleting=True), 11, True, None),  # nothing is counted
+        (ended(9), 0, True, ("FailurePolicy", "trainer-1: exit code 9; rule fatal says Fail", "fatal", 9)),
+        (ended(9), 0, False, ("FailurePolicy", "trainer-1: exit code 9; rule fatal says Fail", "fatal", 9)),
+        (ended(9, message=SAYS_WHY), 0, True, ("BadShard", "shard 3 is torn", "fatal", 9)),
+    ],
+)  # fmt: skip
+def test_a_loss_ends_the_job_by_a_rule_or_by_the_limit(
+    pod: PodView, before: int, counting: bool, end: tuple[str, str, str, int] | None
+) -> None:
+    status = {"restarts": {"counted": before, "ignored": 0}}
+    scene = Scene((COORDINATOR, replace(pod, node="n")), spec={"failurePolicy": {"rules": [FATAL]}}, status=status)
+    found = find_fatal(scene.context(), counting)
+    assert found == (None if end is None else Termination("Failed", *end, "n"))
+
+
+@pytest.mark.parametrize("reason", ["StartTimeout", "ErrImagePull"])
+def test_a_rule_may_name_the_time_out_or_what_the_pod_waited_for(reason: str) -> None:
+    pod = replace(TRAINER, phase="Pending", waiting="ErrImagePull", created=NOW - 900)
+    rules = [{"name": "mine", "action": "Fail", "onReasons": [reason]}]
+    (verdict,) = verdicts(Scene((COORDINATOR, pod), spec={"failurePolicy": {"rules": rules}}).context())
+    assert verdict.rule == "mine"
 
 
 async def test_a_failed_trainer_is_replaced_alone_and_counted() -> None:

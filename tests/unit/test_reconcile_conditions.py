@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from coxswain.wire import Fault, JobEvent, JobReport
-from coxswain_operator.reconcile import completion, deadlines, events, pending
-from coxswain_operator.reconcile.actions import RequeueAt
+from coxswain_operator.reconcile import completion, deadlines, events, pending, reconcile
+from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus, requeues
 from coxswain_operator.reconcile.conditions import conditions
 from coxswain_operator.reconcile.result import PolicyResult, Termination
 from coxswain_operator.reconcile.status import Condition, Incarnation, JobStatus
@@ -90,6 +90,23 @@ def test_a_transition_time_is_that_of_the_last_change_of_the_status(before: str,
     assert found.last_transition_time == stamp(since)
 
 
+@pytest.mark.parametrize("generation", [None, 7])
+def test_a_status_names_the_generation_that_it_is_about(generation: int | None) -> None:
+    scene = Scene(GANG)
+    observed = scene.observed
+    if generation is not None:
+        observed.job["metadata"]["generation"] = generation
+    (write,) = reconcile(observed, NOW).of(WriteStatus)
+    assert isinstance(write, WriteStatus)
+    found = {write.status["observedGeneration"], *(c["observedGeneration"] for c in write.status["conditions"])}
+    assert found == {generation or 1}
+
+
+def test_only_times_to_come_wake_a_pass_each_once_and_in_their_order() -> None:
+    times = (NOW + 2, NOW + 1, NOW, NOW - 1, float("inf"), NOW + 2)
+    assert requeues(times, NOW) == (RequeueAt(NOW + 1), RequeueAt(NOW + 2))
+
+
 def test_faults_of_a_job_are_named_together_and_a_long_message_is_cut() -> None:
     context = Scene(GANG, spec={"mixRef": {"name": "gone"}}).context()
     found = conditions(context, PolicyResult("Queued", context.status, "", "x" * 2000))
@@ -106,24 +123,24 @@ def status(**conditions: str) -> JobStatus:
 
 
 @pytest.mark.parametrize(
-    ("type_", "old", "new", "reasons"),
+    ("type_", "old", "new", "found"),
     [
-        ("Validated", "_", "True", ["Validated"]),
-        ("Validated", "False", "True", ["Validated"]),
+        ("Validated", "_", "True", [("Validated", "everything that the job names exists and fits together")]),
+        ("Validated", "False", "True", [("Validated", "everything that the job names exists and fits together")]),
         ("Validated", "True", "True", []),
         ("Validated", "True", "False", []),
-        ("PodsReady", "False", "True", ["GangStarted"]),
+        ("PodsReady", "False", "True", [("GangStarted", "all pods are ready, 2/2 trainers")]),
         ("PodsReady", "True", "True", []),
-        ("Suspended", "Unknown", "True", ["Suspended"]),
+        ("Suspended", "Unknown", "True", [("Suspended", "m")]),
         ("Suspended", "True", "True", []),
-        ("Suspended", "True", "False", ["Resumed"]),
+        ("Suspended", "True", "False", [("Resumed", "pods are created again")]),
         ("Suspended", "Unknown", "False", []),
         ("Suspended", "True", "Unknown", []),
     ],
 )
-def test_a_condition_that_turns_is_an_event(type_: str, old: str, new: str, reasons: list[str]) -> None:
-    found = events.transitions(status(**{type_: old}), status(**{type_: new}))
-    assert [event.reason for event in found] == reasons
+def test_a_condition_that_turns_is_an_event(type_: str, old: str, new: str, found: list[tuple[str, str]]) -> None:
+    turned = events.transitions(status(**{type_: old}), status(**{type_: new}))
+    assert turned == tuple(Event(reason, message) for reason, message in found)
 
 
 SAID = tuple(JobEvent(n, 1.0, reason, f"{n}") for n, reason in enumerate(("CheckpointSaved", "Completed", "Scaled")))
@@ -196,7 +213,8 @@ def test_a_node_that_prepares_nothing_for_half_a_minute_is_a_reason(
     context = Scene((pod,), spec={"checkpoint": {"uri": "pvc://runs/demo"}}).context()
     assert context.pods["trainer-1"].waiting == ("NotPrepared" if hint else "")
     assert ("is there PersistentVolumeClaim runs?" in context.pods["trainer-1"].waiting_message) is hint
-    assert pending.requeue_times((pod,), NOW) == looks
+    assert {RequeueAt(t) for t in looks} <= set(Scene((pod,)).decide().of(RequeueAt))
+    assert pending.requeue_times((pod,)) - {NOW} == looks
 
 
 @pytest.mark.parametrize(

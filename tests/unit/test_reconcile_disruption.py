@@ -13,7 +13,7 @@ from coxswain_operator.reconcile.actions import Observed, WriteStatus
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import PodView
 from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, live, member_of, report, training_job
-from tests.unit.reconcile_scenes import NOW, TRAINER, Scene
+from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 STRICT: dict[str, Any] = {"failurePolicy": {"maxRestarts": 0}}
@@ -188,6 +188,6 @@ def going(ready: str, late: float = 30, **more: Any) -> PodView:
 def test_a_deletion_is_forced_where_no_kubelet_completes_it_and_a_slow_one_is_waited_for(
     pod: PodView, forced: bool, looks: bool
 ) -> None:
-    context = Scene((pod,)).context()
+    context = Scene((pod, COORDINATOR)).context()
     assert [(d.name, d.uid, d.force) for d in force_delete.force_deletes(context)] == [(pod.name, "t", True)] * forced
     assert force_delete.requeue_times(context) == ((NOW + 10,) if looks else ())

@@ -67,6 +67,11 @@ TABLE: dict[str, tuple[MemberFailure, Rule, bool]] = {
         rule(onNodeConditions=[{"type": "MemoryPressure"}]),
         True,
     ),
+    "a condition that the node lacks does not": (
+        loss(node_conditions=frozenset({("DiskPressure", "True")})),
+        rule(onNodeConditions=[{"type": "MemoryPressure"}]),
+        False,
+    ),
     "of two selectors one is not enough": (loss(2, "Error"), rule(**IN_2, onReasons=["OOMKilled"]), False),
     "a rule that names nothing matches nothing": (loss(1), rule(), False),
 }
@@ -160,6 +165,11 @@ def test_of_many_losses_the_first_five_are_events(lost: int, reasons: list[str])
     assert len(found) == min(lost, 5) + len(reasons)
     assert [event.message[:6] for event in found[5:]] == reasons
     assert {(event.reason, event.warning) for event in found} == {("NodeLost", True)}
+
+
+def test_the_event_of_the_rest_is_like_the_last_that_is_named() -> None:
+    *_, rest = failure_events((PLANNED, *(GONE,) * 6))
+    assert rest == Event("NodeLost", "2 more members failed in the same pass", True)
 
 
 def test_an_event_says_what_was_lost_and_what_follows() -> None:

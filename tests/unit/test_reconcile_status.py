@@ -9,12 +9,24 @@ import pytest
 from msgspec.structs import replace as changed
 
 from coxswain.api.datasource import DataSourceStatus
+from coxswain.api.trainingjob import FailurePolicy, OnCondition, TrainingJobSpec
 from coxswain.wire import JobReport, SourceReport
 from coxswain_operator.reconcile import attempts, incarnations, progress, sources
 from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus
 from coxswain_operator.reconcile.result import Termination
-from coxswain_operator.reconcile.status import Condition, JobStatus, LastCheckpoint, LayoutStatus, Trainers, due_at
-from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.reconcile.spec import read_spec
+from coxswain_operator.reconcile.status import (
+    Condition,
+    Incarnation,
+    JobStatus,
+    LastCheckpoint,
+    LayoutStatus,
+    Trainers,
+    due_at,
+    read_status,
+    to_manifest,
+)
+from coxswain_operator.reconcile.times import seconds, stamp
 from coxswain_operator.views import Manifest, PodView
 from tests.unit.fake_cluster import report
 from tests.unit.reconcile_scenes import COORDINATOR, GANG, NOW, TRAINER, Scene, condition
@@ -53,6 +65,11 @@ def test_progress_is_written_in_its_second_and_looked_for_then(age: float, write
     decision = Scene(GANG, report("Running", 2), status=first, now=NOW + age).decide()
     assert len(decision.of(WriteStatus)) == writes
     assert (RequeueAt(NOW + 15) in decision.of(RequeueAt)) is not bool(writes)
+
+
+def test_times_are_whole_seconds_in_utc_and_none_is_the_year_1970() -> None:
+    assert stamp(NOW + 0.9) == "1970-01-01T00:33:20Z"
+    assert [seconds(text) for text in (stamp(NOW), "", None)] == [NOW, 0.0, 0.0]
 
 
 LOST = Termination("", "Error", "x" * 2000, "mine", 7, "gpu-7")
@@ -165,6 +182,36 @@ def test_trainers_that_are_there_and_ready_are_counted(pod: PodView, ready: int,
     scene = Scene((*GANG[:3], pod))
     after = progress.count_pods(scene.context().status, scene.context())
     assert (after.ready, after.trainers.ready, after.replicas) == (f"{ready}/2", ready, replicas)
+
+
+def test_an_absent_status_is_that_of_a_job_that_has_done_nothing() -> None:
+    nothing = {"counted": 0, "ignored": 0}, {"ready": 0, "desired": 0, "asked": 0}
+    assert to_manifest(read_status({})) == {
+        "observedGeneration": 0, "conditions": [], "attempt": 0, "worldGeneration": 0, "trainers": nothing[1],
+        "replicas": 0, "selector": "", "ready": "", "incarnations": [], "seen": "", "restarts": nothing[0],
+        "attempts": [], "activeSeconds": 0, "updatedAt": "",
+    }  # fmt: skip
+    assert to_manifest(Condition(type="Succeeded", status="True", reason="Completed")) == {
+        "type": "Succeeded", "status": "True", "reason": "Completed", "message": "", "lastTransitionTime": "",
+        "observedGeneration": 0,
+    }  # fmt: skip
+    assert to_manifest(Incarnation(name="all", number=0)) == {"name": "all", "number": 0}
+    assert not read_status({}).ended and read_status({}).state == ""
+
+
+def test_what_reconcile_reads_has_the_apis_defaults() -> None:
+    spec, policy, api = read_spec({}), read_spec({}).failure_policy, TrainingJobSpec.model_fields
+    assert spec.trainers.count == 1
+    assert policy.max_restarts == FailurePolicy().max_restarts
+    assert policy.rules == tuple(FailurePolicy().rules)
+    for name in ("suspend", "active_deadline_seconds", "start_timeout_seconds", "ttl_seconds_after_finished"):
+        assert getattr(spec, name) == api[name].default
+    (rule,) = read_spec({"spec": {"failurePolicy": {"rules": [
+        {"name": "mine", "action": "Fail", "onPodConditions": [{"type": "Ready"}]},
+    ]}}}).failure_policy.rules  # fmt: skip
+    assert rule.on_pod_conditions is not None
+    assert rule.on_pod_conditions[0].status == OnCondition(type="Ready").status
+    assert (rule.on_exit_codes, rule.on_node_conditions, rule.on_reasons) == (None, None, None)
 
 
 FOUND = SourceReport("code", "code", 3, 40, 5, 6, 7, 8, 0, "sha256:1")

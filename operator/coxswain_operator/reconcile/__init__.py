@@ -19,7 +19,7 @@ from coxswain_operator.reconcile import (
     sources,
     suspend,
 )
-from coxswain_operator.reconcile.actions import Decision, Observed, RequeueAt, WriteStatus
+from coxswain_operator.reconcile.actions import Decision, Observed, WriteStatus, requeues
 from coxswain_operator.reconcile.conditions import conditions
 from coxswain_operator.reconcile.context import Context, build_context, generation
 from coxswain_operator.reconcile.result import PolicyResult
@@ -84,7 +84,7 @@ def conclude(ctx: Context, step: PolicyResult) -> Decision:
             *reported,  # before the events that follow from them
             *step.events,
             *events.transitions(old, new),
-            *(RequeueAt(t) for t in sorted(set(wakes)) if ctx.now < t < float("inf")),
+            *requeues(wakes, ctx.now),
         )
     )
 

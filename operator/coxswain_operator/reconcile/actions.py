@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -92,6 +93,11 @@ class RequeueAt:
     """Run a pass at this time even if nothing changes."""
 
     time: float
+
+
+def requeues(times: Iterable[float], now: float) -> tuple[RequeueAt, ...]:
+    """Those that are to come, each once."""
+    return tuple(RequeueAt(t) for t in sorted(set(times)) if now < t < float("inf"))
 
 
 Action: TypeAlias = WriteStatus | Delete | Create | CreatePod | LeaveQueue | CheckpointAndStop | Event | RequeueAt

@@ -47,16 +47,16 @@ def starts_by(ctx: Context, pod: PodView) -> float:
 
     Not from before we asked for it: the API server's clock may be behind ours.
     """
-    asked = max(seconds(ctx.status.start_time or ""), seconds(ctx.numbers.of(pod.member).since))
+    asked = max(seconds(ctx.status.start_time), seconds(ctx.numbers.of(pod.member).since))
     return max(pod.created, pod.scheduled, asked) + ctx.spec.start_timeout_seconds
 
 
 def starts(ctx: Context) -> set[float]:
     """When to look again for pods that do not start."""
-    return {t for p in ctx.observed.pods if p.phase == "Pending" and (t := starts_by(ctx, p)) > ctx.now}
+    return {starts_by(ctx, p) for p in ctx.observed.pods if p.phase == "Pending"}
 
 
 def expires(ctx: Context) -> float:
     """When the finished job itself is deleted."""
     ttl = ctx.spec.ttl_seconds_after_finished
-    return float("inf") if ttl is None else seconds(ctx.status.completion_time or "") + ttl
+    return float("inf") if ttl is None else seconds(ctx.status.completion_time) + ttl

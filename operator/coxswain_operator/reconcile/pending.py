@@ -48,9 +48,9 @@ def with_mount_hint(pod: PodView, config: JobConfig | None, now: float) -> PodVi
     return replace(pod, waiting=UNPREPARED, waiting_message=_mounts(config))
 
 
-def requeue_times(pods: Iterable[PodView], now: float) -> set[float]:
+def requeue_times(pods: Iterable[PodView]) -> set[float]:
     """When to look again for pods that their nodes have not prepared."""
-    return {t for p in pods if _unprepared(p) and (t := _hint_at(p)) > now}
+    return {_hint_at(p) for p in pods if _unprepared(p)}
 
 
 def _unprepared(pod: PodView) -> bool:

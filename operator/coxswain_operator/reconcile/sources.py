@@ -15,7 +15,7 @@ def statuses(ctx: Context) -> tuple[WriteStatus, ...]:
     writes = []
     for source in ctx.observed.sources:
         report = reports.get(source["metadata"]["name"])
-        if report is not None and (status := _status(source, report, ctx.now)) != (source.get("status") or {}):
+        if report is not None and (status := _status(source, report, ctx.now)) != source.get("status"):
             meta = source["metadata"]
             writes.append(WriteStatus("DataSource", meta["name"], status, str(meta.get("resourceVersion", ""))))
     return tuple(writes)

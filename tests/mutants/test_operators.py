@@ -79,6 +79,9 @@ def test_both_conditions_of_an_if_with_elif_are_negated() -> None:
         "y = zip(a, b, strict=True)",
         "y = f(**x)",
         "y = (1, 2, 3, 4, 5)",
+        "y = create_task(x, name=f'job {z[0]}')",
+        "log.warning('%s', x[0], exc_info=not y)",
+        "y = lru_cache(maxsize=7)(x)",
     ],
 )
 def test_a_change_without_behaviour_is_no_mutant(source: str) -> None:

@@ -10,8 +10,6 @@ from typing import TypeVar
 T = TypeVar("T")
 Call = Callable[[], Awaitable[bool]]
 
-AT_ONCE = 64
-
 
 class SlowStartBatch:
     """Workers over one list of calls. Each success adds a worker, so their number doubles.
@@ -20,9 +18,7 @@ class SlowStartBatch:
     instead of a thousand.
     """
 
-    def __init__(
-        self, calls: Iterable[Call], at_once: int = AT_ONCE, seconds: float = float("inf"), at_first: int = 1
-    ) -> None:
+    def __init__(self, calls: Iterable[Call], at_once: int, seconds: float = float("inf"), at_first: int = 1) -> None:
         """After `seconds` no call begins. `at_first`: workers at the start, as of an earlier batch."""
         self._clock = asyncio.get_running_loop().time
         self._calls, self._at_once, self._end = iter(calls), at_once, self._clock() + seconds
@@ -46,8 +42,6 @@ class SlowStartBatch:
         while (call := self._next_call()) is not None:
             try:
                 self._as_expected &= await call()
-            except asyncio.CancelledError:
-                raise
             except BaseException as error:  # raised once the other calls have ended
                 self._errors.append(error)
                 return

@@ -73,11 +73,15 @@ class WorkQueue:
 
     async def _process_until_gone(self, key: Key) -> None:
         """Processes the key until it is gone and was not added since."""
-        added, failures, rest = self._added[key], 0, RequeueDelay(0.0, 0.0)
-        while added.is_set() or rest is not GONE:
-            await _wait_for_add(added, rest)
+        added, failures = self._added[key], 0
+        rest: RequeueDelay | None = None
+        while added.is_set() or rest:
+            if rest:
+                await _wait_for_add(added, rest)
+            await asyncio.sleep(COALESCE_SECONDS)
+            added.clear()
             try:
-                rest, failures = await self._process_once(key) or GONE, 0
+                rest, failures = await self._process_once(key), 0
             except Exception as error:
                 failures += 1
                 rest = _backoff(key, error, failures)
@@ -89,25 +93,21 @@ class WorkQueue:
             return await self._process(key)
 
 
-GONE = RequeueDelay(0.0, 0.0)
-
-
 async def _wait_for_add(added: asyncio.Event, rest: RequeueDelay) -> None:
-    """Waits for an addition, for least to most seconds; then a moment more, to coalesce additions."""
+    """Waits for an addition, for least to most seconds."""
     clock = asyncio.get_running_loop().time
     begun = clock()
     with suppress(TimeoutError):
         async with asyncio.timeout(rest.most):
             await added.wait()
-    await asyncio.sleep(max(COALESCE_SECONDS, begun + rest.least - clock()))
-    added.clear()
+    await asyncio.sleep(begun + rest.least - clock())
 
 
 def _backoff(key: Key, error: Exception, failures: int) -> RequeueDelay:
     """Additions do not shorten it: a busy job must not overload a failing server."""
     if isinstance(error, Conflict):
         log.info("%s/%s: the object has changed: %s", *key, error)
-        return RequeueDelay(COALESCE_SECONDS, COALESCE_SECONDS)
+        return RequeueDelay(0.0, 0.0)
     log.warning("%s/%s: %s: %s", *key, type(error).__name__, error, exc_info=not str(error))
     seconds = random.uniform(0.5, 1.0) * min(MAX_BACKOFF_SECONDS, 2.0 ** (failures - 1))
     return RequeueDelay(seconds, seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coxswain_operator.clock import SLEW, SteadyClock
+from coxswain_operator.clock import SteadyClock
 from coxswain_operator.controller import Controller
 from tests.unit.fake_cluster import NAMESPACE
 from tests.unit.test_reconcile_lifecycle import running
@@ -36,7 +36,7 @@ def test_a_clock_that_is_set_changes_decisions_only_by_a_tenth_of_the_time_that_
     for _ in range(60):
         machine.tick(10.0)
         now = clock()
-        assert (1 - SLEW) * 10 - 1e-3 <= now - before <= (1 + SLEW) * 10 + 1e-3
+        assert 0.9 * 10 - 1e-3 <= now - before <= 1.1 * 10 + 1e-3
         before = now
 
 
@@ -48,14 +48,14 @@ def test_a_clock_that_was_wrong_at_the_start_is_made_up_for_in_ten_times_the_dif
     for _ in range(1001):
         machine.tick(HOUR / 100)
         clock()
-    assert clock() == pytest.approx(machine.wall)
+    assert clock() == pytest.approx(machine.wall, abs=1.0)
 
 
 def test_an_even_clock_is_shown_as_it_is() -> None:
     machine = Machine()
     clock = machine.steady()
     machine.tick(1234.5)
-    assert clock() == pytest.approx(machine.wall)
+    assert clock() == pytest.approx(machine.wall, abs=1e-3)
 
 
 async def test_a_clock_set_forward_by_a_day_neither_ends_a_job_by_its_deadline_nor_gives_up_its_pods() -> None:

@@ -12,6 +12,8 @@ import pytest
 from coxswain_link.metrics import MetricsRegistry
 from coxswain_operator.health import HealthStatus, LoopLag, serve_health
 
+METRICS = ("leader", "jobs", "queue_seconds", "silence_seconds", "loop_lag_seconds")
+
 
 async def test_a_loop_that_was_held_up_is_reported_and_fades_with_time() -> None:
     now = 100.0
@@ -31,11 +33,13 @@ async def test_a_loop_that_was_held_up_is_reported_and_fades_with_time() -> None
 
 @pytest.mark.looptime
 async def test_a_nap_itself_is_no_lag() -> None:
-    lag = LoopLag(clock=asyncio.get_running_loop().time)
+    looks: list[float] = []
+    lag = LoopLag(clock=lambda: looks.append(asyncio.get_running_loop().time()) or looks[-1])
+    assert lag.seconds == 0.0
     measuring = asyncio.create_task(lag.measure())
     await asyncio.sleep(10.5)
     measuring.cancel()
-    assert lag.seconds == pytest.approx(0.0)
+    assert (lag.seconds, len(looks)) == (pytest.approx(0.0), 21)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +61,17 @@ async def test_a_silent_stream_a_waiting_job_and_an_old_lease_are_problems_with_
     assert (f"the Lease was renewed {status.unrenewed:.1f} s ago" in status.text) is leads
 
 
-@pytest.mark.parametrize(("silence", "code"), [(3.0, 200), (200.0, 503)])
-async def test_health_and_metrics_are_served_while_the_operator_is_ready(silence: float, code: int) -> None:
-    status = HealthStatus(silence=silence, waiting=4.0, unrenewed=5.0, jobs=6, lag=0.5)
+@pytest.mark.parametrize(
+    ("status", "code", "values"),
+    [
+        (HealthStatus(), 200, (0, 0, 0, 0, 0)),
+        (HealthStatus(3.0, 4.0, 5.0, 6, 0.5), 200, (1, 6, 4, 3, 0.5)),
+        (HealthStatus(200.0, 4.0, 5.0, 6, 0.5), 503, (1, 6, 4, 200, 0.5)),
+    ],
+)
+async def test_health_and_metrics_are_served_while_the_operator_is_ready(
+    status: HealthStatus, code: int, values: tuple[float, ...]
+) -> None:
     runner = await serve_health("127.0.0.1", 0, lambda now: status, MetricsRegistry("operator"))
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as http:
@@ -68,7 +80,7 @@ async def test_health_and_metrics_are_served_while_the_operator_is_ready(silence
     finally:
         await runner.cleanup()
     assert [answer.status for answer in answers.values()] == [code, 200, 200]
-    assert texts["/healthz"] == status.text
-    for name, value in (("leader", 1), ("jobs", 6), ("queue_seconds", 4), ("silence_seconds", silence)):
-        assert f"coxswain_operator_{name} {float(value)}" in texts["/metrics"]
-    assert "coxswain_operator_loop_lag_seconds 0.5" in texts["/metrics"]
+    assert (texts["/healthz"], texts["/readyz"]) == (status.text, "ready\n")
+    assert answers["/metrics"].headers["Content-Type"] == "text/plain; charset=utf-8"
+    for name, value in zip(METRICS, values, strict=True):
+        assert f"\ncoxswain_operator_{name} {float(value)}\n" in texts["/metrics"]

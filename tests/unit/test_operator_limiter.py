@@ -80,6 +80,20 @@ async def test_a_failure_halves_slowness_leaves_a_quarter_and_a_round_of_good_an
     assert await server.answers(100) == limit
 
 
+@pytest.mark.parametrize("most", [1, 2, 3])
+async def test_one_request_is_always_allowed(most: int) -> None:
+    server = Server(most)
+    server.seconds = 2.0
+    await server.answers(10)
+    assert server.pace.limit == await server.answers(3) == 1
+
+
+async def test_an_overload_is_raised() -> None:
+    with pytest.raises(Busy):
+        async with AdaptiveLimiter(1).slot(Busy):
+            raise Busy
+
+
 async def test_places_go_to_those_that_wait_in_their_order_and_one_that_is_cancelled_passes_it_on() -> None:
     pace, order = AdaptiveLimiter(1), list[str]()
 

@@ -28,6 +28,7 @@ class Control:
     """A coordinator that answers a long poll when its report has another revision, or at the end of the wait."""
 
     def __init__(self) -> None:
+        self.seconds = 0.1  # that each answer takes
         self.pod: PodView | None = COORDINATOR
         self.answer: JobReport | None = FIRST
         self.waits = True
@@ -42,7 +43,7 @@ class Control:
         end = asyncio.get_running_loop().time() + wait
         self.under_way += 1
         try:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(self.seconds)
             while self._nothing_new(after) and asyncio.get_running_loop().time() < end:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             return self.answer
@@ -53,7 +54,7 @@ class Control:
         return self.waits and self.answer is not None and self.answer.revision() == after
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
-        return (reason, at_step) == ("suspended", 7)
+        return (reason, at_step) in (("suspended", 7), ("suspended", -1))
 
     async def forget(self, job: Manifest) -> None:
         self.forgotten += 1
@@ -144,6 +145,26 @@ async def test_a_pod_that_is_not_ready_for_a_while_has_no_report_and_keeps_its_p
         assert len(scene.control.asked) == asked
 
 
+@pytest.mark.parametrize(("seconds", "begun"), [(7.0, [0.0, 7.0, 16.0]), (7.5, [0.0, 7.5, 15.0])])
+async def test_a_coordinator_waits_that_answers_after_half_of_the_time(seconds: float, begun: list[float]) -> None:
+    async with polling(waits=False) as scene:
+        scene.control.seconds = seconds
+        await asyncio.sleep(20.0)
+        assert [when for when, _ in scene.control.asked] == pytest.approx(begun)
+
+
+async def test_a_job_is_forgotten_in_the_second_in_which_three_minutes_are_over() -> None:
+    control = Control()
+    control.answer, control.seconds = None, 0.0
+    poller = ReportPoller(cast("HttpJobControl", control), lambda key: None, absent=1.0)
+    await poller.report(JOB)
+    await asyncio.sleep(179.5)
+    assert control.forgotten == 0
+    await asyncio.sleep(1.0)
+    assert control.forgotten == 1
+    await poller.close()
+
+
 @pytest.mark.parametrize(("silence", "forgotten"), [(160.0, 0), (200.0, 1)])
 async def test_a_job_whose_report_no_pass_reads_is_forgotten_after_three_minutes(
     silence: float, forgotten: int
@@ -159,4 +180,5 @@ async def test_a_job_whose_report_no_pass_reads_is_forgotten_after_three_minutes
 async def test_a_request_to_stop_goes_to_the_coordinator_with_its_step() -> None:
     async with polling() as scene:
         assert await scene.poller.checkpoint_and_stop(JOB, "suspended", 7)
-        assert not await scene.poller.checkpoint_and_stop(JOB, "suspended")
+        assert await scene.poller.checkpoint_and_stop(JOB, "suspended")
+        assert not await scene.poller.checkpoint_and_stop(JOB, "suspended", 8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from coxswain.names import LABEL_JOB
 from coxswain_operator import kopf_watches
 from coxswain_operator.cluster import WatchEvent
 from coxswain_operator.kopf_watches import run_watches
+from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
 from coxswain_operator.views import Manifest
 from coxswain_operator.workqueue import Key
 
@@ -62,11 +62,20 @@ async def for_ever(*_: Any) -> None:
     await asyncio.sleep(1e9)
 
 
+SPAWNED: list[dict[str, Any]] = []
+
+
 async def watched(
     monkeypatch: pytest.MonkeyPatch, cluster: Watched, kopf: Callable[..., Awaitable[None]] = for_ever, *scopes: str
 ) -> list[Key]:
-    """The keys that the watches add within a minute."""
-    monkeypatch.setattr(kopf_watches, "_kopf_once", kopf)
+    """The keys that the watches add within a minute. `kopf`: one of its tasks; another goes on."""
+
+    async def spawn_tasks(**options: Any) -> list[asyncio.Task[None]]:
+        SPAWNED.append(options)
+        return [asyncio.create_task(work()) for work in (kopf, for_ever)]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kopf_watches.kopf, "spawn_tasks", spawn_tasks)
+    SPAWNED.clear()
     added: list[Key] = []
     try:
         async with asyncio.timeout(60):
@@ -91,6 +100,17 @@ async def test_jobs_of_all_namespaces_are_read_before_any_pod(monkeypatch: pytes
     assert cluster.asked == ["kinds", "jobs in a", "jobs in b", "pods in a", "pods in b"]
 
 
+@pytest.mark.parametrize("scopes", [(), ("a", "b")])
+async def test_kopf_watches_all_namespaces_or_those_that_are_named(
+    monkeypatch: pytest.MonkeyPatch, scopes: tuple[str, ...]
+) -> None:
+    await watched(monkeypatch, Watched(), for_ever, *scopes)
+    (options,) = SPAWNED
+    assert (options["clusterwide"], options["namespaces"], options["standalone"]) == (not scopes, scopes, True)
+    assert isinstance(options["registry"], kopf_watches.kopf.OperatorRegistry)
+    assert options["settings"].watching.inactivity_timeout == SILENCE_SECONDS
+
+
 async def test_a_watch_of_pods_that_ends_ends_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="the watch of pods has ended; restart the operator"):
         await watched(monkeypatch, Watched(goes_on=False))
@@ -103,7 +123,13 @@ async def test_kopf_is_started_again_after_a_growing_pause_until_sigterm_ends_it
     monkeypatch: pytest.MonkeyPatch, lasts: float, pauses: list[float]
 ) -> None:
     drawn: list[float] = []
-    monkeypatch.setattr(kopf_watches.random, "uniform", lambda least, most: drawn.append(most) or most)
+
+    def uniform(least: float, most: float) -> float:
+        assert least == 0.1
+        drawn.append(most)
+        return most
+
+    monkeypatch.setattr(kopf_watches.random, "uniform", uniform)
 
     async def kopf(*_: Any) -> None:
         await asyncio.sleep(lasts)
@@ -112,6 +138,18 @@ async def test_kopf_is_started_again_after_a_growing_pause_until_sigterm_ends_it
 
     await watched(monkeypatch, Watched(), kopf)
     assert drawn == pauses
+
+
+async def test_an_error_that_restarting_kopf_cannot_mend_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail() -> None:
+        raise ConnectionError("half a line")
+
+    def uniform(least: float, most: float) -> float:
+        raise MemoryError
+
+    monkeypatch.setattr(kopf_watches.random, "uniform", uniform)
+    with pytest.raises(MemoryError):
+        await watched(monkeypatch, Watched(), fail)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +163,12 @@ async def test_kopf_is_started_again_after_a_growing_pause_until_sigterm_ends_it
 @pytest.mark.parametrize("ours", [False, True])
 @pytest.mark.parametrize(("type_", "noted"), [("DELETED", "DELETED"), ("MODIFIED", "MODIFIED"), (None, "MODIFIED")])
 async def test_a_change_is_noted_before_it_adds_its_jobs_and_an_own_write_adds_none(
-    monkeypatch: pytest.MonkeyPatch, kind: str, keys: list[Key], ours: bool, type_: str | None, noted: str
+    kind: str, keys: list[Key], ours: bool, type_: str | None, noted: str
 ) -> None:
-    handlers: dict[str, Callable[..., Awaitable[None]]] = {}
-    monkeypatch.setattr(
-        kopf_watches.kopf.on, "event", lambda *_, **options: partial(handlers.__setitem__, options["id"])
-    )
     cluster, added = Watched(), list[Key]()
     cluster.ours = ours
-    kopf_watches._registry(cluster, ACCESS, added.append)  # type: ignore[arg-type]
+    registry = kopf_watches._registry(cluster, ACCESS, added.append)  # type: ignore[arg-type]
+    handlers: dict[str, Any] = {handler.id: handler.fn for handler in registry._watching._handlers}
     item = manifest(kind, "changed")
     await handlers[f"{kind.lower()}s".replace("xs", "xes")](event={"type": type_, "object": item})
     assert [(change.kind, change.object) for change in cluster.noted] == [(noted, item)]
@@ -141,15 +176,17 @@ async def test_a_change_is_noted_before_it_adds_its_jobs_and_an_own_write_adds_n
 
 
 def test_kopf_goes_on_asking_and_leaves_scanning_peering_and_events_alone() -> None:
-    settings = kopf_watches._settings(70.0)
+    settings = kopf_watches._settings(55.0)
     assert list(islice(settings.networking.error_backoffs, 8)) == [0.5, 1, 2, 4, 8, 15, 15, 15]
     assert (settings.posting.enabled, settings.peering.standalone, settings.scanning.disabled) == (False, True, True)
-    assert settings.watching.inactivity_timeout == 70.0
+    assert (settings.watching.inactivity_timeout, settings.watching.chunk_size) == (55.0, 500)
 
 
 @pytest.mark.parametrize(("header", "scheme", "token"), [("Bearer secret", "Bearer", "secret"), ("", None, None)])
-def test_kopf_connects_with_the_operators_own_rights(header: str, scheme: str | None, token: str | None) -> None:
+async def test_kopf_connects_with_the_operators_own_rights(header: str, scheme: str | None, token: str | None) -> None:
     access = SimpleNamespace(**{**vars(ACCESS), "authorization": lambda: header, "certificate": "c", "key": "k"})
-    info = kopf_watches._connection_info(access)  # type: ignore[arg-type]
+    registry = kopf_watches._registry(Watched(), access, lambda key: None)  # type: ignore[arg-type]
+    (log_in,) = registry._activities._handlers
+    info: Any = await log_in.fn()
     assert (info.server, info.ca_path, info.insecure) == ("https://api", "ca.crt", False)
     assert (info.scheme, info.token, info.certificate_path, info.private_key_path) == (scheme, token, "c", "k")

@@ -61,7 +61,8 @@ async def test_a_report_comes_from_the_coordinators_address_with_the_jobs_token(
 async def test_a_stop_names_its_reason_and_its_step() -> None:
     async with talking() as (control, coordinator, world):
         assert await control.checkpoint_and_stop(world.job, "suspended", 7)
-        assert coordinator.stops == [StopRequest("suspended", 7)]
+        assert await control.checkpoint_and_stop(world.job, "suspended")
+        assert coordinator.stops == [StopRequest("suspended", 7), StopRequest("suspended", -1)]
 
 
 async def test_a_wrong_token_is_no_answer() -> None:

@@ -145,16 +145,6 @@ async def test_a_pod_that_vanished_before_its_number_was_seen_keeps_it_and_every
     assert {p["metadata"]["name"].rsplit("-", 1)[1] for p in world.pods()} == {"2"}  # one more than the highest
 
 
-@pytest.mark.parametrize(("limit", "state"), [(0, "Failed"), (1, "Running"), (2, "Running")])
-async def test_the_limit_itself_is_allowed(limit: int, state: str) -> None:
-    world = await running(failurePolicy={"maxRestarts": limit})
-    world.end(world.pod("trainer-1") or {}, 1)
-    await passes(world, 2)
-    world.run_all()
-    await passes(world, 2)
-    assert world.state == state
-
-
 @pytest.mark.parametrize(("limit", "state"), [(61, "Running"), (60, "Failed")])
 async def test_the_deadline_ends_a_job_in_its_last_second(limit: int, state: str) -> None:
     world = await running(activeDeadlineSeconds=limit)

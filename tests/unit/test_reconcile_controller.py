@@ -234,6 +234,19 @@ async def test_a_name_that_is_taken_is_tried_again_after_a_second() -> None:
     assert await delay(world) == 1.0
 
 
+async def test_a_quota_that_refuses_again_is_asked_every_ten_seconds() -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job())
+
+    def refuse(verb: str, what: str) -> None:
+        if verb == "create" and what.startswith("demo-trainer"):
+            raise Refused("Forbidden", "pods is forbidden: exceeded quota: gpus")
+
+    world.before_call = refuse
+    controller = Controller(world, world, world.clock)
+    delays = [await controller.reconcile_job(NAMESPACE, "demo") for _ in range(3)]
+    assert [delay.most for delay in delays if delay] == [1.0, 10.0, 10.0]
+
+
 async def test_a_quiet_job_is_looked_at_when_its_poll_or_something_earlier_is_due() -> None:
     world = await running(activeDeadlineSeconds=60)
     assert await delay(world) == 5.0
@@ -263,7 +276,7 @@ async def test_a_pass_rests_for_its_cost_and_a_quiet_one_for_ten_times_as_long(
     times = iter((1.0, 1.5))
     monkeypatch.setattr("coxswain_operator.controller.time.thread_time", lambda: next(times))
     found = await Controller(world, world, world.clock).reconcile_job(NAMESPACE, "demo")
-    assert found is not None and found.least == rest
+    assert found is not None and (found.least, found.most) == (rest, 1.0 if quiet else 0.0)
 
 
 async def test_only_the_coordinator_of_a_job_that_is_not_over_is_asked_and_its_report_is_passed_on() -> None:

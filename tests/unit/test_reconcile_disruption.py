@@ -47,14 +47,6 @@ async def test_a_node_that_reboots_costs_no_counted_restart(member: str, code: i
     assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 1}
 
 
-async def test_a_rule_of_the_users_own_may_restart_the_job_on_a_drain_but_it_is_not_counted() -> None:
-    rules = [{"name": "all", "onPodConditions": [{"type": "DisruptionTarget"}], "action": "RestartJob"}]
-    world = await running(failurePolicy={"maxRestarts": 0, "rules": rules})
-    await drain(world, "trainer-0")
-    await passes(world, 6)
-    assert (world.job["status"]["attempt"], world.job["status"]["restarts"]["counted"]) == (1, 0)
-
-
 async def test_members_that_give_up_because_the_coordinators_node_is_lost_are_replaced_uncounted() -> None:
     world = await running(**STRICT)
     world.set_node("node-of-coordinator", "Unknown")

@@ -144,6 +144,7 @@ PLANNED = judge(replace(loss(3), planned=True), ())
         ((WHOLE,) * 4, 1, 0, 1),
         ((WHOLE, ALONE, GONE), 1, 0, 1),
         ((WHOLE_IGNORED, GONE), 0, 2, 1),
+        ((Verdict(loss(disrupted=True), "mine", "RestartJob"),), 0, 1, 1),  # a drain is never counted
         ((WHOLE_IGNORED, ALONE), 1, 0, 1),
         ((PLANNED,), 0, 0, 1),
         ((PLANNED, GONE), 0, 1, 1),
@@ -227,19 +228,6 @@ async def test_a_lost_node_is_replaced_uncounted_with_an_event_NodeLost() -> Non
     await passes(world)
     assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 1}
     assert [h.reason for h in world.events if h.warning] == ["NodeLost"]
-
-
-async def test_a_second_failure_waits_a_second_and_a_third_two() -> None:
-    world = await running()
-    for _ in range(3):
-        await passes(world, 5)
-        world.end(world.pod("trainer-1"), 1)
-    await passes(world, 1)
-    entry = next(e for e in world.job["status"]["incarnations"] if e["name"] == "trainer-1")
-    assert (entry["number"], entry["delaySeconds"]) == (3, 2)
-    assert world.pod("trainer-1") is None
-    await passes(world, 3)
-    assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-3"
 
 
 async def test_the_first_failure_beyond_the_limit_ends_the_job_and_names_the_limit() -> None:

@@ -100,8 +100,10 @@ class Controller:
         if kind != "Secret":
             return await self._cluster.list(kind, meta["namespace"], {LABEL_JOB_UID: meta["uid"]})
         secret = await self._cluster.get(kind, meta["namespace"], secret_name(job))
-        ours = secret is not None and (secret["metadata"].get("labels") or {}).get(LABEL_JOB_UID) == meta["uid"]
-        return [secret] if secret is not None and ours else []
+        if secret is None:
+            return []
+        ours = (secret["metadata"].get("labels") or {}).get(LABEL_JOB_UID) == meta["uid"]
+        return [secret] if ours else []
 
     async def _pods(self, job: Manifest) -> tuple[PodView, ...]:
         """Adds conditions of nodes only where they matter: it needs a cluster-wide right."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -16,6 +17,8 @@ from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_
 from coxswain.wire import JobReport
 from coxswain_operator.cluster import Conflict, WatchEvent
 from coxswain_operator.controller import WATCHED, Controller
+from coxswain_operator.reconcile.times import seconds
+from coxswain_operator.settings import Settings
 from coxswain_operator.single_job import run_job
 from coxswain_operator.views import Conditions, Manifest
 from tests.unit.fake_cluster import (
@@ -24,6 +27,7 @@ from tests.unit.fake_cluster import (
     data_mix,
     data_source,
     live,
+    manifest,
     report,
     report_text,
     training_job,
@@ -133,6 +137,19 @@ def test_a_change_wakes_the_controller_long_before_its_poll() -> None:
     in_virtual_time(scenario)
 
 
+def test_a_run_that_is_to_leave_ends_at_once_and_leaves_no_task() -> None:
+    async def scenario() -> None:
+        world, leave = FakeCluster(training_job(), data_source()), asyncio.Event()
+        run = asyncio.create_task(run_job(Controller(world, world, poll_seconds=3600), world, NAMESPACE, "demo", leave))
+        await asyncio.sleep(10)
+        leave.set()
+        job = await run
+        assert job is not None and now() < 11
+        assert len(asyncio.all_tasks()) == 1
+
+    in_virtual_time(scenario)
+
+
 def test_a_storm_of_events_is_one_pass() -> None:
     async def scenario() -> None:
         world = FakeCluster(training_job(), data_source())
@@ -140,7 +157,9 @@ def test_a_storm_of_events_is_one_pass() -> None:
         await asyncio.sleep(10)
         looks: list[str] = []
         world.before_call = lambda verb, what: looks.append(what) if (verb, what) == ("get", "TrainingJob") else None
-        ring(world, 200)
+        for _ in range(4):
+            ring(world, 50)
+            await asyncio.sleep(0.01)
         await asyncio.sleep(10)
         assert len(looks) == 1
         run.cancel()
@@ -244,7 +263,10 @@ async def test_a_quota_that_refuses_again_is_asked_every_ten_seconds() -> None:
     world.before_call = refuse
     controller = Controller(world, world, world.clock)
     delays = [await controller.reconcile_job(NAMESPACE, "demo") for _ in range(3)]
-    assert [delay.most for delay in delays if delay] == [1.0, 10.0, 10.0]
+    world.before_call = lambda verb, what: None
+    world.put(foreign_pod("demo-trainer-1-0"))
+    delays.append(await controller.reconcile_job(NAMESPACE, "demo"))
+    assert [delay.most for delay in delays if delay] == [1.0, 10.0, 10.0, 1.0]
 
 
 async def test_a_quiet_job_is_looked_at_when_its_poll_or_something_earlier_is_due() -> None:
@@ -253,6 +275,36 @@ async def test_a_quiet_job_is_looked_at_when_its_poll_or_something_earlier_is_du
     world.now = 1000.0 + 57
     await passes(world, 1)  # writes progress
     assert await delay(world) == 2.0
+    times = iter((world.now, world.now + 10))  # the pass itself took long
+    found = await Controller(world, world, lambda: next(times)).reconcile_job(NAMESPACE, "demo")
+    assert found is not None and found.most == 0.0
+
+
+async def test_a_job_that_saves_for_another_size_is_quiet_although_its_coordinator_is_asked_in_each_pass() -> None:
+    bounds = {"minCount": 1, "maxCount": 4}
+    world = await running(trainers={"count": 2, **bounds})
+    world.edit("TrainingJob", "demo", trainers={"count": 3, **bounds})
+    await passes(world)
+    world.calls.clear()
+    assert (await delay(world), len(world.calls)) == (5.0, 1)
+
+
+async def test_a_controller_has_the_machines_time_and_the_settings_that_it_is_given() -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    await Controller(world, world, settings=Settings(train_image="registry/train:2")).pass_once(NAMESPACE, "demo")
+    assert abs(seconds(world.job["status"]["updatedAt"]) - time.time()) < 3600
+    images = {c["image"] for pod in world.pods() for c in pod["spec"]["containers"]}
+    assert images == {"registry/train:2", "coxswain-data"}
+
+
+async def test_a_policy_that_is_named_is_waited_for() -> None:
+    job = training_job(parallelismRef={"name": "wide"})
+    policy = manifest("ParallelismPolicy", "wide", job["spec"].pop("parallelism"))
+    world = FakeCluster(data_source(), data_mix(), job)
+    for created in (0, 4):
+        await passes(world)
+        assert len(world.created) == created
+        world.put(policy)
 
 
 async def test_a_finished_job_is_looked_at_every_ten_minutes_or_when_it_expires() -> None:

@@ -95,16 +95,21 @@ async def test_a_coordinator_is_not_asked_while(kind: str, name: str, change: Ma
 async def test_a_connection_is_kept_until_the_token_changes_or_the_job_is_forgotten() -> None:
     async with talking(token="wrong") as (control, _, world):
         assert await control.report(world.job) is None
+        ((_, refused),) = control._clients.values()
         secret = world.objects["Secret", "demo-token"]
         secret["data"] = {"token": base64.b64encode(b"right").decode()}
         assert await control.report(world.job) is not None
         (first,) = control._clients.values()
+        assert refused._http.is_closed
         assert await control.report(world.job) is not None
         assert list(control._clients.values()) == [first]
         await control.forget(world.job)
         await control.forget(world.job)
         assert control._clients == {}
+        assert first[1]._http.is_closed
         assert await control.report(world.job) is not None
+        ((_, last),) = control._clients.values()
+    assert last._http.is_closed
 
 
 async def test_the_newest_of_two_ready_coordinators_is_asked() -> None:
@@ -170,6 +175,7 @@ async def test_a_long_poll_names_the_mark_of_what_it_knows() -> None:
         known = await control.report(world.job)
         assert known is not None
         await control.report(world.job, known.revision(), 1.0)
+        assert coordinator.received["/v1/report"][0] == {}
         assert coordinator.received["/v1/report"][-1] == {"after": known.revision(), "wait": "1.0"}
 
 

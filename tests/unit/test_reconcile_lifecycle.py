@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 
 import pytest
 
@@ -188,6 +189,7 @@ async def test_a_changed_setting_reaches_the_config_map_and_no_pod() -> None:
 async def test_the_token_is_made_once() -> None:
     world = await running()
     token = world.objects["Secret", "demo-token"]["data"]
+    assert len(base64.b64decode(token["token"])) == 43  # 32 random bytes
     world.edit("TrainingJob", "demo", stragglers={"action": "Warn"})
     await passes(world)
     assert world.objects["Secret", "demo-token"]["data"] == token

@@ -44,6 +44,8 @@ class ReportPoller:
         polled = self._polled.get(uid)
         if polled is None or (coordinator_uid and polled.coordinator_uid != coordinator_uid):
             polled = self._start_polling(job, coordinator_uid)
+        elif polled.task is not None and polled.task.done():  # by an unexpected error, which asyncio logs
+            polled.task = self._start_task(job, polled)
         polled.asked = _now()
         return polled.latest if polled.coordinator_uid == coordinator_uid else None
 
@@ -53,8 +55,11 @@ class ReportPoller:
         if uid in self._polled:
             _cancel(self._polled[uid])
         polled = self._polled[uid] = _Polled(_now(), coordinator_uid)
-        polled.task = asyncio.create_task(self._poll(job, polled), name=f"reports of {uid}")
+        polled.task = self._start_task(job, polled)
         return polled
+
+    def _start_task(self, job: Manifest, polled: _Polled) -> asyncio.Task[None]:
+        return asyncio.create_task(self._poll(job, polled), name=f"reports of {job['metadata']['uid']}")
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
         return await self._control.checkpoint_and_stop(job, reason, at_step)

@@ -107,7 +107,8 @@ def _backoff(key: Key, error: Exception, failures: int) -> RequeueDelay:
     """Additions do not shorten it: a busy job must not overload a failing server."""
     if isinstance(error, Conflict):
         log.info("%s/%s: the object has changed: %s", *key, error)
-        return RequeueDelay(0.0, 0.0)
-    log.warning("%s/%s: %s: %s", *key, type(error).__name__, error, exc_info=not str(error))
-    seconds = random.uniform(0.5, 1.0) * min(MAX_BACKOFF_SECONDS, 2.0 ** (failures - 1))
+        seconds = 0.0
+    else:
+        log.warning("%s/%s: %s: %s", *key, type(error).__name__, error, exc_info=not str(error))
+        seconds = random.uniform(0.5, 1.0) * min(MAX_BACKOFF_SECONDS, 2.0 ** (failures - 1))
     return RequeueDelay(seconds, seconds)

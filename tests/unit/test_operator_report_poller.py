@@ -32,6 +32,7 @@ class Control:
         self.pod: PodView | None = COORDINATOR
         self.answer: JobReport | None = FIRST
         self.waits = True
+        self.error: Exception | None = None
         self.asked: list[tuple[float, str]] = []  # when, and after which revision
         self.forgotten = self.closed = self.under_way = 0
 
@@ -46,6 +47,8 @@ class Control:
             await asyncio.sleep(self.seconds)
             while self._nothing_new(after) and asyncio.get_running_loop().time() < end:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
+            if self.error:
+                raise self.error
             return self.answer
         finally:
             self.under_way -= 1
@@ -133,6 +136,17 @@ async def test_a_successor_gets_neither_the_report_nor_the_poll_of_its_predecess
         assert scene.control.under_way == 1  # the predecessor's is cancelled
         assert scene.control.asked[-1][1] == ""
         assert await scene.after(1.0) == FIRST
+
+
+async def test_an_unexpected_error_ends_one_poll_and_the_next_pass_begins_another() -> None:
+    async with polling() as scene:
+        await scene.after(1.0)
+        scene.control.error = ValueError("the Secret's token is not base64")
+        await asyncio.sleep(20.0)
+        scene.control.error = None
+        assert await scene.after(0.0) == FIRST
+        scene.control.answer = SECOND
+        assert await scene.after(1.0) == SECOND
 
 
 async def test_a_pod_that_is_not_ready_for_a_while_has_no_report_and_keeps_its_poll() -> None:

@@ -85,6 +85,7 @@ async def test_a_key_that_is_gone_is_forgotten_unless_it_is_added_during_its_las
     assert len(passes.begun) == 2 + again
 
 
+@pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize(
     ("answers", "pauses"),
     [
@@ -95,12 +96,12 @@ async def test_a_key_that_is_gone_is_forgotten_unless_it_is_added_during_its_las
     ],
 )
 async def test_the_pause_after_an_error_doubles_up_to_a_minute_and_additions_do_not_shorten_it(
-    monkeypatch: pytest.MonkeyPatch, answers: list[Answer], pauses: list[float]
+    monkeypatch: pytest.MonkeyPatch, answers: list[Answer], pauses: list[float], added: bool
 ) -> None:
     monkeypatch.setattr(workqueue.random, "uniform", lambda least, most: most)
     passes = Passes(*answers)
     async with WorkQueue(passes) as queue:
-        passes.at_begin = lambda: queue.add(KEY) if len(passes.begun) < len(answers) else None
+        passes.at_begin = lambda: queue.add(KEY) if added and len(passes.begun) < len(answers) else None
         queue.add(KEY)
         await asyncio.sleep(1000.0)
     found = [b - a for a, b in zip(passes.begun, passes.begun[1:], strict=False)]

@@ -15,7 +15,7 @@ class Server:
     """One Secret, and the time."""
 
     def __init__(self) -> None:
-        self.now, self.reads, self.token = 0.0, 0, "first"
+        self.now, self.reads, self.token = 1000.0, 0, "first"
 
     async def send(self, method: str, path: str) -> bytes:
         assert (method, path) == ("GET", "/api/v1/namespaces/lab/secrets/demo")
@@ -34,7 +34,7 @@ async def test_a_secret_is_read_again_after_its_time(age: float, token: str) -> 
     server = Server()
     cache = caching(server)
     await cache.get("lab", "demo")
-    server.now, server.token = age, "second"
+    server.now, server.token = 1000.0 + age, "second"
     assert await cache.get("lab", "demo") == {"token": token}
 
 
@@ -65,8 +65,8 @@ async def test_a_secret_that_would_be_read_again_is_not_kept_when_another_comes(
     server = Server()
     cache = caching(server)
     cache.note(("lab", "old"), b"{}")
-    server.now = 1.0
+    server.now += 1
     cache.note(("lab", "young"), b"{}")
-    server.now = 300.0
+    server.now += 299
     cache.note(("lab", "new"), b"{}")
     assert set(cache._known) == {("lab", "young"), ("lab", "new")}

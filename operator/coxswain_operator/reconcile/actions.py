@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from coxswain.wire import Fault, JobReport
@@ -72,10 +72,6 @@ class CreatePod:
     number: int
 
     @property
-    def name(self) -> str:
-        return self.plan.name(self.member, self.number)
-
-    @property
     def manifest(self) -> Manifest:
         return self.plan.pod(self.member, self.number)
 
@@ -107,7 +103,7 @@ Action: TypeAlias = WriteStatus | Delete | Create | CreatePod | LeaveQueue | Che
 class Decision:
     """What to do, in this order. A pass that fails half-way is repeated from new observations."""
 
-    actions: tuple[Action, ...] = field(default=())
+    actions: tuple[Action, ...]
 
     def of(self, *kinds: type) -> tuple[Action, ...]:
         """The actions of these types, in order."""

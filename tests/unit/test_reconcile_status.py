@@ -120,15 +120,15 @@ def test_a_delay_is_forgotten_after_ten_minutes_of_work(fails: str, worked: floa
     assert (entry.number, entry.delay_seconds) == (number, delay)
 
 
-@pytest.mark.parametrize(("delayed", "delay"), [(True, 1), (False, 0)])
-def test_all_members_get_a_number_above_the_highest_and_no_entry_of_their_own(delayed: bool, delay: int) -> None:
+@pytest.mark.parametrize(("how", "delay"), [({}, 0), ({"delayed": True}, 1), ({"delayed": False}, 0)])
+def test_all_members_get_a_number_above_the_highest_and_no_entry_of_their_own(how: dict[str, bool], delay: int) -> None:
     status = JobStatus()
     assert incarnations.renew_all(status, NOW) is status  # it had no pods
     for members in ({"trainer-1"}, {"trainer-1"}, {"trainer-0"}):
         status = incarnations.next_incarnation(changed(status, seen="coordinator"), members, NOW)
     (common,) = incarnations.renew_all(status, NOW).incarnations
     assert (common.name, common.number, common.delay_seconds) == ("all", 3, 0)
-    again = incarnations.renew_all(changed(status, incarnations=(common,)), NOW, delayed)
+    again = incarnations.renew_all(changed(status, incarnations=(common,)), NOW, **how)
     assert [(e.number, e.delay_seconds) for e in again.incarnations] == [(4, delay)]
     assert again.seen == ""
 

@@ -146,17 +146,19 @@ def test_a_coordinator_that_does_not_train_yet_leaves_the_progress_as_it_was(ans
 
 
 @pytest.mark.parametrize(
-    ("answer", "step", "percent", "eta"),
+    ("answer", "step", "percent", "idle", "eta"),
     [
-        (report("Running", 7, steps=8, eta_seconds=9), 7, "87.5", 9),
-        (report("Running", -1, eta_seconds=-1), 0, "0.0", 0),
-        (report("Running", 7, steps=0), 7, "0.0", 60),
+        (report("Running", 7, steps=8, eta_seconds=9, idle_fraction=0.25), 7, "87.5", "25.0", 9),
+        (report("Running", -1, eta_seconds=-1), 0, "0.0", "5.0", 0),
+        (report("Running", 7, steps=0), 7, "0.0", "5.0", 60),
     ],
 )
-def test_progress_is_in_decimals_and_never_negative(answer: JobReport, step: int, percent: str, eta: int) -> None:
+def test_progress_is_in_decimals_and_never_negative(
+    answer: JobReport, step: int, percent: str, idle: str, eta: int
+) -> None:
     found = progress.apply_report(BEFORE, answer).progress
     assert found is not None and (found.step, found.percent, found.eta_seconds) == (step, percent, eta)
-    assert (found.idle_percent, found.loss, found.tokens_per_second) == ("5.0", "2.5000", "1000")
+    assert (found.idle_percent, found.loss, found.tokens_per_second) == (idle, "2.5000", "1000")
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -16,7 +16,7 @@ from coxswain_operator.reconcile.status import Condition, Incarnation, JobStatus
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import Event, PodView
 from tests.unit.fake_cluster import report
-from tests.unit.reconcile_scenes import COORDINATOR, GANG, LOADER, NOW, TRAINER, Scene, condition
+from tests.unit.reconcile_scenes import COORDINATOR, GANG, LOADER, NOW, TRAINER, Scene, condition, ended
 
 RUNNING = report("Running", 50)
 FAULT = Fault("StoreUnavailable", "503")
@@ -108,12 +108,17 @@ def test_only_times_to_come_wake_a_pass_each_once_and_in_their_order() -> None:
 
 
 def test_faults_of_a_job_are_named_together_and_a_long_message_is_cut() -> None:
-    context = Scene(GANG, spec={"mixRef": {"name": "gone"}}).context()
+    scene = Scene(GANG, spec={"mixRef": {"name": "gone"}, "parallelismRef": {"name": "gone"}})
+    context = scene.context()
     found = conditions(context, PolicyResult("Queued", context.status, "", "x" * 2000))
     texts = {c.type: (c.status, c.reason, c.message) for c in found}
     fault = context.faults[0]
     assert texts["Validated"] == ("False", fault.reason, "; ".join(f.message for f in context.faults))
     assert len(texts["Succeeded"][2]) == 1024
+    assert [f.reason for f in context.faults] == ["MixNotFound", "PolicyNotFound"]
+    (write,) = scene.decide().of(WriteStatus)
+    shown = next(c for c in write.status["conditions"] if c["type"] == "Progressing")
+    assert (shown["reason"], shown["message"]) == ("MixNotFound", fault.message)
 
 
 def status(**conditions: str) -> JobStatus:
@@ -255,6 +260,30 @@ def test_a_pod_that_does_not_start_is_looked_at_when_it_is_late() -> None:
     late = replace(TRAINER, phase="Pending", created=NOW - 59)
     scene = Scene((*GANG[:3], late), spec={"startTimeoutSeconds": 60})
     assert RequeueAt(NOW + 1) in scene.decide().of(RequeueAt)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "message"),
+    [
+        (None, "StopReached", ""),
+        (report("Completed", 100), "StopReached", "at step 100"),
+        (report("Completed", 100, reason="DataExhausted"), "DataExhausted", "at step 100"),
+        (report("Completed", 100, checkpoint_step=99), "", ""),
+    ],
+)
+def test_a_coordinator_that_left_with_0_completes_its_job_once_all_is_saved(
+    answer: JobReport | None, reason: str, message: str
+) -> None:
+    found = completion.completed(Scene((ended(0, COORDINATOR),), answer).context())
+    assert found == (Termination("Completed", reason, message) if reason else None)
+
+
+@pytest.mark.parametrize(("mix", "steps", "raised"), [("mix", 100, True), ("mix", 1, True), ("gone", 100, False)])
+def test_a_stop_that_was_raised_is_known_while_the_job_is_valid(mix: str, steps: int, raised: bool) -> None:
+    answer = report("Completed", steps, steps=steps, reason="StopReached")
+    scene = Scene((ended(0, COORDINATOR),), answer, spec={"mixRef": {"name": mix}, "stop": {"steps": 101}})
+    text = f"stop.steps was raised from {steps} to 101 while the job ran"
+    assert completion.unfinished(scene.context()) == (("StopRaised", text) if raised else None)
 
 
 @pytest.mark.parametrize(("rule", "suffix"), [("mine", " (rule mine)"), ("Default", ""), ("", "")])

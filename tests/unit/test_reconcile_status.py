@@ -184,6 +184,7 @@ def test_trainers_that_are_there_and_ready_are_counted(pod: PodView, ready: int,
     scene = Scene((*GANG[:3], pod))
     after = progress.count_pods(scene.context().status, scene.context())
     assert (after.ready, after.trainers.ready, after.replicas) == (f"{ready}/2", ready, replicas)
+    assert after.selector == "coxswain.dev/job-uid=u,coxswain.dev/role=trainer"
 
 
 def test_an_absent_status_is_that_of_a_job_that_has_done_nothing() -> None:

@@ -68,7 +68,7 @@ def reconcile_finished(ctx: Context) -> Decision:
     if ctx.now >= deadlines.expires(ctx):
         meta = ctx.observed.job["metadata"]
         return Decision((Delete("TrainingJob", ctx.name, meta["uid"]),))
-    leave = seconds(ctx.status.completion_time) + (0 if ctx.status.state == "Failed" else LEAVE_SECONDS)
+    leave = seconds(ctx.status.completion_time) + LEAVE_SECONDS * (ctx.status.state != "Failed")
     due = tuple(_delete(p) for p in _running(ctx)) if ctx.now >= leave else ()
     times = (leave, deadlines.expires(ctx), *force_delete.requeue_times(ctx))
     return Decision(

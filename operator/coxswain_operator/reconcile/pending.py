@@ -55,7 +55,7 @@ def requeue_times(pods: Iterable[PodView]) -> set[float]:
 
 def _unprepared(pod: PodView) -> bool:
     """On a node that has mounted no volume of it and given it no network yet; images come after that."""
-    return pod.phase == "Pending" and pod.scheduled > 0 and ("PodReadyToStartContainers", "False") in pod.conditions
+    return pod.phase == "Pending" and pod.scheduled != 0 and ("PodReadyToStartContainers", "False") in pod.conditions
 
 
 def _hint_at(pod: PodView) -> float:

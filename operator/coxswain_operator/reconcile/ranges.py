@@ -29,7 +29,8 @@ def _members(part: str) -> Iterator[str]:
     role, _, runs = part.partition(":")
     for run in runs.split("+"):
         first, _, last = run.partition("-")
-        yield from (member_name(role, i) for i in range(int(first or 0), int(last or first or 0) + 1))
+        start = int(first or 0)
+        yield from (member_name(role, i) for i in range(start, int(last or start) + 1))
 
 
 def _runs(indexes: list[int]) -> str:

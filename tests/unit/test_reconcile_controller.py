@@ -138,8 +138,18 @@ def test_a_change_wakes_the_controller_long_before_its_poll() -> None:
 
 
 def test_a_run_that_is_to_leave_ends_at_once_and_leaves_no_task() -> None:
+    class Slow(FakeCluster):
+        async def watch(
+            self, kind: str, namespace: str, labels: dict[str, str] | None = None
+        ) -> AsyncIterator[WatchEvent]:
+            try:
+                async for event in super().watch(kind, namespace, labels):
+                    yield event
+            finally:
+                await asyncio.sleep(0.5)
+
     async def scenario() -> None:
-        world, leave = FakeCluster(training_job(), data_source()), asyncio.Event()
+        world, leave = Slow(training_job(), data_source()), asyncio.Event()
         run = asyncio.create_task(run_job(Controller(world, world, poll_seconds=3600), world, NAMESPACE, "demo", leave))
         await asyncio.sleep(10)
         leave.set()

@@ -180,6 +180,7 @@ MARK_B, MARK_D, END = LeaveQueue("old", "b"), LeaveQueue("old", "d"), LeaveQueue
         ((MARKED, HELD), [END]),
         ((DEAD, MARKED), []),
         ((replace(DEAD, group=""), replace(DEAD, group="now"), DEAD), [MARK_D]),
+        ((replace(RUNS, group="elder"), DEAD), [MARK_D]),
         ((replace(DEAD, group="elder"), DEAD), [LeaveQueue("elder", "d"), MARK_D]),
     ],
 )

@@ -29,7 +29,7 @@ class HttpJobControl:
         query: dict[str, Any] = {"after": after, "wait": wait} if wait else {}
         try:
             client = await self._client(job)
-            return await client.get("/v1/report", JobReport, deadline=DEADLINE_SECONDS, **query) if client else None
+            return await client.get("/v1/report", JobReport, **query) if client else None
         except CoxswainError:  # from the coordinator, or from the API server when it is asked for the token
             return None
 
@@ -38,7 +38,7 @@ class HttpJobControl:
             client = await self._client(job)
             if client is None:
                 return False
-            await client.post("/v1/stop", StopRequest(reason, at_step), deadline=DEADLINE_SECONDS)
+            await client.post("/v1/stop", StopRequest(reason, at_step))
         except CoxswainError:
             return False
         return True
@@ -52,7 +52,6 @@ class HttpJobControl:
     async def close(self) -> None:
         for _, client in self._clients.values():
             await client.close()
-        self._clients.clear()
 
     async def _client(self, job: Manifest) -> AsyncClient | None:
         """The client for the coordinator's current address; None while it has none."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from typing import Any
@@ -63,13 +62,13 @@ async def _kopf(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], si
 
     kopf ends at half a line, at an ERROR other than 410, and at a 410 instead of a stream.
     """
-    failures = 0
+    failures, clock = 0, asyncio.get_running_loop().time
     while True:
-        began = time.monotonic()
+        began = clock()
         try:
             return await _kopf_once(registry, namespaces, _settings(silence))
         except Exception as error:
-            failures = 0 if time.monotonic() - began > LONGEST_PAUSE else failures + 1
+            failures = 0 if clock() - began > LONGEST_PAUSE else failures + 1
             log.warning("kopf: %s: %s; restarting its watches", type(error).__name__, error)
             await asyncio.sleep(random.uniform(0.1, min(LONGEST_PAUSE, 0.5 * 2.0**failures)))
 

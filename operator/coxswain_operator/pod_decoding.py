@@ -25,18 +25,18 @@ class _Struct(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """The fields that are read; the decoder skips all others."""
 
 
-class PodAnnotations(_Struct, frozen=True, gc=False):
+class PodAnnotations(_Struct, frozen=True):
     """The annotations that decisions rest on."""
 
     retriable: str = msgspec.field(name=RETRIABLE, default="")
 
 
-class OwnerReference(_Struct, frozen=True, gc=False):
+class OwnerReference(_Struct, frozen=True):
     uid: str
     controller: bool = False
 
 
-class ObjectMeta(_Struct, frozen=True, rename="camel", gc=False):
+class ObjectMeta(_Struct, frozen=True):
     name: str
     namespace: str = ""
     uid: str = ""
@@ -53,7 +53,7 @@ class ObjectMeta(_Struct, frozen=True, rename="camel", gc=False):
         return next((o.uid for o in self.owner_references or () if o.controller), "")
 
 
-class PodCondition(_Struct, frozen=True, rename="camel", gc=False):
+class PodCondition(_Struct, frozen=True):
     type: str
     status: str
     reason: str | None = None
@@ -64,30 +64,30 @@ class PodCondition(_Struct, frozen=True, rename="camel", gc=False):
 _NO_CONDITION = PodCondition("", "")
 
 
-class Terminated(_Struct, frozen=True, rename="camel", gc=False):
+class Terminated(_Struct, frozen=True):
     exit_code: int | None = None
     reason: str | None = None
     message: str | None = None
     finished_at: str | None = None
 
 
-class Waiting(_Struct, frozen=True, rename="camel", gc=False):
+class Waiting(_Struct, frozen=True):
     reason: str | None = None
     message: str | None = None
 
 
-class ContainerState(_Struct, frozen=True, rename="camel", gc=False):
+class ContainerState(_Struct, frozen=True):
     terminated: Terminated | None = None
     waiting: Waiting | None = None
 
 
-class ContainerStatus(_Struct, frozen=True, rename="camel", gc=False):
+class ContainerStatus(_Struct, frozen=True):
     name: str
     state: ContainerState | None = None
     ready: bool = False
 
 
-class PodStatus(_Struct, frozen=True, rename="camel", gc=False):
+class PodStatus(_Struct, frozen=True):
     phase: str | None = None
     reason: str | None = None
     message: str | None = None
@@ -97,21 +97,21 @@ class PodStatus(_Struct, frozen=True, rename="camel", gc=False):
     init_container_statuses: tuple[ContainerStatus, ...] | None = None
 
 
-class PodSpec(_Struct, frozen=True, rename="camel", gc=False):
+class PodSpec(_Struct, frozen=True):
     node_name: str | None = None
 
 
-class Pod(_Struct, frozen=True, rename="camel", gc=False):
+class Pod(_Struct, frozen=True):
     metadata: ObjectMeta
     spec: PodSpec = PodSpec()
     status: PodStatus | None = None
 
 
-class NodeStatus(_Struct, frozen=True, rename="camel", gc=False):
+class NodeStatus(_Struct, frozen=True):
     conditions: tuple[PodCondition, ...] | None = None
 
 
-class Node(_Struct, frozen=True, rename="camel", gc=False):
+class Node(_Struct, frozen=True):
     metadata: ObjectMeta
     status: NodeStatus | None = None
 
@@ -148,10 +148,10 @@ def view_of(pod: Pod) -> PodView:
         node=sys.intern(pod.spec.node_name or ""),
         disruption=sys.intern(_condition(status, "DisruptionTarget", "True").reason or ""),
         deleting=meta.deletion_timestamp is not None,
-        created=_seconds(meta.creation_timestamp or ""),
-        scheduled=_seconds(placed.last_transition_time or "") if placed.status == "True" else 0.0,
-        finished=_seconds(ended.finished_at or ""),
-        deletes_at=_seconds(meta.deletion_timestamp or ""),
+        created=_seconds(meta.creation_timestamp),
+        scheduled=_seconds(placed.last_transition_time) if placed.status == "True" else 0.0,
+        finished=_seconds(ended.finished_at),
+        deletes_at=_seconds(meta.deletion_timestamp),
         ip=status.pod_ip or "",
         waiting=sys.intern(waiting.reason or ""),
         waiting_message=sys.intern(waiting.message or ""),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -41,11 +40,13 @@ class ReportPoller:
 
     async def report(self, job: Manifest) -> JobReport | None:
         """The latest report of the present coordinator pod, never of its predecessor. Starts polling it."""
-        uid, now, coordinator_uid = job["metadata"]["uid"], time.monotonic(), await self._coordinator_uid(job)
+        uid, coordinator_uid = job["metadata"]["uid"], await self._coordinator_uid(job)
         polled = self._polled.get(uid)
         if polled is None or (coordinator_uid and polled.coordinator_uid != coordinator_uid):
             polled = self._start_polling(job, coordinator_uid)
-        polled.asked = now
+        elif polled.task is not None and polled.task.done():  # by an unexpected error, which asyncio logs
+            polled.task = self._start_task(job, polled)
+        polled.asked = _now()
         return polled.latest if polled.coordinator_uid == coordinator_uid else None
 
     def _start_polling(self, job: Manifest, coordinator_uid: str) -> _Polled:
@@ -53,9 +54,12 @@ class ReportPoller:
         uid = job["metadata"]["uid"]
         if uid in self._polled:
             _cancel(self._polled[uid])
-        polled = self._polled[uid] = _Polled(time.monotonic(), coordinator_uid)
-        polled.task = asyncio.create_task(self._poll(job, polled), name=f"reports of {uid}")
+        polled = self._polled[uid] = _Polled(_now(), coordinator_uid)
+        polled.task = self._start_task(job, polled)
         return polled
+
+    def _start_task(self, job: Manifest, polled: _Polled) -> asyncio.Task[None]:
+        return asyncio.create_task(self._poll(job, polled), name=f"reports of {job['metadata']['uid']}")
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
         return await self._control.checkpoint_and_stop(job, reason, at_step)
@@ -67,13 +71,13 @@ class ReportPoller:
 
     async def _poll(self, job: Manifest, polled: _Polled) -> None:
         meta = job["metadata"]
-        while time.monotonic() - polled.asked < FORGOTTEN_SECONDS:
-            before, asked = polled.latest, time.monotonic()
+        while _now() - polled.asked < FORGOTTEN_SECONDS:
+            before, asked = polled.latest, _now()
             mark = before.revision() if before else ""
             polled.latest = await self._control.report(job, mark, self._wait)
             if (polled.latest or before) is not None:
                 self._on_change((meta["namespace"], meta["name"]))
-            early = time.monotonic() - asked < self._wait / 2
+            early = _now() - asked < self._wait / 2
             if polled.latest is None or (early and polled.latest.revision() == mark):  # it answers, but does not wait
                 await asyncio.sleep(self._absent)
         del self._polled[meta["uid"]]
@@ -83,6 +87,10 @@ class ReportPoller:
         """The uid of the coordinator's pod; empty while none is ready."""
         coordinator_uid = await self._control.coordinator_pod(job)
         return coordinator_uid.uid if coordinator_uid else ""
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _cancel(polled: _Polled) -> asyncio.Task[None]:

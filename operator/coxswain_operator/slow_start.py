@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import chain, zip_longest
 from typing import TypeVar
 
 T = TypeVar("T")
 Call = Callable[[], Awaitable[bool]]
-
-AT_ONCE = 64
 
 
 class SlowStartBatch:
@@ -21,11 +18,10 @@ class SlowStartBatch:
     instead of a thousand.
     """
 
-    def __init__(
-        self, calls: Iterable[Call], at_once: int = AT_ONCE, seconds: float = float("inf"), at_first: int = 1
-    ) -> None:
+    def __init__(self, calls: Iterable[Call], at_once: int, seconds: float = float("inf"), at_first: int = 1) -> None:
         """After `seconds` no call begins. `at_first`: workers at the start, as of an earlier batch."""
-        self._calls, self._at_once, self._end = iter(calls), at_once, time.monotonic() + seconds
+        self._clock = asyncio.get_running_loop().time
+        self._calls, self._at_once, self._end = iter(calls), at_once, self._clock() + seconds
         self._at_first, self.workers = at_first, 0
         self._errors, self._as_expected = list[BaseException](), True
         self.is_done = False  # no call is left; the time was not up before
@@ -48,8 +44,6 @@ class SlowStartBatch:
             try:
                 expected = await call()
                 self._as_expected &= expected  # read after the call: another worker may have changed it meanwhile
-            except asyncio.CancelledError:
-                raise
             except BaseException as error:  # raised once the other calls have ended
                 self._errors.append(error)
                 return
@@ -57,7 +51,7 @@ class SlowStartBatch:
                 self._start_worker(group)
 
     def _next_call(self) -> Call | None:
-        if self._errors or time.monotonic() >= self._end:
+        if self._errors or self._clock() >= self._end:
             return None
         call = next(self._calls, None)
         self.is_done = call is None

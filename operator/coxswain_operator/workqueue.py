@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,7 +43,7 @@ class WorkQueue:
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._due: dict[Key, float] = {}  # when a key was added that is not in process yet
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
-        self._ended = time.monotonic()  # when a call ended last
+        self._ended = 0.0  # when a call ended last, by the event loop's clock
 
     async def __aenter__(self) -> WorkQueue:
         return self
@@ -59,7 +58,7 @@ class WorkQueue:
 
     def add(self, key: Key) -> None:
         """Asks for a call soon, also during one."""
-        self._due.setdefault(key, time.monotonic())
+        self._due.setdefault(key, asyncio.get_running_loop().time())
         if key not in self._tasks:
             self._added[key] = asyncio.Event()
             self._tasks[key] = asyncio.create_task(self._process_until_gone(key), name=f"job {key[0]}/{key[1]}")
@@ -70,7 +69,7 @@ class WorkQueue:
         return list(self._tasks)
 
     def oldest(self, now: float) -> float:
-        """Seconds that the oldest waiting key has waited."""
+        """Seconds that the oldest waiting key has waited; `now` by the event loop's clock."""
         return max((now - since for since in self._due.values()), default=0.0)
 
     def stalled(self, now: float) -> float:
@@ -79,11 +78,15 @@ class WorkQueue:
 
     async def _process_until_gone(self, key: Key) -> None:
         """Processes the key until it is gone and was not added since."""
-        added, failures, rest = self._added[key], 0, RequeueDelay(0.0, 0.0)
-        while added.is_set() or rest is not GONE:
-            await _wait_for_add(added, rest)
+        added, failures = self._added[key], 0
+        rest: RequeueDelay | None = None
+        while added.is_set() or rest:
+            if rest:
+                await _wait_for_add(added, rest)
+            await asyncio.sleep(COALESCE_SECONDS)
+            added.clear()
             try:
-                rest, failures = await self._process_once(key) or GONE, 0
+                rest, failures = await self._process_once(key), 0
             except Exception as error:
                 failures += 1
                 rest = _backoff(key, error, failures)
@@ -95,27 +98,25 @@ class WorkQueue:
             try:
                 return await self._process(key)
             finally:
-                self._ended = time.monotonic()
-
-
-GONE = RequeueDelay(0.0, 0.0)
+                self._ended = asyncio.get_running_loop().time()
 
 
 async def _wait_for_add(added: asyncio.Event, rest: RequeueDelay) -> None:
-    """Waits for an addition, for least to most seconds; then a moment more, to coalesce additions."""
-    begun = time.monotonic()
+    """Waits for an addition, for least to most seconds."""
+    clock = asyncio.get_running_loop().time
+    begun = clock()
     with suppress(TimeoutError):
         async with asyncio.timeout(rest.most):
             await added.wait()
-    await asyncio.sleep(max(COALESCE_SECONDS, begun + rest.least - time.monotonic()))
-    added.clear()
+    await asyncio.sleep(begun + rest.least - clock())
 
 
 def _backoff(key: Key, error: Exception, failures: int) -> RequeueDelay:
     """Additions do not shorten it: a busy job must not overload a failing server."""
     if isinstance(error, Conflict):
         log.info("%s/%s: the object has changed: %s", *key, error)
-        return RequeueDelay(COALESCE_SECONDS, COALESCE_SECONDS)
-    log.warning("%s/%s: %s: %s", *key, type(error).__name__, error, exc_info=not str(error))
-    seconds = random.uniform(0.5, 1.0) * min(MAX_BACKOFF_SECONDS, 2.0 ** (failures - 1))
+        seconds = 0.0
+    else:
+        log.warning("%s/%s: %s: %s", *key, type(error).__name__, error, exc_info=not str(error))
+        seconds = random.uniform(0.5, 1.0) * min(MAX_BACKOFF_SECONDS, 2.0 ** (failures - 1))
     return RequeueDelay(seconds, seconds)

@@ -96,11 +96,12 @@ def _head(node: ast.stmt) -> tuple[int, int]:
 
 
 _STYLE = ("frozen", "slots", "gc", "kw_only")  # of a class: the type checker refuses as much
+_UNSEEN = {"zip": "strict", "create_task": "name", "lru_cache": "maxsize"}  # arguments of calls
 _TABLE = 5  # so many numbers in a row are data
 
 
 class _WithoutTypes(ast.NodeTransformer):
-    """Leaves out what has no behaviour: annotations, the style of a class, strict `zip`, tables."""
+    """Leaves out what has no behaviour: annotations, the style of a class, log lines, tables and so on."""
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         calls: list[ast.ClassDef | ast.Call] = [d for d in node.decorator_list if isinstance(d, ast.Call)]
@@ -109,8 +110,13 @@ class _WithoutTypes(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        if isinstance(node.func, ast.Name) and node.func.id == "zip":
-            node.keywords = []
+        name = ast.unparse(node.func).split(".")[-1]
+        node.keywords = [keyword for keyword in node.keywords if keyword.arg != _UNSEEN.get(name)]
+        return self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        if ast.unparse(node.value).startswith("log."):
+            node.value = ast.Constant("")
         return self.generic_visit(node)
 
     def visit_Tuple(self, node: ast.Tuple) -> ast.AST:

@@ -25,8 +25,7 @@ _FROM_COSMIC_RAY = (
     "ReplaceComparisonOperator_IsNot_Is", "ReplaceComparisonOperator_Lt_LtE", "ReplaceComparisonOperator_LtE_Lt",
     "ReplaceComparisonOperator_Gt_GtE", "ReplaceComparisonOperator_GtE_Gt", "ReplaceUnaryOperator_Delete_Not",
     "ReplaceUnaryOperator_Delete_USub", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "NumberReplacer",
-    "ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ExceptionReplacer", "RemoveDecorator",
-    "ZeroIterationForLoop",
+    "ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "RemoveDecorator", "ZeroIterationForLoop",
 )  # fmt: skip
 
 _SWAPPED_NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
@@ -95,6 +94,16 @@ def remove_conversion(node: Any) -> Iterator[str]:
                 ).lstrip()
 
 
+def narrow_exception(node: Any) -> Iterator[str]:
+    """An `except` catches one exception less."""
+    if node.parent is None or node.parent.type != "except_clause" or node is not node.parent.children[1]:
+        return
+    inner = node.children[1] if node.type == "atom" else node
+    types = [_code(child) for child in (inner.children[::2] if inner.type == "testlist_comp" else [inner])]
+    for index in range(len(types)):
+        yield f"({', '.join(types[:index] + types[index + 1 :])})"
+
+
 def swap_membership(node: Any) -> Iterator[str]:
     if node.type == "comparison":
         words = [_code(child) for child in node.children]
@@ -119,7 +128,8 @@ def swap_assignment(node: Any) -> Iterator[str]:
 EDITS: dict[str, Edit] = {
     "RemoveStatement": remove_statement, "RemoveClause": remove_clause, "RemoveFilter": remove_filter,
     "RemoveArgument": remove_argument, "RemoveConversion": remove_conversion, "NegateCondition": negate_condition,
-    "SwapMembership": swap_membership, "SwapName": swap_name, "SwapAssignment": swap_assignment,
+    "NarrowException": narrow_exception, "SwapMembership": swap_membership, "SwapName": swap_name,
+    "SwapAssignment": swap_assignment,
 }  # fmt: skip
 
 

@@ -51,6 +51,20 @@ def test_an_operator_changes_a_line_into(operator: str, line: str, mutants: list
     assert after(source, operator) == mutants
 
 
+@pytest.mark.parametrize(
+    ("types", "mutants"),
+    [
+        ("E", ["()"]),
+        ("a.E", ["()"]),
+        ("(a.E, F)", ["(F)", "(a.E)"]),
+        ("(E, F, G) as e", ["(F, G) as e", "(E, G) as e", "(E, F) as e"]),
+    ],
+)
+def test_a_handler_catches_one_exception_less(types: str, mutants: list[str]) -> None:
+    source = f"def f(x):\n    try:\n        x()\n    except {types}:\n        pass\n"
+    assert after(source, "NarrowException") == [f"except {text}:" for text in mutants]
+
+
 def test_both_conditions_of_an_if_with_elif_are_negated() -> None:
     source = "def f(a, b):\n    if a:\n        return 1\n    elif b:\n        return 2\n    return 3\n"
     assert after(source, "NegateCondition") == ["if not a:", "elif not b:"]
@@ -65,6 +79,9 @@ def test_both_conditions_of_an_if_with_elif_are_negated() -> None:
         "y = zip(a, b, strict=True)",
         "y = f(**x)",
         "y = (1, 2, 3, 4, 5)",
+        "y = create_task(x, name=f'job {z[0]}')",
+        "log.warning('%s', x[0], exc_info=not y)",
+        "y = lru_cache(maxsize=7)(x)",
     ],
 )
 def test_a_change_without_behaviour_is_no_mutant(source: str) -> None:

@@ -42,7 +42,7 @@ def test_no_field_of_a_full_sample_has_its_default(name):
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_every_struct_of_a_module_that_is_stored_or_sent_has_golden_bytes(module):
     structs = [at for _, at in inspect.getmembers(module, inspect.isclass) if issubclass(at, msgspec.Struct)]
-    defined = {at for at in structs if at.__module__ == module.__name__}
+    defined = {at for at in structs if at.__module__ == module.__name__ and at.__struct_fields__}
     assert defined
     assert defined <= set(NAMES.values()) | NOT_ENCODED
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from coxswain_operator.kubernetes.event_aggregator import DIFFERENT, WINDOW_SECONDS, EventAggregator
+import pytest
+
+from coxswain_operator.kubernetes.event_aggregator import EventAggregator
 
 SUBJECT = ("uid", "NodeLost")
 
 
-def test_the_same_message_again_counts_up_the_event() -> None:
-    book = EventAggregator()
-    first = book.add(SUBJECT, "trainer-1 is lost", "/e/1", 0.0)
-    assert first is not None and book.add(SUBJECT, "trainer-1 is lost", "/e/2", 1.0) is None
-    assert [(s.path, s.count) for s in book.unpublished()] == [("/e/1", 2)]
+def added(book: EventAggregator, *messages: str, at: float = 0.0) -> list[bool]:
+    """Which of them are new Events; each has its number as path."""
+    new = [book.add(SUBJECT, message, f"/e/{number}", at) for number, message in enumerate(messages)]
+    assert all(series is None or series.path == f"/e/{number}" for number, series in enumerate(new))
+    return [series is not None for series in new]
 
 
-def test_a_thousand_different_losses_are_a_few_events() -> None:
+def test_the_same_message_counts_up_its_own_event_and_the_sixth_of_a_reason_the_last_one() -> None:
     book = EventAggregator()
-    new = [book.add(SUBJECT, f"trainer-{i} is lost", f"/e/{i}", 0.0) for i in range(1000)]
-    assert sum(series is not None for series in new) == DIFFERENT
-    assert [s.count for s in book.unpublished()] == [1000 - DIFFERENT + 1]
+    assert added(book, "a", "b", "a", "c", "d", "e", "f", "g") == [True, True, False, True, True, True, False, False]
+    assert [(s.path, s.count, s.published) for s in book.unpublished()] == [("/e/0", 2, 1), ("/e/5", 3, 1)]
 
 
 def test_another_reason_or_job_gets_an_event_of_its_own() -> None:
@@ -27,26 +28,21 @@ def test_another_reason_or_job_gets_an_event_of_its_own() -> None:
     assert all(book.add(subject, "x", "/e", 0.0) for subject in subjects)
 
 
-def test_after_its_window_the_same_message_is_a_new_event() -> None:
+@pytest.mark.parametrize(("passed", "new"), [(599.0, False), (600.0, True)])
+def test_ten_minutes_after_its_last_count_the_same_message_is_a_new_event(passed: float, new: bool) -> None:
     book = EventAggregator()
-    book.add(SUBJECT, "x", "/e/1", 0.0)
-    assert book.add(SUBJECT, "x", "/e/2", WINDOW_SECONDS + 1) is not None
+    assert added(book, "x") == [True]
+    assert added(book, "x", at=599.0) == [False]
+    assert added(book, "x", at=599.0 + passed) == [new]
 
 
-def test_a_count_that_is_not_published_is_not_forgotten() -> None:
+def test_what_is_older_than_ten_minutes_is_forgotten_once_its_count_is_published() -> None:
     book = EventAggregator()
-    book.add(SUBJECT, "x", "/e/1", 0.0)
-    book.add(SUBJECT, "x", "/e/2", 1.0)
-    book.forget(2 * WINDOW_SECONDS)
-    assert len(book.unpublished()) == 1
+    added(book, "counted", "counted", "plain")
+    book.add(("other", "Failed"), "young", "/e", 1.0)
+    book.forget(600.0)
+    assert [s.message for series in book._series.values() for s in series] == ["counted", "young"]
     book.unpublished()[0].published = 2
-    book.forget(2 * WINDOW_SECONDS)
+    book.forget(600.0)
+    assert list(book._series) == [("other", "Failed")]
     assert book.unpublished() == []
-
-
-def test_a_window_begins_again_with_each_count_and_ends_exactly_after_its_time() -> None:
-    book = EventAggregator()
-    book.add(SUBJECT, "x", "/e/1", 0.0)
-    assert book.add(SUBJECT, "x", "/e/2", WINDOW_SECONDS - 1) is None
-    assert book.add(SUBJECT, "x", "/e/3", 2 * WINDOW_SECONDS - 2) is None
-    assert book.add(SUBJECT, "x", "/e/4", 3 * WINDOW_SECONDS - 2) is not None

@@ -1,11 +1,18 @@
-"""Health of the operator: lag of its event loop, and limits."""
+"""Health of the operator: lag of its event loop, limits, and what it serves."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
-from coxswain_operator.health import HealthStatus, LoopLag
+import aiohttp
+import pytest
+
+from coxswain_link.metrics import MetricsRegistry
+from coxswain_operator.health import HealthStatus, LoopLag, serve_health
+
+METRICS = ("leader", "jobs", "queue_seconds", "silence_seconds", "loop_lag_seconds")
 
 
 async def test_a_loop_that_was_held_up_is_reported_and_fades_with_time() -> None:
@@ -18,15 +25,62 @@ async def test_a_loop_that_was_held_up_is_reported_and_fades_with_time() -> None
     assert "the event loop was up to 0.50 s late" in HealthStatus(lag=lag.seconds).text
     for _ in range(10):
         await asyncio.sleep(0)
-    assert 0.1 < lag.seconds < 0.2
+    assert lag.seconds == pytest.approx(0.5 * 0.9**10)
     measuring.cancel()
     with suppress(asyncio.CancelledError):
         await measuring
 
 
-def test_a_silent_stream_a_waiting_job_and_an_old_lease_are_ailments_with_their_seconds() -> None:
-    assert HealthStatus(silence=200).problem == "a watch has been silent for 200 s; at most 180 are normal"
-    stalled = "jobs wait, and no pass has ended for 301 s; at most 300 are normal"
-    assert HealthStatus(stalled=301).problem == stalled
-    assert HealthStatus(unrenewed=61).problem == "the Lease was last renewed 61 s ago; at most 60 are normal"
-    assert HealthStatus(silence=179, waiting=9999, stalled=299, unrenewed=59, lag=9).problem == ""
+@pytest.mark.looptime
+async def test_a_nap_itself_is_no_lag() -> None:
+    looks: list[float] = []
+    lag = LoopLag(clock=lambda: looks.append(asyncio.get_running_loop().time()) or looks[-1])
+    assert lag.seconds == 0.0
+    measuring = asyncio.create_task(lag.measure())
+    await asyncio.sleep(10.5)
+    measuring.cancel()
+    assert (lag.seconds, len(looks)) == (pytest.approx(0.0), 21)
+
+
+@pytest.mark.parametrize(
+    ("measured", "problem"),
+    [
+        ({"silence": 180.5}, "a watch has been silent for 180 s; at most 180 are normal"),
+        ({"stalled": 301}, "jobs wait, and no pass has ended for 301 s; at most 300 are normal"),
+        ({"unrenewed": 61}, "the Lease was last renewed 61 s ago; at most 60 are normal"),
+        ({"silence": 180, "waiting": 9999, "stalled": 300, "unrenewed": 60, "lag": 9}, ""),
+    ],
+)
+async def test_a_silent_stream_a_waiting_job_and_an_old_lease_are_problems_with_their_seconds(
+    measured: dict[str, Any], problem: str
+) -> None:
+    status = HealthStatus(**measured)
+    assert (status.problem, status.text.splitlines()[0]) == (problem, problem or "ok")
+    leads = "unrenewed" in measured
+    assert ("this operator is not the leader" in status.text) is not leads
+    assert (f"the Lease was renewed {status.unrenewed:.1f} s ago" in status.text) is leads
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "values"),
+    [
+        (HealthStatus(), 200, (0, 0, 0, 0, 0)),
+        (HealthStatus(3.0, 4.0, 0.0, 5.0, 6, 0.5), 200, (1, 6, 4, 3, 0.5)),
+        (HealthStatus(200.0, 4.0, 0.0, 5.0, 6, 0.5), 503, (1, 6, 4, 200, 0.5)),
+    ],
+)
+async def test_health_and_metrics_are_served_while_the_operator_is_ready(
+    status: HealthStatus, code: int, values: tuple[float, ...]
+) -> None:
+    runner = await serve_health("127.0.0.1", 0, lambda now: status, MetricsRegistry("operator"))
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as http:
+            answers = {path: await http.get(path) for path in ("/healthz", "/readyz", "/metrics")}
+            texts = {path: await answer.text() for path, answer in answers.items()}
+    finally:
+        await runner.cleanup()
+    assert [answer.status for answer in answers.values()] == [code, 200, 200]
+    assert (texts["/healthz"], texts["/readyz"]) == (status.text, "ready\n")
+    assert answers["/metrics"].headers["Content-Type"] == "text/plain; charset=utf-8"
+    for name, value in zip(METRICS, values, strict=True):
+        assert f"\ncoxswain_operator_{name} {float(value)}\n" in texts["/metrics"]

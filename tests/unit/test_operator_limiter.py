@@ -54,18 +54,64 @@ async def test_one_overload_halves_and_what_was_under_way_then_counts_as_one() -
     assert server.pace.limit == 32
 
 
-async def test_a_server_that_goes_on_failing_is_asked_one_thing_at_a_time() -> None:
+@pytest.mark.parametrize(
+    ("answers", "limit"),
+    [
+        ("g", 64),
+        ("f", 32),
+        ("ff", 16),
+        ("ffffffff", 1),
+        ("e", 64),
+        ("s", 32),
+        ("sss", 16),
+        ("fffs", 8),
+        ("f" + 32 * "g", 32),
+        ("f" + 33 * "g", 33),
+    ],
+)
+async def test_a_failure_halves_slowness_leaves_a_quarter_and_a_round_of_good_answers_adds_one(
+    answers: str, limit: int
+) -> None:
     server = Server()
-    server.failing = True
-    await server.answers(1000)
-    assert await server.answers(10) == 1
+    for answer in answers:
+        server.failing, server.seconds = answer == "f", {"s": 1.1, "e": 1.0}.get(answer, 0.1)
+        await server.answers(1)
+    assert server.pace.limit == limit
+    assert await server.answers(100) == limit
 
 
-async def test_slow_answers_alone_leave_a_quarter() -> None:
-    server = Server()
+@pytest.mark.parametrize("most", [1, 2, 3])
+async def test_one_request_is_always_allowed(most: int) -> None:
+    server = Server(most)
     server.seconds = 2.0
-    await server.answers(1000)
-    assert await server.answers(100) == 16
+    await server.answers(10)
+    assert server.pace.limit == await server.answers(3) == 1
+
+
+async def test_an_overload_is_raised() -> None:
+    with pytest.raises(Busy):
+        async with AdaptiveLimiter(1).slot(Busy):
+            raise Busy
+
+
+async def test_places_go_to_those_that_wait_in_their_order_and_one_that_is_cancelled_passes_it_on() -> None:
+    pace, order = AdaptiveLimiter(1), list[str]()
+
+    async def ask(name: str) -> None:
+        async with pace.slot(Busy):
+            order.append(name)
+            await asyncio.sleep(0)
+
+    async with pace.slot(Busy):
+        waiting = [asyncio.create_task(ask(name)) for name in "abc"]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        await asyncio.sleep(0)
+    waiting[0].cancel()  # it has just got the place
+    waiting.append(asyncio.create_task(ask("d")))
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiting, return_exceptions=True)
+    assert order == ["c", "d"]
 
 
 async def test_a_server_that_has_recovered_gets_more_and_more() -> None:

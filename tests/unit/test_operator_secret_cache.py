@@ -8,14 +8,14 @@ from typing import cast
 import pytest
 
 from coxswain_operator.kubernetes.connection import Connection, NotFound
-from coxswain_operator.kubernetes.secret_cache import KEPT_SECONDS, SecretCache
+from coxswain_operator.kubernetes.secret_cache import SecretCache
 
 
 class Server:
     """One Secret, and the time."""
 
     def __init__(self) -> None:
-        self.now, self.reads, self.token = 0.0, 0, "first"
+        self.now, self.reads, self.token = 1000.0, 0, "first"
 
     async def send(self, method: str, path: str) -> bytes:
         assert (method, path) == ("GET", "/api/v1/namespaces/lab/secrets/demo")
@@ -29,12 +29,12 @@ def caching(server: Server) -> SecretCache:
     return SecretCache(cast("Connection", server), lambda: server.now)
 
 
-@pytest.mark.parametrize(("age", "token"), [(KEPT_SECONDS - 1, "first"), (KEPT_SECONDS, "second")])
+@pytest.mark.parametrize(("age", "token"), [(299, "first"), (300, "second")])
 async def test_a_secret_is_read_again_after_its_time(age: float, token: str) -> None:
     server = Server()
     cache = caching(server)
     await cache.get("lab", "demo")
-    server.now, server.token = age, "second"
+    server.now, server.token = 1000.0 + age, "second"
     assert await cache.get("lab", "demo") == {"token": token}
 
 
@@ -59,3 +59,14 @@ async def test_a_written_secret_is_not_read() -> None:
     cache = caching(server)
     cache.note(("lab", "demo"), b'{"token": "mine"}')
     assert await cache.get("lab", "demo") == {"token": "mine"} and server.reads == 0
+
+
+async def test_a_secret_that_would_be_read_again_is_not_kept_when_another_comes() -> None:
+    server = Server()
+    cache = caching(server)
+    cache.note(("lab", "old"), b"{}")
+    server.now += 1
+    cache.note(("lab", "young"), b"{}")
+    server.now += 299
+    cache.note(("lab", "new"), b"{}")
+    assert set(cache._known) == {("lab", "young"), ("lab", "new")}

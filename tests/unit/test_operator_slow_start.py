@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
 from coxswain_operator.slow_start import SlowStartBatch, interleave
+
+pytestmark = pytest.mark.looptime
 
 
 class Server:
@@ -42,20 +45,20 @@ async def test_a_thousand_calls_run_at_most_64_at_once() -> None:
 async def test_a_first_call_that_fails_is_the_only_one() -> None:
     server = Server(failing=0)
     with pytest.raises(OSError, match="quota"):
-        await SlowStartBatch(calls(server, 1000)).run()
+        await SlowStartBatch(calls(server, 1000), 64).run()
     assert server.begun == 1
 
 
 async def test_after_a_failure_no_call_is_begun_and_begun_calls_end() -> None:
     server = Server(failing=20)
     with pytest.raises(OSError, match="quota"):
-        await SlowStartBatch(calls(server, 1000)).run()
+        await SlowStartBatch(calls(server, 1000), 64).run()
     assert server.begun == server.ended < 60
 
 
 async def test_no_call_is_begun_after_the_time_limit() -> None:
     server = Server()
-    assert await SlowStartBatch(calls(server, 1000), seconds=0.0).run()
+    assert await SlowStartBatch(calls(server, 1000), 64, seconds=0.0).run()
     assert server.begun == 0
 
 
@@ -75,8 +78,37 @@ async def test_an_unexpected_result_stops_no_other_call() -> None:
         return False
 
     server = Server()
-    assert not await SlowStartBatch([taken, *calls(server, 10)]).run()
+    assert not await SlowStartBatch([taken, *calls(server, 10)], 4).run()
     assert server.ended == 10
+
+
+async def test_the_first_of_several_errors_is_raised() -> None:
+    async def fail(after: float) -> bool:
+        await asyncio.sleep(after)
+        raise OSError(f"after {after}")
+
+    begun = [partial(fail, seconds) for seconds in (3.0, 1.0, 2.0)]
+    with pytest.raises(OSError, match=r"after 1\.0"):
+        await SlowStartBatch(begun, 4, at_first=3).run()
+
+
+async def test_a_call_that_is_cancelled_from_within_is_an_error_and_a_batch_that_is_cancelled_ends_its_calls() -> None:
+    async def cancelled() -> bool:
+        raise asyncio.CancelledError
+
+    server = Server()
+    with pytest.raises(asyncio.CancelledError):
+        await SlowStartBatch([cancelled, *calls(server, 10)], 4).run()
+    assert server.begun == 0
+
+    async def for_ever() -> bool:
+        await asyncio.sleep(1e9)
+        return True
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await SlowStartBatch([for_ever], 4).run()
+    assert len(asyncio.all_tasks()) == 1
 
 
 def test_interleave_alternates_until_the_shorter_list_ends() -> None:
@@ -94,10 +126,10 @@ async def test_an_unexpected_result_is_kept_when_calls_that_began_before_it_end_
         asyncio.get_running_loop().call_soon(ended.set)
         return False
 
-    assert not await SlowStartBatch([slow, taken], at_first=2).run()
+    assert not await SlowStartBatch([slow, taken], 4, at_first=2).run()
 
 
 async def test_a_batch_says_whether_its_time_was_up_before_its_last_call() -> None:
-    whole, cut = SlowStartBatch(calls(Server(), 5)), SlowStartBatch(calls(Server(), 5), seconds=0.0)
+    whole, cut = SlowStartBatch(calls(Server(), 5), 4), SlowStartBatch(calls(Server(), 5), 4, seconds=0.0)
     assert await whole.run() and await cut.run()
     assert (whole.is_done, cut.is_done) == (True, False)

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
+from coxswain.names import LABEL_ATTEMPT
+from coxswain_operator.children import CONTENT
+from coxswain_operator.children.scheduling import POD_GROUP, RETRIABLE
 from coxswain_operator.kubernetes.decoding import read_pod
-from coxswain_operator.pod_decoding import holder_view, pod_view, with_nodes
-from coxswain_operator.views import Manifest
+from coxswain_operator.pod_decoding import (
+    Node,
+    NodeStatus,
+    ObjectMeta,
+    PodCondition,
+    child_view,
+    holder_view,
+    node_conditions,
+    pod_view,
+    with_nodes,
+)
+from coxswain_operator.views import ChildView, Event, Manifest, PodView, member_name
 
 
 def trainer(**status: Any) -> Manifest:
@@ -22,15 +36,67 @@ def ended(name: str, code: int, **more: Any) -> dict[str, Any]:
     return {"name": name, "state": {"terminated": {"exitCode": code, **more}}}
 
 
-def test_a_pods_labels_give_its_member_and_incarnation() -> None:
-    view = pod_view(trainer(phase="Running", conditions=[{"type": "Ready", "status": "True"}]))
-    assert (view.member, view.incarnation, view.node, view.created) == ("trainer-2", 3, "gpu-7", 60.0)
-    assert view.ready and view.is_active and view.exit_code is None
+PLAIN = PodView("demo-trainer-2-3", "u", "trainer", 2, 3, node="gpu-7", created=60.0)
 
 
-def test_a_pod_without_a_status_is_pending() -> None:
-    view = pod_view(trainer())
-    assert (view.phase, view.ready, view.is_active) == ("Pending", False, True)
+@pytest.mark.parametrize("status", [{}, None, {"containerStatuses": [{"name": "trainer"}]}])
+def test_a_pod_without_a_status_is_pending_and_has_done_nothing(status: dict[str, Any] | None) -> None:
+    pod = {key: value for key, value in {**trainer(), "status": status}.items() if value is not None}
+    view = pod_view(pod)
+    assert view == PLAIN
+    assert PodView("p", "u", "trainer", 0, 0) == PodView("p", "u", "trainer", 0, 0, node="", created=0.0)
+    assert (view.phase, view.ready, view.is_active, view.attempt, view.exit_code) == ("Pending", False, True, 0, None)
+    assert (view.scheduled, view.finished, view.deletes_at, view.deleting, view.given_up) == (0, 0, 0, False, False)
+    assert {view.waiting, view.unscheduled, view.unscheduled_reason, view.group, view.ip, view.disruption} == {""}
+
+
+def test_all_that_a_pod_says_is_read() -> None:
+    since = "1970-01-01T00:01:30Z"
+    conditions = [
+        {"type": "Ready", "status": "True"},
+        {"type": "PodScheduled", "status": "True", "lastTransitionTime": since, "reason": "R", "message": "m"},
+        {"type": "DisruptionTarget", "status": "False", "reason": "Old"},
+        {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
+    ]
+    ends = [ended("other", 1), ended("trainer", 3, finishedAt="1970-01-01T00:02:00Z", message="saved", reason="Done")]
+    pod = trainer(phase="Running", podIP="10.0.0.1", reason="R", conditions=conditions, containerStatuses=ends)
+    pod["metadata"] |= {"deletionTimestamp": "1970-01-01T00:03:00Z", "annotations": {RETRIABLE: "false"}}
+    pod["metadata"]["labels"] |= {LABEL_ATTEMPT: "4", POD_GROUP: "g"}
+    view = pod_view(pod)
+    assert view == replace(
+        PLAIN, attempt=4, phase="Failed", lingers=True, pod_reason="R", ready=True, exit_code=3,
+        reason="Done", message="saved", ip="10.0.0.1",
+        conditions=frozenset((c["type"], c["status"]) for c in conditions), disruption="DeletionByTaintManager",
+        deleting=True, deletes_at=180.0, scheduled=90.0, finished=120.0, group="g", given_up=True,
+    )  # fmt: skip
+    for others in ({RETRIABLE: "true"}, {"another": "false"}):
+        pod["metadata"]["annotations"] = others
+        assert not pod_view(pod).given_up
+
+
+HELD = replace(PLAIN, group="g", deleting=True, node="")
+
+
+@pytest.mark.parametrize(
+    ("pod", "active", "held", "serving"),
+    [
+        (PLAIN, True, False, False),
+        (replace(PLAIN, phase="Running", ready=True), True, False, True),
+        (replace(PLAIN, phase="Running", ready=True, deleting=True), True, False, False),
+        (replace(PLAIN, phase="Failed", ready=True), False, False, False),
+        (replace(PLAIN, phase="Succeeded"), False, False, False),
+        (replace(PLAIN, phase="Unknown"), True, False, False),
+        (HELD, False, True, False),
+        (replace(HELD, group=""), True, False, False),
+        (replace(HELD, deleting=False), True, False, False),
+        (replace(HELD, node="n"), True, False, False),
+        (replace(HELD, phase="Running"), True, False, False),
+    ],
+)
+def test_a_pod_may_run_until_it_has_ended_or_only_a_queue_keeps_it(
+    pod: PodView, active: bool, held: bool, serving: bool
+) -> None:
+    assert (pod.is_active, pod.is_held, pod.is_serving) == (active, held, serving)
 
 
 def test_the_trainers_exit_decides_and_not_its_sidecars() -> None:
@@ -77,12 +143,45 @@ def test_an_image_that_cannot_be_pulled_is_seen_and_ordinary_waiting_is_not() ->
     view = pod_view(trainer(phase="Pending", initContainerStatuses=[usual], containerStatuses=[broken]))
     assert (view.waiting, view.waiting_message) == ("ImagePullBackOff", "no such tag")
     assert pod_view(trainer(phase="Pending", initContainerStatuses=[usual])).waiting == ""
+    assert pod_view(trainer(initContainerStatuses=[{**broken, "name": "constructor"}])).waiting == "ImagePullBackOff"
 
 
 def test_an_unschedulable_pod_has_the_schedulers_message() -> None:
     placed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: no gpu"}
     view = pod_view(trainer(conditions=[placed]))
     assert (view.unscheduled_reason, view.unscheduled, view.scheduled) == ("Unschedulable", "0/2 nodes: no gpu", 0.0)
+    assert (
+        pod_view(trainer(conditions=[{**placed, "reason": "SchedulingGated"}])).unscheduled_reason == "SchedulingGated"
+    )
+    del placed["reason"], placed["message"]
+    view = pod_view(trainer(conditions=[placed]))
+    assert (view.unscheduled_reason, view.unscheduled) == ("Unschedulable", "")
+
+
+def test_members_are_named_by_role_and_index_and_there_is_one_coordinator() -> None:
+    assert [member_name("coordinator", 0), member_name("loader", 0)] == ["coordinator", "loader-0"]
+    assert replace(PLAIN, role="coordinator").member == "coordinator"
+
+
+def test_an_event_is_no_warning_and_happens_now_unless_it_says_so() -> None:
+    assert Event("Scaled", "m") == Event("Scaled", "m", warning=False, time=0.0)
+
+
+def test_a_child_is_known_by_its_content_and_its_deletion() -> None:
+    head = {"name": "demo-config", "uid": "c", "annotations": {CONTENT: "abc"}, "deletionTimestamp": "x"}
+    assert child_view({"kind": "ConfigMap", "metadata": head}) == ChildView(
+        "ConfigMap", "demo-config", "c", "abc", True
+    )
+    bare = child_view({"kind": "Secret", "metadata": {"name": "s", "uid": "d"}})
+    assert (bare, bare.content, bare.deleting) == (ChildView("Secret", "s", "d"), "", False)
+
+
+@pytest.mark.parametrize("ready", ["True", "False"])
+def test_a_node_has_the_conditions_of_its_status(ready: str) -> None:
+    head = ObjectMeta(name="gpu-7")
+    node = Node(head, NodeStatus((PodCondition("Ready", ready),)))
+    assert node_conditions(node) == {("Ready", ready)}
+    assert node_conditions(Node(head)) == node_conditions(Node(head, NodeStatus())) == frozenset()
 
 
 def test_pods_of_equal_state_share_their_strings() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -13,11 +14,25 @@ from hypothesis import strategies as st
 
 from coxswain.errors import Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
+from coxswain.wire import JobReport
 from coxswain_operator.cluster import Conflict, Denied, WatchEvent
 from coxswain_operator.controller import WATCHED, Controller
+from coxswain_operator.reconcile.times import seconds
+from coxswain_operator.settings import Settings
 from coxswain_operator.single_job import run_job
-from coxswain_operator.views import Manifest
-from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, live, report_text, training_job
+from coxswain_operator.views import Conditions, Manifest
+from tests.unit.fake_cluster import (
+    NAMESPACE,
+    FakeCluster,
+    data_mix,
+    data_source,
+    live,
+    manifest,
+    report,
+    report_text,
+    training_job,
+)
+from tests.unit.test_reconcile_lifecycle import passes, running
 from tests.unit.test_reconcile_properties import Watched
 
 
@@ -28,6 +43,13 @@ def in_virtual_time(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def now() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def delay(world: FakeCluster) -> float:
+    """After one more pass, until the next; with a poll of five seconds."""
+    found = await Controller(world, world, world.clock, poll_seconds=5.0).reconcile_job(NAMESPACE, "demo")
+    assert found is not None
+    return found.most
 
 
 def foreign_pod(name: str) -> Manifest:
@@ -115,6 +137,29 @@ def test_a_change_wakes_the_controller_long_before_its_poll() -> None:
     in_virtual_time(scenario)
 
 
+def test_a_run_that_is_to_leave_ends_at_once_and_leaves_no_task() -> None:
+    class Slow(FakeCluster):
+        async def watch(
+            self, kind: str, namespace: str, labels: dict[str, str] | None = None
+        ) -> AsyncIterator[WatchEvent]:
+            try:
+                async for event in super().watch(kind, namespace, labels):
+                    yield event
+            finally:
+                await asyncio.sleep(0.5)
+
+    async def scenario() -> None:
+        world, leave = Slow(training_job(), data_source()), asyncio.Event()
+        run = asyncio.create_task(run_job(Controller(world, world, poll_seconds=3600), world, NAMESPACE, "demo", leave))
+        await asyncio.sleep(10)
+        leave.set()
+        job = await run
+        assert job is not None and now() < 11
+        assert len(asyncio.all_tasks()) == 1
+
+    in_virtual_time(scenario)
+
+
 def test_a_storm_of_events_is_one_pass() -> None:
     async def scenario() -> None:
         world = FakeCluster(training_job(), data_source())
@@ -122,7 +167,9 @@ def test_a_storm_of_events_is_one_pass() -> None:
         await asyncio.sleep(10)
         looks: list[str] = []
         world.before_call = lambda verb, what: looks.append(what) if (verb, what) == ("get", "TrainingJob") else None
-        ring(world, 200)
+        for _ in range(4):
+            ring(world, 50)
+            await asyncio.sleep(0.01)
         await asyncio.sleep(10)
         assert len(looks) == 1
         run.cancel()
@@ -194,6 +241,147 @@ def test_a_job_that_does_not_exist_is_nothing_to_run() -> None:
         assert await alone(FakeCluster()) is None
 
     in_virtual_time(scenario)
+
+
+async def finished(**spec: Any) -> FakeCluster:
+    """A completed job whose pods have ended, and had their time to leave."""
+    world = await running(**spec)
+    for pod in list(world.pods()):
+        world.end(pod, 0, report_text("Completed", step=100))
+    await passes(world, 1)
+    world.tick(15)
+    return world
+
+
+async def test_a_pass_that_wrote_is_followed_by_another_at_once() -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    assert await delay(world) == 0.0
+
+
+async def test_a_name_that_is_taken_is_tried_again_after_a_second() -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job(), foreign_pod("demo-trainer-0-0"))
+    assert await delay(world) == 1.0
+
+
+async def test_a_quota_that_refuses_again_is_asked_every_ten_seconds() -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job())
+
+    def refuse(verb: str, what: str) -> None:
+        if verb == "create" and what.startswith("demo-trainer"):
+            raise Denied("Forbidden", "pods is forbidden: exceeded quota: gpus")
+
+    world.before_call = refuse
+    controller = Controller(world, world, world.clock)
+    delays = [await controller.reconcile_job(NAMESPACE, "demo") for _ in range(3)]
+    world.before_call = lambda verb, what: None
+    world.put(foreign_pod("demo-trainer-1-0"))
+    delays.append(await controller.reconcile_job(NAMESPACE, "demo"))
+    assert [delay.most for delay in delays if delay] == [1.0, 10.0, 10.0, 1.0]
+
+
+async def test_a_quiet_job_is_looked_at_when_its_poll_or_something_earlier_is_due() -> None:
+    world = await running(activeDeadlineSeconds=60)
+    assert await delay(world) == 5.0
+    world.now = 1000.0 + 57
+    await passes(world, 1)  # writes progress
+    assert await delay(world) == 2.0
+    times = iter((world.now, world.now + 10))  # the pass itself took long
+    found = await Controller(world, world, lambda: next(times)).reconcile_job(NAMESPACE, "demo")
+    assert found is not None and found.most == 0.0
+
+
+async def test_a_job_that_saves_for_another_size_is_quiet_although_its_coordinator_is_asked_in_each_pass() -> None:
+    bounds = {"minCount": 1, "maxCount": 4}
+    world = await running(trainers={"count": 2, **bounds})
+    world.edit("TrainingJob", "demo", trainers={"count": 3, **bounds})
+    await passes(world)
+    world.calls.clear()
+    assert (await delay(world), len(world.calls)) == (5.0, 1)
+
+
+async def test_a_controller_has_the_machines_time_and_the_settings_that_it_is_given() -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    await Controller(world, world, settings=Settings(train_image="registry/train:2")).pass_once(NAMESPACE, "demo")
+    assert abs(seconds(world.job["status"]["updatedAt"]) - time.time()) < 3600
+    images = {c["image"] for pod in world.pods() for c in pod["spec"]["containers"]}
+    assert images == {"registry/train:2", "coxswain-data"}
+
+
+async def test_a_policy_that_is_named_is_waited_for() -> None:
+    job = training_job(parallelismRef={"name": "wide"})
+    policy = manifest("ParallelismPolicy", "wide", job["spec"].pop("parallelism"))
+    world = FakeCluster(data_source(), data_mix(), job)
+    for created in (0, 4):
+        await passes(world)
+        assert len(world.created) == created
+        world.put(policy)
+
+
+async def test_a_finished_job_is_looked_at_every_ten_minutes_or_when_it_expires() -> None:
+    assert await delay(await finished()) == 600.0
+    world = await finished(ttlSecondsAfterFinished=100)
+    assert await delay(world) == 84.0
+
+
+async def test_a_job_that_has_ended_and_whose_pods_run_is_polled() -> None:
+    world = await running()
+    world.end(world.pod("coordinator") or {}, 0, report_text("Completed", step=100))
+    await passes(world, 1)
+    assert await delay(world) == 5.0
+
+
+@pytest.mark.parametrize(("quiet", "rest"), [(False, 0.5), (True, 5.0)])
+async def test_a_pass_rests_for_its_cost_and_a_quiet_one_for_ten_times_as_long(
+    monkeypatch: pytest.MonkeyPatch, quiet: bool, rest: float
+) -> None:
+    world = await running() if quiet else FakeCluster(data_source(), data_mix(), training_job())
+    times = iter((1.0, 1.5))
+    monkeypatch.setattr("coxswain_operator.controller.time.thread_time", lambda: next(times))
+    found = await Controller(world, world, world.clock).reconcile_job(NAMESPACE, "demo")
+    assert found is not None and (found.least, found.most) == (rest, 1.0 if quiet else 0.0)
+
+
+async def test_only_the_coordinator_of_a_job_that_is_not_over_is_asked_and_its_report_is_passed_on() -> None:
+    passed: list[JobReport | None] = []
+
+    async def answer(job: Manifest) -> JobReport:
+        return report("Running", 11)
+
+    for world in (await running(), await finished()):
+        world.report = answer  # type: ignore[method-assign]
+        controller = Controller(world, world, world.clock, on_report=lambda job, found: passed.append(found))
+        await controller.pass_once(NAMESPACE, "demo")
+    assert [found.step if found else None for found in passed] == [11, None]
+
+
+async def test_a_secret_of_the_jobs_name_that_is_not_its_own_is_none_of_its_children() -> None:
+    world = await running()
+    controller = Controller(world, world, world.clock)
+    metadata = world.objects["Secret", "demo-token"]["metadata"]
+    for owners, count in ((metadata["ownerReferences"], 1), (None, 0), ([], 0)):
+        metadata["ownerReferences"] = owners
+        observed = await controller.observe(NAMESPACE, "demo")
+        assert observed is not None and [c.kind for c in observed.children].count("Secret") == count
+
+
+@pytest.mark.parametrize(("rule", "deleting", "asked"), [(False, False, 0), (True, False, 1), (False, True, 1)])
+async def test_nodes_are_read_only_where_a_rule_or_a_deletion_needs_them(
+    rule: bool, deleting: bool, asked: int
+) -> None:
+    pressure = {"name": "mine", "action": "Fail", "onNodeConditions": [{"type": "MemoryPressure"}]}
+    world = await running(failurePolicy={"rules": [pressure]} if rule else {})
+    if deleting:
+        await world.delete("Pod", NAMESPACE, "demo-trainer-1-0")
+    looks: list[int] = []
+
+    async def nodes() -> dict[str, Conditions]:
+        looks.append(1)
+        return {}
+
+    world.nodes = nodes  # type: ignore[method-assign]
+    observed = await Controller(world, world, world.clock).observe(NAMESPACE, "demo")
+    assert observed is not None and len(looks) == asked
+    assert all(p.node_conditions == ({("Ready", "Gone")} if asked else set()) for p in observed.pods)
 
 
 def test_without_a_watch_the_poll_still_finds_changes() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from coxswain.wire import Fault
-from coxswain_operator.reconcile import reconcile
+from coxswain_operator.reconcile import force_delete, reconcile
 from coxswain_operator.reconcile.actions import Observed, WriteStatus
 from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.views import PodView
 from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, live, member_of, report, training_job
+from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 STRICT: dict[str, Any] = {"failurePolicy": {"maxRestarts": 0}}
@@ -44,14 +47,6 @@ async def test_a_node_that_reboots_costs_no_counted_restart(member: str, code: i
     assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 1}
 
 
-async def test_a_rule_of_the_users_own_may_restart_the_job_on_a_drain_but_it_is_not_counted() -> None:
-    rules = [{"name": "all", "onPodConditions": [{"type": "DisruptionTarget"}], "action": "RestartJob"}]
-    world = await running(failurePolicy={"maxRestarts": 0, "rules": rules})
-    await drain(world, "trainer-0")
-    await passes(world, 6)
-    assert (world.job["status"]["attempt"], world.job["status"]["restarts"]["counted"]) == (1, 0)
-
-
 async def test_members_that_give_up_because_the_coordinators_node_is_lost_are_replaced_uncounted() -> None:
     world = await running(**STRICT)
     world.set_node("node-of-coordinator", "Unknown")
@@ -76,29 +71,6 @@ async def test_a_pod_on_a_node_of_unknown_state_is_deleted_by_force_and_replaced
     await passes(world)
     assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-1"
     assert pod not in world.pods()
-
-
-async def test_a_node_that_only_is_not_ready_gets_its_grace_period_and_a_margin() -> None:
-    world = await running(**STRICT)
-    world.set_node("node-of-trainer-1", "False")
-    world.pod("trainer-1")["metadata"]["deletionTimestamp"] = stamp(world.now + 60)
-    await passes(world)
-    world.tick(80)
-    await passes(world)
-    assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-0"
-    world.tick(10)
-    await passes(world)
-    assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-1"
-
-
-async def test_a_slow_deletion_on_a_healthy_node_is_waited_for() -> None:
-    world = await running(**STRICT)
-    world.set_node("node-of-trainer-1", "True")
-    world.lost = lambda pod: member_of(pod) == "trainer-1"  # type: ignore[method-assign]
-    world.pod("trainer-1")["metadata"]["deletionTimestamp"] = stamp(world.now)
-    world.tick(3600)
-    await passes(world)
-    assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-0"
 
 
 async def test_a_suspended_job_does_not_wait_for_pods_of_lost_nodes() -> None:
@@ -231,3 +203,34 @@ async def test_a_loader_that_keeps_failing_is_replaced_alone_until_the_limit() -
     world.end(world.pod("loader-0"), 1)
     await passes(world)
     assert world.state == "Failed"
+
+
+def going(ready: str, late: float = 30, **more: Any) -> PodView:
+    """A pod whose grace period ended `late` seconds ago, on a node that is Ready, or not."""
+    conditions = frozenset({("Ready", ready)})
+    return replace(TRAINER, **{
+        "node": "n", "deleting": True, "deletes_at": NOW - late, "node_conditions": conditions, **more,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pod", "forced", "looks"),
+    [
+        (going("Unknown", -60), True, True),
+        (going("False"), True, True),
+        (going("Gone"), True, True),
+        (going("False", 29), False, True),
+        (going("True"), False, True),
+        (going("True", disruption="DeletionByTaintManager"), True, True),
+        (going("True", disruption="EvictionByEvictionAPI"), False, True),
+        (going("Unknown", node=""), False, False),
+        (going("Unknown", deleting=False), False, False),
+        (going("True", phase="Failed"), False, False),
+    ],
+)
+def test_a_deletion_is_forced_where_no_kubelet_completes_it_and_a_slow_one_is_waited_for(
+    pod: PodView, forced: bool, looks: bool
+) -> None:
+    context = Scene((pod, COORDINATOR)).context()
+    assert [(d.name, d.uid, d.force) for d in force_delete.force_deletes(context)] == [(pod.name, "t", True)] * forced
+    assert force_delete.requeue_times(context) == ((NOW + 10,) if looks else ())

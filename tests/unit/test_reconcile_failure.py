@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from coxswain.wire import Fault, JobEvent
-from coxswain_operator.reconcile.failure_policy import Verdict, count, judge
+from coxswain_operator.reconcile.failure_policy import (
+    Verdict,
+    failure_events,
+    find_fatal,
+    judge,
+    record_restarts,
+    verdicts,
+)
 from coxswain_operator.reconcile.member_failures import MemberFailure
+from coxswain_operator.reconcile.result import Termination
 from coxswain_operator.reconcile.spec import Rule
-from coxswain_operator.views import PodView
-from tests.unit.fake_cluster import FakeCluster, report, report_text
+from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.views import Event, PodView
+from tests.unit.fake_cluster import report, report_text
+from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, ended
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 
@@ -56,6 +67,11 @@ TABLE: dict[str, tuple[MemberFailure, Rule, bool]] = {
         rule(onNodeConditions=[{"type": "MemoryPressure"}]),
         True,
     ),
+    "a condition that the node lacks does not": (
+        loss(node_conditions=frozenset({("DiskPressure", "True")})),
+        rule(onNodeConditions=[{"type": "MemoryPressure"}]),
+        False,
+    ),
     "of two selectors one is not enough": (loss(2, "Error"), rule(**IN_2, onReasons=["OOMKilled"]), False),
     "a rule that names nothing matches nothing": (loss(1), rule(), False),
 }
@@ -87,10 +103,114 @@ def test_without_rules_only_the_users_fault_fails_and_disruptions_are_not_counte
     assert judge(what, ()).action == action
 
 
-def test_a_restart_of_the_whole_job_counts_once_however_many_pods_asked_for_it() -> None:
-    lost = tuple(Verdict(loss(), "r", "RestartJob") for _ in range(4))
-    assert count(lost) == 1
-    assert count(tuple(Verdict(loss(), "r", "RestartTrainer") for _ in range(4))) == 4
+IGNORED = {"name": "mine", "action": "RestartTrainerIgnoringLimit", "onExitCodes": {"operator": "In", "values": [1]}}
+
+
+@pytest.mark.parametrize(
+    ("delay", "worked", "lost", "rules", "rule"),
+    [
+        (2, 599, ended(1), [], "Escalation"),
+        (2, 600, ended(1), [], "Default"),  # its last replacement worked for long
+        (1, 599, ended(1), [], "Default"),
+        (2, 599, ended(1, deleting=True), [], "Disruption"),
+        (2, 599, ended(1), [{**IGNORED, "action": "RestartTrainer"}], "Escalation"),
+        (2, 599, ended(1), [{**IGNORED, "action": "RestartJob"}], "mine"),
+        (2, 599, ended(1), [IGNORED], "mine"),
+    ],
+)
+def test_a_counted_failure_escalates_when_the_last_replacements_failed_soon(
+    delay: int, worked: float, lost: PodView, rules: list[dict[str, Any]], rule: str
+) -> None:
+    number = {"name": "trainer-1", "number": 3, "since": stamp(NOW - worked - delay), "delaySeconds": delay}
+    pods = (COORDINATOR, replace(lost, incarnation=3))
+    scene = Scene(pods, spec={"failurePolicy": {"rules": rules}}, status={"incarnations": [number]})
+    (verdict,) = verdicts(scene.context())
+    assert (verdict.rule, verdict.whole_job) == (rule, rule == "Escalation" or "RestartJob" in str(rules))
+
+
+ALONE, WHOLE = Verdict(loss(), "r", "RestartTrainer"), Verdict(loss(), "r", "RestartJob")
+WHOLE_IGNORED = Verdict(loss(), "r", "RestartJobIgnoringLimit")
+GONE = Verdict(loss(disrupted=True), "Disruption", "RestartTrainerIgnoringLimit")
+PLANNED = judge(replace(loss(3), planned=True), ())
+
+
+@pytest.mark.parametrize(
+    ("found", "counted", "ignored", "attempt"),
+    [
+        ((ALONE,), 1, 0, 0),
+        ((ALONE,) * 4, 4, 0, 0),
+        ((GONE,), 0, 1, 0),
+        ((ALONE, GONE), 1, 1, 0),
+        ((WHOLE,) * 4, 1, 0, 1),
+        ((WHOLE, ALONE, GONE), 1, 0, 1),
+        ((WHOLE_IGNORED, GONE), 0, 2, 1),
+        ((Verdict(loss(disrupted=True), "mine", "RestartJob"),), 0, 1, 1),  # a drain is never counted
+        ((WHOLE_IGNORED, ALONE), 1, 0, 1),
+        ((PLANNED,), 0, 0, 1),
+        ((PLANNED, GONE), 0, 1, 1),
+    ],
+)
+def test_a_restart_of_the_whole_job_counts_once_however_many_pods_asked_for_it(
+    found: tuple[Verdict, ...], counted: int, ignored: int, attempt: int
+) -> None:
+    status = record_restarts(Scene((COORDINATOR,), seen="coordinator").context(), found)
+    assert (status.restarts.counted, status.restarts.ignored, status.attempt) == (counted, ignored, attempt)
+    assert (status.trainers.desired, status.seen) == ((0, "") if attempt else (2, "coordinator"))
+    delay = next((e.delay_seconds for e in status.incarnations if e.name == "all"), 0)
+    assert delay == 0  # the first replacement is immediate
+
+
+@pytest.mark.parametrize(("lost", "reasons"), [(1, []), (5, []), (6, ["1 more"]), (8, ["3 more"])])
+def test_of_many_losses_the_first_five_are_events(lost: int, reasons: list[str]) -> None:
+    found = failure_events((GONE,) * lost)
+    assert len(found) == min(lost, 5) + len(reasons)
+    assert [event.message[:6] for event in found[5:]] == reasons
+    assert {(event.reason, event.warning) for event in found} == {("NodeLost", True)}
+
+
+def test_the_event_of_the_rest_is_like_the_last_that_is_named() -> None:
+    *_, rest = failure_events((PLANNED, *(GONE,) * 6))
+    assert rest == Event("NodeLost", "2 more members failed in the same pass", True)
+
+
+def test_an_event_says_what_was_lost_and_what_follows() -> None:
+    assert failure_events((ALONE,))[0] == Event("WorkerRestarted", "trainer-2: it failed; r: RestartTrainer", True)
+    assert failure_events((PLANNED,))[0] == Event("Scaled", "trainer-2: it failed")
+    assert failure_events(()) == ()
+
+
+FATAL = {"name": "fatal", "action": "Fail", "onExitCodes": {"operator": "In", "values": [9]}}
+TOO_MANY = "restart 11 would exceed failurePolicy.maxRestarts (10)"
+SAYS_WHY = '{"reason": "BadShard", "message": "shard 3 is torn"}'
+
+
+@pytest.mark.parametrize(
+    ("pod", "before", "counting", "end"),
+    [
+        (ended(1), 9, True, None),
+        (ended(1), 10, True, ("RestartLimitExceeded", f"trainer-1: exit code 1; {TOO_MANY}", "Default", 1)),
+        (ended(1), 10, False, None),
+        (ended(1, deleting=True), 11, True, None),  # nothing is counted
+        (ended(9), 0, True, ("FailurePolicy", "trainer-1: exit code 9; rule fatal says Fail", "fatal", 9)),
+        (ended(9), 0, False, ("FailurePolicy", "trainer-1: exit code 9; rule fatal says Fail", "fatal", 9)),
+        (ended(9, message=SAYS_WHY), 0, True, ("BadShard", "shard 3 is torn", "fatal", 9)),
+    ],
+)  # fmt: skip
+def test_a_loss_ends_the_job_by_a_rule_or_by_the_limit(
+    pod: PodView, before: int, counting: bool, end: tuple[str, str, str, int] | None
+) -> None:
+    status = {"restarts": {"counted": before, "ignored": 0}}
+    scene = Scene((COORDINATOR, replace(pod, node="n")), spec={"failurePolicy": {"rules": [FATAL]}}, status=status)
+    found = find_fatal(scene.context(), counting)
+    assert found == (None if end is None else Termination("Failed", *end, "n"))
+
+
+@pytest.mark.parametrize("reason", ["StartTimeout", "ErrImagePull"])
+def test_a_rule_may_name_the_time_out_or_what_the_pod_waited_for(reason: str) -> None:
+    pod = replace(TRAINER, phase="Pending", waiting="ErrImagePull", created=NOW - 900)
+    rules = [{"name": "mine", "action": "Fail", "onReasons": [reason]}]
+    (verdict,) = verdicts(Scene((COORDINATOR, pod), spec={"failurePolicy": {"rules": rules}}).context())
+    assert verdict.rule == "mine"
 
 
 async def test_a_failed_trainer_is_replaced_alone_and_counted() -> None:
@@ -108,19 +228,6 @@ async def test_a_lost_node_is_replaced_uncounted_with_an_event_NodeLost() -> Non
     await passes(world)
     assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 1}
     assert [h.reason for h in world.events if h.warning] == ["NodeLost"]
-
-
-async def test_a_second_failure_waits_a_second_and_a_third_two() -> None:
-    world = await running()
-    for _ in range(3):
-        await passes(world, 5)
-        world.end(world.pod("trainer-1"), 1)
-    await passes(world, 1)
-    entry = next(e for e in world.job["status"]["incarnations"] if e["name"] == "trainer-1")
-    assert (entry["number"], entry["delaySeconds"]) == (3, 2)
-    assert world.pod("trainer-1") is None
-    await passes(world, 3)
-    assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-3"
 
 
 async def test_the_first_failure_beyond_the_limit_ends_the_job_and_names_the_limit() -> None:
@@ -186,19 +293,3 @@ async def test_a_pod_that_does_not_start_in_time_is_replaced_and_counted() -> No
     await passes(world)
     assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-2"
     assert world.job["status"]["restarts"] == {"counted": 1, "ignored": 1}
-
-
-async def test_a_coordinator_that_leaves_with_0_but_no_last_checkpoint_is_replaced() -> None:
-    world: FakeCluster = await running()
-    world.end(world.pod("coordinator"), 0, report_text("Completed", step=100, checkpoint_step=90))
-    await passes(world)
-    assert world.state == "Restarting"
-    assert world.pod("coordinator")["metadata"]["name"] == "demo-coordinator-1"
-
-
-async def test_a_pod_that_failed_without_an_exit_code_is_replaced() -> None:
-    world = await running()
-    world.pod("trainer-1")["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
-    await passes(world)
-    assert world.created[4:] == ["demo-trainer-1-1"]
-    assert "UnexpectedAdmissionError" in world.events[-1].message

@@ -9,19 +9,24 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from coxswain.errors import Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_ROLE
 from coxswain.wire import StopRequest
 from coxswain_operator.children.common import owner_of
 from coxswain_operator.jobcontrol import DEADLINE_SECONDS, HttpJobControl
 from coxswain_operator.report_poller import ReportPoller
+from coxswain_operator.views import Manifest
 from tests.fake_coordinator import FakeCoordinator
 from tests.unit.coordinator_fakes import TOKEN, cluster, make_job
-from tests.unit.fake_cluster import NAMESPACE, FakeCluster, report, training_job
+from tests.unit.fake_cluster import FakeCluster, report, training_job
+
+READY = [{"type": "Ready", "status": "True"}]
 
 
 @asynccontextmanager
-async def knowing(port: int, token: str, ready: str = "True") -> AsyncIterator[tuple[HttpJobControl, FakeCluster]]:
+async def knowing(port: int, token: str) -> AsyncIterator[tuple[HttpJobControl, FakeCluster]]:
     """A control that finds the coordinator at this port in a cluster's objects, and the cluster."""
     world = FakeCluster(training_job())
     ours = owner_of(world.job)
@@ -30,7 +35,7 @@ async def knowing(port: int, token: str, ready: str = "True") -> AsyncIterator[t
         head = {**ours, "name": name, "labels": ours["labels"] | more}
         world.put({"kind": kind, "metadata": head, "spec": {}})
     world.objects["Pod", "c"]["status"] = {
-        "phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": ready}],
+        "phase": "Running", "podIP": "127.0.0.1", "conditions": READY,
     }  # fmt: skip
     world.objects["Secret", "demo-token"]["data"] = {"token": base64.b64encode(token.encode()).decode()}
     control = HttpJobControl(world, port)
@@ -41,12 +46,10 @@ async def knowing(port: int, token: str, ready: str = "True") -> AsyncIterator[t
 
 
 @asynccontextmanager
-async def talking(
-    token: str = "right", ready: str = "True"
-) -> AsyncIterator[tuple[HttpJobControl, FakeCoordinator, FakeCluster]]:
+async def talking(token: str = "right") -> AsyncIterator[tuple[HttpJobControl, FakeCoordinator, FakeCluster]]:
     """A coordinator that listens, and a control that knows it."""
     with FakeCoordinator("right", report("Running", 42)) as coordinator:
-        async with knowing(coordinator.port, token, ready) as (control, world):
+        async with knowing(coordinator.port, token) as (control, world):
             yield control, coordinator, world
 
 
@@ -59,7 +62,8 @@ async def test_a_report_comes_from_the_coordinators_address_with_the_jobs_token(
 async def test_a_stop_names_its_reason_and_its_step() -> None:
     async with talking() as (control, coordinator, world):
         assert await control.checkpoint_and_stop(world.job, "suspended", 7)
-        assert coordinator.stops == [StopRequest("suspended", 7)]
+        assert await control.checkpoint_and_stop(world.job, "suspended")
+        assert coordinator.stops == [StopRequest("suspended", 7), StopRequest("suspended", -1)]
 
 
 async def test_a_wrong_token_is_no_answer() -> None:
@@ -76,9 +80,54 @@ async def test_a_coordinator_with_an_ipv6_address_that_does_not_answer_is_no_err
         assert not await control.checkpoint_and_stop(world.job, "suspended")
 
 
-async def test_a_coordinator_that_is_not_ready_is_not_asked() -> None:
-    async with talking(ready="False") as (control, _, world):
+@pytest.mark.parametrize(
+    ("kind", "name", "change"),
+    [
+        ("Pod", "c", {"status": {"phase": "Running", "podIP": "127.0.0.1", "conditions": []}}),
+        ("Pod", "c", {"status": {"phase": "Failed", "podIP": "127.0.0.1", "conditions": READY}}),
+        ("Pod", "c", {"status": {"phase": "Running", "conditions": READY}}),
+        ("Secret", "demo-token", {"data": None}),
+        ("Secret", "demo-token", {"metadata": {"name": "another", "labels": {}}}),
+    ],
+    ids=["it is not ready", "it has failed", "it has no address", "the token is empty", "there is no token"],
+)
+async def test_a_coordinator_is_not_asked_while(kind: str, name: str, change: Manifest) -> None:
+    async with talking() as (control, coordinator, world):
+        found = world.objects.pop((kind, name))
+        world.objects[kind, change.get("metadata", {}).get("name", name)] = {**found, **change}
         assert await control.report(world.job) is None
+        assert not await control.checkpoint_and_stop(world.job, "suspended")
+        assert coordinator.received == {}
+
+
+async def test_a_connection_is_kept_until_the_token_changes_or_the_job_is_forgotten() -> None:
+    async with talking(token="wrong") as (control, _, world):
+        assert await control.report(world.job) is None
+        ((_, refused),) = control._clients.values()
+        secret = world.objects["Secret", "demo-token"]
+        secret["data"] = {"token": base64.b64encode(b"right").decode()}
+        assert await control.report(world.job) is not None
+        (first,) = control._clients.values()
+        assert refused._http.is_closed
+        assert await control.report(world.job) is not None
+        assert list(control._clients.values()) == [first]
+        await control.forget(world.job)
+        await control.forget(world.job)
+        assert control._clients == {}
+        assert first[1]._http.is_closed
+        assert await control.report(world.job) is not None
+        ((_, last),) = control._clients.values()
+    assert last._http.is_closed
+
+
+async def test_the_newest_of_two_ready_coordinators_is_asked() -> None:
+    async with talking() as (control, _, world):
+        older = world.objects.pop(("Pod", "c"))
+        away = {**older["status"], "podIP": "127.0.0.9"}
+        world.objects["Pod", "b"], world.objects["Pod", "c"] = {**older, "status": away}, older
+        trainer = {**older["metadata"], "labels": {**older["metadata"]["labels"], LABEL_ROLE: "trainer"}}
+        world.objects["Pod", "d"] = {**older, "metadata": trainer, "status": away}
+        assert await control.report(world.job) is not None
 
 
 async def test_a_coordinator_that_is_gone_is_asked_once_and_delays_no_pass() -> None:
@@ -87,24 +136,6 @@ async def test_a_coordinator_that_is_gone_is_asked_once_and_delays_no_pass() -> 
         assert await control.report(world.job) is None
         assert not await control.checkpoint_and_stop(world.job, "suspended")
     assert time.monotonic() - begun < DEADLINE_SECONDS, "one call alone would wait for that long"
-
-
-async def test_reports_are_polled_and_every_change_adds_the_job() -> None:
-    async with talking() as (control, coordinator, world):
-        rings: list[tuple[str, str]] = []
-        following = ReportPoller(control, rings.append, wait=0.2)
-        try:
-            assert await following.report(world.job) is None  # a turn never waits for a coordinator
-            await until(lambda: len(rings) >= 1)
-            first = await following.report(world.job)
-            assert first is not None and first.phase == "Running"
-            coordinator.job_report = report("Failed", 43)
-            async with asyncio.timeout(10):
-                while (latest := await following.report(world.job)) is None or latest.phase != "Failed":  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            assert len(rings) >= 2 and set(rings) == {(NAMESPACE, "demo")}
-        finally:
-            await following.close()
 
 
 async def test_a_whole_job_is_followed_by_a_call_that_waits_at_the_coordinator_for_another_phase(
@@ -122,19 +153,6 @@ async def test_a_whole_job_is_followed_by_a_call_that_waits_at_the_coordinator_f
                     await asyncio.sleep(0.01)
             assert (latest.revision(), latest.step) == (end.revision(), end.step)
             assert 2 <= len(rings) < len(real.steps())  # steps alone end no long poll
-        finally:
-            await following.close()
-
-
-async def test_the_report_of_a_replaced_coordinator_is_not_its_successors() -> None:
-    async with talking() as (control, _, world):
-        following = ReportPoller(control, lambda key: None, wait=30.0)
-        try:
-            async with asyncio.timeout(10):
-                while await following.report(world.job) is None:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            world.objects["Pod", "c"]["metadata"]["uid"] = "another"
-            assert await following.report(world.job) is None
         finally:
             await following.close()
 
@@ -165,6 +183,7 @@ async def test_a_long_poll_names_the_mark_of_what_it_knows() -> None:
         known = await control.report(world.job)
         assert known is not None
         await control.report(world.job, known.revision(), 1.0)
+        assert coordinator.received["/v1/report"][0] == {}
         assert coordinator.received["/v1/report"][-1] == {"after": known.revision(), "wait": "1.0"}
 
 

@@ -2,48 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from coxswain.wire import Fault, JobReport
-from coxswain_operator.reconcile.actions import Observed
-from coxswain_operator.reconcile.context import Context, build_context
+from coxswain.wire import Fault
 from coxswain_operator.reconcile.failure_policy import verdicts
-from coxswain_operator.reconcile.member_failures import ABANDONED_SECONDS, MemberFailure, detect_failure
-from coxswain_operator.reconcile.times import stamp
-from coxswain_operator.settings import Settings
+from coxswain_operator.reconcile.member_failures import MemberFailure, detect_failure
 from coxswain_operator.views import PodView
-from tests.unit.fake_cluster import data_mix, data_source, report, report_text, training_job
-
-NOW = 2000.0
-COORDINATOR = PodView("demo-coordinator-0", "c", "coordinator", 0, 0, phase="Running", ready=True, created=1000.0)
-TRAINER = PodView("demo-trainer-1-0", "t", "trainer", 1, 0, phase="Running", ready=True, created=1000.0)
-
-
-def ended(code: int | None, pod: PodView = TRAINER, finished: float = 1500.0, **more: Any) -> PodView:
-    phase = "Succeeded" if code == 0 else "Failed"
-    return replace(pod, phase=phase, ready=False, exit_code=code, finished=finished, **more)
-
-
-@dataclass(frozen=True)
-class Scene:
-    """What is there besides the member in question."""
-
-    pods: tuple[PodView, ...]
-    report: JobReport | None = None
-    seen: str = ""
-    spec: dict[str, Any] = field(default_factory=dict)
-    asked: int = 2  # trainers at the start
-
-    def context(self) -> Context:
-        job = training_job(**self.spec)
-        trainers = {"desired": self.asked, "asked": self.asked}
-        job["metadata"]["uid"] = "u"
-        job["status"] = {"seen": self.seen, "trainers": trainers, "startTime": stamp(1000.0)}
-        observed = Observed(job, (data_source(),), (data_mix(),), pods=self.pods, report=self.report)
-        return build_context(observed, NOW, Settings())
+from tests.unit.fake_cluster import report, report_text
+from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, ended
 
 
 def failure(scene: Scene, member: str = "trainer-1") -> MemberFailure | None:
@@ -101,9 +70,9 @@ SCENES: dict[str, tuple[Scene, str]] = {
     "a trainer that fails otherwise while its coordinator starts is its own loss": (
         Scene((STARTING, ended(9))), "Error"),
     "a trainer that gave up in the last second after its coordinator's return was abandoned": (
-        Scene((SUCCESSOR, ended(1, finished=AT + ABANDONED_SECONDS))), "LeftEarly"),
+        Scene((SUCCESSOR, ended(1, finished=AT + 120))), "LeftEarly"),
     "a trainer that gave up a second later is its own loss": (
-        Scene((SUCCESSOR, ended(1, finished=AT + ABANDONED_SECONDS + 1))), "Error"),
+        Scene((SUCCESSOR, ended(1, finished=AT + 121))), "Error"),
     "a trainer as old as its coordinator was never abandoned": (
         Scene((COORDINATOR, ended(1, finished=1001.0))), "Error"),
     "a trainer that gave up at an unknown time is its own loss": (
@@ -124,6 +93,7 @@ STOPPED = ended(3, COORDINATOR, message=report_text("Suspended", step=20))
 ENDS: dict[str, tuple[Scene, str, bool]] = {
     "a coordinator that left with 0 and saved is no loss": (
         Scene((ended(0, COORDINATOR, message=report_text("Completed", step=100)),)), "", False),
+    "a coordinator that left with 0 and no report is no loss": (Scene((ended(0, COORDINATOR),)), "", False),
     "one that left with 0 and saved the step before the last is": (
         Scene((ended(0, COORDINATOR, message=UNFINISHED),)), "FinalCheckpointMissing", False),
     "one that reached its stop is no loss": (Scene((ended(0, COORDINATOR, message=REACHED),)), "", False),
@@ -151,6 +121,7 @@ ENDS: dict[str, tuple[Scene, str, bool]] = {
 def test_a_coordinators_end_is_judged_by_what_it_saved(scene: Scene, reason: str, planned: bool) -> None:
     found = failure(scene, "coordinator")
     assert ((found.reason, found.planned) if found else ("", False)) == (reason, planned)
+    assert found is None or found.pod is scene.pods[0]
 
 
 PENDING = replace(TRAINER, phase="Pending", ready=False, created=NOW - 60)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from coxswain_operator.children.scheduling import POD_GROUP, RETRIABLE
 from coxswain_operator.controller import Controller
+from coxswain_operator.reconcile.actions import LeaveQueue
 from coxswain_operator.reconcile.pending import GATED
-from coxswain_operator.views import Manifest
+from coxswain_operator.reconcile.queueing import release_groups
+from coxswain_operator.views import Manifest, PodView
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, live, member_of, training_job
 from tests.unit.test_reconcile_lifecycle import RESTART_JOB, begin, passes
 
@@ -153,3 +158,33 @@ async def test_the_gated_pods_of_a_job_that_was_deleted_are_let_go() -> None:
     assert await Controller(world, world, world.clock).reconcile_job(NAMESPACE, "demo") is None
     assert world.pods() == []
     assert len(world.ended) == 1
+
+
+RUNS = PodView("a", "a", "trainer", 0, 0, phase="Running", node="n", group="old")
+GOING = replace(RUNS, name="b", deleting=True)  # for ever, on a lost node
+HELD = replace(RUNS, name="c", phase="Pending", node="", deleting=True)
+DEAD = replace(RUNS, name="d", phase="Failed")
+MARKED = replace(DEAD, name="e", given_up=True)
+MARK_B, MARK_D, END = LeaveQueue("old", "b"), LeaveQueue("old", "d"), LeaveQueue("old")
+
+
+@pytest.mark.parametrize(
+    ("pods", "releases"),
+    [
+        ((DEAD, RUNS), []),
+        ((HELD, RUNS), []),
+        ((GOING,), [MARK_B]),
+        ((GOING, DEAD), [MARK_D]),  # which stays, for its log
+        ((replace(DEAD, name="x"), DEAD), [MARK_D]),
+        ((GOING, HELD), [END]),
+        ((MARKED, HELD), [END]),
+        ((DEAD, MARKED), []),
+        ((replace(DEAD, group=""), replace(DEAD, group="now"), DEAD), [MARK_D]),
+        ((replace(RUNS, group="elder"), DEAD), [MARK_D]),
+        ((replace(DEAD, group="elder"), DEAD), [LeaveQueue("elder", "d"), MARK_D]),
+    ],
+)
+def test_a_group_is_released_once_when_none_of_its_pods_runs_on(
+    pods: tuple[PodView, ...], releases: list[LeaveQueue]
+) -> None:
+    assert list(release_groups(pods, "now")) == releases

@@ -43,7 +43,7 @@ def passed(count: int) -> tuple[float, int]:
     creates = [a for a in reconcile(empty, 1000.0).actions if isinstance(a, CreatePod)]
     assert len(creates) == count + 2
     pods = tuple(
-        PodView(c.name, c.name, c.member.split("-")[0], int(c.member.partition("-")[2] or 0), 0, phase="Running")
+        PodView(c.member, c.member, c.member.split("-")[0], int(c.member.partition("-")[2] or 0), 0, phase="Running")
         for c in creates
     )
     full = Observed(job=job, sources=empty.sources, mixes=empty.mixes, pods=pods, fresh_token="t")

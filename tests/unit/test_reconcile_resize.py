@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
-from coxswain_operator.views import Manifest
+import pytest
+
+from coxswain.wire import JobReport
+from coxswain_operator.reconcile import resize
+from coxswain_operator.reconcile.actions import CheckpointAndStop
+from coxswain_operator.reconcile.resize import Resize, plan_resize
+from coxswain_operator.views import Manifest, PodView
 from tests.unit.fake_cluster import (
     FakeCluster,
     data_mix,
@@ -16,6 +23,7 @@ from tests.unit.fake_cluster import (
     report_text,
     training_job,
 )
+from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, condition, ended
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 BOUNDS = {"minCount": 1, "maxCount": 8}
@@ -92,15 +100,6 @@ async def test_a_count_that_changes_during_suspension_holds_at_resumption_and_re
     assert (len(world.pods()), world.job["status"]["attempt"]) == (5, 0)
 
 
-async def test_a_coordinator_that_never_saves_is_replaced_in_the_end() -> None:
-    world = await running_scalable()
-    scale(world, 3)
-    await passes(world)
-    world.tick(600)
-    await passes(world, 6)
-    assert (world.job["status"]["attempt"], len(world.pods())) == (1, 5)
-
-
 async def test_a_second_change_after_a_first_is_a_restart_of_its_own() -> None:
     world = await running_scalable()
     for attempt, count in enumerate((3, 2), 1):
@@ -147,11 +146,80 @@ async def test_a_gang_without_room_waits_with_a_message_and_consumes_no_restarts
     assert "trainer-0 and 1 more: Unschedulable" in world.condition("PodsReady")["message"]
 
 
-async def test_pods_that_a_queue_holds_back_make_the_job_queued_and_do_not_time_out() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
-    await passes(world)
-    for pod in world.pods():
-        world.unschedulable(pod, "SchedulingGated")
-    world.tick(5000)
-    await passes(world)
-    assert (world.state, len(world.created)) == ("Queued", 4)
+def scaled(state: str = "Running", reason: str = "Training", since: float = NOW - 600) -> Manifest:
+    """The status of a job of two trainers; `since`: of its condition Progressing, with this reason."""
+    return {
+        "conditions": [condition("Succeeded", "Unknown", reason=state), condition("Progressing", "True", since, reason)]
+    }
+
+
+TRAINS = report("Running", 10)
+
+
+@pytest.mark.parametrize(
+    ("pods", "answer", "status", "count", "saves"),
+    [
+        ((COORDINATOR,), TRAINS, scaled(), 3, True),
+        ((COORDINATOR,), TRAINS, scaled(), 1, True),
+        ((COORDINATOR,), TRAINS, scaled(), 2, False),
+        ((COORDINATOR,), report("Suspended", 10), scaled(), 3, True),  # and is about to leave
+        ((COORDINATOR,), report("Starting", 10), scaled(), 3, False),
+        ((COORDINATOR,), None, scaled(), 3, True),  # one answer is missing
+        ((COORDINATOR,), None, scaled("Starting"), 3, False),
+        ((replace(COORDINATOR, ready=False),), None, scaled(), 3, False),
+        ((replace(COORDINATOR, deleting=True),), TRAINS, scaled(), 3, False),
+        ((ended(1, COORDINATOR),), TRAINS, scaled(), 3, False),
+        ((TRAINER,), TRAINS, scaled(), 3, False),
+        ((COORDINATOR,), TRAINS, scaled(reason="Scaling", since=NOW - 599), 3, True),
+        ((COORDINATOR,), TRAINS, scaled(reason="Scaling", since=NOW - 600), 3, False),
+    ],
+)
+def test_a_gang_saves_for_ten_minutes_before_it_gets_another_size_if_its_coordinator_can(
+    pods: tuple[PodView, ...], answer: JobReport | None, status: Manifest, count: int, saves: bool
+) -> None:
+    context = Scene(pods, answer, status=status, spec={"trainers": trainers(count)}).context()
+    begun = NOW - 599 if "Scaling" in str(status) else NOW
+    change = f"from 2 to {count} trainers"
+    assert context.config is not None
+    assert plan_resize(context, context.config) == (
+        None if saves or count == 2 else Resize(0, 0, "ScaleChanged", change)
+    )
+    assert resize.calls(context) == ((CheckpointAndStop(f"scaled to {count} trainers"),) if saves else ())
+    assert resize.requeue_times(context) == ((begun + 600,) if saves else ())
+    assert resize.reason(context) == ("Scaling" if saves else "")
+    assert resize.message(context) == (f"{change}: waits for the checkpoint" if saves else "")
+
+
+def placed(index: int, **more: Any) -> PodView:
+    return replace(TRAINER, index=index, node="n", **more)
+
+
+def unplaced(index: int, created: float = NOW - 900, reason: str = "Unschedulable") -> PodView:
+    return replace(TRAINER, index=index, phase="Pending", ready=False, created=created, unscheduled_reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("pods", "answer", "least", "size"),
+    [
+        ((placed(0), placed(1), unplaced(2), unplaced(3)), None, 2, 2),
+        ((placed(0), placed(1), unplaced(2), unplaced(3)), None, 3, None),
+        ((placed(0), placed(1), unplaced(2), unplaced(3)), report("Starting", 0), 2, 2),
+        ((placed(0), placed(1), unplaced(2), unplaced(3)), TRAINS, 2, None),
+        ((placed(0), placed(1), unplaced(2, NOW - 899), unplaced(3)), None, 2, 2),
+        ((placed(0), placed(1), unplaced(2, NOW - 899)), None, 2, None),
+        ((placed(0), placed(1), unplaced(2, reason="SchedulingGated")), None, 2, None),
+        ((placed(0), placed(1), placed(2, phase="Pending"), placed(3)), None, 2, None),
+        ((placed(0), placed(1, deleting=True), unplaced(2)), None, 2, None),
+        ((placed(0), placed(1, phase="Failed"), unplaced(2)), None, 2, None),
+        ((placed(0), replace(COORDINATOR, node="n"), unplaced(2)), None, 2, None),
+        ((placed(0), placed(1), replace(unplaced(0), role="loader")), None, 2, None),
+    ],
+)
+def test_a_gang_shrinks_before_it_trains_to_the_trainers_that_found_a_node_in_time(
+    pods: tuple[PodView, ...], answer: JobReport | None, least: int, size: int | None
+) -> None:
+    context = Scene(pods, answer, asked=4, spec={"trainers": {"count": 4, "minCount": least, "maxCount": 4}}).context()
+    assert context.config is not None
+    found = plan_resize(context, context.config)
+    text = f"only {size} of 4 trainers found a node within startTimeoutSeconds (900)"
+    assert found == (None if size is None else Resize(size, 4, "CapacityLost", text))

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
 from coxswain.names import ANNOTATION_STOP_AT
+from coxswain_operator.reconcile import suspend
+from coxswain_operator.reconcile.actions import CheckpointAndStop, Delete, RequeueAt
+from coxswain_operator.views import PodView
 from tests.unit.fake_cluster import FakeCluster, report, report_text
+from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, condition, ended
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 
@@ -25,14 +34,76 @@ async def test_suspend_asks_for_a_checkpoint_and_deletes_nothing_before_it() -> 
     assert world.condition("Suspended")["status"] == "Unknown"
 
 
-async def test_pods_that_run_without_a_node_as_the_local_clusters_do_save_before_they_go() -> None:
-    world = await running()
-    for pod in world.pods():
-        pod["spec"].pop("nodeName", None)
-    world.edit("TrainingJob", "demo", suspend=True)
-    await passes(world)
-    assert world.calls
-    assert (world.state, world.deleted) == ("Suspending", [])
+PENDING = replace(COORDINATOR, phase="Pending", ready=False)
+
+
+@pytest.mark.parametrize(
+    ("pods", "saves"),
+    [
+        ((COORDINATOR,), True),  # pods of the local cluster have no node
+        ((replace(PENDING, node="n"),), True),
+        ((PENDING, TRAINER), True),
+        ((PENDING, replace(TRAINER, phase="Pending")), False),
+        ((ended(3, COORDINATOR), TRAINER), False),
+        ((TRAINER,), False),
+    ],
+)
+def test_pods_go_at_once_where_nothing_has_begun_or_no_coordinator_can_save(
+    pods: tuple[PodView, ...], saves: bool
+) -> None:
+    decision = Scene(pods, spec={"suspend": True}).decide()
+    assert (decision.of(CheckpointAndStop) != (), decision.of(Delete) == ()) == (saves, saves)
+
+
+@pytest.mark.parametrize(
+    ("status", "since", "until"),
+    [("False", 1000.0, NOW + 600), ("Unknown", NOW - 599, NOW + 1), ("Unknown", NOW - 600, None)],
+)
+def test_the_ten_minutes_for_a_checkpoint_begin_with_the_request(
+    status: str, since: float, until: float | None
+) -> None:
+    scene = Scene(
+        (COORDINATOR,), spec={"suspend": True}, status={"conditions": [condition("Suspended", status, since)]}
+    )
+    decision = scene.decide()
+    assert (decision.of(Delete) == ()) is (until is not None)
+    assert until is None or RequeueAt(until) in decision.of(RequeueAt)
+
+
+STOPPED = ended(3, COORDINATOR)
+
+
+@pytest.mark.parametrize(
+    ("stop", "saved", "coordinator", "suspended", "requested"),
+    [
+        ("20", 20, STOPPED, "False", True),
+        ("20", 21, STOPPED, "False", True),
+        ("20", 19, STOPPED, "False", False),
+        ("20", None, STOPPED, "False", False),
+        ("20", 20, COORDINATOR, "False", False),  # it has saved, and has still to leave
+        ("20", 20, ended(1, COORDINATOR), "False", False),
+        ("20", 20, None, "False", False),
+        ("20", 20, None, "Unknown", True),
+        ("20", 20, None, "True", True),
+        ("20", 19, None, "True", False),
+        ("", 20, STOPPED, "True", False),
+        ("soon", 20, STOPPED, "True", False),
+    ],
+)
+def test_a_stop_at_a_step_suspends_once_that_step_is_saved_and_the_coordinator_has_left(
+    stop: str, saved: int | None, coordinator: PodView | None, suspended: str, requested: bool
+) -> None:
+    status: dict[str, Any] = {"conditions": [condition("Suspended", suspended)]}
+    if saved is not None:
+        status["lastCheckpoint"] = {"step": saved, "uri": "file:///runs/demo", "time": ""}
+    scene = Scene((coordinator,) if coordinator else (), status=status, annotations={ANNOTATION_STOP_AT: stop})
+    assert suspend.is_requested(scene.context()) is requested
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_only_a_coordinator_that_answers_is_asked_to_stop_at_a_step(answers: bool) -> None:
+    scene = Scene((COORDINATOR,), report("Running", 10) if answers else None, annotations={ANNOTATION_STOP_AT: "20"})
+    assert suspend.calls(scene.context()) == ((CheckpointAndStop("stop at step 20", 20),) if answers else ())
 
 
 async def test_a_suspended_job_has_no_pods_and_says_what_is_saved() -> None:
@@ -73,15 +144,6 @@ async def test_a_trainer_too_many_is_not_created_after_a_smaller_resumption() ->
         "demo-loader-0-1",
         "demo-trainer-0-1",
     ]
-
-
-async def test_a_job_that_never_answers_is_suspended_without_its_checkpoint_in_the_end() -> None:
-    world = await running()
-    world.edit("TrainingJob", "demo", suspend=True)
-    await passes(world)
-    world.tick(600)
-    await passes(world)
-    assert (world.state, world.pods()) == ("Suspended", [])
 
 
 async def test_a_loss_during_suspension_is_neither_replaced_nor_counted() -> None:

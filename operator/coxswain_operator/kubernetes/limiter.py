@@ -51,7 +51,7 @@ class AdaptiveLimiter:
             self._reduced = self._clock()
 
     async def _acquire(self) -> None:
-        if self._under_way < self.limit and not self._waiting:
+        if self._under_way < self.limit:  # then none waits
             self._under_way += 1
             return
         place = asyncio.get_running_loop().create_future()

@@ -28,7 +28,6 @@ class SecretCache:
         try:
             content = await self._connection.send("GET", SECRETS.path(namespace, name))
         except NotFound:
-            self.forget((namespace, name))
             return None
         self.note((namespace, name), content)
         return manifest_of(content)

@@ -20,7 +20,7 @@ from coxswain_operator.reconcile import (
     sources,
     suspend,
 )
-from coxswain_operator.reconcile.actions import Decision, Observed, RequeueAt, WriteStatus
+from coxswain_operator.reconcile.actions import Decision, Observed, WriteStatus, requeues
 from coxswain_operator.reconcile.conditions import conditions
 from coxswain_operator.reconcile.context import QUEUED, Context, build_context, generation
 from coxswain_operator.reconcile.result import PolicyResult
@@ -92,7 +92,7 @@ def conclude(ctx: Context, result: PolicyResult) -> Decision:
             *reported,  # before the events that follow from them
             *result.events,
             *events.transitions(old, new),
-            *(RequeueAt(t) for t in sorted(set(wakes)) if ctx.now < t < float("inf")),
+            *requeues(wakes, ctx.now),
         )
     )
 

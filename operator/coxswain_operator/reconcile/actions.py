@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from coxswain.wire import Fault, JobReport
@@ -94,6 +95,11 @@ class RequeueAt:
     time: float
 
 
+def requeues(times: Iterable[float], now: float) -> tuple[RequeueAt, ...]:
+    """Those that are to come, each once."""
+    return tuple(RequeueAt(t) for t in sorted(set(times)) if now < t < float("inf"))
+
+
 Action: TypeAlias = WriteStatus | Delete | Create | CreatePod | LeaveQueue | CheckpointAndStop | Event | RequeueAt
 
 
@@ -101,7 +107,7 @@ Action: TypeAlias = WriteStatus | Delete | Create | CreatePod | LeaveQueue | Che
 class Decision:
     """What to do, in this order. A pass that fails half-way is repeated from new observations."""
 
-    actions: tuple[Action, ...] = field(default=())
+    actions: tuple[Action, ...]
 
     def of(self, *kinds: type) -> tuple[Action, ...]:
         """The actions of these types, in order."""

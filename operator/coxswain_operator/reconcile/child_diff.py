@@ -13,10 +13,11 @@ from coxswain_operator.reconcile.status import JobStatus
 
 @dataclass(frozen=True, slots=True)
 class ChildDiff:
-    """Pods wait until `deletes` is empty: none must start from a ConfigMap that is about to be replaced."""
+    """Pods wait while `stale`: none must start from a ConfigMap that is about to be replaced."""
 
     deletes: tuple[Delete, ...]
     creates: tuple[Create, ...]
+    stale: bool
 
 
 def diff_children(ctx: Context, config: JobConfig, status: JobStatus) -> ChildDiff:
@@ -27,9 +28,9 @@ def diff_children(ctx: Context, config: JobConfig, status: JobStatus) -> ChildDi
     """
     wanted = children(ctx.observed.job, config, ctx.settings, ctx.observed.fresh_token, status.attempt)
     contents = {(m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"].get(CONTENT, "") for m in wanted}
-    stale = (c for c in ctx.observed.children if c.content != contents.get((c.kind, c.name), c.content))
+    stale = [c for c in ctx.observed.children if c.content != contents.get((c.kind, c.name), c.content)]
     present = {(c.kind, c.name) for c in ctx.observed.children}
     due = (m for m in wanted if ctx.all_serving or m["kind"] != "PodDisruptionBudget")
     missing = (m for m in due if (m["kind"], m["metadata"]["name"]) not in present)
     deletes = tuple(Delete(c.kind, c.name, c.uid) for c in stale if not c.deleting)
-    return ChildDiff(deletes, tuple(Create(m) for m in missing))
+    return ChildDiff(deletes, tuple(Create(m) for m in missing), bool(stale))

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from coxswain.exits import Exit
 from coxswain_operator.reconcile import attempts, deadlines, force_delete, queueing
-from coxswain_operator.reconcile.actions import Decision, Delete, RequeueAt
+from coxswain_operator.reconcile.actions import Decision, Delete, requeues
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.result import PolicyResult, Termination
 from coxswain_operator.reconcile.times import seconds, stamp
@@ -35,12 +35,13 @@ def child_rejected(ctx: Context) -> Termination | None:
 
 def unfinished(ctx: Context) -> tuple[str, str] | None:
     """Why a coordinator's exit code 0 does not end the job: reason and message."""
-    report = ctx.report
-    if report is not None and report.checkpoint_step < report.step:
+    report, config = ctx.report, ctx.config
+    if report is None:
+        return None
+    if report.checkpoint_step < report.step:
         return "FinalCheckpointMissing", "the coordinator left without the last checkpoint"
-    wanted = ctx.config.stop_steps if ctx.config else 0
-    if report is not None and report.reason == "StopReached" and 0 < report.steps < wanted:
-        return "StopRaised", f"stop.steps was raised from {report.steps} to {wanted} while the job ran"
+    if config and report.reason == "StopReached" and 0 < report.steps < config.stop_steps:
+        return "StopRaised", f"stop.steps was raised from {report.steps} to {config.stop_steps} while the job ran"
     return None
 
 
@@ -67,15 +68,15 @@ def reconcile_finished(ctx: Context) -> Decision:
     if ctx.now >= deadlines.expires(ctx):
         meta = ctx.observed.job["metadata"]
         return Decision((Delete("TrainingJob", ctx.name, meta["uid"]),))
-    leave = seconds(ctx.status.completion_time or "") + (0 if ctx.status.state == "Failed" else LEAVE_SECONDS)
+    leave = seconds(ctx.status.completion_time) + LEAVE_SECONDS * (ctx.status.state != "Failed")
     due = tuple(_delete(p) for p in _running(ctx)) if ctx.now >= leave else ()
-    times = [t for t in (leave, deadlines.expires(ctx), *force_delete.requeue_times(ctx)) if ctx.now < t < float("inf")]
+    times = (leave, deadlines.expires(ctx), *force_delete.requeue_times(ctx))
     return Decision(
         (
             *due,
             *force_delete.force_deletes(ctx),
             *queueing.release_groups(ctx.observed.pods),
-            *(RequeueAt(t) for t in times),
+            *requeues(times, ctx.now),
         )
     )
 
@@ -86,7 +87,7 @@ def reconcile_deleting(ctx: Context) -> Decision:
         (
             *force_delete.force_deletes(ctx),
             *queueing.release_groups(ctx.observed.pods),
-            *(RequeueAt(t) for t in force_delete.requeue_times(ctx)),
+            *requeues(force_delete.requeue_times(ctx), ctx.now),
         )
     )
 

@@ -70,10 +70,10 @@ def starts_by(ctx: Context, pod: PodView) -> float:
 
 def starts(ctx: Context) -> set[float]:
     """When to look again for pods that do not start."""
-    return {t for p in ctx.observed.pods if p.phase == "Pending" and (t := starts_by(ctx, p)) > ctx.now}
+    return {starts_by(ctx, p) for p in ctx.observed.pods if p.phase == "Pending"}
 
 
 def expires(ctx: Context) -> float:
     """When the finished job itself is deleted."""
     ttl = ctx.spec.ttl_seconds_after_finished
-    return float("inf") if ttl is None else seconds(ctx.status.completion_time or "") + ttl
+    return float("inf") if ttl is None else seconds(ctx.status.completion_time) + ttl

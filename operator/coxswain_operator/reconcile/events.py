@@ -13,21 +13,15 @@ OURS = frozenset({"Validated", "GangStarted", "Suspended", "Resumed", "Completed
 
 def transitions(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Conditions that turned."""
-    found = []
-    if _turned(old, new, "Validated"):
-        found.append(Event("Validated", "everything that the job names exists and fits together"))
-    if _turned(old, new, "PodsReady"):
-        found.append(Event("GangStarted", f"all pods are ready, {new.ready} trainers"))
-    if _turned(old, new, "Suspended"):
-        condition = new.condition("Suspended")
-        found.append(Event("Suspended", condition.message if condition else ""))
-    if old.is_("Suspended") and new.is_("Suspended", "False"):
-        found.append(Event("Resumed", "pods are created again"))
-    return tuple(found)
-
-
-def _turned(old: JobStatus, new: JobStatus, type_: str) -> bool:
-    return new.is_(type_) and not old.is_(type_)
+    turned = {c.type: c.message for c in new.conditions if c.status == "True" and not old.is_(c.type)}
+    resumed = old.is_("Suspended") and new.is_("Suspended", "False")
+    found = {
+        "Validated": "Validated" in turned and "everything that the job names exists and fits together",
+        "GangStarted": "PodsReady" in turned and f"all pods are ready, {new.ready} trainers",
+        "Suspended": turned.get("Suspended"),
+        "Resumed": resumed and "pods are created again",
+    }
+    return tuple(Event(reason, message) for reason, message in found.items() if message)
 
 
 def coordinator_events(ctx: Context) -> tuple[tuple[Event, ...], int | None]:

@@ -101,7 +101,7 @@ def _conditions_of(loss: MemberFailure) -> frozenset[tuple[str, str]]:
     return own | {("DisruptionTarget", "True")} if loss.disrupted else own
 
 
-def find_fatal(ctx: Context, counting: bool = True) -> Termination | None:
+def find_fatal(ctx: Context, counting: bool) -> Termination | None:
     """The end that the losses of this pass bring, if they do. Not `counting`: only rules that say Fail."""
     found = verdicts(ctx)
     for verdict in found:

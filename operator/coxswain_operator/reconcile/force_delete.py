@@ -25,7 +25,7 @@ def force_deletes(ctx: Context) -> Iterator[Delete]:
 
 def requeue_times(ctx: Context) -> tuple[float, ...]:
     """While a deletion takes longer than it may."""
-    late = any(pod.deleting and pod.occupies and pod.node and pod.deletes_at for pod in ctx.observed.pods)
+    late = any(pod.deleting and pod.occupies and pod.node for pod in ctx.observed.pods)
     return (ctx.now + LOOK_SECONDS,) if late else ()
 
 
@@ -37,4 +37,4 @@ def _lost(pod: PodView, now: float) -> bool:
     if ("Ready", "Unknown") in pod.node_conditions:
         return True
     down = bool(_DOWN & pod.node_conditions) or pod.disruption == "DeletionByTaintManager"
-    return down and 0 < pod.deletes_at + MARGIN_SECONDS <= now
+    return down and pod.deletes_at + MARGIN_SECONDS <= now

@@ -34,7 +34,7 @@ def reconcile_gang(ctx: Context, config: JobConfig) -> PolicyResult:
     status = failure_policy.record_restarts(ctx, found) if found else ctx.status
     status = resize.start_resize(ctx, status, size) if size else _begun(ctx, status, config)
     others = child_diff.diff_children(ctx, config, status)
-    starting = status.attempt == ctx.status.attempt and not others.deletes
+    starting = status.attempt == ctx.status.attempt and not others.stale
     return PolicyResult(
         state=ctx.state_of_gang,
         status=status,
@@ -50,7 +50,7 @@ def reconcile_gang(ctx: Context, config: JobConfig) -> PolicyResult:
         calls=resize.calls(ctx) or suspend.calls(ctx),
         events=(*failure_policy.failure_events(found), *(resize.resize_events(size) if size else ())),
         requeue_times=(
-            *_delays(ctx, status),
+            *(incarnations.starts_at(entry) for entry in status.incarnations),
             *_starts(ctx),
             *force_delete.requeue_times(ctx),
             *resize.requeue_times(ctx),
@@ -98,10 +98,4 @@ def _missing_pods(ctx: Context, status: JobStatus, config: JobConfig) -> Iterato
 
 def _starts(ctx: Context) -> set[float]:
     """When pods that do not start are late, and when a hint is due."""
-    return deadlines.starts(ctx) | pending.requeue_times(ctx.pods.values(), ctx.now)
-
-
-def _delays(ctx: Context, status: JobStatus) -> set[float]:
-    """When delayed pods may be created."""
-    times = {incarnations.starts_at(entry) for entry in status.incarnations}
-    return {t for t in times if t > ctx.now}
+    return deadlines.starts(ctx) | pending.requeue_times(ctx.pods.values())

@@ -73,8 +73,8 @@ def may_start(entry: Incarnation, now: float) -> bool:
 
 
 def unsettled(entry: Incarnation, now: float) -> bool:
-    """A pod of this number cannot have run for long yet."""
-    return entry.number > 0 and now - starts_at(entry) < HEALTHY_SECONDS
+    """A pod of this number cannot have run for long yet. A number without `since` is settled."""
+    return now - starts_at(entry) < HEALTHY_SECONDS
 
 
 def _entries(default: Incarnation, exceptions: dict[str, Incarnation]) -> tuple[Incarnation, ...]:

@@ -118,7 +118,8 @@ def _abandoned(ctx: Context, pod: PodView) -> bool:
     coordinator = ctx.coordinator
     if coordinator is None or coordinator.deleting or (coordinator.is_active and not coordinator.ready):
         return True
-    return coordinator.created > pod.created and 0 < pod.finished <= coordinator.created + ABANDONED_SECONDS
+    recently = pod.finished != 0 and pod.finished <= coordinator.created + ABANDONED_SECONDS
+    return coordinator.created > pod.created and recently
 
 
 def _announced_exit_code(ctx: Context) -> int | None:
@@ -135,7 +136,7 @@ def _left(ctx: Context, pod: PodView) -> MemberFailure | None:
     coordinator = ctx.coordinator
     if coordinator is None:
         return None
-    replaced = coordinator.is_active and 0 < pod.finished <= coordinator.created
+    replaced = coordinator.is_active and pod.finished != 0 and pod.finished <= coordinator.created
     failed = not coordinator.is_active and coordinator.exit_code not in LEAVING
     return _left_early(pod) if replaced or failed else None
 

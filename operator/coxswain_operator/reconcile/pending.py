@@ -48,14 +48,14 @@ def with_mount_hint(pod: PodView, config: JobConfig | None, now: float) -> PodVi
     return replace(pod, waiting=UNPREPARED, waiting_message=_mounts(config))
 
 
-def requeue_times(pods: Iterable[PodView], now: float) -> set[float]:
+def requeue_times(pods: Iterable[PodView]) -> set[float]:
     """When to look again for pods that their nodes have not prepared."""
-    return {t for p in pods if _unprepared(p) and (t := _hint_at(p)) > now}
+    return {_hint_at(p) for p in pods if _unprepared(p)}
 
 
 def _unprepared(pod: PodView) -> bool:
     """On a node that has mounted no volume of it and given it no network yet; images come after that."""
-    return pod.phase == "Pending" and pod.scheduled > 0 and ("PodReadyToStartContainers", "False") in pod.conditions
+    return pod.phase == "Pending" and pod.scheduled != 0 and ("PodReadyToStartContainers", "False") in pod.conditions
 
 
 def _hint_at(pod: PodView) -> float:

@@ -33,11 +33,12 @@ def apply_report(status: JobStatus, report: JobReport | None) -> JobStatus:
 
 
 def _progress(report: JobReport) -> Progress:
-    share = 100 * report.step / report.steps if report.steps else 0.0
+    step = max(0, report.step)
+    share = step / report.steps if report.steps else 0.0
     return Progress(
-        step=max(0, report.step),
+        step=step,
         steps=report.steps,
-        percent=f"{max(0.0, share):.1f}",
+        percent=f"{100 * share:.1f}",
         tokens=str(report.tokens),
         loss=None if report.loss is None else f"{report.loss:.4f}",
         tokens_per_second=f"{report.tokens_per_second:.0f}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -13,17 +13,21 @@ RuleAction = Literal[
 ]  # fmt: skip
 
 
-class ExitCodes(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class _Read(msgspec.Struct, frozen=True, rename="camel"):
+    """Fields as the API spells them; the decoder skips all others."""
+
+
+class ExitCodes(_Read, frozen=True, kw_only=True):
     operator: Literal["In", "NotIn"]
     values: tuple[int, ...]
 
 
-class ConditionIs(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ConditionIs(_Read, frozen=True, kw_only=True):
     type: str
     status: str = "True"
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Rule(_Read, frozen=True, kw_only=True):
     """Matches a loss when everything that it names holds; of a list, one entry is enough."""
 
     name: str
@@ -34,31 +38,19 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     on_reasons: tuple[str, ...] | None = None
 
 
-class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class FailurePolicy(_Read, frozen=True, kw_only=True):
     max_restarts: int = 10
     rules: tuple[Rule, ...] = ()
 
 
-class TrainersSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class TrainersSpec(_Read, frozen=True, kw_only=True):
     count: int = 1
-    template: dict[str, Any] | None = None
 
 
-class DataSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    image: str = ""
-
-
-class SchedulingSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    priority_class_name: str = ""
-
-
-class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    image: str = ""
+class JobSpec(_Read, frozen=True, kw_only=True):
     suspend: bool = False
     trainers: TrainersSpec = TrainersSpec()
-    data: DataSpec = DataSpec()
     failure_policy: FailurePolicy = FailurePolicy()
-    scheduling: SchedulingSpec = SchedulingSpec()
     active_deadline_seconds: int | None = None
     start_timeout_seconds: int = 900
     ttl_seconds_after_finished: int | None = None

@@ -13,7 +13,11 @@ PROGRESS_SECONDS = 15  # progress alone is written at most this often
 COUNTS_SECONDS = 2  # and so are numbers of pods, and messages of a job that makes no progress
 
 
-class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class _Stored(msgspec.Struct, frozen=True, rename="camel"):
+    """Fields as the API spells them."""
+
+
+class Condition(_Stored, frozen=True, kw_only=True):
     type: str
     status: str  # True | False | Unknown
     reason: str
@@ -22,7 +26,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     observed_generation: int = 0
 
 
-class Incarnation(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class Incarnation(_Stored, frozen=True, kw_only=True, omit_defaults=True):
     """The current pod of a member, or of all members without an entry. Stored before its creation."""
 
     name: str  # the member, or incarnations.ALL_MEMBERS
@@ -31,18 +35,18 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     delay_seconds: int = 0  # the pod is created not before since + delay
 
 
-class Restarts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Restarts(_Stored, frozen=True, kw_only=True):
     counted: int = 0
     ignored: int = 0
 
 
-class Trainers(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Trainers(_Stored, frozen=True, kw_only=True):
     ready: int = 0
     desired: int = 0  # size of the gang; 0: the next start settles it
     asked: int = 0  # spec.trainers.count at the start; more than `desired` when there was no room for all
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Progress(_Stored, frozen=True, kw_only=True):
     step: int
     steps: int
     tokens: str
@@ -53,18 +57,18 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     percent: str
 
 
-class LastCheckpoint(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class LastCheckpoint(_Stored, frozen=True, kw_only=True):
     step: int
     uri: str
     time: str
 
 
-class LayoutStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class LayoutStatus(_Stored, frozen=True, kw_only=True):
     hash: str
     summary: str
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Attempt(_Stored, frozen=True, kw_only=True):
     """One run of the whole job, from its start to what ended it."""
 
     number: int
@@ -77,7 +81,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     resumed_step: int | None = None
 
 
-class JobStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class JobStatus(_Stored, frozen=True, kw_only=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     attempt: int = 0

@@ -9,6 +9,6 @@ def stamp(seconds: float) -> str:
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def seconds(stamp_: str) -> float:
-    """Seconds since the epoch; 0 for an empty stamp."""
+def seconds(stamp_: str | None) -> float:
+    """Seconds since the epoch; 0 without a stamp."""
     return datetime.fromisoformat(stamp_).timestamp() if stamp_ else 0.0

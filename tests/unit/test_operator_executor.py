@@ -1,0 +1,215 @@
+"""How a decision is carried out: in which order, with how many requests at once, and what a refusal stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from coxswain.errors import Refused, Retryable
+from coxswain.wire import Fault
+from coxswain_operator.cluster import AlreadyExists, Conflict, Denied
+from coxswain_operator.executor import ActionExecutor
+from coxswain_operator.reconcile.actions import (
+    Action,
+    CheckpointAndStop,
+    Create,
+    CreatePod,
+    Decision,
+    Delete,
+    LeaveQueue,
+    RequeueAt,
+    WriteStatus,
+)
+from coxswain_operator.refusals import fault_of
+from coxswain_operator.views import Event, Manifest
+from tests.unit.fake_cluster import training_job
+from tests.unit.reconcile_scenes import Scene
+
+pytestmark = pytest.mark.looptime(start=1000)
+
+JOB: Manifest = training_job()
+JOB["metadata"]["uid"] = "u"
+OTHER: Manifest = {"metadata": {"name": "other", "namespace": "lab", "uid": "o"}}
+CREATE = next(a for a in Scene().decide().of(CreatePod) if isinstance(a, CreatePod))
+WRITE, OLD = WriteStatus("TrainingJob", "demo", {}, "7"), Delete("ConfigMap", "demo-config", "c")
+CONFIG = Create({"kind": "ConfigMap", "metadata": {"name": "demo-config", "namespace": "lab"}})
+STOP, LEAVE, EVENT = CheckpointAndStop("suspended", 7), LeaveQueue("old", "p"), Event("Suspended", "saved")
+
+
+def pod(number: int) -> CreatePod:
+    return CreatePod(CREATE.plan, "trainer-1", number)
+
+
+def gone(number: int) -> Delete:
+    return Delete("Pod", f"demo-trainer-1-{number}", f"uid-{number}", force=number == 1)
+
+
+class Server:
+    """Notes what it is asked, and for how many things at once. Each request takes `seconds`."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.asked: list[tuple[object, ...]] = []
+        self.seconds, self.under_way, self.most = seconds, 0, 0
+        self.refuses: Callable[[str], Exception | None] = lambda name: None
+        self.stops = True
+
+    async def _ask(self, *what: object) -> None:
+        self.asked.append(what)
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(self.seconds)
+        self.under_way -= 1
+
+    async def patch_status(self, *what: object) -> None:
+        await self._ask("patch", *what)
+        if error := self.refuses("status"):
+            raise error
+
+    async def delete(self, *what: object) -> None:
+        await self._ask("delete", *what)
+
+    async def create(self, manifest: Manifest) -> None:
+        name: str = manifest["metadata"]["name"]
+        await self._ask("create", name)
+        if error := self.refuses(name):
+            raise error
+
+    async def leave_queue(self, *what: object) -> None:
+        await self._ask("leave", *what)
+
+    async def publish(self, job: Manifest, event: Event) -> None:
+        await self._ask("publish", event)
+
+    async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int) -> bool:
+        await self._ask("stop", reason, at_step)
+        return self.stops
+
+
+def executing(server: Server, at_once: int = 4) -> ActionExecutor:
+    return ActionExecutor(server, server, at_once)  # type: ignore[arg-type]
+
+
+async def execute(executor: ActionExecutor, *actions: Action, job: Manifest = JOB) -> bool:
+    return await executor.execute(job, Decision(actions))
+
+
+async def test_a_status_comes_before_objects_these_before_pods_and_all_else_after() -> None:
+    server = Server()
+    given = (EVENT, LEAVE, STOP, pod(1), gone(0), gone(1), CONFIG, OLD, RequeueAt(7.0), WRITE)
+    assert await execute(executing(server), *given)
+    assert server.asked == [
+        ("patch", "TrainingJob", "lab", "demo", {}, "7"),
+        ("delete", "ConfigMap", "lab", "demo-config", "c", False),
+        ("create", "demo-config"),
+        ("delete", "Pod", "lab", "demo-trainer-1-0", "uid-0", False),
+        ("create", "demo-trainer-1-1"),
+        ("delete", "Pod", "lab", "demo-trainer-1-1", "uid-1", True),
+        ("publish", EVENT),
+        ("leave", "lab", "old", "p"),
+        ("stop", "suspended", 7),
+    ]
+
+
+async def test_after_a_status_write_that_fails_nothing_is_done() -> None:
+    server = Server()
+    server.refuses = lambda name: Conflict(name)
+    with pytest.raises(Conflict):
+        await execute(executing(server), WRITE, CONFIG, pod(1), EVENT)
+    assert [what[0] for what in server.asked] == ["patch"]
+
+
+@pytest.mark.parametrize("stops", [True, False])
+async def test_a_coordinator_that_cannot_be_asked_to_stop_is_an_unexpected_result(stops: bool) -> None:
+    server = Server()
+    server.stops = stops
+    assert await execute(executing(server), STOP, EVENT) is stops
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(("action", "asked"), [(CONFIG, 2), (pod(1), 3)])
+async def test_a_name_that_is_taken_is_an_unexpected_result_and_stops_only_pods_that_need_the_object(
+    action: Action, asked: int
+) -> None:
+    server = Server()
+    server.refuses = lambda name: AlreadyExists(name) if name in ("demo-config", "demo-trainer-1-1") else None
+    executor = executing(server)
+    assert not await execute(executor, action, pod(2), EVENT)
+    assert len(server.asked) == asked
+    assert executor.rejection(JOB) is None
+    assert len(executor.taken(JOB)) == 1
+
+
+async def test_an_error_of_the_server_is_raised_and_ends_the_pass() -> None:
+    server = Server()
+    server.refuses = lambda name: Retryable("503")
+    with pytest.raises(Retryable):
+        await execute(executing(server), pod(1), pod(2), EVENT)
+    assert len(server.asked) == 1
+
+
+NO_CLASS, QUOTA = Refused("Invalid", "no such runtime class"), Denied("Forbidden", "exceeded quota: gpus")
+
+
+@pytest.mark.parametrize(
+    ("error", "rejection"),
+    [(NO_CLASS, Fault("Invalid", NO_CLASS.message)), (QUOTA, fault_of("Pod demo-trainer-1-1", QUOTA))],
+)
+async def test_a_refused_pod_stops_the_other_pods_and_is_kept_until_the_jobs_next_pass(
+    error: Refused, rejection: Fault
+) -> None:
+    server = Server()
+    server.refuses = lambda name: error
+    executor = executing(server)
+    assert not await execute(executor, pod(1), pod(2), EVENT)
+    assert server.asked == [("create", "demo-trainer-1-1"), ("publish", EVENT)]
+    assert (executor.rejection(JOB), executor.rejection(OTHER)) == (rejection, None)
+    server.refuses = lambda name: None
+    assert await execute(executor, CONFIG, job=OTHER)
+    assert executor.rejection(JOB) == rejection  # another job's success says nothing
+    assert await execute(executor, pod(1))
+    assert executor.rejection(JOB) is None
+
+
+async def test_a_restart_whose_pods_are_refused_deletes_all_and_asks_for_one_pod_a_pass() -> None:
+    server = Server()
+    executor = executing(server)
+    server.refuses = lambda name: Refused("Forbidden", "no")
+    for _ in range(2):
+        server.asked.clear()
+        assert not await execute(executor, *[gone(n) for n in range(10)], *[pod(n) for n in range(10)])
+        verbs = [what[0] for what in server.asked]
+        assert (len({what for what in server.asked if what[0] == "delete"}), verbs.count("create")) == (10, 1)
+
+
+@pytest.mark.parametrize("creates", [True, False])
+async def test_deletions_and_creations_overlap_for_half_a_second_and_go_on_with_as_many(creates: bool) -> None:
+    """One pass alone would create thousands of pods beside those that it deletes."""
+    server = Server(seconds=0.2)
+    executor = executing(server)
+    deletes = [gone(n) for n in range(2, 60)]
+    made = [pod(n) for n in range(2, 60)] if creates else []
+    began = asyncio.get_running_loop().time()
+    assert await execute(executor, *deletes, *made)
+    assert asyncio.get_running_loop().time() - began == pytest.approx(0.6)
+    assert [server.asked[0][0], server.asked[1][0]] == ["delete", "create" if creates else "delete"]
+    assert len(server.asked) == 1 + 2 + 4
+    server.most = 0
+    server.refuses = lambda name: Refused("Forbidden", "no")
+    await execute(executor, *[pod(n) for n in range(10)])
+    assert server.most == (4 if creates else 1)
+    server.most = 0
+    await execute(executor, *[pod(n) for n in range(10)])
+    assert server.most == 1  # a batch that went wrong begins again with one
+
+
+async def test_creations_alone_have_no_time_limit_and_start_slowly_each_time() -> None:
+    server = Server(seconds=0.2)
+    executor = executing(server)
+    for _ in range(2):
+        server.asked.clear()
+        began = asyncio.get_running_loop().time()
+        assert await execute(executor, *[pod(n) for n in range(15)])
+        assert len(server.asked) == 15
+        assert asyncio.get_running_loop().time() - began == pytest.approx(1.0)  # 1, 2, 4, 4, 4

@@ -1,0 +1,242 @@
+"""The status: when it is written, what a report puts into it, and the histories that it holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace as changed
+
+from coxswain.api.datasource import DataSourceStatus
+from coxswain.api.trainingjob import FailurePolicy, OnCondition, TrainingJobSpec
+from coxswain.wire import JobReport, SourceReport
+from coxswain_operator.reconcile import attempts, incarnations, progress, sources
+from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus
+from coxswain_operator.reconcile.result import Termination
+from coxswain_operator.reconcile.spec import read_spec
+from coxswain_operator.reconcile.status import (
+    Condition,
+    Incarnation,
+    JobStatus,
+    LastCheckpoint,
+    LayoutStatus,
+    Trainers,
+    due_at,
+    read_status,
+    to_manifest,
+)
+from coxswain_operator.reconcile.times import seconds, stamp
+from coxswain_operator.views import Manifest, PodView
+from tests.unit.fake_cluster import report
+from tests.unit.reconcile_scenes import COORDINATOR, GANG, NOW, TRAINER, Scene, condition
+
+NEVER, AT_ONCE = float("inf"), 0.0
+RUNNING = Condition(type="Succeeded", status="Unknown", reason="Running")
+WRITTEN = JobStatus(updated_at=stamp(NOW), conditions=(RUNNING,))
+FURTHER = changed(WRITTEN, progress=progress.apply_report(WRITTEN, report("Running", 1)).progress)
+
+
+@pytest.mark.parametrize(
+    ("new", "passed", "due"),
+    [
+        (WRITTEN, 100, NEVER),
+        (FURTHER, 0, NOW + 15),
+        (FURTHER, 100, NOW + 15),
+        (FURTHER, -1, AT_ONCE),  # the clock was set back
+        (changed(WRITTEN, last_checkpoint=LastCheckpoint(step=1, uri="", time="")), 0, NOW + 2),
+        (changed(WRITTEN, conditions=(changed(RUNNING, message="waits"),)), 0, NOW + 2),
+        (changed(WRITTEN, conditions=(changed(RUNNING, status="True"),)), 0, AT_ONCE),
+        (changed(WRITTEN, seen="coordinator"), 0, NOW + 2),
+        (changed(FURTHER, trainers=Trainers(ready=1), ready="1/2", replicas=1), 0, NOW + 2),
+        (changed(WRITTEN, trainers=Trainers(desired=1)), 0, AT_ONCE),
+        (changed(WRITTEN, attempt=1), 0, AT_ONCE),
+    ],
+)
+def test_progress_is_written_every_15_seconds_counts_every_2_and_all_else_at_once(
+    new: JobStatus, passed: float, due: float
+) -> None:
+    assert due_at(WRITTEN, new, NOW + passed) == due
+
+
+@pytest.mark.parametrize(("age", "writes"), [(14, 0), (15, 1)])
+def test_progress_is_written_in_its_second_and_looked_for_then(age: float, writes: int) -> None:
+    first = Scene(GANG, report("Running", 1)).decide().of(WriteStatus)[0].status
+    decision = Scene(GANG, report("Running", 2), status=first, now=NOW + age).decide()
+    assert len(decision.of(WriteStatus)) == writes
+    assert (RequeueAt(NOW + 15) in decision.of(RequeueAt)) is not bool(writes)
+
+
+def test_times_are_whole_seconds_in_utc_and_none_is_the_year_1970() -> None:
+    assert stamp(NOW + 0.9) == "1970-01-01T00:33:20Z"
+    assert [seconds(text) for text in (stamp(NOW), "", None)] == [NOW, 0.0, 0.0]
+
+
+LOST = Termination("", "Error", "x" * 2000, "mine", 7, "gpu-7")
+
+
+def test_a_job_remembers_its_last_ten_attempts_and_how_each_ended() -> None:
+    status = attempts.open_attempt(JobStatus(), NOW)
+    for number in range(1, 12):
+        status = attempts.next_attempt(status, LOST, NOW + number)
+    assert [a.number for a in status.attempts] == list(range(2, 12))
+    ended = status.attempts[-2]
+    assert (ended.start, ended.end) == (stamp(NOW + 10), stamp(NOW + 11))
+    assert (ended.cause, ended.rule, ended.exit_code, ended.node) == (f"Error: {'x' * 1017}", "mine", 7, "gpu-7")
+
+
+def test_an_attempt_is_opened_once_and_none_is_closed_where_none_is_open() -> None:
+    saved = JobStatus(last_checkpoint=LastCheckpoint(step=0, uri="", time=""))
+    opened = attempts.open_attempt(saved, NOW)
+    assert attempts.open_attempt(opened, NOW + 1) is opened
+    assert opened.attempts[0].resumed_step == 0
+    assert attempts.open_attempt(JobStatus(), NOW).attempts[0].resumed_step is None
+    assert attempts.close_attempt(JobStatus(), LOST, NOW) == JobStatus()
+    plain = attempts.close_attempt(opened, Termination("", "Error", ""), NOW).attempts[0]
+    assert (plain.rule, plain.exit_code, plain.node) == (None, None, None)
+
+
+def test_delays_double_up_to_a_minute_and_only_for_the_member_that_fails() -> None:
+    status, now, delays = JobStatus(), NOW, []
+    for _ in range(9):
+        status = incarnations.next_incarnation(status, {"trainer-1"}, now)
+        entry = incarnations.numbers(status).of("trainer-1")
+        delays.append(entry.delay_seconds)
+        now = incarnations.starts_at(entry)
+    assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    assert incarnations.numbers(status).of("trainer-0").number == 0
+
+
+@pytest.mark.parametrize(
+    ("fails", "worked", "number", "delay"),
+    [("trainer-0", 599, 3, 2), ("trainer-0", 600, 3, 0), ("trainer-1", 599, 4, 4), ("trainer-1", 600, 4, 0)],
+)
+def test_a_delay_is_forgotten_after_ten_minutes_of_work(fails: str, worked: float, number: int, delay: int) -> None:
+    status = JobStatus()
+    for _ in range(3):
+        status = incarnations.next_incarnation(status, {"trainer-1"}, NOW)
+    status = incarnations.next_incarnation(status, {fails}, NOW + 2 + worked)
+    entry = incarnations.numbers(status).of("trainer-1")
+    assert (entry.number, entry.delay_seconds) == (number, delay)
+
+
+@pytest.mark.parametrize(("how", "delay"), [({}, 0), ({"delayed": True}, 1), ({"delayed": False}, 0)])
+def test_all_members_get_a_number_above_the_highest_and_no_entry_of_their_own(how: dict[str, bool], delay: int) -> None:
+    status = JobStatus()
+    assert incarnations.renew_all(status, NOW) is status  # it had no pods
+    for members in ({"trainer-1"}, {"trainer-1"}, {"trainer-0"}):
+        status = incarnations.next_incarnation(changed(status, seen="coordinator"), members, NOW)
+    (common,) = incarnations.renew_all(status, NOW).incarnations
+    assert (common.name, common.number, common.delay_seconds) == ("all", 3, 0)
+    again = incarnations.renew_all(changed(status, incarnations=(common,)), NOW, **how)
+    assert [(e.number, e.delay_seconds) for e in again.incarnations] == [(4, delay)]
+    assert again.seen == ""
+
+
+BEFORE = JobStatus(
+    world_generation=4,
+    layout=LayoutStatus(hash="sha256:0", summary="old"),
+    last_checkpoint=LastCheckpoint(step=5, uri="file:///old", time=stamp(NOW)),
+)
+
+
+@pytest.mark.parametrize("answer", [None, *(report(phase, 7) for phase in ("Waiting", "Indexing", "Starting"))])
+def test_a_coordinator_that_does_not_train_yet_leaves_the_progress_as_it_was(answer: JobReport | None) -> None:
+    assert progress.apply_report(BEFORE, answer) is BEFORE
+
+
+@pytest.mark.parametrize(
+    ("answer", "step", "percent", "idle", "eta"),
+    [
+        (report("Running", 7, steps=8, eta_seconds=9, idle_fraction=0.25), 7, "87.5", "25.0", 9),
+        (report("Running", -1, eta_seconds=-1), 0, "0.0", "5.0", 0),
+        (report("Running", 7, steps=0), 7, "0.0", "5.0", 60),
+    ],
+)
+def test_progress_is_in_decimals_and_never_negative(
+    answer: JobReport, step: int, percent: str, idle: str, eta: int
+) -> None:
+    found = progress.apply_report(BEFORE, answer).progress
+    assert found is not None and (found.step, found.percent, found.eta_seconds) == (step, percent, eta)
+    assert (found.idle_percent, found.loss, found.tokens_per_second) == (idle, "2.5000", "1000")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_report_without_checkpoint_layout_and_loss_keeps_those_of_before(known: bool) -> None:
+    nothing: dict[str, Any] = {"checkpoint_step": -1, "layout_hash": "", "loss": None}
+    after = progress.apply_report(BEFORE, report("Running", 0, **({} if known else nothing)))
+    assert after.last_checkpoint is not None and after.layout is not None and after.progress is not None
+    assert (after.last_checkpoint.step, after.layout.hash) == ((0, "sha256:1") if known else (5, "sha256:0"))
+    assert (after.progress.loss, after.world_generation) == ("2.5000" if known else None, 1)
+
+
+@pytest.mark.parametrize(
+    ("pod", "ready", "replicas"),
+    [
+        (TRAINER, 2, 2),
+        (replace(TRAINER, ready=False), 1, 2),
+        (replace(TRAINER, deleting=True), 1, 2),
+        (replace(TRAINER, phase="Failed"), 1, 1),
+        (replace(TRAINER, incarnation=1), 1, 2),  # not the current one
+    ],
+)
+def test_trainers_that_are_there_and_ready_are_counted(pod: PodView, ready: int, replicas: int) -> None:
+    scene = Scene((*GANG[:3], pod))
+    after = progress.count_pods(scene.context().status, scene.context())
+    assert (after.ready, after.trainers.ready, after.replicas) == (f"{ready}/2", ready, replicas)
+    assert after.selector == "coxswain.dev/job-uid=u,coxswain.dev/role=trainer"
+
+
+def test_an_absent_status_is_that_of_a_job_that_has_done_nothing() -> None:
+    nothing = {"counted": 0, "ignored": 0}, {"ready": 0, "desired": 0, "asked": 0}
+    assert to_manifest(read_status({})) == {
+        "observedGeneration": 0, "conditions": [], "attempt": 0, "worldGeneration": 0, "trainers": nothing[1],
+        "replicas": 0, "selector": "", "ready": "", "incarnations": [], "seen": "", "restarts": nothing[0],
+        "attempts": [], "activeSeconds": 0, "updatedAt": "",
+    }  # fmt: skip
+    assert to_manifest(Condition(type="Succeeded", status="True", reason="Completed")) == {
+        "type": "Succeeded", "status": "True", "reason": "Completed", "message": "", "lastTransitionTime": "",
+        "observedGeneration": 0,
+    }  # fmt: skip
+    assert to_manifest(Incarnation(name="all", number=0)) == {"name": "all", "number": 0}
+    assert not read_status({}).ended and read_status({}).state == ""
+
+
+def test_what_reconcile_reads_has_the_apis_defaults() -> None:
+    spec, policy, api = read_spec({}), read_spec({}).failure_policy, TrainingJobSpec.model_fields
+    assert spec.trainers.count == 1
+    assert policy.max_restarts == FailurePolicy().max_restarts
+    assert policy.rules == tuple(FailurePolicy().rules)
+    for name in ("suspend", "active_deadline_seconds", "start_timeout_seconds", "ttl_seconds_after_finished"):
+        assert getattr(spec, name) == api[name].default
+    (rule,) = read_spec({"spec": {"failurePolicy": {"rules": [
+        {"name": "mine", "action": "Fail", "onPodConditions": [{"type": "Ready"}]},
+    ]}}}).failure_policy.rules  # fmt: skip
+    assert rule.on_pod_conditions is not None
+    assert rule.on_pod_conditions[0].status == OnCondition(type="Ready").status
+    assert (rule.on_exit_codes, rule.on_node_conditions, rule.on_reasons) == (None, None, None)
+
+
+FOUND = SourceReport("code", "code", 3, 40, 5, 6, 7, 8, 0, "sha256:1")
+
+
+def indexed(source: Manifest | None, now: float, found: SourceReport = FOUND) -> tuple[WriteStatus, ...]:
+    """The writes about the source `code`, which has this status."""
+    scene = Scene((COORDINATOR,), report("Running", 1, sources=(found,)), now=now)
+    context = scene.context()
+    context.observed.sources[0]["status"] = source
+    return sources.statuses(context)
+
+
+def test_a_sources_status_is_written_when_it_says_something_new_and_keeps_its_transition_time() -> None:
+    (first,) = indexed(None, NOW)
+    assert (first.kind, first.name, first.status["tokens"]) == ("DataSource", "code", "40")
+    assert first.status["lengths"] == {"p50": 5, "p90": 6, "p99": 7, "max": 8}
+    DataSourceStatus.model_validate(first.status)
+    assert indexed(first.status, NOW + 9) == ()
+    assert indexed(None, NOW, changed(FOUND, source="another")) == ()
+    (second,) = indexed(first.status, NOW + 9, changed(FOUND, documents=4))
+    assert second.status["conditions"] == first.status["conditions"]
+    unready = {"conditions": [{"type": "Other"}, condition("Ready", "False")]}
+    (third,) = indexed(unready, NOW + 9)
+    assert third.status["conditions"][0]["lastTransitionTime"] == stamp(NOW + 9)

@@ -54,6 +54,11 @@ EVENT_REASONS = (
 )  # fmt: skip
 
 
+def host_port(host: str, port: int) -> str:
+    """Of a URL: an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def constructor_socket(pod_uid: str) -> str:
     """Returns the abstract Unix socket of a trainer pod's constructor. It leaves no file behind."""
     return f"\0coxswain-constructor-{pod_uid}"

@@ -29,7 +29,8 @@ class Event:
 class PodView:
     """The facts of a pod that decisions need.
 
-    Exit code, reason and message are those of the container that is named like the role.
+    Exit code, reason, message and, once it has ended, the phase are those of the container that is named like the role;
+    `ready` is that of our containers. Containers that a template adds decide nothing.
     """
 
     name: str
@@ -59,6 +60,9 @@ class PodView:
     unscheduled_reason: str = ""  # Unschedulable, SchedulingGated; empty once it has found one
     group: str = ""  # of pods that Kueue admits together
     given_up: bool = False  # its annotation says that its group gets no successors
+    lingers: bool = False  # its own container has ended; others, such as a log shipper, keep the pod on its node
+    pod_reason: str = ""  # the pod's own, such as Evicted
+    status_message: str = ""  # its explanation
 
     @property
     def member(self) -> str:
@@ -67,8 +71,13 @@ class PodView:
 
     @property
     def is_active(self) -> bool:
-        """A container of it may still run or start."""
+        """Its own container may still run or start."""
         return not self.is_held and self.phase not in ("Succeeded", "Failed")
+
+    @property
+    def occupies(self) -> bool:
+        """A container of it, also one that is not ours, may still run or start."""
+        return self.is_active or self.lingers
 
     @property
     def is_held(self) -> bool:
@@ -82,6 +91,18 @@ class PodView:
 
 def member_name(role: str, index: int) -> str:
     return role if role == "coordinator" else f"{role}-{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class HolderView:
+    """An object that is not this job's and holds the name of one of its children."""
+
+    kind: str
+    name: str
+    uid: str
+    owner: str = ""  # kind and name of its controller
+    leftover: bool = False  # of an earlier job of the same name
+    deleting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +33,9 @@ class Coordinator:
         self._state = JobState(job, metrics, run_dir, clock)
         self._state.recorded_step = recorded_step
         self._driver = Driver(self._state, store, planner, author, edits)
-        self._service = HttpService(token, lambda: self._state.generation, metrics)
+        self._service = HttpService(
+            token, lambda: self._state.generation, metrics, problem=lambda: self._driver.problem(time.monotonic())
+        )
         Handlers(self._state, self._driver.ack_end).routes(self._service)
 
     async def start(self, host: str, port: int) -> int:

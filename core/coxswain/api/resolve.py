@@ -16,6 +16,7 @@ from coxswain.api.datamix import DataMixSpec
 from coxswain.api.datasource import DataSourceSpec, Tokenizer
 from coxswain.api.field_errors import FieldError, parse
 from coxswain.api.parallelism import ParallelismPolicySpec
+from coxswain.api.pod_template import template_faults
 from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.uris import file_uri
 
@@ -32,6 +33,8 @@ def resolve(
     """
     spec, faults = _spec(TrainingJobSpec, job, "spec")
     if spec is None:
+        return faults
+    if faults := template_faults(job.get("spec")):
         return faults
     mix, mix_faults = _mix(spec, by_name(mixes))
     policy, policy_faults = _policy(spec, by_name(policies))

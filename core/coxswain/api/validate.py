@@ -15,6 +15,7 @@ from coxswain.api.field_errors import FieldError, parse, shorten
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME, Kind
 from coxswain.api.load import Document
+from coxswain.api.pod_template import template_faults
 from coxswain.api.resolve import resolve
 from coxswain.api.schema import Schema, repeated, with_defaults
 
@@ -68,6 +69,7 @@ def _shape(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
     ]
     faults += _name_faults(kind, manifest)
     faults += parse(kind.spec, manifest["spec"], "spec")[1] if "spec" in manifest else [_missing_spec()]
+    faults += template_faults(manifest.get("spec")) if kind.name == "TrainingJob" else []
     faults += parse(kind.status, manifest["status"], "status")[1] if "status" in manifest else []
     return faults + [
         FieldError(path, f"{key!r} appears twice", key, way_out="give every item a name of its own")

@@ -33,6 +33,15 @@ CONSTRUCTOR = Service("constructor", "coxswain_data.constructor", names.PORT_CON
 TRAINER = Service("trainer", "coxswain_train.agent", names.PORT_AGENT_HTTP)
 
 GPU = "nvidia.com/gpu"
+# Of the coordinator alone: the coordinator notices workers and data services that hang. After 70 s without an answer of its
+# event loop, or when its driver hangs, it is replaced; the job continues.
+LIVENESS = {
+    "httpGet": {"path": "/healthz", "port": names.PORT_COORDINATOR},
+    "initialDelaySeconds": 60,
+    "periodSeconds": 10,
+    "timeoutSeconds": 10,
+    "failureThreshold": 6,
+}
 
 
 def container(
@@ -54,6 +63,7 @@ def container(
             "timeoutSeconds": 2,
             "failureThreshold": 3,
         },
+        **({"livenessProbe": LIVENESS} if service is COORDINATOR else {}),
         "terminationMessagePath": TERMINATION_LOG,
         "securityContext": {
             "allowPrivilegeEscalation": False,

@@ -19,6 +19,7 @@ import tenacity
 
 from coxswain.errors import Refused
 from coxswain.names import LABEL_JOB_UID
+from coxswain_operator.children.common import controller_of
 from coxswain_operator.cluster import Conflict, WatchEvent
 from coxswain_operator.local.addresses import Addresses
 from coxswain_operator.local.objects import Key, Objects, key_of, timestamp
@@ -89,9 +90,10 @@ class LocalCluster:
         return self._objects.select(kind, namespace, labels)
 
     async def pod_views(self, namespace: str, job_uid: str) -> Sequence[PodView]:
-        return [pod_view(p) for p in self._objects.select("Pod", namespace, {LABEL_JOB_UID: job_uid})]
+        found = self._objects.select("Pod", namespace, {LABEL_JOB_UID: job_uid})
+        return [pod_view(p) for p in found if controller_of(p).get("uid") == job_uid]
 
-    async def orphans(self, namespace: str, job: str) -> Sequence[PodView]:
+    async def orphans(self, namespace: str, job: str, besides: str = "") -> Sequence[PodView]:
         """None: there is no queue that could keep pods."""
         return ()
 
@@ -106,6 +108,9 @@ class LocalCluster:
         return self._objects.watch(kind, namespace, labels)
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        return self._objects.get(kind, namespace, name)
+
+    async def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
         return self._objects.get(kind, namespace, name)
 
     async def create(self, manifest: Manifest) -> Manifest:

@@ -22,7 +22,7 @@ from coxswain_operator.reconcile import (
 )
 from coxswain_operator.reconcile.actions import Decision, Observed, RequeueAt, WriteStatus
 from coxswain_operator.reconcile.conditions import conditions
-from coxswain_operator.reconcile.context import Context, build_context, generation
+from coxswain_operator.reconcile.context import QUEUED, Context, build_context, generation
 from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.status import JobStatus, due_at, read_status, to_manifest
 from coxswain_operator.reconcile.times import stamp
@@ -41,6 +41,8 @@ def reconcile(observed: Observed, now: float, settings: Settings | None = None) 
         return conclude(retry.without_pods(ctx), retry.reopen(ctx))
     if ctx.status.ended:
         return completion.reconcile_finished(ctx)
+    if "deletionTimestamp" in observed.job["metadata"]:
+        return completion.reconcile_deleting(ctx)
     ctx = dataclasses.replace(
         ctx, status=progress.apply_report(incarnations.mark_seen(ctx.status, ctx.pods), ctx.report)
     )
@@ -61,7 +63,7 @@ def decide(ctx: Context) -> PolicyResult:
     if suspending:
         return suspend.reconcile_suspend(ctx)
     if ctx.config is None:  # what runs goes on; nothing is created or replaced
-        state = ctx.state_of_gang if ctx.pods else "Queued"
+        state = ctx.state_of_gang if ctx.pods else QUEUED
         return PolicyResult(state, ctx.status, ctx.faults[0].reason, ctx.faults[0].message)
     return gang.reconcile_gang(ctx, ctx.config)
 
@@ -70,7 +72,7 @@ def conclude(ctx: Context, result: PolicyResult) -> Decision:
     """Turns a result into actions: one status write, deletes, creates, calls, events, and when to look again."""
     old, (reported, mark) = read_status(ctx.observed.job), events.coordinator_events(ctx)
     new = replace(
-        progress.count_pods(result.status, ctx),
+        progress.count_pods(deadlines.clocked(ctx, result), ctx),
         conditions=conditions(ctx, result),
         event_sequence=events.last_published(old, result.status, mark),
         observed_generation=generation(ctx.observed.job),

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from coxswain.names import ANNOTATION_RETRY
+from coxswain.wire import Fault
 from coxswain_operator.controller import Controller
 from coxswain_operator.kubernetes import KubernetesCluster
 from coxswain_operator.views import PodView
@@ -127,6 +129,30 @@ async def test_a_job_whose_coordinator_leaves_with_0_is_completed(api: ApiServer
         await passes(cluster, namespace, control)
     assert state(api, namespace) == "Completed"
     assert kubelet.names() == MEMBERS
+
+
+async def test_a_failed_job_is_retried_by_its_annotation_and_the_api_server_keeps_what_was_answered(
+    api: ApiServer,
+) -> None:
+    namespace, control = new_namespace(api), FakeCoordinator()
+    apply_all(api, namespace)
+    async with connected(api) as cluster:
+        kubelet = await started(api, cluster, namespace, control)
+        kubelet.end("demo-coordinator-0", 2, report_text("Failed", fault=Fault("SourceNotFound", "gone")))
+        await until_all(cluster, namespace, lambda pod: pod.role != "coordinator" or pod.phase == "Failed")
+        await passes(cluster, namespace)
+        assert state(api, namespace) == "Failed"
+        path = api.path("trainingjobs", "demo", namespace=namespace)
+        patch = {"metadata": {"annotations": {ANNOTATION_RETRY: "1"}}}
+        answer = api.http.patch(path, json=patch, headers={"Content-Type": "application/merge-patch+json"})
+        assert answer.status_code == 200, answer.text
+        async with asyncio.timeout(15):
+            while state(api, namespace) == "Failed":
+                await passes(cluster, namespace, count=1)
+        await passes(cluster, namespace)
+    status = job(api, namespace)["status"]
+    assert (state(api, namespace), status["retried"], status["attempt"]) == ("Restarting", "1", 1)
+    assert status["restarts"] == {"counted": 0, "ignored": 0}
 
 
 async def test_a_failed_trainer_is_replaced_and_counted(api: ApiServer) -> None:

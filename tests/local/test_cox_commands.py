@@ -197,7 +197,7 @@ def test_a_place_that_cannot_be_a_work_directory_is_refused(job_file, tmp_path):
     ],
 )
 def test_what_happens_before_the_job_runs_has_an_exit_code_too(job_file, monkeypatch, trouble, code, words):
-    def fail(files):
+    def fail(files, settings):
         raise trouble
 
     monkeypatch.setattr("coxswain_cli.run.load_run", fail)

@@ -51,7 +51,7 @@ def correct_the_uri(run: Run) -> None:
     spec(run, "docs")["uri"] = f"file://{run.folder}/away"
 
 
-@pytest.mark.parametrize("mend", [bring_the_data, correct_the_uri])
+@pytest.mark.parametrize("mend", [pytest.param(bring_the_data, marks=pytest.mark.slow), correct_the_uri])
 def test_a_source_that_was_not_found_is_brought_or_named_correctly(run, mend):
     (run.folder / "corpus" / "docs").rename(run.folder / "away")
     fails(run, "SourceNotFound", "correct it in DataSource 'docs', or bring the data there")

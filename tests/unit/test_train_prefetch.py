@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from coxswain.errors import Refused, Stale
 from coxswain.layout import Device, Seat
-from coxswain_link.step_buffer import Buffer, pack
+from coxswain.plan.values import Operation, Slice, StageOperations, Task
+from coxswain_link.step_buffer import NO_LABEL, Buffer, pack
 from coxswain_train.worker.prefetch import BatchPrefetcher
 from tests.step_samples import LENGTH, arrays, plan
 from tests.unit.test_data_handover import served
@@ -56,6 +58,17 @@ def test_a_step_that_was_fetched_ahead_is_taken_without_another_request(
     assert received.work.step == 4 and received.work.batch.tokens.tolist() == [4] * LENGTH
     assert received.work.valid == LENGTH - 1 and received.delivered
     assert constructor.asked == [(4, False)]
+
+
+def test_a_rank_gets_its_own_part_of_a_plan_whose_number_is_the_end_of_its_digest(receiver: BatchPrefetcher) -> None:
+    alone = plan(4, digest=2**48 + 5)
+    other = Task(1, "pack", (1,), (Slice(1, 0, 0, 1),))
+    lists = (*alone.operations, StageOperations(1, 0, (Operation("F", 1),)), StageOperations(0, 1, ()))
+    work = receiver.take(replace(alone, tasks=(*alone.tasks, other), operations=lists)).work
+    assert (work.step, work.labels, work.valid, work.plan) == (4, LENGTH - 1, LENGTH - 1, 5)
+    assert (list(work.parts), work.operations) == ([0], list(alone.operations[0].operations))
+    assert work.batch.labels.tolist() == [4] * (LENGTH - 1) + [NO_LABEL]
+    assert work.batch.positions.tolist() == list(range(LENGTH))
 
 
 def test_a_step_is_the_same_whether_or_not_it_was_fetched_ahead(receiver: BatchPrefetcher) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -22,11 +21,7 @@ class StepCache:
         self._ahead, self._ready = max(1, ahead), ready
         self._change = threading.Condition()
         self._asked = Counter[tuple[int, int]]()  # requests that wait, by (generation, step)
-        self._generation, self._first, self._front = 0, 0, -1  # `front`: the last step handed to a rank
-        self._replicas: dict[int, int] = {}
-        self._steps: dict[int, Mapping[int, Buffer]] = {}
-        self._handed: dict[int, set[int]] = {}
-        self._fault: CoxswainError | None = None
+        self.close()
 
     def open(self, generation: int, first_step: int, replicas: Mapping[int, int]) -> None:
         """Begins a generation and drops the one before.
@@ -34,8 +29,11 @@ class StepCache:
         `replicas`: our ranks and the replica of each.
         """
         with self._change:
-            self._generation, self._first, self._front = generation, first_step, first_step - 1
-            self._replicas, self._steps, self._handed, self._fault = dict(replicas), {}, {}, None
+            self._generation, self._replicas = generation, dict(replicas)
+            self._first, self._front = first_step, first_step - 1  # `front`: the last step handed to a rank
+            self._steps: dict[int, Mapping[int, Buffer]] = {}
+            self._handed: dict[int, set[int]] = {}
+            self._fault: CoxswainError | None = None
             self._change.notify_all()
 
     def close(self) -> None:
@@ -81,16 +79,12 @@ class StepCache:
 
         See HandoverServer.
         """
-        end = time.monotonic() + wait
         with self._change:
             self._asked[generation, step] += 1
             self._change.notify_all()
             try:
-                while not self._is_built(generation, step):
-                    if time.monotonic() >= end:
-                        return None
-                    self._change.wait(max(0.0, end - time.monotonic()))
-                return self._hand_over(step, rank)
+                built = self._change.wait_for(lambda: self._is_built(generation, step), wait)
+                return self._hand_over(step, rank) if built else None
             finally:
                 self._asked -= Counter({(generation, step): 1})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 
 import numpy as np
@@ -83,7 +84,25 @@ def test_a_file_whose_name_is_no_generation_is_ignored_by_the_plan_log(tmp_path)
     assert log.last_generation() == 3
 
 
-@pytest.mark.parametrize("content", [b"", b"PK torn", encode(BlockIndex(np.arange(1), np.arange(1)))])
+def npz(**arrays: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    return out.getvalue()
+
+
+ONE = np.arange(1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"PK torn",
+        npz(at=ONE),
+        npz(at=np.array([{}] * 20), lengths=np.arange(20), rejected=ONE),  # pickled
+        encode(BlockIndex(ONE, ONE, ONE)),
+    ],
+)
 def test_a_damaged_index_object_is_refused_by_its_name(tmp_path, content):
     store, block = store_of(make_job(tmp_path)), block_of("code", 0)
     store.put(object_key(block.key), content)

@@ -18,6 +18,7 @@ from coxswain.config import (
     SourceConfig,
     TokenizerConfig,
 )
+from coxswain.exits import Exit
 from coxswain.layout import Device, uniform_layout
 from coxswain.membership.values import Sequence
 
@@ -46,6 +47,15 @@ def test_devices_that_fill_no_replica_stand_by():
     layout = uniform_layout(DEVICES, layers=4, tensor=4)
     assert len(layout.replicas) == 1
     assert layout.standby == tuple(DEVICES[4:])
+
+
+def test_exit_codes_are_those_that_pods_and_users_rely_on():
+    assert [(code.name, code.value) for code in Exit] == [
+        ("DONE", 0),
+        ("RETRYABLE", 1),
+        ("USER_FAULT", 2),
+        ("STOPPED", 3),
+    ]
 
 
 def test_a_layout_names_itself_by_content():

@@ -19,7 +19,7 @@ from coxswain.membership.values import Sequence
 from coxswain.planlog import LoaderShare
 from coxswain.wire import LoaderAddress, LoaderAddresses, SourceBlocks, World
 from coxswain_data.fetcher import Fetcher
-from coxswain_link.flight import Request, Serve, SlicePart, SliceRequest, SliceServer
+from coxswain_link.flight import Request, Serve, SliceClient, SlicePart, SliceRequest, SliceServer
 from coxswain_link.metrics import build
 
 BLOCKS = tuple(BlockEntry("a", ordinal, 0, 1, 1, "", samples=2) for ordinal in range(3))
@@ -126,11 +126,17 @@ def short(job: Job) -> None:
     job.serve["loader-0"] = once
 
 
-@pytest.mark.parametrize("trouble", [moved, unregistered, short])
-def test_a_loader_that_fails_at_first_is_looked_up_and_asked_again(job: Job, trouble: Any) -> None:
+@pytest.mark.parametrize(("trouble", "connections"), [(moved, 2), (unregistered, 1), (short, 2)])
+def test_a_loader_that_fails_at_first_is_looked_up_and_asked_again(
+    job: Job, trouble: Any, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No connection stays open."""
+    closed, close = list[SliceClient](), SliceClient.close
+    monkeypatch.setattr(SliceClient, "close", lambda client: (closed.append(client), close(client)))
     trouble(job)
     assert job.fetch(wanted(0)) == ([[0, 1, 2, 3, 4]], {0: "digest 0"})
     assert job.asked["/v1/loaders"] == 2
+    assert len(set(closed)) == connections
 
 
 def test_a_refusal_of_a_loader_is_not_repeated(job: Job) -> None:

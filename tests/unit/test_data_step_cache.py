@@ -85,6 +85,29 @@ def test_after_a_restart_the_step_that_a_worker_waits_for_is_built_first():
     assert step_cache.next_step(1) == 501
 
 
+@pytest.mark.parametrize(("step", "built"), [(10, 10), (9, 14)])
+def test_a_step_that_a_slow_rank_waits_for_comes_first_unless_it_is_closed(step, built):
+    step_cache = filled(opened(first=10), 12, 13)
+    step_cache.provide(1, 12, 0, 0.0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(step_cache.provide, 1, step, 1, 20.0)
+        while not step_cache._asked:
+            assert not waiting.done()
+        assert step_cache.next_step(1) == built
+        step_cache.open(2, 0, {})
+        with pytest.raises(Stale):
+            waiting.result(10)
+
+
+def test_nothing_is_built_before_a_generation_begins_and_after_the_last_one():
+    step_cache = StepCache(2)
+    assert step_cache.next_step(1) is None
+    step_cache.open(1, 0, {0: 0})
+    assert step_cache.is_open(1)
+    step_cache.close()
+    assert (step_cache.next_step(1), step_cache.is_open(1)) == (None, False)
+
+
 def test_steps_that_are_closed_are_skipped():
     step_cache = opened(first=0)
     step_cache.skip_to(1, 500)

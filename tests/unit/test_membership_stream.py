@@ -87,7 +87,10 @@ def test_a_split_piece_has_the_next_token_as_its_last_label():
 
 def test_a_split_sample_continues_in_the_next_step():
     s = stream([view("code", [[50]])], [1], tokens=20, longest=20, passes=1)
-    assert [[(q.start, q.stop) for q in m.sequences] for m in steps(s, 5)] == [[(0, 20)], [(20, 40)], [(40, 50)]]
+    found = steps(s, 5)
+    assert [[(q.start, q.stop) for q in m.sequences] for m in found] == [[(0, 20)], [(20, 40)], [(40, 50)]]
+    cursors = [m.cursor for m in found] + [s.advance(found[-1].cursor)[1]]
+    assert [(c.sources[0].piece, c.sources[0].piece_index) for c in cursors] == [(0, -1), (20, 0), (40, 0), (0, -1)]
 
 
 def test_truncate_keeps_the_beginning_of_each_sample():

@@ -61,11 +61,11 @@ def test_a_step_that_was_fetched_ahead_is_taken_without_another_request(
 
 
 def test_a_rank_gets_its_own_part_of_a_plan_whose_number_is_the_end_of_its_digest(receiver: BatchPrefetcher) -> None:
-    alone = plan(4, digest=2**48 + 5)
+    alone = plan(4, digest=2**48 + 0xF5)
     other = Task(1, "pack", (1,), (Slice(1, 0, 0, 1),))
     lists = (*alone.operations, StageOperations(1, 0, (Operation("F", 1),)), StageOperations(0, 1, ()))
     work = receiver.take(replace(alone, tasks=(*alone.tasks, other), operations=lists)).work
-    assert (work.step, work.labels, work.valid, work.plan) == (4, LENGTH - 1, LENGTH - 1, 5)
+    assert (work.step, work.labels, work.valid, work.plan) == (4, LENGTH - 1, LENGTH - 1, 0xF5)
     assert (list(work.parts), work.operations) == ([0], list(alone.operations[0].operations))
     assert work.batch.labels.tolist() == [4] * (LENGTH - 1) + [NO_LABEL]
     assert work.batch.positions.tolist() == list(range(LENGTH))

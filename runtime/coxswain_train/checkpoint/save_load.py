@@ -63,7 +63,7 @@ class Saver:
 
 def snapshot(state: State) -> list[StateEntry]:
     """A copy in host memory, in a fixed order."""
-    return [(kind, box, x.detach().to("cpu", copy=True)) for kind, boxes in state.items() for box, x in boxes.items()]
+    return [(kind, box, x.to("cpu", copy=True)) for kind, boxes in state.items() for box, x in boxes.items()]
 
 
 def write_shards(store: Store, entries: Iterable[StateEntry], shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:

@@ -21,6 +21,7 @@ from coxswain.config import (
 from coxswain.exits import Exit
 from coxswain.layout import Device, uniform_layout
 from coxswain.membership.values import Sequence
+from coxswain.plan.values import Placement
 
 DEVICES = [Device(t, d) for t in range(3) for d in range(2)]
 
@@ -56,6 +57,11 @@ def test_exit_codes_are_those_that_pods_and_users_rely_on():
         ("USER_FAULT", 2),
         ("STOPPED", 3),
     ]
+
+
+@pytest.mark.parametrize(("makespan", "bound", "times"), [(3.0, 2.0, 1.5), (0.0, 0.0, 1.0)])
+def test_a_placement_takes_so_many_times_its_bound_and_an_empty_one_just_its_bound(makespan, bound, times):
+    assert Placement("naive", 1, 1, (), (), makespan, bound, 0.0, 0.0).makespan_over_bound == times
 
 
 def test_a_layout_names_itself_by_content():

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from coxswain.cost import Constants, CostModel
+from coxswain.plan.assemble import one_sequence_a_ring
 from coxswain.plan.degrees import least_degrees
 from coxswain.plan.loads import replica_loads
 from coxswain.plan.makespan import makespan, search
@@ -98,6 +99,13 @@ def test_a_ring_gets_the_least_degree_that_meets_the_target_or_the_fastest(
                 for d in (degree, found)
             )
             assert mine <= 1.02 * best
+
+
+@pytest.mark.parametrize("degree", [2, 3, 4])
+def test_a_degree_within_a_node_that_ends_exactly_at_the_target_is_not_widened_beyond_it(degree: int) -> None:
+    problem = make_problem([16_000], **given(8, 8192, node_size=4))
+    target = float(ring_seconds(problem, problem.lengths, np.array([degree]))[0])
+    assert least_degrees(problem, problem.lengths, target).tolist() == [degree]
 
 
 @calm
@@ -226,3 +234,8 @@ def test_a_static_mesh_cuts_packs_of_the_data_in_order_over_equal_groups() -> No
     assert static(problem) == [Draft(groups[0], (0, 1, 2)), Draft(groups[1], (3,)), Draft(groups[0], (4,))]
     exact = make_problem([128, 128], **given(4, 64, max_degree=2))
     assert static(exact) == [Draft((0, 1), (0,)), Draft((2, 3), (1,))]
+
+
+def test_packs_keep_their_sequences_and_rings_are_split_into_one_for_each() -> None:
+    mesh = [Draft((0,), (1, 2)), Draft((0, 1), (3, 4)), Draft((2, 1, 0), (5,))]
+    assert one_sequence_a_ring(mesh) == [mesh[0], Draft((0, 1), (3,)), Draft((0, 1), (4,)), mesh[2]]

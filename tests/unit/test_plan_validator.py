@@ -267,6 +267,21 @@ def test_a_plan_with_one_fault_is_refused_for_that_fault(kind: str) -> None:
         assert any(says in fault for fault in faults(bad, lengths)), f"seed {seed}: {faults(bad, lengths)}"
 
 
+@pytest.mark.parametrize(
+    ("change", "operation"),
+    [
+        (lambda ops: ops[:3], "B of task 1"),
+        (lambda ops: ops[1:], "F of task 0"),
+        (lambda ops: (*ops, ops[2]), "F of task 1"),
+        (lambda ops: (*ops, Operation("B", 7)), "B of task 7"),
+    ],
+)
+def test_the_operation_that_is_wrong_is_named(change: Callable[..., tuple[Operation, ...]], operation: str) -> None:
+    bad = with_lists(planned("naive", [60, 60], **given(1, CAPACITY)), lambda r, ops: change(ops))
+    expected = f"replica 0: operation {operation} is missing, foreign or repeated"
+    assert validate(bad, [60, 60], layout_of(1), CAPACITY, 2) == [expected]
+
+
 def crossed() -> Placement:
     """Two rings over the same two replicas, walked in opposite order."""
     good = planned("naive", [100, 100], **given(2, CAPACITY))

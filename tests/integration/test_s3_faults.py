@@ -126,7 +126,7 @@ def test_a_bucket_that_is_lost_for_a_while_is_waited_for(proxy: S3Proxy, opened:
     assert store.last_error == ""
 
 
-@pytest.mark.parametrize("answered", [lambda store: store.put("key", b"value"), lambda store: store.exists("key")])
+@pytest.mark.parametrize("answered", [lambda store: store.put("key", b"value"), lambda store: store.exists("none")])
 def test_a_bucket_that_stays_lost_is_named_and_its_objects_do_not_count_as_deleted(
     proxy: S3Proxy, opened: Opened, answered: Callable[[Store], object]
 ) -> None:

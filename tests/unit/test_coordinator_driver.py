@@ -188,6 +188,15 @@ async def test_a_created_generation_is_fenced_against_its_first_takeover_whateve
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 
+async def test_metrics_hold_the_last_committed_step_and_the_last_checkpoint(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2)
+        lead.save(3, 0, 1)
+        await lead.until(lambda: lead.state.manifest)
+        for line in (b"coxswain_committed_step 7.0", b"coxswain_checkpoint_step 3.0", b"coxswain_world_generation 1.0"):
+            assert line in lead.state.metrics.exposition()
+
+
 async def test_a_shard_that_a_save_under_way_shares_with_a_dropped_checkpoint_stays(tmp_path):
     async with training(small(tmp_path)) as lead:
         await lead.close(0, 1, 2)
@@ -326,7 +335,9 @@ async def test_a_world_is_adopted_only_with_every_trainer_in_it(tmp_path):
 
 
 @pytest.mark.parametrize(("work", "generation"), [("create_generation", 0), ("take_over", 1)])
-async def test_a_trainer_that_is_replaced_while_its_world_is_claimed_gets_the_next_one(tmp_path, work, generation):
+async def test_a_trainer_that_is_replaced_while_its_world_is_claimed_gets_the_next_one_at_once(
+    tmp_path, looptime, work, generation
+):
     async with training(small(tmp_path)):
         pass
     async with leading(small(tmp_path), "two") as lead:
@@ -336,6 +347,7 @@ async def test_a_trainer_that_is_replaced_while_its_world_is_claimed_gets_the_ne
         lead.arrive(generation=generation)
         await lead.until(lambda: lead.state.session)
         assert lead.state.session.record.trainers == ("pod-0", "new")
+        assert looptime == 0
         assert not lead.state.session.adopted
 
 

@@ -12,8 +12,7 @@ import pytest
 from coxswain import wire
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.index import BlockIndex, encode, object_key
-from coxswain.planlog import generation_key, membership_key
-from coxswain_coordinator.checkpoint.store import RUN_KEY, CheckpointStore
+from coxswain.planlog import generation_key
 from coxswain_coordinator.index.store import IndexStore
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.job_state import JobState
@@ -59,24 +58,6 @@ class AnySession:
         generation = 1
 
 
-@pytest.mark.parametrize("content", [b"", b'{"version": 1, "jo', b"[]"])
-def test_a_torn_run_record_is_refused_by_its_name(tmp_path, content):
-    job = make_job(tmp_path)
-    store_of(job).put(RUN_KEY, content)
-    with pytest.raises(Refused, match=r"run\.json is not") as caught:
-        CheckpointStore(job, store_of(job)).open()
-    assert caught.value.reason == "TornCheckpoint"
-
-
-@pytest.mark.parametrize("content", [b"", b"not zstd", b"\x28\xb5\x2f\xfd"])
-def test_a_torn_record_of_the_plan_log_is_refused_by_its_name(tmp_path, content):
-    log = PlanLog(store_of(make_job(tmp_path)))
-    log._store.put(membership_key(0), content)
-    with pytest.raises(Refused, match=membership_key(0)) as caught:
-        log.membership(0)
-    assert caught.value.reason == "TornPlanLog"
-
-
 def test_a_file_whose_name_is_no_generation_is_ignored_by_the_plan_log(tmp_path):
     log = PlanLog(store_of(make_job(tmp_path)))
     log._store.put(generation_key(3), b"x")
@@ -106,7 +87,9 @@ ONE = np.arange(1)
 def test_a_damaged_index_object_is_refused_by_its_name(tmp_path, content):
     store, block = store_of(make_job(tmp_path)), block_of("code", 0)
     store.put(object_key(block.key), content)
-    with pytest.raises(Refused, match=object_key(block.key)) as caught:
+    with pytest.raises(
+        Refused, match=f"{object_key(block.key)} .*; delete the object to have it indexed again"
+    ) as caught:
         IndexStore(store).lengths(block)
     assert caught.value.reason == "IndexCorrupt"
 

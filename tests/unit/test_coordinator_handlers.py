@@ -14,6 +14,7 @@ from coxswain.errors import Refused, Stale
 from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.api.report import job_report
 from coxswain_link.job_ended import JobEnded
+from tests.unit.coordinator_fakes import report_of
 from tests.unit.crash_simulation import Call
 from tests.unit.test_coordinator_driver import Lead, leading, small, training
 
@@ -119,6 +120,28 @@ async def test_the_rendezvous_of_this_generation_is_given_to_those_that_wait_for
             with pytest.raises(Stale):
                 await refused
         assert lead.state.session.rendezvous == here
+
+
+@pytest.mark.parametrize("path", ["heartbeat", "report", "served", "saved"])
+async def test_every_message_is_recorded_and_answered_with_what_is_saved(tmp_path, path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2)
+        lead.save(3, 0, 1)
+        await lead.until(lambda: lead.state.manifest)
+        session, plan = lead.state.session, lead.state.session.open_plan()
+        session.last_heard.clear()
+        body, recorded = {
+            "heartbeat": (wire.Heartbeat(1, 0), lambda: list(session.last_heard) == [0]),
+            "report": (report_of(plan, 1, 1), lambda: session.book.missing_ranks() == [0]),
+            "served": (
+                wire.DeliveredDigests(1, 3, ((0, "aa"),)),
+                lambda: session.book.missing_digests(plan) == len(plan.sequences) - 1,
+            ),
+            "saved": (wire.ShardsSaved(1, 6, 1, 2, (), 0.1), lambda: session.pending.newest(1) == 6),
+        }[path]
+        assert not recorded()
+        assert await getattr(handlers(lead), path)(call(), body) == wire.Ack(lead.state.instance, 3)
+        assert recorded()
 
 
 async def test_shares_and_blocks_are_given_by_name_once_they_are_known(tmp_path, looptime):

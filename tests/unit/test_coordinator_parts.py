@@ -16,7 +16,16 @@ from coxswain.layout import Device
 from coxswain.membership.stream import initial_cursor
 from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice, Task
-from coxswain.wire import DeliveredDigests, Fault, LoaderAddress, Register, StepPlan, StepReport, StopRequest
+from coxswain.wire import (
+    CheckpointManifest,
+    DeliveredDigests,
+    Fault,
+    LoaderAddress,
+    Register,
+    StepPlan,
+    StepReport,
+    StopRequest,
+)
 from coxswain_coordinator import termination
 from coxswain_coordinator.planning.committer import Committed, steps_ahead
 from coxswain_coordinator.state.event_log import EventLog
@@ -219,6 +228,16 @@ def test_ranks_follow_trainers_and_devices(tmp_path):
     assert [s.device for s in layout.ranks()] == [Device(0, 0), Device(0, 1), Device(1, 0), Device(1, 1)]
 
 
+@pytest.mark.parametrize(("step", "checkpoint"), [(None, ""), (6, "manifests/step-0000000006.json")])
+def test_a_world_begins_at_the_checkpoint_that_its_workers_load(tmp_path, step, checkpoint):
+    job = make_job(tmp_path)
+    saved = step and CheckpointManifest(1, job.name, step, 1, initial_cursor(job.mix), "", 0, "", "", "", 320, (), 0.0)
+    record = next_generation(job, 2, "me", agents(2), (), saved)
+    world = world_of(record, agents(2), 320)
+    assert (record.generation, record.author, record.trainers) == (2, "me", ("pod-0", "pod-1"))
+    assert (world.generation, world.first_step, world.checkpoint) == (2, step or 0, checkpoint)
+
+
 def test_too_few_replicas_for_the_longest_sequence_are_a_reason_to_wait(tmp_path):
     job = make_job(tmp_path)
     small = replace(job, parallelism=replace(job.parallelism, tokens_per_replica=100))
@@ -232,6 +251,7 @@ def test_the_vocabulary_follows_the_tokenizer_unless_the_model_has_its_own(tmp_p
     job = make_job(tmp_path)
     assert (vocabulary_of(job, 257), vocabulary_of(job, 320)) == (320, 320)
     own = replace(job, model=replace(job.model, vocabulary=256))
+    assert (vocabulary_of(own, 255), vocabulary_of(own, 256)) == (256, 256)
     with pytest.raises(Refused, match="vocabulary is 256, the tokenizer has 257 ids; give at least 257"):
         vocabulary_of(own, 257)
 

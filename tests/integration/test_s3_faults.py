@@ -101,6 +101,14 @@ def test_of_many_claims_whose_answers_are_lost_exactly_one_wins(proxy: S3Proxy, 
     assert store.get("claim") == b"%d" % won.index(True)
 
 
+def test_a_claim_that_is_refused_for_a_moment_is_made(proxy: S3Proxy, opened: Opened) -> None:
+    store, refusals = opened("moment"), [Refuse(403)]
+    store.put("before", b"")
+    proxy.plan = lambda call: refusals.pop() if refusals and writes(call) else None
+    assert store.create("claim", b"mine")
+    assert not refusals
+
+
 def test_what_was_corrupted_on_its_way_is_never_used(s3: S3Server, proxy: S3Proxy, opened: Opened) -> None:
     store = opened("corrupt", 60)
     store.put("ours", CONTENT)

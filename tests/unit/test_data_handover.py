@@ -50,6 +50,7 @@ def descriptors() -> int:
 
 def test_a_step_survives_the_way_through_a_memfd():
     sent = arrays(generation=7, step=9, tokens=5)
+    assert sent.labels[-1] == -100  # what cross entropy ignores
     buffer = pack(sent)
     got = unpack(buffer.fd)
     assert (got.generation, got.step, got.slices) == (7, 9, sent.slices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import cel
@@ -52,7 +52,7 @@ def _fault(rule: Rule, where: str, variables: dict[str, Any]) -> FieldError:
     return FieldError((where + rule.field).removeprefix("."), message, value, way_out=rule.way_out)
 
 
-@lru_cache(maxsize=1024)
+@cache
 def _compile(expression: str) -> cel.Program:
     return cel.compile(expression)
 

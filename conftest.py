@@ -2,8 +2,14 @@
 
 import asyncio
 import inspect
+import signal
 
 import pytest
+
+
+def pytest_configure():
+    """What a shell runs in its background ignores SIGINT, and so would every process that a test starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from tests.local.jobs import SERVICES, Run, find_service, job_objects, wait_until, write_corpus
 
-TARGETS = {"worker": 10.0, "constructor": 5.0, "loader": 5.0, "coordinator": 0.0}  # seconds; 0: no step stands still
+TARGETS = {"worker": 10.0, "constructor": 5.0, "loader": 5.0, "coordinator": 0.0}  # seconds; 0: no long wait
 BEFORE, AFTER = 12, 12  # steps between a kill and the next
 DEADLINE = 180.0  # seconds for these steps
 

@@ -142,23 +142,34 @@ class Shares(msgspec.Struct, frozen=True):
 
 
 class Indexed(msgspec.Struct, frozen=True):
-    """POST /v1/indexed: this share of a source is indexed, or cannot be (`fault`)."""
+    """POST /v1/indexed: this share of a source is indexed, or cannot be (`fault`).
+
+    A large share comes as several messages: each has the blocks of one `part` of `parts`.
+    """
 
     share: LoaderShare
     blocks: tuple[BlockEntry, ...]
     tokenizer: str = ""  # hash of the tokenizer
     vocabulary: int = 0  # its size, EOS included
     fault: Fault | None = None
+    part: int = 0
+    parts: int = 1
 
 
 class SourceBlocks(msgspec.Struct, frozen=True):
-    """GET /v1/blocks?source=NAME&wait=S: all blocks of a source in index order.
+    """GET /v1/blocks?source=NAME&wait=S[&from=N]: blocks of a source in index order, from the N-th on.
 
-    A sample's index counts through them.
+    A sample's index counts through them. `total`: how many the source has; the rest is asked for
+    with the next N.
     """
 
     source: str
     blocks: tuple[BlockEntry, ...]
+    total: int = 0
+
+
+BLOCKS_IN_MESSAGE = 50_000
+"""Blocks that one message carries at most: some 15 MB."""
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------

@@ -18,13 +18,13 @@ def read() -> dict[str, Result]:
 
 
 def rows(results: dict[str, Result]) -> list[tuple[str, str, str, str]]:
-    """What was measured, ours, the rival's, and the key of the result."""
+    """What was measured (with the better direction), ours, the rival's, and the key of the result."""
     return [*_operator(results["operator-scale"]), *_engine(results["engine"]), *_plan(results["plan-step"]),
             *_recovery(results["recovery"])]  # fmt: skip
 
 
 def table(results: dict[str, Result]) -> str:
-    lines = ["| measured | Coxswain | beside it | command |", "|---|---|---|---|"]
+    lines = ["| measured (↓ lower is better, ↑ higher) | Coxswain | beside it | command |", "|---|---|---|---|"]
     lines += [
         f"| {what} | {ours} | {rival} | `{results[key]['command']}` |" for what, ours, rival, key in rows(results)
     ]
@@ -53,10 +53,18 @@ def _operator(result: Result) -> list[tuple[str, str, str, str]]:
 
     others = ("jobset", "trainer", "training-operator")
     return [
-        row("1,000 pods Running, times a bare loop that only creates them", "of the bare loop's", others),
-        row("Restart of all 1,000, seconds", "whole restart, s", ("bare", "jobset", "trainer")),
-        row("Exact again after SIGKILL in mid-creation, seconds", "exact after SIGKILL, s", others),
-        row("Memory of the operator at 1,000 pods, MiB", "peak RSS, MiB", others),
+        row(
+            "↓ Time until 1,000 pods run, divided by that of a bare loop, which only creates them",
+            "of the bare loop's",
+            others,
+        ),
+        row("↓ Restart of all 1,000, seconds", "whole restart, s", ("bare", "jobset", "trainer")),
+        row(
+            "↓ Exactly 1,000 pods after a SIGKILL of the operator in mid-creation, seconds",
+            "exact after SIGKILL, s",
+            others,
+        ),
+        row("↓ Memory of the operator at 1,000 pods, MiB", "peak RSS, MiB", others),
     ]
 
 
@@ -68,12 +76,17 @@ def _engine(result: Result) -> list[tuple[str, str, str, str]]:
     f = result["figures"]
     return [
         (
-            "One replica, tokens a second",
+            "↑ One replica, tokens a second",
             f["one replica tokens/s"],
             f"a plain torch loop {f['plain tokens/s']}",
             "engine",
         ),
-        ("Two replicas, times one", f["two over one"], f"target {f['two over one, target']}", "engine"),
+        (
+            "↑ Tokens a second of two replicas, divided by one's",
+            f["two over one"],
+            f"target {f['two over one, target']}",
+            "engine",
+        ),
     ]
 
 
@@ -81,12 +94,14 @@ def _plan(result: Result) -> list[tuple[str, str, str, str]]:
     large = [row for row in result["figures"]["results"] if row["replicas"] == 1024]
     bound = median(row["over_bound_median"] for row in large)
     static, naive = (median(row[f"{rival}_over_makespan"] for row in large) for rival in ("static", "naive"))
-    what = f"A step on 1,024 replicas, times the lower bound (median of {len(large)} sets of lengths)"
-    return [(what, f"{bound:.3f}", f"static grid {static * bound:.2f}, least degree {naive * bound:.2f}", "plan-step")]
+    what = f"↓ Planned makespan on 1,024 replicas, divided by its lower bound (median of {len(large)} sets of lengths)"
+    beside = f"a fixed grid {static * bound:.2f}, just enough replicas for each sequence {naive * bound:.2f}"
+    return [(what, f"{bound:.3f}", beside, "plan-step")]
 
 
 def _recovery(result: Result) -> list[tuple[str, str, str, str]]:
     found = result["figures"]
     pauses = ", ".join(f"{role} {figures['pause']}" for role, figures in found.items())
     targets = ", ".join(f"{role} {figures['target']}" for role, figures in found.items())
-    return [("Pause of training after a SIGKILL", pauses, f"targets: {targets}", "recovery")]
+    what = "↓ Longest time between the ends of two steps after a SIGKILL"
+    return [(what, f"{pauses} ({found['coordinator']['wait']})", f"targets: {targets}", "recovery")]

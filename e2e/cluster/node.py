@@ -4,6 +4,7 @@ end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -163,8 +164,14 @@ class Node:
         ]
 
     def _connect(self) -> None:
+        self._free_link()
         self._cluster().ip(networking.joining_lines(self.plan, self.name, self.inside.pid))
         self.inside.ip(networking.node_lines(self.plan, self.name))
+
+    def _free_link(self) -> None:
+        """The kernel removes a killed machine's link when it finds the time; until then the name is taken."""
+        with contextlib.suppress(RuntimeError):  # it is gone
+            self._cluster().ip([f"link delete {self.name}"])
 
     def _start_kubelet(self) -> None:
         self._start("kubelet", [

@@ -6,9 +6,23 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from coxswain.errors import Refused
+from coxswain.errors import Refused, Retryable
 from coxswain.index import BlockEntry
 from coxswain.planlog import LoaderShare
+from coxswain.wire import SourceBlocks
+from coxswain_link.http_client import Client
+
+
+def all_blocks(coordinator: Client, source: str, wait: float) -> tuple[BlockEntry, ...]:
+    """All blocks of a source, in index order. Raises Retryable while the coordinator lacks some."""
+    blocks: tuple[BlockEntry, ...] = ()
+    while True:
+        found = coordinator.get("/v1/blocks", SourceBlocks, source=source, wait=wait, **{"from": len(blocks)})
+        if found is None:
+            raise Retryable(f"the coordinator does not have the whole index of source {source!r} yet")
+        blocks += found.blocks
+        if len(blocks) >= found.total:
+            return blocks
 
 
 class BlockMap:

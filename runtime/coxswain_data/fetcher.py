@@ -12,8 +12,8 @@ import tenacity
 from numpy.typing import NDArray
 
 from coxswain.errors import Retryable, Stale
-from coxswain.wire import LoaderAddress, LoaderAddresses, SourceBlocks, World
-from coxswain_data.block_map import BlockMap, owner
+from coxswain.wire import LoaderAddress, LoaderAddresses, World
+from coxswain_data.block_map import BlockMap, all_blocks, owner
 from coxswain_link.flight import Request, SliceClient, SliceRequest
 from coxswain_link.http_client import Client
 from coxswain_link.metrics import MetricsRegistry
@@ -68,10 +68,7 @@ class Fetcher:
 
     def _block_map(self, source: str) -> BlockMap:
         if source not in self._block_maps:
-            found = self._coordinator.get("/v1/blocks", SourceBlocks, source=source, wait=_POLL)
-            if found is None:
-                raise Retryable(f"the coordinator has no index of source {source!r}")
-            self._block_maps[source] = BlockMap(found.blocks)
+            self._block_maps[source] = BlockMap(all_blocks(self._coordinator, source, _POLL))
         return self._block_maps[source]
 
     def _from_loader(

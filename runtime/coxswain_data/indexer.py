@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from coxswain.errors import Refused
 from coxswain.index import TORN, BlockEntry, BlockIndex, block_key, decode, encode, object_key
 from coxswain.planlog import LoaderShare
-from coxswain.wire import Indexed
+from coxswain.wire import BLOCKS_IN_MESSAGE, Indexed
 from coxswain_data.formats.base import Block
 from coxswain_data.source import Source
 from coxswain_data.tokenizer import ForeignToken, Tokenizer, token_ids
@@ -28,7 +28,7 @@ def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: Loade
     indexed: list[BlockEntry] = []
     rejects = _Rejects(source)
     for entry in mine:
-        keyed = msgspec.structs.replace(entry, key=block_key(entry, tokenizer.hash, source.format_key))
+        keyed = replace(entry, key=block_key(entry, tokenizer.hash, source.format_key))
         index = block_index(source, tokenizer, store, keyed)
         rejects.add(keyed, index)
         indexed.append(counted(keyed, index))
@@ -39,6 +39,13 @@ def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: Loade
             "check uri, include and textField",
         )
     return Indexed(share=share, blocks=tuple(indexed), tokenizer=tokenizer.hash, vocabulary=tokenizer.vocabulary)
+
+
+def messages(indexed: Indexed, most: int = BLOCKS_IN_MESSAGE) -> list[Indexed]:
+    """The index of a share in messages of at most `most` blocks."""
+    blocks = indexed.blocks
+    parts = max(1, -(-len(blocks) // most))
+    return [replace(indexed, blocks=blocks[n * most : (n + 1) * most], part=n, parts=parts) for n in range(parts)]
 
 
 def block_index(source: Source, tokenizer: Tokenizer, store: Store, entry: BlockEntry) -> BlockIndex:
@@ -78,7 +85,7 @@ def build(block: Block, tokenizer: Tokenizer) -> BlockIndex:
 
 
 def counted(entry: BlockEntry, index: BlockIndex) -> BlockEntry:
-    return msgspec.structs.replace(
+    return replace(
         entry, samples=len(index.at), rejected=len(index.rejected), tokens=int(index.lengths.sum(dtype=np.int64))
     )
 

@@ -17,11 +17,12 @@ from msgspec.structs import replace
 
 from coxswain import names
 from coxswain.digests import tokens_digest
-from coxswain.errors import Refused, Retryable, Stale
+from coxswain.errors import Refused, Stale
 from coxswain.index import BlockEntry
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Fault, Indexed, Register, Registered, Shares, SourceBlocks, World
-from coxswain_data.indexer import index_share
+from coxswain_data.block_map import all_blocks
+from coxswain_data.indexer import index_share, messages
 from coxswain_data.open_sources import OpenSources
 from coxswain_data.samples import Samples
 from coxswain_link.environment import Environment, end_as, leave, run_service
@@ -110,7 +111,8 @@ class Loader:
             return
         if share not in self._indexed:
             self._indexed[share] = self._index(share)
-        self._coordinator.post("/v1/indexed", self._indexed[share])
+        for part in messages(self._indexed[share]):
+            self._coordinator.post("/v1/indexed", part)
 
     def _index(self, share: LoaderShare) -> Indexed:
         began = time.monotonic()
@@ -125,10 +127,7 @@ class Loader:
         return indexed
 
     def _blocks(self, source: str) -> Sequence[BlockEntry]:
-        found = self._coordinator.get("/v1/blocks", SourceBlocks, source=source, wait=_POLL)
-        if found is None:
-            raise Retryable(f"the coordinator does not have the whole index of source {source!r} yet")
-        return found.blocks
+        return all_blocks(self._coordinator, source, _POLL)
 
     def _count_sample(self, source: str) -> None:
         self._metrics["coxswain_loader_samples_total"].labels(source).inc()

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from coxswain.config import MixConfig
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry
+from coxswain.lru_cache import LRUCache
 from coxswain.membership.order import SourceView
 from coxswain.membership.values import Sequence
 from coxswain.planlog import LoaderShare
 from coxswain_data.indexer import block_index, index_share
-from coxswain_data.lru_cache import LRUCache
-from coxswain_data.open_sources import OpenSources
+from coxswain_data.open_sources import OpenSource, OpenSources
 from coxswain_data.samples import INDEX_BYTES, Samples, Tokens
+from coxswain_data.source import open_source
 from coxswain_link.store import Store
 
 Blocks = tuple[BlockEntry, ...]
@@ -32,10 +33,15 @@ class LocalData:
     """
 
     def __init__(
-        self, mix: MixConfig, store: Store, secrets_dir: Path | None = None, known: Mapping[str, Blocks] | None = None
+        self,
+        mix: MixConfig,
+        store: Store,
+        secrets_dir: Path | None = None,
+        known: Mapping[str, Blocks] | None = None,
+        open_one: OpenSource = open_source,
     ) -> None:
         self._mix, self._store, self._known = mix, store, dict(known or {})
-        self._open_sources = OpenSources(mix, secrets_dir, self._index)
+        self._open_sources = OpenSources(mix, secrets_dir, self._index, open_one)
         self._samples = Samples(self._open_sources, store)
         self._lengths: LRUCache[str, NDArray[np.uint32]] = LRUCache(INDEX_BYTES, lambda x: x.nbytes)
 

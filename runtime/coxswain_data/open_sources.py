@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from coxswain.config import EndpointConfig, MixConfig, TokenizerConfig
+from coxswain.config import EndpointConfig, MixConfig, SourceConfig, TokenizerConfig
 from coxswain.index import BlockEntry
 from coxswain_data.block_map import BlockMap
-from coxswain_data.source import Source
+from coxswain_data.source import Source, open_source
+from coxswain_data.spool import Spool
 from coxswain_data.tokenizer import Tokenizer, open_tokenizer
+
+OpenSource = Callable[[SourceConfig, Path | None, Spool], Source]
 
 
 class OpenSources:
@@ -18,16 +21,23 @@ class OpenSources:
     `blocks` returns the whole index of a source, in index order.
     """
 
-    def __init__(self, mix: MixConfig, secrets_dir: Path | None, blocks: Callable[[str], Sequence[BlockEntry]]) -> None:
+    def __init__(
+        self,
+        mix: MixConfig,
+        secrets_dir: Path | None,
+        blocks: Callable[[str], Sequence[BlockEntry]],
+        open_one: OpenSource = open_source,
+    ) -> None:
         self._configs = {s.name: s for s in mix.sources}
-        self._secrets_dir, self._blocks = secrets_dir, blocks
+        self._secrets_dir, self._blocks, self._open_one = secrets_dir, blocks, open_one
+        self.spool = Spool()
         self._sources: dict[str, Source] = {}
         self._tokenizers: dict[tuple[TokenizerConfig, EndpointConfig], Tokenizer] = {}
         self._block_maps: dict[str, BlockMap] = {}
 
     def source(self, name: str) -> Source:
         if name not in self._sources:
-            self._sources[name] = Source(self._configs[name], self._secrets_dir)
+            self._sources[name] = self._open_one(self._configs[name], self._secrets_dir, self.spool)
         return self._sources[name]
 
     def tokenizer(self, name: str) -> Tokenizer:

@@ -10,22 +10,26 @@ from numpy.typing import NDArray
 
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry, BlockIndex, block_key
+from coxswain.lru_cache import LRUCache
 from coxswain_data.formats.base import Block
 from coxswain_data.indexer import block_index
-from coxswain_data.lru_cache import LRUCache
 from coxswain_data.open_sources import OpenSources
 from coxswain_data.tokenizer import ForeignToken, token_ids
 from coxswain_link.store import Store
 
 Tokens = NDArray[np.int32]
 
-TOKEN_BYTES = 128 << 20  # samples whose pieces are in flight
-BLOCK_BYTES = 128 << 20
-INDEX_BYTES = 16 << 20
+TOKEN_BYTES = 64 << 20  # samples whose pieces are in flight
+INDEX_BYTES = 64 << 20
+_BLOCKS = 8192  # at most: small ones are in memory, and each larger one is a mapping
 
 
 class Samples:
-    """Tokens of any sample of the open sources. One thread reads and tokenises at a time."""
+    """Tokens of any sample of the open sources. One thread reads and tokenises at a time.
+
+    Blocks stay on local disk while their window of the order is drawn (membership/order.py), so
+    that each is read once: a window of every source has to fit into the spool.
+    """
 
     def __init__(
         self, open_sources: OpenSources, store: Store, on_sample: Callable[[str], None] = lambda source: None
@@ -33,7 +37,9 @@ class Samples:
         self._open_sources, self._store, self._on_sample = open_sources, store, on_sample
         self._lock = threading.Lock()
         self._tokens: LRUCache[tuple[str, int], Tokens] = LRUCache(TOKEN_BYTES, lambda t: t.nbytes)
-        self._blocks: LRUCache[tuple[str, str], Block] = LRUCache(BLOCK_BYTES, lambda b: b.nbytes)
+        self._blocks: LRUCache[tuple[str, str], Block] = LRUCache(
+            lambda: open_sources.spool.budget, lambda b: b.nbytes, _BLOCKS
+        )
         self._indexes: LRUCache[str, BlockIndex] = LRUCache(INDEX_BYTES, lambda i: i.at.nbytes + i.lengths.nbytes)
 
     @property

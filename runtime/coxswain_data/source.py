@@ -9,10 +9,12 @@ from pathlib import Path
 from coxswain.config import SourceConfig
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry
+from coxswain.lru_cache import LRUCache
 from coxswain_data.formats import format_named
 from coxswain_data.formats.base import Block, Extent, OpenObject
+from coxswain_data.formats.object_reader import ObjectReader, Sizes
 from coxswain_data.formats.tokenbin import companion
-from coxswain_data.lru_cache import LRUCache
+from coxswain_data.spool import Spool
 from coxswain_link.store import BucketNotFound, NotFound, ObjectInfo, Store, open_store
 
 OPEN_OBJECTS = 8  # held open at once, per source
@@ -26,10 +28,9 @@ class Source:
     Raises Refused: SourceNotFound, SourceEmpty, SourceChanged, and what its format refuses.
     """
 
-    def __init__(self, config: SourceConfig, secrets_dir: Path | None = None) -> None:
-        self.config = config
+    def __init__(self, config: SourceConfig, store: Store, spool: Spool, sizes: Sizes) -> None:
+        self.config, self._store, self._spool, self._sizes = config, store, spool, sizes
         self._format = format_named(config.format, config.name)
-        self._store = _open(config, secrets_dir)
         self._open: LRUCache[tuple[str, str], OpenObject] = LRUCache(OPEN_OBJECTS, lambda _: 1)
 
     @property
@@ -121,7 +122,10 @@ class Source:
         return found[path]
 
     def _object(self, info: ObjectInfo) -> OpenObject:
-        return self._open.get((info.path, info.etag), lambda: self._format(self._store, info, self.config.text_field))
+        return self._open.get((info.path, info.etag), lambda: self._format(self._reader(info), self.config.text_field))
+
+    def _reader(self, info: ObjectInfo) -> ObjectReader:
+        return ObjectReader(self._store, info, self._spool, self.changed, self._sizes)
 
     def _empty(self, why: str) -> Refused:
         return Refused("SourceEmpty", f"source {self.config.name!r} at {self.config.uri}: {why}")
@@ -139,11 +143,15 @@ def _entry(info: ObjectInfo, extent: Extent) -> BlockEntry:
     return BlockEntry(info.path, extent.ordinal, extent.offset, extent.size, info.size, info.etag)
 
 
-def _open(config: SourceConfig, secrets_dir: Path | None) -> Store:
+def open_source(
+    config: SourceConfig, secrets_dir: Path | None = None, spool: Spool | None = None, sizes: Sizes | None = None
+) -> Source:
+    """Raises Refused (SourceNotFound). `spool`: for blocks in use."""
     try:
-        return open_store(config.uri, config.endpoint, secrets_dir)
+        store = open_store(config.uri, config.endpoint, secrets_dir)
     except NotFound as error:
         raise _not_found(config) from error
+    return Source(config, store, spool or Spool(), sizes or Sizes())
 
 
 def _not_found(config: SourceConfig) -> Refused:

@@ -27,6 +27,7 @@ from coxswain_link.store_faults import (
     CorruptObject,
     Denied,
     NotFound,
+    ObjectChanged,
     StoreUnavailable,
     translated,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "CorruptObject",
     "Denied",
     "NotFound",
+    "ObjectChanged",
     "ObjectInfo",
     "Store",
     "StoreUnavailable",
@@ -77,10 +79,10 @@ class Store:
     def get(self, key: str) -> bytes:
         return self._ask(key, lambda: self._one.whole(key))
 
-    def get_range(self, key: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop)."""
+    def get_range(self, key: str, start: int, stop: int, etag: str = "") -> bytes:
+        """Bytes [start, stop). Raises ObjectChanged when `etag` is given and is not the object's."""
         pieces = [(at, min(at + _PIECE, stop)) for at in range(start, stop, _PIECE)]
-        parts = [self._ask(key, partial(self._one.piece, key, *piece)) for piece in pieces]
+        parts = [self._ask(key, partial(self._one.piece, key, *piece, etag)) for piece in pieces]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def put(self, key: str, data: bytes) -> None:
@@ -139,7 +141,7 @@ class Store:
 
     def _may_pass(self, error: BaseException) -> bool:
         if isinstance(error, Refused):
-            return self._worked and not isinstance(error, CorruptObject)
+            return self._worked and not isinstance(error, (CorruptObject, ObjectChanged))
         return isinstance(error, Retryable) and not isinstance(error, (NotFound, BucketNotFound))
 
     def _before_retry(self, state: tenacity.RetryCallState) -> None:

@@ -63,9 +63,10 @@ class StoreAttempt:
             raise CorruptRead(f"{where(self._uri, key)}: two reads of it differ")
         return found
 
-    def piece(self, key: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop)."""
-        return self._agreed(key, lambda: bytes(obstore.get_range(self._backend, key, start=start, end=stop)))
+    def piece(self, key: str, start: int, stop: int, etag: str = "") -> bytes:
+        """Bytes [start, stop) of the object with this etag, or of any."""
+        options: Any = {"range": (start, stop)} | ({"if_match": etag} if etag and not etag.startswith("W/") else {})
+        return self._agreed(key, lambda: bytes(obstore.get(self._backend, key, options=options).bytes()))
 
     def send(self, key: str, data: bytes, mode: Any) -> None:
         attributes = {_DIGEST: hashlib.sha256(data).hexdigest()} if self._remote else None

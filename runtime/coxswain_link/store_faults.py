@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import re
 
-from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import (
+    BaseError,
+    NotFoundError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
 
 from coxswain.errors import CoxswainError, Refused, Retryable
 
@@ -47,6 +53,13 @@ class CorruptObject(Refused):
         )
 
 
+class ObjectChanged(Refused):
+    """The object is not the one that was listed: its etag differs."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__("ObjectChanged", f"{where} was replaced since it was listed; bring the former content back")
+
+
 class Denied(Refused):
     """Credentials were refused, or there are none."""
 
@@ -59,6 +72,8 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
     text = str(error)
     if credentials and "NoSuchBucket" in text:
         return BucketNotFound(f"{where}: there is no such bucket")
+    if isinstance(error, PreconditionError):
+        return ObjectChanged(where)
     if isinstance(error, (NotFoundError, FileNotFoundError)):
         return NotFound(f"{where} does not exist")
     denied = isinstance(error, (PermissionDeniedError, UnauthenticatedError))

@@ -69,7 +69,7 @@ _FILE = {"file": {"uri": "s3://corpus/tokenizer.json"}}
 _BY_CODE = {"name": "bug", "onExitCodes": {"operator": "In", "values": [2]}, "action": "Fail"}
 _BY_CONDITION = {"name": "gone", "onPodConditions": [{"type": "DisruptionTarget"}], "action": "RestartTrainer"}
 _BY_REASON = {"name": "memory", "onReasons": ["OOMKilled"], "action": "RestartJob"}
-_OTHER_STREAM = "make another DataMix: it is another stream"
+_OTHER_STREAM = "create another DataMix: the change gives another stream"
 
 
 def _shape(**changes: Any) -> dict[str, Any]:
@@ -109,9 +109,9 @@ def _suspended(name: str, old: Any, new: Any) -> Case:
     )
 
 
-_CORPUS = "make another DataSource: it is another corpus"
-_MODEL = "make another job: it is another model"
-_STREAM = "make another job: it is another stream"
+_CORPUS = "create another DataSource: the change gives another corpus"
+_MODEL = "create another job: the change gives another model"
+_STREAM = "create another job: the change gives another stream"
 _BATCH = {"tokensPerStep": 512, "maxSequenceTokens": 64}
 _OPTIMIZER = {"learningRate": "3e-4"}
 
@@ -138,7 +138,7 @@ CASES: list[Case] = [
     ),
     *_mix(
         "mix-phase-names", _phases({}), _phases({"weights": [{"name": "books", "weight": 1}]}), "spec.phases",
-        "phases may only weigh sources of this mix; name them as in sources",
+        "phases may give weights only to sources of this mix; use the names in sources",
     ),
     *_mix(
         "mix-phase-unit", _phases({}, {"fromStep": 20}),
@@ -147,7 +147,7 @@ CASES: list[Case] = [
     ),
     *_mix(
         "mix-phase-distinct", _phases({}, {"fromStep": 20}), _phases({}, {}), "spec.phases",
-        "no two phases may start at the same place; join them, or move one",
+        "no two phases may start at the same step or token count; merge them, or move one",
     ),
     *_mix(
         "mix-phase-start", {"spec.phases": [{"fromTokens": 5, "weights": PHASE["weights"]}]}, _phases({"fromTokens": 5}),
@@ -247,7 +247,7 @@ CASES: list[Case] = [
     _job(
         "checkpoint-keep-every", "spec.checkpoint.keepEvery", 200, 150,
         "keepEvery 150 must be a multiple of everySteps 100; "
-        "there are only checkpoints each everySteps steps: change one of the two",
+        "checkpoints are only at multiples of everySteps: change one of the two",
     ),
     _job(
         "checkpoint-endpoint", "spec.checkpoint", {"uri": "s3://runs/", "endpoint": {}}, {"uri": "pvc://runs/", "endpoint": {}},
@@ -257,7 +257,7 @@ CASES: list[Case] = [
     _job(
         "failure-rule-matches", "spec.failurePolicy.rules", [_BY_CODE, _BY_CONDITION, _BY_REASON],
         [{"name": "any", "action": "Fail"}],
-        "a rule needs at least one of onExitCodes, onPodConditions, onNodeConditions and onReasons; say what it matches",
+        "a rule needs at least one of onExitCodes, onPodConditions, onNodeConditions and onReasons; give one of them",
         "spec.failurePolicy.rules[0]",
     ),
     _job(
@@ -277,7 +277,10 @@ CASES: list[Case] = [
     _immutable("TrainingJob", "model", {"preset": "llama-tiny"}, {"preset": "llama-7b"}, _MODEL),
     _immutable("TrainingJob", "batch", _BATCH, {**_BATCH, "tokensPerStep": 1024}, _STREAM),
     _immutable("TrainingJob", "mixRef", {"name": "mix"}, {"name": "other"}, _STREAM),
-    _immutable("TrainingJob", "checkpoint.uri", "s3://runs/a/", "s3://runs/b/", "make another job, or copy the checkpoints"),
+    _immutable(
+        "TrainingJob", "checkpoint.uri", "s3://runs/a/", "s3://runs/b/",
+        "copy the checkpoints, delete the job, and create it again with the new uri",
+    ),
     _suspended("image", "train:1", "train:2"),
     _suspended("optimizer", _OPTIMIZER, {**_OPTIMIZER, "warmupSteps": 5}),
     _suspended("data", {}, {"prefetchSteps": 3}),

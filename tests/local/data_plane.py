@@ -178,7 +178,8 @@ class CorpusCoordinator(FakeCoordinator):
         mine = [s for s in self._shares() if s.source == query["source"]]
         if not all(s in self.indexed and not self.indexed[s].fault for s in mine):
             return None
-        return SourceBlocks(query["source"], tuple(sorted(b for s in mine for b in self.indexed[s].blocks)))
+        blocks = tuple(sorted(b for s in mine for b in self.indexed[s].blocks))
+        return SourceBlocks(query["source"], blocks, len(blocks))
 
     def _plans(self, query: dict[str, str], _: None) -> StepPlans | None:
         steps = range(max(self.forgotten, int(query["from"])), STEPS)[:8]

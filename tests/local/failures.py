@@ -1,4 +1,7 @@
-"""`python -m tests.local.failures`: runs the tests of bad input, and writes what users saw to docs/failures.md."""
+"""`python -m tests.local.failures`: runs the tests of bad input, and writes what users saw to docs/failures.md.
+
+With `rules` it runs nothing and writes only the section of the rules, after a rule has changed.
+"""
 
 from __future__ import annotations
 
@@ -203,7 +206,18 @@ def rules() -> Iterator[str]:
             yield f"| {case.kind} `{fault.path}` | {fault.message}; {fault.way_out} |".replace("||", "\\|\\|")
 
 
+def with_rules(text: str) -> str:
+    """The page with the rules of today. Raises ValueError when it has no section of rules."""
+    before, heading, _ = text.partition(_RULES)
+    if not heading:
+        raise ValueError("the page has no section of rules; run without `rules`")
+    return before + "\n".join(rules()) + "\n"
+
+
 def main() -> int:
+    if sys.argv[1:] == ["rules"]:
+        PAGE.write_text(with_rules(PAGE.read_text()))
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "seen"
         files = map(str, (*RUNS, *KILLS, *OUTAGES, *PARTS, *OTHERS))

@@ -1,20 +1,29 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from coxswain.config import MixConfig, PhaseConfig, SourceConfig
 from coxswain.errors import Refused
 from coxswain.planlog import LoaderShare
-from coxswain.wire import Indexed
-from coxswain_coordinator.index.merge import assign_shares, merge, source_reports
+from coxswain.wire import BLOCKS_IN_MESSAGE, Indexed
+from coxswain_coordinator.index.merge import Index, SourceIndex, assign_shares, merge, source_reports
+from coxswain_coordinator.index.progress import IndexProgress
+from coxswain_data.indexer import messages
 from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, block_of, lengths_of, make_job, make_source
 
 
+def mix_of(*sources: SourceConfig) -> MixConfig:
+    return MixConfig(name="m", seed=1, sources=sources)
+
+
 def parts_of(mix, loaders: int) -> list[Indexed]:
-    shares = assign_shares(mix.sources, [f"loader-{i}" for i in range(loaders)])
+    shares = assign_shares(mix, [f"loader-{i}" for i in range(loaders)])
     return [Indexed(s, blocks_of(s.source)[s.share :: s.shares], "hash", 257) for s in shares]
 
 
@@ -25,7 +34,7 @@ def blocks_of(source: str):
 @given(st.integers(1, 9), st.lists(st.integers(0, 1000), min_size=1, max_size=9))
 def test_every_share_has_one_loader_and_no_loader_is_idle(loaders, weights):
     sources = [make_source(f"s{i}", w) for i, w in enumerate(weights)]
-    shares = assign_shares(sources, [f"loader-{i}" for i in range(loaders)])
+    shares = assign_shares(mix_of(*sources), [f"loader-{i}" for i in range(loaders)])
     assert len({s.loader for s in shares}) == loaders if loaders <= len(shares) else len(shares)
     for source in sources:
         mine = [s for s in shares if s.source == source.name]
@@ -34,7 +43,7 @@ def test_every_share_has_one_loader_and_no_loader_is_idle(loaders, weights):
 
 def test_sources_stay_whole_while_there_are_enough():
     sources = [make_source(n, w) for n, w in (("a", 500), ("b", 300), ("c", 200))]
-    shares = assign_shares(sources, ["loader-0", "loader-1"])
+    shares = assign_shares(mix_of(*sources), ["loader-0", "loader-1"])
     assert shares == (
         LoaderShare("loader-0", "a", 0, 1),
         LoaderShare("loader-1", "b", 0, 1),
@@ -42,8 +51,67 @@ def test_sources_stay_whole_while_there_are_enough():
     )
 
 
+@pytest.mark.parametrize("loaders", [1, 2, 3, 5, 8, 20, 50])
+@pytest.mark.parametrize("weights", [(60, *[2] * 20), (1, 1, 1), (90, 9, 1), (1000,), (1,) * 64], ids=str)
+def test_twice_the_loaders_serve_twice_the_tokens_however_skewed_the_mix(loaders, weights):
+    mix = mix_of(*(make_source(f"s{i:02d}", w) for i, w in enumerate(weights)))
+    load = Counter()
+    for share in assign_shares(mix, [f"loader-{i}" for i in range(loaders)]):
+        load[share.loader] += mix.sources[int(share.source[1:])].weight / share.shares
+    fair = sum(weights) / loaders
+    assert max(load.values()) <= 1.2 * fair
+
+
+def test_a_source_that_becomes_heavy_in_a_later_phase_is_split_from_the_start():
+    mix = replace(
+        mix_of(make_source("a", 90), make_source("b", 10)), phases=(PhaseConfig(from_step=9, weights={"b": 1}),)
+    )
+    shares = assign_shares(mix, [f"loader-{i}" for i in range(4)])
+    assert len([s for s in shares if s.source == "b"]) > 1
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 2, 1), (1, 2, 0)])
+def test_a_share_in_several_messages_is_indexed_once_all_are_there_in_any_order(tmp_path, order):
+    mix = make_job(tmp_path).mix
+    progress = IndexProgress(mix)
+    progress.assign(["loader-0"])
+    code, docs = parts_of(mix, 1)
+    progress.add(docs)
+    split = messages(code, most=-(-BLOCKS // 3))
+    for number in order[:-1]:
+        progress.add(split[number])
+        assert not progress.complete
+    progress.add(split[order[-1]])
+    assert progress.complete
+    assert merge(mix, progress.parts()) == merge(mix, [code, docs])
+
+
+def test_a_share_that_is_split_in_another_way_begins_again(tmp_path):
+    mix = make_job(tmp_path).mix
+    progress = IndexProgress(mix)
+    progress.assign(["loader-0"])
+    code, docs = parts_of(mix, 1)
+    progress.add(docs)
+    progress.add(messages(code, most=1)[0])
+    halves = messages(code, most=-(-BLOCKS // 2))
+    progress.add(halves[1])
+    assert not progress.complete
+    progress.add(halves[0])
+    assert merge(mix, progress.parts()) == merge(mix, [code, docs])
+
+
+def test_blocks_beyond_one_message_come_with_the_next(tmp_path):
+    mix = make_job(tmp_path).mix
+    progress = IndexProgress(mix)
+    many = tuple(replace(block_of("code", 0), ordinal=n) for n in range(BLOCKS_IN_MESSAGE + 3))
+    progress.index = Index((SourceIndex("code", many),), 257)
+    first, second = progress.blocks("code"), progress.blocks("code", BLOCKS_IN_MESSAGE)
+    assert first.total == second.total == len(many)
+    assert first.blocks + second.blocks == many
+
+
 def test_the_heaviest_source_is_split_first():
-    shares = assign_shares([make_source("a", 700), make_source("b", 300)], [f"loader-{i}" for i in range(3)])
+    shares = assign_shares(mix_of(make_source("a", 700), make_source("b", 300)), [f"loader-{i}" for i in range(3)])
     assert [(s.source, s.share, s.shares) for s in shares] == [("a", 0, 2), ("a", 1, 2), ("b", 0, 1)]
 
 
@@ -55,7 +123,7 @@ def test_the_merged_index_does_not_depend_on_the_number_of_loaders(tmp_path, loa
 
 def test_different_tokenizers_are_refused_with_the_sources_named(tmp_path):
     mix = make_job(tmp_path).mix
-    code, docs = parts_of(mix, 2)
+    code, docs = parts_of(mix, 1)
     with pytest.raises(Refused, match="code and docs have different tokenizers") as caught:
         merge(mix, [code, replace(docs, tokenizer="other")])
     assert caught.value.reason == "TokenizerMismatch"

@@ -19,14 +19,15 @@ from coxswain.membership.values import Sequence
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Indexed
 from coxswain_coordinator.index.merge import merge
-from coxswain_data.formats import tar
+from coxswain_data.formats.object_reader import Sizes
 from coxswain_data.indexer import index_share
 from coxswain_data.local import LocalData
-from coxswain_data.source import Source
+from coxswain_data.source import open_source
 from coxswain_data.tokenizer import BytesTokenizer, open_tokenizer
 from coxswain_link.store import Store, open_store
 
 FORMATS = {"Parquet": "a.parquet", "Jsonl": "a.jsonl", "Text": "a.txt", "Tar": "a.tar", "TokenBin": "a.bin"}
+SMALL = Sizes(document=1 << 20)
 
 
 def config(folder: Path, format_: str = "Jsonl", **fields: object) -> SourceConfig:
@@ -50,7 +51,7 @@ def corpus(tmp_path: Path) -> Path:
 
 def refusal(source: SourceConfig, store: Store) -> str:
     with pytest.raises(Refused) as caught:
-        index_share(Source(source), BytesTokenizer(), store, LoaderShare("loader-0", "mine", 0, 1))
+        index_share(open_source(source, sizes=SMALL), BytesTokenizer(), store, LoaderShare("loader-0", "mine", 0, 1))
     return f"{caught.value.reason}: {caught.value.message}"
 
 
@@ -67,8 +68,8 @@ def write_tokenizer(path: Path, *words: str) -> TokenizerConfig:
 
 
 def read_first(source: SourceConfig, store: Store, blocks: list) -> None:
-    data = LocalData(MixConfig(name="m", seed=1, sources=(source,)), store)
-    data._open_sources._blocks = lambda _: blocks  # a restarted loader gets them from the coordinator
+    known = {"mine": tuple(blocks)}  # a restarted loader gets them from the coordinator
+    data = LocalData(MixConfig(name="m", seed=1, sources=(source,)), store, known=known)
     data.tokens(Sequence("mine", 0, 0, 0, 3, 3))
 
 
@@ -160,16 +161,13 @@ def test_a_compressed_file_that_is_cut_anywhere_loses_no_documents_unseen(corpus
     assert "upload it again or exclude it with `include`" in said
 
 
-def test_a_text_file_beyond_the_limit_is_refused_before_it_is_read(corpus, store, monkeypatch):
-    monkeypatch.setattr("coxswain_data.formats.compression.MAX_WHOLE", 1 << 20)
+def test_a_text_file_beyond_the_limit_is_refused_before_it_is_read(corpus, store):
     (corpus / "a.txt").write_bytes(b"x" * ((1 << 20) + 1))
     said = refusal(config(corpus, "Text"), store)
     assert "a.txt holds more than 1 MiB and can only be read whole; split it, or store it as Parquet" in said
 
 
-def test_a_member_of_an_archive_beyond_the_limit_is_refused_by_its_name(corpus, store, monkeypatch):
-
-    monkeypatch.setattr(tar, "MAX_WHOLE", 1 << 20)
+def test_a_member_of_an_archive_beyond_the_limit_is_refused_by_its_name(corpus, store):
     with tarfile.open(corpus / "a.tar", "w") as archive:
         member = tarfile.TarInfo("book.text")
         member.size = (1 << 20) + 1

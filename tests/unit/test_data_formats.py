@@ -15,18 +15,22 @@ from hypothesis import strategies as st
 
 from coxswain.config import SourceConfig, TokenizerConfig
 from coxswain.errors import Refused
-from coxswain_data.formats import jsonl
 from coxswain_data.formats.base import Sample
-from coxswain_data.source import Source, include_pattern
+from coxswain_data.formats.jsonl import JsonlObject
+from coxswain_data.formats.object_reader import ObjectReader, Sizes
+from coxswain_data.source import Source, include_pattern, open_source
+from coxswain_data.spool import Spool
 from coxswain_link.store import ObjectInfo
 
 
-def source(folder: Path, format_: str = "Jsonl", include: str = "**", **fields: object) -> Source:
+def source(
+    folder: Path, format_: str = "Jsonl", include: str = "**", sizes: Sizes | None = None, **fields: object
+) -> Source:
     config = SourceConfig(
         name="mine", source="mine", uri=folder.as_uri(), format=format_, include=include, text_field="text",
         tokenizer=TokenizerConfig(kind="bytes"), weight=1, **fields,
     )  # fmt: skip
-    return Source(config)
+    return open_source(config, sizes=sizes)
 
 
 def samples(mine: Source) -> list[tuple[str, int, str | None]]:
@@ -78,12 +82,10 @@ def test_a_line_that_does_not_decode_is_a_sample_without_text(tmp_path, line):
 
 
 @pytest.mark.parametrize("size", [1, 7, 13, 14, 15, 64, 1000])
-def test_ranges_of_any_size_give_each_line_once(tmp_path, monkeypatch, size):
-    monkeypatch.setattr(jsonl, "RANGE", size)
-    monkeypatch.setattr(jsonl, "_AHEAD", 5)
+def test_ranges_of_any_size_give_each_line_once(tmp_path, size):
     lines = ["x" * n for n in (0, 1, 2, 40, 3, 0, 90, 1)]
     (tmp_path / "a.jsonl").write_bytes(jsonl_bytes(*lines))
-    assert texts(source(tmp_path)) == lines
+    assert texts(source(tmp_path, sizes=Sizes(jsonl_block=size, jsonl_ahead=5))) == lines
 
 
 class Memory:
@@ -92,10 +94,15 @@ class Memory:
     uri = "memory://"
 
     def __init__(self, data: bytes) -> None:
-        self._data = data
+        self.data = data
 
-    def get_range(self, key: str, start: int, stop: int) -> bytes:
-        return self._data[start:stop]
+    def get_range(self, key: str, start: int, stop: int, etag: str) -> bytes:
+        return self.data[start:stop]
+
+
+def reader(store: Memory, sizes: Sizes, name: str = "a.jsonl") -> ObjectReader:
+    info = ObjectInfo(name, len(store.data), "")
+    return ObjectReader(store, info, Spool(), lambda path, how: Refused("SourceChanged", how), sizes)  # type: ignore[arg-type]
 
 
 @given(
@@ -106,19 +113,15 @@ class Memory:
 )
 def test_any_cut_into_ranges_gives_each_line_once_and_at_its_place(lines, size, ahead, end):
     data = jsonl_bytes(*lines) if end else jsonl_bytes(*lines)[:-1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jsonl, "RANGE", size)
-        patch.setattr(jsonl, "_AHEAD", ahead)
-        opened = jsonl.JsonlObject(Memory(data), ObjectInfo("a.jsonl", len(data), ""), "text")  # type: ignore[arg-type]
-        blocks = [opened.read(extent) for extent in opened.extents()]
-        assert [s.text for b in blocks for s in b.samples()] == lines
-        assert [b.text(s.at) for b in blocks for s in b.samples()] == lines
+    opened = JsonlObject(reader(Memory(data), Sizes(jsonl_block=size, jsonl_ahead=ahead)), "text")
+    blocks = [opened.read(extent) for extent in opened.extents()]
+    assert [s.text for b in blocks for s in b.samples()] == lines
+    assert [b.text(s.at) for b in blocks for s in b.samples()] == lines
 
 
-def test_a_sample_is_found_again_at_its_place(tmp_path, monkeypatch):
-    monkeypatch.setattr(jsonl, "RANGE", 50)
+def test_a_sample_is_found_again_at_its_place(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(jsonl_bytes(*(f"line {i}" for i in range(20))))
-    mine = source(tmp_path)
+    mine = source(tmp_path, sizes=Sizes(jsonl_block=50))
     found = [mine.read(b).text(s.at) for b in mine.blocks() for s in mine.read(b).samples()]
     assert found == [f"line {i}" for i in range(20)]
 
@@ -129,12 +132,10 @@ def test_an_empty_file_has_no_block_and_beside_others_does_no_harm(tmp_path):
     assert texts(source(tmp_path)) == ["one"]
 
 
-def test_a_line_beyond_the_limit_is_refused_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(jsonl, "RANGE", 16)
-    monkeypatch.setattr(jsonl, "MAX_WHOLE", 1 << 20)
+def test_a_line_beyond_the_limit_is_refused_by_name(tmp_path):
     (tmp_path / "long.jsonl").write_bytes(jsonl_bytes("x" * (3 << 20)))
     with pytest.raises(Refused, match=r"long\.jsonl") as caught:
-        samples(source(tmp_path))
+        samples(source(tmp_path, sizes=Sizes(jsonl_block=16, document=1 << 20)))
     assert caught.value.reason == "ObjectTooLarge"
 
 
@@ -161,12 +162,11 @@ def test_a_corrupt_archive_is_refused_by_name(tmp_path, name, harm):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
-def test_an_archive_that_unpacks_to_more_than_the_limit_is_refused(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("coxswain_data.formats.compression.MAX_WHOLE", 1 << 20)
+def test_an_archive_that_unpacks_to_more_than_the_limit_is_refused(tmp_path, name):
     data = (gzip.compress if name.endswith("gz") else zstandard.ZstdCompressor().compress)(b"0" * (3 << 20))
     (tmp_path / name).write_bytes(data)
     with pytest.raises(Refused, match="can only be read whole"):
-        samples(source(tmp_path))
+        samples(source(tmp_path, sizes=Sizes(unpacked=1 << 20)))
 
 
 # --- Text -----------------------------------------------------------------------------------------------------------
@@ -241,10 +241,9 @@ def test_damaged_pages_are_refused_by_name(tmp_path):
         samples(source(tmp_path, "Parquet"))
 
 
-def test_a_row_group_beyond_the_limit_is_refused_with_its_size_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("coxswain_data.formats.parquet.MAX_WHOLE", 2 << 20)
+def test_a_row_group_beyond_the_limit_is_refused_with_its_size_before_it_is_read(tmp_path):
     parquet(tmp_path / "a.parquet", pa.array(["small", "x" * (3 << 20)]), rows=1, other=pa.array(["y" * (3 << 20)] * 2))
-    mine = source(tmp_path, "Parquet")
+    mine = source(tmp_path, "Parquet", sizes=Sizes(unpacked=2 << 20))
     small, huge = mine.blocks()
     assert [s.text for s in mine.read(small).samples()] == ["small"]
     with pytest.raises(
@@ -256,12 +255,11 @@ def test_a_row_group_beyond_the_limit_is_refused_with_its_size_before_it_is_read
 # --- sources --------------------------------------------------------------------------------------------------------
 
 
-def test_blocks_come_by_path_and_then_by_place(tmp_path, monkeypatch):
-    monkeypatch.setattr(jsonl, "RANGE", 10)
+def test_blocks_come_by_path_and_then_by_place(tmp_path):
     for name in ("b/1.jsonl", "a.jsonl", "b.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(jsonl_bytes("12345678"))
-    blocks = source(tmp_path).blocks()
+    blocks = source(tmp_path, sizes=Sizes(jsonl_block=10)).blocks()
     assert blocks == sorted(blocks)
     assert [(b.path, b.ordinal) for b in blocks][1:4] == [("a.jsonl", 1), ("a.jsonl", 2), ("b.jsonl", 0)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,13 +19,14 @@ from coxswain.membership.values import Sequence
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Indexed
 from coxswain_data import indexer
-from coxswain_data.formats import jsonl
+from coxswain_data.formats.object_reader import Sizes
 from coxswain_data.local import LocalData, materialise
-from coxswain_data.source import Source
+from coxswain_data.source import Source, open_source
 from coxswain_data.tokenizer import BytesTokenizer
 from coxswain_link.store import Store, open_store
 
 DOCUMENTS = [f"document {i} " + "x" * (i * 37 % 101) for i in range(60)]
+SIZES = Sizes(jsonl_block=300)
 
 
 def config(folder: Path, format_: str = "Jsonl", **fields: object) -> SourceConfig:
@@ -40,9 +42,8 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def corpus(tmp_path: Path) -> Path:
     """Three Jsonl files of several blocks each."""
-    monkeypatch.setattr(jsonl, "RANGE", 300)
     folder = tmp_path / "corpus"
     folder.mkdir()
     for part in range(3):
@@ -53,7 +54,10 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def indexed(folder: Path, store: Store, share: int = 0, shares: int = 1, **fields: object) -> Indexed:
     return indexer.index_share(
-        Source(config(folder, **fields)), BytesTokenizer(), store, LoaderShare("l", "mine", share, shares)
+        open_source(config(folder, **fields), sizes=SIZES),
+        BytesTokenizer(),
+        store,
+        LoaderShare("l", "mine", share, shares),
     )
 
 
@@ -136,7 +140,7 @@ def test_a_source_with_nothing_to_read_is_empty(tmp_path, store):
 def test_the_same_content_read_in_another_way_has_another_index(tmp_path, store):
     folder = write_lines(tmp_path / "c", b'{"text": "one", "title": "two words"}')
     other = indexer.index_share(
-        Source(msgspec.structs.replace(config(folder), text_field="title")),
+        open_source(msgspec.structs.replace(config(folder), text_field="title")),
         BytesTokenizer(),
         store,
         LoaderShare("l", "mine", 0, 1),
@@ -146,7 +150,9 @@ def test_the_same_content_read_in_another_way_has_another_index(tmp_path, store)
 
 
 def local(folder: Path, store: Store) -> LocalData:
-    return LocalData(MixConfig(name="m", seed=1, sources=(config(folder),)), store)
+    return LocalData(
+        MixConfig(name="m", seed=1, sources=(config(folder),)), store, open_one=partial(open_source, sizes=SIZES)
+    )
 
 
 def test_one_process_reads_the_documents_that_the_index_names(corpus, store):

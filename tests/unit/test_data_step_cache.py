@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from coxswain.errors import Refused, Stale
-from coxswain_data.lru_cache import LRUCache
+from coxswain.lru_cache import LRUCache
 from coxswain_data.step_cache import StepCache
 from coxswain_link.step_buffer import Buffer, StepArrays, pack
 

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry
-from coxswain_data.formats import tar
-from coxswain_data.source import Source
+from coxswain_data.formats.object_reader import Sizes
+from coxswain_data.formats.tar import TarBlock
+from coxswain_data.source import Source, open_source
+from tests.unit.test_data_formats import Memory, reader
 from tests.unit.test_data_formats import source as source_of
 
 MEMBERS = [
@@ -43,13 +45,14 @@ def archive(*members: tuple[str, bytes], format_: int = tarfile.PAX_FORMAT) -> b
     return out.getvalue()
 
 
-def source(folder: Path, field: str = "txt") -> Source:
-    return Source(msgspec.structs.replace(source_of(folder, "Tar").config, text_field=field))
+def source(folder: Path, field: str = "txt", in_memory: int = 16 << 20) -> Source:
+    config = msgspec.structs.replace(source_of(folder, "Tar").config, text_field=field)
+    return open_source(config, sizes=Sizes(tar_whole=in_memory))
 
 
-def written(folder: Path, data: bytes, name: str = "a.tar", field: str = "txt") -> Source:
+def written(folder: Path, data: bytes, name: str = "a.tar", field: str = "txt", in_memory: int = 16 << 20) -> Source:
     (folder / name).write_bytes(data)
-    return source(folder, field)
+    return source(folder, field, in_memory)
 
 
 def block(mine: Source) -> BlockEntry:
@@ -63,18 +66,20 @@ def texts(mine: Source) -> list[object]:
 
 @held
 @pytest.mark.parametrize("name", PACKERS)
-def test_members_of_one_name_are_a_sample_and_its_text_has_the_extension(tmp_path, monkeypatch, name, in_memory):
-    monkeypatch.setattr(tar, "IN_MEMORY", in_memory)
-    assert texts(written(tmp_path, PACKERS[name](archive(*MEMBERS)), name)) == ["one", "zwei ü", None]
+def test_members_of_one_name_are_a_sample_and_its_text_has_the_extension(tmp_path, name, in_memory):
+    assert texts(written(tmp_path, PACKERS[name](archive(*MEMBERS)), name, in_memory=in_memory)) == [
+        "one",
+        "zwei ü",
+        None,
+    ]
 
 
 @held
 @pytest.mark.parametrize("format_", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
-def test_a_sample_is_found_again_at_its_place_in_any_order(tmp_path, monkeypatch, in_memory, format_):
-    monkeypatch.setattr(tar, "IN_MEMORY", in_memory)
+def test_a_sample_is_found_again_at_its_place_in_any_order(tmp_path, in_memory, format_):
     long = "/".join(["folder" * 10] * 2) + ("" if format_ == tarfile.USTAR_FORMAT else "long" * 20)
     members = [(f"{long}/{i}.txt", f"text {i}".encode() * i) for i in range(1, 40)]
-    mine = written(tmp_path, archive(*members, format_=format_))
+    mine = written(tmp_path, archive(*members, format_=format_), in_memory=in_memory)
     places = [s.at for s in mine.read(block(mine)).samples()]
     held_open = mine.read(block(mine))
     assert [held_open.text(at) for at in reversed(places)] == [f"text {i}" * i for i in reversed(range(1, 40))]
@@ -110,11 +115,10 @@ def test_an_extension_that_no_member_has_is_refused_with_those_that_are_there(tm
 
 @held
 @pytest.mark.parametrize("left", [0, 1, 100, 512, 600, 1024, 1536, 2048, 3000, 5120, 7680])
-def test_an_archive_that_is_cut_off_anywhere_is_refused_by_name(tmp_path, monkeypatch, left, in_memory):
-    monkeypatch.setattr(tar, "IN_MEMORY", in_memory)
+def test_an_archive_that_is_cut_off_anywhere_is_refused_by_name(tmp_path, left, in_memory):
     data = archive(*((f"{i}.txt", b"x" * 700) for i in range(5)))  # 5 x 1,536 bytes, then the end mark
     with pytest.raises(Refused, match=r"a\.tar is not readable as tar .*upload it again") as caught:
-        texts(written(tmp_path, data[:left]))
+        texts(written(tmp_path, data[:left], in_memory=in_memory))
     assert caught.value.reason == "ObjectUnreadable"
 
 
@@ -149,7 +153,7 @@ PLAIN = archive(*((f"{i}.txt", f"document {i}".encode()) for i in range(4)))
 def test_whatever_byte_of_an_archive_is_damaged_the_end_is_samples_or_a_refusal_by_name(place, value):
     data = bytearray(PLAIN)
     data[place] = value
-    opened = tar.TarBlock(io.BytesIO(data), len(data), "txt", "x.tar", 0)
+    opened = TarBlock(io.BytesIO(data), len(data), "txt", reader(Memory(bytes(data)), Sizes(), "x.tar"), 0)
     try:
         found = list(opened.samples())
     except Refused as error:

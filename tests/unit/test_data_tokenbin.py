@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence as Seq
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from hypothesis import strategies as st
 from coxswain.config import MixConfig
 from coxswain.errors import Refused
 from coxswain.membership.values import Sequence
-from coxswain_data.formats import tokenbin
+from coxswain_data.formats.object_reader import ObjectReader, Sizes
+from coxswain_data.formats.tokenbin import TokenBinObject
 from coxswain_data.local import LocalData
-from coxswain_data.source import Source
+from coxswain_data.source import Source, open_source
+from coxswain_data.spool import Spool
 from coxswain_link.store import ObjectInfo, open_store
 from tests.unit.test_data_formats import source as source_of
 
@@ -63,9 +66,8 @@ def test_documents_are_read_whatever_the_type_of_their_ids(tmp_path, type_):
 
 
 @pytest.mark.parametrize("range_", [2, 10, 600, 1 << 20])
-def test_a_block_has_the_documents_that_begin_in_its_range(tmp_path, monkeypatch, range_):
-    monkeypatch.setattr(tokenbin, "RANGE", range_)
-    mine = write(tmp_path / "c", DOCUMENTS)
+def test_a_block_has_the_documents_that_begin_in_its_range(tmp_path, range_):
+    mine = open_source(write(tmp_path / "c", DOCUMENTS).config, sizes=Sizes(tokenbin_block=range_))
     full = [d for d in DOCUMENTS if d]
     assert [d for d in read(mine) if d] == full
     found = [mine.read(b).text(s.at) for b in mine.blocks() for s in mine.read(b).samples() if len(s.text)]
@@ -87,7 +89,7 @@ class Memory:
     def get(self, key: str) -> bytes:
         return self._objects[key]
 
-    def get_range(self, key: str, start: int, stop: int) -> bytes:
+    def get_range(self, key: str, start: int, stop: int, etag: str) -> bytes:
         return self._objects[key][start:stop]
 
 
@@ -97,14 +99,16 @@ def test_any_cut_into_blocks_and_sequences_gives_each_document_once(lengths, ran
     bounds = sorted({0, len(lengths), *(c for c in cuts if c <= len(lengths))})
     store = Memory({"x.bin": data.tobytes(), "x.idx": index_bytes(lengths, bounds)})
     edges = np.concatenate([[0], np.cumsum(lengths)]).astype(int)[bounds]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenbin, "RANGE", range_)
-        opened = tokenbin.TokenBinObject(store, store.head("x.bin"), "")  # type: ignore[arg-type]
-        blocks = [opened.read(e) for e in opened.extents()]
-        found = [(b, s) for b in blocks for s in b.samples() if len(s.text)]
-        expected = [data[a:b].tolist() for a, b in pairwise(edges) if a < b]
-        assert [s.text.tolist() for _, s in found] == expected
-        assert [b.text(s.at).tolist() for b, s in found] == expected
+    changed = partial(Refused, "SourceChanged")
+    opened = TokenBinObject(
+        ObjectReader(store, store.head("x.bin"), Spool(), changed, Sizes(tokenbin_block=range_)),
+        "",  # type: ignore[arg-type]
+    )
+    blocks = [opened.read(e) for e in opened.extents()]
+    found = [(b, s) for b in blocks for s in b.samples() if len(s.text)]
+    expected = [data[a:b].tolist() for a, b in pairwise(edges) if a < b]
+    assert [s.text.tolist() for _, s in found] == expected
+    assert [b.text(s.at).tolist() for b, s in found] == expected
 
 
 def test_a_document_gets_an_end_of_text_unless_it_has_one(tmp_path):
@@ -134,13 +138,13 @@ def test_negative_ids_are_refused_as_foreign(tmp_path):
 @pytest.mark.parametrize("include", ["**/*", "**/*.bin"])
 def test_index_files_are_no_data_of_their_own(tmp_path, include):
     mine = write(tmp_path / "c", DOCUMENTS)
-    assert [b.path for b in Source(msgspec.structs.replace(mine.config, include=include)).blocks()] == ["x.bin"]
+    assert [b.path for b in open_source(msgspec.structs.replace(mine.config, include=include)).blocks()] == ["x.bin"]
 
 
 def test_an_include_that_matches_no_bin_is_refused_as_empty_with_what_is_needed(tmp_path):
     mine = write(tmp_path / "c", DOCUMENTS)
     with pytest.raises(Refused, match=r"none with \.bin matches") as caught:
-        Source(msgspec.structs.replace(mine.config, include="*.idx")).blocks()
+        open_source(msgspec.structs.replace(mine.config, include="*.idx")).blocks()
     assert caught.value.reason == "SourceEmpty"
 
 

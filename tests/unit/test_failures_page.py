@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.local.failures import KILLS, PAGE, PARTS, RUNS, Seen, claims_of, page, rules, saw, words
+from tests.local.failures import KILLS, PAGE, PARTS, RUNS, Seen, claims_of, page, rules, saw, with_rules, words
 
 TEXT = PAGE.read_text() if PAGE.exists() else ""
 
@@ -20,6 +20,15 @@ def test_every_test_of_bad_input_has_its_line(file) -> None:
 
 def test_every_rule_is_there_in_the_words_of_today() -> None:
     assert TEXT.endswith("\n".join(rules()) + "\n"), "run `python -m tests.local.failures`"
+
+
+def test_the_rules_are_written_again_without_the_rest_of_the_page() -> None:
+    assert with_rules(TEXT.replace("; raise a weight", "; an old way out")) == TEXT
+
+
+def test_a_page_without_rules_is_refused() -> None:
+    with pytest.raises(ValueError, match="no section of rules"):
+        with_rules("# A page\n")
 
 
 def test_the_page_has_no_path_or_address_of_the_machine_that_wrote_it() -> None:

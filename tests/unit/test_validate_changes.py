@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from coxswain.api.cel_rules import check_rules
+from coxswain.api.crd import object_schema
+from coxswain.api.kinds import BY_NAME
 from coxswain.api.rules import RULES
 from coxswain.api.validate import check, defaulted
-from tests.api_samples import PHASE, REMOVED, Manifest, changed, sample
+from tests.api_samples import PHASE, REMOVED, SHAPE, Manifest, changed, sample
 
 # Fields that may change while the job runs; a prefix covers all below it.
 MUTABLE = {
@@ -23,24 +25,44 @@ MUTABLE = {
     "DataSource": ("endpoint", "maxRejected"),
     "ParallelismPolicy": ("",),
 }  # fmt: skip
-FULL: dict[str, dict[str, Any]] = {
-    "TrainingJob": {
-        "spec.mixRef": REMOVED,
-        "spec.mix": {**sample("DataMix")["spec"], "phases": [PHASE]},
-        "spec.image": "train:1",
-        "spec.model.initFrom": {"uri": "s3://weights/"},
-        "spec.checkpoint.endpoint": {"url": "http://s3", "secretRef": {"name": "s3"}},
-        "spec.trainers.template": {"nodeSelector": {"gpu": "a"}},
-        "spec.activeDeadlineSeconds": 60,
-        "spec.ttlSecondsAfterFinished": 60,
-        "spec.failurePolicy.rules": [{"name": "a", "onReasons": ["OOMKilled"], "action": "Fail"}],
-    },
-    "DataMix": {"spec.phases": [PHASE]},
-    "DataSource": {
-        "spec.endpoint": {"url": "http://s3", "secretRef": {"name": "s3"}},
-        "spec.tokenizer": {"file": {"uri": "s3://corpus/tokenizer.json"}},
-    },
-    "ParallelismPolicy": {},
+BY_TOKENS = {"fromTokens": 10, "weights": PHASE["weights"]}
+RULES_OF_FAILURE = [
+    {"name": "a", "onReasons": ["OOMKilled"], "action": "Fail"},
+    {"name": "b", "onExitCodes": {"operator": "In", "values": [1]}, "action": "Fail"},
+    {"name": "c", "onPodConditions": [{"type": "DisruptionTarget"}], "action": "Fail"},
+    {"name": "d", "onNodeConditions": [{"type": "Ready", "status": "False"}], "action": "Fail"},
+]
+# Objects that together have every field of their kind: two where fields exclude one another.
+FULL: dict[str, tuple[Manifest, ...]] = {
+    "TrainingJob": (
+        {
+            "spec.mixRef": REMOVED,
+            "spec.mix": {**sample("DataMix")["spec"], "phases": [PHASE]},
+            "spec.image": "train:1",
+            "spec.model.initFrom": {"uri": "s3://weights/"},
+            "spec.checkpoint.endpoint": {"url": "http://s3", "secretRef": {"name": "s3"}},
+            "spec.trainers.template": {"nodeSelector": {"gpu": "a"}},
+            "spec.data.template": {"nodeSelector": {"gpu": "a"}},
+            "spec.activeDeadlineSeconds": 60,
+            "spec.ttlSecondsAfterFinished": 60,
+            "spec.failurePolicy.rules": RULES_OF_FAILURE,
+        },
+        {
+            "spec.model": {"config": SHAPE},
+            "spec.parallelism": REMOVED,
+            "spec.parallelismRef": {"name": "policy"},
+            "spec.stop": {"tokens": 1000},
+        },
+        {"spec.mixRef": REMOVED, "spec.mix": {**sample("DataMix")["spec"], "phases": [BY_TOKENS]}},
+    ),
+    "DataMix": ({"spec.phases": [PHASE]}, {"spec.phases": [BY_TOKENS]}),
+    "DataSource": (
+        {
+            "spec.endpoint": {"url": "http://s3", "secretRef": {"name": "s3"}},
+            "spec.tokenizer": {"file": {"uri": "s3://corpus/tokenizer.json"}},
+        },
+    ),
+    "ParallelismPolicy": ({},),
 }
 TRANSITIONS = {rule.message for rule in RULES if rule.is_transition}
 
@@ -73,9 +95,19 @@ def may_change(kind: str, path: str) -> bool:
     return any(prefix == "" or re.match(rf"{re.escape(prefix)}($|[.\[])", path) for prefix in MUTABLE[kind])
 
 
-@pytest.mark.parametrize("kind", FULL)
-def test_every_field_either_changes_while_the_job_runs_or_is_refused(kind: str) -> None:
-    old = defaulted(sample(kind, FULL[kind]))
+def fields(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """What can be changed: every path below which the schema knows no further fields. An empty object has none."""
+    if "items" in schema:
+        yield from fields(schema["items"], f"{path}[]")
+    for name, member in schema.get("properties", {}).items():
+        yield from fields(member, f"{path}.{name}".removeprefix("."))
+    if schema["type"] not in ("array", "object") or "x-kubernetes-preserve-unknown-fields" in schema:
+        yield path
+
+
+@pytest.mark.parametrize(("kind", "changes"), [(kind, changes) for kind in FULL for changes in FULL[kind]])
+def test_every_field_either_changes_while_the_job_runs_or_is_refused(kind: str, changes: Manifest) -> None:
+    old = defaulted(sample(kind, changes))
     wrong = []
     for path, value in leaves(old["spec"]):
         new = {**old, "spec": put(old["spec"], path, another(value))}
@@ -83,6 +115,14 @@ def test_every_field_either_changes_while_the_job_runs_or_is_refused(kind: str) 
         if refused == may_change(kind, spelt(path)):
             wrong.append((spelt(path), refused))
     assert wrong == []
+
+
+@pytest.mark.parametrize("kind", FULL)
+def test_no_field_of_the_schema_is_missing_from_the_samples_that_are_changed(kind: str) -> None:
+    samples = [defaulted(sample(kind, changes))["spec"] for changes in FULL[kind]]
+    tried = {spelt(path) for spec in samples for path, _ in leaves(spec)}
+    schema = object_schema(BY_NAME[kind])["properties"]["spec"]
+    assert [f for f in fields(schema) if not any(re.match(rf"{re.escape(f)}($|[.\[])", t) for t in tried)] == []
 
 
 @pytest.mark.parametrize("field", ["optimizer", "data", "scheduling", "parallelism", "image", "trainers"])

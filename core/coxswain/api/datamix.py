@@ -1,4 +1,4 @@
-"""DataMix: which sources a training run reads, and in which shares of tokens."""
+"""DataMix: which sources a training run reads, and in which proportions of tokens."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class MixSource(Model):
     source_ref: ObjectReference
     """The DataSource. Immutable."""
     weight: Weight
-    """Share of the tokens, relative to the other weights; 0: none until a phase says otherwise. A change is a new phase."""
+    """Proportion of the tokens, relative to the other weights; 0: none until a phase gives it a weight. May change, but a run
+    that has begun refuses to resume with other weights (StreamChanged): add a phase for it instead."""
     max_passes: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Passes over the source before it leaves the mix; 0: no limit. May change."""
+    """Passes over the source before it leaves the mix; 0: no limit. May change at any time."""
 
 
 class PhaseWeight(Model):
@@ -38,7 +39,7 @@ class PhaseWeight(Model):
     name: Name
     """Name of the source within the mix."""
     weight: Weight
-    """Share of the tokens, relative to the other weights."""
+    """Proportion of the tokens, relative to the other weights."""
 
 
 class Phase(Model):
@@ -49,20 +50,22 @@ class Phase(Model):
     from_tokens: Whole | None = None
     """Token count of the mixed stream from which these weights hold."""
     weights: Annotated[list[PhaseWeight], list_map("name"), Field(min_length=1)]
-    """Weights by name of the source within the mix; a source that is not named gets nothing."""
+    """Weights by name of the source within the mix. A source that is not named has weight 0."""
 
 
 class DataMixSpec(Model):
-    """A reproducible mixed stream. Weights, phases and passes may change while jobs run; what else decides the stream may not."""
+    """A reproducible mixed stream. Phases, maxPasses and weights may change while jobs run; every other field is immutable."""
 
     seed: Whole = 0
-    """Seed of the order of the samples. Immutable."""
+    """Seed of the order of the documents. Immutable."""
     sources: Annotated[list[MixSource], list_map("name"), Field(min_length=1)]
-    """The sources, known by name. None can be added or removed: that is another stream, so another DataMix."""
+    """The sources, known by name. None can be added or removed: that needs another DataMix, since it gives another stream."""
     phases: list[Phase] = Field(max_length=MAX_ITEMS, json_schema_extra=ATOMIC, default_factory=list)
-    """Changes of weights over the run; all by step or all by tokens. Recorded, so a replay is exact. Empty: none. May change."""
+    """Changes of weights over the run; all by step or all by tokens. A run records the phases that it used, so its past stays
+    as it was. Empty: none. May change at any time; a running job reads the change when its coordinator starts again."""
     long_sequences: Literal["Split", "Truncate", "Drop"] = "Split"
-    """What happens to documents beyond the job's maxSequenceTokens: cut in pieces, cut off, or left out. Immutable."""
+    """What happens to documents longer than the job's maxSequenceTokens. Split: cut into pieces, all of which are trained on.
+    Truncate: the rest is left out. Drop: the document is left out. Immutable."""
 
 
 class DataMixStatus(Model):

@@ -12,21 +12,21 @@ Digits = Annotated[str, Field(max_length=20, pattern=r"^[0-9]+$")]
 
 
 class BytesTokenizer(Model):
-    """The bytes of the text are the tokens: ids 0-255, end of text 256. Has no settings."""
+    """The bytes of the text are the tokens: ids 0-255, end of text 256. It has no fields: write `{}`."""
 
 
 class FileTokenizer(Model):
     """A Hugging Face tokenizer."""
 
     uri: Uri
-    """The tokenizer.json. Read with the source's endpoint."""
+    """Address of the tokenizer.json. It is read with the source's endpoint."""
     eos: Annotated[str, Field(max_length=128)] = ""
-    """The token that is put after each document, one of the tokenizer's. Empty: that one of <|endoftext|>, <|end_of_text|>, </s>,
-    <eos> and <|im_end|> which the tokenizer has."""
+    """The token that follows each document, one of the tokenizer's. Empty: the one of <|endoftext|>, <|end_of_text|>, </s>,
+    <eos> and <|im_end|> that the tokenizer has; with none of them or several it is refused."""
 
 
 class Tokenizer(Model):
-    """Exactly one of the members. One tokenizer for all sources of a mix (else condition TokenizerMismatch)."""
+    """Exactly one of bytes and file. All sources of a mix need the same tokenizer (else condition TokenizerMismatch)."""
 
     bytes: BytesTokenizer | None = None
     """Train on bytes."""
@@ -35,23 +35,25 @@ class Tokenizer(Model):
 
 
 class DataSourceSpec(Model):
-    """Where the documents are and how to read them. What decides the tokens is immutable: another corpus is another source."""
+    """Where the documents are and how to read them. Immutable but for endpoint and maxRejected: another corpus needs another
+    DataSource."""
 
     uri: Uri
     """Folder of the objects: s3:// (any S3 server), file:/// (a path in the pods) or pvc://claim/path. Immutable."""
     format: Literal["Parquet", "Jsonl", "Text", "Tar", "TokenBin"]
-    """Format of the objects. Jsonl, Text and Tar may be .gz or .zst (then the object is the block, of limited size). Tar: as
-    WebDataset writes it. TokenBin: .bin and .idx as Megatron-LM writes them, tokens of `tokenizer` already. Immutable."""
+    """Format of the objects. Jsonl, Text and Tar may be compressed as .gz or .zst; such an object is read as a whole, so its size
+    is limited. Tar: as WebDataset writes it. TokenBin: .bin and .idx as Megatron-LM writes them, with tokens of `tokenizer`.
+    Immutable."""
     include: Annotated[str, Field(min_length=1, max_length=256)] = "**/*"
     """Glob relative to `uri`: which objects belong to the source. Immutable."""
     text_field: Annotated[str, Field(min_length=1, max_length=256)] = "text"
-    """Column (Parquet), key (Jsonl) or extension (Tar, such as txt) of the text; ignored by the others. Immutable."""
+    """Column (Parquet), key (Jsonl) or extension (Tar, such as txt) of the text. Text and TokenBin ignore it. Immutable."""
     tokenizer: Tokenizer
     """Turns text into tokens. Immutable."""
     endpoint: Endpoint | None = None
-    """The S3 server of `uri`. Empty: the provider's own. May change."""
+    """The S3 server of `uri`. Empty: the provider's own. May change at any time."""
     max_rejected: Whole = 0
-    """How many samples may fail to decode before the source is refused. May change."""
+    """How many documents may fail to decode; one more refuses the source. May change at any time."""
 
 
 class Lengths(Model):
@@ -79,10 +81,10 @@ class DataSourceStatus(Model):
     tokens: Digits | None = None
     """Tokens indexed so far."""
     rejected: Whole | None = None
-    """Samples that did not decode; they are not in the index."""
+    """Documents that did not decode; they are not in the index."""
     complete: bool | None = None
     """Whether every block is indexed."""
     lengths: Lengths | None = None
-    """Quantiles over the documents indexed so far."""
+    """Quantiles of the lengths of the documents indexed so far."""
     fingerprint: Text | None = None
     """Digest of the contents as indexed: sha256 and 64 hexadecimal digits."""

@@ -11,32 +11,35 @@ class HybridData(Model):
     """Hybrid data parallelism: data and context parallelism on one axis, each sequence with as many replicas as it needs."""
 
     tokens_per_replica: Tokens = 8192
-    """Tokens one replica holds in one task (C)."""
+    """Most tokens that one replica holds in one task (C of the design notes)."""
     max_degree: Count = 64
-    """Most replicas for one sequence."""
+    """Most replicas that share one sequence."""
     balance: Literal["Makespan", "Naive", "Static", "ByteScale", "Waves"] = "Makespan"
-    """How tasks are placed: Makespan balances measured work; the others are there to compare with."""
+    """How sequences are placed. Makespan: the last replica ends as early as possible, by the cost model. Naive and Static are
+    there to compare with. ByteScale and Waves are refused by this release."""
     attention: Literal["Ring", "Ulysses", "Auto"] = "Ring"
-    """How the replicas of one sequence share its attention."""
+    """How the replicas of one sequence share its attention. No effect yet: it is always Ring."""
 
 
 class ParallelismPolicySpec(Model):
     """How work is spread. A job reads it when an attempt starts; a change reaches a running job with its next attempt."""
 
     mode: Literal["Fixed", "Auto"] = "Fixed"
-    """Fixed: `tensor` and `pipeline` as given. Auto: chosen from lengths, model and devices."""
+    """Fixed: `tensor` and `pipeline` as given. Auto is to choose them from lengths, model and devices: no effect yet."""
     tensor: Degree = 1
-    """Tensor-parallel degree: devices that share each layer. They are of one trainer, so it divides devicesPerTrainer."""
+    """Tensor-parallel degree: devices of one trainer that share each layer; it divides devicesPerTrainer. This release refuses
+    more than 1."""
     pipeline: Degree = 1
-    """Pipeline stages of a replica."""
+    """Pipeline stages of a replica. This release refuses more than 1."""
     hybrid_data: HybridData = HybridData()
     """How sequences are spread over replicas."""
     offload: Literal["Auto", "Off"] = "Auto"
-    """Auto: activations move to host memory as far as the copy hides behind compute."""
+    """Auto is to move activations to host memory as far as the copy hides behind compute. No effect yet."""
     optimizer_sharding: Literal["ZeRO1"] = "ZeRO1"
-    """How optimizer state is spread over the replicas."""
+    """How the optimizer's state is spread over the replicas. ZeRO1: each owns a part of it."""
     hardware: Name = "a100-80g"
-    """Constants of the cost model: a100-40g, a100-80g, h100-80g, cpu, or the name of a table of your own."""
+    """Constants of the cost model: a100-40g, a100-80g, h100-80g, cpu, or the name of a table of your own. With cpu, trainers
+    request no GPU."""
 
 
 class ParallelismPolicyStatus(Model):

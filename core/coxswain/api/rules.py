@@ -82,7 +82,7 @@ MIX_RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         "mix-phase-names", _MIX, "self.phases.all(p, p.weights.all(w, self.sources.exists(s, s.name == w.name)))",
-        "phases may only weigh sources of this mix", "name them as in sources", field=".phases",
+        "phases may give weights only to sources of this mix", "use the names in sources", field=".phases",
     ),
     Rule(
         "mix-phase-unit", _MIX, "self.phases.all(p, has(p.fromStep)) || self.phases.all(p, has(p.fromTokens))",
@@ -92,7 +92,7 @@ MIX_RULES: Final[tuple[Rule, ...]] = (
         "mix-phase-distinct", _MIX,
         "self.phases.all(p, (!has(p.fromStep) || self.phases.exists_one(q, has(q.fromStep) && q.fromStep == p.fromStep))"
         " && (!has(p.fromTokens) || self.phases.exists_one(q, has(q.fromTokens) && q.fromTokens == p.fromTokens)))",
-        "no two phases may start at the same place", "join them, or move one", field=".phases",
+        "no two phases may start at the same step or token count", "merge them, or move one", field=".phases",
     ),
     Rule(
         "mix-phase-start", _PHASE, "has(self.fromStep) != has(self.fromTokens)",
@@ -104,18 +104,18 @@ MIX_RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         "mix-seed-immutable", _MIX, "self.seed == oldSelf.seed",
-        "seed is immutable", "make another DataMix: it is another stream", field=".seed",
+        "seed is immutable", "create another DataMix: the change gives another stream", field=".seed",
     ),
     Rule(
         "mix-longsequences-immutable", _MIX, "self.longSequences == oldSelf.longSequences",
-        "longSequences is immutable", "make another DataMix: it is another stream", field=".longSequences",
+        "longSequences is immutable", "create another DataMix: the change gives another stream", field=".longSequences",
     ),
     Rule(
         "mix-sources-immutable", _MIX,
         "size(self.sources) == size(oldSelf.sources) && self.sources.all(s, oldSelf.sources.exists(o, o.name == s.name "
         "&& o.sourceRef.name == s.sourceRef.name))",
         "names and sourceRefs of the sources are immutable; only weight and maxPasses may change",
-        "make another DataMix: it is another stream", field=".sources",
+        "create another DataMix: the change gives another stream", field=".sources",
     ),
 )  # fmt: skip
 
@@ -130,7 +130,7 @@ SOURCE_RULES: Final[tuple[Rule, ...]] = (
         says="an endpoint belongs to an s3:// uri, not to %s", values=("self.uri",),
     ),
     *(
-        _never("DataSource", field, "make another DataSource: it is another corpus")
+        _never("DataSource", field, "create another DataSource: the change gives another corpus")
         for field in ("uri", "format", "include", "textField", "tokenizer")
     ),
 )  # fmt: skip
@@ -229,7 +229,7 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         "checkpoint-keep-every", (f"{_JOB}.checkpoint",), "self.keepEvery % self.everySteps == 0",
-        "keepEvery must be a multiple of everySteps", "there are only checkpoints each everySteps steps: change one of the two",
+        "keepEvery must be a multiple of everySteps", "checkpoints are only at multiples of everySteps: change one of the two",
         says="keepEvery %d must be a multiple of everySteps %d", values=("self.keepEvery", "self.everySteps"),
         field=".keepEvery",
     ),
@@ -241,7 +241,7 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "failure-rule-matches", (f"{_JOB}.failurePolicy.rules[]",),
         "has(self.onExitCodes) || has(self.onPodConditions) || has(self.onNodeConditions) || has(self.onReasons)",
-        "a rule needs at least one of onExitCodes, onPodConditions, onNodeConditions and onReasons", "say what it matches",
+        "a rule needs at least one of onExitCodes, onPodConditions, onNodeConditions and onReasons", "give one of them",
     ),
     Rule(
         "failure-exit-zero", (f"{_JOB}.failurePolicy.rules[].onExitCodes",), "self.values.all(v, v != 0)",
@@ -255,11 +255,11 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
         "topology-one-of", (f"{_JOB}.scheduling.topology",), "self.required == '' || self.preferred == ''",
         "at most one of required and preferred may be set", "keep one of the two",
     ),
-    _never("TrainingJob", "seed", "make another job: it is another model"),
-    _never("TrainingJob", "model", "make another job: it is another model"),
-    _never("TrainingJob", "batch", "make another job: it is another stream"),
-    _never("TrainingJob", "mixRef", "make another job: it is another stream", optional=True),
-    _never("TrainingJob", "checkpoint.uri", "make another job, or copy the checkpoints"),
+    _never("TrainingJob", "seed", "create another job: the change gives another model"),
+    _never("TrainingJob", "model", "create another job: the change gives another model"),
+    _never("TrainingJob", "batch", "create another job: the change gives another stream"),
+    _never("TrainingJob", "mixRef", "create another job: the change gives another stream", optional=True),
+    _never("TrainingJob", "checkpoint.uri", "copy the checkpoints, delete the job, and create it again with the new uri"),
     *(_suspended(field) for field in ("image", "optimizer", "data", "scheduling", "trainers.devicesPerTrainer")),
     *(_suspended(field, optional=True) for field in ("parallelismRef", "parallelism", "checkpoint.endpoint")),
     *(_suspended(field) for field in ("checkpoint.everySteps", "checkpoint.keepLast", "checkpoint.keepEvery")),

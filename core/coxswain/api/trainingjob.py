@@ -32,7 +32,7 @@ Overlay = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-prese
 
 
 class ModelShape(Model):
-    """A decoder of the Llama family (RMSNorm, RoPE, grouped queries, SwiGLU)."""
+    """A decoder of the Llama family (RMSNorm, RoPE, grouped-query attention, SwiGLU)."""
 
     layers: Annotated[int, Field(ge=1, le=1024)]
     """Transformer layers."""
@@ -73,10 +73,10 @@ class ModelSpec(Model):
 
 
 class Batch(Model):
-    """Immutable: it decides the stream."""
+    """Size of a step and of its sequences. Immutable, because it decides the stream."""
 
     tokens_per_step: Tokens
-    """Tokens of one optimizer step. A step exceeds it by less than one sequence."""
+    """Tokens of one optimizer step. A step differs from it by less than one sequence."""
     max_sequence_tokens: Tokens
     """Longest sequence in tokens; the mix says what happens to longer documents. At most tokensPerStep."""
 
@@ -91,39 +91,39 @@ class Optimizer(Model):
     weight_decay: Decimal = "0.1"
     """Decoupled weight decay."""
     gradient_clip: Decimal = "1.0"
-    """Largest norm of the gradient. "0": no clipping."""
+    """The gradient is scaled down to this norm. "0": no clipping."""
     schedule: Literal["Cosine", "Constant"] = "Cosine"
-    """Cosine falls to a tenth of the peak at the last step; Constant stays."""
+    """Cosine: the rate falls to a tenth of the peak at the last step. Constant: it stays at the peak."""
     beta1: Decimal = "0.9"
     """Decay of the first moment."""
     beta2: Decimal = "0.95"
     """Decay of the second moment."""
     epsilon: Decimal = "1e-8"
-    """Added to the denominator."""
+    """Added to the denominator of the update."""
 
 
 class Stop(Model):
     """When training is done. Exactly one of steps and tokens. May be raised at any time."""
 
     steps: Steps | None = None
-    """After so many steps."""
+    """Training ends after so many steps."""
     tokens: Positive | None = None
-    """At the end of the step in which the mixed stream reaches so many tokens."""
+    """Training ends with the step in which the mixed stream reaches so many tokens."""
 
 
 class Trainers(Model):
     """The trainer pods."""
 
     count: Count
-    """How many. May change at any time between minCount and maxCount, also by `kubectl scale`: the job saves a checkpoint and
-    restarts from it with the new count, on the same stream."""
+    """How many trainers. May change at any time between minCount and maxCount, also by `kubectl scale`: the job saves a
+    checkpoint and restarts from it with the new count, on the same stream."""
     devices_per_trainer: Annotated[int, Field(ge=1, le=64)] = 1
     """Accelerators (or CPU workers) of one trainer. May change while suspended."""
     min_count: Count | None = None
-    """Fewest that training starts with, when startTimeoutSeconds pass and no node has room for the others. Empty: `count`. May
-    change while suspended."""
+    """Fewest trainers that training starts with, once startTimeoutSeconds have passed and no node has room for the others.
+    Empty: `count`. May change while suspended."""
     max_count: Count | None = None
-    """Most the job may be scaled to. Empty: `count` stays as it is. May change while suspended."""
+    """Most trainers that the job may be scaled to. Empty: `count` stays as it is. May change while suspended."""
     template: Overlay | None = None
     """Overlay on the trainers' pod spec, merged as by `kubectl patch`: nodeSelector, tolerations, volumes and so on; `resources`
     and `env` at its top are the trainer container's. Resources replace ours, which are one `nvidia.com/gpu` a device unless the
@@ -131,12 +131,12 @@ class Trainers(Model):
 
 
 class Loaders(Model):
-    """Bounds of the job's pool of loaders."""
+    """How many loaders a job has."""
 
     min: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Fewest loaders, and how many a job starts with."""
+    """Number of loaders: the pool does not grow yet."""
     max: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Most loaders."""
+    """Most loaders that the pool is to grow to. No effect yet."""
 
 
 class Data(Model):
@@ -145,9 +145,9 @@ class Data(Model):
     image: Image = ""
     """Image of coordinator, loaders and constructors. Empty: the operator's setting."""
     loaders: Loaders = Loaders()
-    """The pool of loaders."""
+    """How many loaders there are."""
     prefetch_steps: Annotated[int, Field(ge=1, le=64)] = 2
-    """Steps that constructors assemble ahead of the workers."""
+    """How many steps constructors assemble ahead of the workers."""
     template: Overlay | None = None
     """Overlay on the pod specs of coordinator and loaders, merged as trainers.template is. (Constructors are in the trainers'
     pods: initContainers of that template.)"""
@@ -163,22 +163,23 @@ class Checkpoint(Model):
     every_steps: Steps = 100
     """Steps between checkpoints. May change while suspended."""
     keep_last: Annotated[int, Field(ge=1, le=1000)] = 3
-    """How many of the latest are kept. May change while suspended."""
+    """How many of the latest checkpoints are kept. May change while suspended."""
     keep_every: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
     """Checkpoints at multiples of this step are kept for ever; 0: none. May change while suspended."""
     resume: Literal["Auto", "Never"] = "Auto"
-    """Auto: go on from the latest checkpoint, if there is one. Never: refuse a folder that has one. Changes while suspended."""
+    """Auto: resume from the latest checkpoint, if there is one. Never: refuse a folder that holds another run. May change while
+    suspended."""
 
 
 class Stragglers(Model):
-    """What happens to slow devices. May change at any time."""
+    """What is to happen to slow devices. No effect yet. May change at any time."""
 
     action: Literal["None", "Warn", "Rebalance", "Migrate", "ReplaceNode"] = "None"
-    """The strongest step that may be taken; each includes the ones before it."""
+    """The strongest measure that may be taken; each includes those before it. No effect yet."""
     threshold_percent: Annotated[int, Field(ge=1, le=1000)] = 10
-    """How much slower than its peers a device must be."""
+    """How many percent slower than its peers a device must be. No effect yet."""
     window_steps: Annotated[int, Field(ge=1, le=1000)] = 3
-    """Steps over which it must be so."""
+    """Over how many steps it must be so. No effect yet."""
 
 
 class OnExitCodes(Model):
@@ -204,7 +205,7 @@ Reason = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class FailureRule(Model):
-    """What a lost pod leads to. At least one of the `on` fields; all that are given must hold."""
+    """What a failed pod leads to. At least one of the fields that begin with `on`; all that are given must match."""
 
     name: Name
     """Name of the rule, for status and events."""
@@ -215,10 +216,11 @@ class FailureRule(Model):
     on_node_conditions: OnConditions | None = None
     """Matches when the pod's node has one of these conditions."""
     on_reasons: Annotated[list[Reason], Field(min_length=1, max_length=20)] | None = None
-    """Matches when the container or pod ended, or cannot start, for one of these reasons, such as OOMKilled, ImagePullBackOff or
-    Unschedulable."""
+    """Matches when the container or pod ended, or cannot start, for one of these reasons, such as OOMKilled, ImagePullBackOff
+    or Unschedulable."""
     action: Literal["Fail", "RestartTrainer", "RestartTrainerIgnoringLimit", "RestartJob", "RestartJobIgnoringLimit"]
-    """Fail the job, replace the pod, or restart the whole job from its checkpoint. IgnoringLimit: maxRestarts is not touched."""
+    """Fail: the job ends. RestartTrainer: the pod is replaced, whichever role it has. RestartJob: all pods are replaced, and
+    training resumes from the checkpoint. IgnoringLimit: it does not count against maxRestarts."""
 
 
 class FailurePolicy(Model):
@@ -227,8 +229,9 @@ class FailurePolicy(Model):
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 10
     """Counted restarts before the job fails. What the cluster does to a pod (drain, preemption, lost node) is never counted."""
     rules: Annotated[list[FailureRule], list_map("name")] = Field(default_factory=list)
-    """The first that matches wins. Empty or no match: exit code 2 fails the job, a disruption (such as a drained node) replaces
-    the pod without counting, everything else replaces it and counts; a pod that fails early again and again restarts the job."""
+    """The first rule that matches decides. Without a match: a disruption (such as a drained node) replaces the pod and is not
+    counted, exit code 2 fails the job, everything else replaces the pod and is counted. A pod that soon fails again after
+    three replacements restarts the job."""
 
 
 class Queueing(Model):
@@ -237,16 +240,16 @@ class Queueing(Model):
     backend: Literal["None", "Kueue"] = "None"
     """None: pods start as soon as there is room. Kueue: all pods of a start are one pod group, which Kueue admits together."""
     queue_name: Annotated[str, Field(max_length=253)] = ""
-    """The queue. Needed with a backend, empty without."""
+    """Name of the queue. Needed with a backend, empty without."""
 
 
 class Topology(Model):
-    """How near to each other the trainers have to be. At most one of required and preferred."""
+    """How near to each other the trainers run. At most one of required and preferred."""
 
     required: LabelKey = ""
-    """Node label whose value all trainers of an attempt must share. Empty: no demand."""
+    """Node label whose value must be the same for all trainers of an attempt. Empty: any nodes."""
     preferred: LabelKey = ""
-    """Node label whose value trainers share as far as possible. Empty: no wish."""
+    """Node label whose value is the same for the trainers as far as possible. Empty: no preference."""
 
 
 class Scheduling(Model):
@@ -257,7 +260,7 @@ class Scheduling(Model):
     priority_class_name: Annotated[str, Field(max_length=253)] = ""
     """PriorityClass of all pods. Empty: the cluster's default."""
     topology: Topology = Topology()
-    """Placement in the network."""
+    """How near to each other the trainers run."""
 
 
 class TrainingJobSpec(Model):
@@ -268,13 +271,13 @@ class TrainingJobSpec(Model):
     image: Image = ""
     """Image of the trainers. Empty: the operator's setting. May change while suspended."""
     seed: Whole = 0
-    """Seed of the parameters. Immutable."""
+    """Seed of the initial parameters. The order of the documents has its own: the mix's seed. Immutable."""
     model: ModelSpec
     """What is trained. Immutable."""
     mix_ref: ObjectReference | None = None
     """The DataMix. Exactly one of mixRef and mix. Immutable."""
     mix: DataMixSpec | None = None
-    """A mix of this job only. Changes as a DataMix does."""
+    """A mix of this job only. Its fields may change as those of a DataMix may."""
     parallelism_ref: ObjectReference | None = None
     """The ParallelismPolicy. Exactly one of parallelismRef and parallelism. May change while suspended."""
     parallelism: ParallelismPolicySpec | None = None
@@ -292,7 +295,7 @@ class TrainingJobSpec(Model):
     checkpoint: Checkpoint
     """Where and how often state is saved."""
     stragglers: Stragglers = Stragglers()
-    """What happens to slow devices. May change at any time."""
+    """What is to happen to slow devices. No effect yet. May change at any time."""
     failure_policy: FailurePolicy = FailurePolicy()
     """What failures lead to. May change at any time."""
     scheduling: Scheduling = Scheduling()
@@ -300,9 +303,10 @@ class TrainingJobSpec(Model):
     suspend: bool = False
     """True: save a checkpoint, then run no pods. May change at any time."""
     active_deadline_seconds: Seconds | None = None
-    """Longest time from the first start to the end, less suspensions; then the job fails. Empty: none. May change at any time."""
+    """Seconds from the first start, without those of suspensions, after which the job fails. Empty: no deadline. May change at
+    any time."""
     start_timeout_seconds: Seconds = 900
-    """Longest time from when a pod finds a node until its containers run; then it is replaced, and the restart counts. A pod
-    that finds no node waits without counting (but see trainers.minCount). Indexing is not part of it. May change at any time."""
+    """Seconds from when a pod has a node until its containers run; after that it is replaced, and the restart counts. A pod
+    without a node waits and counts nothing (but see trainers.minCount). Indexing is not part of it. May change at any time."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=315_360_000)] | None = None
-    """The finished job is deleted after this time. Empty: never. May change at any time."""
+    """Seconds after its end at which the job is deleted. Empty: never. May change at any time."""

@@ -1,4 +1,4 @@
-"""TrainingJob.status: what the job does, why it waits, how far it is. Small and seldom written; details are metrics."""
+"""TrainingJob.status: what the job does, why it waits, how far it is. Small and seldom written; the rest is in metrics."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ class TrainerCounts(Model):
     desired: Whole | None = None
     """Pods that the job wants now."""
     asked: Whole | None = None
-    """spec.trainers.count when the gang started. More than `desired` while there is no room for all."""
+    """spec.trainers.count when the attempt began. More than `desired` while there is no room for all."""
 
 
 class Incarnation(Model):
-    """Which pod of a member (coordinator, loader or trainer) is the current one; stored before that pod is created."""
+    """Which pod of a member is the current one; stored before that pod is created. A member is the coordinator, a loader or a
+    trainer."""
 
     name: Name
-    """Stable name, such as trainer-2; `all` stands for every member that has no entry of its own."""
+    """Name of the member, such as trainer-2; `all` stands for every member that has no entry of its own."""
     number: Whole
-    """Counts its pods, from 0."""
+    """Counts the member's pods, from 0."""
     since: Time | None = None
-    """When this number was stored. Empty: long ago."""
+    """When this number was stored. Empty: more than ten minutes ago."""
     delay_seconds: Whole | None = None
-    """How long after that the pod is created: grows with pods that do not live long."""
+    """Seconds from then until the pod is created. It doubles with each pod that fails within ten minutes, up to 60."""
 
 
 class Restarts(Model):
-    """Pods replaced."""
+    """How many restarts there were."""
 
     counted: Whole | None = None
-    """Those that count against failurePolicy.maxRestarts."""
+    """Restarts that count against failurePolicy.maxRestarts. One of the whole job counts once."""
     ignored: Whole | None = None
-    """Those that a rule excused."""
+    """Restarts that do not count: after a disruption, or by a rule that ignores the limit."""
 
 
 class Progress(Model):
@@ -50,43 +51,43 @@ class Progress(Model):
     step: Whole | None = None
     """Last completed step."""
     steps: Whole | None = None
-    """Steps to do, or as far as stop.tokens lets one say."""
+    """Steps of the whole job; with stop.tokens an estimate."""
     percent: Number | None = None
-    """Share of the work done, such as "41.2"."""
+    """Percentage of the steps that are done, such as "41.2"."""
     tokens: Number | None = None
     """Tokens trained on."""
     loss: Number | None = None
     """Loss of the last step."""
     tokens_per_second: Number | None = None
-    """Throughput over the last steps."""
+    """Tokens a second over the last steps."""
     idle_percent: Number | None = None
-    """Share of device time without compute."""
+    """Percentage of the devices' time without computation."""
     eta_seconds: Whole | None = None
-    """Seconds to the end at this rate."""
+    """Seconds to the end at the present rate."""
 
 
 class LastCheckpoint(Model):
     """The latest complete checkpoint."""
 
     step: Whole
-    """State before this step."""
+    """The first step that is not in it."""
     uri: Text | None = None
-    """Its manifest."""
+    """Address of its checkpoint manifest."""
     time: Time | None = None
     """When it was complete."""
 
 
 class LayoutStatus(Model):
-    """The current layout."""
+    """How replicas, stages and devices belong together now."""
 
     hash: Annotated[str, Field(max_length=128)] | None = None
-    """Names the layout."""
+    """Digest that names the layout."""
     summary: Text | None = None
     """For people, such as "3 x tp1pp2 + 1 x tp1pp1"."""
 
 
 class StragglerStatus(Model):
-    """A device that is slow now."""
+    """A device that is slow now. Not written yet."""
 
     trainer: Whole
     """Index of the trainer."""
@@ -104,21 +105,21 @@ class AttemptStatus(Model):
     """One attempt of the job, and how it ended."""
 
     number: Whole
-    """Counts attempts, from 0."""
+    """Counts the attempts, from 0."""
     cause: Text | None = None
     """Why it ended."""
     rule: Annotated[str, Field(max_length=63)] | None = None
-    """The rule of the failure policy that matched."""
+    """The failure rule that matched: one of the job's, or a built-in one."""
     exit_code: Annotated[int, Field(ge=-255, le=255)] | None = None
     """Exit code of the pod that ended it."""
     node: Annotated[str, Field(max_length=253)] | None = None
-    """Its node."""
+    """Node of that pod."""
     start: Time | None = None
     """When it started."""
     end: Time | None = None
     """When it ended."""
     resumed_step: Whole | None = None
-    """Step it started from."""
+    """Step of the checkpoint that it started from."""
 
 
 class TrainingJobStatus(Model):
@@ -130,32 +131,32 @@ class TrainingJobStatus(Model):
     """Succeeded is the summary: Unknown until the job ends, with the state as its reason. Also Validated,
     DataReady, PodsReady, Progressing, Degraded, Suspended, CheckpointFresh."""
     attempt: Whole | None = None
-    """Counts restarts of the whole job."""
+    """Number of the current attempt: counts restarts of the whole job, from 0."""
     world_generation: Whole | None = None
-    """Counts changes of world or layout."""
+    """Counts the worlds: the groups of workers that trained together."""
     trainers: TrainerCounts | None = None
     """Trainer pods."""
     ready: Annotated[str, Field(max_length=32)] | None = None
-    """Ready and desired trainers for people: "3/4"."""
+    """Ready and desired trainers, such as "3/4"."""
     replicas: Whole | None = None
     """Trainer pods that exist, for the scale subresource."""
     selector: Text | None = None
     """Label selector of the trainer pods, for the scale subresource."""
     incarnations: Annotated[list[Incarnation], Field(max_length=102_400, json_schema_extra=ATOMIC)] | None = None
-    """Of everybody (`all`) and of members that differ. Empty: every member's number is 0."""
+    """One entry for all members (`all`), and one for each member that differs. Empty: every member's number is 0."""
     seen: Annotated[str, Field(max_length=1_048_576)] | None = None
-    """Members whose current pod has been seen, such as "coordinator,loader:0,trainer:0-3": one of them without a pod has
-    lost it."""
+    """Members whose current pod the operator has seen, such as "coordinator,loader:0,trainer:0-3". One of them that has no pod
+    has lost it."""
     restarts: Restarts | None = None
-    """Pods replaced."""
+    """How many restarts there were."""
     progress: Progress | None = None
     """How far training is."""
     last_checkpoint: LastCheckpoint | None = None
     """The latest complete checkpoint."""
     layout: LayoutStatus | None = None
-    """The current layout."""
+    """How replicas, stages and devices belong together now."""
     stragglers: Annotated[list[StragglerStatus], Field(max_length=5, json_schema_extra=ATOMIC)] | None = None
-    """The slowest devices, at most 5."""
+    """The slowest devices, at most 5. Not written yet."""
     attempts: Annotated[list[AttemptStatus], Field(max_length=10, json_schema_extra=ATOMIC)] | None = None
     """The last 10 attempts."""
     start_time: Time | None = None
@@ -163,8 +164,8 @@ class TrainingJobStatus(Model):
     completion_time: Time | None = None
     """When the job ended."""
     active_seconds: Whole | None = None
-    """Seconds that the job was active before its last suspension."""
+    """Seconds that the job was active before its last suspension: they count for activeDeadlineSeconds."""
     event_sequence: Whole | None = None
-    """The last of the coordinator's events that has been published."""
+    """Number of the last of the coordinator's events that is published as an Event."""
     updated_at: Time | None = None
     """When this status was written."""

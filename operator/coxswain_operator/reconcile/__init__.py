@@ -60,29 +60,29 @@ def decide(ctx: Context) -> PolicyResult:
     return gang.reconcile_gang(ctx, ctx.config)
 
 
-def conclude(ctx: Context, step: PolicyResult) -> Decision:
-    """Turns a step into actions: one status write, deletes, creates, calls, events, and when to look again."""
+def conclude(ctx: Context, result: PolicyResult) -> Decision:
+    """Turns a result into actions: one status write, deletes, creates, calls, events, and when to look again."""
     old, (reported, mark) = read_status(ctx.observed.job), events.coordinator_events(ctx)
     new = replace(
-        progress.count_pods(step.status, ctx),
-        conditions=conditions(ctx, step),
-        event_sequence=events.last_published(old, step.status, mark),
+        progress.count_pods(result.status, ctx),
+        conditions=conditions(ctx, result),
+        event_sequence=events.last_published(old, result.status, mark),
         observed_generation=generation(ctx.observed.job),
     )
     due = due_at(old, new, ctx.now)
-    wakes = (*step.requeue_times, *deadlines.requeue_times(ctx), due)
+    wakes = (*result.requeue_times, *deadlines.requeue_times(ctx), due)
     return Decision(
         (
             *(_write(ctx, new) if due <= ctx.now else ()),
             *sources.statuses(ctx),
-            *step.deletes,
-            *step.creates,
+            *result.deletes,
+            *result.creates,
             *queueing.release_groups(
-                ctx.observed.pods, "" if step.state in ("Suspending", "Suspended") else _group(ctx)
+                ctx.observed.pods, "" if result.state in ("Suspending", "Suspended") else _group(ctx)
             ),
-            *step.calls,
+            *result.calls,
             *reported,  # before the events that follow from them
-            *step.events,
+            *result.events,
             *events.transitions(old, new),
             *(RequeueAt(t) for t in sorted(set(wakes)) if ctx.now < t < float("inf")),
         )

@@ -13,12 +13,12 @@ _Facts = tuple[str, str, str]  # status, reason, message
 STATUS_OF_END = {"Completed": "True", "Failed": "False"}
 
 
-def conditions(ctx: Context, step: PolicyResult) -> tuple[Condition, ...]:
+def conditions(ctx: Context, result: PolicyResult) -> tuple[Condition, ...]:
     deciders = {
         "Succeeded": _succeeded, "Validated": _validated, "DataReady": _data_ready, "PodsReady": _pods_ready,
         "Progressing": _progressing, "Degraded": _degraded, "Suspended": _suspended, "CheckpointFresh": _fresh,
     }  # fmt: skip
-    return tuple(_condition(ctx, type_, deciders[type_](ctx, step)) for type_ in CONDITIONS)
+    return tuple(_condition(ctx, type_, deciders[type_](ctx, result)) for type_ in CONDITIONS)
 
 
 def _condition(ctx: Context, type_: str, facts: _Facts) -> Condition:
@@ -31,19 +31,19 @@ def _condition(ctx: Context, type_: str, facts: _Facts) -> Condition:
     )  # fmt: skip
 
 
-def _succeeded(ctx: Context, step: PolicyResult) -> _Facts:
+def _succeeded(ctx: Context, result: PolicyResult) -> _Facts:
     """The summary: its reason is the state that people see."""
-    detail = f"{step.reason}: {step.message}" if step.reason and step.reason != step.state else step.message
-    return STATUS_OF_END.get(step.state, "Unknown"), step.state, detail
+    detail = f"{result.reason}: {result.message}" if result.reason and result.reason != result.state else result.message
+    return STATUS_OF_END.get(result.state, "Unknown"), result.state, detail
 
 
-def _validated(ctx: Context, step: PolicyResult) -> _Facts:
+def _validated(ctx: Context, result: PolicyResult) -> _Facts:
     if ctx.faults:
         return "False", ctx.faults[0].reason, "; ".join(f.message for f in ctx.faults)
     return "True", "Resolved", ""
 
 
-def _data_ready(ctx: Context, step: PolicyResult) -> _Facts:
+def _data_ready(ctx: Context, result: PolicyResult) -> _Facts:
     if ctx.report is None or ctx.report.phase == "Waiting":
         old = ctx.status.condition("DataReady")
         return (old.status, old.reason, old.message) if old else ("Unknown", "NotIndexed", "")
@@ -52,10 +52,10 @@ def _data_ready(ctx: Context, step: PolicyResult) -> _Facts:
     return "True", "Indexed", ""
 
 
-def _pods_ready(ctx: Context, step: PolicyResult) -> _Facts:
-    if step.state in STATUS_OF_END:
+def _pods_ready(ctx: Context, result: PolicyResult) -> _Facts:
+    if result.state in STATUS_OF_END:
         return "False", "JobEnded", ""
-    if step.state in ("Suspending", "Suspended"):
+    if result.state in ("Suspending", "Suspended"):
         return "False", "Suspended", ""
     if not ctx.all_serving:
         names = f"not ready: {', '.join(ctx.not_serving[:5])}{' ...' if len(ctx.not_serving) > 5 else ''}"
@@ -63,30 +63,30 @@ def _pods_ready(ctx: Context, step: PolicyResult) -> _Facts:
     return "True", "AllPodsReady", ""
 
 
-def _progressing(ctx: Context, step: PolicyResult) -> _Facts:
-    if step.state == "Running" and not step.reason:
-        return "True", "Training", step.message
-    return "False", step.reason or step.state, step.message
+def _progressing(ctx: Context, result: PolicyResult) -> _Facts:
+    if result.state == "Running" and not result.reason:
+        return "True", "Training", result.message
+    return "False", result.reason or result.state, result.message
 
 
-def _degraded(ctx: Context, step: PolicyResult) -> _Facts:
-    if ctx.report is not None and ctx.report.fault is not None and step.state not in STATUS_OF_END:
+def _degraded(ctx: Context, result: PolicyResult) -> _Facts:
+    if ctx.report is not None and ctx.report.fault is not None and result.state not in STATUS_OF_END:
         return "True", ctx.report.fault.reason, ctx.report.fault.message
-    if step.state == "Restarting":
-        return "True", "Restarting", step.message
-    if ctx.capacity_lost and step.state not in STATUS_OF_END:
+    if result.state == "Restarting":
+        return "True", "Restarting", result.message
+    if ctx.capacity_lost and result.state not in STATUS_OF_END:
         size = ctx.status.trainers
         return "True", "CapacityLost", f"runs with {size.desired} of {size.asked} trainers: there was no room for more"
     return "False", "AsExpected", ""
 
 
-def _suspended(ctx: Context, step: PolicyResult) -> _Facts:
+def _suspended(ctx: Context, result: PolicyResult) -> _Facts:
     """Unknown between the request and the last pod's leaving, so its transition time is that of the request."""
-    status = {"Suspended": "True", "Suspending": "Unknown"}.get(step.state, "False")
-    return status, step.state if status != "False" else "NotSuspended", step.message if status != "False" else ""
+    status = {"Suspended": "True", "Suspending": "Unknown"}.get(result.state, "False")
+    return status, result.state if status != "False" else "NotSuspended", result.message if status != "False" else ""
 
 
-def _fresh(ctx: Context, step: PolicyResult) -> _Facts:
+def _fresh(ctx: Context, result: PolicyResult) -> _Facts:
     report = ctx.report
     if report is None:
         old = ctx.status.condition("CheckpointFresh")

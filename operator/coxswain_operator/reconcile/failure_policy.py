@@ -62,7 +62,7 @@ BUILT_IN: tuple[tuple[str, Callable[[MemberFailure], bool], RuleAction], ...] = 
 
 
 def judge(loss: MemberFailure, rules: tuple[Rule, ...]) -> Verdict:
-    """The first matching rule; else the built-in ones; else a counted restart."""
+    """No rule judges a planned exit. Else the first match: of the job's rules, of BUILT_IN, at last a counted replacement."""
     if loss.planned:
         return Verdict(loss, loss.reason, "RestartJobIgnoringLimit")
     for rule in rules:

@@ -130,7 +130,8 @@ class Handlers:
         self._state.add_indexed(body)
 
     async def blocks(self, request: web.Request, _: None) -> SourceBlocks | None:
-        return await self._wait(request, lambda: self._state.index_progress.blocks(request.query["source"]))
+        source, start = request.query["source"], int(request.query.get("from", "0"))
+        return await self._wait(request, lambda: self._state.index_progress.blocks(source, start))
 
     # --- steps ------------------------------------------------------------------------------------
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,27 +18,53 @@ from coxswain.membership.order import SourceView
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Indexed, SourceReport
 
+_UNEVEN = 1.1
+_FINEST = 4  # shares that a loader gets of a mix of one source
+
 Lengths = Callable[[BlockEntry], NDArray[np.uint32]]
 
 
-def assign_shares(sources: Sequence[SourceConfig], loaders: Sequence[str]) -> tuple[LoaderShare, ...]:
-    """Splits the sources among the loaders by weight, in as few shares as keep every loader busy.
+def assign_shares(mix: MixConfig, loaders: Sequence[str]) -> tuple[LoaderShare, ...]:
+    """Splits the sources among the loaders by weight, so that each loader serves as many tokens.
 
-    Splits the heaviest sources only when there are fewer sources than loaders: a loader should
-    open few sources.
+    Takes the fewest shares with which no loader has more than `_UNEVEN` times its part, for a
+    loader should open few sources.
     """
-    parts = {s.name: 1 for s in sources}
-    weights = {s.name: max(s.weight, 1) for s in sources}
-    for _ in range(len(loaders) - len(sources)):
-        parts[max(sorted(parts), key=lambda name: weights[name] / parts[name])] += 1
-    shares = sorted((-weights[name] / n, name, share, n) for name, n in parts.items() for share in range(n))
-    load = dict.fromkeys(sorted(loaders), 0.0)
+    work = _work(mix)
+    fair = sum(work.values()) / len(loaders)
+    shares: tuple[LoaderShare, ...] = ()
+    most = math.inf
+    for fineness, up in product(range(1, _FINEST + 1), (0.0, 0.5)):
+        splits = {name: max(1, round(amount * fineness / fair + up)) for name, amount in work.items()}
+        tried, load = _spread(work, splits, sorted(loaders))
+        if load < most:
+            shares, most = tried, load
+        if most <= _UNEVEN * fair:
+            break
+    return tuple(sorted(shares, key=lambda s: (s.source, s.share)))
+
+
+def _spread(
+    work: Mapping[str, float], splits: Mapping[str, int], loaders: Sequence[str]
+) -> tuple[tuple[LoaderShare, ...], float]:
+    """Shares, the heaviest to the loader that has least; and the work of the loader that has most."""
+    shares = sorted((-work[name] / n, name, share, n) for name, n in splits.items() for share in range(n))
+    load = dict.fromkeys(loaders, 0.0)
     out = []
     for weight, name, share, n in shares:
         loader = min(load, key=lambda key: (load[key], key))
         load[loader] -= weight
         out.append(LoaderShare(loader, name, share, n))
-    return tuple(sorted(out, key=lambda s: (s.source, s.share)))
+    return tuple(out), max(load.values())
+
+
+def _work(mix: MixConfig) -> dict[str, float]:
+    """The largest proportion of tokens that each source has in any phase; never 0: all are indexed."""
+    phases = [{s.name: s.weight for s in mix.sources}, *(phase.weights for phase in mix.phases)]
+    return {
+        s.name: max((phase.get(s.name, 0) / max(sum(phase.values()), 1) for phase in phases), default=0.0) or 1e-6
+        for s in mix.sources
+    }
 
 
 @dataclass(frozen=True)

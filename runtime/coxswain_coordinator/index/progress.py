@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
 from coxswain.config import MixConfig
 from coxswain.errors import Refused
 from coxswain.planlog import LoaderShare
-from coxswain.wire import Indexed, SourceBlocks, SourceReport
+from coxswain.wire import BLOCKS_IN_MESSAGE, Indexed, SourceBlocks, SourceReport
 from coxswain_coordinator.index.merge import Index, assign_shares
 
 
@@ -17,33 +21,47 @@ class IndexProgress:
         self.shares: tuple[LoaderShare, ...] = ()
         self.index: Index | None = None  # of all shares, merged
         self.reports: tuple[SourceReport, ...] = ()
-        self._indexed: dict[tuple[str, int], Indexed] = {}
+        self._indexed: dict[LoaderShare, dict[int, Indexed]] = {}  # by part
 
     def assign(self, loaders: list[str]) -> str:
         """Assigns shares to loaders; returns a summary."""
-        self.shares = assign_shares(self._mix.sources, loaders)
+        self.shares = assign_shares(self._mix, loaders)
         return f"{len(self.shares)} shares of {len(self._mix.sources)} sources"
 
     def add(self, part: Indexed) -> None:
-        self._indexed[part.share.source, part.share.share] = part
+        """Parts of a share come in any order, and again. Of another split than before: the share begins again."""
+        known = self._indexed.setdefault(part.share, {})
+        if any(other.parts != part.parts for other in known.values()):
+            known.clear()
+        known[part.part] = part
 
     @property
     def missing(self) -> list[LoaderShare]:
         """Shares that are not indexed."""
-        return [s for s in self.shares if (s.source, s.share) not in self._indexed]
+        return [s for s in self.shares if not _is_whole(self._indexed.get(s, {}))]
 
     @property
     def complete(self) -> bool:
         return bool(self.shares) and not self.missing
 
     def parts(self) -> tuple[Indexed, ...]:
-        return tuple(self._indexed.values())
+        """Of each share, its parts joined."""
+        return tuple(_joined(parts) for parts in self._indexed.values())
 
-    def blocks(self, source: str) -> SourceBlocks | None:
-        """All blocks of a source; None until there is an index."""
+    def blocks(self, source: str, start: int = 0) -> SourceBlocks | None:
+        """Blocks of a source from the `start`-th on, as many as a message carries; None until there is an index."""
         if self.index is None:
             return None
         for found in self.index.sources:
             if found.name == source:
-                return SourceBlocks(source, found.blocks)
+                return SourceBlocks(source, found.blocks[start : start + BLOCKS_IN_MESSAGE], len(found.blocks))
         raise Refused("NoSuchSource", f"source {source!r}: the mix has {', '.join(s.name for s in self.index.sources)}")
+
+
+def _is_whole(parts: Mapping[int, Indexed]) -> bool:
+    return bool(parts) and len(parts) == next(iter(parts.values())).parts
+
+
+def _joined(parts: Mapping[int, Indexed]) -> Indexed:
+    ordered = [parts[number] for number in sorted(parts)]
+    return replace(ordered[0], blocks=tuple(block for part in ordered for block in part.blocks), part=0, parts=1)

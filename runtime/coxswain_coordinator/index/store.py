@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.errors import Refused
 from coxswain.index import TORN, BlockEntry, decode, object_key
+from coxswain.lru_cache import LRUCache
 from coxswain_link.store import Store
 
-_KEPT_BLOCKS = 256
+_KEPT_BYTES = 64 << 20  # some 100,000 samples of each of 128 blocks
 
 
 class IndexStore:
-    """Reads index objects and caches the latest blocks: a window of them is in use at a time."""
+    """Reads index objects and caches the latest: a window of blocks of every source is in use at a time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.lengths = lru_cache(maxsize=_KEPT_BLOCKS)(self._read)
+        self._kept: LRUCache[str, NDArray[np.uint32]] = LRUCache(_KEPT_BYTES, lambda lengths: lengths.nbytes)
+
+    def lengths(self, block: BlockEntry) -> NDArray[np.uint32]:
+        return self._kept.get(block.key, lambda: self._read(block))
 
     def _read(self, block: BlockEntry) -> NDArray[np.uint32]:
         key = object_key(block.key)

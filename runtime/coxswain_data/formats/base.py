@@ -9,10 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from coxswain_link.store import ObjectInfo, Store
-
-MAX_WHOLE = 256 << 20  # bytes of one object or line held in memory
-
+from coxswain_data.formats.object_reader import ObjectReader
 
 Ids = NDArray[np.integer]
 """A document that is tokens already."""
@@ -39,7 +36,7 @@ class Sample(NamedTuple):
 
 
 class Block(Protocol):
-    """One block in memory."""
+    """One block, in memory or mapped."""
 
     nbytes: int
 
@@ -60,11 +57,11 @@ class OpenObject(Protocol):
         """The object's blocks."""
 
     def read(self, extent: Extent) -> Block:
-        """One block of it, in memory."""
+        """One block of it."""
 
 
-Format = Callable[[Store, ObjectInfo, str], OpenObject]
-"""Opens an object: (store, object, name of the text field)."""
+Format = Callable[[ObjectReader, str], OpenObject]
+"""Opens an object: (its reader, name of the text field)."""
 
 
 def decoded(text: Callable[[], str]) -> str | None:

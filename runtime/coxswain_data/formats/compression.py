@@ -1,73 +1,79 @@
-"""Reads whole objects, plain, .gz or .zst, up to a size limit."""
+"""Reads whole objects, plain, .gz or .zst, piece by piece onto local disk."""
 
 from __future__ import annotations
 
 import gzip
-import io
 import zlib
+from collections.abc import Iterable, Iterator
+from typing import IO
 
 import zstandard
 
 from coxswain.errors import Refused
-from coxswain_data.formats.base import MAX_WHOLE
-from coxswain_link.store import ObjectInfo, Store
-
-_CHUNK = 1 << 20
-
+from coxswain_data.formats.object_reader import ObjectReader
+from coxswain_data.spool import Data
 
 _GZIP, _ZSTD = (".gz", ".tgz"), (".zst", ".tzst")
+_CHUNK = 128 << 10  # bytes: what follows a zstd frame within one is copied once a frame
 
 
 def is_compressed(path: str) -> bool:
     return path.endswith(_GZIP + _ZSTD)
 
 
-def read_whole(store: Store, info: ObjectInfo) -> bytes:
+def read_whole(reader: ObjectReader, limit: int) -> Data:
     """The object's content, unpacked. Raises Refused (ObjectTooLarge, ObjectUnreadable) by name."""
-    if info.size > MAX_WHOLE:
-        raise _too_large(store, info)
-    data = store.get(info.path)
+    if is_compressed(reader.path):
+        return reader.spool.hold(_at_most(limit, _unpacked(reader), reader))
+    if reader.size > limit:
+        raise _too_large(reader, limit)
+    return reader.spool.hold(reader.pieces())
+
+
+def _at_most(limit: int, parts: Iterable[bytes], reader: ObjectReader) -> Iterator[bytes]:
+    size = 0
+    for part in parts:
+        size += len(part)
+        if size > limit:
+            raise _too_large(reader, limit)
+        yield part
+
+
+def _unpacked(reader: ObjectReader) -> Iterator[bytes]:
     try:
-        content = _unpack(info.path, data, MAX_WHOLE)
+        if not reader.size:
+            raise EOFError("it is empty; a packed empty file is longer")
+        yield from _gunzip(reader.file()) if reader.path.endswith(_GZIP) else _unzstd(reader.file())
     except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
         raise Refused(
             "ObjectUnreadable",
-            f"{store.uri.rstrip('/')}/{info.path} cannot be unpacked ({error}); upload it again or exclude it with `include`",
+            f"{reader.where} cannot be unpacked ({error}); upload it again or exclude it with `include`",
         ) from error
-    if len(content) > MAX_WHOLE:
-        raise _too_large(store, info)
-    return content
 
 
-def _unpack(path: str, data: bytes, limit: int) -> bytes:
-    """At most limit + 1 bytes: the caller sees that there are more."""
-    if is_compressed(path) and not data:
-        raise EOFError("it is empty; a packed empty file is longer")
-    if path.endswith(_GZIP):
-        return gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1)
-    if path.endswith(_ZSTD):
-        return _unpack_zstd(data, limit)
-    return data
+def _gunzip(file: IO[bytes]) -> Iterator[bytes]:
+    unpacked = gzip.GzipFile(fileobj=file)
+    while part := unpacked.read(_CHUNK):
+        yield part
 
 
-def _unpack_zstd(data: bytes, limit: int) -> bytes:
+def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
     """All frames. Raises EOFError for a truncated one, which zstandard's reader accepts."""
-    out = bytearray()
-    while data and len(out) <= limit:
+    data = file.read(_CHUNK)
+    while data:
         frame = zstandard.ZstdDecompressor().decompressobj()
-        for start in range(0, len(data), _CHUNK):
-            out += frame.decompress(data[start : start + _CHUNK])
-            if frame.eof or len(out) > limit:
-                data = frame.unused_data + data[start + _CHUNK :]
+        while True:
+            yield frame.decompress(data)
+            if frame.eof:
                 break
-        else:
-            raise EOFError("the last frame is not complete")
-    return bytes(out)
+            if not (data := file.read(_CHUNK)):
+                raise EOFError("the last frame is not complete")
+        data = frame.unused_data or file.read(_CHUNK)
 
 
-def _too_large(store: Store, info: ObjectInfo) -> Refused:
+def _too_large(reader: ObjectReader, limit: int) -> Refused:
     return Refused(
         "ObjectTooLarge",
-        f"{store.uri.rstrip('/')}/{info.path} holds more than {MAX_WHOLE >> 20} MiB and can only be read whole; "
-        "split it, or store it as Parquet or unpacked",
+        f"{reader.where} holds more than {limit >> 20} MiB and can only be read whole; split it, or store it as Parquet "
+        "or unpacked",
     )

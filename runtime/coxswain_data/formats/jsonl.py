@@ -6,27 +6,28 @@ So listing a file reads nothing of it, and the reader of a block reads to the en
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import msgspec
 
 from coxswain.errors import Refused
-from coxswain_data.formats.base import MAX_WHOLE, Extent, Sample, decoded
+from coxswain_data.formats.base import Extent, Sample, decoded
 from coxswain_data.formats.compression import is_compressed, read_whole
-from coxswain_link.store import ObjectInfo, Store
+from coxswain_data.formats.object_reader import ObjectReader
+from coxswain_data.spool import Data
 
-RANGE = 2 << 20  # bytes of a block
-_AHEAD = 256 << 10  # bytes read at once behind the end of a block
 _BOM = b"\xef\xbb\xbf"
 
 
 class JsonlBlock:
     """Whole lines; `first` is the offset of the first one in the block."""
 
-    def __init__(self, data: bytes, first: int, line: type[msgspec.Struct]) -> None:
-        self._data, self._first, self.nbytes = data, first, len(data)
-        self._decoder = msgspec.json.Decoder(line)
+    def __init__(self, data: Data, first: int, field: str) -> None:
+        self._data, self._first, self.nbytes, self._field = data, first, len(data), field
+        self._decoder = _decoder(field)
 
     def samples(self) -> Iterator[Sample]:
         """Skips blank lines."""
@@ -41,7 +42,10 @@ class JsonlBlock:
     def text(self, at: int) -> str:
         start = at - self._first
         line = self._data[start : self._stop(start)].removeprefix(_BOM)
-        decoded_line: Any = self._decoder.decode(line)
+        try:
+            decoded_line: Any = self._decoder.decode(line)
+        except msgspec.DecodeError:
+            return _lenient(line, self._field)
         return str(decoded_line.text)
 
     def _stop(self, start: int) -> int:
@@ -50,46 +54,61 @@ class JsonlBlock:
 
 
 class JsonlObject:
-    def __init__(self, store: Store, info: ObjectInfo, text_field: str) -> None:
-        self._store, self._info = store, info
-        self._line = msgspec.defstruct("Line", [("text", str, msgspec.field(name=text_field))])
+    def __init__(self, reader: ObjectReader, text_field: str) -> None:
+        self._reader, self._sizes = reader, reader.sizes
+        self._field = text_field
 
     def extents(self) -> list[Extent]:
-        size = self._info.size
-        if is_compressed(self._info.path):
+        size, step = self._reader.size, self._sizes.jsonl_block
+        if is_compressed(self._reader.path):
             return [Extent(0, 0, size)]
-        return [Extent(i, start, min(RANGE, size - start)) for i, start in enumerate(range(0, size, RANGE))]
+        return [Extent(i, start, min(step, size - start)) for i, start in enumerate(range(0, size, step))]
 
     def read(self, extent: Extent) -> JsonlBlock:
-        if is_compressed(self._info.path):
-            return JsonlBlock(read_whole(self._store, self._info), 0, self._line)
+        if is_compressed(self._reader.path):
+            return JsonlBlock(read_whole(self._reader, self._sizes.unpacked), 0, self._field)
         # The byte before the range shows whether a line starts at its first byte.
         begin = max(0, extent.offset - 1)
-        data = self._bytes(begin, extent.offset + extent.size)
+        data = self._reader.range(begin, extent.offset + extent.size)
         first = data.find(b"\n") + 1 if extent.offset else 0
         if extent.offset and (first == 0 or first == len(data)):
-            return JsonlBlock(b"", 0, self._line)
-        return JsonlBlock(self._complete(data[first:], extent), begin + first - extent.offset, self._line)
+            return JsonlBlock(b"", 0, self._field)
+        lines = self._reader.spool.hold(self._complete(data[first:], extent))
+        return JsonlBlock(lines, begin + first - extent.offset, self._field)
 
-    def _complete(self, data: bytes, extent: Extent) -> bytes:
+    def _complete(self, data: bytes, extent: Extent) -> list[bytes]:
         """Adds the rest of the last line, which may end after the range."""
         end = extent.offset + extent.size
         parts = [data]
-        while not parts[-1].endswith(b"\n") and end < self._info.size:
+        while not parts[-1].endswith(b"\n") and end < self._reader.size:
             self._limit(sum(map(len, parts)), extent)
-            more = self._bytes(end, end + _AHEAD)
+            more = self._reader.range(end, end + self._sizes.jsonl_ahead)
             end += len(more)
             stop = more.find(b"\n")
             parts.append(more if stop < 0 else more[: stop + 1])
-        return b"".join(parts)
-
-    def _bytes(self, start: int, stop: int) -> bytes:
-        return self._store.get_range(self._info.path, start, min(stop, self._info.size))
+        return parts
 
     def _limit(self, size: int, extent: Extent) -> None:
-        if size > MAX_WHOLE:
+        if size > self._sizes.document:
             raise Refused(
                 "ObjectTooLarge",
-                f"{self._store.uri.rstrip('/')}/{self._info.path}: the line in the range from byte {extent.offset} on is "
-                f"longer than {MAX_WHOLE >> 20} MiB; one line must be one document",
+                f"{self._reader.where}: the line in the range from byte {extent.offset} on is longer than "
+                f"{self._sizes.document >> 20} MiB; one line must be one document",
             )
+
+
+@cache
+def _decoder(field: str) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(msgspec.defstruct("Line", [("text", str, msgspec.field(name=field))]))
+
+
+def _lenient(line: bytes, field: str) -> str:
+    """The text of a line with NaN or Infinity in it: Python writes them, JSON does not have them."""
+    if not any(word in line for word in (b"NaN", b"Infinity")):
+        raise ValueError("not JSON")
+    found = json.loads(line)
+    text = found.get(field) if isinstance(found, dict) else None
+    if not isinstance(text, str):
+        raise ValueError(f"{field} is no string")
+    text.encode()  # raises for half a surrogate pair, which the strict decoder refuses too
+    return text

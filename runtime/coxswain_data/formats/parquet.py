@@ -12,11 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from coxswain.errors import Refused
-from coxswain_data.formats.base import MAX_WHOLE, Extent, Sample, decoded
+from coxswain_data.formats.base import Extent, Sample, decoded
+from coxswain_data.formats.object_reader import ObjectReader
 from coxswain_data.formats.ranges import RangeFile
-from coxswain_link.store import ObjectInfo, Store
+from coxswain_data.spool import Data
 
 _BUFFER = 1 << 20  # bytes of one read; with pre_buffer on, pyarrow would hold hundreds of MiB
+_BATCH = 8 << 20  # bytes unpacked at a time
 
 
 class ParquetBlock:
@@ -25,8 +27,9 @@ class ParquetBlock:
     A null raises ValueError, as text that is not UTF-8 does.
     """
 
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        self._column, self.nbytes = column, column.nbytes
+    def __init__(self, data: Data) -> None:
+        """`data`: the column as an Arrow stream."""
+        self._column, self.nbytes = pa.ipc.open_stream(pa.py_buffer(data)).read_all().column(0), len(data)
 
     def samples(self) -> Iterator[Sample]:
         for row in range(len(self._column)):
@@ -40,33 +43,45 @@ class ParquetBlock:
 
 
 class ParquetObject:
-    def __init__(self, store: Store, info: ObjectInfo, text_field: str) -> None:
-        self._where, self._size, self._field = f"{store.uri.rstrip('/')}/{info.path}", info.size, text_field
+    def __init__(self, reader: ObjectReader, text_field: str) -> None:
+        self._reader, self._where, self._field = reader, reader.where, text_field
         with self._named():
-            source = pa.PythonFile(RangeFile(store, info), mode="r")
+            source = pa.PythonFile(RangeFile(reader.range, reader.size), mode="r")
             self._file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
         self._check_column()
 
     def extents(self) -> list[Extent]:
-        return [Extent(i, 0, self._size) for i in range(self._file.metadata.num_row_groups)]
+        return [Extent(i, 0, self._reader.size) for i in range(self._file.metadata.num_row_groups)]
 
     def read(self, extent: Extent) -> ParquetBlock:
-        self._check_size(extent.ordinal)
-        with self._named():
-            table = self._file.read_row_group(extent.ordinal, columns=[self._field], use_threads=False)
-        return ParquetBlock(table.column(self._field))
-
-    def _check_size(self, group: int) -> None:
-        """A block is held in memory as a whole."""
-        metadata = self._file.metadata.row_group(group)
-        columns = (metadata.column(i) for i in range(metadata.num_columns))
-        size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema == self._field)
-        if size > MAX_WHOLE:
+        size = self._bytes(extent.ordinal)
+        if size > (most := self._reader.sizes.unpacked):
             raise Refused(
                 "ObjectTooLarge",
-                f"{self._where}: {self._field!r} of row group {group} has {size >> 20} MiB, allowed are {MAX_WHOLE >> 20}; "
-                "write the file again with smaller row groups",
+                f"{self._where}: {self._field!r} of row group {extent.ordinal} has {size >> 20} MiB, allowed are "
+                f"{most >> 20}; write the file again with smaller row groups",
             )
+        return ParquetBlock(self._reader.spool.hold(self._stream(extent.ordinal, size)))
+
+    def _stream(self, group: int, size: int) -> Iterator[pa.Buffer]:
+        """The column as an Arrow stream, in batches of some `_BATCH` bytes."""
+        rows = max(1, _BATCH * self._file.metadata.row_group(group).num_rows // max(size, 1))
+        plain = pa.schema([(self._field, self._value_type)])
+        yield plain.serialize()
+        with self._named():
+            for batch in self._file.iter_batches(rows, [group], [self._field], use_threads=False):
+                yield batch.cast(plain).serialize()
+
+    def _bytes(self, group: int) -> int:
+        """Of the text column, without compression."""
+        metadata = self._file.metadata.row_group(group)
+        columns = (metadata.column(i) for i in range(metadata.num_columns))
+        return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == self._field)
+
+    @property
+    def _value_type(self) -> pa.DataType:
+        kind = self._file.schema_arrow.field(self._field).type
+        return kind.value_type if pa.types.is_dictionary(kind) else kind
 
     def _check_column(self) -> None:
         schema = self._file.schema_arrow
@@ -75,12 +90,11 @@ class ParquetObject:
                 "TextFieldUnusable",
                 f"textField {self._field!r}: {self._where} has no such column; name one of {', '.join(schema.names)}",
             )
-        kind = schema.field(self._field).type
-        value = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not any(is_text(value) for is_text in _TEXT_TYPES):
+        if not any(is_text(self._value_type) for is_text in _TEXT_TYPES):
             raise Refused(
                 "TextFieldUnusable",
-                f"textField {self._field!r} of {self._where} is {kind}; allowed are string and binary columns: name one of those",
+                f"textField {self._field!r} of {self._where} is {schema.field(self._field).type}; allowed are string and "
+                "binary columns: name one of those",
             )
 
     @contextmanager

@@ -1,25 +1,24 @@
-"""An object of a store as a seekable file that reads only the requested ranges."""
+"""Ranged reads as a seekable file."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-from coxswain_link.store import ObjectInfo, Store
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
 class RangeFile(io.RawIOBase):
-    """Each read is one ranged request: wrap it in a buffer for small reads."""
+    """`fetch(start, stop)` is one ranged request for each read: wrap it in a buffer for small reads."""
 
-    def __init__(self, store: Store, info: ObjectInfo) -> None:
-        self._store, self._info, self._at = store, info, 0
+    def __init__(self, fetch: Callable[[int, int], bytes], size: int) -> None:
+        self._fetch, self._size, self._at = fetch, size, 0
 
     def read(self, size: int = -1) -> bytes:
-        stop = self._info.size if size < 0 else min(self._at + size, self._info.size)
-        data = self._store.get_range(self._info.path, self._at, stop) if stop > self._at else b""
+        stop = self._size if size < 0 else min(self._at + size, self._size)
+        data = self._fetch(self._at, stop) if stop > self._at else b""
         self._at += len(data)
         return data
 
@@ -30,7 +29,7 @@ class RangeFile(io.RawIOBase):
         return len(data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._info.size}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = base + offset
         return self._at
 

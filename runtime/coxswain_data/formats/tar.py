@@ -1,6 +1,6 @@
 """Tar, as WebDataset writes it: members that share a name up to the first dot are one sample.
 
-`textField` is an extension. An archive is one block. A small or packed archive is held in memory;
+`textField` is an extension. An archive is one block. A small or packed archive is held as a whole;
 samples of a larger plain one are read by offset, so unused members (pictures, metadata) cost
 nothing.
 """
@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 import io
+import mmap
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,20 +17,20 @@ from pathlib import PurePosixPath
 from typing import IO
 
 from coxswain.errors import Refused
-from coxswain_data.formats.base import MAX_WHOLE, Extent, Sample, decoded
+from coxswain_data.formats.base import Extent, Sample, decoded
 from coxswain_data.formats.compression import is_compressed, read_whole
-from coxswain_data.formats.ranges import RangeFile
-from coxswain_link.store import ObjectInfo, Store
+from coxswain_data.formats.object_reader import ObjectReader
 
-IN_MEMORY = 16 << 20  # bytes: the blocks of one window of the order fit into a loader's cache
 _BUFFER = 256 << 10  # bytes of one ranged read
 
 
 class TarBlock:
     """An open archive. `at`: offset of the header of a sample's text, or of its first member."""
 
-    def __init__(self, file: IO[bytes], size: int, extension: str, where: str, nbytes: int) -> None:
-        self._file, self._size, self._extension, self._where, self.nbytes = file, size, extension, where, nbytes
+    def __init__(
+        self, file: IO[bytes] | mmap.mmap, size: int, extension: str, reader: ObjectReader, nbytes: int
+    ) -> None:
+        self._file, self._size, self._extension, self._reader, self.nbytes = file, size, extension, reader, nbytes
 
     def samples(self) -> Iterator[Sample]:
         """Raises Refused: ObjectUnreadable (torn), TextFieldUnusable (no such member)."""
@@ -97,10 +98,10 @@ class TarBlock:
         file = archive.extractfile(member) if member is not None else None
         if member is None or file is None:
             raise tarfile.ReadError("no regular file is at this offset")
-        if member.size > MAX_WHOLE:
+        if member.size > (most := self._reader.sizes.document):
             raise Refused(
                 "ObjectTooLarge",
-                f"{self._where}: {member.name} is larger than {MAX_WHOLE >> 20} MiB; split the document",
+                f"{self._reader.where}: {member.name} is larger than {most >> 20} MiB; split the document",
             )
         return file.read()
 
@@ -108,7 +109,7 @@ class TarBlock:
         there = ", ".join(sorted(seen)[:10])
         return Refused(
             "TextFieldUnusable",
-            f"textField {self._extension!r}: {self._where} has no member with this extension; name one of {there}",
+            f"textField {self._extension!r}: {self._reader.where} has no member with this extension; name one of {there}",
         )
 
     @contextmanager
@@ -119,24 +120,24 @@ class TarBlock:
         except (tarfile.TarError, EOFError, ValueError) as error:
             raise Refused(
                 "ObjectUnreadable",
-                f"{self._where} is not readable as tar ({error}); upload it again or exclude it with `include`",
+                f"{self._reader.where} is not readable as tar ({error}); upload it again or exclude it with `include`",
             ) from error
 
 
 class TarObject:
-    def __init__(self, store: Store, info: ObjectInfo, text_field: str) -> None:
-        self._store, self._info, self._extension = store, info, text_field.removeprefix(".")
+    def __init__(self, reader: ObjectReader, text_field: str) -> None:
+        self._reader, self._extension = reader, text_field.removeprefix(".")
 
     def extents(self) -> list[Extent]:
-        return [Extent(0, 0, self._info.size)]
+        return [Extent(0, 0, self._reader.size)]
 
     def read(self, extent: Extent) -> TarBlock:
-        where = f"{self._store.uri.rstrip('/')}/{self._info.path}"
-        if is_compressed(self._info.path) or self._info.size <= IN_MEMORY:
-            data = read_whole(self._store, self._info)
-            return TarBlock(io.BytesIO(data), len(data), self._extension, where, len(data))
-        file = io.BufferedReader(RangeFile(self._store, self._info), _BUFFER)
-        return TarBlock(file, self._info.size, self._extension, where, _BUFFER)
+        reader = self._reader
+        if is_compressed(reader.path) or reader.size <= reader.sizes.tar_whole:
+            data = read_whole(reader, reader.sizes.unpacked)
+            held = data if isinstance(data, mmap.mmap) else io.BytesIO(data)
+            return TarBlock(held, len(data), self._extension, reader, len(data))
+        return TarBlock(reader.file(_BUFFER), reader.size, self._extension, reader, _BUFFER)
 
 
 def _parted(name: str) -> tuple[str, str]:

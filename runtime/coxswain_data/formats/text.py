@@ -6,26 +6,27 @@ from collections.abc import Iterator
 
 from coxswain_data.formats.base import Extent, Sample, decoded
 from coxswain_data.formats.compression import read_whole
-from coxswain_link.store import ObjectInfo, Store
+from coxswain_data.formats.object_reader import ObjectReader
+from coxswain_data.spool import Data
 
 
 class TextBlock:
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: Data) -> None:
         self._data, self.nbytes = data, len(data)
 
     def samples(self) -> Iterator[Sample]:
         yield Sample(0, decoded(lambda: self.text(0)))
 
     def text(self, at: int) -> str:
-        return self._data.decode()
+        return self._data[:].decode()
 
 
 class TextObject:
-    def __init__(self, store: Store, info: ObjectInfo, text_field: str) -> None:
-        self._store, self._info = store, info
+    def __init__(self, reader: ObjectReader, text_field: str) -> None:
+        self._reader = reader
 
     def extents(self) -> list[Extent]:
-        return [Extent(0, 0, self._info.size)]
+        return [Extent(0, 0, self._reader.size)]
 
     def read(self, extent: Extent) -> TextBlock:
-        return TextBlock(read_whole(self._store, self._info))
+        return TextBlock(read_whole(self._reader, self._reader.sizes.document))

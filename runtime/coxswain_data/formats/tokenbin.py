@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.errors import Refused
-from coxswain_data.formats.base import MAX_WHOLE, Extent, Ids, Sample
-from coxswain_link.store import ObjectInfo, Store
+from coxswain_data.formats.base import Extent, Ids, Sample
+from coxswain_data.formats.compression import read_whole
+from coxswain_data.formats.object_reader import ObjectReader
+from coxswain_data.spool import Data
 
-RANGE = 4 << 20  # bytes: a block has the documents that begin in one such range
 _MAGIC = b"MMIDIDX\0\0"
 _HEAD = struct.Struct("<9sQBQQ")
 _TYPES = {1: "<u1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
@@ -36,7 +37,7 @@ class Table(NamedTuple):
 class TokenBinBlock:
     """Consecutive documents. `at` is a byte in the block."""
 
-    def __init__(self, data: bytes, bounds: NDArray[np.int64], dtype: np.dtype[Any]) -> None:
+    def __init__(self, data: Data, bounds: NDArray[np.int64], dtype: np.dtype[Any]) -> None:
         self._data, self._bounds, self._dtype, self.nbytes = data, bounds, dtype, len(data)
 
     def samples(self) -> Iterator[Sample]:
@@ -55,34 +56,35 @@ class TokenBinBlock:
 class TokenBinObject:
     """One pair of files. Raises Refused (ObjectUnreadable, ObjectTooLarge) by name."""
 
-    def __init__(self, store: Store, info: ObjectInfo, text_field: str) -> None:
-        self._store, self._info = store, info
-        index = companion(info.path)
-        self._where = f"{store.uri.rstrip('/')}/{index}"
-        size = store.head(index).size
-        if size > MAX_WHOLE:
-            raise Refused("ObjectTooLarge", f"{self._where} is larger than {MAX_WHOLE >> 20} MiB; write several pairs")
-        self._table = self._parsed(store.get(index))
+    def __init__(self, reader: ObjectReader, text_field: str) -> None:
+        self._reader = reader
+        index = reader.companion(companion(reader.path))
+        self._where, most = index.where, reader.sizes.tokenbin_index
+        if index.size > most:
+            raise Refused("ObjectTooLarge", f"{self._where} is larger than {most >> 20} MiB; write several pairs")
+        self._table = self._parsed(read_whole(index, most))
 
     def extents(self) -> list[Extent]:
         """One block a range: longer for a longer document, none where no document begins."""
         bounds = self._table.bounds
-        firsts = np.unique(np.searchsorted(bounds[:-1], np.arange(0, int(bounds[-1]), RANGE)))
+        firsts = np.unique(
+            np.searchsorted(bounds[:-1], np.arange(0, int(bounds[-1]), self._reader.sizes.tokenbin_block))
+        )
         cuts = [*bounds[firsts[firsts < len(bounds) - 1]].tolist(), int(bounds[-1])]
         return [Extent(i, a, b - a) for i, (a, b) in enumerate(pairwise(cuts))]
 
     def read(self, extent: Extent) -> TokenBinBlock:
         stop, bounds = extent.offset + extent.size, self._table.bounds
         mine = bounds[(bounds >= extent.offset) & (bounds <= stop)]
-        if extent.size > MAX_WHOLE:
+        if extent.size > (most := self._reader.sizes.document):
             raise Refused(
                 "ObjectTooLarge",
-                f"{self._where}: the document at byte {extent.offset} is larger than {MAX_WHOLE >> 20} MiB; split it",
+                f"{self._where}: the document at byte {extent.offset} is larger than {most >> 20} MiB; split it",
             )
-        data = self._store.get_range(self._info.path, extent.offset, stop)
+        data = self._reader.spool.hold([self._reader.range(extent.offset, stop)])
         return TokenBinBlock(data, mine - extent.offset, self._table.dtype)
 
-    def _parsed(self, data: bytes) -> Table:
+    def _parsed(self, data: Data) -> Table:
         try:
             magic, version, code, sequences, documents = _HEAD.unpack_from(data)
             if (magic, version) != (_MAGIC, 1) or code not in _TYPES:
@@ -104,8 +106,8 @@ class TokenBinObject:
             raise ValueError("its sequences are not contiguous")
         if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(sizes) or (np.diff(bounds) < 0).any():
             raise ValueError("its documents do not cover its sequences")
-        if edges[-1] != self._info.size:
-            raise ValueError(f"it describes {edges[-1]} bytes, and {self._info.path} has {self._info.size}")
+        if edges[-1] != self._reader.size:
+            raise ValueError(f"it describes {edges[-1]} bytes, and {self._reader.path} has {self._reader.size}")
         return edges[bounds]
 
     def _unreadable(self, why: str) -> Refused:

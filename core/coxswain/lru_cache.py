@@ -11,13 +11,14 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[K, V]):
-    """Keeps the latest entries within `budget`, in units of `size`.
+    """Keeps the latest entries within `budget`, in units of `size`, and at most `most` of them.
 
     The newest stays even if larger.
     """
 
-    def __init__(self, budget: int, size: Callable[[V], int]) -> None:
-        self._budget, self._size = budget, size
+    def __init__(self, budget: int | Callable[[], int], size: Callable[[V], int], most: int = 1 << 30) -> None:
+        self._budget = budget if callable(budget) else lambda: budget
+        self._size, self._most = size, most
         self._entries: OrderedDict[K, V] = OrderedDict()
         self.used = 0
 
@@ -30,7 +31,7 @@ class LRUCache(Generic[K, V]):
     def _add(self, key: K, value: V) -> None:
         self._entries[key] = value
         self.used += self._size(value)
-        while self.used > self._budget and len(self._entries) > 1:
+        while (self.used > self._budget() or len(self._entries) > self._most) and len(self._entries) > 1:
             _, old = self._entries.popitem(last=False)
             self.used -= self._size(old)
 

@@ -1,0 +1,214 @@
+"""How much is read of a source for what is served of it, and that it is the content that was listed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import resource
+import tarfile
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from obstore.store import LocalStore
+
+from coxswain.config import MixConfig, SourceConfig
+from coxswain.errors import Refused
+from coxswain.membership.order import WINDOW, PassOrder
+from coxswain.membership.values import Sequence
+from coxswain_data.formats.object_reader import Sizes
+from coxswain_data.local import LocalData
+from coxswain_data.source import Source
+from coxswain_data.spool import Spool
+from coxswain_link.store import Store, StoreUnavailable, open_store
+from tests.unit.test_data_formats import jsonl_bytes
+from tests.unit.test_data_formats import source as source_of
+
+MIB = 1 << 20
+
+
+class CountingStore(Store):
+    """Counts the bytes that are read of a folder."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(LocalStore(prefix=Path(uri.removeprefix("file://"))), uri)
+        self.read = 0
+
+    def get_range(self, key: str, start: int, stop: int, etag: str = "") -> bytes:
+        data = super().get_range(key, start, stop, etag)
+        self.read += len(data)
+        return data
+
+
+class Counted:
+    """Opens sources and adds up what is read of them."""
+
+    def __init__(self) -> None:
+        self.stores: list[CountingStore] = []
+
+    def open(self, config: SourceConfig, _: Path | None, spool: Spool) -> Source:
+        self.stores.append(CountingStore(config.uri))
+        return Source(config, self.stores[-1], spool, Sizes())
+
+    @property
+    def read(self) -> int:
+        return sum(store.read for store in self.stores)
+
+
+def documents(count: int) -> list[str]:
+    return [f"{i:07d} " + "x" * (MIB - 8) for i in range(count)]
+
+
+def write_jsonl(folder: Path, mebibytes: int) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl_bytes(*documents(mebibytes)))
+
+
+def write_parquet(folder: Path, mebibytes: int) -> None:
+    table = pa.table({"text": documents(mebibytes), "unused": [b"y" * 999] * mebibytes})
+    pq.write_table(
+        table, folder / "a.parquet", row_group_size=mebibytes // WINDOW, compression=None, use_dictionary=False
+    )
+
+
+def write_gzip(folder: Path, mebibytes: int) -> None:
+    for part in range(WINDOW):
+        (folder / f"{part}.jsonl.gz").write_bytes(gzip.compress(jsonl_bytes(*documents(mebibytes // WINDOW)), 0))
+
+
+def corpus(tmp_path: Path, sources: int, format_: str, write: object, mebibytes: int) -> MixConfig:
+    made = []
+    for number in range(sources):
+        folder = tmp_path / f"s{number}"
+        folder.mkdir()
+        write(folder, mebibytes)  # type: ignore[operator]
+        config = source_of(folder, format_).config
+        made.append(SourceConfig(**{f: getattr(config, f) for f in config.__struct_fields__} | {"name": f"s{number}"}))
+    return MixConfig(name="m", seed=1, sources=tuple(made))
+
+
+def drawn(data: LocalData, mix: MixConfig) -> Iterator[Sequence]:
+    """One pass over every source, the sources in turn."""
+    views = data.views()
+    orders = {s.name: PassOrder(mix.seed, views[s.name], 0) for s in mix.sources}
+    for n in range(max(view.samples for view in views.values())):
+        for name, order in orders.items():
+            if n < views[name].samples:
+                index, length = order.at(n)
+                yield Sequence(name, 0, index, 0, length, length)
+
+
+CORPORA = [
+    pytest.param(1, "Parquet", write_parquet, 192, id="Parquet, row groups of 24 MiB"),
+    pytest.param(1, "Parquet", write_parquet, 1024, id="Parquet, row groups of 128 MiB", marks=pytest.mark.slow),
+    pytest.param(1, "Jsonl", write_gzip, 192, id="packed Jsonl of 24 MiB", marks=pytest.mark.slow),
+    pytest.param(64, "Jsonl", write_jsonl, 16, id="64 sources of Jsonl", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("sources", "format_", "write", "mebibytes"), CORPORA)
+def test_a_block_is_read_once_however_its_window_is_drawn(tmp_path, sources, format_, write, mebibytes):
+    mix, store = (
+        corpus(tmp_path, sources, format_, write, mebibytes),
+        open_store((tmp_path / "run").as_uri(), create=True),
+    )
+    indexed = LocalData(mix, store)
+    known = {s.name: indexed.blocks(s.name) for s in mix.sources}
+    counted = Counted()
+    data = LocalData(mix, store, known=known, open_one=counted.open)
+    served = sum(len(data.tokens(sequence)) for sequence in drawn(data, mix))
+    assert served > sources * mebibytes * (MIB - 100)
+    assert counted.read <= 1.2 * served  # Jsonl reads on to the end of a line
+
+
+def test_a_packed_object_is_unpacked_piece_by_piece(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(jsonl_bytes(*documents(64))))
+    mine = source_of(tmp_path)
+    (entry,) = mine.blocks()
+    tracemalloc.start()
+    block = mine.read(entry)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert block.nbytes > 64 * MIB
+    assert peak < 16 * MIB
+
+
+# --- the listed content ---------------------------------------------------------------------------------------------
+
+
+def tar_bytes(text: bytes) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as file:
+        for number in range(3):
+            entry = tarfile.TarInfo(f"{number}.text")
+            entry.size = len(text)
+            file.addfile(entry, io.BytesIO(text))
+    return out.getvalue()
+
+
+def test_an_archive_that_is_replaced_while_it_is_open_is_refused_by_name(tmp_path):
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_bytes(b"one" * MIB))
+    mine = source_of(tmp_path, "Tar", sizes=Sizes(tar_whole=0))
+    block = mine.read(mine.blocks()[0])
+    places = [sample.at for sample in block.samples()]
+    other = tmp_path / "other"
+    other.write_bytes(tar_bytes(b"two" * MIB))
+    other.rename(path)
+    with pytest.raises(Refused, match=r"a\.tar was replaced since it was listed") as caught:
+        [block.text(at) for at in places]
+    assert caught.value.reason == "SourceChanged"
+
+
+def test_an_archive_that_is_deleted_while_it_is_open_is_refused_by_name(tmp_path):
+    (tmp_path / "a.tar").write_bytes(tar_bytes(b"one" * MIB))
+    mine = source_of(tmp_path, "Tar", sizes=Sizes(tar_whole=0))
+    block = mine.read(mine.blocks()[0])
+    (tmp_path / "a.tar").unlink()
+    with pytest.raises(Refused, match=r"a\.tar was listed and is gone") as caught:
+        list(block.samples())
+    assert caught.value.reason == "SourceChanged"
+
+
+# --- Jsonl as Python writes it --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_a_number_that_json_lacks_in_an_unused_field_does_not_reject_the_line(tmp_path, number):
+    (tmp_path / "a.jsonl").write_text(f'{{"score": {number}, "text": "good"}}\n')
+    mine = source_of(tmp_path)
+    assert [s.text for s in mine.read(mine.blocks()[0]).samples()] == ["good"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"text": NaN}', '{"text": "cut NaN', '[NaN, "text"]', '{"a": NaN}', '{"a": NaN, "text": "\\ud800"}', "NaN"],
+)
+def test_such_a_number_makes_no_other_line_readable(tmp_path, line):
+    (tmp_path / "a.jsonl").write_text(line + "\n" + json.dumps({"text": "b"}) + "\n")
+    mine = source_of(tmp_path)
+    assert [s.text for s in mine.read(mine.blocks()[0]).samples()] == [None, "b"]
+
+
+# --- the spool ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 16 << 10, (16 << 10) + 1, 3 * MIB])
+def test_held_content_is_what_was_given_and_leaves_no_name_on_disk(tmp_path, size):
+    parts = [bytes([i % 251]) * (size // 7) for i in range(7)] + [b"e" * (size % 7)]
+    held = Spool(tmp_path).hold(parts)
+    assert held[:] == b"".join(parts)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_named_and_may_pass(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))
+    try:
+        with pytest.raises(StoreUnavailable, match=f"{tmp_path} has no room for a block of data .*make room there"):
+            Spool(tmp_path).hold([b"x" * MIB] * 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -64,7 +64,8 @@ class Job:
         """A call of the coordinator."""
         self.asked[path] += 1
         if path == "/v1/blocks":
-            return SourceBlocks("code", BLOCKS) if query["source"] == "code" else None
+            start = query["from"]  # two at a time
+            return SourceBlocks("code", BLOCKS[start : start + 2], 3) if query["source"] == "code" else None
         return LoaderAddresses(tuple(self.early.pop(0) if self.early else self.addresses))
 
     def fetch(self, *slices: SliceRequest, active: Any = lambda: True) -> tuple[list[list[int]], dict[int, str]]:
@@ -96,7 +97,7 @@ def test_blocks_and_addresses_are_asked_for_once(job: Job) -> None:
     with closing(Fetcher(WORLD, coordinator, "t", build("constructor"))) as fetcher:
         for _ in range(3):
             fetcher.fetch([wanted(0), wanted(2)], lambda: True)
-    assert job.asked == {"/v1/blocks": 1, "/v1/loaders": 2}
+    assert job.asked == {"/v1/blocks": 2, "/v1/loaders": 2}
 
 
 def test_the_bytes_of_each_loader_are_counted(job: Job) -> None:
@@ -158,5 +159,5 @@ def test_a_fetch_from_an_absent_loader_ends_with_its_generation(job: Job) -> Non
 
 
 def test_a_source_without_an_index_is_named(job: Job) -> None:
-    with pytest.raises(Retryable, match="no index of source 'docs'"):
+    with pytest.raises(Retryable, match="whole index of source 'docs'"):
         job.fetch(wanted(0, source="docs"))

@@ -120,8 +120,12 @@ def test_a_shard_with_one_changed_byte_is_refused_by_name(one_shard: tuple[str, 
 
 
 def test_a_checkpoint_without_all_of_a_needed_box_is_refused(one_shard: tuple[str, Shard]) -> None:
-    with pytest.raises(Refused, match="no shard holds all of parameter") as refused:
-        load_w(one_shard[0], [])
+    """The first such box is named."""
+    w, v, u = (full_box(name, (3, 4)) for name in "wvu")
+    rooms = {box: torch.zeros(3, 4) for box in (w, v, u)}
+    says = r"no shard holds all of parameter Box\(name='v'.* \(2 boxes are incomplete\)"
+    with pytest.raises(Refused, match=says) as refused:
+        save_load.load(open_store(one_shard[0]), [one_shard[1]], {"parameter": rooms})
     assert refused.value.reason == "TornCheckpoint"
 
 

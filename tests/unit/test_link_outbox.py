@@ -197,7 +197,14 @@ def test_a_feed_says_at_once_that_its_world_is_over_and_keeps_what_it_has(client
     client.plans = [plan(0)]
     feed = PlanFeed(client, 1, 0)
     assert feed.get(0, 60).step == 0
-    client.fault = Stale("generation 1 is over")
+    over = threading.Event()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        over.wait(20)
+        raise Stale("generation 1 is over")
+
+    client.get = refuse
+    threading.Timer(0.3, over.set).start()  # while the caller waits
     with pytest.raises(Stale):
         feed.get(1, 60)
     assert feed.get(0, 0).step == 0

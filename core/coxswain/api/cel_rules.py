@@ -31,9 +31,8 @@ def check_rules(kind: str, new: Manifest, old: Manifest | None = None, well_shap
 
 def _break(rule: Rule, path: str, new: Manifest, old: Manifest | None, well_shaped: bool) -> Iterator[FieldError]:
     before = dict(_values(old, path)) if old is not None and rule.is_transition else {}
-    for where, value in _values(new, path):
-        if rule.is_transition and where not in before:
-            continue
+    judged = [(where, value) for where, value in _values(new, path) if where in before or not rule.is_transition]
+    for where, value in judged:
         variables = {"self": value, **({"oldSelf": before[where]} if rule.is_transition else {})}
         try:
             if _evaluate(rule.cel, variables) is not True:

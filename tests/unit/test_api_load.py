@@ -52,7 +52,7 @@ def test_absolute_uris_stay_as_they_are(tmp_path: Path) -> None:
 def test_malformed_yaml_is_refused_with_line_and_column(tmp_path: Path) -> None:
     fault = refused(tmp_path, "kind: DataMix\nspec: {seed: 7\nmetadata: {}\n")
     assert "malformed YAML at line 3, column 9" in fault.message
-    assert (fault.file, fault.document) == (str(tmp_path / "job.yaml"), 1)
+    assert (fault.file, fault.document, fault.way_out) == (str(tmp_path / "job.yaml"), 1, "correct the YAML")
 
 
 def test_documents_before_a_malformed_one_are_kept(tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def test_a_missing_source_is_named() -> None:
 def test_a_missing_mix_and_a_missing_policy_are_both_named() -> None:
     faults = wrong(BY_REFERENCE, mixes=[])
     assert [(fault.reason, fault.value) for fault in faults] == [("MixNotFound", "mix"), ("PolicyNotFound", "policy")]
+    assert all(fault.way_out.endswith("of this namespace: there is none") for fault in faults)
 
 
 def test_sources_with_different_tokenizers_do_not_mix() -> None:

@@ -250,10 +250,10 @@ def test_too_few_replicas_for_the_longest_sequence_are_a_reason_to_wait(tmp_path
 def test_the_vocabulary_follows_the_tokenizer_unless_the_model_has_its_own(tmp_path):
     job = make_job(tmp_path)
     assert (vocabulary_of(job, 257), vocabulary_of(job, 320)) == (320, 320)
-    own = replace(job, model=replace(job.model, vocabulary=256))
-    assert (vocabulary_of(own, 255), vocabulary_of(own, 256)) == (256, 256)
-    with pytest.raises(Refused, match="vocabulary is 256, the tokenizer has 257 ids; give at least 257"):
-        vocabulary_of(own, 257)
+    own = replace(job, model=replace(job.model, vocabulary=300))
+    assert (vocabulary_of(own, 257), vocabulary_of(own, 300)) == (300, 300)
+    with pytest.raises(Refused, match="vocabulary is 300, the tokenizer has 301 ids; give at least 301"):
+        vocabulary_of(own, 301)
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------

@@ -295,7 +295,7 @@ async def test_a_completed_job_that_is_started_again_drops_orphans_without_a_wor
     job = small(tmp_path)
     store_with(job, manifest(job, 8)).put(ORPHAN, b"x")
     async with leading(job) as lead:
-        assert (await lead.work).reason == "StopReached"
+        assert await lead.work == wire.Finished(0, "StopReached", "completed 8 steps")
         assert lead.keys("shards/") == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import threading
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from coxswain import wire
-from coxswain.errors import Refused, Retryable, Stale
+from coxswain.errors import Refused, Retryable
 from coxswain.index import BlockIndex, encode, object_key
 from coxswain.planlog import generation_key
 from coxswain_coordinator.index.store import IndexStore
@@ -18,21 +17,7 @@ from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.metrics import build
-from tests.unit.coordinator_fakes import block_of, cluster, make_job, store_of
-
-
-async def test_a_member_of_an_earlier_world_gets_no_plan_of_the_new_one(tmp_path):
-    job = make_job(tmp_path)
-    PlanLog(store_of(job))._store.put(generation_key(1), b"the coordinator before made it")
-    async with cluster(job, tmp_path) as c:
-        waits = asyncio.create_task(c.client.get("/v1/plans", wire.StepPlans, generation=1, wait=30, **{"from": 0}))
-        alone = await c.client.get("/v1/steps", wire.StepDirective, generation=1, wait=30, step=0)
-        assert (alone.plan, alone.end) == (None, "")  # there is no world yet: continue with the plans at this rank
-        assert (await c.play()).generation == 2
-        with pytest.raises(Stale, match="generation 1 is over"):
-            await waits
-        with pytest.raises(Stale, match="generation 1 is over"):
-            await c.client.get("/v1/steps", wire.StepDirective, generation=1, wait=30, step=0)
+from tests.unit.coordinator_fakes import block_of, make_job, store_of
 
 
 def test_a_replaced_trainer_counts_as_registered_and_the_others_must_register_again(tmp_path):

@@ -41,6 +41,14 @@ def test_a_static_mesh_wider_than_the_maximum_degree_is_refused() -> None:
         plan_step([4000], layout_of(6), settings(balance="Static"), MODEL)
 
 
+def test_a_planner_that_loses_sequences_is_stopped_with_the_first_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coxswain.plan.step.planner", lambda balance: lambda problem: [])
+    with pytest.raises(
+        AssertionError, match=r"2 faults in its own plan, first: sequence 0: covered up to token 0 of 10"
+    ):
+        plan_step([10, 20], layout_of(1), settings(), MODEL)
+
+
 def test_the_case_of_a_balance_does_not_matter() -> None:
     assert plan("Naive", [5], **given(1, 10)).balance == "naive"
 

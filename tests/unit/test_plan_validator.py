@@ -188,6 +188,11 @@ def _(p: Placement, rng: random.Random) -> Placement:
     return replace(p, operations=(*p.operations, p.operations[0]))
 
 
+@mutation("a list is that of a replica that does not exist", "operations are listed for (replica, stage)")
+def _(p: Placement, rng: random.Random) -> Placement:
+    return replace(p, operations=(*p.operations[:-1], replace(p.operations[-1], replica=REPLICAS)))
+
+
 @mutation("an operation is repeated", "is missing, foreign or repeated")
 def _(p: Placement, rng: random.Random) -> Placement:
     return with_lists(p, lambda r, ops: (*ops, ops[-1]) if ops else ops)

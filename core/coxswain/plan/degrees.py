@@ -35,7 +35,7 @@ def ranges(problem: Problem, lengths: Ints) -> tuple[Range, Range]:
     ):
         best = np.minimum(_fastest(problem.cost, lengths, inside), last)
         low = np.maximum(least, first)
-        high = np.where(low <= last, np.maximum(low, best), last)
+        high = np.minimum(np.maximum(low, best), last)
         parts.append(Range(low, high, inside))
     return parts[0], parts[1]
 
@@ -72,7 +72,7 @@ def least_degrees(problem: Problem, lengths: Ints, target: float) -> Ints:
 
 def _bisect(cost: CostModel, lengths: Ints, part: Range, target: float) -> Ints:
     """Finds the least degree of the range that meets the target, else the range's end."""
-    low, high = part.low.copy(), np.maximum(part.high, part.low)
+    low, high = part.low, np.maximum(part.high, part.low)
     while (low < high).any():
         middle = (low + high) // 2
         good = _seconds(cost, lengths, middle, part.inside_node) <= target

@@ -78,6 +78,9 @@ def test_after_a_restart_the_step_that_a_worker_waits_for_is_built_first():
     step_cache = opened(first=0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(step_cache.provide, 1, 500, 0, 20.0)
+        while not step_cache._asked:
+            assert not waiting.done()
+        assert step_cache.provide(1, 500, 1, 0.0) is None  # another rank gives up
         while (step := step_cache.next_step(1)) != 500:
             filled(step_cache, step)
         filled(step_cache, 500)

@@ -98,6 +98,11 @@ TOO_LONG = dict.fromkeys(("tokens", "labels", "positions"), long(1, LENGTH + 1))
             Retryable,
             r"step 4: the constructor handed over slices \[\(0, 0, 4, 16\)",
         ),
+        (
+            {"slices": tuple(StepSlice(0, 0, i, i + 2, i) for i in range(0, 12, 2))},
+            Retryable,
+            r"over slices \[(\([0-9, ]+\), ){3}\(0, 0, 6, 8\)\]\.\.\., the plan has \[\(0, 0, 0, 12\)\]",
+        ),
         (TOO_LONG, Retryable, r"differ in length: \[12, 13\]"),
         ({"tokens": long(VOCABULARY)}, Refused, "step 4: token id 32, model.vocabulary is 32"),
         ({"labels": long(VOCABULARY)}, Refused, "step 4: token id 32, model.vocabulary is 32"),

@@ -35,9 +35,10 @@ class MembershipSegment(msgspec.Struct, frozen=True):
     """Consecutive steps' memberships. Never superseded."""
 
     segment: int
-    phases: str  # JSON of the mix phases in force: the recorded mix history
+    phases: str  # JSON of the phases in force: the mix record's, for releases that know no records
     memberships: tuple[Membership, ...]
     after: Cursor  # behind the last of them
+    mix: int = 0  # number of the mix record in force
 
 
 class PlacementSegment(msgspec.Struct, frozen=True):
@@ -56,6 +57,10 @@ def generation_key(generation: int) -> str:
 def takeover_key(generation: int, number: int) -> str:
     """The claim of the `number`-th coordinator that adopts a generation which continues."""
     return f"log/takeovers/{generation:08d}/{number:04d}.json.zst"
+
+
+def mix_key(number: int) -> str:
+    return f"log/mix/{number:08d}.json.zst"
 
 
 def membership_key(segment: int) -> str:

@@ -19,6 +19,7 @@ from coxswain.plan.values import Placement
 from coxswain.wire import Finished
 from coxswain_coordinator.api.report import termination_message
 from coxswain_coordinator.coordinator import Coordinator
+from coxswain_coordinator.planning.mix_edits import MixEdits
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.store import open_store
 
@@ -31,8 +32,9 @@ async def _serve(environment: Environment) -> int:
     job = environment.job
     store = open_store(job.checkpoint.uri, job.checkpoint.endpoint, environment.secrets_dir, create=True)
     coordinator = Coordinator(
-        job, store, environment.token, place, environment.pod_name, environment.run_dir, clock=time.time
-    )
+        job, store, environment.token, place, environment.pod_name, environment.run_dir, clock=time.time,
+        edits=MixEdits(environment.job_file, job),
+    )  # fmt: skip
     await coordinator.start(environment.pod_ip, PORT_COORDINATOR)
     try:
         finished = await _run_until_stopped(coordinator)

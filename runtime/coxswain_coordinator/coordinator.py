@@ -9,7 +9,7 @@ from coxswain.config import JobConfig
 from coxswain.wire import Finished, JobReport
 from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.api.report import job_report
-from coxswain_coordinator.driver import Driver
+from coxswain_coordinator.driver import Driver, Edits
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.world.manager import Planner
 from coxswain_link.http_server import HttpService
@@ -20,16 +20,17 @@ from coxswain_link.store import Store
 class Coordinator:
     """One job's coordinator.
 
-    `author` names it in the plan log; `run_dir` gets the JSON-lines files.
+    `author` names it in the plan log; `run_dir` gets the JSON-lines files; `edits` returns the
+    job's mix when it has been edited.
     """
 
     def __init__(
         self, job: JobConfig, store: Store, token: str, planner: Planner, author: str, run_dir: Path | None,
-        clock: Callable[[], float],
+        clock: Callable[[], float], edits: Edits = lambda: None,
     ) -> None:  # fmt: skip
         metrics = build("coordinator")
         self._state = JobState(job, metrics, run_dir, clock)
-        self._driver = Driver(self._state, store, planner, author)
+        self._driver = Driver(self._state, store, planner, author, edits)
         self._service = HttpService(token, lambda: self._state.generation, metrics)
         Handlers(self._state, self._driver.ack_end).routes(self._service)
 

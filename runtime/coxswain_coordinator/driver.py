@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
+from coxswain.config import MixConfig
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain.membership.stream import Stream
@@ -18,12 +20,16 @@ from coxswain_coordinator.checkpoint.validation import MANIFEST_VERSION, check_b
 from coxswain_coordinator.index.merge import merge, source_reports
 from coxswain_coordinator.index.store import IndexStore
 from coxswain_coordinator.planning.committer import steps_ahead
+from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.world.manager import Planner, WorldManager
 from coxswain_coordinator.world.stalls import StallDetector
 from coxswain_link.store import Store
+
+Edits = Callable[[], MixConfig | None]
+"""Returns the mix of the job when it has been edited since the call before."""
 
 _STALL_CHECK_SECONDS = 1.0  # seconds between two checks for a stall
 _LEAVE_SECONDS = 30.0  # for workers to exit after the end
@@ -33,11 +39,14 @@ _DRAIN_SECONDS = 5.0  # for services to receive the end of the job
 class Driver:
     """Does everything that needs the store or a planner. Blocking work runs in threads."""
 
-    def __init__(self, state: JobState, store: Store, planner: Planner, author: str) -> None:
-        self._state, self._store_call = state, state.store_executor
+    def __init__(
+        self, state: JobState, store: Store, planner: Planner, author: str, edits: Edits = lambda: None
+    ) -> None:
+        self._state, self._store_call, self._edits = state, state.store_executor, edits
         self._log, self._index_store = PlanLog(store), IndexStore(store)
+        self._mixes = MixHistory(self._log)
         self._checkpoints = CheckpointStore(state.job, store)
-        self._worlds = WorldManager(state, self._log, self._checkpoints, planner, author)
+        self._worlds = WorldManager(state, self._log, self._mixes, self._checkpoints, planner, author)
         state.store_executor.watch(lambda: store.last_error)
         self._stall_detector = StallDetector()
         self._end_acks = 0  # services that have received the end
@@ -79,6 +88,7 @@ class Driver:
     async def _open(self) -> None:
         check_batch(self._state.job)
         self._state.manifest = await self._store_call(self._checkpoints.open)
+        await self._store_call(self._mixes.read)
 
     async def _advance(self) -> bool:
         """Does the next thing that can be done; False when there is nothing to do but wait."""
@@ -111,7 +121,8 @@ class Driver:
         run = self._state
         if run.fault is not None:
             return termination.failed(run.fault)
-        done = termination.already_over(run.job, run.manifest) if run.session is None else None
+        mix = self._mixes.mix_at(run.job.mix, run.manifest.cursor.mix if run.manifest else 0)
+        done = termination.already_over(run.job, run.manifest, mix) if run.session is None else None
         return done or termination.stopped_idle(run.stop, run.session, run.manifest)
 
     # --- index ------------------------------------------------------------------------------------
@@ -122,6 +133,7 @@ class Driver:
         if run.manifest is not None:
             check_index(run.manifest, index.hash)
         run.index_progress.reports = await self._store_call(source_reports, run.job.mix, index, lengths)
+        await self._offer(run.job.mix)
         self._worlds.stream = Stream(run.job.mix, run.job.batch, index.views(lengths))
         run.index_progress.index = index
         run.notifier.notify()
@@ -129,8 +141,15 @@ class Driver:
 
     # --- plans, checkpoints, end ------------------------------------------------------------------
 
+    async def _offer(self, mix: MixConfig) -> None:
+        """Records an edit of the mix: it counts from the first step that is not committed."""
+        if changed := await self._store_call(self._mixes.offer, mix):
+            self._state.change_mix(self._mixes.latest, changed)
+
     async def _commit(self, session: Session) -> bool:
         assert self._worlds.committer is not None
+        if (edited := self._edits()) is not None:
+            await self._offer(edited)
         cursor = session.cursors[session.committed]
         session.add(await self._store_call(self._worlds.committer.commit, cursor, self._state.job.total_steps))
         self._state.metrics["coxswain_committed_step"].set(session.committed - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coxswain.config import JobConfig
+from coxswain.config import JobConfig, MixConfig
 from coxswain.exits import Exit
 from coxswain.membership.stream import exhausted
 from coxswain.wire import CheckpointManifest, Fault, Finished, StopRequest
@@ -13,13 +13,13 @@ def failed(fault: Fault) -> Finished:
     return Finished(Exit.RETRYABLE if fault.retryable else Exit.USER_FAULT, fault.reason, fault.message)
 
 
-def already_over(job: JobConfig, manifest: CheckpointManifest | None) -> Finished | None:
-    """The end of a job whose newest checkpoint is its last one."""
+def already_over(job: JobConfig, manifest: CheckpointManifest | None, mix: MixConfig) -> Finished | None:
+    """The end of a job whose newest checkpoint is its last one. `mix`: as it was in force there."""
     if manifest is None:
         return None
     if manifest.step >= job.total_steps:
         return _completed("StopReached", manifest.step)
-    return _completed("DataExhausted", manifest.step) if exhausted(job.mix, manifest.cursor) else None
+    return _completed("DataExhausted", manifest.step) if exhausted(mix, manifest.cursor) else None
 
 
 def stopped_idle(

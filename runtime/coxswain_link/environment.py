@@ -35,6 +35,7 @@ class Environment:
     index: int
     coordinator_url: str
     job: JobConfig
+    job_file: Path = Path()  # where `job` was read
     token: str = field(repr=False)
     pod_name: str
     pod_ip: str
@@ -54,11 +55,13 @@ class Environment:
                 f"not set: {', '.join(missing)}; services are started by the operator or `cox run`",
             )
         env = os.environ
+        job_file = Path(env[names.ENV_JOB_DIR]) / "job.json"
         return Environment(
             name=env[names.ENV_NAME],
             index=int(env.get(names.ENV_INDEX, "0")),
             coordinator_url=env[names.ENV_COORDINATOR],
-            job=load_job(Path(env[names.ENV_JOB_DIR]) / "job.json"),
+            job=load_job(job_file),
+            job_file=job_file,
             token=(Path(env[names.ENV_TOKEN_DIR]) / "token").read_text().strip(),
             pod_name=env.get(names.ENV_POD_NAME, env[names.ENV_NAME]),
             pod_ip=env[names.ENV_POD_IP],

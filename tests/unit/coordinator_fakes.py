@@ -29,6 +29,7 @@ from coxswain.index import BlockEntry, BlockIndex, encode, object_key
 from coxswain.membership.values import Sequence
 from coxswain.plan.step import plan_step
 from coxswain_coordinator.coordinator import Coordinator
+from coxswain_coordinator.driver import Edits
 from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.store import Store, open_store
 
@@ -225,9 +226,11 @@ def store_of(job: JobConfig) -> Store:
 
 
 @contextlib.asynccontextmanager
-async def cluster(job: JobConfig, folder: Path, token: str = TOKEN, instance: str = "one") -> AsyncIterator[Cluster]:
+async def cluster(
+    job: JobConfig, folder: Path, token: str = TOKEN, instance: str = "one", edits: Edits = lambda: None
+) -> AsyncIterator[Cluster]:
     """A coordinator on a port of the kernel's choice, and a client for it."""
-    coordinator = Coordinator(job, store_of(job), TOKEN, place, f"coordinator-{instance}", folder, time.time)
+    coordinator = Coordinator(job, store_of(job), TOKEN, place, f"coordinator-{instance}", folder, time.time, edits)
     port = await coordinator.start("127.0.0.1", 0)
     client = AsyncClient(f"http://127.0.0.1:{port}", token, deadline=5)
     try:

@@ -57,6 +57,7 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "share of a loader": planlog.LoaderShare,
     "log/generations": planlog.Generation,
     "log/membership": planlog.MembershipSegment,
+    "log/mix": membership.MixRecord,
     "log/placements": planlog.PlacementSegment,
     "run.json": validation.RunRecord,
     "line of timings.jsonl": steps.TimingLine,

@@ -10,18 +10,22 @@ from coxswain.membership.order import SourceView
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.planlog import Generation, membership_key, placement_key
 from coxswain_coordinator.planning.committer import Committed, Committer
+from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.world.formation import next_generation
 from coxswain_link.store import Store, open_store
-from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, lengths_of, make_job, make_source, place
+from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, lengths_of, make_job, place
 from tests.unit.test_coordinator_parts import agents
 
 
 def committer(job, generation: int = 1, trainers: int = 2) -> Committer:
     store = open_store(job.checkpoint.uri, create=True)
     record = next_generation(job, generation, "me", agents(trainers), (), None)
-    PlanLog(store).create_generation(record)
-    return Committer(job, PlanLog(store), stream_of(job), record, lambda lengths: place(lengths, record.layout, job))
+    log = PlanLog(store)
+    log.create_generation(record)
+    mixes = MixHistory(log)
+    mixes.offer(job.mix)
+    return Committer(job, log, mixes, stream_of(job), record, lambda lengths: place(lengths, record.layout, job))
 
 
 def stream_of(job) -> Stream:
@@ -70,7 +74,7 @@ def test_steps_behind_the_stop_are_not_placed(tmp_path):
 def test_a_recorded_segment_that_is_no_longer_what_the_sources_give_is_refused(tmp_path):
     job = make_job(tmp_path)
     commit(committer(job))
-    other = replace(job, mix=replace(job.mix, sources=(make_source("code", 100), make_source("docs", 900))))
+    other = replace(job, mix=replace(job.mix, seed=99))
     with pytest.raises(Refused, match=r"segment 0 \(from step 0\) holds other sequences") as caught:
         commit(committer(other, 2))
     assert caught.value.reason == "StreamChanged"
@@ -142,7 +146,7 @@ class EndsWithoutLabel:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
 
-    def with_phases(self, _: object) -> EndsWithoutLabel:
+    def under(self, _: object) -> EndsWithoutLabel:
         return self
 
     def advance(self, cursor):
@@ -153,7 +157,7 @@ class EndsWithoutLabel:
 
 def test_a_last_step_without_a_label_is_neither_placed_nor_run(tmp_path):
     c = committer(make_job(tmp_path))
-    found = Committer(c.job, c.log, EndsWithoutLabel(c.stream), c.generation, c.place).commit(
+    found = Committer(c.job, c.log, c.mixes, EndsWithoutLabel(c.stream), c.generation, c.place).commit(
         initial_cursor(c.job.mix), 100
     )
     assert ([p.step for p in found.plans], found.end) == ([0, 1], 2)
@@ -163,8 +167,8 @@ def test_a_segment_that_another_coordinator_claims_first_counts_and_is_verified(
     c = committer(make_job(tmp_path))
     [first] = commit(c)
     c.log.membership = lambda _: None  # read before the other coordinator's claim
-    again = Committer(c.job, c.log, c.stream, c.generation, c.place).commit(initial_cursor(c.job.mix), 100)
+    again = Committer(c.job, c.log, c.mixes, c.stream, c.generation, c.place).commit(initial_cursor(c.job.mix), 100)
     assert again == first
     other = replace(c.job, mix=replace(c.job.mix, seed=99))
     with pytest.raises(Refused, match="holds other sequences"):
-        Committer(other, c.log, stream_of(other), c.generation, c.place).commit(initial_cursor(other.mix), 100)
+        Committer(other, c.log, c.mixes, stream_of(other), c.generation, c.place).commit(initial_cursor(other.mix), 100)

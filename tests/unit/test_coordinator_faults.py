@@ -151,16 +151,14 @@ async def test_a_trainer_that_was_replaced_gets_a_new_world(tmp_path):
         assert digests(c) == expected
 
 
-async def test_changed_lengths_are_refused_and_not_read_silently(tmp_path):
+async def test_a_mix_of_another_seed_is_refused_and_not_read_silently(tmp_path):
     job = make_job(tmp_path)
     async with cluster(job, tmp_path) as c:
         await c.client.post("/v1/stop", wire.StopRequest("suspend", at_step=3))
         await c.play()
-    mix = replace(job.mix, sources=(job.mix.sources[0], replace(job.mix.sources[1], weight=900)))
+    mix = replace(job.mix, seed=8)
     async with cluster(replace(job, mix=mix), tmp_path, instance="two") as c:
-        report = await c.play()
-        assert report.fault.reason == "StreamChanged"
-        assert "segment 0 (from step 0) holds other sequences" in report.fault.message
+        assert (await c.coordinator.drive()).reason == "ForeignCheckpoint"
 
 
 async def test_a_batch_below_the_longest_sequence_is_refused(tmp_path):

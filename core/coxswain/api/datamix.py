@@ -27,10 +27,10 @@ class MixSource(Model):
     source_ref: ObjectReference
     """The DataSource. Immutable."""
     weight: Weight
-    """Proportion of the tokens, relative to the other weights; 0: none until a phase gives it a weight. May change, but a run
-    that has begun refuses to resume with other weights (StreamChanged): add a phase for it instead."""
+    """Proportion of the tokens, relative to the other weights; 0: none until a phase gives it a weight. May change at any time:
+    the change counts from the first step without a plan, and event MixChanged names that step."""
     max_passes: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Passes over the source before it leaves the mix; 0: no limit. May change at any time."""
+    """Passes over the source before it leaves the mix; 0: no limit. May change at any time, as weights do."""
 
 
 class PhaseWeight(Model):
@@ -62,7 +62,7 @@ class DataMixSpec(Model):
     """The sources, known by name. None can be added or removed: that needs another DataMix, since it gives another stream."""
     phases: list[Phase] = Field(max_length=MAX_ITEMS, json_schema_extra=ATOMIC, default_factory=list)
     """Changes of weights over the run; all by step or all by tokens. A run records the phases that it used, so its past stays
-    as it was. Empty: none. May change at any time; a running job reads the change when its coordinator starts again."""
+    as it was. Empty: none. May change at any time, as weights do."""
     long_sequences: Literal["Split", "Truncate", "Drop"] = "Split"
     """What happens to documents longer than the job's maxSequenceTokens. Split: cut into pieces, all of which are trained on.
     Truncate: the rest is left out. Drop: the document is left out. Immutable."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from coxswain.config import BatchConfig, MixConfig, PhaseConfig, SourceConfig
+from coxswain.config import BatchConfig, MixConfig, SourceConfig
 from coxswain.errors import Refused
 from coxswain.membership.draw import draw
+from coxswain.membership.mix_record import mix_under
 from coxswain.membership.order import PassOrder, SourceView
-from coxswain.membership.values import Cursor, Membership, Sequence, SourceCursor
+from coxswain.membership.values import Cursor, Membership, MixRecord, Sequence, SourceCursor
 
 
 def initial_cursor(mix: MixConfig) -> Cursor:
@@ -26,11 +27,15 @@ def initial_cursor(mix: MixConfig) -> Cursor:
 
 @dataclass(frozen=True)
 class Stream:
-    """A mix over the indexes of its sources: a pure function of the cursor. It caches permutations."""
+    """A mix over the indexes of its sources: a pure function of the cursor. It caches permutations.
+
+    `number`: of the mix record that the weights, passes and phases of `mix` are from.
+    """
 
     mix: MixConfig
     batch: BatchConfig
     views: Mapping[str, SourceView]
+    number: int = 0
     _orders: dict[tuple[str, int], PassOrder] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -48,7 +53,7 @@ class Stream:
         T = tokensPerStep.
         """
         before = cursor
-        state = _Draws(self, _enter_phase(self.mix, cursor))
+        state = _Draws(self, _enter_phase(self.mix, enter_mix(self.mix, self.number, cursor)))
         limit = (cursor.step + 1) * self.batch.tokens_per_step
         sequences: list[Sequence] = []
         while state.offset < limit and (sequence := state.next()) is not None:
@@ -56,11 +61,9 @@ class Stream:
         after = state.cursor(before.step + 1)
         return Membership(before.step, tuple(sequences), before, exhausted=state.ended), after
 
-    def with_phases(self, phases: tuple[PhaseConfig, ...]) -> Stream:
-        """Returns the same stream under other phases: those that the plan log has recorded."""
-        if phases == self.mix.phases:
-            return self
-        return Stream(replace(self.mix, phases=phases), self.batch, self.views, self._orders)
+    def under(self, record: MixRecord) -> Stream:
+        """Returns the same stream under a mix record."""
+        return Stream(mix_under(self.mix, record), self.batch, self.views, record.number, self._orders)
 
     def order(self, source: str, epoch: int) -> PassOrder:
         """Returns the draws of (source, pass); only the latest pass of each source stays cached."""
@@ -107,7 +110,8 @@ class _Draws:
         return None
 
     def cursor(self, step: int) -> Cursor:
-        return Cursor(step, self.offset, self._phase, tuple(self._cursors[s.name] for s in self._stream.mix.sources))
+        sources = tuple(self._cursors[s.name] for s in self._stream.mix.sources)
+        return Cursor(step, self.offset, self._phase, sources, self._stream.number)
 
     def _draw(self, place: int) -> Sequence | None:
         """Draws from the `place`-th active source; it leaves once exhausted."""
@@ -147,6 +151,18 @@ def _weights(mix: MixConfig, phase: int) -> dict[str, int]:
     if phase == 0:
         return {s.name: s.weight for s in mix.sources}
     return {s.name: mix.phases[phase - 1].weights.get(s.name, 0) for s in mix.sources}
+
+
+def enter_mix(mix: MixConfig, number: int, cursor: Cursor) -> Cursor:
+    """The cursor under the mix record `number`, which `mix` is from: itself if it is already.
+
+    Deficits and phases begin afresh. Passes are judged again: a source that had left may come back.
+    """
+    if cursor.mix == number:
+        return cursor
+    passes = {s.name: s.max_passes for s in mix.sources}
+    sources = tuple(replace(c, tokens=0, exhausted=0 < passes[c.name] <= c.epoch) for c in cursor.sources)
+    return replace(cursor, mix=number, phase=0, sources=sources)
 
 
 def _enter_phase(mix: MixConfig, cursor: Cursor) -> Cursor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from coxswain.config import PhaseConfig
+
 
 class Sequence(msgspec.Struct, frozen=True, array_like=True):
     """Tokens [start, stop) of sample `index` of a source in pass `epoch`: the unit of attention.
@@ -48,8 +50,9 @@ class Cursor(msgspec.Struct, frozen=True):
 
     step: int
     offset: int
-    phase: int  # index of the mix phase in force
+    phase: int  # index of the phase in force, among those of the mix record
     sources: tuple[SourceCursor, ...]
+    mix: int = 0  # number of the mix record in force
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -68,3 +71,15 @@ class Membership(msgspec.Struct, frozen=True):
     def labels(self) -> int:
         """Valid labels of the whole step: the divisor of the loss."""
         return sum(s.labels for s in self.sequences)
+
+
+class MixRecord(msgspec.Struct, frozen=True):
+    """What may change of a mix while a run goes on: weights, passes and phases.
+
+    In force from the first membership segment that names it. Number 0 is what the run began with.
+    """
+
+    number: int
+    weights: dict[str, int]  # by source
+    max_passes: dict[str, int]  # by source; 0: no limit
+    phases: tuple[PhaseConfig, ...] = ()

@@ -15,10 +15,11 @@ import msgspec
 from coxswain.config import JobConfig, PhaseConfig
 from coxswain.errors import Refused
 from coxswain.membership.stream import Stream
-from coxswain.membership.values import Cursor, Membership
+from coxswain.membership.values import Cursor, Membership, MixRecord
 from coxswain.plan.values import Placement
 from coxswain.planlog import Generation, MembershipSegment, PlacementSegment
 from coxswain.wire import StepPlan
+from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.plan_log import PlanLog
 
 SEGMENT_STEPS = 8
@@ -54,6 +55,7 @@ class Committer:
 
     job: JobConfig
     log: PlanLog
+    mixes: MixHistory
     stream: Stream
     generation: Generation
     place: PlaceFn
@@ -77,7 +79,7 @@ class Committer:
         number = cursor.step // SEGMENT_STEPS
         found = self.log.membership(number)
         if found is None:
-            computed = self._compute(number, cursor, self.job.mix.phases)
+            computed = self._compute(number, cursor, self.mixes.latest)
             found = self.log.claim_membership(computed)
             if found == computed:
                 return found
@@ -85,9 +87,8 @@ class Committer:
         return found
 
     def _verify(self, found: MembershipSegment, cursor: Cursor) -> None:
-        """Recomputes the recorded memberships under the recorded phases: they must be equal."""
-        phases = msgspec.json.decode(found.phases, type=tuple[PhaseConfig, ...])
-        again = self._compute(found.segment, found.memberships[0].cursor, phases)
+        """Recomputes the recorded memberships under the recorded mix: they must be equal."""
+        again = self._compute(found.segment, found.memberships[0].cursor, self._recorded(found))
         here = {m.step: m.cursor for m in found.memberships} | {found.after.step: found.after}
         if again != found or here.get(cursor.step, cursor) != cursor:
             raise Refused(
@@ -96,13 +97,19 @@ class Committer:
                 "sources and the mix now give; restore them, or start a new run with a fresh checkpoint.uri",
             )
 
-    def _compute(self, number: int, cursor: Cursor, phases: tuple[PhaseConfig, ...]) -> MembershipSegment:
-        stream = self.stream.with_phases(phases)
+    def _recorded(self, found: MembershipSegment) -> MixRecord:
+        """The mix record of a segment. A release without records added phases under the same number."""
+        phases = msgspec.json.decode(found.phases, type=tuple[PhaseConfig, ...])
+        return msgspec.structs.replace(self.mixes.record(found.mix), phases=phases)
+
+    def _compute(self, number: int, cursor: Cursor, record: MixRecord) -> MembershipSegment:
+        stream = self.stream.under(record)
         memberships: list[Membership] = []
         while cursor.step < (number + 1) * SEGMENT_STEPS and not (memberships and memberships[-1].exhausted):
             membership, cursor = stream.advance(cursor)
             memberships.append(membership)
-        return MembershipSegment(number, msgspec.json.encode(phases).decode(), tuple(memberships), cursor)
+        phases = msgspec.json.encode(record.phases).decode()
+        return MembershipSegment(number, phases, tuple(memberships), cursor, record.number)
 
     def _placements(self, segment: int, memberships: list[Membership]) -> tuple[StepPlan, ...]:
         if not memberships:

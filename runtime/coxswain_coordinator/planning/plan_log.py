@@ -11,12 +11,14 @@ import msgspec
 import zstandard
 
 from coxswain.errors import Refused, Stale
+from coxswain.membership.values import MixRecord
 from coxswain.planlog import (
     Generation,
     MembershipSegment,
     PlacementSegment,
     generation_key,
     membership_key,
+    mix_key,
     placement_key,
     takeover_key,
 )
@@ -36,8 +38,12 @@ class PlanLog:
 
     def last_generation(self) -> int:
         """Number of the newest generation; 0: none yet."""
-        names = (o.path.rsplit("/", 1)[-1].partition(".")[0] for o in self._store.list("log/generations/"))
-        return max((int(name) for name in names if name.isdecimal()), default=0)
+        return self._last("log/generations/", 0)
+
+    def _last(self, folder: str, none: int) -> int:
+        """The largest number of a record in a folder."""
+        names = (o.path.rsplit("/", 1)[-1].partition(".")[0] for o in self._store.list(folder))
+        return max((int(name) for name in names if name.isdecimal()), default=none)
 
     def generation(self, number: int) -> Generation | None:
         return self._read(generation_key(number), Generation)
@@ -64,6 +70,18 @@ class PlanLog:
 
     def membership(self, segment: int) -> MembershipSegment | None:
         return self._read(membership_key(segment), MembershipSegment)
+
+    def last_membership(self) -> MembershipSegment | None:
+        """The newest segment; None: none yet."""
+        last = self._last("log/membership/", -1)
+        return self.membership(last) if last >= 0 else None
+
+    def mix(self, number: int) -> MixRecord | None:
+        return self._read(mix_key(number), MixRecord)
+
+    def claim_mix(self, record: MixRecord) -> MixRecord:
+        """The record of this number: this one, or an earlier one."""
+        return self._claim(mix_key(record.number), record, MixRecord)
 
     def claim_membership(self, record: MembershipSegment) -> MembershipSegment:
         """The committed segment: this one, or an earlier one."""

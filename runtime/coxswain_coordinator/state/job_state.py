@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from coxswain.config import JobConfig
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
+from coxswain.membership.values import MixRecord
 from coxswain.wire import (
     Ack,
     CheckpointManifest,
@@ -95,6 +98,14 @@ class JobState:
             self.fail(part.fault)
         else:
             self.index_progress.add(part)
+        self.notifier.notify()
+
+    def change_mix(self, record: MixRecord, changed: str) -> None:
+        """Records that the mix was edited: the plans of later steps follow the record."""
+        first = f"step {self.session.committed}" if self.session else "the first step without a plan"
+        self.record_event("MixChanged", f"{changed}; from {first} on (mix record {record.number})")
+        progress = self.index_progress
+        progress.reports = tuple(replace(r, weight=record.weights[r.name]) for r in progress.reports)
         self.notifier.notify()
 
     # --- steps ------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from coxswain.planlog import Generation
 from coxswain.wire import Register
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.planning.committer import Committer
+from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.session import Session
@@ -39,9 +40,15 @@ class WorldManager:
     """Forms one world at a time; `committer` extends the plan log of the current one."""
 
     def __init__(
-        self, state: JobState, log: PlanLog, checkpoints: CheckpointStore, planner: Planner, author: str
+        self,
+        state: JobState,
+        log: PlanLog,
+        mixes: MixHistory,
+        checkpoints: CheckpointStore,
+        planner: Planner,
+        author: str,
     ) -> None:
-        self._state, self._log, self._checkpoints = state, log, checkpoints
+        self._state, self._log, self._mixes, self._checkpoints = state, log, mixes, checkpoints
         self._planner, self._author, self._store_call = planner, author, state.store_executor
         self.stream: Stream | None = None  # once the index is there
         self.committer: Committer | None = None
@@ -97,7 +104,7 @@ class WorldManager:
                 return self._planner(lengths, record.layout, job)
 
         assert self.stream is not None
-        self.committer = Committer(run.job, self._log, self.stream, record, place)
+        self.committer = Committer(run.job, self._log, self._mixes, self.stream, record, place)
         run.enter_world(session, adopted)
 
     def _start_point(self) -> tuple[Cursor, str]:

@@ -1,0 +1,269 @@
+"""Edits of the mix: recorded once, in force from the first step without a plan, the same after any restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from coxswain.config import JobConfig, MixConfig, PhaseConfig
+from coxswain.errors import Refused
+from coxswain.membership.stream import initial_cursor
+from coxswain.membership.values import Cursor, MixRecord, Sequence
+from coxswain.planlog import MembershipSegment, membership_key, mix_key
+from coxswain_coordinator.planning.committer import Committer
+from coxswain_coordinator.planning.mix_edits import MixEdits
+from coxswain_coordinator.planning.mix_history import MixHistory
+from coxswain_coordinator.planning.plan_log import PlanLog
+from coxswain_coordinator.world.formation import digest_of
+from coxswain_link.store import open_store
+from tests.unit.coordinator_fakes import cluster, make_job, make_source
+from tests.unit.test_coordinator_committer import committer
+
+SEGMENTS = 5
+
+
+def edited(job: JobConfig, code: int, docs: int, phases: tuple[PhaseConfig, ...] = (), passes: int = 0) -> JobConfig:
+    sources = (make_source("code", code, passes), make_source("docs", docs, passes))
+    return replace(job, mix=replace(job.mix, sources=sources, phases=phases))
+
+
+class Run:
+    """A run whose coordinator may be edited and restarted between commits."""
+
+    def __init__(self, folder: Path) -> None:
+        self.job, self.generation = make_job(folder, stop_steps=1000), 0
+        self.steps: dict[int, tuple[Sequence, ...]] = {}
+        self.cursors: dict[int, Cursor] = {0: initial_cursor(self.job.mix)}
+        self.restart(0)
+
+    def restart(self, step: int) -> None:
+        """A new coordinator, from the cursor before `step`, with the mix as it is now."""
+        self.generation += 1
+        self.committer: Committer = committer(self.job, self.generation)
+        self.at = step
+
+    def edit(self, job: JobConfig) -> str:
+        self.job = job
+        return self.committer.mixes.offer(job.mix)
+
+    def commit(self) -> None:
+        found = self.committer.commit(self.cursors[self.at], 1000)
+        for plan in found.plans:
+            assert self.steps.setdefault(plan.step, plan.sequences) == plan.sequences, f"step {plan.step} changed"
+        self.cursors |= found.cursors
+        self.at = found.next
+
+    def reach(self, step: int) -> None:
+        while self.at < step:
+            self.commit()
+
+
+def sources_of(run: Run, steps: range) -> set[str]:
+    return {s.source for step in steps for s in run.steps[step]}
+
+
+def test_an_edit_leaves_planned_steps_and_counts_from_the_first_step_without_a_plan(tmp_path):
+    run = Run(tmp_path)
+    run.reach(16)
+    assert run.edit(edited(run.job, 0, 1)) == "weight of code 700 -> 0, weight of docs 300 -> 1"
+    run.reach(32)
+    assert sources_of(run, range(16)) == {"code", "docs"}
+    assert sources_of(run, range(16, 32)) == {"docs"}
+    assert [run.cursors[step].mix for step in (16, 17, 32)] == [0, 1, 1]
+    log = run.committer.log
+    assert [log.membership(segment).mix for segment in range(4)] == [0, 0, 1, 1]
+
+
+def test_a_mix_that_is_what_the_latest_record_says_is_not_recorded_again(tmp_path):
+    run = Run(tmp_path)
+    run.edit(edited(run.job, 1, 2))
+    assert run.edit(run.job) == ""
+    run.restart(0)
+    assert run.committer.mixes.latest.number == 1
+    assert run.committer.log.mix(2) is None
+
+
+PHASES = st.lists(
+    st.builds(lambda step, w: PhaseConfig(from_step=step, weights={"code": w, "docs": 1}), st.integers(0, 40), st.integers(0, 3)),
+    max_size=2, unique_by=lambda p: p.from_step,
+).map(lambda found: tuple(sorted(found, key=lambda p: p.from_step)))  # fmt: skip
+EDITS = st.dictionaries(
+    st.integers(0, SEGMENTS - 1), st.tuples(st.integers(0, 9), st.integers(1, 9), PHASES, st.integers(0, 2)), max_size=3
+)
+RESTARTS = st.lists(st.tuples(st.integers(0, SEGMENTS * 8), st.floats(0, 1)), max_size=4)
+
+
+@given(edits=EDITS, restarts=RESTARTS)
+def test_the_same_edits_give_the_same_steps_whatever_coordinator_restarts_from_wherever(
+    tmp_path_factory, edits, restarts
+):
+    plain, disturbed = Run(tmp_path_factory.mktemp("a")), Run(tmp_path_factory.mktemp("b"))
+    pending = sorted(restarts)
+    for segment in range(SEGMENTS):
+        for run in (plain, disturbed):
+            if segment in edits:
+                run.edit(edited(run.job, *edits[segment]))
+        while pending and pending[0][0] < (segment + 1) * 8:
+            disturbed.restart(int(pending.pop(0)[1] * disturbed.at))
+            disturbed.reach(segment * 8)
+        plain.commit()
+        disturbed.commit()
+        if plain.at < (segment + 1) * 8:  # the data has ended
+            break
+    assert disturbed.steps == plain.steps
+    assert disturbed.at == plain.at
+
+
+def test_phases_that_have_begun_may_be_taken_away(tmp_path):
+    run = Run(tmp_path)
+    run.edit(edited(run.job, 700, 300, (PhaseConfig(from_step=4, weights={"docs": 1}),)))
+    run.reach(16)
+    assert sources_of(run, range(8, 16)) == {"docs"}
+    assert run.edit(edited(run.job, 700, 300)) == "phases 1 -> 0"
+    run.restart(8)
+    run.reach(32)
+    assert sources_of(run, range(16, 32)) == {"code", "docs"}
+
+
+def test_a_source_that_had_left_comes_back_with_more_passes(tmp_path):
+    run = Run(tmp_path)
+    once = replace(edited(run.job, 9, 1).mix, sources=(make_source("code", 9, 1), make_source("docs", 1)))
+    run.edit(replace(run.job, mix=once))
+    while not run.cursors[run.at].sources[0].exhausted:
+        run.commit()
+    left = run.at
+    run.edit(edited(run.job, 9, 1))
+    run.commit()
+    assert {s.epoch for s in run.steps[left] if s.source == "code"} == {1}
+
+
+def test_of_two_edits_at_once_both_are_recorded_one_after_the_other(tmp_path):
+    run = Run(tmp_path)
+    late, early = MixHistory(run.committer.log), MixHistory(run.committer.log)
+    late.offer(run.job.mix)
+    early.offer(edited(run.job, 1, 2).mix)
+    assert late.offer(edited(run.job, 3, 4).mix) == "weight of code 1 -> 3, weight of docs 2 -> 4"
+    assert [late.record(n).weights for n in range(3)] == [
+        {"code": 700, "docs": 300}, {"code": 1, "docs": 2}, {"code": 3, "docs": 4},
+    ]  # fmt: skip
+    assert early.record(2) == late.latest
+
+
+def test_a_log_without_records_goes_on_with_the_phases_of_its_segments(tmp_path):
+    run = Run(tmp_path)
+    phased = edited(run.job, 700, 300, (PhaseConfig(from_step=4, weights={"docs": 1}),))
+    run.edit(phased)
+    run.reach(16)
+    store = open_store(run.job.checkpoint.uri)
+    for number in range(2):  # as a release without records has left it
+        store.delete(mix_key(number))
+        segment = run.committer.log.membership(number)
+        old = replace(
+            segment, mix=0, after=replace(segment.after, mix=0),
+            memberships=tuple(replace(m, cursor=replace(m.cursor, mix=0)) for m in segment.memberships),
+        )  # fmt: skip
+        rewrite(run, old)
+    before = {step: run.steps[step] for step in range(16)}
+    run.cursors = {0: initial_cursor(phased.mix)}
+    run.restart(0)
+    run.reach(24)
+    assert {step: run.steps[step] for step in range(16)} == before
+    assert run.committer.mixes.latest == MixRecord(
+        0, {"code": 700, "docs": 300}, {"code": 0, "docs": 0}, phased.mix.phases
+    )
+
+
+def rewrite(run: Run, segment: MembershipSegment) -> None:
+    store = open_store(run.job.checkpoint.uri)
+    store.delete(membership_key(segment.segment))
+    run.committer.log.claim_membership(segment)
+
+
+def test_a_record_that_a_segment_names_and_that_is_gone_is_refused_by_its_key(tmp_path):
+    run = Run(tmp_path)
+    run.edit(edited(run.job, 1, 2))
+    run.commit()
+    open_store(run.job.checkpoint.uri).delete(mix_key(1))
+    with pytest.raises(Refused, match=f"{mix_key(1)} is missing") as caught:
+        MixHistory(PlanLog(open_store(run.job.checkpoint.uri))).record(1)
+    assert caught.value.reason == "TornPlanLog"
+
+
+def test_a_world_does_not_depend_on_what_is_recorded_of_the_mix(tmp_path):
+    job = make_job(tmp_path)
+    assert digest_of(job) == digest_of(edited(job, 1, 2, (PhaseConfig(from_step=4, weights={"docs": 1}),), passes=2))
+    assert digest_of(job) != digest_of(replace(job, mix=replace(job.mix, seed=8)))
+
+
+# --- the coordinator ------------------------------------------------------------------------------------------------
+
+
+async def test_an_edit_while_the_job_runs_is_recorded_reported_and_followed(tmp_path):
+    job = make_job(tmp_path, stop_steps=40)
+    asked: list[MixConfig | None] = [None, edited(job, 1, 0).mix]
+    async with cluster(job, tmp_path, edits=lambda: asked.pop(0) if asked else None) as c:
+        report = await c.play()
+    (event,) = [e for e in report.events if e.reason == "MixChanged"]
+    assert event.message == "weight of code 700 -> 1, weight of docs 300 -> 0; from step 8 on (mix record 1)"
+    drawn = {
+        step: {name for name, tokens in line.tokens_by_source.items() if tokens} for step, line in c.steps().items()
+    }
+    assert drawn[7] == {"code", "docs"}
+    assert all(drawn[step] == {"code"} for step in range(8, 40))
+    assert {s.name: s.weight for s in report.sources} == {"code": 1, "docs": 0}
+
+
+async def test_a_stream_that_has_ended_stays_ended_whatever_is_edited(tmp_path):
+    job = edited(make_job(tmp_path, stop_steps=1000), 1, 1, passes=1)
+    async with cluster(job, tmp_path) as c:
+        first = await c.play()
+    async with cluster(edited(job, 1, 1, passes=2), tmp_path, instance="two") as c:
+        again = await c.coordinator.drive()
+    assert first.reason == again.reason == "DataExhausted"
+    assert again.message == f"completed {first.checkpoint_step} steps"
+
+
+# --- job.json -------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, job: JobConfig) -> None:
+    """As a ConfigMap's volume does it: all at once."""
+    other = path.with_name("other")
+    other.write_bytes(msgspec.json.encode(job))
+    other.replace(path)
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    write(tmp_path / "job.json", make_job(tmp_path))
+    return tmp_path / "job.json"
+
+
+def test_the_mix_of_a_rewritten_file_is_returned_once(tmp_path, job_file):
+    edits, job = MixEdits(job_file, make_job(tmp_path)), make_job(tmp_path)
+    assert edits() is None
+    write(job_file, edited(job, 1, 2))
+    assert edits() == edited(job, 1, 2).mix
+    assert edits() is None
+
+
+@pytest.mark.parametrize("change", ["torn", "gone", "seed", "batch"])
+def test_a_file_that_cannot_be_followed_is_left_to_the_next_attempt(tmp_path, job_file, change):
+    job = make_job(tmp_path)
+    edits = MixEdits(job_file, job)
+    if change == "torn":
+        job_file.write_bytes(b"{")
+    elif change == "gone":
+        job_file.unlink()
+    elif change == "seed":
+        write(job_file, replace(job, mix=replace(edited(job, 1, 2).mix, seed=8)))
+    else:
+        write(job_file, replace(edited(job, 1, 2), batch=replace(job.batch, tokens_per_step=1024)))
+    assert edits() is None
+    write(job_file, edited(job, 3, 4))
+    assert edits() == edited(job, 3, 4).mix

@@ -15,7 +15,7 @@ Manifest = Mapping[str, Any]
 _ABSENT = object()
 
 
-def check_rules(kind: str, new: Manifest, old: Manifest | None = None, well_shaped: bool = True) -> list[FieldError]:
+def check_rules(kind: str, new: Manifest, old: Manifest | None, well_shaped: bool) -> list[FieldError]:
     """Every rule that `new` breaks; transition rules only against `old`. Defaults must be in place in both.
 
     A rule that cannot be evaluated means a wrong shape: with `well_shaped` it raises, else the shape's own fault suffices.

@@ -48,6 +48,7 @@ lint: .venv/.ready  ## ruff, mypy --strict, import contracts, words that must no
 	$(BIN)/python -m tests.words
 
 generate: .venv/.ready  ## write what comes from models and results: crds/, docs/reference/, docs/metrics.md, tables of README
+	$(BIN)/python -m docs.tools.pod_template
 	$(BIN)/python -m coxswain.api.generate
 	$(BIN)/python -m docs.tools.tables
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from coxswain_operator.children.overlay import merged
 from e2e.cluster.process import REPOSITORY
 from e2e.provision import Site, eventually
 
@@ -37,7 +38,7 @@ def small_objects(site: Site, place: str, steps: int, **spec: Any) -> list[Objec
     `spec`: further fields; those of `trainers` and its `template` are laid over the example's.
     """
     trainers = spec.pop("trainers", {})
-    template = {**trainers.pop("template", {}), **site.torch_overlay()}
+    template = merged({"spec": site.torch_overlay()}, trainers.pop("template", {}))
     objects = example_objects()
     next(at for at in objects if at["metadata"]["name"] == "stdlib-code")["spec"]["include"] = "part-000.parquet"
     job = objects[-1]["spec"]
@@ -49,7 +50,7 @@ def small_objects(site: Site, place: str, steps: int, **spec: Any) -> list[Objec
     }
     job["checkpoint"] |= {"uri": f"s3://runs/{place}/", "everySteps": 4}
     shape = job["trainers"].get("template", {})
-    job["trainers"] = {**job["trainers"], **trainers, "template": {**shape, **template}}
+    job["trainers"] = {**job["trainers"], **trainers, "template": merged(shape, template)}
     return objects
 
 

@@ -71,7 +71,7 @@ class Site:
         )
 
     def torch_overlay(self) -> dict[str, Any]:
-        """For `trainers.template`: the prepared packages, mounted read-only."""
+        """For `trainers.template.spec`: the prepared packages, mounted read-only."""
         mount = {"name": "torch", "mountPath": TORCH, "readOnly": True}
         trainer = {"name": "trainer", "env": [{"name": "PYTHONPATH", "value": TORCH}], "volumeMounts": [mount]}
         volume = {"name": "torch", "hostPath": {"path": str(self.torch), "type": "Directory"}}

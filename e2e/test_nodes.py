@@ -71,10 +71,10 @@ def test_a_trainer_that_runs_on_behind_a_broken_network_does_no_harm(job: Job, b
 
 def spread(job: Job) -> None:
     """Trains, with one trainer on the second node and all other pods on the first."""
-    first = {"nodeSelector": {"kubernetes.io/hostname": "node-0"}}
+    first = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "node-0"}}}
     term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {ROLE_LABEL: "trainer"}}}
     apart = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
-    template = {"affinity": {"podAntiAffinity": apart}}
+    template = {"spec": {"affinity": {"podAntiAffinity": apart}}}
     training(job, data={"loaders": {"min": 1, "max": 1}, "template": first}, trainers={"template": template})
     assert homes(job, "trainer") == {"node-0", "node-1"}
 

@@ -18,6 +18,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from coxswain.digests import STREAM_SEED
+from coxswain.errors import CoxswainError
+from coxswain.uris import file_uri
 from coxswain_train.dataset import StepBatch, StreamDataset, stream_digest
 
 
@@ -50,6 +52,19 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: StepBat
     return loss
 
 
+def restore(saved: Path, model: nn.Module, optimizer: torch.optim.Optimizer, dataset: StreamDataset) -> str:
+    """The stream digest of the checkpoint, whose state all three have then."""
+    try:
+        state = torch.load(saved)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        data, digest = dict(state["data"]), str(state["digest"])
+    except Exception as error:  # a file may be damaged in a dozen ways
+        raise SystemExit(f"{saved} is no checkpoint of this program ({error}); delete it to start again") from error
+    dataset.load_state_dict(data)
+    return digest
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", help="YAML with one TrainingJob and what it refers to")
@@ -61,18 +76,14 @@ def main() -> None:
     options = parser.parse_args()
 
     folder: Path = options.folder.resolve()
-    dataset = StreamDataset.of_files([options.file], cache=(folder / "index").as_uri(), steps=options.steps)
+    dataset = StreamDataset.of_files([options.file], cache=file_uri(folder / "index"), steps=options.steps)
     model = Gru(dataset.vocabulary)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    digest, saved = STREAM_SEED, folder / "checkpoint.pt"
-    if saved.exists():
-        state = torch.load(saved)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        dataset.load_state_dict(state["data"])  # before the loader is made: workers get copies
-        digest = state["digest"]
+    saved = folder / "checkpoint.pt"
+    digest = restore(saved, model, optimizer, dataset) if saved.exists() else STREAM_SEED
 
     context = "spawn" if options.workers else None  # the readers have threads, which a fork would lose
+    # the dataset was restored first: workers get copies of it
     for step in DataLoader(dataset, batch_size=None, num_workers=options.workers, multiprocessing_context=context):
         loss = train_step(model, optimizer, step)
         digest = stream_digest(digest, [step])
@@ -83,4 +94,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except CoxswainError as error:
+        raise SystemExit(f"{error.reason}: {error}") from error

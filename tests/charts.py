@@ -16,6 +16,7 @@ KUBERNETES = "1.35.4"  # a Helm built from its module knows no version of its ow
 NAMESPACE = "coxswain-system"
 HOME = REPOSITORY / ".cache" / "helm"  # Helm's caches, instead of the user's own folder
 
+REGISTRY = "registry.example/team"
 PATIENCE = 300  # seconds, Helm's own
 
 Manifest = dict[str, Any]
@@ -31,9 +32,14 @@ def helm(*arguments: str | Path, text: str = "") -> subprocess.CompletedProcess[
 
 
 def template(values: Values | None = None, *options: str) -> subprocess.CompletedProcess[str]:
-    """`helm template` of a release `coxswain` in NAMESPACE with these values."""
+    """`helm template` of a release `coxswain` in NAMESPACE with these values over a registry."""
     chosen = ("--namespace", NAMESPACE, "--kube-version", KUBERNETES, "--values", "-")
-    return helm("template", "coxswain", CHART, *chosen, *options, text=yaml.safe_dump(values or {}))
+    return helm("template", "coxswain", CHART, *chosen, *options, text=text_of(values or {}))
+
+
+def text_of(values: Values) -> str:
+    """Of values over a registry, which the chart needs."""
+    return yaml.safe_dump({**values, "image": {"registry": REGISTRY, **values.get("image", {})}})
 
 
 def render(values: Values | None = None, *options: str) -> list[Manifest]:

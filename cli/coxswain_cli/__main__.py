@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import signal
+import sys
 from typing import Annotated
 
 import typer
@@ -72,7 +74,39 @@ app.add_typer(plan, name="plan")
 
 
 def main() -> None:
-    app(prog_name="cox")
+    """Runs a command. Every output is flushed here: Python itself would do it with a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until a command has something to save
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a path may have any letter
+    code: int | str | None = 0
+    try:
+        app(prog_name="cox")
+    except SystemExit as leaving:
+        code = leaving.code
+    except OSError as error:
+        code = _give_up(error)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the code is known; Python only clears up
+    sys.exit(_flushed(code))
+
+
+def _flushed(code: int | str | None) -> int | str | None:
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return code or _give_up(error)
+    return code
+
+
+def _give_up(error: OSError) -> int:
+    """Ends a command whose output cannot be written. A reader that has seen enough, such as `head`, needs no words."""
+    from coxswain_cli.interrupts import complain, discard
+
+    discard(sys.stdout)
+    if not isinstance(error, BrokenPipeError):
+        complain(f"cox: {error.strerror}: {error.filename or 'standard output'}")
+    return 1
 
 
 if __name__ == "__main__":

@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 from coxswain.api.validate import check
 from coxswain.errors import Refused
 from coxswain_operator.local import LocalCluster
+from coxswain_operator.local.objects import encode_strings
 
 Manifest = dict[str, Any]
 
 NAMESPACE = "default"
 
-_CONTENT = ("spec", "data", "stringData")
+_CONTENT = ("spec", "data")
 
 
-async def apply(cluster: LocalCluster, objects: list[Manifest]) -> Manifest:
-    """Stores all objects and returns the TrainingJob as stored.
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The TrainingJob as stored, and what is new about it."""
 
-    Raises Refused, naming every field that may not change.
+    job: Manifest
+    changed: bool = False  # any of the objects
+    extended: bool = False  # its stop was raised
+
+
+async def apply(cluster: LocalCluster, objects: list[Manifest]) -> Applied:
+    """Stores all objects.
+
+    Raises Refused, naming every field that may not change once the job has trained.
     """
     wanted = [_in_namespace(o) for o in objects]
     stored = [await cluster.get(o["kind"], NAMESPACE, o["metadata"]["name"]) for o in wanted]
-    refused = [text for old, new in zip(stored, wanted, strict=True) if old for text in frozen_changes(old, new)]
-    if refused:
+    pairs = [(old, new) for old, new in zip(stored, wanted, strict=True) if old]
+    refused = [text for old, new in pairs for text in frozen_changes(old, new)]
+    if refused and any(has_trained(old) for old, _ in pairs):
         way_out = "undo the change, or run the changed job in another --workdir with another checkpoint uri"
         raise Refused("Immutable", "\n".join(["refused", *(f"  {text}" for text in refused), way_out]))
     applied = [await _store(cluster, old, new) for old, new in zip(stored, wanted, strict=True)]
-    return next(o for o in applied if o["kind"] == "TrainingJob")
+    job = next(o for o in applied if o["kind"] == "TrainingJob")
+    changed = any(_content(old) != _content(new) for old, new in pairs) or len(pairs) < len(wanted)
+    extended = any(old["kind"] == "TrainingJob" and old["spec"]["stop"] != new["spec"]["stop"] for old, new in pairs)
+    return Applied(job, changed, extended)
 
 
 def frozen_changes(old: Manifest, new: Manifest) -> list[str]:
@@ -42,14 +57,25 @@ def frozen_changes(old: Manifest, new: Manifest) -> list[str]:
     return [f"{new['kind']} {new['metadata']['name']}: {fault.text}" for fault in check(new, before)]
 
 
+def has_trained(job: Manifest) -> bool:
+    """Whether a step or a checkpoint of this object, if it is a job, would be lost by a start from the beginning."""
+    status = job.get("status", {})
+    return "lastCheckpoint" in status or status.get("progress", {}).get("step", 0) > 0
+
+
 async def _store(cluster: LocalCluster, old: Manifest | None, new: Manifest) -> Manifest:
     if old is None:
         return await cluster.create(new)
-    same = all(old.get(part) == new.get(part) for part in _CONTENT) and _notes(old) == _notes(new)
+    same = _content(old) == _content(new) and _notes(old) == _notes(new)
     return old if same else await cluster.replace(new)
 
 
+def _content(manifest: Manifest) -> list[Any]:
+    return [manifest.get(part) for part in _CONTENT]
+
+
 def _in_namespace(manifest: Manifest) -> Manifest:
+    manifest = encode_strings(dict(manifest))
     return {**manifest, "metadata": {**manifest["metadata"], "namespace": NAMESPACE, "annotations": _notes(manifest)}}
 
 

@@ -7,6 +7,7 @@ import time
 from types import TracebackType
 from typing import Protocol
 
+from rich.columns import Columns
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -139,14 +140,14 @@ def _line(text: str, style: str = "") -> Text:
     return Text(text, style=style, overflow="ellipsis", no_wrap=True)
 
 
-def _numbers(view: View) -> Table:
+def _numbers(view: View) -> Columns:
+    """As many beside each other as the terminal has room for."""
     idle = "-" if view.idle_fraction is None else f"{view.idle_fraction:.1%}"
-    table = Table.grid(padding=(0, 3))
-    table.add_row(
+    texts = (
         f"step {view.step}/{view.steps or '?'}",
         f"loss {'-' if view.loss is None else f'{view.loss:.4f}'}",
         f"{amount(view.tokens_per_second)} tokens/s",
         f"idle {idle}",
         f"left {'-' if view.eta_seconds is None else duration(view.eta_seconds)}",
     )
-    return table
+    return Columns([_line(text) for text in texts], padding=(0, 3))

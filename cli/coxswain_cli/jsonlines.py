@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
 import msgspec
-import typer
 
+from coxswain_cli.interrupts import complain
 from coxswain_cli.progress import View
 from coxswain_cli.summary import exit_code
 from coxswain_cli.workdir import Tail, condition, steps_of
@@ -20,8 +20,8 @@ Manifest = dict[str, Any]
 class JsonOutput:
     """An Output that is its own Display. Each line is flushed at once, whole."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out or sys.stdout
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
         self._last = ("", "")
 
     def show(self, view: View) -> None:
@@ -53,7 +53,7 @@ class JsonOutput:
 
     def refuse(self, code: int, reason: str, message: str) -> None:
         """Writes the message to standard error as well."""
-        typer.echo(message, err=True)
+        complain(message)
         self._write("end", exit_code=code, state=reason, message=message)
 
     def display(self) -> JsonOutput:
@@ -68,5 +68,10 @@ class JsonOutput:
         """Does nothing: no line is held back."""
 
     def _write(self, type_: str, **fields: Any) -> None:
-        self._out.write(msgspec.json.encode({"type": type_, **fields}).decode() + "\n")
+        line = {"type": type_, **fields}
+        try:
+            text = msgspec.json.encode(line).decode()
+        except UnicodeEncodeError:  # a path or an argument that is not UTF-8
+            text = json.dumps(line)
+        self._out.write(text + "\n")
         self._out.flush()

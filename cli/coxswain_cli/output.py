@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
-import typer
 from rich.console import Console
 
 from coxswain_cli.display import Display, display_for
+from coxswain_cli.interrupts import complain
 from coxswain_cli.summary import summary
 
 Manifest = dict[str, Any]
@@ -33,8 +32,8 @@ class Output(Protocol):
 class TextOutput:
     """Text on standard output, refusals on standard error."""
 
-    def __init__(self) -> None:
-        self._console = Console(file=sys.stdout)
+    def __init__(self, out: TextIO) -> None:
+        self._console = Console(file=out)
 
     def display(self) -> Display:
         return display_for(self._console)
@@ -47,4 +46,4 @@ class TextOutput:
             self.say(line)
 
     def refuse(self, code: int, reason: str, message: str) -> None:
-        typer.echo(message, err=True)
+        complain(message)

@@ -34,7 +34,9 @@ def step_command(
         Path | None, typer.Option(help="Speed of each replica, as --lengths; 1 is the cost model's.")
     ] = None,
     max_degree: Annotated[int, typer.Option(help="Most replicas for one sequence; 0: all.")] = 0,
-    output: Annotated[Path | None, typer.Option(help="Write the plan here instead of to standard output.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the plan here, as JSON [standard output, unless that is a terminal].")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the JSON, no table.")] = False,
 ) -> None:
     """Plan one step and compare the plan with its lower bound; exit code 2 if it cannot be planned."""
@@ -45,18 +47,23 @@ def step_command(
             capacity=capacity,
             cost=CostModel(load_constants(hardware, model)),
             speeds=None if speeds is None else _numbers(speeds, "speeds", float),
-            max_degree=max_degree or max(1, replicas),
+            max_degree=_degree(max_degree, replicas),
             node_size=node_size,
         )
         begin = time.perf_counter()
         placement = assemble(problem, balance.lower(), planner(balance)(problem))
         took = time.perf_counter() - begin
-        _write(output, json.dumps(_report(problem, placement, took)))
+        if output or as_json or not _on_terminal():  # on a terminal it would bury the table
+            _write(output, json.dumps(_report(problem, placement, took)))
     except Refused as refused:
         print(f"{refused.reason}: {refused.message}", file=sys.stderr)
         raise typer.Exit(Exit.USER_FAULT) from None
     if not as_json:
         _table(problem, placement, took)
+
+
+def _on_terminal() -> bool:
+    return sys.stdout.isatty()
 
 
 def _numbers(path: Path, option: str, type_: type[int] | type[float]) -> list[Any]:
@@ -67,17 +74,27 @@ def _numbers(path: Path, option: str, type_: type[int] | type[float]) -> list[An
         raise Refused(
             "BadFile", f"--{option} {path}: {error}; give a JSON array of numbers or one number a line"
         ) from None
-    words = re.split(r"[\s,]+", text.strip().removeprefix("[").removesuffix("]").strip())
-    numbers = []
-    for place, word in enumerate(w for w in words if w):
-        try:
-            numbers.append(type_(word))
-        except ValueError:
-            want = "an integer" if type_ is int else "a number"
-            raise Refused("BadFile", f"--{option} {path}: entry {place} is {word!r}; it must be {want}") from None
-    if not numbers:
+    text = text.strip()
+    if text.startswith("[") != text.endswith("]"):
+        raise Refused("BadFile", f"--{option} {path}: the JSON array is cut off; give the whole array")
+    words = [w for w in re.split(r"[\s,]+", text.removeprefix("[").removesuffix("]")) if w]
+    if not words:
         raise Refused("BadFile", f"--{option} {path}: no numbers; give a JSON array of numbers or one number a line")
-    return numbers
+    return [_number(word, f"--{option} {path}: entry {place}", type_) for place, word in enumerate(words)]
+
+
+def _number(word: str, where: str, type_: type[int] | type[float]) -> int | float:
+    try:
+        return type_(word)
+    except ValueError:  # also an integer of more than 4,300 digits
+        want = "an integer" if type_ is int else "a number"
+        raise Refused("BadFile", f"{where} is {word[:40]!r}; it must be {want}") from None
+
+
+def _degree(max_degree: int, replicas: int) -> int:
+    if max_degree < 0:
+        raise Refused("BadValue", f"--max-degree is {max_degree}; it must be at least 0 (all replicas)")
+    return max_degree or max(1, replicas)
 
 
 def _report(problem: Problem, placement: Placement, took: float) -> dict[str, Any]:

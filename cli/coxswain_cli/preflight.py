@@ -1,19 +1,26 @@
-"""Checks what a run needs of this machine: room on the disk, and the ports of its services."""
+"""Checks what a run needs of this machine: room on the disk, ports, and a folder of checkpoints of its own."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from coxswain import names
 from coxswain.errors import Refused
+from coxswain.uris import file_path, is_file
 
 _LEAST_ROOM = 64 << 10  # bytes: with less, the next writes of status and logs fail
 _PORTS = (
     names.PORT_COORDINATOR, names.PORT_LOADER, names.PORT_LOADER_HTTP, names.PORT_CONSTRUCTOR_HTTP, names.PORT_AGENT_HTTP,
 )  # fmt: skip
+Manifest = dict[str, Any]
+
 _BYSTANDER = "127.0.0.2"  # no pod's address: only a listener on every address occupies it
 
 
@@ -22,6 +29,59 @@ def check_room(folder: Path) -> None:
     disk = os.statvfs(folder)
     if disk.f_bavail * disk.f_frsize < _LEAST_ROOM:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+def check_volumes(objects: list[Manifest]) -> None:
+    """Raises Refused, naming every uri of a volume that only a Kubernetes cluster has."""
+    found = [
+        f"{o['kind']} {o['metadata']['name']}: {path}: {uri}: `cox run` has no volumes of Kubernetes; use file:///folder "
+        "or s3://bucket/prefix"
+        for o in objects
+        for path, uri in _uris(o.get("spec"), "spec")
+        if uri.startswith("pvc://")
+    ]
+    if found:
+        raise Refused("NeedsKubernetes", "\n".join(["refused", *(f"  {line}" for line in found)]))
+
+
+def _uris(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Every uri below a value, with its path."""
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, member in members:
+        place = f"{path}[{name}]" if isinstance(name, int) else f"{path}.{name}"
+        if name == "uri" and isinstance(member, str):
+            yield place, member
+        else:
+            yield from _uris(member, place)
+
+
+@contextmanager
+def lock_checkpoints(job: Manifest) -> Iterator[None]:
+    """Holds the job's folder of checkpoints on this machine. Raises Refused while another run holds it."""
+    uri: str = job["spec"]["checkpoint"]["uri"]
+    if not is_file(uri):
+        yield
+        return
+    folder = _opened(uri)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(folder)
+        message = f"checkpoint.uri {uri} is in use by another run on this machine; wait for it, or choose another"
+        raise Refused("CheckpointInUse", message) from error
+    try:
+        yield
+    finally:
+        os.close(folder)
+
+
+def _opened(uri: str) -> int:
+    try:
+        file_path(uri).mkdir(parents=True, exist_ok=True)
+        return os.open(file_path(uri), os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        way_out = "give this user the right to write there, or choose another"
+        raise Refused("CheckpointUnusable", f"checkpoint.uri {uri}: {error.strerror}; {way_out}") from error
 
 
 def check_ports() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from coxswain.wire import JobReport, StepLine
 from coxswain_cli.workdir import LoggedEvent, Tail, condition, events_of, steps_of
+from coxswain_operator.views import retry_requested
 
 Manifest = dict[str, Any]
 
@@ -61,7 +62,7 @@ class Watcher:
         speed, pace = _speed(self._recent)
         return View(
             name=job["metadata"]["name"],
-            state=summary.get("reason", "Queued"),
+            state="Restarting" if retry_requested(job) else summary.get("reason", "Queued"),
             message=summary.get("message", ""),
             step=step,
             steps=steps,

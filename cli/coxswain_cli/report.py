@@ -21,7 +21,9 @@ def write_report(directory: Path, output: Path | None = None, steps: tuple[int, 
     Raises Refused when the folder belongs to no run, or nothing is recorded of a requested step.
     """
     run = read_run(directory, steps)
-    target = output or directory / "report.html"
+    target = directory / "report.html" if output is None else output
+    if not target.name:
+        raise Refused("BadOutput", f"--output {str(target)!r} names no file; give the path of a file to write")
     _write(target, page(run))
     return target
 
@@ -46,7 +48,7 @@ def report_command(
         folder, wanted = _resolve(directory), _numbers(steps)
         if as_json:
             typer.echo(json.dumps(facts(read_run(folder, wanted))))
-        if output or not as_json:
+        if output is not None or not as_json:
             typer.echo(write_report(folder, output, wanted), err=as_json)
     except (Refused, OSError) as error:
         typer.echo(f"cox report: {error}", err=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 
@@ -18,11 +18,13 @@ from coxswain.api.jobfiles import load_run
 from coxswain.errors import Refused
 from coxswain.exits import Exit
 from coxswain.wire import JobReport
+from coxswain_cli.again import forget_checkpoint, nothing_to_do, reopen
 from coxswain_cli.apply import NAMESPACE, apply
 from coxswain_cli.display import Display
+from coxswain_cli.interrupts import Interrupts, SteadyStream
 from coxswain_cli.jsonlines import JsonOutput
 from coxswain_cli.output import Output, TextOutput
-from coxswain_cli.preflight import check_ports, check_room
+from coxswain_cli.preflight import check_ports, check_room, check_volumes, lock_checkpoints
 from coxswain_cli.progress import View, Watcher
 from coxswain_cli.summary import FAILED, exit_code, has_ended, is_suspended
 from coxswain_cli.workdir import condition, default_workdir
@@ -36,61 +38,95 @@ Manifest = dict[str, Any]
 
 _POLL = 0.5  # seconds between two requests to the coordinator, which is on this machine
 _LOOK = 0.25  # seconds between two updates of the display
+_LEAVE = 3.0  # seconds for the services of an ended job to leave by themselves
 _LAST_PASS = 10.0  # seconds for the last pass of reconcile
 _STOPPED = 130  # exit code of a run that was stopped at once, as in shells
 
 
 def run_command(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="YAML files with one TrainingJob and what it refers to.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="YAML files with one TrainingJob and what it refers to; -: standard input."
+        ),
     ],
     workdir: Annotated[Path | None, typer.Option(help="Where the run keeps its state [runs/JOB].")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Set a field of the job, such as spec.stop.steps=100."),
+    ] = None,
     until_step: Annotated[int | None, typer.Option(min=1, help="Save and stop before this step.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print events, steps and the end as JSON, one object a line.")
     ] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Resume a job that has failed, with fresh counters.")] = False,
+    accept_older: Annotated[
+        bool,
+        typer.Option(
+            "--accept-older-checkpoint", help="Resume from the newest checkpoint that is there, or from the beginning."
+        ),
+    ] = False,
 ) -> None:
     """Run the TrainingJob of the given files on this machine, or resume it.
 
-    Exit code 0: Succeeded, or stopped as asked. 1: Failed. 2: refused. Ctrl-C saves and stops; twice stops at once.
+    Exit code 0: Succeeded, or stopped as asked. 1: Failed. 2: refused. 130: stopped at once. Ctrl-C, SIGTERM and a
+    lost terminal save and stop; twice stops at once.
     """
-    output: Output = JsonOutput() if as_json else TextOutput()
+    options = Options(tuple(settings or ()), until_step, retry, accept_older)
+    with Interrupts() as interrupts:
+        out = cast("TextIO", SteadyStream(sys.stdout, interrupts))
+        output: Output = JsonOutput(out) if as_json else TextOutput(out)
+        raise typer.Exit(_run_files(files, workdir, options, output, interrupts))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    settings: tuple[str, ...] = ()
+    until_step: int | None = None
+    retry: bool = False
+    accept_older: bool = False
+
+
+def _run_files(
+    files: list[Path], workdir: Path | None, options: Options, output: Output, interrupts: Interrupts
+) -> int:
+    """Returns the exit code; every refusal goes to the output."""
     try:
-        objects = load_run(files)
+        objects = load_run(files, options.settings)
+        check_volumes(objects)
         job = next(o for o in objects if o["kind"] == "TrainingJob")
         folder = workdir or default_workdir(job["metadata"]["name"])
-        code = asyncio.run(run(objects, folder, until_step, output))
+        return asyncio.run(run(objects, folder, options, output, interrupts))
     except Refused as error:
         output.refuse(Exit.USER_FAULT, error.reason, f"cox run: {error.message}")
-        raise typer.Exit(Exit.USER_FAULT) from error
-    except (StoppedAtOnce, KeyboardInterrupt) as stop:
+        return Exit.USER_FAULT
+    except (StoppedAtOnce, KeyboardInterrupt):
         output.refuse(_STOPPED, "Stopped", "stopped at once; the same command resumes from the last checkpoint")
-        raise typer.Exit(_STOPPED) from stop
+        return _STOPPED
     except OSError as error:
         output.refuse(FAILED, "MachineTrouble", f"cox run: {error}; repair that and repeat the command to resume")
-        raise typer.Exit(FAILED) from error
-    raise typer.Exit(code)
+        return FAILED
 
 
 class StoppedAtOnce(Exception):
     """The second Ctrl-C."""
 
 
-async def run(objects: list[Manifest], workdir: Path, until_step: int | None, output: Output) -> int:
+async def run(objects: list[Manifest], workdir: Path, options: Options, output: Output, interrupts: Interrupts) -> int:
     """Runs the job and returns the exit code."""
     clock = SteadyClock()
     async with LocalCluster(workdir, clock) as cluster:
         _log_to(workdir / "logs" / "cox.log")
-        job = await apply(cluster, objects)
+        job = await reopen(cluster, await apply(cluster, objects), options.retry)
         if has_ended(job):
-            output.say(
-                f"this job has already ended: nothing is trained. For a new run, choose another --workdir than {workdir}"
-            )
+            output.say(nothing_to_do(job, workdir))
         else:
             check_ports()
-            with output.display() as display:
+            job = await forget_checkpoint(cluster, job) if options.accept_older else job
+            with lock_checkpoints(job), output.display() as display:
                 display.say(f"work directory {workdir}")
-                job = await LocalRun(cluster, job, until_step, display, clock).until_end()
+                interrupts.counting = True  # from here on there are pods, to the end of the command
+                job = await LocalRun(cluster, job, options.until_step, display, clock).until_end(interrupts)
     output.end(job, workdir)
     return exit_code(job)
 
@@ -101,27 +137,6 @@ def _log_to(path: Path) -> None:
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(filename=path, level=logging.INFO, format=form)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-
-
-class Interrupts:
-    """Counts SIGINT and SIGTERM instead of ending on the first."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __enter__(self) -> Interrupts:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().remove_signal_handler(number)
-
-    def _interrupt(self) -> None:
-        self.count += 1
 
 
 class LocalRun:
@@ -137,25 +152,26 @@ class LocalRun:
         self._watcher = Watcher(cluster.workdir)
         self._stop_requested = False
 
-    async def until_end(self) -> Manifest:
+    async def until_end(self, interrupts: Interrupts) -> Manifest:
         """Returns the job once it has ended or is suspended. Raises StoppedAtOnce."""
         control = HttpJobControl(self._cluster)
         controller = Controller(self._cluster, control, self._clock, poll_seconds=_POLL, on_report=self._on_report)
         leave = asyncio.Event()
         passes = asyncio.create_task(run_job(controller, self._cluster, NAMESPACE, self._name, leave))
-        with Interrupts() as interrupts:
-            try:
-                while not (self._is_over(job := await self._job()) or passes.done()):
-                    self._display.show(self._look(job))
-                    check_room(self._cluster.workdir)
-                    await self._steer(job, interrupts.count)
-                    await asyncio.wait([passes], timeout=_LOOK)
-                leave.set()
-                await asyncio.wait([passes], timeout=_LAST_PASS)
-            finally:
-                passes.cancel()
-                await asyncio.wait([passes])
-                await control.close()
+        try:
+            while not (self._is_over(job := await self._job()) or passes.done()):
+                self._display.show(self._look(job))
+                check_room(self._cluster.workdir)
+                await self._steer(job, interrupts.count)
+                await asyncio.wait([passes], timeout=_LOOK)
+            if has_ended(job):
+                await asyncio.wait([passes], timeout=_LEAVE)
+            leave.set()
+            await asyncio.wait([passes], timeout=_LAST_PASS)
+        finally:
+            passes.cancel()
+            await asyncio.wait([passes])
+            await control.close()
         if not passes.cancelled():
             passes.result()  # raises its error
         self._display.show(self._look(job))

@@ -16,8 +16,10 @@ from coxswain.errors import CoxswainError, Refused
 from coxswain.exits import Exit
 from coxswain.wire import JobReport
 from coxswain_cli.progress import amount, duration
-from coxswain_cli.workdir import condition, find_workdir, objects
+from coxswain_cli.summary import has_ended, is_suspended
+from coxswain_cli.workdir import Tail, condition, find_workdir, is_open, steps_of
 from coxswain_link.http_client import Client
+from coxswain_operator.local.objects import read_objects
 
 Manifest = dict[str, Any]
 
@@ -33,31 +35,46 @@ def status_command(
     """Show what a job does, and why it waits."""
     try:
         workdir = find_workdir(job)
-        manifest = _only_job(workdir)
+        seen = look(workdir)
     except Refused as error:
         typer.echo(f"cox status: {error.message}", err=True)
         raise typer.Exit(Exit.USER_FAULT) from error
-    pods = objects(workdir, "Pod")
-    report = ask_coordinator(workdir, pods)
     if as_json:
-        typer.echo(json.dumps({"job": manifest, "pods": pods, "report": msgspec.to_builtins(report)}))
+        typer.echo(json.dumps(msgspec.to_builtins(seen)))
     else:
-        typer.echo("\n".join(describe(manifest, pods, report)))
+        typer.echo("\n".join(describe(seen)))
 
 
-def _only_job(workdir: Path) -> Manifest:
-    jobs = objects(workdir, "TrainingJob")
+class Seen(msgspec.Struct):
+    """A work directory at one moment."""
+
+    job: Manifest
+    pods: list[Manifest]
+    report: JobReport | None
+    running: bool  # a process holds the work directory
+    step: int  # after the last line of steps.jsonl; 0: none
+
+
+def look(workdir: Path) -> Seen:
+    """Raises Refused where there is no job, or an object is damaged."""
+    running, objects = is_open(workdir), read_objects(workdir / "cluster")
+    jobs = [o for o in objects if o["kind"] == "TrainingJob"]
     if not jobs:
         raise Refused("NoJob", f"{workdir} holds no TrainingJob; it was deleted, or never created")
-    return jobs[0]
+    pods = [o for o in objects if o["kind"] == "Pod"]
+    report = ask_coordinator(objects, pods) if running else None
+    steps = steps_of(Tail(workdir / "steps.jsonl", from_start=True))
+    return Seen(jobs[0], pods, report, running, steps[-1].step + 1 if steps else 0)
 
 
-def ask_coordinator(workdir: Path, pods: list[Manifest]) -> JobReport | None:
+def ask_coordinator(objects: list[Manifest], pods: list[Manifest]) -> JobReport | None:
     """Returns the coordinator's report; None when it does not run or does not answer."""
     address = next(
-        (p["status"]["podIP"] for p in pods if _role(p) == "coordinator" and p["status"]["phase"] == "Running"), None
+        (p["status"].get("podIP") for p in pods if _role(p) == "coordinator" and p["status"]["phase"] == "Running"),
+        None,
     )
-    token = next((s["data"]["token"] for s in objects(workdir, "Secret") if "token" in s.get("data", {})), None)
+    secrets = (o["data"] for o in objects if o["kind"] == "Secret")
+    token = next((data["token"] for data in secrets if "token" in data), None)
     if address is None or token is None:
         return None
     try:
@@ -69,21 +86,24 @@ def ask_coordinator(workdir: Path, pods: list[Manifest]) -> JobReport | None:
         return None
 
 
-def describe(job: Manifest, pods: list[Manifest], report: JobReport | None) -> Iterator[str]:
+def describe(seen: Seen) -> Iterator[str]:
     """Yields lines of text."""
-    summary, status = condition(job, "Succeeded"), job.get("status", {})
-    yield f"{job['metadata']['name']}: {summary.get('reason', 'Queued')}"
-    if summary.get("message"):
-        yield f"  {summary['message']}"
+    job, report, status = seen.job, seen.report, seen.job.get("status", {})
+    summary, over = condition(job, "Succeeded"), has_ended(job) or is_suspended(job)
+    if seen.running or over:
+        yield f"{job['metadata']['name']}: {summary.get('reason', 'Queued')}"
+        yield from (f"  {line}" for line in summary.get("message", "").splitlines())
+    else:
+        yield f"{job['metadata']['name']}: not running"
+        yield "  its `cox run` has ended before the job; the same command resumes it"
     if report is not None:
         loss = "-" if report.loss is None else f"{report.loss:.4f}"
         speed = f"{amount(report.tokens_per_second)} tokens/s, idle {report.idle_fraction:.1%}"
         yield f"  step        {report.step}/{report.steps}, loss {loss}, {speed}, {duration(report.eta_seconds)} left"
         yield f"  waits for   {report.waiting_for or 'nothing'}"
     elif progress := status.get("progress"):
-        over = summary.get("reason") in ("Completed", "Failed", "Suspended")
-        quiet = "" if over else " when last seen; no coordinator answers"
-        yield f"  step        {progress['step']}/{progress['steps']}{quiet}"
+        quiet = "" if over or not seen.running else " when last seen; no coordinator answers"
+        yield f"  step        {max(progress['step'], seen.step)}/{progress['steps']}{quiet}"
     if layout := status.get("layout"):
         yield f"  layout      {layout.get('summary', '')}, world generation {status.get('worldGeneration', 0)}"
     if checkpoint := status.get("lastCheckpoint"):
@@ -93,20 +113,23 @@ def describe(job: Manifest, pods: list[Manifest], report: JobReport | None) -> I
     for kind in ("Degraded", "Validated"):
         if (found := condition(job, kind)).get("status") == ("True" if kind == "Degraded" else "False"):
             yield f"  {kind.lower():<11} {found['reason']}: {found.get('message', '')}"
-    for pod in sorted(pods, key=lambda p: p["metadata"]["name"]):
-        yield f"  pod         {pod['metadata']['name']}: {_pod_state(pod)}"
+    for pod in sorted(seen.pods, key=lambda p: p["metadata"]["name"]):
+        yield f"  pod         {pod['metadata']['name']}: {_pod_state(pod, seen.running)}"
 
 
 def _role(pod: Manifest) -> str:
-    return str(pod["metadata"].get("labels", {}).get(names.LABEL_ROLE, ""))
+    return str((pod["metadata"].get("labels") or {}).get(names.LABEL_ROLE, ""))
 
 
-def _pod_state(pod: Manifest) -> str:
+def _pod_state(pod: Manifest, running: bool) -> str:
     """Returns the phase, and the containers that are not ready."""
     status = pod["status"]
+    if not running and status["phase"] not in ("Succeeded", "Failed"):
+        return "gone, with its `cox run`"
     containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
-    late = [c["name"] for c in containers if not c["ready"]]
+    late = [c["name"] for c in containers if not c.get("ready")]
     why = f", not ready: {', '.join(late)}" if status["phase"] == "Running" and late else ""
-    codes = [f"{c['name']} {c['state']['terminated']['exitCode']}" for c in containers if "terminated" in c["state"]]
+    ended = [(c["name"], c.get("state", {}).get("terminated")) for c in containers]
+    codes = [f"{name} {state.get('exitCode')}" for name, state in ended if state]
     ends = f" (exit codes: {', '.join(codes)})" if codes and status["phase"] in ("Succeeded", "Failed") else ""
     return f"{status['phase']}{why}{ends} {status.get('message', '')}".rstrip()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from coxswain.exits import Exit
+from coxswain.names import ANNOTATION_STOP_AT
 from coxswain_cli.progress import amount
 from coxswain_cli.workdir import Tail, condition, steps_of
+from coxswain_operator.views import retry_requested
 
 Manifest = dict[str, Any]
 
@@ -18,8 +21,12 @@ _WIDTH = 120  # columns, for the reason of the end
 
 
 def has_ended(job: Manifest) -> bool:
-    """Whether the job is Completed or Failed, which never changes."""
-    return condition(job, "Succeeded").get("status") in ("True", "False")
+    """Whether the job is Completed or Failed, and no retry is requested."""
+    return condition(job, "Succeeded").get("status") in ("True", "False") and not retry_requested(job)
+
+
+def has_failed(job: Manifest) -> bool:
+    return condition(job, "Succeeded").get("status") == "False"
 
 
 def is_suspended(job: Manifest) -> bool:
@@ -50,6 +57,13 @@ def summary(job: Manifest, workdir: Path) -> Iterator[str]:
     for name in ("steps.jsonl", "events.jsonl", "logs"):
         if (workdir / name).exists():
             yield f"  {name:<12} {workdir / name}"
-    yield f"  report       cox report {workdir}"
-    if is_suspended(job):
-        yield "  to resume    repeat the command (without --until-step)"
+    yield f"  report       cox report {shlex.quote(str(workdir))}"
+    if is_suspended(job) or has_failed(job):
+        yield f"  to resume    {_to_resume(job)}"
+
+
+def _to_resume(job: Manifest) -> str:
+    if has_failed(job):
+        return "correct what is wrong, then repeat the command; where nothing needs a change, add --retry"
+    stopped = ANNOTATION_STOP_AT in (job["metadata"].get("annotations") or {})
+    return "repeat the command without --until-step" if stopped else "repeat the command"

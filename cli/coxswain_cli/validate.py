@@ -14,19 +14,23 @@ from rich.console import Console
 from rich.text import Text
 
 from coxswain.api.field_errors import FieldError
-from coxswain.api.load import load_documents
-from coxswain.api.validate import validate
+from coxswain.api.load import Document, load_documents
+from coxswain.api.validate import missing, validate
 from coxswain.exits import Exit
 
 
 def validate_command(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="YAML files with TrainingJobs, mixes, sources, policies.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="YAML files with TrainingJobs, mixes, sources, policies; -: standard input."
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the faults as a JSON array.")] = False,
 ) -> None:
     """Check files offline and print every fault with its fix. Exit code 0, or 2 with faults."""
     documents, faults = load_documents(files)
+    faults += _empty_files(files, documents, faults)
     faults = sorted([*faults, *validate(documents)], key=lambda fault: (fault.file, fault.document))
     if as_json:
         print(json.dumps([asdict(fault) for fault in faults], indent=2))
@@ -34,7 +38,17 @@ def validate_command(
         print_faults(faults)
     else:
         print(f"{_count(len(documents), 'object')} in {_count(len(files), 'file')}: no faults")
+        for absent in missing(documents):
+            print(
+                f"note: {absent.path}: {absent.message} in these files; `cox run` needs it there, a cluster may have it"
+            )
     raise typer.Exit(Exit.USER_FAULT if faults else Exit.DONE)
+
+
+def _empty_files(files: list[Path], documents: list[Document], faults: list[FieldError]) -> list[FieldError]:
+    used = {d.file for d in documents} | {f.file for f in faults}
+    way_out = "name files with at least one object"
+    return [FieldError("", "holds no object", way_out=way_out, file=str(f)) for f in files if str(f) not in used]
 
 
 def print_faults(faults: Sequence[FieldError], console: Console | None = None) -> None:

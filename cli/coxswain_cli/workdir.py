@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import fcntl
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,6 +15,8 @@ from coxswain.errors import Refused
 from coxswain.wire import StepLine
 
 Manifest = dict[str, Any]
+
+T = TypeVar("T")
 
 RUNS = Path("runs")
 
@@ -34,9 +36,16 @@ def find_workdir(job_or_folder: str) -> Path:
     raise Refused("NoRun", message)
 
 
-def objects(workdir: Path, kind: str) -> list[Manifest]:
-    """Returns the local cluster's objects of one kind, as stored."""
-    return [json.loads(path.read_bytes()) for path in sorted((workdir / "cluster" / kind).glob("*/*.json"))]
+def is_open(workdir: Path) -> bool:
+    """Whether a `cox run`, or a process of one, holds the work directory."""
+    try:
+        with (workdir / "cluster.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # it is held, or belongs to another user
+        return True
+    return False
 
 
 def condition(job: Manifest, type_: str) -> Manifest:
@@ -45,8 +54,7 @@ def condition(job: Manifest, type_: str) -> Manifest:
     return next((c for c in conditions if c["type"] == type_), {})
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedEvent:
+class LoggedEvent(msgspec.Struct, frozen=True):
     reason: str
     message: str
     time: str = ""
@@ -54,7 +62,9 @@ class LoggedEvent:
     @property
     def seconds(self) -> float:
         """Seconds since 1970; 0 when the event has no time."""
-        return datetime.fromisoformat(self.time).timestamp() if self.time else 0.0
+        with suppress(ValueError):
+            return datetime.fromisoformat(self.time).timestamp()
+        return 0.0
 
 
 class Tail:
@@ -77,8 +87,16 @@ class Tail:
 
 
 def steps_of(tail: Tail) -> list[StepLine]:
-    return [msgspec.json.decode(line, type=StepLine) for line in tail.lines()]
+    return list(_decoded(tail, StepLine))
 
 
 def events_of(tail: Tail) -> list[LoggedEvent]:
-    return [LoggedEvent(e["reason"], e["message"], str(e.get("time", ""))) for e in map(json.loads, tail.lines())]
+    return list(_decoded(tail, LoggedEvent))
+
+
+def _decoded(tail: Tail, type_: type[T]) -> Iterator[T]:
+    """Skips what is no line of this kind, such as the rest of a full disk."""
+    decoder = msgspec.json.Decoder(type_)
+    for line in tail.lines():
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            yield decoder.decode(line)

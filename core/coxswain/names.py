@@ -18,6 +18,9 @@ LABEL_INCARNATION = "coxswain.dev/incarnation"
 # suspended until the annotation names a later step or is taken away.
 ANNOTATION_STOP_AT = "coxswain.dev/stop-at-step"
 
+# On a TrainingJob that has ended: a value that is not status.retried starts it again from its last checkpoint.
+ANNOTATION_RETRY = "coxswain.dev/retry"
+
 # Environment of every service's container. Written by the operator's manifests, read by coxswain_link.environment.
 ENV_NAME = "COXSWAIN_NAME"  # `trainer-2`, `loader-0`, `coordinator`: stable over incarnations
 ENV_INDEX = "COXSWAIN_INDEX"
@@ -27,6 +30,7 @@ ENV_JOB_DIR = "COXSWAIN_JOB_DIR"  # holds job.json (ConfigMap)
 ENV_TOKEN_DIR = "COXSWAIN_TOKEN_DIR"  # holds token (Secret)
 ENV_SECRETS_DIR = "COXSWAIN_SECRETS_DIR"  # one folder per endpoint Secret
 ENV_RUN_DIR = "COXSWAIN_RUN_DIR"  # coordinator only: steps.jsonl, events.jsonl, timings.jsonl
+ENV_RECORDED_STEP = "COXSWAIN_RECORDED_STEP"  # coordinator only: of status.lastCheckpoint; optional
 ENV_TERMINATION_LOG = "COXSWAIN_TERMINATION_LOG"
 ENV_STORE_PATIENCE = "COXSWAIN_STORE_PATIENCE_SECONDS"  # for which S3 may be away within one call; optional
 ENV_POD_NAME = "POD_NAME"
@@ -48,6 +52,11 @@ EVENT_REASONS = (
     "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "StragglerDetected", "LayoutChanged", "NodeLost",
     "WorkerRestarted", "CheckpointSaved", "Scaled", "Suspended", "Resumed", "Completed", "Failed",
 )  # fmt: skip
+
+
+def host_port(host: str, port: int) -> str:
+    """Of a URL: an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def constructor_socket(pod_uid: str) -> str:

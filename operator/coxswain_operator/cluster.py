@@ -10,12 +10,17 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+from coxswain.errors import Refused
 from coxswain.wire import JobReport
 from coxswain_operator.views import Conditions, Event, Manifest, PodView
 
 
 class AlreadyExists(Exception):
     """An object of that name exists."""
+
+
+class Denied(Refused):
+    """The server refuses as long as something else stays as it is: a quota, rights, an admission webhook."""
 
 
 class Conflict(Exception):
@@ -38,6 +43,10 @@ class Cluster(Protocol):
         """The current object; None if there is none."""
         ...
 
+    async def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """The object that holds this name now, whatever its labels. Not from a cache; metadata suffices."""
+        ...
+
     async def list(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
         """All current objects of a kind. Not for pods, nodes and Secrets."""
         ...
@@ -46,8 +55,8 @@ class Cluster(Protocol):
         """The current pods of a job, without the conditions of their nodes."""
         ...
 
-    async def orphans(self, namespace: str, job: str) -> Sequence[PodView]:
-        """Pods that a job of that name has left behind; not for a job that exists."""
+    async def orphans(self, namespace: str, job: str, besides: str = "") -> Sequence[PodView]:
+        """Pods of all jobs that have had that name, but for those of the job with the uid `besides`."""
         ...
 
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
@@ -63,7 +72,7 @@ class Cluster(Protocol):
         ...
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Returns the object as stored. Raises AlreadyExists."""
+        """Returns the object as stored. Raises AlreadyExists; Denied for now, Refused for good."""
         ...
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str = "", force: bool = False) -> None:

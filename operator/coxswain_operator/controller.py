@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from coxswain.names import LABEL_JOB_UID
 from coxswain.wire import JobReport
 from coxswain_operator.children import KINDS
+from coxswain_operator.children.common import controller_of
 from coxswain_operator.children.configuration import secret_name
 from coxswain_operator.clock import SteadyClock
 from coxswain_operator.cluster import Cluster, JobControl
 from coxswain_operator.executor import ActionExecutor
-from coxswain_operator.pod_decoding import child_view, with_nodes
+from coxswain_operator.pod_decoding import child_view, holder_view, with_nodes
 from coxswain_operator.reconcile import queueing, reconcile
 from coxswain_operator.reconcile.actions import Create, CreatePod, Decision, Delete, Observed, RequeueAt, WriteStatus
 from coxswain_operator.reconcile.spec import read_spec
 from coxswain_operator.reconcile.status import read_status
 from coxswain_operator.settings import Settings
-from coxswain_operator.views import Manifest, PodView
+from coxswain_operator.views import HolderView, Manifest, PodView, retry_requested
 from coxswain_operator.workqueue import RequeueDelay
 
 WATCHED = ("TrainingJob", "Pod", "DataSource", "DataMix", "ParallelismPolicy")
 RETRY_SECONDS = 1.0  # after a pass that failed half-way
 QUOTA_SECONDS = 10.0  # between two tries to create what a quota leaves no room for
 QUIET_FACTOR = 10.0  # times its own cost: the delay after a pass that found nothing to do
+MAX_HOLDERS = 5  # of taken names that one pass looks at
 RESYNC_SECONDS = 600.0  # between passes over a finished job
 
 
@@ -91,23 +93,43 @@ class Controller:
             children=tuple([child_view(c) for kind in KINDS for c in await self._children(kind, job)]),
             report=await self._report(job),
             rejection=self._executor.rejection(job),
+            holders=await self._holders(job),
+            leftovers=await self._leftovers(job),
             fresh_token=secrets.token_urlsafe(32),
         )
 
     async def _children(self, kind: str, job: Manifest) -> list[Manifest]:
         """Reads Secrets by name only: the operator must not see those of others."""
         meta = job["metadata"]
-        if kind != "Secret":
-            return await self._cluster.list(kind, meta["namespace"], {LABEL_JOB_UID: meta["uid"]})
-        secret = await self._cluster.get(kind, meta["namespace"], secret_name(job))
-        ours = secret is not None and (secret["metadata"].get("labels") or {}).get(LABEL_JOB_UID) == meta["uid"]
-        return [secret] if secret is not None and ours else []
+        if kind == "Secret":
+            secret = await self._cluster.get(kind, meta["namespace"], secret_name(job))
+            found = [] if secret is None else [secret]
+        else:
+            found = await self._cluster.list(kind, meta["namespace"], {LABEL_JOB_UID: meta["uid"]})
+        return [c for c in found if controller_of(c).get("uid") == meta["uid"]]
+
+    async def _holders(self, job: Manifest) -> tuple[HolderView, ...]:
+        """What holds names that the last pass could not take; of many only the first ones."""
+        namespace, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
+        taken = self._executor.taken(job)[:MAX_HOLDERS]
+        found = [await self._cluster.find(kind, namespace, name) for kind, name in taken]
+        return tuple(holder_view(h, job) for h in found if h is not None and controller_of(h).get("uid") != uid)
+
+    async def _leftovers(self, job: Manifest) -> tuple[PodView, ...]:
+        """Pods of earlier jobs of the same name, if they hold a name: no pass over their own job deletes them."""
+        if not any(kind == "Pod" for kind, _ in self._executor.taken(job)):
+            return ()
+        meta = job["metadata"]
+        return await self._with_nodes(await self._cluster.orphans(meta["namespace"], meta["name"], meta["uid"]))
 
     async def _pods(self, job: Manifest) -> tuple[PodView, ...]:
         """Adds conditions of nodes only where they matter: it needs a cluster-wide right."""
         meta = job["metadata"]
         pods = await self._cluster.pod_views(meta["namespace"], meta["uid"])
         asked = any(rule.on_node_conditions for rule in read_spec(job).failure_policy.rules)
+        return await self._with_nodes(pods, asked)
+
+    async def _with_nodes(self, pods: Sequence[PodView], asked: bool = False) -> tuple[PodView, ...]:
         if not asked and not any(p.deleting for p in pods):
             return tuple(pods)
         nodes = await self._cluster.nodes()
@@ -141,5 +163,6 @@ _WRITES = (WriteStatus, Create, CreatePod, Delete)
 
 
 def is_finished(observed: Observed) -> bool:
-    """The job has ended and none of its pods is active."""
-    return read_status(observed.job).ended and not any(p.is_active for p in observed.pods)
+    """The job has ended for good and none of its pods runs."""
+    ended = read_status(observed.job).ended and not retry_requested(observed.job)
+    return ended and not any(p.occupies for p in observed.pods)

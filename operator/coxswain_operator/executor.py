@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 
 from coxswain.errors import Refused
@@ -18,10 +18,11 @@ from coxswain_operator.reconcile.actions import (  # fmt: skip
     LeaveQueue,
     WriteStatus,
 )
+from coxswain_operator.refusals import fault_of
 from coxswain_operator.slow_start import Call, SlowStartBatch, interleave
 from coxswain_operator.views import Event, Manifest
 
-QUOTA = "exceeded quota"  # how the API server's refusal says it; it has no reason of its own
+BATCH_SECONDS = 30.0  # of creating pods before the next pass: one job must not keep others waiting on a slow server
 OVERLAP_SECONDS = 0.5  # of deleting pods before the next pass: by then some successors can be created
 
 
@@ -30,30 +31,48 @@ class ActionExecutor:
 
     def __init__(self, cluster: Cluster, control: JobControl, at_once: int) -> None:
         self._cluster, self._control, self._at_once = cluster, control, at_once
-        self._rejections: dict[str, Fault] = {}  # by the job's uid
+        self._rejections: dict[str, Fault] = {}  # by the job's uid, of its last pass
+        self._taken: dict[str, list[tuple[str, str]]] = {}  # likewise
         self._workers: dict[str, int] = {}  # by the job's uid, during a restart
 
     def rejection(self, job: Manifest) -> Fault | None:
-        """The refusal of the last child of the job that the cluster did not take."""
+        """The first refusal of a child, or of a child's deletion, in the last pass."""
         return self._rejections.get(job["metadata"]["uid"])
 
+    def taken(self, job: Manifest) -> list[tuple[str, str]]:
+        """Kind and name of the children that the last pass could not create: other objects hold their names."""
+        return self._taken.get(job["metadata"]["uid"], [])
+
+    def forget(self, job: Manifest) -> None:
+        self._rejections.pop(job["metadata"]["uid"], None)
+        self._taken.pop(job["metadata"]["uid"], None)
+
     async def execute(self, job: Manifest, decision: Decision) -> bool:
-        """Executes all actions in their order. False: a result was unexpected; observe again soon."""
-        deletes = decision.of(Delete)
-        objects = [*(d for d in deletes if not _is_pod(d)), *decision.of(Create)]
+        """Executes all actions in their order. False: a result was unexpected; observe again soon.
+
+        Creates no pod before everything that pods need exists.
+        """
+        deletes, creates = decision.of(Delete), decision.of(Create)
         done = [await self._execute_one(job, action) for action in decision.of(WriteStatus)]
-        done.append(await self._execute_together(job, objects))
-        done.append(await self._execute_pods(job, [d for d in deletes if _is_pod(d)], decision.of(CreatePod)))
-        done += [await self._execute_one(job, action) for action in decision.of(LeaveQueue, CheckpointAndStop, Event)]
+        self.forget(job)
+        needed = [*(d for d in deletes if not _is_pod(d)), *(c for c in creates if not _is_budget(c))]
+        done.append(ready := await self._execute_together(job, needed))
+        pods = decision.of(CreatePod) if ready else ()
+        done.append(await self._execute_pods(job, [d for d in deletes if _is_pod(d)], pods))
+        done.append(await self._execute_together(job, [c for c in creates if _is_budget(c)]))
+        for action in decision.of(LeaveQueue, CheckpointAndStop, Event):
+            done.append(await self._execute_together(job, [action]))
         return all(done)
 
     async def _execute_pods(self, job: Manifest, deletes: Sequence[Action], creates: Sequence[Action]) -> bool:
-        """Interleaves deletions and creations; after OVERLAP_SECONDS the next pass does the rest."""
-        uid, seconds = job["metadata"]["uid"], OVERLAP_SECONDS if deletes else float("inf")
+        """Interleaves deletions and creations; after OVERLAP_SECONDS or BATCH_SECONDS the next pass does the rest."""
+        uid, seconds = job["metadata"]["uid"], OVERLAP_SECONDS if deletes else BATCH_SECONDS
         calls = self._calls(job, interleave(deletes, creates))
         batch = SlowStartBatch(calls, self._at_once, seconds, self._workers.pop(uid, 1))
         smooth = await _run(batch)
-        if smooth and deletes and creates:  # the next pass continues with as many
+        if deletes and self.rejection(job) is not None:  # nothing may stop them: a quota may wait for their room
+            await self._execute_together(job, deletes)
+        if smooth and creates and (deletes or not batch.is_done):  # the next pass continues with as many
             self._workers[uid] = batch.workers
         return smooth
 
@@ -69,33 +88,45 @@ class ActionExecutor:
             case WriteStatus(kind, name, status, version):
                 await self._cluster.patch_status(kind, namespace, name, status, version)
             case Delete(kind, name, uid, force):
-                await self._cluster.delete(kind, namespace, name, uid, force)
-            case Create(manifest) | CreatePod(manifest):
+                await self._permitted(job, f"{kind} {name}", self._cluster.delete(kind, namespace, name, uid, force))
+            case Create(manifest):
                 return await self._create(job, manifest)
+            case CreatePod():
+                return await self._create(job, self._manifest(job, action))
             case LeaveQueue(group, pod):
-                await self._cluster.leave_queue(namespace, group, pod)
+                await self._permitted(job, f"group {group}", self._cluster.leave_queue(namespace, group, pod))
             case CheckpointAndStop(reason, at_step):
                 return await self._control.checkpoint_and_stop(job, reason, at_step)
             case Event():
                 await self._cluster.publish(job, action)
         return True
 
-    async def _create(self, job: Manifest, manifest: Manifest) -> bool:
-        """The name may still be terminating: then the next pass retries.
-
-        A refusal ends the job, except by a quota: room may appear later.
-        """
-        uid = job["metadata"]["uid"]
+    def _manifest(self, job: Manifest, action: CreatePod) -> Manifest:
+        """A template that passes every check and yet cannot be laid over a pod must not stop the job without a word."""
         try:
-            await self._cluster.create(manifest)
-        except AlreadyExists:
-            return False
-        except Refused as error:
-            self._rejections[uid] = Fault(error.reason, error.message, retryable=QUOTA in error.message)
+            return action.manifest
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            text = f"Pod {action.name} cannot be made of the job's templates: {type(error).__name__}: {error}"
+            self._rejections.setdefault(job["metadata"]["uid"], Fault("TemplateUnusable", text, retryable=True))
             raise _Rejected from error
-        if uid in self._rejections and self._rejections[uid].retryable:
-            del self._rejections[uid]
+
+    async def _create(self, job: Manifest, manifest: Manifest) -> bool:
+        """The next pass looks at what holds a name that is taken, and at a refusal."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        try:
+            await self._permitted(job, f"{kind} {name}", self._cluster.create(manifest))
+        except AlreadyExists:
+            self._taken.setdefault(job["metadata"]["uid"], []).append((kind, name))
+            return False
         return True
+
+    async def _permitted(self, job: Manifest, what: str, call: Awaitable[object]) -> None:
+        """Awaits the call, and keeps the job's first refusal."""
+        try:
+            await call
+        except Refused as error:
+            self._rejections.setdefault(job["metadata"]["uid"], fault_of(what, error))
+            raise _Rejected from error
 
 
 async def _run(batch: SlowStartBatch) -> bool:
@@ -111,3 +142,8 @@ class _Rejected(Exception):
 
 def _is_pod(action: Action) -> bool:
     return isinstance(action, Delete) and action.kind == "Pod"
+
+
+def _is_budget(action: Action) -> bool:
+    """Pods do not need it."""
+    return isinstance(action, Create) and action.manifest["kind"] == "PodDisruptionBudget"

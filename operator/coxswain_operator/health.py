@@ -15,7 +15,7 @@ from aiohttp import web
 from coxswain_link.metrics import MetricsRegistry
 
 LONGEST_SILENCE = 180.0  # seconds: streams are reopened after 70
-LONGEST_WAIT = 300.0  # seconds for a pass: one may take long, all of them may not
+LONGEST_STALL = 300.0  # seconds: one pass may take long, all of them may not. A long wait alone is load, no fault
 LAG_NAP = 1.0  # seconds between two measurements of the loop
 LONGEST_UNRENEWED = 60.0  # seconds: a leader that cannot renew its Lease should have ended long before
 
@@ -26,6 +26,7 @@ class HealthStatus:
 
     silence: float = 0.0  # since the last message on the quietest stream
     waiting: float = 0.0  # of the job that waits longest
+    stalled: float = 0.0  # for which jobs have waited and no pass has ended
     unrenewed: float = 0.0  # since a leader's Lease was last renewed; 0 for a standby
     jobs: int = 0
     lag: float = 0.0  # of the event loop, recently
@@ -35,8 +36,8 @@ class HealthStatus:
         """The first limit that is exceeded; empty if none is."""
         if self.silence > LONGEST_SILENCE:
             return f"a watch has been silent for {self.silence:.0f} s; at most {LONGEST_SILENCE:.0f} are normal"
-        if self.waiting > LONGEST_WAIT:
-            return f"a job has waited for its pass for {self.waiting:.0f} s; at most {LONGEST_WAIT:.0f} are normal"
+        if self.stalled > LONGEST_STALL:
+            return f"jobs wait, and no pass has ended for {self.stalled:.0f} s; at most {LONGEST_STALL:.0f} are normal"
         if self.unrenewed > LONGEST_UNRENEWED:
             return f"the Lease was last renewed {self.unrenewed:.0f} s ago; at most {LONGEST_UNRENEWED:.0f} are normal"
         return ""

@@ -6,7 +6,7 @@ import base64
 from typing import Any
 
 from coxswain.errors import CoxswainError
-from coxswain.names import PORT_COORDINATOR
+from coxswain.names import PORT_COORDINATOR, host_port
 from coxswain.wire import JobReport, StopRequest
 from coxswain_link.http_client import AsyncClient
 from coxswain_operator.children.configuration import secret_name
@@ -66,7 +66,7 @@ class HttpJobControl:
             return known[1]
         if known:
             await known[1].close()
-        client = AsyncClient(f"http://{address}:{self._port}", token, DEADLINE_SECONDS, retry=False)
+        client = AsyncClient(f"http://{host_port(address, self._port)}", token, DEADLINE_SECONDS, retry=False)
         self._clients[meta["uid"]] = (key, client)
         return client
 

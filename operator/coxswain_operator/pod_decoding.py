@@ -11,9 +11,11 @@ import msgspec
 
 from coxswain import names
 from coxswain_operator.children import CONTENT
+from coxswain_operator.children.common import controller_of
+from coxswain_operator.children.containers import CONSTRUCTOR
 from coxswain_operator.children.scheduling import POD_GROUP, RETRIABLE
 from coxswain_operator.reconcile.times import seconds
-from coxswain_operator.views import ChildView, Conditions, Manifest, PodView
+from coxswain_operator.views import ChildView, Conditions, HolderView, Manifest, PodView
 
 GONE: Conditions = frozenset({("Ready", "Gone")})
 """Conditions of a node that does not exist any more."""
@@ -29,6 +31,11 @@ class PodAnnotations(_Struct, frozen=True, gc=False):
     retriable: str = msgspec.field(name=RETRIABLE, default="")
 
 
+class OwnerReference(_Struct, frozen=True, gc=False):
+    uid: str
+    controller: bool = False
+
+
 class ObjectMeta(_Struct, frozen=True, rename="camel", gc=False):
     name: str
     namespace: str = ""
@@ -36,8 +43,14 @@ class ObjectMeta(_Struct, frozen=True, rename="camel", gc=False):
     resource_version: str = "0"
     labels: dict[str, str] | None = None
     annotations: PodAnnotations | None = None
+    owner_references: tuple[OwnerReference, ...] | None = None
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
+
+    @property
+    def controller(self) -> str:
+        """The uid of its controller; empty without one. Labels prove nothing: anyone may set them."""
+        return next((o.uid for o in self.owner_references or () if o.controller), "")
 
 
 class PodCondition(_Struct, frozen=True, rename="camel", gc=False):
@@ -71,11 +84,13 @@ class ContainerState(_Struct, frozen=True, rename="camel", gc=False):
 class ContainerStatus(_Struct, frozen=True, rename="camel", gc=False):
     name: str
     state: ContainerState | None = None
+    ready: bool = False
 
 
 class PodStatus(_Struct, frozen=True, rename="camel", gc=False):
     phase: str | None = None
     reason: str | None = None
+    message: str | None = None
     pod_ip: str | None = msgspec.field(name="podIP", default=None)
     conditions: tuple[PodCondition, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
@@ -112,6 +127,9 @@ def view_of(pod: Pod) -> PodView:
     main = next((c for c in status.container_statuses or () if c.name == role), None)
     if main is not None and main.state is not None:
         ended = main.state.terminated or ended
+    phase, lingers = status.phase or "Pending", False
+    if ended.exit_code is not None and phase not in _ENDED:  # restartPolicy is Never: it does not come back
+        phase, lingers = _ENDED[ended.exit_code != 0], True
     conditions, placed = conditions_of(status.conditions), _condition(status, "PodScheduled")
     unplaced = placed if placed.status == "False" else _NO_CONDITION
     return PodView(
@@ -121,8 +139,8 @@ def view_of(pod: Pod) -> PodView:
         index=int(labels[names.LABEL_INDEX]),
         incarnation=int(labels[names.LABEL_INCARNATION]),
         attempt=int(labels.get(names.LABEL_ATTEMPT, 0)),
-        phase=sys.intern(status.phase or "Pending"),
-        ready=("Ready", "True") in conditions,
+        phase=sys.intern(phase),
+        ready=_is_ready(status, main),
         exit_code=ended.exit_code,
         reason=sys.intern(ended.reason or status.reason or ""),
         message=ended.message or "",
@@ -141,7 +159,22 @@ def view_of(pod: Pod) -> PodView:
         unscheduled_reason=sys.intern(unplaced.reason or "Unschedulable") if unplaced.status else "",
         group=sys.intern(labels.get(POD_GROUP, "")),
         given_up=meta.annotations is not None and meta.annotations.retriable == "false",
+        lingers=lingers,
+        pod_reason=sys.intern(status.reason or ""),
+        status_message=status.message or "",
     )
+
+
+_ENDED = ("Succeeded", "Failed")
+
+
+def _is_ready(status: PodStatus, main: ContainerStatus | None) -> bool:
+    """As the pod says, but for containers that are not ours. Of a lost node only the pod's condition turns False."""
+    condition = _condition(status, "Ready")
+    if condition.status == "True" or condition.reason != "ContainersNotReady" or main is None:
+        return condition.status == "True"
+    sidecars = [c for c in status.init_container_statuses or () if c.name == CONSTRUCTOR.name]
+    return all(c.ready for c in (main, *sidecars))
 
 
 def with_nodes(pods: Iterable[PodView], nodes: Mapping[str, Conditions]) -> tuple[PodView, ...]:
@@ -164,6 +197,21 @@ def child_view(child: Manifest) -> ChildView:
         name=meta["name"],
         uid=meta["uid"],
         content=(meta.get("annotations") or {}).get(CONTENT, ""),
+        deleting="deletionTimestamp" in meta,
+    )
+
+
+def holder_view(holder: Manifest, job: Manifest) -> HolderView:
+    """A leftover is not younger than the job: this operator may know only the predecessor of a job that is made again."""
+    meta, owner = holder["metadata"], controller_of(holder)
+    predecessor = (owner.get("kind"), owner.get("name")) == ("TrainingJob", job["metadata"]["name"])
+    older = seconds(meta["creationTimestamp"]) <= seconds(job["metadata"]["creationTimestamp"])
+    return HolderView(
+        kind=holder["kind"],
+        name=meta["name"],
+        uid=meta["uid"],
+        owner=f"{owner['kind']} {owner['name']}" if owner else "",
+        leftover=predecessor and older,
         deleting="deletionTimestamp" in meta,
     )
 

@@ -119,7 +119,8 @@ async def run(options: Options) -> None:
 
         def health_status(now: float) -> HealthStatus:
             unrenewed = now - leader.renewed if leader.renewed else 0.0
-            return HealthStatus(cluster.silence(now), queue.oldest(now), unrenewed, len(queue.keys), lag.seconds)
+            waiting, stalled = queue.oldest(now), queue.stalled(now)
+            return HealthStatus(cluster.silence(now), waiting, stalled, unrenewed, len(queue.keys), lag.seconds)
 
         health = await serve_health(options.host, options.port, health_status, registry)
         stack.push_async_callback(health.cleanup)

@@ -28,6 +28,7 @@ class SlowStartBatch:
         self._calls, self._at_once, self._end = iter(calls), at_once, time.monotonic() + seconds
         self._at_first, self.workers = at_first, 0
         self._errors, self._as_expected = list[BaseException](), True
+        self.is_done = False  # no call is left; the time was not up before
 
     async def run(self) -> bool:
         """Returns once all begun calls have ended; False: one returned False. Raises the first error."""
@@ -45,7 +46,8 @@ class SlowStartBatch:
     async def _worker(self, group: asyncio.TaskGroup) -> None:
         while (call := self._next_call()) is not None:
             try:
-                self._as_expected &= await call()
+                expected = await call()
+                self._as_expected &= expected  # read after the call: another worker may have changed it meanwhile
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # raised once the other calls have ended
@@ -57,7 +59,9 @@ class SlowStartBatch:
     def _next_call(self) -> Call | None:
         if self._errors or time.monotonic() >= self._end:
             return None
-        return next(self._calls, None)
+        call = next(self._calls, None)
+        self.is_done = call is None
+        return call
 
 
 def interleave(first: Iterable[T], second: Iterable[T]) -> Iterator[T]:

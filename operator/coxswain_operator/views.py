@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from coxswain.names import ANNOTATION_RETRY
+
 Manifest = dict[str, Any]
 Conditions: TypeAlias = frozenset[tuple[str, str]]
 """Conditions as (type, status)."""
@@ -27,7 +29,8 @@ class Event:
 class PodView:
     """The facts of a pod that decisions need.
 
-    Exit code, reason and message are those of the container that is named like the role.
+    Exit code, reason, message and, once it has ended, the phase are those of the container that is named like the role;
+    `ready` is that of our containers. Containers that a template adds decide nothing.
     """
 
     name: str
@@ -57,6 +60,9 @@ class PodView:
     unscheduled_reason: str = ""  # Unschedulable, SchedulingGated; empty once it has found one
     group: str = ""  # of pods that Kueue admits together
     given_up: bool = False  # its annotation says that its group gets no successors
+    lingers: bool = False  # its own container has ended; others, such as a log shipper, keep the pod on its node
+    pod_reason: str = ""  # the pod's own, such as Evicted
+    status_message: str = ""  # its explanation
 
     @property
     def member(self) -> str:
@@ -65,8 +71,13 @@ class PodView:
 
     @property
     def is_active(self) -> bool:
-        """A container of it may still run or start."""
+        """Its own container may still run or start."""
         return not self.is_held and self.phase not in ("Succeeded", "Failed")
+
+    @property
+    def occupies(self) -> bool:
+        """A container of it, also one that is not ours, may still run or start."""
+        return self.is_active or self.lingers
 
     @property
     def is_held(self) -> bool:
@@ -83,6 +94,18 @@ def member_name(role: str, index: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class HolderView:
+    """An object that is not this job's and holds the name of one of its children."""
+
+    kind: str
+    name: str
+    uid: str
+    owner: str = ""  # kind and name of its controller
+    leftover: bool = False  # of an earlier job of the same name
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ChildView:
     """A child other than a pod. `content` is the hash in its annotation."""
 
@@ -91,3 +114,15 @@ class ChildView:
     uid: str = ""
     content: str = ""
     deleting: bool = False
+
+
+def retry_value(job: Manifest) -> str:
+    """The value of the annotation that requests a retry."""
+    return str((job["metadata"].get("annotations") or {}).get(ANNOTATION_RETRY, ""))
+
+
+def retry_requested(job: Manifest) -> bool:
+    """The job has ended, and its annotation has a value that no retry has answered yet."""
+    status = job.get("status") or {}
+    summary = next((c for c in status.get("conditions", ()) if c["type"] == "Succeeded"), {"status": "Unknown"})
+    return summary["status"] != "Unknown" and retry_value(job) not in ("", status.get("retried"))

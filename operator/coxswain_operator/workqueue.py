@@ -44,6 +44,7 @@ class WorkQueue:
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._due: dict[Key, float] = {}  # when a key was added that is not in process yet
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+        self._ended = time.monotonic()  # when a call ended last
 
     async def __aenter__(self) -> WorkQueue:
         return self
@@ -72,6 +73,10 @@ class WorkQueue:
         """Seconds that the oldest waiting key has waited."""
         return max((now - since for since in self._due.values()), default=0.0)
 
+    def stalled(self, now: float) -> float:
+        """Seconds for which keys have waited and no call has ended: a server that is slow or fails ends them all, with errors."""
+        return min(self.oldest(now), now - self._ended)
+
     async def _process_until_gone(self, key: Key) -> None:
         """Processes the key until it is gone and was not added since."""
         added, failures, rest = self._added[key], 0, RequeueDelay(0.0, 0.0)
@@ -87,7 +92,10 @@ class WorkQueue:
     async def _process_once(self, key: Key) -> RequeueDelay | None:
         async with self._slots:
             self._due.pop(key, None)
-            return await self._process(key)
+            try:
+                return await self._process(key)
+            finally:
+                self._ended = time.monotonic()
 
 
 GONE = RequeueDelay(0.0, 0.0)

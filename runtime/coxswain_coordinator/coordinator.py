@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,17 +22,20 @@ class Coordinator:
     """One job's coordinator.
 
     `author` names it in the plan log; `run_dir` gets the JSON-lines files; `edits` returns the
-    job's mix when it has been edited.
+    job's mix when it has been edited. It never resumes below `recorded_step`.
     """
 
     def __init__(
         self, job: JobConfig, store: Store, token: str, planner: Planner, author: str, run_dir: Path | None,
-        clock: Callable[[], float], edits: Edits = lambda: None,
+        clock: Callable[[], float], edits: Edits = lambda: None, recorded_step: int = 0,
     ) -> None:  # fmt: skip
         metrics = build("coordinator")
         self._state = JobState(job, metrics, run_dir, clock)
+        self._state.recorded_step = recorded_step
         self._driver = Driver(self._state, store, planner, author, edits)
-        self._service = HttpService(token, lambda: self._state.generation, metrics)
+        self._service = HttpService(
+            token, lambda: self._state.generation, metrics, problem=lambda: self._driver.problem(time.monotonic())
+        )
         Handlers(self._state, self._driver.ack_end).routes(self._service)
 
     async def start(self, host: str, port: int) -> int:

@@ -34,6 +34,7 @@ Edits = Callable[[], MixConfig | None]
 _STALL_CHECK_SECONDS = 1.0  # seconds between two checks for a stall
 _LEAVE_SECONDS = 30.0  # for workers to exit after the end
 _DRAIN_SECONDS = 5.0  # for services to receive the end of the job
+LONGEST_ACTION = 3600.0  # seconds for one action of the driver: the store's calls within it end by themselves before
 
 
 class Driver:
@@ -50,17 +51,18 @@ class Driver:
         state.store_executor.watch(lambda: store.last_error)
         self._stall_detector = StallDetector()
         self._end_acks = 0  # services that have received the end
+        self._advanced: float | None = None  # when the current action began, by time.monotonic()
 
     async def drive(self) -> Finished:
         """Runs the job to its end.
 
         Raises Retryable when the store stays unavailable, Stale when another coordinator took over.
         """
-        run = self._state
+        run, self._advanced = self._state, time.monotonic()
         try:
             await self._open()
             while run.finished is None:
-                seen = run.notifier.count
+                seen, self._advanced = run.notifier.count, time.monotonic()
                 if not await self._advance():
                     await run.notifier.wait_until(lambda: run.notifier.count > seen, _STALL_CHECK_SECONDS)  # noqa: B023  called at once
         except Refused as error:
@@ -76,6 +78,12 @@ class Driver:
                 await self._store_call(self._log.check_current, self._state.generation)
             await self._store_call(self._checkpoints.collect_garbage)
 
+    def problem(self, now: float) -> str:
+        """Why this coordinator hangs: an action that does not end. Empty: it does not hang, or has finished."""
+        if self._advanced is None or self._state.finished is not None or now - self._advanced <= LONGEST_ACTION:
+            return ""
+        return f"the driver has not advanced for {now - self._advanced:.0f} s; at most {LONGEST_ACTION:.0f} are normal"
+
     async def drain(self) -> None:
         """Keeps answering until every service has received the end, or for some seconds."""
         members = len(self._state.registry)
@@ -87,7 +95,7 @@ class Driver:
 
     async def _open(self) -> None:
         check_batch(self._state.job)
-        self._state.manifest = await self._store_call(self._checkpoints.open)
+        self._state.manifest = await self._store_call(self._checkpoints.open, self._state.recorded_step)
         await self._store_call(self._mixes.read)
 
     async def _advance(self) -> bool:

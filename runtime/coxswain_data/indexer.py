@@ -28,7 +28,7 @@ def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: Loade
     indexed: list[BlockEntry] = []
     rejects = _Rejects(source)
     for entry in mine:
-        keyed = replace(entry, key=block_key(entry, tokenizer.hash, source.format_key))
+        keyed = _keyed(source, tokenizer, store, entry)
         index = block_index(source, tokenizer, store, keyed)
         rejects.add(keyed, index)
         indexed.append(counted(keyed, index))
@@ -39,6 +39,19 @@ def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: Loade
             "check uri, include and textField",
         )
     return Indexed(share=share, blocks=tuple(indexed), tokenizer=tokenizer.hash, vocabulary=tokenizer.vocabulary)
+
+
+def _keyed(source: Source, tokenizer: Tokenizer, store: Store, entry: BlockEntry) -> BlockEntry:
+    """With its key. What an earlier release indexed keeps the key of then: its runs go on."""
+    now, old = _with_key(source, tokenizer, entry), source.as_before(entry)
+    if old is None or store.exists(object_key(now.key)):
+        return now
+    before = _with_key(source, tokenizer, old)
+    return before if store.exists(object_key(before.key)) else now
+
+
+def _with_key(source: Source, tokenizer: Tokenizer, entry: BlockEntry) -> BlockEntry:
+    return replace(entry, key=block_key(entry, tokenizer.hash, source.format_key))
 
 
 def messages(indexed: Indexed, most: int = BLOCKS_IN_MESSAGE) -> list[Indexed]:

@@ -46,7 +46,7 @@ class Loader:
         self._name, self._coordinator, self._metrics = env.name, coordinator, metrics
         checkpoint, known = job.checkpoint, True  # the coordinator has opened it before
         self._store = open_store(checkpoint.uri, checkpoint.endpoint, env.secrets_dir, create=True, known=known)
-        self._open_sources = OpenSources(job.mix, env.secrets_dir, self._blocks)
+        self._open_sources = OpenSources(job.mix, env.secrets_dir, self._blocks, index=self._store)
         self._samples = Samples(self._open_sources, self._store, self._count_sample)
         self._indexed: dict[LoaderShare, Indexed] = {}
         self._given_up: StoreUnavailable | None = None  # the error of a store that stayed unavailable

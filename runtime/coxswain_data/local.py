@@ -41,7 +41,7 @@ class LocalData:
         open_one: OpenSource = open_source,
     ) -> None:
         self._mix, self._store, self._known = mix, store, dict(known or {})
-        self._open_sources = OpenSources(mix, secrets_dir, self._index, open_one)
+        self._open_sources = OpenSources(mix, secrets_dir, self._index, open_one, store)
         self._samples = Samples(self._open_sources, store)
         self._lengths: LRUCache[str, NDArray[np.uint32]] = LRUCache(INDEX_BYTES, lambda x: x.nbytes)
 

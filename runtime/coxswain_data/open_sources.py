@@ -11,6 +11,7 @@ from coxswain_data.block_map import BlockMap
 from coxswain_data.source import Source, open_source
 from coxswain_data.spool import Spool
 from coxswain_data.tokenizer import Tokenizer, open_tokenizer
+from coxswain_link.store import Store
 
 OpenSource = Callable[[SourceConfig, Path | None, Spool], Source]
 
@@ -27,8 +28,10 @@ class OpenSources:
         secrets_dir: Path | None,
         blocks: Callable[[str], Sequence[BlockEntry]],
         open_one: OpenSource = open_source,
+        index: Store | None = None,
     ) -> None:
-        self._configs = {s.name: s for s in mix.sources}
+        """`index`: where block indexes are, and digests of files."""
+        self._configs, self._index = {s.name: s for s in mix.sources}, index
         self._secrets_dir, self._blocks, self._open_one = secrets_dir, blocks, open_one
         self.spool = Spool()
         self._sources: dict[str, Source] = {}
@@ -38,6 +41,8 @@ class OpenSources:
     def source(self, name: str) -> Source:
         if name not in self._sources:
             self._sources[name] = self._open_one(self._configs[name], self._secrets_dir, self.spool)
+            if self._index is not None:
+                self._sources[name].keep_identities(self._index)
         return self._sources[name]
 
     def tokenizer(self, name: str) -> Tokenizer:

@@ -6,16 +6,20 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from coxswain.config import SourceConfig
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry
 from coxswain.lru_cache import LRUCache
+from coxswain.uris import is_file
 from coxswain_data.formats import format_named
 from coxswain_data.formats.base import Block, Extent, OpenObject
 from coxswain_data.formats.object_reader import ObjectReader, Sizes
 from coxswain_data.formats.tokenbin import companion
+from coxswain_data.identity import FileIdentities
 from coxswain_data.spool import Spool
-from coxswain_link.store import BucketNotFound, NotFound, ObjectInfo, Store, open_store
+from coxswain_link.store import BucketNotFound, NotFound, ObjectChanged, ObjectInfo, Store, open_store
 
 OPEN_OBJECTS = 8  # held open at once, per source
 _PAIRED = ".bin"  # TokenBin: the objects that hold tokens, each with an index file beside it
@@ -30,8 +34,14 @@ class Source:
 
     def __init__(self, config: SourceConfig, store: Store, spool: Spool, sizes: Sizes) -> None:
         self.config, self._store, self._spool, self._sizes = config, store, spool, sizes
+        self._files = FileIdentities(store) if is_file(config.uri) else None
         self._format = format_named(config.format, config.name)
         self._open: LRUCache[tuple[str, str], OpenObject] = LRUCache(OPEN_OBJECTS, lambda _: 1)
+
+    def keep_identities(self, index: Store) -> None:
+        """Keeps digests of files in this store."""
+        if self._files is not None:
+            self._files.index = index
 
     @property
     def format_key(self) -> str:
@@ -53,10 +63,17 @@ class Source:
 
     def blocks(self) -> list[BlockEntry]:
         """All blocks, not indexed yet, by (path, ordinal)."""
-        entries = [_entry(info, extent) for info in self._objects() for extent in self._object(info).extents()]
+        found = [(info, self._identity(info)) for info in self._objects()]
+        if self._files is not None:
+            self._files.save()
+        entries = [_entry(info, etag, extent) for info, etag in found for extent in self._object(info).extents()]
         if not entries:
             raise self._empty("its objects hold no data; fill them, or correct uri or include")
         return entries
+
+    def as_before(self, entry: BlockEntry) -> BlockEntry | None:
+        """The block of a file as release 0.1 named it: by size, time and inode. None on S3."""
+        return None if self._files is None else replace(entry, etag=self._listed(entry.path).etag)
 
     def read(self, entry: BlockEntry) -> Block:
         """One block; refused by name when the object is not the one that the index describes."""
@@ -75,15 +92,30 @@ class Source:
 
     def _checked(self, entry: BlockEntry) -> ObjectInfo:
         try:
-            info = self._identified(self._store.head(entry.path), self._store.head)
+            info = self._listed(entry.path)
+            etag = info.etag if info.etag == entry.etag else self._identity(info)
         except NotFound as error:
             raise self.changed(entry.path, "was indexed and is gone") from error
-        if (info.size, info.etag) != (entry.object_size, entry.etag):
+        if (info.size, etag) != (entry.object_size, entry.etag):
             raise self.changed(
                 entry.path,
-                f"was indexed with {entry.object_size} bytes ({entry.etag}) and has {info.size} ({info.etag}) now",
+                f"was indexed with {entry.object_size} bytes ({entry.etag}) and has {info.size} ({etag}) now",
             )
         return info
+
+    def _listed(self, path: str) -> ObjectInfo:
+        return self._identified(self._store.head(path), self._store.head)
+
+    def _identity(self, info: ObjectInfo) -> str:
+        """The ETag that the index knows: of a file, and of its index file, the content's digest."""
+        if self._files is None:
+            return info.etag
+        etags = info.etag.split(" ")
+        paths = (info.path, companion(info.path))[: len(etags)]
+        try:
+            return " ".join(map(self._files.of, paths, etags))
+        except ObjectChanged as error:
+            raise self.changed(info.path, "was replaced since it was listed") from error
 
     def _objects(self) -> list[ObjectInfo]:
         wanted = include_pattern(self.config.include)
@@ -139,8 +171,8 @@ def include_pattern(glob: str) -> re.Pattern[str]:
     return re.compile(out)
 
 
-def _entry(info: ObjectInfo, extent: Extent) -> BlockEntry:
-    return BlockEntry(info.path, extent.ordinal, extent.offset, extent.size, info.size, info.etag)
+def _entry(info: ObjectInfo, etag: str, extent: Extent) -> BlockEntry:
+    return BlockEntry(info.path, extent.ordinal, extent.offset, extent.size, info.size, etag)
 
 
 def open_source(

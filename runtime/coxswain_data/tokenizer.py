@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from coxswain.config import EndpointConfig, TokenizerConfig
 from coxswain.errors import Refused
+from coxswain.uris import folder_and_key
 from coxswain_data.formats.base import Content
 from coxswain_link.store import BucketNotFound, NotFound, open_store
 
@@ -88,7 +89,7 @@ def open_tokenizer(config: TokenizerConfig, endpoint: EndpointConfig, secrets_di
     """Raises Refused (TokenizerUnusable)."""
     if config.kind == "bytes":
         return BytesTokenizer()
-    folder, _, name = config.uri.rpartition("/")
+    folder, name = folder_and_key(config.uri)
     try:
         data = open_store(f"{folder}/", endpoint, secrets_dir).get(name)
     except (NotFound, BucketNotFound) as error:

@@ -43,6 +43,7 @@ class Environment:
     secrets_dir: Path | None = None
     run_dir: Path | None = None
     termination_log: Path | None = None
+    recorded_step: int = 0  # of the last checkpoint that the job's status names
 
     @staticmethod
     def detect() -> Environment:
@@ -69,6 +70,7 @@ class Environment:
             secrets_dir=_path(names.ENV_SECRETS_DIR),
             run_dir=_path(names.ENV_RUN_DIR),
             termination_log=_path(names.ENV_TERMINATION_LOG),
+            recorded_step=int(env.get(names.ENV_RECORDED_STEP, "0")),
         )
 
 

@@ -17,6 +17,7 @@ from pyarrow import flight
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain.membership.values import Sequence
+from coxswain.names import host_port
 from coxswain.wire import TOKEN_HEADER, Fault
 
 BATCH_TOKENS = 256 << 10  # of a record batch: 1 MiB
@@ -67,7 +68,7 @@ class SliceServer(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(self, host: str, port: int, token: str, serve: Serve) -> None:
         self._serve = serve
         try:
-            super().__init__(f"grpc://{host}:{port}", middleware={"token": _TokenCheck(token)})
+            super().__init__(f"grpc://{host_port(host, port)}", middleware={"token": _TokenCheck(token)})
         except pa.ArrowException as error:  # it has no cause
             raise Retryable(f"cannot listen on {host}:{port}; does another process listen there?") from error
 
@@ -99,7 +100,7 @@ class SliceClient:
     """
 
     def __init__(self, host: str, port: int, token: str) -> None:
-        self._where = f"{host}:{port}"
+        self._where = host_port(host, port)
         # Traffic within a job never goes through a proxy.
         self._client = flight.FlightClient(f"grpc://{self._where}", generic_options=[("grpc.enable_http_proxy", 0)])
         self._headers = [(TOKEN_HEADER.lower().encode(), f"Bearer {token}".encode())]

@@ -33,8 +33,11 @@ class HttpService:
         generation: Callable[[], int],
         metrics: MetricsRegistry,
         ready: Callable[[], bool] = lambda: True,
+        problem: Callable[[], str] = lambda: "",
     ) -> None:
+        """`problem`: why only a restart helps, which /healthz answers with 503; empty: nothing is wrong."""
         self._token, self._generation, self._metrics, self._ready = token, generation, metrics, ready
+        self._problem = problem
         self.app = web.Application(client_max_size=64 << 20)
         self._runner: web.AppRunner | None = None
         self.app.router.add_get("/healthz", self._health)
@@ -80,7 +83,8 @@ class HttpService:
             raise Stale(f"generation {theirs} is over; the current one is {self._generation()}")
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+        problem = self._problem()
+        return web.Response(text=f"{problem or 'ok'}\n", status=503 if problem else 200)
 
     async def _readiness(self, _: web.Request) -> web.Response:
         return web.Response(text="ready\n") if self._ready() else web.Response(text="not ready\n", status=503)

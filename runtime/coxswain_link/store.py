@@ -5,13 +5,13 @@ What S3 may do to a call: docs/design/store.md.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import tenacity
 from obstore.store import LocalStore
@@ -19,6 +19,7 @@ from obstore.store import LocalStore
 from coxswain.config import EndpointConfig
 from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
+from coxswain.uris import bucket_and_prefix, file_path, is_file
 from coxswain_link.s3 import Access, find_access, open_s3
 from coxswain_link.store_attempt import Listing, ObjectInfo, StoreAttempt, where
 from coxswain_link.store_faults import (
@@ -173,18 +174,25 @@ def open_store(
     `known`: another process of the job has used it, so a missing bucket may come back. The same
     holds for a pod that is not the first of its member.
     """
-    parts = urlsplit(uri)
-    if parts.scheme == "file":
-        return Store(_local(uri, Path(parts.path), create), uri)
-    if parts.scheme == "s3":
+    if is_file(uri):
+        return Store(_local(uri, file_path(uri), create), uri)
+    if uri.startswith("s3://"):
         endpoint = endpoint or EndpointConfig()
         access = find_access(endpoint, secrets_dir)
-        backend = open_s3(parts.netloc, parts.path.strip("/"), endpoint, access)
+        backend = open_s3(*bucket_and_prefix(uri), endpoint, access)
         return Store(backend, uri, access, store_patience(), known or _had_predecessors())
     raise Refused("UnknownScheme", f"uri {uri!r}: allowed are s3://bucket/prefix and file:///folder")
 
 
 def _local(uri: str, folder: Path, create: bool) -> LocalStore:
-    if not create and not folder.is_dir():
-        raise NotFound(f"{uri} does not exist or is not a folder")
-    return LocalStore(prefix=folder, automatic_cleanup=False, mkdir=create)
+    try:
+        if not create and not folder.is_dir():
+            raise NotFound(f"{uri} does not exist or is not a folder")
+        return LocalStore(prefix=folder, automatic_cleanup=False, mkdir=create)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise StoreUnavailable(f"{uri}: {error.strerror}; make room there") from error
+        why = error.strerror or str(error)
+        raise Denied(
+            f"{uri} cannot be opened ({why}); give the user of the job the right to, or name another"
+        ) from error

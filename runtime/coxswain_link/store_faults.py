@@ -81,6 +81,8 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
         of = f" {credentials}" if credentials else ""
         if "<Code>RequestTimeTooSkewed<" in text:
             return Denied(f"{where}: refused, since this machine's clock and the server's differ by too much; set it")
+        if not credentials:
+            return Denied(f"{where}: permission denied; give the user of the job the right to read and write there")
         return Denied(f"{where}: credentials{of} refused; check them, and the bucket's policy")
     full = "; make room there" if "No space left on device" in text else ""
     return StoreUnavailable(f"{where}: {_summary(text)}{full}")

@@ -146,10 +146,10 @@ def edit(folder: Path, **changes: object) -> None:
         ({"rope_parameters": None, "rope_theta": 1e6}, r"rope_theta is 1e\+06"),
         (
             {"num_attention_heads": 8, "num_key_value_heads": None},
-            "num_attention_heads is 8, this job's is 4; num_key_value_heads",
+            "num_attention_heads is 8, this job's model.config.heads is 4; num_key_value_heads",
         ),
-        ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06, this job's is 1e-05"),
-        ({"hidden_act": "gelu"}, "hidden_act is gelu, this job's is silu"),
+        ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06, this job's model.config.normEpsilon is 1e-05"),
+        ({"hidden_act": "gelu"}, "hidden_act is gelu, this engine's is silu"),
         ({"sliding_window": 4096, "model_type": "mistral"}, "sliding_window is 4096"),
         ({"model_type": "qwen2"}, "model_type is 'qwen2', allowed are llama, mistral"),
         ({"attention_bias": True}, "attention_bias is True"),

@@ -193,6 +193,7 @@ _TIMES = (
     "completionTime",
     "updatedAt",
     "activeSeconds",
+    "activeSince",
     "uid",
     "selector",
 )

@@ -240,6 +240,15 @@ CASES: list[Case] = [
         "a sequence of 2049 tokens does not fit: tokensPerReplica 1024 x min(maxDegree 64, 2 replicas at minCount); "
         "lower batch.maxSequenceTokens, or raise tokensPerReplica, maxDegree or trainers.minCount",
     ),
+    *(
+        _job(
+            f"{field}-template-labels", f"spec.{field}.template", {"metadata": {"labels": {"team": "a"}}},
+            {"metadata": {"labels": {"coxswain.dev/role": "trainer"}}},
+            "labels that start with coxswain.dev/ are the operator's; use another prefix",
+            f"spec.{field}.template.metadata.labels",
+        )
+        for field in ("trainers", "data")
+    ),
     _job(
         "data-loaders", "spec.data.loaders", {"min": 2, "max": 2}, {"min": 3, "max": 2},
         "min 3 may not be above max 2; lower min, or raise max", "spec.data.loaders.min",

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes.config import load_kube_config
 
 from coxswain.api.kinds import KINDS
 from coxswain_operator.kubernetes.resources import LEASES, Resource
 from tests.api_samples import sample
-from tests.charts import CHART, NAMESPACE, PATIENCE, Manifest, helm, is_test, of_kind, operator_rights, render
+from tests.charts import CHART, NAMESPACE, PATIENCE, Manifest, helm, is_test, of_kind, operator_rights, render, text_of
 from tests.integration.apiserver import ApiServer
 
 pytestmark = pytest.mark.binaries("helm")
@@ -86,7 +85,7 @@ def on_server(api: ApiServer, *options: str, text: str = "") -> str:
 
 
 def upgrade(api: ApiServer, values: dict[str, Any]) -> str:
-    return on_server(api, "upgrade", "--install", "coxswain", str(CHART), "--values", "-", text=yaml.safe_dump(values))
+    return on_server(api, "upgrade", "--install", "coxswain", str(CHART), "--values", "-", text=text_of(values))
 
 
 def living(api: ApiServer, manifests: list[Manifest]) -> set[tuple[str, str]]:
@@ -213,9 +212,9 @@ def test_an_operator_of_one_namespace_may_do_nothing_in_another(installed: ApiSe
 
 def test_the_rights_can_be_installed_without_the_operator(server: ApiServer) -> None:
     assert {f"{m['kind']} {m['metadata']['name']}": dry_run(server, m) for m in operator_rights()}.keys() == {
-        "ServiceAccount coxswain", "ClusterRole coxswain-jobs", "ClusterRoleBinding coxswain-jobs", "Role coxswain-lease",
-        "RoleBinding coxswain-lease", "ClusterRole coxswain-nodes", "ClusterRoleBinding coxswain-nodes",
-        "ClusterRole coxswain-viewer", "ClusterRole coxswain-editor",
+        "ServiceAccount coxswain", "Role coxswain-lease", "RoleBinding coxswain-lease",
+        *(f"ClusterRole {NAMESPACE}-coxswain-{name}" for name in ("jobs", "nodes", "viewer", "editor")),
+        *(f"ClusterRoleBinding {NAMESPACE}-coxswain-{name}" for name in ("jobs", "nodes")),
     }  # fmt: skip
 
 

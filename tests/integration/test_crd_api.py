@@ -135,6 +135,14 @@ def put_status(api: ApiServer, status: Manifest) -> Manifest:
     return stored
 
 
+def test_kubectl_prints_of_a_mix_its_spec_and_no_state_that_nothing_writes(api: ApiServer) -> None:
+    stored = api.http.post(api.path("datamixes"), json=sample("DataMix", {"metadata.name": "printed"}))
+    assert stored.status_code == 201, stored.text
+    table = api.http.get(api.path("datamixes", "printed"), headers=TABLE).json()
+    cells = {c["name"]: cell for c, cell in zip(table["columnDefinitions"], table["rows"][0]["cells"], strict=True)}
+    assert (cells["SEED"], cells["LONG"]) == (7, "Split") and "READY" not in cells
+
+
 def columns(api: ApiServer, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Cells of the object's line by column, those always printed and those of `-o wide`."""
     table = api.http.get(api.path(JOBS, name), headers=TABLE).json()

@@ -49,6 +49,17 @@ async def test_create_gives_uid_and_version_and_a_second_object_of_that_name_alr
         await cluster.create(a_job(namespace))
 
 
+async def test_an_object_is_found_by_its_name_whatever_its_labels(place: Place) -> None:
+    cluster, namespace = place
+    unlabelled = config_map(namespace)
+    del unlabelled["metadata"]["labels"]
+    stored = await cluster.create(unlabelled)
+    found = await cluster.find("ConfigMap", namespace, "c")
+    assert found is not None
+    assert (found["kind"], found["metadata"]["uid"]) == ("ConfigMap", stored["metadata"]["uid"])
+    assert await cluster.find("ConfigMap", namespace, "d") is None
+
+
 async def test_a_name_that_no_cluster_takes_is_refused(place: Place) -> None:
     cluster, namespace = place
     with pytest.raises(Refused, match=r"lower.?case"):

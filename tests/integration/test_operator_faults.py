@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from aiohttp import web
 
 from coxswain.errors import Refused, Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
+from coxswain_operator.cluster import Denied
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
 from coxswain_operator.kubernetes.access import Access
 from coxswain_operator.leader import Timing
@@ -42,9 +44,8 @@ async def answering(answer: Answer) -> AsyncIterator[Connection]:
 
 def pod(name: str, version: int) -> Manifest:
     labels = {LABEL_JOB_UID: "j", LABEL_ROLE: "trainer", LABEL_INDEX: "0", LABEL_INCARNATION: "0"}
-    return {
-        "metadata": {"name": name, "namespace": "n", "uid": name, "resourceVersion": str(version), "labels": labels}
-    }
+    head = {"name": name, "namespace": "n", "uid": name, "resourceVersion": str(version), "labels": labels}
+    return {"metadata": {**head, "ownerReferences": [{"uid": "j", "controller": True}]}}
 
 
 def page(*items: Manifest, version: int, more: str = "") -> web.Response:
@@ -77,6 +78,38 @@ async def test_a_server_that_goes_on_failing_is_retryable_and_quoted() -> None:
     async with answering(answer) as connection:
         with pytest.raises(Retryable, match=r"GET /x did not succeed within 0\.5 s.*etcd has no leader"):
             await connection.call("GET", "/x", deadline=0.5)
+
+
+WEBHOOK = 'admission webhook "policy.example" denied the request: no'
+POLICY = "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no"
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 405, 413, 422])
+@pytest.mark.parametrize("text", ["no", WEBHOOK, POLICY])
+async def test_only_what_no_cluster_takes_is_refused_for_good(status: int, text: str) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"kind": "Status", "reason": "Why", "message": text}, status=status)
+
+    async with answering(answer) as connection, KubernetesCluster(connection) as cluster:
+        with pytest.raises(Refused, match=re.escape(text)) as refusal:
+            await cluster.create(config_map("n"))
+    assert isinstance(refusal.value, Denied) is (status in (403, 404, 405) or text != "no")
+
+
+@pytest.mark.parametrize("served", [("v1beta2", "v1beta1"), ("v1beta2",), ("v1beta1",), ()])
+async def test_a_group_leaves_its_queue_in_whatever_version_kueue_serves(served: tuple[str, ...]) -> None:
+    deleted: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        version = request.path.split("/")[3]
+        if version not in served:
+            return web.json_response({"kind": "Status", "reason": "NotFound"}, status=404)
+        deleted.append(version)
+        return web.json_response({"kind": "Status", "status": "Success"})
+
+    async with answering(answer) as connection, KubernetesCluster(connection) as cluster:
+        await cluster.leave_queue("n", "group", "")
+    assert deleted == [*served[:1]]
 
 
 async def test_long_lists_are_read_in_pages() -> None:
@@ -131,11 +164,11 @@ async def test_a_stream_that_falls_silent_is_opened_again() -> None:
         await names_after(cluster, ["p2"])
 
 
-async def test_what_the_operator_may_not_do_is_refused_in_the_servers_words(api: ApiServer, tmp_path: Path) -> None:
+async def test_what_the_operator_may_not_do_is_denied_in_the_servers_words(api: ApiServer, tmp_path: Path) -> None:
     namespace, powerless = new_namespace(api), tmp_path / "kubeconfig"
     powerless.write_text(api.kubeconfig.read_text().replace(api.token, _powerless(api, namespace)))
     async with Connection(find_access(powerless)) as connection, KubernetesCluster(connection) as cluster:
-        with pytest.raises(Refused, match=r'cannot create resource "configmaps" in API group "" in the namespace'):
+        with pytest.raises(Denied, match=r'cannot create resource "configmaps" in API group "" in the namespace'):
             await cluster.create(config_map(namespace))
 
 
@@ -145,7 +178,15 @@ async def test_what_the_api_forbids_is_refused_in_its_words(api: ApiServer) -> N
         wrong = config_map(namespace) | {"data": {"a/b": "c"}}
         with pytest.raises(Refused, match=r"a valid config key must consist of") as refusal:
             await cluster.create(wrong)
-    assert refusal.value.reason == "Invalid"
+    assert refusal.value.reason == "Invalid" and not isinstance(refusal.value, Denied)
+
+
+async def test_a_field_that_the_server_does_not_know_is_refused_and_not_dropped(api: ApiServer) -> None:
+    namespace = new_namespace(api)
+    async with connected(api) as cluster:
+        with pytest.raises(Refused, match=r'unknown field "dta"') as refusal:
+            await cluster.create(config_map(namespace) | {"dta": {}})
+    assert not isinstance(refusal.value, Denied)
 
 
 async def test_changes_by_others_arrive(api: ApiServer) -> None:

@@ -32,6 +32,7 @@ SPARE: dict[Right, str] = {
     **{
         ("policy", "poddisruptionbudgets", verb): "a gang that its operator sees whole" for verb in ("create", "delete")
     },
+    ("coxswain.dev", "trainingjobs/finalizers", "update"): "a cluster that guards blockOwnerDeletion",
     ("events.k8s.io", "events", "patch"): "an event that is counted up",
 }
 LISTED = "list"  # the right to list a kind includes what get would show

@@ -111,7 +111,7 @@ class Run:
     def workdir(self) -> Path:
         return self.folder / "work"
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, stderr: int = subprocess.STDOUT) -> subprocess.Popen[str]:
         self.folder.mkdir(parents=True, exist_ok=True)
         job_file = self.folder / "job.yaml"
         objects = "\n---\n".join(json.dumps(o, indent=1) for o in self.objects)  # JSON is YAML
@@ -128,7 +128,7 @@ class Run:
             *arguments,
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
 
     def finish(self, cox: subprocess.Popen[str], deadline: float = 100) -> int:
         try:

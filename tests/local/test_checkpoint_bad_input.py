@@ -109,7 +109,7 @@ def test_a_torn_manifest_is_named_with_the_way_out_which_leads_out(run):
         run,
         "TornCheckpoint",
         f"{MANIFEST} is not a manifest",
-        f"delete {MANIFEST} to resume from the checkpoint before",
+        f"restore what is missing, or delete {MANIFEST} to resume from the checkpoint before",
     )
     path.unlink()
     assert Run(run.folder / "again", run.objects).run() == 0

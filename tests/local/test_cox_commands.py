@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coxswain_cli.__main__ import app
+from coxswain_cli.preflight import lock_checkpoints
 from coxswain_operator.local import LocalCluster
 from tests.local.jobs import job_objects
 
@@ -45,11 +46,15 @@ async def stored_job(workdir: Path, job_file: Path, state: str, status: str) -> 
     from coxswain_cli.apply import apply
 
     async with LocalCluster(workdir) as cluster:
-        job = await apply(cluster, load_run([job_file]))
+        job = (await apply(cluster, load_run([job_file]))).job
         conditions = [{**CONDITION, "type": "Succeeded", "status": status, "reason": state}]
         restarts = {"counted": 1, "ignored": 2}
         await cluster.patch_status(
-            "TrainingJob", "default", job["metadata"]["name"], {"conditions": conditions, "restarts": restarts}, ""
+            "TrainingJob",
+            "default",
+            job["metadata"]["name"],
+            {"conditions": conditions, "restarts": restarts, "lastCheckpoint": {"step": 8, "uri": "", "time": ""}},
+            "",
         )
 
 
@@ -205,3 +210,27 @@ def test_help_takes_little_cpu_time():
     assert run_cox("--help").returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime - before.ru_utime <= 0.4
+
+
+def test_a_volume_of_kubernetes_is_refused_by_every_field_that_names_one(job_file, tmp_path):
+    output = refused(job_file, tmp_path, job_objects("pvc://data/corpus", "pvc://runs/demo"))
+    assert "DataSource code: spec.uri: pvc://data/corpus/code: `cox run` has no volumes of Kubernetes" in output
+    assert "TrainingJob small: spec.checkpoint.uri: pvc://runs/demo: " in output
+    assert "use file:///folder or s3://bucket/prefix" in output
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_one_is_refused_by_its_uri(job_file, tmp_path):
+    objects = job_objects(f"file://{tmp_path}/corpus", f"file://{job_file}")
+    done = run_cox("run", write(job_file, objects), "--workdir", tmp_path / "work")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert f"checkpoint.uri file://{job_file}: File exists; give this user the right to write there" in done.stderr
+
+
+def test_two_runs_on_one_machine_never_share_a_folder_of_checkpoints(job_file, tmp_path):
+    job = job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/checkpoints")[-1]
+    with lock_checkpoints(job):
+        done = run_cox("run", job_file, "--workdir", tmp_path / "work")
+        assert done.returncode == 2
+        assert f"checkpoint.uri file://{tmp_path}/checkpoints is in use by another run on this machine" in done.stderr
+    with lock_checkpoints(job), lock_checkpoints({"spec": {"checkpoint": {"uri": "s3://runs/demo"}}}):
+        pass

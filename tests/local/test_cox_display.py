@@ -6,6 +6,7 @@ import json
 import msgspec
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from coxswain.wire import JobReport, StepLine
 from coxswain_cli.display import Lines, Panels, display_for
@@ -122,6 +123,14 @@ def test_the_panel_of_eighty_columns_keeps_its_numbers_on_one_line_and_names_the
     lines = printed(Panels, Watcher(tmp_path).look(saved, REPORT), width=80).splitlines()
     assert any(all(word in line for word in ("step 0/10", "tokens/s", "left")) for line in lines)
     assert any("checkpoint before step 3" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [24, 40, 60])
+def test_a_narrow_panel_breaks_no_number_over_lines(watched, width):
+    text = printed(Panels, watched(step(0)), width=width)
+    for part in ("step 1/10", "loss 2.5000", "2.0 k tokens/s", "idle 25.0%", "left 18 s"):
+        assert part in text
+    assert max(Text.from_ansi(line).cell_len for line in text.splitlines()) <= width
 
 
 class Terminal(io.StringIO):

@@ -1,27 +1,35 @@
-"""Ctrl-C on a real run: once saves and stops, twice stops at once; the same command resumes."""
+"""Stopping a real run: a signal saves and stops, a second one stops at once; the same command resumes.
 
+What a user stops is never counted as a restart.
+"""
+
+import json
 import os
+import random
 import signal
+import subprocess
+from contextlib import suppress
 
 import pytest
 
-from tests.local.jobs import Footprint, Run, job_objects, wait_for_step, wait_until, write_corpus
+from coxswain_cli.interrupts import Interrupts, SteadyStream
+from tests.local.jobs import STEPS, Footprint, Run, descendants, job_objects, wait_for_step, wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
-def run(tmp_path):
-    write_corpus(tmp_path / "corpus")
-    return Run(tmp_path, job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/checkpoints", trainers=1))
+def run(tmp_path, corpus):
+    return Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/checkpoints", trainers=1))
 
 
-def test_ctrl_c_saves_a_checkpoint_and_stops(run):
+@pytest.mark.parametrize("number", [signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_saves_a_checkpoint_and_stops(run, number):
     cox = run.start()
     wait_for_step(run, cox, 1)
     footprint = Footprint.of(run, cox)
     assert {line.split()[0] for line in footprint.rest()} == {"process", "socket"}  # the eyes are open
-    os.kill(cox.pid, signal.SIGINT)
+    os.kill(cox.pid, number)
     assert run.finish(cox, 100) == 0, run.output + run.logs()
     done = max(run.steps()) + 1
     assert f"Suspended\n  saved before step {done}\n" in run.output
@@ -40,3 +48,106 @@ def test_ctrl_c_twice_stops_at_once_and_leaves_nothing(run):
     os.kill(cox.pid, signal.SIGINT)
     assert run.finish(cox, 20) == 130, run.output
     footprint.assert_gone()
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def stop(run: Run, draw: random.Random, moment: float) -> None:
+    """Starts the run and stops it after `moment` seconds, by one signal or two."""
+    cox = run.start()
+    with pytest.raises(subprocess.TimeoutExpired):
+        cox.wait(moment)
+    footprint = Footprint.of_processes(run.folder, [cox.pid, *descendants(cox.pid)])
+    cox.send_signal(draw.choice(SIGNALS))
+    press_again(cox, draw)
+    code = run.finish(cox, 60)
+    before_any_handler = code < 0 and not run.output
+    assert code in (0, 130) or before_any_handler, run.output
+    assert "Traceback" not in run.output, run.output
+    footprint.assert_gone()
+    assert counted(run) == 0, run.output + run.logs()
+
+
+def press_again(cox: subprocess.Popen[str], draw: random.Random) -> None:
+    """In half of all cases, within a second."""
+    if draw.random() < 0.5:
+        with suppress(subprocess.TimeoutExpired):
+            cox.wait(draw.random())
+        cox.send_signal(draw.choice(SIGNALS))
+
+
+def counted(run: Run) -> int:
+    """Restarts that count; the job has not failed."""
+    path = run.workdir / "cluster/TrainingJob/default/small.json"
+    status = json.loads(path.read_text()).get("status", {}) if path.exists() else {}
+    assert "Failed" not in [c["reason"] for c in status.get("conditions", ()) if c["type"] == "Succeeded"], run.output
+    return int(status.get("restarts", {}).get("counted", 0))
+
+
+@pytest.mark.parametrize("stops, seed", [(3, 5), *(pytest.param(20, s, marks=pytest.mark.slow) for s in range(10, 20))])
+@pytest.mark.timeout(1500)
+def test_a_job_that_is_stopped_again_and_again_resumes_and_counts_no_restart(run, baseline, stops, seed):
+    run.objects[-1]["spec"] |= {"failurePolicy": {"maxRestarts": 0}, "stop": {"steps": 100_000}}
+    draw = random.Random(seed)
+    for _ in range(stops):
+        stop(run, draw, 12 * draw.random() ** 1.5)
+    last = max(STEPS, *run.steps(), 0) + 1
+    assert run.run("--until-step", str(last)) == 0, run.output + run.logs()
+    assert run.digests()[:STEPS] == baseline.digests()
+    assert counted(run) == 0
+
+
+def test_a_reader_that_leaves_stops_the_run_as_ctrl_c_does(run, tmp_path):
+    cox = run.start("--json", stderr=subprocess.PIPE)
+    wait_until(lambda: list(run.workdir.glob("logs/*/trainer.log")), "the trainer's pod")
+    footprint = Footprint.of(run, cox)
+    cox.stdout.close()
+    assert cox.wait(100) == 0
+    with cox.stderr as stream:
+        said = stream.read()
+    assert "standard output cannot be written (Broken pipe); this is taken as Ctrl-C" in said
+    assert "Traceback" not in said
+    assert counted(run) == 0
+    footprint.assert_gone()
+
+
+def counted_requests(*numbers):
+    with Interrupts() as interrupts:
+        interrupts.counting = True
+        for number in numbers:
+            signal.raise_signal(number)
+    return interrupts.count
+
+
+def test_a_lost_terminal_is_one_request_and_ctrl_c_or_sigterm_behind_it_the_second():
+    assert counted_requests(signal.SIGHUP, signal.SIGHUP) == 1
+    assert counted_requests(signal.SIGINT, signal.SIGHUP) == 1
+    assert counted_requests(signal.SIGHUP, signal.SIGINT) == 2
+    assert counted_requests(signal.SIGTERM, signal.SIGINT) == 2
+
+
+def test_a_write_that_fails_behind_a_lost_terminal_is_no_second_request():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with Interrupts() as interrupts, os.fdopen(writer, "w") as stream:
+        interrupts.counting = True
+        signal.raise_signal(signal.SIGHUP)
+        steady = SteadyStream(stream, interrupts)
+        for _ in range(3):
+            assert steady.write("text") == 4
+            steady.flush()
+    assert interrupts.count == 1
+
+
+def test_sighup_that_was_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert counted_requests(signal.SIGHUP) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_the_first_request_ends_a_command_that_has_nothing_to_save():
+    with Interrupts(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)

@@ -200,3 +200,15 @@ async def test_a_cluster_that_closes_during_a_deletion_ends_the_pods_sidecars(tm
         await cluster.delete("Pod", "default", "p")
         await asyncio.sleep(0.1)  # the deletion is on its way, and waits for the sidecar's grace
     assert not is_alive(int(log.read_text().split()[0]))
+
+
+async def test_a_pod_that_closing_ends_is_lost_by_a_disruption_and_not_failed_by_itself(tmp_path):
+    quits = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(1)); print('up', flush=True); signal.pause()"
+    async with LocalCluster(tmp_path) as cluster:
+        await cluster.create(pod(container(quits)))
+        await until(cluster, lambda p: p["status"]["phase"] == "Running")
+        await until_text(tmp_path / "logs/p/main.log", "up")
+    async with LocalCluster(tmp_path) as cluster:
+        found = (await cluster.list("Pod", "default"))[0]
+    assert (found["status"]["reason"], terminated(found["status"])["exitCode"]) == ("ProcessLost", 137)
+    assert {"type": "DisruptionTarget", "status": "True"}.items() <= found["status"]["conditions"][0].items()

@@ -125,6 +125,6 @@ def test_a_job_that_is_active_for_longer_than_it_may_ends_by_the_name_of_its_dea
     assert run.run() == 1
     said = re.sub(r"\s+", " ", run.output)
     assert (
-        "DeadlineExceeded: the job was active for longer than activeDeadlineSeconds (5); recreate it with a larger limit"
+        "DeadlineExceeded: the job was active for longer than activeDeadlineSeconds (5); raise it and retry the job"
         in said
     )

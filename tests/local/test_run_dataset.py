@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +37,8 @@ def test_one_process_gives_both_digests_of_the_distributed_run(tmp_path, baselin
     assert found == baseline.digests()
 
 
-def plain(job, folder, steps, *more):
-    command = [sys.executable, str(EXAMPLE), str(job), "--steps", str(steps), "--folder", str(folder), *more]
+def plain(job, folder, steps):
+    command = [sys.executable, str(EXAMPLE), str(job), "--steps", str(steps), "--folder", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return re.findall(r"loss (\S+) tokens \d+ digest (\w+)", done.stdout)
@@ -45,8 +46,19 @@ def plain(job, folder, steps, *more):
 
 def test_the_plain_loop_learns_from_that_stream_and_goes_on_exactly_where_it_stopped(tmp_path, baseline):
     job = job_file(baseline)
-    first = plain(job, tmp_path / "stopped", 2)
-    second = plain(job, tmp_path / "stopped", 4)
+    first = plain(job, tmp_path / "stopped ü 1%", 2)
+    second = plain(job, tmp_path / "stopped ü 1%", 4)
     found = first + second
     assert [digest for _, digest in found] == [stream for stream, _ in baseline.digests()[:4]]
     assert float(found[-1][0]) < float(found[0][0])
+
+
+def test_the_plain_loop_refuses_a_missing_file_and_a_damaged_checkpoint_in_a_sentence(tmp_path, baseline, monkeypatch):
+    (tmp_path / "checkpoint.pt").write_bytes(b"PK torn")
+    for job, words in (
+        (tmp_path / "no.yaml", "no.yaml: cannot read the file"),
+        (job_file(baseline), "checkpoint.pt is no checkpoint of this program"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["plain_torch.py", str(job), "--folder", str(tmp_path)])
+        with pytest.raises(SystemExit, match=words):
+            runpy.run_path(str(EXAMPLE), run_name="__main__")

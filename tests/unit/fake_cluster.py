@@ -12,6 +12,7 @@ import msgspec
 from coxswain.api.trainingjob_status import TrainingJobStatus
 from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_JOB_UID, LABEL_ROLE
 from coxswain.wire import JobReport
+from coxswain_operator.children.common import controller_of
 from coxswain_operator.cluster import AlreadyExists, Conflict, WatchEvent
 from coxswain_operator.pod_decoding import pod_view
 from coxswain_operator.reconcile.times import stamp
@@ -101,11 +102,16 @@ class FakeCluster:
         found = self.objects.get((kind, name))
         return None if found is None else copied(found)
 
-    async def pod_views(self, namespace: str, job_uid: str) -> list[PodView]:
-        return [pod_view(p) for p in await self.list("Pod", namespace, {LABEL_JOB_UID: job_uid})]
+    async def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        return await self.get(kind, namespace, name)
 
-    async def orphans(self, namespace: str, job: str) -> list[PodView]:
-        return [pod_view(p) for p in await self.list("Pod", namespace, {LABEL_JOB: job})]
+    async def pod_views(self, namespace: str, job_uid: str) -> list[PodView]:
+        found = await self.list("Pod", namespace, {LABEL_JOB_UID: job_uid})
+        return [pod_view(p) for p in found if controller_of(p).get("uid") == job_uid]
+
+    async def orphans(self, namespace: str, job: str, besides: str = "") -> list[PodView]:
+        found = await self.list("Pod", namespace, {LABEL_JOB: job})
+        return [pod_view(p) for p in found if controller_of(p).get("uid", "") not in ("", besides)]
 
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
         """This world has no queue."""

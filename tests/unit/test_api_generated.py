@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 from coxswain.api.crd import crds, object_schema
 from coxswain.api.generate import REPOSITORY, generated
 from coxswain.api.kinds import BY_NAME, KINDS
+from coxswain.api.pod_template import OWN
 from coxswain.api.reference import example, page_name
 from coxswain.api.rules import RULES
 from coxswain.api.validate import check
@@ -20,6 +22,9 @@ from coxswain.metrics import METRICS
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 # The only boolean switches; everything else that has two states today is an enumeration and can get a third.
 BOOLEANS = {"spec.suspend", "status.complete"}
+
+
+METADATA = {f"spec.{field}.template.metadata{part}" for field in OWN for part in ("", ".labels")}
 
 
 @pytest.mark.parametrize("path", generated())
@@ -35,6 +40,11 @@ def test_no_text_in_a_crd_is_a_number_to_kubectl() -> None:
     ] == []
 
 
+def test_client_side_apply_can_annotate_every_crd() -> None:
+    """kubectl stores the whole object in an annotation, and annotations have 256 KiB together."""
+    assert [crd["metadata"]["name"] for crd in crds() if len(json.dumps(crd)) > 200 * 1024] == []
+
+
 def test_no_stale_crd_lies_about() -> None:
     assert {f"crds/{file.name}" for file in (REPOSITORY / "crds").iterdir()} == {
         p for p in generated() if p.startswith("crds/")
@@ -46,6 +56,8 @@ def walk(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str
     for name, member in schema.get("properties", {}).items():
         where = f"{path}.{name}" if path else name
         yield where, member
+        if "x-kubernetes-preserve-unknown-fields" in member:  # a pod template, which is Kubernetes' own
+            continue
         yield from walk(member, where)
         if "items" in member:
             yield f"{where}[]", member["items"]
@@ -88,7 +100,9 @@ def test_there_are_no_floats_and_no_new_booleans(kind: Any) -> None:
 def test_names_are_camel_case_and_enumerations_are_pascal_case_words(kind: Any) -> None:
     names = [path.rsplit(".", 1)[-1].removesuffix("[]") for path, _ in fields(kind)]
     assert [name for name in names if not re.fullmatch(r"[a-z][a-zA-Z0-9]*", name)] == []
-    words = [word for path, m in fields(kind) for word in m.get("enum", ()) if not path.endswith("preset")]
+    words = [
+        word for path, m in fields(kind) for word in m.get("enum", ()) if not path.endswith(("preset", "hardware"))
+    ]
     assert [word for word in words if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", word)] == []
 
 
@@ -101,7 +115,9 @@ def test_lists_of_objects_say_how_they_merge(kind: Any) -> None:
 def test_schemas_are_structural() -> None:
     text = repr(crds())
     assert [
-        word for word in ("$ref", "anyOf", "additionalProperties", "exclusiveM", "'const'", "'title'") if word in text
+        word
+        for word in ("$ref", "anyOf", "'additionalProperties': False", "exclusiveM", "'const'", "'title'")
+        if word in text
     ] == []
 
 
@@ -115,7 +131,7 @@ def test_rules_stand_where_there_is_something_to_judge() -> None:
     for rule in RULES:
         for place in rule.places:
             kind, _, path = place.partition(":")
-            known = {"", *(field for field, _ in fields(BY_NAME[kind]))}
+            known = {"", *METADATA, *(field for field, _ in fields(BY_NAME[kind]))}
             assert path in known, f"{rule.name}: {path}"
             assert rule.field.startswith(".metadata") or path + rule.field in known, f"{rule.name}: {path}{rule.field}"
 

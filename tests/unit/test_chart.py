@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from coxswain.api.crd import crds
-from tests.charts import CHART, NAMESPACE, Manifest, helm, is_test, of_kind, operator_rights, render
+from tests.charts import CHART, NAMESPACE, REGISTRY, Manifest, helm, is_test, of_kind, operator_rights, render
 
 pytestmark = pytest.mark.binaries("helm")
 
@@ -46,7 +46,7 @@ def rules(manifests: list[Manifest]) -> list[dict[str, Any]]:
 
 
 def test_helm_finds_no_fault() -> None:
-    done = helm("lint", "--strict", CHART)
+    done = helm("lint", "--strict", CHART, "--set", f"image.registry={REGISTRY}")
     assert done.returncode == 0, done.stdout
 
 
@@ -125,7 +125,7 @@ def test_the_operator_never_writes_a_spec() -> None:
         for verb in rule["verbs"]
         if rule["apiGroups"] == ["coxswain.dev"] and verb not in ("get", "list", "watch")
     }
-    assert {(r, v) for r, v in written if not r.endswith("/status")} == {("trainingjobs", "delete")}
+    assert {(r, v) for r, v in written if not r.endswith(("/status", "/finalizers"))} == {("trainingjobs", "delete")}
     assert {v for r, v in written if r.endswith("/status")} == {"patch"}
 
 
@@ -184,9 +184,20 @@ def test_users_get_rights_through_aggregated_roles(plain: list[Manifest]) -> Non
         m["metadata"]["name"]: {k.removeprefix(prefix) for k in m["metadata"]["labels"] if k.startswith(prefix)}
         for m in of_kind(plain, "ClusterRole")
     }
-    assert gains["coxswain-viewer"] == {"view", "edit", "admin"}
-    assert gains["coxswain-editor"] == {"edit", "admin"}
-    assert gains["coxswain-jobs"] == gains["coxswain-nodes"] == set()
+    name = f"{NAMESPACE}-coxswain"
+    assert gains[f"{name}-viewer"] == {"view", "edit", "admin"}
+    assert gains[f"{name}-editor"] == {"edit", "admin"}
+    assert gains[f"{name}-jobs"] == gains[f"{name}-nodes"] == set()
+
+
+def test_releases_of_one_name_in_two_namespaces_share_no_object_but_the_kinds(plain: list[Manifest]) -> None:
+    other = render({}, "--namespace", "elsewhere")
+    shared = {identity(m) for m in plain} & {identity(m) for m in other}
+    assert {kind for kind, *_ in shared} == {"CustomResourceDefinition"}
+
+
+def identity(manifest: Manifest) -> tuple[str, str, str]:
+    return manifest["kind"], manifest["metadata"].get("namespace", ""), manifest["metadata"]["name"]
 
 
 def test_the_test_pod_may_create_jobs_only_while_it_runs(plain: list[Manifest]) -> None:

@@ -18,7 +18,9 @@ DOCS = REPOSITORY / "docs"
 def table(name: str) -> str:
     """The rules of the operator's role `coxswain-NAME`, as the page has them."""
     (role,) = [
-        m for m in of_kind(operator_rights(), "Role", "ClusterRole") if m["metadata"]["name"] == f"coxswain-{name}"
+        m
+        for m in of_kind(operator_rights(), "Role", "ClusterRole")
+        if m["metadata"]["name"].endswith(f"coxswain-{name}")
     ]
     return "\n".join(["| group | resources | verbs |", "|---|---|---|", *(row(rule) for rule in role["rules"])])
 

@@ -133,8 +133,8 @@ def test_labels_for_everything_reach_everything() -> None:
 
 
 def test_names_stay_within_what_kubernetes_takes() -> None:
-    names = [m["metadata"]["name"] for m in render({"fullnameOverride": "x" * 63})]
-    assert [name for name in names if len(name) > 63] == []
+    found = [(m["kind"], m["metadata"]["name"]) for m in render({"fullnameOverride": "x" * 63})]
+    assert [name for kind, name in found if len(name) > (253 if kind.startswith("ClusterRole") else 63)] == []
 
 
 @pytest.mark.parametrize(
@@ -188,3 +188,11 @@ def test_every_value_has_its_row_in_the_readme() -> None:
         in rows
     )
     assert [row for row in rows if row.endswith("|  |")] == []
+
+
+def test_images_without_a_registry_are_refused_before_nodes_look_for_them_elsewhere() -> None:
+    words = refusal({"image": {"registry": ""}})
+    assert "image.registry is empty, and nodes would look for coxswain-" in words and "docker.io/library" in words
+    own = {f"{name}": {"repository": f"ghcr.io/team/{name}"} for name in ("operator", "data", "train")}
+    (container,) = operator_pod({"image": {"registry": "", **own}})["containers"]
+    assert container["image"] == "ghcr.io/team/operator:0.1.0"

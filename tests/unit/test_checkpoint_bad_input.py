@@ -13,7 +13,7 @@ from coxswain_coordinator.checkpoint.store import RUN_KEY, CheckpointStore
 from coxswain_coordinator.checkpoint.validation import check_index, run_record
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_link.store import Store
-from tests.unit.coordinator_fakes import make_job
+from tests.unit.coordinator_fakes import make_job, store_of
 from tests.unit.test_coordinator_checkpoints import manifest, shard, store_with
 
 KEY = "manifests/step-0000000006.json"
@@ -52,7 +52,7 @@ def test_a_torn_manifest_is_named_with_the_one_before_as_the_way_out(job, store,
     store.put(KEY, left)
     said = refusal(job, store)
     assert said.startswith(f"TornCheckpoint: {KEY} is not a manifest (")
-    assert f"delete {KEY} to resume from the checkpoint before it, or restore what is missing" in said
+    assert f"restore what is missing, or delete {KEY} to resume from the checkpoint before it" in said
 
 
 def test_a_run_resumes_from_the_manifest_before_a_torn_one_that_was_deleted(job, store):
@@ -66,7 +66,9 @@ def test_a_run_resumes_from_the_manifest_before_a_torn_one_that_was_deleted(job,
 
 def test_a_missing_shard_is_named_with_its_manifest(job, store):
     store.delete("shards/a.safetensors")
-    assert f"TornCheckpoint: {KEY} names shards/a.safetensors, which is missing; delete {KEY}" in refusal(job, store)
+    assert f"TornCheckpoint: {KEY} names shards/a.safetensors, which is missing; restore what is missing" in refusal(
+        job, store
+    )
 
 
 def test_a_shard_of_another_length_is_named_with_both_lengths(job, store):
@@ -168,3 +170,28 @@ def test_a_torn_record_of_the_plan_log_is_named(store, harm):
     ) as caught:
         PlanLog(store).generation(1)
     assert caught.value.reason == "TornPlanLog"
+
+
+@pytest.mark.parametrize(("recorded", "words"), [(7, "the newest one there is before step 6"), (99, "step 99")])
+def test_a_checkpoint_below_the_recorded_step_is_refused_with_both_ways_out(job, store, recorded, words):
+    with pytest.raises(Refused) as caught:
+        CheckpointStore(job, store).open(recorded)
+    assert caught.value.reason == "CheckpointMissing"
+    assert all(said in caught.value.message for said in (words, "restore manifests/step-", "--accept-older-checkpoint"))
+    assert CheckpointStore(job, store).open(6).step == 6
+
+
+def test_a_place_without_any_checkpoint_is_refused_where_one_is_recorded_and_is_the_beginning_where_none_is(job):
+    empty = store_of(job)
+    with pytest.raises(Refused, match=r"there is none.*resume from the beginning"):
+        CheckpointStore(job, empty).open(1)
+    assert CheckpointStore(job, empty).open(0) is None
+
+
+def test_a_run_that_planned_nothing_yet_may_have_another_mix_in_its_place(job):
+    store, other = store_of(job), replace(job, mix=replace(job.mix, seed=job.mix.seed + 1))
+    CheckpointStore(job, store).open()
+    CheckpointStore(other, store).open()
+    store.put(generation_key(1), b"{}")
+    with pytest.raises(Refused, match="another stream"):
+        CheckpointStore(job, store).open()

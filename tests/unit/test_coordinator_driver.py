@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from coxswain.config import CheckpointConfig, JobConfig
 from coxswain.digests import tokens_digest
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.planlog import takeover_key
-from coxswain_coordinator.driver import Driver
+from coxswain_coordinator.driver import LONGEST_ACTION, Driver
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_link.metrics import build
@@ -513,3 +514,27 @@ def test_an_exit_with_a_fault_does_not_replace_the_first_fault(tmp_path):
     for reason in ("First", "Second"):
         state.add_exit(wire.WorkerExit(1, "trainer-0", 0, 0, 2, wire.Fault(reason, "")))
     assert state.fault == wire.Fault("First", "")
+
+
+async def test_a_driver_whose_action_does_not_end_is_a_problem_that_only_a_restart_solves(tmp_path):
+    async with leading(small(tmp_path)) as lead:
+        never, reached = asyncio.Event(), asyncio.Event()
+
+        async def hang(*_args, **_kwargs):
+            reached.set()
+            await never.wait()
+
+        lead.index()
+        lead.arrive()
+        lead.driver._store_call = lead.driver._worlds._store_call = hang
+        await asyncio.wait_for(reached.wait(), 60)
+        began = time.monotonic()
+        assert lead.driver.problem(began + LONGEST_ACTION - 60) == ""
+        assert "has not advanced for 36" in lead.driver.problem(began + LONGEST_ACTION + 60)
+
+
+async def test_a_driver_that_is_done_does_not_hang(tmp_path):
+    async with leading(small(tmp_path)) as lead:
+        lead.state.request_stop(wire.StopRequest("asked", -1))
+        await asyncio.wait_for(lead.work, 60)
+        assert lead.driver.problem(time.monotonic() + LONGEST_ACTION + 60) == ""

@@ -54,6 +54,24 @@ def test_each_line_is_a_sample(tmp_path):
     assert texts(source(tmp_path)) == ["one", "zwei ü", "", "日本"]
 
 
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (b'{"text": "good", "score": NaN}', "good"),
+        (b'{"score": [-Infinity, {"x": NaN}], "text": "good"}', "good"),
+        (b'{"text": NaN}', None),
+        (b'{"text": "a", "score": nan}', None),
+        (b'{"text": "half \\ud800"}', None),
+        (b'{"text": "half \\ud800", "score": NaN}', None),
+        ('{"text": "a", "score": NaN}'.encode("utf-16-le"), None),
+        (b'{"text": "a", "x": ' + b"[" * 100_000, None),
+    ],
+)
+def test_numbers_that_only_python_writes_spoil_no_sample_in_whose_text_they_are_not(tmp_path, line, text):
+    (tmp_path / "a.jsonl").write_bytes(line + b"\n")
+    assert texts(source(tmp_path)) == [text]
+
+
 def test_a_missing_newline_at_the_end_loses_nothing(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(jsonl_bytes("one", "two").rstrip())
     assert texts(source(tmp_path)) == ["one", "two"]
@@ -213,6 +231,13 @@ def test_nulls_and_bad_utf8_are_samples_without_text(tmp_path):
 def test_a_missing_text_column_is_refused_with_the_columns_that_are_there(tmp_path):
     pq.write_table(pa.table({"content": ["x"], "id": [1]}), tmp_path / "a.parquet")
     with pytest.raises(Refused, match="content, id"):
+        source(tmp_path, "Parquet").blocks()
+
+
+def test_two_columns_of_the_text_fields_name_are_refused_by_the_file(tmp_path):
+    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(Refused, match=r"a\.parquet has 2 columns of that name; write it again with one"):
         source(tmp_path, "Parquet").blocks()
 
 

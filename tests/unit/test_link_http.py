@@ -69,6 +69,18 @@ async def test_a_struct_comes_back_as_it_was_sent(client):
     assert await client.post("/v1/echo", sent) is None
 
 
+async def test_a_service_that_only_a_restart_helps_says_so_to_its_kubelet():
+    problem = ""
+    service = HttpService("secret", lambda: 3, build("coordinator"), problem=lambda: problem)
+    port = await service.start("127.0.0.1", 0)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as caller:
+        assert (await caller.get("/healthz")).status_code == 200
+        problem = "the driver hangs"
+        answer = await caller.get("/healthz")
+    await service.stop()
+    assert (answer.status_code, answer.text) == (503, "the driver hangs\n")
+
+
 async def test_no_content_is_none(client):
     assert await client.get("/v1/nothing", Registered) is None
 

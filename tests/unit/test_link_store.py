@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from obstore.exceptions import GenericError
+from obstore.exceptions import GenericError, PermissionDeniedError
 
 from coxswain.errors import Refused
 from coxswain_link.store import NotFound, open_store
@@ -90,3 +90,17 @@ def test_an_unreachable_server_is_named_by_the_same_text_at_each_attempt():
         "Error performing GET http://h:1/k in 1.2s, after 2 retries, max_retries: 2, retry_timeout: 20s  - HTTP error"
     )
     assert str(translated(GenericError(f"Generic S3 error: {words}"), "s3://b/k", "of x")) == "s3://b/k: HTTP error"
+
+
+def test_a_folder_that_cannot_be_opened_is_refused_by_its_uri(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in ("file", "file/below"):
+        with pytest.raises(Refused, match=rf"file://{tmp_path}/{path} cannot be opened \(.*give the user of the job"):
+            open_store(f"file://{tmp_path}/{path}", create=True)
+
+
+@pytest.mark.parametrize(("credentials", "words"), [("", "permission denied; give"), ("of Secret a", "credentials of")])
+def test_a_denied_file_is_not_said_to_have_credentials(credentials, words):
+    found = translated(PermissionDeniedError("x"), "file:///runs/key", credentials)
+    assert str(found).startswith("file:///runs/key: ")
+    assert words in str(found)

@@ -26,6 +26,7 @@ async def test_a_loop_that_was_held_up_is_reported_and_fades_with_time() -> None
 
 def test_a_silent_stream_a_waiting_job_and_an_old_lease_are_ailments_with_their_seconds() -> None:
     assert HealthStatus(silence=200).problem == "a watch has been silent for 200 s; at most 180 are normal"
-    assert HealthStatus(waiting=301).problem == "a job has waited for its pass for 301 s; at most 300 are normal"
+    stalled = "jobs wait, and no pass has ended for 301 s; at most 300 are normal"
+    assert HealthStatus(stalled=301).problem == stalled
     assert HealthStatus(unrenewed=61).problem == "the Lease was last renewed 61 s ago; at most 60 are normal"
-    assert HealthStatus(silence=179, waiting=299, unrenewed=59, lag=9).problem == ""
+    assert HealthStatus(silence=179, waiting=9999, stalled=299, unrenewed=59, lag=9).problem == ""

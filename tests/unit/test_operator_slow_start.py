@@ -81,3 +81,23 @@ async def test_an_unexpected_result_stops_no_other_call() -> None:
 
 def test_interleave_alternates_until_the_shorter_list_ends() -> None:
     assert list(interleave([1, 2, 3, 4], [10, 20])) == [1, 10, 2, 20, 3, 4]
+
+
+async def test_an_unexpected_result_is_kept_when_calls_that_began_before_it_end_after_it() -> None:
+    ended = asyncio.Event()
+
+    async def slow() -> bool:
+        await ended.wait()
+        return True
+
+    async def taken() -> bool:
+        asyncio.get_running_loop().call_soon(ended.set)
+        return False
+
+    assert not await SlowStartBatch([slow, taken], at_first=2).run()
+
+
+async def test_a_batch_says_whether_its_time_was_up_before_its_last_call() -> None:
+    whole, cut = SlowStartBatch(calls(Server(), 5)), SlowStartBatch(calls(Server(), 5), seconds=0.0)
+    assert await whole.run() and await cut.run()
+    assert (whole.is_done, cut.is_done) == (True, False)

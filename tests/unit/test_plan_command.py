@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,12 @@ def test_a_slow_replica_costs_time(lengths: Path, tmp_path: Path) -> None:
         ("[100, 2.5]", "entry 1 is '2.5'"),
         ("", "no numbers"),
         ("[70000]", "hold only 65536"),
+        ("[100, 200", "the JSON array is cut off"),
+        ("100, 200]", "the JSON array is cut off"),
+        (f"[7, {2**63}]", f"lengths[1] is {2**63}; every sequence must have at least 1 token and at most 1000000000"),
+        ("7\n" + "1" * 400, "lengths[1] is 1111"),
+        ("7\n" + "1" * 5000, "entry 1 is '1111"),
+        ("[1000000001]", "lengths[0] is 1000000001"),
     ],
 )
 def test_bad_lengths_end_with_2_and_name_the_entry(text: str, says: str, tmp_path: Path) -> None:
@@ -101,3 +108,27 @@ def test_a_missing_file_an_unknown_balance_and_unknown_hardware_end_with_2(lengt
         result = cox("--lengths", lengths, *args)
         assert result.exit_code == 2
         assert "use one of" in result.stderr or "No such file" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["replicas", "capacity", "node-size", "max-degree"])
+@pytest.mark.parametrize("value", [-3, -1, 10**9 + 1, 10**20, 10**23, 10**400])
+def test_a_number_out_of_bounds_ends_with_2_and_is_named_with_the_bound(option: str, value: int, lengths: Path) -> None:
+    result = cox("--lengths", lengths, f"--{option}", value)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert re.search(rf"{option.replace('-', '[- ]')} is {value}; it must be at least [01] ", result.stderr)
+
+
+def test_a_degree_of_zero_means_all_replicas_and_below_zero_is_refused(lengths: Path) -> None:
+    assert plan("--lengths", lengths, "--max-degree", 0)["digest"] == plan("--lengths", lengths)["digest"]
+    assert (
+        "--max-degree is -1; it must be at least 0 (all replicas)"
+        in cox("--lengths", lengths, "--max-degree", -1).stderr
+    )
+
+
+def test_a_terminal_gets_the_table_and_not_the_plan_behind_it(lengths: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coxswain_cli.plan._on_terminal", lambda: True)
+    result = cox("--lengths", lengths)
+    assert (result.stdout, "x the lower bound" in result.stderr) == ("", True)
+    assert json.loads(cox("--lengths", lengths, "--json").stdout)["replicas"] == 8

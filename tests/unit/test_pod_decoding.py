@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from coxswain_operator.pod_decoding import pod_view, with_nodes
+import msgspec
+import pytest
+
+from coxswain_operator.kubernetes.decoding import read_pod
+from coxswain_operator.pod_decoding import holder_view, pod_view, with_nodes
 from coxswain_operator.views import Manifest
 
 
@@ -84,3 +88,39 @@ def test_an_unschedulable_pod_has_the_schedulers_message() -> None:
 def test_pods_of_equal_state_share_their_strings() -> None:
     first, second = (pod_view(trainer(conditions=[{"type": "Ready", "status": "True"}])) for _ in range(2))
     assert first.conditions is second.conditions and first.node is second.node
+
+
+@pytest.mark.parametrize(
+    ("owners", "job"),
+    [
+        ([], ""),
+        ([{"uid": "mine", "kind": "TrainingJob", "name": "demo", "controller": True}], "mine"),
+        ([{"uid": "mine", "kind": "TrainingJob", "name": "demo"}], ""),
+        ([{"uid": "a", "controller": False}, {"uid": "mine", "controller": True}], "mine"),
+    ],
+)
+def test_a_pods_job_is_its_controller_and_not_what_its_label_says(owners: list[Manifest], job: str) -> None:
+    pod = trainer(phase="Running")
+    pod["metadata"] |= {"namespace": "lab", "resourceVersion": "7", "ownerReferences": owners}
+    pod["metadata"]["labels"]["coxswain.dev/job-uid"] = "forged"
+    assert read_pod(msgspec.json.encode(pod)).owner == job
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "created", "leftover"),
+    [
+        ("TrainingJob", "demo", "1970-01-01T00:01:00Z", True),
+        ("TrainingJob", "demo", "1970-01-01T00:02:00Z", True),  # the second in which the job was made again
+        ("TrainingJob", "demo", "1970-01-01T00:02:01Z", False),
+        ("TrainingJob", "other", "1970-01-01T00:01:00Z", False),
+        ("Deployment", "demo", "1970-01-01T00:01:00Z", False),
+    ],
+)
+def test_only_what_an_earlier_job_of_the_same_name_controls_is_a_leftover(
+    kind: str, name: str, created: str, leftover: bool
+) -> None:
+    owner = {"kind": kind, "name": name, "uid": "before", "controller": True}
+    head = {"name": "demo-config", "uid": "c", "creationTimestamp": created, "ownerReferences": [owner]}
+    job = {"metadata": {"name": "demo", "uid": "now", "creationTimestamp": "1970-01-01T00:02:00Z"}}
+    view = holder_view({"kind": "ConfigMap", "metadata": head}, job)
+    assert (view.leftover, view.owner, view.deleting) == (leftover, f"{kind} {name}", False)

@@ -84,6 +84,20 @@ def test_only_the_coordinator_has_a_run_directory() -> None:
     assert has == {"coordinator": True, "loader-0": False, "trainer-1": False}
 
 
+def test_a_coordinator_that_hangs_is_ended_by_its_kubelet() -> None:
+    """Nothing else would replace it: its members give up and are excused."""
+    probes = {m: made(m)["spec"]["containers"][0].get("livenessProbe") for m in ROLES}
+    assert probes["coordinator"]["httpGet"] == {"path": "/healthz", "port": 7400}
+    assert probes["coordinator"]["periodSeconds"] * probes["coordinator"]["failureThreshold"] == 60
+    assert (probes["loader-0"], probes["trainer-1"]) == (None, None)
+
+
+def test_a_budget_lets_a_drain_take_pods_that_do_not_work() -> None:
+    job, config = job_and_config()
+    *_, budget = children(job, config, Settings(), "t", attempt=0)
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
 def test_secrets_of_endpoints_are_mounted_under_their_names() -> None:
     source = data_source()
     source["spec"]["endpoint"] = {"url": "http://s3:7070", "secretRef": {"name": "corpus-s3"}}
@@ -128,6 +142,7 @@ def test_all_children_belong_to_the_job_and_carry_its_uid() -> None:
     for child in (*children(job, config, Settings(), "t", attempt=0), pod(job, config, "coordinator")):
         (owner,) = child["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("TrainingJob", "uid-of-demo", True)
+        assert owner["blockOwnerDeletion"] is True
         assert child["metadata"]["labels"]["coxswain.dev/job-uid"] == "uid-of-demo"
 
 

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import looptime
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coxswain.errors import Refused, Retryable
+from coxswain.errors import Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
-from coxswain_operator.cluster import Conflict, WatchEvent
+from coxswain_operator.cluster import Conflict, Denied, WatchEvent
 from coxswain_operator.controller import WATCHED, Controller
 from coxswain_operator.single_job import run_job
 from coxswain_operator.views import Manifest
@@ -175,7 +176,7 @@ def test_a_quota_that_is_used_up_is_waited_for_with_one_try_in_a_while() -> None
         def refuse(verb: str, what: str) -> None:
             if verb == "create" and what.startswith("demo-trainer") and not free.is_set():
                 tries.append(what)
-                raise Refused("Forbidden", "pods is forbidden: exceeded quota: gpus")
+                raise Denied("Forbidden", "pods is forbidden: exceeded quota: gpus")
 
         world.before_call = refuse
         run = asyncio.create_task(alone(world))
@@ -214,3 +215,17 @@ def test_without_a_watch_the_poll_still_finds_changes() -> None:
         run.cancel()
 
     in_virtual_time(scenario)
+
+
+async def test_a_pass_that_creates_too_long_ends_and_the_next_one_goes_on_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thousands of pods on a slow server must not hold the place in the queue that another job waits for."""
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    controller = Controller(world, world, world.clock)
+    monkeypatch.setattr("coxswain_operator.executor.BATCH_SECONDS", 0.0)
+    rest = await controller.reconcile_job(NAMESPACE, "demo")
+    assert rest is not None and (world.created, rest.most) == ([], 0.0)
+    monkeypatch.undo()
+    await controller.reconcile_job(NAMESPACE, "demo")
+    assert len(world.created) == 4

@@ -180,3 +180,54 @@ async def test_a_quota_that_is_used_up_is_reported_and_waited_for() -> None:
     assert isinstance(write, WriteStatus)
     succeeded = next(c for c in write.status["conditions"] if c["type"] == "Succeeded")
     assert (succeeded["status"], succeeded["message"]) == ("Unknown", "QuotaExceeded: exceeded quota: gpus")
+
+
+@pytest.mark.parametrize("reason", ["UnexpectedAdmissionError", "OutOfcpu", "NodeAffinity", "TopologyAffinityError"])
+async def test_a_pod_that_its_node_does_not_start_costs_no_counted_restart(reason: str) -> None:
+    world = await running(**STRICT)
+    for _ in range(3):
+        world.pod("trainer-1")["status"] = {"phase": "Failed", "reason": reason, "message": "Allocate failed"}
+        await passes(world, 5)
+    assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 3}
+    assert f"{reason}: Allocate failed" in world.events[-1].message
+
+
+OWN_LIMITS = (
+    'Usage of EmptyDir volume "scratch" exceeds the limit "1Gi". ',
+    'Container trainer exceeded its local ephemeral storage limit "1Gi". ',
+    "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
+)
+NODES_LACK = (
+    "The node was low on resource: ephemeral-storage. Container trainer was using 9Gi, which exceeds its request of 0. ",
+    "The node had condition: [DiskPressure]. ",
+)
+
+
+@pytest.mark.parametrize(("text", "counted"), [*((t, 1) for t in OWN_LIMITS), *((t, 0) for t in NODES_LACK)])
+@pytest.mark.parametrize("code", [None, 137])
+async def test_an_eviction_counts_if_the_pod_exceeded_its_own_limit(text: str, counted: int, code: int | None) -> None:
+    world = await running()
+    pod = world.pod("trainer-1")
+    if code:
+        world.end(pod, code)
+    disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+    pod["status"] |= {"phase": "Failed", "reason": "Evicted", "message": text, "conditions": [disrupted]}
+    await passes(world)
+    assert world.job["status"]["restarts"] == {"counted": counted, "ignored": 1 - counted}
+    assert f"Evicted: {text}" in world.events[-1].message
+
+
+async def test_a_loader_that_keeps_failing_is_replaced_alone_until_the_limit() -> None:
+    world = await running(failurePolicy={"maxRestarts": 5})
+    for _ in range(5):
+        await passes(world, 20)
+        world.run_all()
+        world.end(world.pod("loader-0"), 1)
+    await passes(world, 20)
+    status = world.job["status"]
+    assert (status["attempt"], status["restarts"]["counted"]) == (0, 5)
+    assert [name for name in world.created[4:] if "loader" not in name] == []
+    world.run_all()
+    world.end(world.pod("loader-0"), 1)
+    await passes(world)
+    assert world.state == "Failed"

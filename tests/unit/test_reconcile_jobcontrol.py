@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from coxswain.errors import Retryable
-from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
+from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_ROLE
 from coxswain.wire import StopRequest
+from coxswain_operator.children.common import owner_of
 from coxswain_operator.jobcontrol import DEADLINE_SECONDS, HttpJobControl
 from coxswain_operator.report_poller import ReportPoller
 from tests.fake_coordinator import FakeCoordinator
@@ -23,10 +24,10 @@ from tests.unit.fake_cluster import NAMESPACE, FakeCluster, report, training_job
 async def knowing(port: int, token: str, ready: str = "True") -> AsyncIterator[tuple[HttpJobControl, FakeCluster]]:
     """A control that finds the coordinator at this port in a cluster's objects, and the cluster."""
     world = FakeCluster(training_job())
-    labels = {LABEL_JOB_UID: world.job["metadata"]["uid"]}
+    ours = owner_of(world.job)
     whole = {LABEL_ROLE: "coordinator", LABEL_INDEX: "0", LABEL_INCARNATION: "0"}
     for kind, name, more in (("Pod", "c", whole), ("Secret", "demo-token", {})):
-        head = {"name": name, "namespace": NAMESPACE, "labels": labels | more}
+        head = {**ours, "name": name, "labels": ours["labels"] | more}
         world.put({"kind": kind, "metadata": head, "spec": {}})
     world.objects["Pod", "c"]["status"] = {
         "phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": ready}],
@@ -66,6 +67,13 @@ async def test_a_wrong_token_is_no_answer() -> None:
         assert await control.report(world.job) is None
         assert not await control.checkpoint_and_stop(world.job, "suspended")
         assert coordinator.stops == []
+
+
+async def test_a_coordinator_with_an_ipv6_address_that_does_not_answer_is_no_error() -> None:
+    async with talking() as (control, _, world):
+        world.objects["Pod", "c"]["status"]["podIP"] = "fd00::1:7"
+        assert await control.report(world.job) is None
+        assert not await control.checkpoint_and_stop(world.job, "suspended")
 
 
 async def test_a_coordinator_that_is_not_ready_is_not_asked() -> None:

@@ -11,6 +11,7 @@ from coxswain.errors import Refused
 from coxswain.names import CONDITIONS
 from coxswain.wire import JobEvent, SourceReport
 from coxswain_operator.controller import Controller
+from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.single_job import run_job
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, report, report_text, training_job
 
@@ -49,14 +50,14 @@ async def test_a_job_gets_one_pod_for_each_member_and_all_other_children() -> No
     assert {"Secret", "ConfigMap", "Service", "NetworkPolicy"} <= kinds
 
 
-@pytest.mark.parametrize("code", [0, 1, 3])
-async def test_a_coordinator_whose_container_has_ended_before_its_pod_restarts_nothing(code: int) -> None:
+@pytest.mark.parametrize(("code", "state"), [(0, "Completed"), (1, "Restarting"), (3, "Restarting")])
+async def test_a_coordinator_is_judged_by_its_container_and_not_by_its_pod(code: int, state: str) -> None:
     world = await running()
     coordinator, world.report_now = world.pod("coordinator"), None
     world.end(coordinator, code, report_text("Completed", step=100))
     coordinator["status"]["phase"] = "Running"
     await passes(world)
-    assert (world.state, world.condition("Degraded")["status"]) == ("Running", "False")
+    assert world.state == state
 
 
 async def test_a_gang_is_protected_from_drains_once_it_is_whole() -> None:
@@ -270,3 +271,27 @@ async def test_a_mix_that_is_deleted_while_the_job_runs_is_reported_and_stops_no
     await passes(world)
     assert (world.state, world.condition("Validated")["status"]) == ("Running", "False")
     assert (world.deleted, len(world.pods())) == ([], 4)
+
+
+async def test_a_job_that_is_being_deleted_gets_no_children_and_no_replacements() -> None:
+    """As long as a finalizer keeps it; after that the garbage collector removes what it had."""
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    world.job["metadata"] |= {"deletionTimestamp": stamp(world.now), "finalizers": ["example.com/audit"]}
+    await passes(world)
+    assert world.created == [] and {kind for kind, _ in world.objects} == {"DataSource", "DataMix", "TrainingJob"}
+    world = await running()
+    world.job["metadata"]["deletionTimestamp"] = stamp(world.now)
+    world.vanish(world.pod("trainer-1"))
+    created = [*world.created]
+    await passes(world, 6)
+    assert (world.created, world.pod("trainer-1")) == (created, None)
+
+
+async def test_the_pods_of_a_job_that_is_being_deleted_are_deleted_by_force_on_a_lost_node() -> None:
+    world = await running()
+    world.job["metadata"]["deletionTimestamp"] = stamp(world.now)
+    world.set_node("node-of-trainer-1", "Unknown")
+    for pod in world.pods():
+        await world.delete("Pod", NAMESPACE, pod["metadata"]["name"])
+    await passes(world)
+    assert world.pods() == []

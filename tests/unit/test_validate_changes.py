@@ -41,7 +41,7 @@ FULL: dict[str, tuple[Manifest, ...]] = {
             "spec.image": "train:1",
             "spec.model.initFrom": {"uri": "s3://weights/"},
             "spec.checkpoint.endpoint": {"url": "http://s3", "secretRef": {"name": "s3"}},
-            "spec.trainers.template": {"nodeSelector": {"gpu": "a"}},
+            "spec.trainers.template": {"spec": {"nodeSelector": {"gpu": "a"}}},
             "spec.data.template": {"nodeSelector": {"gpu": "a"}},
             "spec.activeDeadlineSeconds": 60,
             "spec.ttlSecondsAfterFinished": 60,
@@ -97,11 +97,14 @@ def may_change(kind: str, path: str) -> bool:
 
 def fields(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """What can be changed: every path below which the schema knows no further fields. An empty object has none."""
+    if "x-kubernetes-preserve-unknown-fields" in schema:  # a pod template changes as a whole
+        yield path
+        return
     if "items" in schema:
         yield from fields(schema["items"], f"{path}[]")
     for name, member in schema.get("properties", {}).items():
         yield from fields(member, f"{path}.{name}".removeprefix("."))
-    if schema["type"] not in ("array", "object") or "x-kubernetes-preserve-unknown-fields" in schema:
+    if schema["type"] not in ("array", "object"):
         yield path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -12,6 +12,9 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from coxswain.api.crd import crds
+from coxswain.api.parallelism import HybridData, ParallelismPolicySpec
+from coxswain.cost.constants import SHIPPED
+from coxswain.plan.planners import BALANCES
 from coxswain_cli.crds import crds_command
 from coxswain_cli.validate import validate_command
 from tests.api_samples import REMOVED, Manifest, sample
@@ -103,3 +106,50 @@ def test_cox_crds_prints_what_kubectl_can_apply() -> None:
     app = typer.Typer()
     app.command()(crds_command)
     assert list(yaml.safe_load_all(CliRunner().invoke(app, []).stdout)) == crds()
+
+
+@pytest.mark.parametrize("kind", ["DataSource", "DataMix", "ParallelismPolicy"])
+@pytest.mark.parametrize("name", ["", "dócs", "Docs_X", "a" * 254, "-a", "a-"])
+def test_a_name_that_no_cluster_takes_is_a_fault(tmp_path: Path, kind: str, name: str) -> None:
+    (fault,) = faults(tmp_path, sample(kind, {"metadata.name": name}))
+    assert fault["path"] == "metadata.name"
+    assert fault["allowed"] == "lower-case letters, digits, - and ., at most 253"
+
+
+@pytest.mark.parametrize("kind", ["DataSource", "TrainingJob"])
+@pytest.mark.parametrize(("name", "message"), [(True, "True is not a string"), (123, "123 is not a string")])
+def test_a_name_that_is_no_string_is_said_to_be_one_to_quote(
+    tmp_path: Path, kind: str, name: object, message: str
+) -> None:
+    (fault,) = faults(tmp_path, sample(kind, {"metadata.name": name}))
+    assert (fault["message"], fault["way_out"]) == (message, "put the value in quotes")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("spec.hardware", "tpu"), ("spec.hybridData.balance", "Waves"), ("spec.hybridData.balance", "makespan")],
+)
+def test_what_no_planner_knows_is_a_fault_before_a_run_starts(tmp_path: Path, field: str, value: str) -> None:
+    (fault,) = faults(tmp_path, sample("ParallelismPolicy", {field: value}))
+    assert (fault["path"], fault["value"]) == (field, value)
+
+
+def test_every_balance_and_hardware_of_the_api_has_its_planner_and_its_constants() -> None:
+    fields = ParallelismPolicySpec.model_fields
+    assert sorted(get_args(fields["hardware"].annotation)) == sorted(SHIPPED)
+    balances = get_args(HybridData.model_fields["balance"].annotation)
+    assert [name.lower() for name in balances] == list(BALANCES)
+
+
+def test_a_file_without_an_object_is_a_fault_beside_one_with_objects(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("# nothing\n---\n")
+    result = run(tmp_path, sample("DataSource"), options=(str(tmp_path / "empty.yaml"), "--json"))
+    (fault,) = json.loads(result.stdout)
+    assert (fault["file"], fault["message"]) == (str(tmp_path / "empty.yaml"), "holds no object")
+
+
+def test_an_object_that_is_in_none_of_the_files_is_a_note_and_no_fault(tmp_path: Path) -> None:
+    result = run(tmp_path, *(sample(kind) for kind in ("DataMix", "ParallelismPolicy", "TrainingJob")))
+    assert result.exit_code == 0
+    assert "note: DataMix/" in result.stdout
+    assert "does not exist in these files; `cox run` needs it there, a cluster may have it" in result.stdout

@@ -8,6 +8,11 @@
 {{- default $full .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
 {{- end }}
 
+{{- /* For objects outside the release's namespace: releases of the same name in other namespaces keep theirs. */}}
+{{- define "coxswain.clusterName" -}}
+{{- printf "%s-%s" .Release.Namespace (include "coxswain.fullname" .) }}
+{{- end }}
+
 {{- /* What selects the operator's pods: never changes for a release. */}}
 {{- define "coxswain.selector" -}}
 app.kubernetes.io/name: {{ include "coxswain.name" . }}
@@ -35,6 +40,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $root := first . }}
 {{- $image := last . }}
 {{- $path := list $root.Values.image.registry $image.repository | compact | join "/" }}
+{{- if not (contains "/" $path) }}
+{{- fail (printf "image.registry is empty, and nodes would look for %s in docker.io/library; set it to the registry and path of your images, such as registry.example/team, or to localhost for images that the nodes have" $path) }}
+{{- end }}
 {{- if $image.digest }}
 {{- printf "%s@%s" $path $image.digest }}
 {{- else }}
@@ -47,6 +55,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [coxswain.dev]
   resources: [trainingjobs]
   verbs: [list, watch, delete]  # delete: ttlSecondsAfterFinished
+- apiGroups: [coxswain.dev]
+  resources: [trainingjobs/finalizers]
+  verbs: [update]  # where the plugin OwnerReferencesPermissionEnforcement guards blockOwnerDeletion
 - apiGroups: [coxswain.dev]
   resources: [datasources, datamixes, parallelismpolicies]
   verbs: [list, watch]

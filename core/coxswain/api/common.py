@@ -37,22 +37,23 @@ def list_map(key: str, maximum: int = MAX_ITEMS) -> Any:
 
 ATOMIC: Any = {"x-kubernetes-list-type": "atomic"}
 
+NAME_LENGTH = 253  # characters of an object's name
 _LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-_SUBDOMAIN = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"
+SUBDOMAIN = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"
 _URI = r"^(s3://|file:///|pvc://)"
 _URL = r"^(https?://.+)?$"
 _DECIMAL = r"^[0-9]{1,15}(\.[0-9]{1,15})?([eE][-+]?[0-9]{1,2})?$"
 # What the patterns mean, for people.
 PATTERNS = {
     _LABEL: "lower-case letters, digits and -",
-    _SUBDOMAIN: "lower-case letters, digits, - and .",
+    SUBDOMAIN: "lower-case letters, digits, - and .",
     _URI: "s3://bucket/path, file:///path or pvc://claim/path",
     _URL: "http:// or https:// and a host",
     _DECIMAL: 'a decimal string such as "0.1" or "3e-4"',
 }
 
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=_LABEL)]
-ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=_SUBDOMAIN)]
+ObjectName = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH, pattern=SUBDOMAIN)]
 Text = Annotated[str, Field(max_length=1024)]
 LongText = Annotated[str, Field(max_length=32768)]
 Uri = Annotated[str, Field(max_length=1024, pattern=_URI)]

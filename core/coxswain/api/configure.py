@@ -12,6 +12,7 @@ from coxswain.api.datasource import DataSourceSpec, Tokenizer
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.presets import PRESETS
 from coxswain.api.trainingjob import Checkpoint, ModelSpec, Optimizer, TrainingJobSpec
+from coxswain.uris import file_uri
 
 # Where pods mount the claims of pvc:// uris, one folder a claim; services see plain file uris.
 CLAIMS_ROOT = "/mnt/claims"
@@ -21,7 +22,7 @@ Used = tuple[MixSource, DataSourceSpec]
 
 def mounted(uri: str) -> str:
     """A uri as the services see it: claims are folders."""
-    return f"file://{CLAIMS_ROOT}/{uri.removeprefix('pvc://')}" if uri.startswith("pvc://") else uri
+    return f"{file_uri(CLAIMS_ROOT)}/{uri.removeprefix('pvc://')}" if uri.startswith("pvc://") else uri
 
 
 def job_config(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 
 from coxswain.api.common import Model
 from coxswain.api.kinds import KINDS, Column, Kind
+from coxswain.api.pod_template import OWN, template_schema
 from coxswain.api.rules import RULES, Rule
 from coxswain.api.schema import Schema, structural
 from coxswain.names import GROUP, VERSION
@@ -64,12 +66,17 @@ def object_schema(kind: Kind) -> Schema:
             "status": structural(kind.status),
         },
     }
+    for path in _TEMPLATES.get(kind.name, ()):
+        _at(schema, path)["properties"] = copy.deepcopy(template_schema()["properties"])
     for rule in RULES:
         for place in rule.places:
             name, _, path = place.partition(":")
             if name == kind.name:
                 _at(schema, path).setdefault("x-kubernetes-validations", []).append(_validation(rule))
     return schema
+
+
+_TEMPLATES = {"TrainingJob": tuple(f"spec.{field}.template" for field in OWN)}
 
 
 def _at(schema: Schema, path: str) -> Schema:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from coxswain.api.common import Conditions, Endpoint, Model, Text, Uri, Whole
+from coxswain.api.common import Conditions, Endpoint, Model, Name, Text, Time, Uri, Whole
 
 Digits = Annotated[str, Field(max_length=20, pattern=r"^[0-9]+$")]
 
@@ -88,3 +88,7 @@ class DataSourceStatus(Model):
     """Quantiles of the lengths of the documents indexed so far."""
     fingerprint: Text | None = None
     """Digest of the contents as indexed: sha256 and 64 hexadecimal digits."""
+    indexed_by: Name | None = None
+    """The TrainingJob whose coordinator found this. Of several the coordinator that was created last decides."""
+    indexed_at: Time | None = None
+    """When that coordinator was created."""

@@ -73,9 +73,7 @@ def _translate(model: type[Model], detail: ErrorDetails, under: str) -> FieldErr
     kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
     if kind == "extra_forbidden":
         names = field_names(model, location[:-1])
-        return FieldError(
-            path, "unknown field", str(location[-1]), ", ".join(names), _nearest(str(location[-1]), names)
-        )
+        return FieldError(path, "unknown field", str(location[-1]), ", ".join(names), nearest(str(location[-1]), names))
     if kind == "missing":
         return FieldError(path, "required, but missing", way_out=f"add {location[-1]}")
     message, allowed = _SHAPES.get(kind, _plain)(detail, context)
@@ -139,7 +137,8 @@ _WAYS_OUT = {
 }
 
 
-def _nearest(name: str, names: Sequence[str]) -> str:
+def nearest(name: str, names: Sequence[str]) -> str:
+    """The way out of an unknown name."""
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {close[0]}?" if close else f"remove {name}"
 

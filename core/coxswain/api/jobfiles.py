@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coxswain.api.field_errors import FieldError
-from coxswain.api.load import load_documents
+from coxswain.api.load import Document, load_documents
+from coxswain.api.overrides import overridden
 from coxswain.api.resolve import resolve
 from coxswain.api.validate import defaulted, validate
 from coxswain.config import JobConfig
@@ -17,9 +20,14 @@ Manifest = dict[str, Any]
 _OURS = ("DataSource", "DataMix", "ParallelismPolicy", "TrainingJob")
 
 
-def load_run(files: list[Path]) -> list[Manifest]:
-    """Loads one TrainingJob and its references, with defaults. Raises Refused with every fault."""
+def load_run(files: list[Path], settings: Sequence[str] = ()) -> list[Manifest]:
+    """Loads one TrainingJob and its references, with defaults. Raises Refused with every fault.
+
+    `settings`: fields of the job, as coxswain.api.overrides takes them.
+    """
     documents, faults = load_documents(files)
+    if settings:
+        documents = [_with_settings(d, settings) for d in documents]
     faults = [*faults, *validate(documents)]
     if not faults:
         objects = [defaulted(d.manifest) if d.identity[0] in _OURS else d.manifest for d in documents]
@@ -27,6 +35,11 @@ def load_run(files: list[Path]) -> list[Manifest]:
     if faults:
         raise Refused("Invalid", "\n".join(["refused", *(_line(f) for f in faults)]))
     return objects
+
+
+def _with_settings(document: Document, settings: Sequence[str]) -> Document:
+    is_job = document.identity[0] == "TrainingJob"
+    return replace(document, manifest=overridden(document.manifest, settings)) if is_job else document
 
 
 def load_config(files: list[Path]) -> JobConfig:

@@ -63,7 +63,12 @@ KINDS: Final[tuple[Kind, ...]] = (
             Column("URI", "string", ".spec.uri", wide=True), Column("MAX", "integer", ".status.lengths.max", wide=True),
         ),
     ),
-    Kind("DataMix", "datamixes", "dmix", DataMixSpec, DataMixStatus, (_READY, _WHY, _AGE)),
+    Kind(
+        "DataMix", "datamixes", "dmix", DataMixSpec, DataMixStatus,
+        (
+            Column("SEED", "integer", ".spec.seed"), Column("LONG", "string", ".spec.longSequences"), _AGE,
+        ),
+    ),
     Kind(
         "ParallelismPolicy", "parallelismpolicies", "ppol", ParallelismPolicySpec, ParallelismPolicyStatus,
         (

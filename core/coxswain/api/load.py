@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +15,10 @@ from coxswain.api.field_errors import FieldError
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME
 from coxswain.names import API_VERSION
+from coxswain.uris import file_path, file_uri
 
 Manifest = dict[str, Any]
+STDIN = Path("-")
 MAX_BYTES = 3_000_000  # what etcd takes, twice
 MAX_NODES = 100_000  # of a document with its aliases written out
 # What a local run needs besides our kinds: the Secrets of endpoints.
@@ -81,19 +84,35 @@ def load_documents(paths: Iterable[Path]) -> tuple[list[Document], list[FieldErr
     return documents, faults
 
 
+def load_value(text: str) -> Any:
+    """One value of YAML. Raises yaml.YAMLError."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (*_CONSTRUCTOR_ERRORS, RecursionError) as error:
+        raise yaml.YAMLError(str(error)) from error
+
+
 def _read(path: Path) -> Iterator[Document | FieldError]:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            yield FieldError(
-                "", "the file is too large", str(path.stat().st_size), f"at most {MAX_BYTES} bytes", file=str(path)
-            )
+        data = _bytes(path)
+        if len(data) > MAX_BYTES:
+            size = f"more than {MAX_BYTES}"
+            yield FieldError("", "the file is too large", size, f"at most {MAX_BYTES} bytes", file=str(path))
             return
-        text = path.read_text(encoding="utf-8")
+        text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         yield FieldError("", f"cannot read the file: {reason}", way_out="name a readable YAML file", file=str(path))
         return
     yield from _parse(path, text)
+
+
+def _bytes(path: Path) -> bytes:
+    """At most one byte more than is allowed. `-` is standard input."""
+    if path == STDIN:
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
 
 
 def _parse(path: Path, text: str) -> Iterator[Document | FieldError]:
@@ -118,7 +137,7 @@ def _document(path: Path, number: int, value: Any) -> Iterator[Document | FieldE
     if faults:
         yield from (replace(fault, file=str(path), document=number) for fault in faults)
     else:
-        yield Document(str(path), number, _absolute(value, path.resolve().parent))
+        yield Document(str(path), number, absolute(value, path.resolve().parent))
 
 
 def _oversized(value: Any) -> list[FieldError]:
@@ -156,13 +175,13 @@ def _unknown(value: Any) -> list[FieldError]:
     return []
 
 
-def _absolute(value: Any, folder: Path, key: str = "") -> Any:
+def absolute(value: Any, folder: Path, key: str = "") -> Any:
     """The value with `file:relative` uris made absolute."""
     if isinstance(value, dict):
-        return {name: _absolute(member, folder, name) for name, member in value.items()}
+        return {name: absolute(member, folder, name) for name, member in value.items()}
     if isinstance(value, list):
-        return [_absolute(item, folder) for item in value]
+        return [absolute(item, folder) for item in value]
     if key == "uri" and isinstance(value, str) and value.startswith("file:") and not value.startswith("file:/"):
         slash = "/" if value.endswith("/") else ""
-        return f"{(folder / value.removeprefix('file:')).resolve().as_uri()}{slash}"
+        return f"{file_uri((folder / file_path(value)).resolve())}{slash}"
     return value

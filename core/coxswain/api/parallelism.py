@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from coxswain.api.common import Conditions, Count, Degree, Model, Name, Tokens, Whole
+from coxswain.api.common import Conditions, Count, Degree, Model, Tokens, Whole
 
 
 class HybridData(Model):
@@ -14,9 +14,9 @@ class HybridData(Model):
     """Most tokens that one replica holds in one task (C of the design notes)."""
     max_degree: Count = 64
     """Most replicas that share one sequence."""
-    balance: Literal["Makespan", "Naive", "Static", "ByteScale", "Waves"] = "Makespan"
+    balance: Literal["Makespan", "Naive", "Static"] = "Makespan"
     """How sequences are placed. Makespan: the last replica ends as early as possible, by the cost model. Naive and Static are
-    there to compare with. ByteScale and Waves are refused by this release."""
+    there to compare with."""
     attention: Literal["Ring", "Ulysses", "Auto"] = "Ring"
     """How the replicas of one sequence share its attention. No effect yet: it is always Ring."""
 
@@ -37,9 +37,8 @@ class ParallelismPolicySpec(Model):
     """Auto is to move activations to host memory as far as the copy hides behind compute. No effect yet."""
     optimizer_sharding: Literal["ZeRO1"] = "ZeRO1"
     """How the optimizer's state is spread over the replicas. ZeRO1: each owns a part of it."""
-    hardware: Name = "a100-80g"
-    """Constants of the cost model: a100-40g, a100-80g, h100-80g, cpu, or the name of a table of your own. With cpu, trainers
-    request no GPU."""
+    hardware: Literal["a100-40g", "a100-80g", "h100-80g", "cpu"] = "a100-80g"
+    """Constants of the cost model. With cpu, trainers request no GPU."""
 
 
 class ParallelismPolicyStatus(Model):

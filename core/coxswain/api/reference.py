@@ -96,6 +96,10 @@ def _fields(schema: Schema, under: str) -> Iterator[tuple[str, Schema, bool]]:
     for name, member in schema.get("properties", {}).items():
         path = f"{under}.{name}" if under else name
         yield path, member, name in schema.get("required", ())
+        if (
+            "x-kubernetes-preserve-unknown-fields" in member
+        ):  # a pod template: Kubernetes' own documentation describes it
+            continue
         inner = member.get("items", member)
         yield from _fields(inner, f"{path}[]" if "items" in member else path)
 

@@ -16,7 +16,9 @@ from coxswain.api.datamix import DataMixSpec
 from coxswain.api.datasource import DataSourceSpec, Tokenizer
 from coxswain.api.field_errors import FieldError, parse
 from coxswain.api.parallelism import ParallelismPolicySpec
+from coxswain.api.pod_template import template_faults
 from coxswain.api.trainingjob import TrainingJobSpec
+from coxswain.uris import file_uri
 
 Manifest = Mapping[str, Any]
 M = TypeVar("M", bound=Model)
@@ -31,6 +33,8 @@ def resolve(
     """
     spec, faults = _spec(TrainingJobSpec, job, "spec")
     if spec is None:
+        return faults
+    if faults := template_faults(job.get("spec")):
         return faults
     mix, mix_faults = _mix(spec, by_name(mixes))
     policy, policy_faults = _policy(spec, by_name(policies))
@@ -139,7 +143,7 @@ def replica_devices(policy: ParallelismPolicySpec) -> int:
 
 def claims(job: config.JobConfig) -> list[str]:
     """Names of the PersistentVolumeClaims that the job's pods mount under CLAIMS_ROOT."""
-    prefix = f"file://{CLAIMS_ROOT}/"
+    prefix = f"{file_uri(CLAIMS_ROOT)}/"
     uris = [job.checkpoint.uri, job.model.init_from]
     uris += [uri for source in job.mix.sources for uri in (source.uri, source.tokenizer.uri)]
     return sorted({uri.removeprefix(prefix).split("/", 1)[0] for uri in uris if uri.startswith(prefix)})

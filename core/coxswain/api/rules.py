@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from coxswain.api.pod_template import OWN
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -221,6 +223,14 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
         field=".batch.maxSequenceTokens",
         says="a sequence of %d tokens does not fit: tokensPerReplica %d x min(maxDegree %d, %d replicas at minCount)",
         values=("self.batch.maxSequenceTokens", f"{_HYBRID}.tokensPerReplica", f"{_HYBRID}.maxDegree", _REPLICAS),
+    ),
+    *(
+        Rule(
+            f"{field}-template-labels", (f"{_JOB}.{field}.template.metadata",),
+            "!has(self.labels) || !self.labels.exists(key, key.startsWith('coxswain.dev/'))",
+            "labels that start with coxswain.dev/ are the operator's", "use another prefix", field=".labels",
+        )
+        for field in OWN
     ),
     Rule(
         "data-loaders", (f"{_JOB}.data.loaders",), "self.min <= self.max",

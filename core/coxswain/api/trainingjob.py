@@ -125,9 +125,11 @@ class Trainers(Model):
     max_count: Count | None = None
     """Most trainers that the job may be scaled to. Empty: `count` stays as it is. May change while suspended."""
     template: Overlay | None = None
-    """Overlay on the trainers' pod spec, merged as by `kubectl patch`: nodeSelector, tolerations, volumes and so on; `resources`
-    and `env` at its top are the trainer container's. Resources replace ours, which are one `nvidia.com/gpu` a device unless the
-    policy's hardware is cpu. May change while suspended."""
+    """PodTemplateSpec, laid over the trainers' pods as by `kubectl patch`: metadata.labels, metadata.annotations, and spec with
+    nodeSelector, tolerations, volumes and so on. Its container `trainer` is laid over ours; the resources there replace ours,
+    which are one `nvidia.com/gpu` a device unless the policy's hardware is cpu. The operator alone sets restartPolicy, host names
+    and automountServiceAccountToken. A bare pod spec, the shape of earlier releases, is accepted in this one. May change while
+    suspended."""
 
 
 class Loaders(Model):
@@ -149,8 +151,9 @@ class Data(Model):
     prefetch_steps: Annotated[int, Field(ge=1, le=64)] = 2
     """How many steps constructors assemble ahead of the workers."""
     template: Overlay | None = None
-    """Overlay on the pod specs of coordinator and loaders, merged as trainers.template is. (Constructors are in the trainers'
-    pods: initContainers of that template.)"""
+    """PodTemplateSpec, laid over the pods of coordinator and loaders as trainers.template is over theirs. Its containers
+    `coordinator` and `loader` are laid over ours of that name. (Constructors are in the trainers' pods: initContainers of that
+    template.)"""
 
 
 class Checkpoint(Model):
@@ -303,8 +306,8 @@ class TrainingJobSpec(Model):
     suspend: bool = False
     """True: save a checkpoint, then run no pods. May change at any time."""
     active_deadline_seconds: Seconds | None = None
-    """Seconds from the first start, without those of suspensions, after which the job fails. Empty: no deadline. May change at
-    any time."""
+    """Seconds from the first start, without those of suspensions and in a queue, after which the job fails. Empty: no deadline.
+    May change at any time."""
     start_timeout_seconds: Seconds = 900
     """Seconds from when a pod has a node until its containers run; after that it is replaced, and the restart counts. A pod
     without a node waits and counts nothing (but see trainers.minCount). Indexing is not part of it. May change at any time."""

@@ -164,7 +164,12 @@ class TrainingJobStatus(Model):
     completion_time: Time | None = None
     """When the job ended."""
     active_seconds: Whole | None = None
-    """Seconds that the job was active before its last suspension: they count for activeDeadlineSeconds."""
+    """Seconds that the job was active before activeSince: they count for activeDeadlineSeconds. Suspensions and time in a
+    queue do not."""
+    active_since: Time | None = None
+    """Since when the job is active. Empty: it is queued, suspended, or has not started."""
+    retried: Text | None = None
+    """Value of the annotation coxswain.dev/retry that the latest retry answered. Another value retries the ended job."""
     event_sequence: Whole | None = None
     """Number of the last of the coordinator's events that is published as an Event."""
     updated_at: Time | None = None

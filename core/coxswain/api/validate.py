@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from coxswain.api.cel_rules import check_rules
+from coxswain.api.common import NAME_LENGTH, PATTERNS, SUBDOMAIN
 from coxswain.api.crd import object_schema
-from coxswain.api.field_errors import FieldError, parse
+from coxswain.api.field_errors import FieldError, parse, shorten
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME, Kind
 from coxswain.api.load import Document
+from coxswain.api.pod_template import template_faults
 from coxswain.api.resolve import resolve
 from coxswain.api.schema import Schema, repeated, with_defaults
 
 # Found between objects that are both in the files. A missing object is no fault: it may be on the cluster, or come later.
 _BETWEEN = ("TokenizerMismatch", "CapacityTooSmall")
+_MISSING = ("SourceNotFound", "MixNotFound", "PolicyNotFound")
 
 
 def validate(documents: Sequence[Document]) -> list[FieldError]:
@@ -63,14 +67,32 @@ def _shape(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
         for name in manifest
         if name not in known
     ]
-    if not isinstance(manifest.get("metadata"), dict) or not isinstance(manifest["metadata"].get("name"), str):
-        faults.append(FieldError("metadata.name", "required, but missing", way_out="give the object a name"))
+    faults += _name_faults(kind, manifest)
     faults += parse(kind.spec, manifest["spec"], "spec")[1] if "spec" in manifest else [_missing_spec()]
+    faults += template_faults(manifest.get("spec")) if kind.name == "TrainingJob" else []
     faults += parse(kind.status, manifest["status"], "status")[1] if "status" in manifest else []
     return faults + [
         FieldError(path, f"{key!r} appears twice", key, way_out="give every item a name of its own")
         for path, key in repeated(_schema(kind.name), manifest)
     ]
+
+
+def _name_faults(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
+    """Of a TrainingJob's name a rule says more: its pods are named after it."""
+    metadata = manifest.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if name is None:
+        return [FieldError("metadata.name", "required, but missing", way_out="give the object a name")]
+    if not isinstance(name, str):
+        message = f"{shorten(name)} is not a string"
+        return [FieldError("metadata.name", message, shorten(name), "a string", "put the value in quotes")]
+    if kind.name == "TrainingJob" or (len(name) <= NAME_LENGTH and re.fullmatch(SUBDOMAIN, name)):
+        return []
+    message, allowed = (
+        f"{shorten(name)!r} has not the form that is needed",
+        f"{PATTERNS[SUBDOMAIN]}, at most {NAME_LENGTH}",
+    )
+    return [FieldError("metadata.name", message, shorten(name), allowed, "rename the object")]
 
 
 def _missing_spec() -> FieldError:
@@ -95,8 +117,17 @@ def _repeated(documents: Sequence[Document]) -> list[FieldError]:
     return faults
 
 
+def missing(documents: Sequence[Document]) -> list[FieldError]:
+    """References of jobs to objects that are in none of the files. A cluster may have them; `cox run` has only the files."""
+    return _resolution(documents, _MISSING)
+
+
 def _between(documents: Sequence[Document]) -> list[FieldError]:
     """Faults between a job and what it refers to, as far as that is in the files."""
+    return _resolution(documents, _BETWEEN)
+
+
+def _resolution(documents: Sequence[Document], reasons: tuple[str, ...]) -> list[FieldError]:
     faults: list[FieldError] = []
     for document in documents:
         if document.identity[0] == "TrainingJob":
@@ -106,5 +137,5 @@ def _between(documents: Sequence[Document]) -> list[FieldError]:
             ]
             resolved = resolve(document.manifest, others[0], others[1], others[2], uid="")
             found = resolved if isinstance(resolved, list) else []
-            faults += _place(document, [fault for fault in found if fault.reason in _BETWEEN])
+            faults += _place(document, [fault for fault in found if fault.reason in reasons])
     return faults

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from coxswain.cost import CostModel
 from coxswain.errors import Refused
 
+MOST_REPLICAS = 100_000
+MOST_TOKENS = 1_000_000_000  # of one sequence, and of one task
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -59,19 +62,16 @@ def make_problem(
     node_size: int,
 ) -> Problem:
     """Makes the problem of a step's numbers; Refused names the number that is wrong."""
-    s = np.asarray(lengths, dtype=np.int64).reshape(-1)
-    rates = np.ones(replicas) if speeds is None else np.asarray(speeds, dtype=np.float64)
-    for name, value in (
-        ("replicas", replicas),
-        ("capacity", capacity),
-        ("max degree", max_degree),
-        ("node size", node_size),
+    for name, value, most in (
+        ("replicas", replicas, MOST_REPLICAS),
+        ("capacity", capacity, MOST_TOKENS),
+        ("max degree", max_degree, MOST_REPLICAS),
+        ("node size", node_size, MOST_REPLICAS),
     ):
-        if value < 1:
-            raise Refused("BadValue", f"{name} is {value}; it must be at least 1")
-    if s.size and int(s.min()) < 1:
-        at = int(s.argmin())
-        raise Refused("BadLengths", f"lengths[{at}] is {s[at]}; every sequence must have at least 1 token")
+        if not 1 <= value <= most:
+            raise Refused("BadValue", f"{name} is {value}; it must be at least 1 and at most {most}")
+    s = _checked_lengths(lengths)
+    rates = np.ones(replicas) if speeds is None else np.asarray(speeds, dtype=np.float64)
     if rates.size != replicas:
         raise Refused("BadSpeeds", f"speeds has {rates.size} numbers for {replicas} replicas; give one per replica")
     if not (np.isfinite(rates).all() and (rates > 0).all()):
@@ -79,6 +79,19 @@ def make_problem(
         raise Refused("BadSpeeds", f"speeds[{at}] is {rates[at]}; speeds must be finite and above 0")
     _must_fit(s, capacity, min(max_degree, replicas))
     return Problem(s, replicas, capacity, cost, rates, min(max_degree, replicas), node_size)
+
+
+def _checked_lengths(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    try:
+        s = np.asarray(lengths, dtype=np.int64).reshape(-1)
+    except OverflowError:  # beyond 64 bits, so one of them is out of bounds
+        s = np.clip(np.asarray(lengths, dtype=object).reshape(-1), 0, MOST_TOKENS + 1).astype(np.int64)
+    wrong = (s < 1) | (s > MOST_TOKENS)
+    if wrong.any():
+        at = int(wrong.argmax())
+        bounds = f"every sequence must have at least 1 token and at most {MOST_TOKENS}"
+        raise Refused("BadLengths", f"lengths[{at}] is {np.asarray(lengths, dtype=object).reshape(-1)[at]}; {bounds}")
+    return s
 
 
 def _must_fit(lengths: NDArray[np.int64], capacity: int, degree: int) -> None:

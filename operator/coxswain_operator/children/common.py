@@ -41,8 +41,15 @@ def owner_of(job: Manifest) -> dict[str, Any]:
         "name": meta["name"],
         "uid": meta["uid"],
         "controller": True,
+        "blockOwnerDeletion": True,
     }
     return {"namespace": meta["namespace"], "labels": labels_of(job), "ownerReferences": [owner]}
+
+
+def controller_of(manifest: Manifest) -> dict[str, Any]:
+    """The reference to the object's controller; empty without one."""
+    owners = manifest["metadata"].get("ownerReferences") or ()
+    return next((o for o in owners if o.get("controller")), {})
 
 
 def selector(job: Manifest) -> dict[str, Any]:

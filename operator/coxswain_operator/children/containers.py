@@ -33,6 +33,15 @@ CONSTRUCTOR = Service("constructor", "coxswain_data.constructor", names.PORT_CON
 TRAINER = Service("trainer", "coxswain_train.agent", names.PORT_AGENT_HTTP)
 
 GPU = "nvidia.com/gpu"
+# Of the coordinator alone: the coordinator notices workers and data services that hang. After 70 s without an answer of its
+# event loop, or when its driver hangs, it is replaced; the job continues.
+LIVENESS = {
+    "httpGet": {"path": "/healthz", "port": names.PORT_COORDINATOR},
+    "initialDelaySeconds": 60,
+    "periodSeconds": 10,
+    "timeoutSeconds": 10,
+    "failureThreshold": 6,
+}
 
 
 def container(
@@ -54,6 +63,7 @@ def container(
             "timeoutSeconds": 2,
             "failureThreshold": 3,
         },
+        **({"livenessProbe": LIVENESS} if service is COORDINATOR else {}),
         "terminationMessagePath": TERMINATION_LOG,
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -88,7 +98,7 @@ def environment(service: Service, job: Manifest, secrets: bool) -> list[dict[str
         "TMPDIR": SCRATCH_DIR,
     }
     plain |= {names.ENV_SECRETS_DIR: SECRETS_DIR} if secrets else {}
-    plain |= {names.ENV_RUN_DIR: RUN_DIR} if service is COORDINATOR else {}
+    plain |= {names.ENV_RUN_DIR: RUN_DIR, **_recorded_step(job)} if service is COORDINATOR else {}
     fields = {
         names.ENV_POD_NAME: "metadata.name", names.ENV_POD_IP: "status.podIP", names.ENV_POD_UID: "metadata.uid",
     }  # fmt: skip
@@ -96,6 +106,12 @@ def environment(service: Service, job: Manifest, secrets: bool) -> list[dict[str
         *({"name": k, "value": v} for k, v in plain.items()),
         *({"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in fields.items()),
     ]
+
+
+def _recorded_step(job: Manifest) -> dict[str, str]:
+    """The step below which the job never resumes."""
+    recorded = (job.get("status") or {}).get("lastCheckpoint")
+    return {names.ENV_RECORDED_STEP: str(recorded["step"])} if recorded else {}
 
 
 def endpoint_secrets(config: JobConfig) -> tuple[str, ...]:

@@ -13,15 +13,13 @@ KEYS = {
 _VOLUME_KINDS = ("emptyDir", "hostPath", "persistentVolumeClaim", "ephemeral", "csi")
 
 
-def overlaid(spec: dict[str, Any], template: dict[str, Any], main: str) -> dict[str, Any]:
-    """A user's template over a pod spec.
-
-    Its top-level `resources` and `env` go to container `main`.
-    """
-    rest = {k: v for k, v in template.items() if k not in ("resources", "env")}
-    own = {k: template[k] for k in ("resources", "env") if k in template}
-    laid: dict[str, Any] = merged({**spec, "tolerations": _tolerations(spec, rest)}, rest)
-    return merged(laid, {"containers": [{"name": main, **own}]}) if own else laid
+def overlaid(spec: dict[str, Any], template: dict[str, Any], others: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A user's pod spec over ours. `others`: containers of the template that belong to pods of another role."""
+    wanted = {k: v for k, v in template.items() if v is not None}
+    if "containers" in wanted:
+        wanted["containers"] = [c for c in wanted["containers"] if c["name"] not in others]
+    laid: dict[str, Any] = merged({**spec, "tolerations": _tolerations(spec, wanted)}, wanted)
+    return laid
 
 
 def merged(base: Any, overlay: Any, field: str = "") -> Any:

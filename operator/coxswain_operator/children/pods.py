@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from coxswain import names
+from coxswain.api.pod_template import OWN, split_template
 from coxswain.api.resolve import CLAIMS_ROOT, claims
 from coxswain.config import JobConfig
 from coxswain_operator.children import containers, scheduling
@@ -18,6 +19,11 @@ from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 
 GRACE_SECONDS = 60  # to finish a request or a checkpoint's upload after SIGTERM
+_FIELDS = {
+    "coordinator": "data",
+    "loader": "data",
+    "trainer": "trainers",
+}  # of the job's spec, with the role's template
 SERVICES = {"coordinator": COORDINATOR, "loader": LOADER, "trainer": TRAINER}
 # A user's template cannot change these: restarts, addresses and the isolation of pods need them.
 FIXED = ("restartPolicy", "hostname", "subdomain", "automountServiceAccountToken")
@@ -70,9 +76,14 @@ class PodPlan:
     def _head(self, role: str) -> Manifest:
         labels = {"app.kubernetes.io/component": role, names.LABEL_ROLE: role, names.LABEL_ATTEMPT: str(self.attempt)}
         queue_labels, queue_annotations = scheduling.queue(self.job, self.config, self.start)
-        head = owner_of(self.job)
-        head["labels"] |= {**labels, **queue_labels}
-        return {**head, "annotations": {**ANNOTATIONS, **queue_annotations}}
+        head, theirs = owner_of(self.job), self._template(role)[0]
+        head["labels"] = {**(theirs.get("labels") or {}), **head["labels"], **labels, **queue_labels}
+        return {**head, "annotations": {**ANNOTATIONS, **(theirs.get("annotations") or {}), **queue_annotations}}
+
+    def _template(self, role: str) -> tuple[Manifest, Manifest]:
+        """Metadata and pod spec that the user lays over the role's pods."""
+        template = self.job["spec"].get(_FIELDS[role], {}).get("template") or {}
+        return split_template(template, SERVICES[role].name)
 
     @cached_property
     def _specs(self) -> dict[str, Manifest]:
@@ -91,8 +102,8 @@ class PodPlan:
             "volumes": _volumes(self.job, self.config, role),
             **scheduling.of_pod(self.job, role, self.attempt),
         }
-        template = self.job["spec"].get("trainers" if role == "trainer" else "data", {}).get("template") or {}
-        laid = overlaid(spec, template, SERVICES[role].name)
+        others = tuple(name for name in OWN[_FIELDS[role]] if name not in (role, CONSTRUCTOR.name))
+        laid = overlaid(spec, self._template(role)[1], others)
         return {**{k: v for k, v in laid.items() if k not in FIXED}, **{k: spec[k] for k in FIXED if k in spec}}
 
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import msgspec
 
-from coxswain.errors import Refused
 from coxswain.names import API_VERSION, LABEL_JOB
 from coxswain_operator.children.scheduling import RETRIABLE
-from coxswain_operator.cluster import AlreadyExists, Conflict, WatchEvent
+from coxswain_operator.cluster import AlreadyExists, Conflict, Denied, WatchEvent
 from coxswain_operator.kubernetes.cache import Cache, CacheEvent, Entry, Name
 from coxswain_operator.kubernetes.connection import APPLY, MERGE, Connection, NotFound
 from coxswain_operator.kubernetes.decoding import manifest_of
@@ -68,22 +67,34 @@ class KubernetesCluster:
         cache = (await self._ready(kind, namespace)).cache
         return [manifest_of(entry.value) for entry in cache.select(namespace, labels)]
 
+    async def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """By a LIST of this name, which needs no right that the informers do not need. Raises Retryable."""
+        if kind == SECRETS.kind:
+            return await self._secrets.get(namespace, name)
+        path = BY_KIND[kind].path(namespace)
+        found = (await self._connection.call("GET", path, fieldSelector=f"metadata.name={name}"))["items"]
+        return {"kind": kind, **found[0]} if found else None
+
     async def pod_views(self, namespace: str, job_uid: str) -> Sequence[PodView]:
         cache = (await self._ready("Pod", namespace)).cache
         return [e.value for e in cache.of_owner(job_uid) if e.value is not None and e.name[0] == namespace]
 
-    async def orphans(self, namespace: str, job: str) -> Sequence[PodView]:
+    async def orphans(self, namespace: str, job: str, besides: str = "") -> Sequence[PodView]:
         cache = (await self._ready("Pod", namespace)).cache
-        return [e.value for e in cache.select(namespace, {LABEL_JOB: job}) if e.value is not None]
+        found = cache.select(namespace, {LABEL_JOB: job})
+        return [e.value for e in found if e.value is not None and e.owner not in ("", besides)]
 
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
         """Where there is no Kueue, or no group any more, there is nothing to leave."""
-        with suppress(NotFound):
-            if not pod:
-                await self._connection.send("DELETE", WORKLOADS.path(namespace, group))
+        if pod:
+            with suppress(NotFound):
+                path, mark = BY_KIND["Pod"].path(namespace, pod), {"metadata": {"annotations": {RETRIABLE: "false"}}}
+                self._noted("Pod", namespace, await self._connection.send("PATCH", path, mark, MERGE))
+            return
+        for workloads in WORKLOADS:
+            with suppress(NotFound):
+                await self._connection.send("DELETE", workloads.path(namespace, group))
                 return
-            path, mark = BY_KIND["Pod"].path(namespace, pod), {"metadata": {"annotations": {RETRIABLE: "false"}}}
-            self._noted("Pod", namespace, await self._connection.send("PATCH", path, mark, MERGE))
 
     async def nodes(self) -> Mapping[str, Conditions] | None:
         """None where the operator has no right to see them."""
@@ -108,14 +119,16 @@ class KubernetesCluster:
             informer.cache.unsubscribe(queue)
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Raises AlreadyExists, Refused with the server's message, Retryable."""
+        """Raises AlreadyExists, Refused or Denied with the server's message, Retryable."""
         resource, meta = BY_KIND[manifest["kind"]], manifest["metadata"]
         namespace = meta.get("namespace", "")
         try:
             path = resource.path(namespace)
-            stored = await self._connection.send("POST", path, manifest, fieldManager=FIELD_MANAGER)
+            # Strict: a field that the server does not know is refused, not dropped.
+            query: dict[str, Any] = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+            stored = await self._connection.send("POST", path, manifest, **query)
         except NotFound as error:  # the namespace, or the kind
-            raise Refused("NotFound", str(error)) from error
+            raise Denied("NotFound", str(error)) from error
         except AlreadyExists:
             self._secrets.forget((namespace, meta["name"]))
             raise

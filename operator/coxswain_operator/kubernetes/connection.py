@@ -14,7 +14,7 @@ import tenacity
 from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
 from coxswain.errors import CoxswainError, Refused, Retryable
-from coxswain_operator.cluster import AlreadyExists, Conflict
+from coxswain_operator.cluster import AlreadyExists, Conflict, Denied
 from coxswain_operator.kubernetes.access import Access
 from coxswain_operator.kubernetes.limiter import AdaptiveLimiter
 from coxswain_operator.views import Manifest
@@ -23,6 +23,8 @@ JSON, APPLY, MERGE = "application/json", "application/apply-patch+yaml", "applic
 AT_ONCE = 64  # requests
 _LONGEST_PAUSE = 10.0  # seconds
 _DECODER = msgspec.json.Decoder()
+# Of an admission that the cluster's administrator may change. A webhook that names no code answers 400, a policy 422.
+_ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
 
 
 class NotFound(CoxswainError):
@@ -44,8 +46,8 @@ class _Again(Exception):
 class Connection:
     """Calls of one API server. Use as `async with`.
 
-    Errors: NotFound, Expired, AlreadyExists, Conflict; Refused with the server's message for what it never accepts;
-    Retryable once the deadline has passed.
+    Errors: NotFound, Expired, AlreadyExists, Conflict; with the server's message Refused for what it never accepts, and
+    Denied for what others forbid; Retryable once the deadline has passed.
     """
 
     def __init__(
@@ -157,8 +159,10 @@ def _read(method: str, path: str, response: aiohttp.ClientResponse, body: bytes)
             raise AlreadyExists(message) if reason == "AlreadyExists" else Conflict(message)
         case 410:
             raise Expired(message)
+        case 400 | 413 | 422 if not any(words in message for words in _ADMISSION):
+            raise Refused(reason or f"Http{response.status}", message)
         case code:
-            raise Refused(reason or f"Http{code}", message)
+            raise Denied(reason or f"Http{code}", message)
 
 
 def _status(body: bytes) -> tuple[str, str]:

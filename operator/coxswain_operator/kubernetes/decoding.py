@@ -34,10 +34,10 @@ def reader_of(resource: Resource) -> Reader:
 
 
 def read_pod(content: Bytes) -> Entry[Any]:
-    """Value None: a pod that carries a job's label and is none of ours."""
+    """Value None: a pod that carries a job's label and is none of ours. Its job is its controller, whatever its label."""
     pod = _POD.decode(content)
     labels = pod.metadata.labels or {}
-    head = _labels(labels.get(names.LABEL_JOB, ""), labels.get(names.LABEL_JOB_UID, ""))
+    head = _labels(labels.get(names.LABEL_JOB, ""), pod.metadata.controller)
     try:
         return _entry(pod.metadata, head, view_of(pod))
     except (KeyError, ValueError):

@@ -40,5 +40,6 @@ _ALL = (
 
 BY_KIND = {resource.kind: resource for resource in _ALL}
 EVENTS = Resource("events.k8s.io/v1", "Event", "events")
-WORKLOADS = Resource("kueue.x-k8s.io/v1beta1", "Workload", "workloads")
+# Kueue's versions, the newest first: a release serves one or both.
+WORKLOADS = tuple(Resource(f"kueue.x-k8s.io/{version}", "Workload", "workloads") for version in ("v1beta2", "v1beta1"))
 LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import logging
@@ -18,6 +19,7 @@ import tenacity
 
 from coxswain.errors import Refused
 from coxswain.names import LABEL_JOB_UID
+from coxswain_operator.children.common import controller_of
 from coxswain_operator.cluster import Conflict, WatchEvent
 from coxswain_operator.local.addresses import Addresses
 from coxswain_operator.local.objects import Key, Objects, key_of, timestamp
@@ -51,6 +53,7 @@ class LocalCluster:
         self.workdir, self._clock, self._lock_seconds = workdir.absolute(), clock, lock_seconds
         self._pods: dict[Key, tuple[Pod, asyncio.Task[None]]] = {}
         self._deletions: dict[Key, asyncio.Task[None]] = {}
+        self._closing = False
 
     async def __aenter__(self) -> LocalCluster:
         self._addresses = Addresses(str(self.workdir))
@@ -74,6 +77,9 @@ class LocalCluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closing = True  # from here on no status is written: what a pod says now is our doing
+        with contextlib.suppress(OSError):  # a full disk: the next start marks them
+            self._mark_lost_pods()
         await asyncio.gather(*(pod.stop(task, _CLOSING_GRACE) for pod, task in self._pods.values()))
         await asyncio.gather(*self._deletions.values())
         await self._prober.close()
@@ -84,9 +90,10 @@ class LocalCluster:
         return self._objects.select(kind, namespace, labels)
 
     async def pod_views(self, namespace: str, job_uid: str) -> Sequence[PodView]:
-        return [pod_view(p) for p in self._objects.select("Pod", namespace, {LABEL_JOB_UID: job_uid})]
+        found = self._objects.select("Pod", namespace, {LABEL_JOB_UID: job_uid})
+        return [pod_view(p) for p in found if controller_of(p).get("uid") == job_uid]
 
-    async def orphans(self, namespace: str, job: str) -> Sequence[PodView]:
+    async def orphans(self, namespace: str, job: str, besides: str = "") -> Sequence[PodView]:
         """None: there is no queue that could keep pods."""
         return ()
 
@@ -101,6 +108,9 @@ class LocalCluster:
         return self._objects.watch(kind, namespace, labels)
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        return self._objects.get(kind, namespace, name)
+
+    async def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
         return self._objects.get(kind, namespace, name)
 
     async def create(self, manifest: Manifest) -> Manifest:
@@ -160,6 +170,8 @@ class LocalCluster:
         return Machine(self.workdir, self._addresses, self._prober, lookup, self._lock)
 
     def _report(self, key: Key, status: Manifest) -> None:
+        if self._closing:
+            return
         try:
             self._objects.write_status(key, status)
         except Conflict:  # deleted meanwhile: the status is not needed
@@ -191,9 +203,9 @@ class LocalCluster:
             doomed += self._objects.owned_by(uid)
 
     def _mark_lost_pods(self) -> None:
-        """Marks running pods of a killed run as lost, by a disruption and not by their own fault.
+        """Marks pods that run as lost, by a disruption and not by their own fault.
 
-        No process outlives its cluster.
+        Their cluster closes or was killed, and no process outlives it.
         """
         for pod in self._objects.everything("Pod"):
             if pod["status"]["phase"] not in _TERMINAL:

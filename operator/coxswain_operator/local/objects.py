@@ -15,13 +15,51 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from coxswain.errors import Refused
 from coxswain_operator.cluster import AlreadyExists, Conflict, WatchEvent
+from coxswain_operator.pod_decoding import PodStatus
+from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.views import Manifest
 
 Key = tuple[str, str, str]  # kind, namespace, name
+
+
+class Metadata(msgspec.Struct, rename="camel"):
+    uid: str
+    name: str
+    namespace: str
+    resource_version: Annotated[str, msgspec.Meta(pattern="^[0-9]{1,18}$")]
+    generation: int
+    labels: dict[str, Any] | None = None
+    annotations: dict[str, Any] | None = None
+    owner_references: list[dict[str, Any]] = []
+
+
+class Stored(msgspec.Struct):
+    """What is read of any object without another look at its shape."""
+
+    metadata: Metadata
+    spec: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+
+
+class StoredJob(Stored):
+    status: JobStatus = JobStatus()
+
+
+class StoredPodStatus(PodStatus, frozen=True, rename="camel", kw_only=True):
+    phase: str
+
+
+class StoredPod(Stored, kw_only=True):
+    status: StoredPodStatus
+
+
+_SHAPES: dict[str, type[Stored]] = {"TrainingJob": StoredJob, "Pod": StoredPod}
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _CONTENT = ("spec", "data")  # `generation` counts changes of these
@@ -34,9 +72,7 @@ class Objects:
         self._folder, self._clock = folder, clock
         self._objects: dict[Key, Manifest] = {}
         self._watchers: list[Callable[[WatchEvent], None]] = []
-        for path in sorted(folder.glob("*/*/*.json")):
-            manifest = _read(path)
-            self._objects[key_of(manifest)] = manifest
+        self._objects |= {key_of(manifest): manifest for manifest in read_objects(folder)}
         self._version = max((int(m["metadata"]["resourceVersion"]) for m in self._objects.values()), default=0)
 
     def select(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
@@ -61,7 +97,7 @@ class Objects:
             )
         if key in self._objects:
             raise AlreadyExists(f"{key[0]} {key[1]}/{key[2]} exists already")
-        stored = _encode_strings(copy.deepcopy(manifest))
+        stored = encode_strings(copy.deepcopy(manifest))
         metadata = stored["metadata"]
         metadata.update(namespace=key[1], uid=str(uuid.uuid4()), creationTimestamp=self._stamp(), generation=1)
         return self._store("ADDED", stored)
@@ -70,7 +106,7 @@ class Objects:
         """Replaces content, labels and annotations; keeps the status. Raises Conflict or KeyError."""
         current = self._objects[key_of(manifest)]
         _expect_version(current, manifest["metadata"].get("resourceVersion", ""))
-        stored = _encode_strings(copy.deepcopy(manifest))
+        stored = encode_strings(copy.deepcopy(manifest))
         stored["metadata"] = {**current["metadata"], **stored["metadata"]}
         if "status" in current:
             stored["status"] = current["status"]
@@ -161,7 +197,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     draft.replace(path)
 
 
-def _encode_strings(manifest: Manifest) -> Manifest:
+def encode_strings(manifest: Manifest) -> Manifest:
     """Moves a Secret's `stringData` into its `data`."""
     if (plain := manifest.pop("stringData", None)) is not None:
         encoded = {k: base64.b64encode(v.encode()).decode() for k, v in plain.items()}
@@ -169,13 +205,19 @@ def _encode_strings(manifest: Manifest) -> Manifest:
     return manifest
 
 
+def read_objects(folder: Path) -> list[Manifest]:
+    """All objects of a store's folder, which may be open elsewhere. Raises Refused, naming a damaged one."""
+    return [_read(path) for path in sorted(folder.glob("*/*/*.json"))]
+
+
 def _read(path: Path) -> Manifest:
     try:
         manifest: Manifest = json.loads(path.read_bytes())
         if key_of(manifest)[::2] != (path.parent.parent.name, path.stem) or not manifest["metadata"]["uid"]:
             raise ValueError("it names another object")
-    except (ValueError, KeyError, TypeError) as error:
-        why = f"no {error}" if isinstance(error, KeyError) else str(error)
+        msgspec.convert(manifest, _SHAPES.get(manifest["kind"], Stored))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else str(getattr(error, "strerror", error))
         raise Refused(
             "CorruptObject", f"{path} is not an object of this folder ({why}); delete it, or start in another --workdir"
         ) from error
@@ -186,7 +228,7 @@ def _matches(manifest: Manifest, kind: str, namespace: str, labels: dict[str, st
     metadata = manifest["metadata"]
     if manifest["kind"] != kind or metadata["namespace"] != namespace:
         return False
-    theirs: dict[str, str] = metadata.get("labels", {})
+    theirs: dict[str, str] = metadata.get("labels") or {}
     return all(theirs.get(k) == v for k, v in (labels or {}).items())
 
 

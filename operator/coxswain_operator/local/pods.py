@@ -25,6 +25,7 @@ from coxswain_operator.views import Manifest
 
 _DEFAULT_GRACE = 30.0  # seconds, Kubernetes' own
 _MOUNT_RETRY = 0.2
+_NOT_READY = {"reason": "ContainersNotReady"}  # as a kubelet says
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class Pod:
             "podIPs": [{"ip": self.address}],
             "hostIP": "127.0.0.1",
             "startTime": self._begun,
-            "conditions": [{"type": "Ready", "status": str(ready)}],
+            "conditions": [{"type": "Ready", "status": str(ready), **({} if ready else _NOT_READY)}],
             "initContainerStatuses": [c.status() for c in self._sidecars],
             "containerStatuses": [c.status() for c in self._containers],
             **self._problem,

@@ -16,25 +16,33 @@ from coxswain_operator.reconcile import (
     incarnations,
     progress,
     queueing,
+    retry,
     sources,
     suspend,
 )
 from coxswain_operator.reconcile.actions import Decision, Observed, RequeueAt, WriteStatus
 from coxswain_operator.reconcile.conditions import conditions
-from coxswain_operator.reconcile.context import Context, build_context, generation
+from coxswain_operator.reconcile.context import QUEUED, Context, build_context, generation
 from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.status import JobStatus, due_at, read_status, to_manifest
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.settings import Settings
+from coxswain_operator.views import retry_requested
 
 __all__ = ["Decision", "Observed", "Settings", "reconcile"]
 
 
 def reconcile(observed: Observed, now: float, settings: Settings | None = None) -> Decision:
-    """What to do now. Terminal stays terminal; the status is written before anything that it accounts for is done."""
+    """What to do now. Terminal stays terminal until a retry is requested; the status is written before anything that it
+    accounts for is done.
+    """
     ctx = build_context(observed, now, settings or Settings())
+    if retry_requested(observed.job):
+        return conclude(retry.without_pods(ctx), retry.reopen(ctx))
     if ctx.status.ended:
         return completion.reconcile_finished(ctx)
+    if "deletionTimestamp" in observed.job["metadata"]:
+        return completion.reconcile_deleting(ctx)
     ctx = dataclasses.replace(
         ctx, status=progress.apply_report(incarnations.mark_seen(ctx.status, ctx.pods), ctx.report)
     )
@@ -55,7 +63,7 @@ def decide(ctx: Context) -> PolicyResult:
     if suspending:
         return suspend.reconcile_suspend(ctx)
     if ctx.config is None:  # what runs goes on; nothing is created or replaced
-        state = ctx.state_of_gang if ctx.pods else "Queued"
+        state = ctx.state_of_gang if ctx.pods else QUEUED
         return PolicyResult(state, ctx.status, ctx.faults[0].reason, ctx.faults[0].message)
     return gang.reconcile_gang(ctx, ctx.config)
 
@@ -64,7 +72,7 @@ def conclude(ctx: Context, result: PolicyResult) -> Decision:
     """Turns a result into actions: one status write, deletes, creates, calls, events, and when to look again."""
     old, (reported, mark) = read_status(ctx.observed.job), events.coordinator_events(ctx)
     new = replace(
-        progress.count_pods(result.status, ctx),
+        progress.count_pods(deadlines.clocked(ctx, result), ctx),
         conditions=conditions(ctx, result),
         event_sequence=events.last_published(old, result.status, mark),
         observed_generation=generation(ctx.observed.job),

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from coxswain.wire import Fault, JobReport
 from coxswain_operator.children import PodPlan
-from coxswain_operator.views import ChildView, Event, Manifest, PodView
+from coxswain_operator.views import ChildView, Event, HolderView, Manifest, PodView
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class Observed:
     children: tuple[ChildView, ...] = ()
     report: JobReport | None = None
     rejection: Fault | None = None  # of a child that the cluster does not accept
+    holders: tuple[HolderView, ...] = ()  # of names that children need
+    leftovers: tuple[PodView, ...] = ()  # pods of earlier jobs of this name, when they hold names of ours
     fresh_token: str = ""  # random at every pass; used once, when the job's Secret does not exist yet
 
 
@@ -63,8 +65,6 @@ class Create:
 @dataclass(frozen=True, slots=True)
 class CreatePod:
     """A pod. Its manifest is built on access: thousands at once would fill the memory."""
-
-    __match_args__ = ("manifest",)
 
     plan: PodPlan
     member: str

@@ -80,8 +80,19 @@ def reconcile_finished(ctx: Context) -> Decision:
     )
 
 
+def reconcile_deleting(ctx: Context) -> Decision:
+    """Passes over a job that a finalizer keeps: creates and replaces nothing. The garbage collector removes the children."""
+    return Decision(
+        (
+            *force_delete.force_deletes(ctx),
+            *queueing.release_groups(ctx.observed.pods),
+            *(RequeueAt(t) for t in force_delete.requeue_times(ctx)),
+        )
+    )
+
+
 def _running(ctx: Context) -> tuple[PodView, ...]:
-    return tuple(p for p in ctx.observed.pods if p.is_active and not p.deleting)
+    return tuple(p for p in ctx.observed.pods if p.occupies and not p.deleting)
 
 
 def _delete(pod: PodView) -> Delete:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coxswain.api.pod_template import former_note
 from coxswain.names import CONDITIONS
 from coxswain_operator.reconcile import pending
 from coxswain_operator.reconcile.context import Context, generation
@@ -40,7 +41,7 @@ def _succeeded(ctx: Context, result: PolicyResult) -> _Facts:
 def _validated(ctx: Context, result: PolicyResult) -> _Facts:
     if ctx.faults:
         return "False", ctx.faults[0].reason, "; ".join(f.message for f in ctx.faults)
-    return "True", "Resolved", ""
+    return "True", "Resolved", former_note(ctx.observed.job["spec"])
 
 
 def _data_ready(ctx: Context, result: PolicyResult) -> _Facts:

@@ -19,6 +19,7 @@ from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest, PodView, member_name
 
 COORDINATOR = "coordinator"
+QUEUED = "Queued"  # the state of a job that a queue holds back, or that is not valid
 
 
 @dataclass(frozen=True)
@@ -96,15 +97,16 @@ class Context:
         pod = self.coordinator
         if pod is not None and self.report is not None and self.report.phase in ("Indexing", "Running"):
             return self.report.phase
-        if pod is not None and pod.is_active and self.status.state and (self.leaving or self._silent(pod)):
+        known = self.status.state not in ("", QUEUED)
+        if pod is not None and pod.is_active and known and (self.leaving or self._silent(pod)):
             return self.status.state  # its end is judged once it has left; a single missed answer changes nothing
         if any(p.unscheduled_reason == pending.GATED for p in self.pods.values()):
-            return "Queued"
+            return QUEUED
         return "Restarting" if self.status.progress is not None else "Starting"
 
     def _silent(self, coordinator: PodView) -> bool:
-        """Does not answer without a fault: kubelets report a container's end shortly before its pod's."""
-        return self.report is None and (coordinator.ready or coordinator.exit_code is not None)
+        """Does not answer this once."""
+        return self.report is None and coordinator.ready
 
     @property
     def leaving(self) -> bool:

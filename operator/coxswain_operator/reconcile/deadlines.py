@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
-from coxswain_operator.reconcile.context import Context
-from coxswain_operator.reconcile.result import Termination
+from coxswain_operator.reconcile.context import QUEUED, Context
+from coxswain_operator.reconcile.result import PolicyResult, Termination
 from coxswain_operator.reconcile.status import JobStatus
-from coxswain_operator.reconcile.times import seconds
+from coxswain_operator.reconcile.times import seconds, stamp
 from coxswain_operator.views import PodView
 
 
 def exceeded(ctx: Context) -> Termination | None:
-    """More active time than activeDeadlineSeconds, suspensions excluded."""
+    """More active time than activeDeadlineSeconds, without suspensions and time in a queue."""
     limit = ctx.spec.active_deadline_seconds
     if limit is None or active_seconds(ctx) < limit:
         return None
     text = f"the job was active for longer than activeDeadlineSeconds ({limit})"
-    way_out = "recreate it with a larger limit to resume from the last checkpoint"
+    way_out = "raise it and retry the job to resume from the last checkpoint"
     return Termination("Failed", "DeadlineExceeded", f"{text}; {way_out}")
 
 
 def active_seconds(ctx: Context) -> float:
-    """Time since the last start or resumption, and what was recorded before it."""
-    suspended, start = ctx.status.condition("Suspended"), ctx.status.start_time
-    if not start or suspended is None or suspended.status != "False":
+    """Time since the last start, resumption or admission, and what was recorded before it."""
+    since = _active_since(ctx)
+    if since is None:
         return ctx.status.active_seconds
-    since = max(seconds(start), seconds(suspended.last_transition_time))
     return ctx.status.active_seconds + max(0.0, ctx.now - since)  # below: the clock was set back
 
 
-def recorded(ctx: Context) -> JobStatus:
-    """With the active time so far: for the pass that begins a suspension."""
-    return replace(ctx.status, active_seconds=int(active_seconds(ctx)))
+def _active_since(ctx: Context) -> float | None:
+    """None: the job is suspended or queued, or has not started."""
+    status, suspended = ctx.status, ctx.status.condition("Suspended")
+    if not status.start_time or suspended is None or suspended.status != "False" or status.state == QUEUED:
+        return None
+    if status.active_since:
+        return seconds(status.active_since)
+    # An earlier version stored no such time.
+    return max(seconds(status.start_time), seconds(suspended.last_transition_time))
+
+
+def clocked(ctx: Context, step: PolicyResult) -> JobStatus:
+    """The status of this pass: its clock stands while the job is queued or suspended."""
+    since = _active_since(ctx)
+    if not step.status.start_time:  # not started, or begun again
+        return replace(step.status, active_since=UNSET)
+    if step.state in (QUEUED, "Suspending", "Suspended"):
+        return replace(step.status, active_seconds=int(active_seconds(ctx)), active_since=UNSET)
+    return replace(step.status, active_since=stamp(ctx.now if since is None else since))
 
 
 def requeue_times(ctx: Context) -> tuple[float, ...]:
@@ -43,11 +59,12 @@ def requeue_times(ctx: Context) -> tuple[float, ...]:
 
 
 def starts_by(ctx: Context, pod: PodView) -> float:
-    """When its containers have to run: counted from its creation, or from when it found a node.
+    """When its containers have to run: counted from its creation, from the job's admission, or from when it found a node.
 
     Not from before we asked for it: the API server's clock may be behind ours.
     """
-    asked = max(seconds(ctx.status.start_time or ""), seconds(ctx.numbers.of(pod.member).since))
+    admitted = ctx.now if ctx.status.state == QUEUED else seconds(ctx.status.active_since or "")
+    asked = max(seconds(ctx.status.start_time or ""), admitted, seconds(ctx.numbers.of(pod.member).since))
     return max(pod.created, pod.scheduled, asked) + ctx.spec.start_timeout_seconds
 
 

@@ -45,7 +45,12 @@ def verdicts(ctx: Context) -> tuple[Verdict, ...]:
 
 
 def _escalated(ctx: Context, verdict: Verdict) -> Verdict:
-    """A pod that keeps failing after its replacements restarts the whole job from its checkpoint."""
+    """A pod that keeps failing after its replacements restarts the whole job from its checkpoint.
+
+    Not a loader: it holds no state of the world that another start could repair.
+    """
+    if verdict.failure.member.startswith("loader-"):
+        return verdict
     entry = ctx.numbers.of(verdict.failure.member)
     hopeless = entry.delay_seconds >= HOPELESS_DELAY_SECONDS and incarnations.unsettled(entry, ctx.now)
     if not (verdict.counted and hopeless and verdict.action == "RestartTrainer"):

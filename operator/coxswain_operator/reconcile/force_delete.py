@@ -18,14 +18,14 @@ _DOWN = frozenset({("Ready", "False"), ("Ready", "Gone")})
 
 
 def force_deletes(ctx: Context) -> Iterator[Delete]:
-    for pod in ctx.observed.pods:
+    for pod in (*ctx.observed.pods, *ctx.observed.leftovers):
         if pod.deleting and pod.node and _lost(pod, ctx.now):
             yield Delete("Pod", pod.name, pod.uid, force=True)
 
 
 def requeue_times(ctx: Context) -> tuple[float, ...]:
     """While a deletion takes longer than it may."""
-    late = any(pod.deleting and pod.is_active and pod.node and pod.deletes_at for pod in ctx.observed.pods)
+    late = any(pod.deleting and pod.occupies and pod.node and pod.deletes_at for pod in ctx.observed.pods)
     return (ctx.now + LOOK_SECONDS,) if late else ()
 
 

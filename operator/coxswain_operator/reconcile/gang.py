@@ -15,6 +15,7 @@ from coxswain_operator.reconcile import (
     failure_policy,
     force_delete,
     incarnations,
+    leftovers,
     pending,
     resize,
     suspend,
@@ -39,7 +40,12 @@ def reconcile_gang(ctx: Context, config: JobConfig) -> PolicyResult:
         status=status,
         reason=resize.reason(ctx),
         message=_message(ctx),
-        deletes=(*_stale_pods(ctx, status), *force_delete.force_deletes(ctx), *others.deletes),
+        deletes=(
+            *_stale_pods(ctx, status),
+            *force_delete.force_deletes(ctx),
+            *others.deletes,
+            *leftovers.deletes(ctx),
+        ),
         creates=(*others.creates, *(_missing_pods(ctx, status, config) if starting else ())),
         calls=resize.calls(ctx) or suspend.calls(ctx),
         events=(*failure_policy.failure_events(found), *(resize.resize_events(size) if size else ())),
@@ -65,7 +71,8 @@ def _message(ctx: Context) -> str:
     """What the job waits for, by coordinator, cluster and pods that cannot start."""
     refused = f"{ctx.observed.rejection.reason}: {ctx.observed.rejection.message}" if ctx.observed.rejection else ""
     waits = ctx.report.waiting_for if ctx.report else ""
-    return "; ".join(filter(None, (resize.message(ctx), refused, waits, pending.describe(ctx.pods.values()))))
+    said = (resize.message(ctx), refused, leftovers.describe(ctx), waits, pending.describe(ctx.pods.values()))
+    return "; ".join(filter(None, said))
 
 
 def _stale_pods(ctx: Context, status: JobStatus) -> Iterator[Delete]:

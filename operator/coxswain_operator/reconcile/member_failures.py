@@ -13,6 +13,11 @@ from coxswain_operator.views import PodView
 LEAVING = (Exit.DONE, Exit.STOPPED)  # exit codes of loaders and trainers after the coordinator announced the end
 # Reasons of the runtime and the kubelet for a container whose end they missed: the machine went down.
 UNKNOWN_REASONS = ("Unknown", "ContainerStatusUnknown")
+# Reasons of the kubelet for a pod that it does not start at all: its devices or resources are not (yet) what the
+# scheduler took them for, as after a restart of the node.
+KUBELET_REASONS = (
+    "UnexpectedAdmissionError", "OutOf", "NodeAffinity", "NodeShutdown", "TopologyAffinityError", "Preempting",
+)  # fmt: skip
 ABANDONED_SECONDS = 120  # services leave when no coordinator has answered them for a minute
 
 
@@ -77,9 +82,23 @@ def _failure_of_ended(ctx: Context, pod: PodView) -> MemberFailure | None:
         return _left(ctx, pod)
     if pod.role != COORDINATOR and pod.exit_code == Exit.RETRYABLE and _abandoned(ctx, pod):
         return _left_early(pod)
-    disrupted = pod.deleting or ("DisruptionTarget", "True") in pod.conditions or pod.reason in UNKNOWN_REASONS
     text = f"{pod.member}: {_describe_exit(pod)}"
-    return MemberFailure(pod.member, pod.reason or "Error", text, disrupted=disrupted, exit_code=pod.exit_code, pod=pod)
+    return MemberFailure(
+        pod.member, pod.reason or "Error", text, disrupted=_is_disrupted(pod), exit_code=pod.exit_code, pod=pod
+    )
+
+
+def _is_disrupted(pod: PodView) -> bool:
+    """Whether the cluster or a person ended the pod. The kubelet marks every eviction as a disruption."""
+    if _exceeded_own_limit(pod):
+        return False
+    refused = pod.exit_code is None and pod.reason.startswith(KUBELET_REASONS)
+    return pod.deleting or ("DisruptionTarget", "True") in pod.conditions or pod.reason in UNKNOWN_REASONS or refused
+
+
+def _exceeded_own_limit(pod: PodView) -> bool:
+    """Evicted because of its own volumes or files. An eviction for a node's lack begins with `The node`."""
+    return pod.pod_reason == "Evicted" and bool(pod.status_message) and not pod.status_message.startswith("The node ")
 
 
 def _failure_of_coordinator(ctx: Context, pod: PodView) -> MemberFailure | None:
@@ -133,6 +152,7 @@ def _left_early(pod: PodView) -> MemberFailure:
 
 def _describe_exit(pod: PodView) -> str:
     fault = parse_fault(pod.message)
-    said = f"{fault.reason}: {fault.message}" if fault else pod.reason
+    own = f"{pod.pod_reason}: {pod.status_message}" if pod.pod_reason and pod.status_message else pod.reason
+    said = f"{fault.reason}: {fault.message}" if fault else own
     code = f"exit code {pod.exit_code}" if pod.exit_code is not None else "no exit code"
     return f"{code} ({said})" if said else code

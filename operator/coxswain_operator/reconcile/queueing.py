@@ -20,7 +20,7 @@ def release_groups(pods: Sequence[PodView], current: str = "") -> Iterator[Leave
     """
     for group in sorted({p.group for p in pods} - {"", current}):
         members = [p for p in pods if p.group == group]
-        if any(p.is_active and not p.deleting for p in members):
+        if any(p.occupies and not p.deleting for p in members):
             continue
         if any(p.is_held for p in members):
             yield LeaveQueue(group)

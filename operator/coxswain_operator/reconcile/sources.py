@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from coxswain.wire import SourceReport
 from coxswain_operator.reconcile.actions import WriteStatus
 from coxswain_operator.reconcile.context import Context, generation
@@ -10,15 +12,34 @@ from coxswain_operator.views import Manifest
 
 
 def statuses(ctx: Context) -> tuple[WriteStatus, ...]:
-    """One write for each source whose status does not say yet what the report says."""
-    reports = {r.source: r for r in ctx.report.sources} if ctx.report else {}
-    writes = []
-    for source in ctx.observed.sources:
-        report = reports.get(source["metadata"]["name"])
-        if report is not None and (status := _status(source, report, ctx.now)) != (source.get("status") or {}):
-            meta = source["metadata"]
-            writes.append(WriteStatus("DataSource", meta["name"], status, str(meta.get("resourceVersion", ""))))
-    return tuple(writes)
+    """One write for each source whose status does not say yet what the report says.
+
+    Jobs may have indexed a source at different times, and found different contents. The coordinator that was created
+    last decides; otherwise they would write in turn for ever.
+    """
+    if ctx.report is None or ctx.coordinator is None:
+        return ()
+    reports, mine = {r.source: r for r in ctx.report.sources}, _Origin(stamp(ctx.coordinator.created), ctx.name)
+    found = ((source, reports.get(source["metadata"]["name"])) for source in ctx.observed.sources)
+    writes = (_write(source, report, mine, ctx.now) for source, report in found if report is not None)
+    return tuple(write for write in writes if write is not None)
+
+
+class _Origin(NamedTuple):
+    """What an index stems from; the greater one decides."""
+
+    time: str  # when the coordinator was created
+    job: str
+
+
+def _write(source: Manifest, report: SourceReport, mine: _Origin, now: float) -> WriteStatus | None:
+    meta, old = source["metadata"], source.get("status") or {}
+    status = _status(source, report, now)
+    known = {name: value for name, value in old.items() if name not in ("indexedAt", "indexedBy")}
+    if status == known or mine < _Origin(old.get("indexedAt", ""), old.get("indexedBy", "")):
+        return None
+    status |= {"indexedAt": mine.time, "indexedBy": mine.job}
+    return WriteStatus("DataSource", meta["name"], status, str(meta.get("resourceVersion", "")))
 
 
 def _status(source: Manifest, report: SourceReport, now: float) -> Manifest:

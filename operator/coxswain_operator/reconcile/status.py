@@ -10,7 +10,7 @@ from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import Manifest
 
 PROGRESS_SECONDS = 15  # progress alone is written at most this often
-COUNTS_SECONDS = 2  # and so are the numbers of pods that are there and ready
+COUNTS_SECONDS = 2  # and so are numbers of pods, and messages of a job that makes no progress
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -96,8 +96,10 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     start_time: str | None = None
     completion_time: str | None = None
     event_sequence: int | None = None  # of this coordinator's events, the last one published
-    active_seconds: int = 0  # before the last suspension
+    active_seconds: int = 0  # before `active_since`
     updated_at: str = ""  # when this was written
+    active_since: str | msgspec.UnsetType = msgspec.UNSET  # unset: queued, suspended or not started
+    retried: str | None = None  # the value of names.ANNOTATION_RETRY that the latest retry answered
 
     def condition(self, type_: str) -> Condition | None:
         return next((c for c in self.conditions if c.type == type_), None)
@@ -108,7 +110,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def ended(self) -> bool:
-        """Completed or Failed, which is final."""
+        """Completed or Failed, which is final unless a retry is requested."""
         return self.is_("Succeeded") or self.is_("Succeeded", "False")
 
     @property
@@ -139,10 +141,11 @@ def due_at(old: JobStatus, new: JobStatus, now: float) -> float:
         return float("inf")
     if _without_counts(_steady(new)) != _without_counts(_steady(old)):
         return 0.0
-    steady, written = _steady(new) == _steady(old), seconds(old.updated_at)
+    trains = _steady(new) == _steady(old) and new.progress != old.progress
+    written = seconds(old.updated_at)
     if written > now:  # the clock was set back meanwhile
         return 0.0
-    return written + (PROGRESS_SECONDS if steady else COUNTS_SECONDS)
+    return written + (PROGRESS_SECONDS if trains else COUNTS_SECONDS)
 
 
 def _steady(status: JobStatus) -> JobStatus:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from coxswain.exits import Exit
 from coxswain.names import ANNOTATION_STOP_AT
-from coxswain_operator.reconcile import deadlines, force_delete, incarnations
+from coxswain_operator.reconcile import force_delete, incarnations
 from coxswain_operator.reconcile.actions import CheckpointAndStop, Delete
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.result import PolicyResult
@@ -44,7 +44,7 @@ def calls(ctx: Context) -> tuple[CheckpointAndStop, ...]:
 
 def reconcile_suspend(ctx: Context) -> PolicyResult:
     """One pass towards, or in, suspension. New numbers are stored before the old pods go, so that their going is no loss."""
-    status = deadlines.recorded(ctx)
+    status = ctx.status
     renewed = incarnations.renew_all(status, ctx.now)
     if not ctx.observed.pods:
         status = replace(renewed, trainers=replace(status.trainers, desired=0, asked=0))

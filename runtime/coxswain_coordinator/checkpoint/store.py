@@ -13,6 +13,7 @@ from coxswain.wire import CheckpointManifest, StepLine
 from coxswain_coordinator.checkpoint.pending import garbage, kept_steps
 from coxswain_coordinator.checkpoint.validation import (
     check_manifest,
+    check_recorded,
     check_run,
     manifest_key_of,
     read_manifest,
@@ -35,23 +36,35 @@ class CheckpointStore:
     def __init__(self, job: JobConfig, store: Store) -> None:
         self._job, self._store = job, store
 
-    def open(self) -> CheckpointManifest | None:
+    def open(self, recorded: int = 0) -> CheckpointManifest | None:
         """Claims the location for this run and returns the newest manifest.
 
-        Raises Refused, naming a torn or foreign manifest.
+        Raises Refused, naming a torn or foreign manifest, or one that is older than the `recorded`
+        step of the job's status.
         """
-        if not self._claim():
-            check_run(self._job, read_run(RUN_KEY, self._store.get(RUN_KEY)))
+        self._claim()
         self._manifests = self._read_all()
+        check_recorded(self._job, max(self._manifests, default=0), recorded)
         if not self._manifests:
             return None
         newest = self._manifests[max(self._manifests)]
         check_manifest(self._job, newest, self._shard_sizes())
         return newest
 
-    def _claim(self) -> bool:
+    def _claim(self) -> None:
+        """Records this run as the owner. A run that never planned a step leaves the place to another stream."""
+        record = msgspec.json.encode(run_record(self._job))
+        if self._created(record):
+            return
+        found = read_run(RUN_KEY, self._store.get(RUN_KEY))
+        if found.uid == self._job.uid and not (self._store.list("manifests/") or self._store.list("log/")):
+            self._store.put(RUN_KEY, record)
+        else:
+            check_run(self._job, found)
+
+    def _created(self, record: bytes) -> bool:
         try:
-            return self._store.create(RUN_KEY, msgspec.json.encode(run_record(self._job)))
+            return self._store.create(RUN_KEY, record)
         except (NotFound, BucketNotFound) as error:
             raise Refused(
                 "CheckpointNotFound", f"checkpoint.uri: {error}; create the bucket or name another"

@@ -125,6 +125,24 @@ def check_manifest(job: JobConfig, manifest: CheckpointManifest, sizes: Mapping[
             raise _torn(key, f"names {shard.key}, which {found}")
 
 
+def check_recorded(job: JobConfig, newest: int, recorded: int) -> None:
+    """Refuses to resume below the step of the last checkpoint that the job's status names."""
+    if newest >= recorded:
+        return
+    where = job.checkpoint.uri.rstrip("/")
+    found = f"the newest one there is before step {newest}" if newest else "there is none"
+    raise Refused(
+        "CheckpointMissing",
+        f"{where}: the job saved a checkpoint before step {recorded}, but {found}; restore "
+        f"{manifest_key(recorded)} and its shards, or resume {_from(newest)} with "
+        "`cox run --accept-older-checkpoint` (on Kubernetes: remove status.lastCheckpoint)",
+    )
+
+
+def _from(newest: int) -> str:
+    return f"from step {newest}" if newest else "from the beginning"
+
+
 def check_index(manifest: CheckpointManifest, index_hash: str) -> None:
     """Refuses to continue over sources whose content has changed since the checkpoint."""
     before = dict(part.split("=") for part in manifest.index_hash.split(","))
@@ -173,7 +191,8 @@ def _foreign(where: str, what: str, theirs: str, ours: str) -> Refused:
 def _torn(key: str, why: str) -> Refused:
     return Refused(
         "TornCheckpoint",
-        f"{key} {why}; delete {key} to resume from the checkpoint before it, or restore what is missing",
+        f"{key} {why}; restore what is missing, or delete {key} to resume from the checkpoint before it: "
+        "`cox run --accept-older-checkpoint`",
     )
 
 

@@ -26,7 +26,7 @@ class IndexProgress:
     def assign(self, loaders: list[str]) -> str:
         """Assigns shares to loaders; returns a summary."""
         self.shares = assign_shares(self._mix, loaders)
-        return f"{len(self.shares)} shares of {len(self._mix.sources)} sources"
+        return f"{_count(len(self.shares), 'share')} of {_count(len(self._mix.sources), 'source')}"
 
     def add(self, part: Indexed) -> None:
         """Parts of a share come in any order, and again. Of another split than before: the share begins again."""
@@ -65,3 +65,7 @@ def _is_whole(parts: Mapping[int, Indexed]) -> bool:
 def _joined(parts: Mapping[int, Indexed]) -> Indexed:
     ordered = [parts[number] for number in sorted(parts)]
     return replace(ordered[0], blocks=tuple(block for part in ordered for block in part.blocks), part=0, parts=1)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -62,6 +62,7 @@ class JobState:
         self.history = History(run_dir, metrics)
         self.index_progress = IndexProgress(job.mix)
         self.manifest: CheckpointManifest | None = None  # the newest checkpoint
+        self.recorded_step = 0  # of the newest checkpoint that the job's status names
         self.manifests = 0  # made by this process
         self.session: Session | None = None
         self.best = 0  # the highest step ever closed in this process, plus one

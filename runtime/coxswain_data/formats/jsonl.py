@@ -43,6 +43,12 @@ class JsonlBlock:
         start = at - self._first
         line = self._data[start : self._stop(start)].removeprefix(_BOM)
         try:
+            return self._decoded(line)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+
+    def _decoded(self, line: bytes) -> str:
+        try:
             decoded_line: Any = self._decoder.decode(line)
         except msgspec.DecodeError:
             return _lenient(line, self._field)

@@ -90,6 +90,11 @@ class ParquetObject:
                 "TextFieldUnusable",
                 f"textField {self._field!r}: {self._where} has no such column; name one of {', '.join(schema.names)}",
             )
+        if (count := schema.names.count(self._field)) > 1:
+            raise Refused(
+                "TextFieldUnusable",
+                f"textField {self._field!r}: {self._where} has {count} columns of that name; write it again with one",
+            )
         if not any(is_text(self._value_type) for is_text in _TEXT_TYPES):
             raise Refused(
                 "TextFieldUnusable",

@@ -15,6 +15,18 @@ _ALIKE = ("llama", "mistral")  # model types that compute the same, given what i
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "sliding_window": None}
 """What this engine's decoder always does, and the default of a config that does not name it."""
 
+_OURS = {
+    "hidden_size": "hidden",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kvHeads",
+    "head_dim": "hidden / heads",
+    "intermediate_size": "feedForward",
+    "rms_norm_eps": "normEpsilon",
+    "tie_word_embeddings": "head: Tied",
+}
+"""The fields of `spec.model.config` by the names of a config.json."""
+
 
 def to_config(model: ModelConfig, vocabulary: int, longest: int) -> dict[str, Any]:
     """The config that `LlamaForCausalLM.from_pretrained` needs. `longest` is the job's maximum sequence."""
@@ -40,8 +52,12 @@ def differences(found: Mapping[str, Any], model: ModelConfig) -> Iterator[str]:
     for name, value in wanted.items():
         theirs = meant.get(name, value) if found.get(name) is None else found[name]
         if theirs != value:
-            yield f"{name} is {theirs}, this job's is {value}"
+            yield f"{name} is {theirs}, {_owner(name)} is {value}"
     yield from _rotary_differences(found, model)
+
+
+def _owner(name: str) -> str:
+    return f"this job's model.config.{_OURS[name]}" if name in _OURS else "this engine's"
 
 
 def _shape(model: ModelConfig) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from coxswain.boxes import Box
 from coxswain.config import EndpointConfig, ModelConfig
 from coxswain.errors import Refused
+from coxswain.uris import folder_and_key
 from coxswain_link.store import BucketNotFound, NotFound, Store, open_store
 from coxswain_train.checkpoint.huggingface import differences
 
@@ -52,7 +53,7 @@ def load_pretrained(
 
 
 def _open(uri: str, secrets: Path | None, endpoint: EndpointConfig | None) -> tuple[Store, list[str]]:
-    folder, _, name = uri.rpartition("/") if uri.endswith(".safetensors") else (uri, "", "")
+    folder, name = folder_and_key(uri) if uri.endswith(".safetensors") else (uri, "")
     try:
         store = open_store(folder, endpoint or EndpointConfig(), secrets)
         keys = (

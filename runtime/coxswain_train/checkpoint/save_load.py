@@ -145,5 +145,7 @@ def _fill(tensors: dict[str, Tensor], needed: list[tuple[int, str, Piece]], stat
 
 def _torn(what: str) -> Refused:
     return Refused(
-        "TornCheckpoint", f"{what}; restore it, or delete this checkpoint's manifest to resume from the one before"
+        "TornCheckpoint",
+        f"{what}; restore it, or delete this checkpoint's manifest to resume from the one before (with "
+        "`cox run --accept-older-checkpoint`)",
     )

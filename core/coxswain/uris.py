@@ -1,0 +1,42 @@
+"""URIs of folders and objects: built, read and split here alone.
+
+A file URI may be percent-encoded, as RFC 8089 wants it, or hold spaces and letters of any language
+as they are. `%` itself is written as `%25`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote
+
+_FILE = "file:"
+
+
+def file_uri(path: Path | str) -> str:
+    """The URI of an absolute path, readable for people."""
+    return f"{_FILE}//{str(path).replace('%', '%25')}"
+
+
+def is_file(uri: str) -> bool:
+    return uri.startswith(_FILE)
+
+
+def file_path(uri: str) -> Path:
+    """The path that a file URI names; relative where the URI is (`file:corpus`)."""
+    return Path(_decoded(uri.removeprefix(_FILE).removeprefix("//")))
+
+
+def bucket_and_prefix(uri: str) -> tuple[str, str]:
+    """The parts of s3://bucket/prefix. A key is taken as it is, whatever letters it has."""
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    return bucket, prefix.strip("/")
+
+
+def folder_and_key(uri: str) -> tuple[str, str]:
+    """The URI of an object's folder, and its key there."""
+    folder, _, name = uri.rpartition("/")
+    return folder, _decoded(name) if is_file(uri) else name
+
+
+def _decoded(text: str) -> str:
+    return unquote(text, errors="surrogateescape")

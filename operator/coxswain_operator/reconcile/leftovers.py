@@ -1,0 +1,43 @@
+"""Objects that hold the names of a job's children and are not its own.
+
+Those of an earlier job of the same name are removed: their owner is gone. All others stay; the job waits and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coxswain_operator.reconcile.actions import Delete
+from coxswain_operator.reconcile.context import Context
+from coxswain_operator.reconcile.times import seconds
+from coxswain_operator.views import HolderView
+
+UNTOUCHED = ("Secret",)  # the operator has no right to delete them; the garbage collector does
+
+
+def deletes(ctx: Context) -> Iterator[Delete]:
+    """Pods on lost nodes: see force_delete."""
+    created = seconds(ctx.observed.job["metadata"]["creationTimestamp"]) if ctx.observed.leftovers else 0.0
+    for pod in ctx.observed.leftovers:
+        if not pod.deleting and pod.created <= created:
+            yield Delete("Pod", pod.name, pod.uid)
+    for holder in ctx.observed.holders:
+        if holder.leftover and not holder.deleting and holder.kind not in ("Pod", *UNTOUCHED):
+            yield Delete(holder.kind, holder.name, holder.uid)
+
+
+def describe(ctx: Context) -> str:
+    """What the job waits for; empty for nothing."""
+    first = next(iter(ctx.observed.holders), None)
+    if first is None:
+        return ""
+    more = len(ctx.observed.holders) - 1
+    return f"NameTaken: {_describe(first)}{f' (and {more} more)' if more else ''}"
+
+
+def _describe(holder: HolderView) -> str:
+    what = f"{holder.kind} {holder.name}"
+    if holder.leftover:
+        return f"{what} of an earlier {holder.owner} is still there; its removal is waited for"
+    owner = f"belongs to {holder.owner}" if holder.owner else "belongs to no TrainingJob"
+    return f"{what} {owner}; delete it, or give the job another name"

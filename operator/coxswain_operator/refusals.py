@@ -1,0 +1,31 @@
+"""What the API server's refusal of a child means to users: reason, text, and whether it may pass."""
+
+from __future__ import annotations
+
+from coxswain.errors import Refused
+from coxswain.wire import Fault
+from coxswain_operator.cluster import Denied
+
+# What the server's text contains, the reason that users see, and the way out. The first that matches decides.
+_KNOWN = (
+    ("exceeded quota", "QuotaExceeded", "free some of the quota, or raise it"),
+    ("unknown for quota", "QuotaUnknown", "Kubernetes fills in a quota's status soon after the quota is made"),
+    ("admission webhook", "AdmissionDenied", "change what the webhook objects to, or the webhook"),
+    ("ValidatingAdmissionPolicy", "AdmissionDenied", "change what the policy objects to, or the policy"),
+    ("violates PodSecurity", "PodSecurityViolated", "change the job's templates, or the namespace's level"),
+    ("service account", "ServiceAccountMissing", "create it; Kubernetes creates `default` soon after a namespace"),
+    ("no PriorityClass", "PriorityClassMissing", "create it, or correct spec.scheduling.priorityClassName"),
+    ("is being terminated", "NamespaceTerminating", "create the job in another namespace"),
+    ("cannot create resource", "OperatorNotPermitted", "give the operator the roles of its chart"),
+    ("cannot delete resource", "OperatorNotPermitted", "give the operator the roles of its chart"),
+    ("cannot patch resource", "OperatorNotPermitted", "give the operator the roles of its chart"),
+)
+
+
+def fault_of(what: str, error: Refused) -> Fault:
+    """`what`: the object, such as `Pod demo-trainer-0-0`. Retryable: it is tried again, with a pause."""
+    if not isinstance(error, Denied):
+        return Fault(error.reason, error.message)
+    found = ((reason, out) for text, reason, out in _KNOWN if text in error.message)
+    reason, way_out = next(found, (error.reason, "it is tried again"))
+    return Fault(reason, f"{what} is refused for now: {error.message}; {way_out}", retryable=True)

@@ -1,0 +1,208 @@
+"""Pod templates: what is wrong in one is named with its path, and what is right reaches the pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coxswain.api.pod_template import split_template, template_faults
+from coxswain.api.resolve import resolve
+from coxswain.api.validate import check
+from coxswain_operator.controller import Controller
+from coxswain_operator.views import Manifest
+from docs.tools import pod_template as generator
+from tests.api_samples import sample
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, training_job
+from tests.unit.test_reconcile_children import environment, made
+from tests.unit.test_reconcile_lifecycle import passes, running
+
+TRAINERS = "spec.trainers.template"
+NEW: list[tuple[Manifest, str, str]] = [
+    ({"spec": {"nodeSelectr": {"a": "b"}}}, "spec.nodeSelectr", "unknown field"),
+    ({"spec": {"nodeSelector": {"a": 1}}}, "spec.nodeSelector.a", "1 is not a string"),
+    ({"spec": {"tolerations": {"key": "gpu"}}}, "spec.tolerations", "is not a list"),
+    ({"spec": {"containers": "no"}}, "spec.containers", "no is not a list"),
+    ({"spec": {"containers": [{"image": "x"}]}}, "spec.containers[0].name", "required, but missing"),
+    ({"spec": {"containers": [{"nme": "no"}]}}, "spec.containers[0].nme", "unknown field"),
+    ({"spec": {"containers": [{"name": "shipper"}]}}, "spec.containers[0].image", "container 'shipper' needs an image"),
+    ({"spec": {"initContainers": [{"name": "setup"}]}}, "spec.initContainers[0].image", "needs an image"),
+    ({"spec": {"containers": [{"name": "trainer", "restartPolicy": "Always"}]}},
+     "spec.containers[0].restartPolicy", "the operator sets it"),
+    ({"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"memory": "12Gx"}}}]}},
+     "spec.containers[0].resources.limits.memory", "'12Gx' has not the form"),
+    ({"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"cpu": True}}}]}},
+     "spec.containers[0].resources.limits.cpu", "neither a whole number nor a string"),
+    ({"spec": {"containers": [{"name": "trainer", "env": [{"nam": "B"}]}]}}, "spec.containers[0].env[0].nam", "unknown field"),
+    ({"spec": {"affinity": "yes"}}, "spec.affinity", "yes is not a mapping"),
+    ({"spec": {"hostNetwork": "yes"}}, "spec.hostNetwork", "yes is not true or false"),
+    ({"spec": {"priority": True}}, "spec.priority", "True is not a whole number"),
+    ({"spec": {"hostname": "mine"}}, "spec.hostname", "unknown field"),
+    ({"spec": {"restartPolicy": "Always"}}, "spec.restartPolicy", "unknown field"),
+    ({"spec": {"volumes": [{"emptyDir": {}}]}}, "spec.volumes[0].name", "required, but missing"),
+    ({"metadata": {"labels": "x"}}, "metadata.labels", "x is not a mapping"),
+    ({"metadata": {"labels": {"a": "not a label"}}}, "metadata.labels.a", "has not the form"),
+    ({"metadata": {"labels": {"a": "x" * 64}}}, "metadata.labels.a", "64 characters"),
+    ({"metadata": {"labels": {"a b": "x"}}}, "metadata.labels", "'a b' is no valid key"),
+    ({"metadata": {"annotations": {"/": "x"}}}, "metadata.annotations", "'/' is no valid key"),
+    ({"metadata": {"name": "mine"}}, "metadata.name", "unknown field"),
+    ({"spec": {}, "nodeSelector": {}}, "nodeSelector", "unknown field"),
+    ({"spec": "no"}, "spec", "no is not a mapping"),
+]  # fmt: skip
+FORMER: list[tuple[Manifest, str, str]] = [
+    ({"nodeSelectr": {"a": "b"}}, "nodeSelectr", "unknown field"),
+    ({"sepc": {"nodeSelector": {}}}, "sepc", "unknown field"),
+    ({"resuorces": {}}, "resuorces", "unknown field"),
+    ({"containers": [{"image": "x"}]}, "containers[0].name", "required, but missing"),
+    ({"containers": [{"name": "shipper"}]}, "containers[0].image", "needs an image"),
+    ({"tolerations": {"key": "gpu"}}, "tolerations", "is not a list"),
+    ({"env": {"A": "B"}}, "env", "is not a list"),
+    ({"resources": {"limits": {"memory": "12Gx"}}}, "resources.limits.memory", "'12Gx' has not the form"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "path", "message"), [*NEW, *FORMER])
+def test_a_mistake_in_a_template_is_named_with_its_path(template: Manifest, path: str, message: str) -> None:
+    for field in ("trainers", "data"):
+        fault, *_ = template_faults({field: {"template": rename(template, field)}})
+        assert fault.path == f"spec.{field}.template.{path}" and message in fault.message
+        assert fault.way_out
+
+
+def rename(value: Any, field: str) -> Any:
+    """The same mistake in the container of the other template."""
+    if isinstance(value, dict):
+        return {k: rename(v, field) for k, v in value.items()}
+    if isinstance(value, list):
+        return [rename(v, field) for v in value]
+    return "loader" if (value, field) == ("trainer", "data") else value
+
+
+def test_an_unknown_field_of_the_former_shape_shows_the_shape_of_today() -> None:
+    (fault,) = template_faults({"trainers": {"template": {"nodeSelectr": {}}}})
+    assert fault.text == (
+        "spec.trainers.template.nodeSelectr: unknown field (allowed: metadata, spec); did you mean nodeSelector?; "
+        "a template has metadata and spec, such as template: {spec: {nodeSelector: {gpu: h100}}}"
+    )
+
+
+@pytest.mark.parametrize(("template", "path"), [(t, p) for t, p, _ in (*NEW, *FORMER)])
+def test_cox_validate_and_the_operator_find_the_same_fault(template: Manifest, path: str) -> None:
+    job = sample("TrainingJob", {"spec.trainers.template": template})
+    offline = [f for f in check(job) if f.path.startswith(TRAINERS)]
+    found = resolve(job, [], [], [], "")
+    assert isinstance(found, list)
+    assert found == offline and offline[0].path == f"{TRAINERS}.{path}"
+
+
+GOOD: list[Manifest] = [
+    {}, {"spec": {}}, {"metadata": {}}, {"spec": None, "metadata": None},
+    {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"cpu": 8, "memory": "12Gi", "a.io/nic": "1"}}}]}},
+    {"spec": {"containers": [{"name": "shipper", "image": "fluent:1", "livenessProbe": {"httpGet": {"port": 80}}}]}},
+    {"spec": {"initContainers": [{"name": "constructor", "resources": {"requests": {"memory": "1Gi"}}}]}},
+    {"spec": {"tolerations": [{"key": "gpu", "operator": "Exists"}], "runtimeClassName": "nvidia"}},
+    {"spec": {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}], "hostNetwork": True}},
+    {"metadata": {"labels": {"team": "a", "example.com/cost-centre": ""}, "annotations": {"x": "any text: {}"}}},
+    {"nodeSelector": {"gpu": "h100"}, "resources": {"limits": {"cpu": 8}}, "env": [{"name": "A", "value": "b"}]},
+    {"restartPolicy": "Always", "hostname": "mine"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("template", GOOD)
+def test_a_template_as_kubernetes_takes_it_has_no_fault(template: Manifest) -> None:
+    assert template_faults({"trainers": {"template": template}}) == []
+
+
+def test_the_former_shape_means_what_it_meant() -> None:
+    former = {
+        "nodeSelector": {"gpu": "h100"}, "resources": {"limits": {"cpu": "8"}}, "env": [{"name": "A", "value": "b"}],
+        "containers": [{"name": "trainer", "tty": True}, {"name": "shipper", "image": "x"}],
+    }  # fmt: skip
+    metadata, spec = split_template(former, "trainer")
+    trainer = {"name": "trainer", "tty": True, "resources": former["resources"], "env": former["env"]}
+    containers = [{"name": "shipper", "image": "x"}, trainer]
+    assert (metadata, spec) == ({}, {"nodeSelector": {"gpu": "h100"}, "containers": containers})
+
+
+def test_labels_and_annotations_reach_the_pods_and_never_replace_the_operators() -> None:
+    labels = {"team": "a", "app.kubernetes.io/name": "mine", "coxswain.dev/role": "loader"}
+    annotations = {"sidecar.istio.io/inject": "false", "karpenter.sh/do-not-disrupt": "false"}
+    template = {"metadata": {"labels": labels, "annotations": annotations}}
+    pods = {m: made(m, trainers={"count": 2, "template": template})["metadata"] for m in ("trainer-1", "loader-0")}
+    mine = pods["trainer-1"]
+    assert (mine["labels"]["team"], mine["labels"]["app.kubernetes.io/name"]) == ("a", "coxswain")
+    assert mine["labels"]["coxswain.dev/role"] == "trainer"
+    assert mine["annotations"].items() >= annotations.items()
+    assert "team" not in pods["loader-0"]["labels"]
+
+
+def test_containers_of_the_data_template_go_to_the_pods_of_their_name() -> None:
+    def sized(name: str, memory: str) -> Manifest:
+        return {"name": name, "resources": {"requests": {"memory": memory}}, "env": [{"name": "A", "value": memory}]}
+
+    shipper = {"name": "shipper", "image": "fluent:1"}
+    template = {"spec": {"containers": [sized("coordinator", "1Gi"), sized("loader", "9Gi"), shipper]}}
+    for member, memory in (("coordinator", "1Gi"), ("loader-0", "9Gi")):
+        ours, other = made(member, data={"template": template})["spec"]["containers"]
+        assert ours["resources"] == {"requests": {"memory": memory}} and environment(ours)["A"] == memory
+        assert other["name"] == "shipper"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"containers": [{"image": "x"}]},
+        {"tolerations": {"key": "gpu"}},
+        {"spec": {"containers": "no"}},
+        {"nodeSelectr": {}},
+    ],
+)
+async def test_a_job_with_a_wrong_template_says_so_and_starts_nothing(template: Manifest) -> None:
+    job = training_job(trainers={"count": 2, "template": template})
+    world = FakeCluster(data_source(), data_mix(), job)
+    await passes(world)
+    condition = world.condition("Validated")
+    assert (condition["status"], condition["reason"]) == ("False", "Invalid")
+    assert condition["message"].startswith(TRAINERS)
+    assert world.created == []
+
+
+@pytest.mark.parametrize(("template", "noted"), [({"nodeSelector": {}}, True), ({"spec": {}}, False), ({}, False)])
+async def test_a_template_of_the_former_shape_runs_and_is_noted(template: Manifest, noted: bool) -> None:
+    world = await running(trainers={"count": 2, "template": template})
+    condition = world.condition("Validated")
+    assert (world.state, condition["status"]) == ("Running", "True")
+    assert condition["message"].startswith(f"{TRAINERS}: a bare pod spec is accepted in this release only") is noted
+
+
+async def test_a_running_job_whose_stored_template_is_found_wrong_goes_on_with_what_runs() -> None:
+    world = await running()
+    world.job["spec"]["trainers"]["template"] = {"nodeSelectr": {"gpu": "h100"}}
+    await passes(world, 20)
+    assert (world.state, len([p for p in world.pods() if p["status"]["phase"] == "Running"])) == ("Running", 4)
+    assert world.condition("Validated")["status"] == "False"
+
+
+async def test_a_pod_that_cannot_be_built_is_a_condition_and_not_only_a_line_in_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the judgement of templates overlooks."""
+
+    def broken(*_: Any) -> Manifest:
+        raise KeyError("name")
+
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    monkeypatch.setattr("coxswain_operator.children.pods.overlaid", broken)
+    operator = Controller(world, world, world.clock)
+    for _ in range(20):
+        await operator.pass_once(NAMESPACE, "demo")
+        world.tick()
+    assert "TemplateUnusable: Pod demo-coordinator-0 cannot be made" in world.condition("Succeeded")["message"]
+    monkeypatch.undo()
+    for _ in range(3):
+        await operator.pass_once(NAMESPACE, "demo")
+    assert len(world.created) == 4
+
+
+def test_the_schema_of_templates_is_current() -> None:
+    assert generator.TARGET.read_text() == generator.text(), "run `make generate`"

@@ -1,0 +1,235 @@
+"""Children that the cluster does not take: what ends the job, what is waited for, and what holds a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from coxswain.errors import Refused
+from coxswain_operator.cluster import Denied
+from coxswain_operator.controller import Controller
+from coxswain_operator.reconcile.force_delete import MARGIN_SECONDS
+from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.views import Manifest
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, training_job
+from tests.unit.test_reconcile_lifecycle import running
+
+DENIALS = {
+    "QuotaExceeded": 'pods "p" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8',
+    "ServiceAccountMissing": 'pods "p" is forbidden: error looking up service account lab/default: not found',
+    "AdmissionDenied": 'admission webhook "policy.example" denied the request: no team label',
+    "PriorityClassMissing": 'pods "p" is forbidden: no PriorityClass with name high was found',
+    "OperatorNotPermitted": 'pods is forbidden: User "system:serviceaccount:c:c" cannot create resource "pods" in API group ""',
+    "PodSecurityViolated": 'pods "p" is forbidden: violates PodSecurity "restricted:latest": privileged',
+    "NamespaceTerminating": 'pods "p" is forbidden: unable to create new content in namespace lab because it is being terminated',
+    "Forbidden": "something new",
+}  # fmt: skip
+
+
+def refusing(
+    world: FakeCluster, error: Exception, verb: str = "create", what: str = "demo-trainer"
+) -> Callable[[], None]:
+    """Refuses these calls until the answer is called."""
+
+    def refuse(called: str, name: str) -> None:
+        if called == verb and name.startswith(what):
+            raise error
+
+    def stop() -> None:
+        world.before_call = lambda verb, what: None
+
+    world.before_call = refuse
+    return stop
+
+
+SHOWN = 20  # passes, a second each, after which a running job's status has a new message
+
+
+async def passes(world: FakeCluster, count: int = SHOWN, controller: Controller | None = None) -> Controller:
+    """Of one operator, which remembers what was refused."""
+    controller = controller or Controller(world, world, world.clock)
+    for _ in range(count):
+        await controller.pass_once(NAMESPACE, "demo")
+        world.tick()
+        world.reap()
+    return controller
+
+
+def message(world: FakeCluster) -> str:
+    text: str = world.condition("Succeeded")["message"]
+    return text
+
+
+@pytest.mark.parametrize(("reason", "text"), DENIALS.items())
+async def test_a_refusal_that_others_can_lift_is_named_and_waited_for(reason: str, text: str) -> None:
+    world = await running()
+    world.end(world.pod("trainer-1"), 143, disrupted=True)  # a drained trainer is being replaced
+    lift = refusing(world, Denied("Forbidden", text))
+    operator = await passes(world)
+    assert world.state != "Failed"
+    assert f"{reason}: Pod demo-trainer-1-1 is refused for now: {text}" in message(world)
+    lift()
+    await passes(world, controller=operator)
+    assert "demo-trainer-1-1" in world.created and reason not in message(world)
+
+
+async def test_a_pod_that_no_cluster_takes_ends_the_job_with_the_servers_words() -> None:
+    world = await running()
+    world.end(world.pod("trainer-1"), 143, disrupted=True)
+    refusing(world, Refused("Invalid", 'Pod "p" is invalid: spec.containers[1].image: Required value'))
+    await passes(world)
+    assert (world.state, world.condition("Succeeded")["status"]) == ("Failed", "False")
+    assert "spec.containers[1].image: Required value" in message(world)
+
+
+async def test_a_right_to_delete_that_is_missing_is_a_condition_and_not_only_a_line_in_the_log() -> None:
+    world = await running()
+    world.end(world.pod("trainer-1"), 1)
+    refusing(world, Denied("Forbidden", 'cannot delete resource "pods"'), "delete")
+    await passes(world)
+    assert "OperatorNotPermitted: Pod demo-trainer-1-0 is refused for now" in message(world)
+
+
+@pytest.mark.parametrize("name", ["demo-config", "demo", "demo-token"])
+async def test_no_pod_is_created_while_one_of_the_objects_that_it_needs_is_refused(name: str) -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    lift = refusing(world, Denied("Forbidden", "exceeded quota: objects"), what=name)
+    operator = await passes(world)
+    assert world.created == []
+    lift()
+    await passes(world, controller=operator)
+    assert len(world.created) == 4
+
+
+async def test_pods_are_replaced_while_the_disruption_budget_is_refused() -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    operator = await passes(world)
+    world.run_all()
+
+    def refuse(verb: str, what: str) -> None:
+        if (verb, what) == ("create", "demo"):
+            raise Denied("Forbidden", "exceeded quota: objects")
+
+    world.before_call = refuse
+    await passes(world, controller=operator)
+    assert ("PodDisruptionBudget", "demo") not in world.objects
+    world.end(world.pod("trainer-1"), 1)
+    await passes(world, 2, operator)
+    assert "demo-trainer-1-1" in world.created
+
+
+async def test_pods_that_hold_a_quota_are_all_deleted_although_their_successors_are_refused() -> None:
+    world = await running(trainers={"count": 8})
+    refusing(world, Denied("Forbidden", "exceeded quota: gpus"))
+    for index in range(8):
+        world.end(world.pod(f"trainer-{index}"), 143, disrupted=True)
+    await passes(world, 2)
+    assert sum(p["metadata"]["name"].startswith("demo-trainer") for p in world.deleted) == 8
+
+
+# --- names that other objects hold --------------------------------------------------------------------------------
+
+
+def held(kind: str, name: str, owner: Manifest | None, created: float = 900.0, **more: Any) -> Manifest:
+    head: Manifest = {"name": name, "namespace": NAMESPACE, "labels": {}}
+    head |= {"ownerReferences": [owner]} if owner else {}
+    return {"apiVersion": "v1", "kind": kind, "metadata": head, **more}
+
+
+BEFORE = {"kind": "TrainingJob", "name": "demo", "uid": "before", "controller": True}
+OTHER = {"kind": "Deployment", "name": "web", "uid": "else", "controller": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("ConfigMap", "demo-config"), ("Service", "demo"), ("NetworkPolicy", "demo")]
+)
+async def test_what_an_earlier_job_of_the_same_name_left_behind_is_replaced_before_pods_start(
+    kind: str, name: str
+) -> None:
+    world = FakeCluster(data_source(), data_mix())
+    left = world.put(held(kind, name, BEFORE, data={"job.json": "old"}))["metadata"]["uid"]
+    world.tick(60)
+    world.put(training_job())
+    operator = await passes(world, 1)
+    assert world.created == []
+    await passes(world, 4, operator)
+    assert world.objects[kind, name]["metadata"]["uid"] != left
+    assert len(world.created) == 4
+
+
+@pytest.mark.parametrize("owner", [OTHER, None])
+async def test_an_object_of_others_that_holds_a_name_stays_and_the_job_says_what_it_waits_for(
+    owner: Manifest | None,
+) -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    left = world.put(held("ConfigMap", "demo-config", owner))
+    operator = await passes(world)
+    belongs = "belongs to Deployment web" if owner else "belongs to no TrainingJob"
+    assert f"NameTaken: ConfigMap demo-config {belongs}; delete it, or give the job another name" in message(world)
+    assert world.created == [] and ("ConfigMap", "demo-config") in world.objects
+    world.objects.pop(("ConfigMap", left["metadata"]["name"]))
+    await passes(world, controller=operator)
+    assert len(world.created) == 4 and "NameTaken" not in message(world)
+
+
+async def test_a_secret_of_an_earlier_job_is_left_to_the_garbage_collector() -> None:
+    world = FakeCluster(data_source(), data_mix())
+    world.put(held("Secret", "demo-token", BEFORE))
+    world.put(training_job())
+    operator = await passes(world)
+    assert "NameTaken: Secret demo-token of an earlier TrainingJob demo is still there" in message(world)
+    assert world.created == [] and world.objects["Secret", "demo-token"]["metadata"]["ownerReferences"] == [BEFORE]
+    del world.objects["Secret", "demo-token"]
+    await passes(world, controller=operator)
+    assert len(world.created) == 4
+
+
+async def made_again(node: str) -> tuple[FakeCluster, Controller]:
+    """A job was deleted and made again while the node of one of its pods was `node`: True, False or Unknown."""
+    world = await running()
+    old = world.pod("trainer-1")
+    for key in [k for k in world.objects if k[0] not in ("DataSource", "DataMix") and world.objects[k] is not old]:
+        del world.objects[key]
+    world.set_node("node-of-trainer-1", node)
+    old["metadata"]["deletionTimestamp"] = stamp(world.now)
+    world.created.clear()
+    world.report_now = None
+    world.tick()
+    world.put(training_job())
+    return world, await passes(world, 4)
+
+
+async def test_a_pod_of_an_earlier_job_on_a_dead_node_is_deleted_by_force() -> None:
+    world, operator = await made_again("False")
+    assert "NameTaken: Pod demo-trainer-1-0 of an earlier TrainingJob demo is still there" in message(world)
+    world.tick(MARGIN_SECONDS)
+    await passes(world, 4, operator)
+    assert "demo-trainer-1-0" in world.created
+
+
+async def test_the_pods_of_a_younger_job_are_not_taken_for_leftovers() -> None:
+    """This operator may still see a job that was deleted and made again meanwhile."""
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    world.tick(60)
+    younger = {**BEFORE, "uid": "younger"}
+    labels = {"coxswain.dev/job": "demo", "coxswain.dev/job-uid": "younger", "coxswain.dev/role": "trainer"}
+    labels |= {"coxswain.dev/index": "1", "coxswain.dev/incarnation": "0"}
+    pod = held("Pod", "demo-trainer-1-0", younger, spec={}, status={"phase": "Running"})
+    pod["metadata"]["labels"] = labels
+    world.put(pod)
+    world.put(held("ConfigMap", "demo-config", younger))
+    await passes(world, 6)
+    assert world.deleted == [] and world.objects["ConfigMap", "demo-config"]["metadata"]["ownerReferences"] == [younger]
+
+
+async def test_a_pod_that_only_carries_the_jobs_labels_is_none_of_its_pods() -> None:
+    world = await running()
+    forged = held("Pod", "forged", None, spec={}, status={"phase": "Running", "podIP": "10.0.0.66"})
+    forged["metadata"]["labels"] = {**world.pod("coordinator")["metadata"]["labels"]}
+    world.vanish(world.pod("coordinator"))
+    world.put(forged)
+    assert "forged" not in [p.name for p in await world.pod_views(NAMESPACE, world.job["metadata"]["uid"])]
+    await passes(world)
+    assert "demo-coordinator-1" in world.created and world.deleted == []

@@ -1,0 +1,123 @@
+"""An ended job starts again where an annotation asks for it: fresh counters, the same history."""
+
+from __future__ import annotations
+
+import pytest
+
+from coxswain.errors import Refused
+from coxswain.names import ANNOTATION_RETRY, ENV_RECORDED_STEP
+from coxswain.wire import Fault
+from coxswain_operator.controller import Controller
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, report, report_text, training_job
+from tests.unit.test_reconcile_lifecycle import begin, passes, running
+
+FAULT = Fault("SourceNotFound", "the uri does not exist")
+
+
+def ask(world: FakeCluster, value: str) -> None:
+    world.job["metadata"].setdefault("annotations", {})[ANNOTATION_RETRY] = value
+    world.job["metadata"]["resourceVersion"] = str(next(world.versions))
+
+
+async def failed(**spec: object) -> FakeCluster:
+    """A job that a user's fault ended at step 10, after a restart that counts."""
+    world = await running(**spec)
+    world.end(world.pod("trainer-0"), 1)
+    await passes(world)
+    world.end(world.pod("coordinator"), 2, report_text("Failed", fault=FAULT))
+    world.report_now = None
+    await passes(world)
+    assert (world.state, world.job["status"]["restarts"]["counted"]) == ("Failed", 1)
+    return world
+
+
+async def test_a_failed_job_stays_so_without_the_annotation() -> None:
+    world = await failed()
+    created = len(world.created)
+    await passes(world)
+    assert (world.state, len(world.created)) == ("Failed", created)
+
+
+async def test_a_retried_job_runs_again_with_fresh_counters_and_the_same_history() -> None:
+    world = await failed()
+    ask(world, "1")
+    await begin(world)
+    status = world.job["status"]
+    assert (world.state, status["restarts"]["counted"], status["attempt"]) == ("Running", 0, 1)
+    assert "completionTime" not in status
+    assert [(a["number"], a.get("cause", "").split(":")[0], a.get("resumedStep")) for a in status["attempts"]] == [
+        (0, "SourceNotFound", None),
+        (1, "", 10),
+    ]
+    assert [e.message for e in world.events if e.reason == "Resumed"] == ["retried after Failed"]
+
+
+async def test_one_value_of_the_annotation_retries_once_and_another_one_again() -> None:
+    world = await failed()
+    for value, attempt in (("a", 1), ("a", 1), ("b", 2)):
+        ask(world, value)
+        await passes(world)
+        if world.state != "Failed":
+            world.end(world.pod("coordinator"), 2, report_text("Failed", fault=FAULT))
+            await passes(world)
+        assert (world.state, world.job["status"]["attempt"]) == ("Failed", attempt)
+
+
+async def test_a_completed_job_is_retried_too_and_its_pods_of_before_are_replaced() -> None:
+    world = await running()
+    world.end(world.pod("coordinator"), 0, report_text("Completed", step=100, checkpoint_step=100))
+    await passes(world)
+    assert world.state == "Completed"
+    before = {p["metadata"]["name"] for p in world.pods()}
+    ask(world, "1")
+    await passes(world)
+    assert world.state != "Completed"
+    assert not before & {p["metadata"]["name"] for p in world.pods()}
+
+
+async def test_a_retry_grants_the_active_deadline_again() -> None:
+    world = await running(activeDeadlineSeconds=100)
+    world.tick(200)
+    await passes(world)
+    assert (world.state, "raise it and retry" in world.condition("Succeeded")["message"]) == ("Failed", True)
+    ask(world, "1")
+    await begin(world)
+    assert world.state == "Running"
+    world.tick(200)
+    await passes(world)
+    assert world.state == "Failed"
+
+
+async def test_a_child_that_the_cluster_refused_is_tried_again() -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    controller = Controller(world, world, world.clock)
+    refusing = True
+
+    def refuse(verb: str, what: str) -> None:
+        if refusing and verb == "create" and what.startswith("demo-coordinator"):
+            raise Refused("Invalid", "no such class")
+
+    world.before_call = refuse
+    for _ in range(3):
+        await controller.pass_once(NAMESPACE, "demo")
+    assert world.state == "Failed"
+    refusing = False
+    ask(world, "1")
+    for _ in range(3):
+        await controller.pass_once(NAMESPACE, "demo")
+        world.reap()
+    assert "demo-coordinator-0" in world.created
+    assert world.state == "Starting"
+
+
+@pytest.mark.parametrize(("step", "found"), [(10, "10"), (-1, None)])
+async def test_a_coordinator_knows_the_step_of_the_last_checkpoint_that_the_status_names(step, found) -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job())
+    await passes(world)
+    world.run_all()
+    world.report_now = report("Running", 10, checkpoint_step=step)
+    await passes(world)
+    world.end(world.pod("coordinator"), 1)
+    await passes(world)
+    env = {e["name"]: e.get("value") for e in world.pod("coordinator")["spec"]["containers"][0]["env"]}
+    assert env.get(ENV_RECORDED_STEP) == found

@@ -1,0 +1,63 @@
+"""What indexing found, in the status of a source that several jobs read."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from coxswain.api.datasource import DataSourceStatus
+from coxswain.wire import SourceReport
+from coxswain_operator.reconcile import sources
+from coxswain_operator.reconcile.actions import Observed
+from coxswain_operator.reconcile.context import build_context
+from coxswain_operator.settings import Settings
+from coxswain_operator.views import Manifest, PodView
+from tests.unit.fake_cluster import data_mix, data_source, report, training_job
+
+FOUND = SourceReport("code", "code", 1643, 31184220, 7204, 44120, 165001, 1184337, 0, "sha256:1")
+GROWN = replace(FOUND, documents=2000, fingerprint="sha256:2")
+
+
+def look(source: Manifest, job: str, found: SourceReport, created: float, now: float = 5000.0) -> int:
+    """One pass of a job whose coordinator was created then, and has found this; how many writes it made."""
+    manifest = training_job(job)
+    manifest["metadata"] |= {"uid": job}
+    pod = PodView(f"{job}-coordinator-0", "c", "coordinator", 0, 0, phase="Running", ready=True, created=created)
+    seen = report("Running", 10, sources=(found,))
+    observed = Observed(manifest, (source,), (data_mix(),), pods=(pod,), report=seen)
+    writes = sources.statuses(build_context(observed, now, Settings()))
+    for write in writes:
+        DataSourceStatus.model_validate(write.status)
+        source["status"] = write.status
+    return len(writes)
+
+
+def test_two_jobs_that_indexed_at_different_times_do_not_write_in_turn() -> None:
+    source = data_source()
+    writes = [look(source, "early", FOUND, 1000.0) + look(source, "late", GROWN, 2000.0) for _ in range(10)]
+    assert writes == [2, *[0] * 9]
+    assert (source["status"]["documents"], source["status"]["indexedBy"]) == (2000, "late")
+
+
+def test_the_coordinator_that_was_created_last_decides_in_any_order() -> None:
+    source = data_source()
+    assert [look(source, "late", GROWN, 2000.0), look(source, "early", FOUND, 1000.0)] == [1, 0]
+    assert look(source, "early", FOUND, 3000.0) == 1  # its coordinator was replaced, and has looked again
+    assert (source["status"]["documents"], source["status"]["indexedBy"]) == (1643, "early")
+
+
+def test_jobs_whose_coordinators_were_created_in_the_same_second_do_not_write_in_turn() -> None:
+    source = data_source()
+    writes = [look(source, "a", FOUND, 1000.0) + look(source, "b", GROWN, 1000.0) for _ in range(10)]
+    assert writes == [2, *[0] * 9]
+
+
+def test_a_coordinator_that_finds_the_same_writes_nothing() -> None:
+    source = data_source()
+    assert [look(source, "a", FOUND, 1000.0), look(source, "b", FOUND, 2000.0, 9000.0)] == [1, 0]
+
+
+def test_a_status_of_an_earlier_release_is_taken_over() -> None:
+    source = data_source()
+    look(source, "a", FOUND, 1000.0)
+    del source["status"]["indexedBy"], source["status"]["indexedAt"]
+    assert [look(source, "b", GROWN, 900.0), look(source, "b", GROWN, 900.0)] == [1, 0]

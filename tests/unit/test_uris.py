@@ -1,0 +1,58 @@
+"""File URIs name folders with spaces, percent signs and letters of any language, encoded or not."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coxswain.api.load import load_documents
+from coxswain.names import API_VERSION
+from coxswain.uris import bucket_and_prefix, file_path, file_uri, folder_and_key
+from coxswain_link.store import open_store
+
+NAMES = ["my proj", "Über ñ 文", "100%", "a%20b", "x#y", "what?", "a+b&c=d;e", "quote'\"s", "%", "~home", "[1]*"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_written_under_a_uri_lies_in_that_folder_and_nowhere_else(tmp_path, name):
+    folder = tmp_path / name
+    for uri in (file_uri(folder), folder.as_uri()):
+        open_store(uri, create=True).put("key", b"x")
+        assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("key")] == [f"{name}/key"]
+        assert open_store(uri).get("key") == b"x"
+
+
+@given(st.text(st.characters(blacklist_characters="\0/", blacklist_categories=["Cs"]), min_size=1))
+def test_a_path_comes_back_from_its_uri(name):
+    path = Path("/folder") / name
+    assert file_path(file_uri(path)) == path
+    assert file_path(path.as_uri()) == path
+
+
+@pytest.mark.parametrize("written", ["plain sp/", "plain%20sp/", "./plain sp/", "../{here}/plain sp/"])
+@pytest.mark.parametrize("here", NAMES)
+def test_a_relative_uri_is_of_the_folder_of_its_file_in_whatever_folder_that_is(tmp_path, here, written):
+    uri = f"file:{written.format(here=here.replace('%', '%25'))}"
+    file = tmp_path / here / "job.yaml"
+    file.parent.mkdir()
+    spec = {"uri": uri, "format": "Text", "tokenizer": {"bytes": {}}}
+    source = {"apiVersion": API_VERSION, "kind": "DataSource", "metadata": {"name": "docs"}, "spec": spec}
+    file.write_text(json.dumps(source))
+    documents, faults = load_documents([file])
+    assert not faults
+    found = documents[0].manifest["spec"]["uri"]
+    assert (file_path(found), found[-1]) == (tmp_path / here / "plain sp", "/")
+
+
+def test_an_object_has_a_folder_and_a_key_and_only_a_files_key_is_decoded():
+    assert folder_and_key("file:///m%20y/tok%C3%BC.json") == ("file:///m%20y", "tokü.json")
+    assert folder_and_key("s3://b/m%20y/t%20k.json") == ("s3://b/m%20y", "t%20k.json")
+
+
+@pytest.mark.parametrize(
+    ("uri", "parts"), [("s3://b/a#b/c?d", ("b", "a#b/c?d")), ("s3://b", ("b", "")), ("s3://b/p/", ("b", "p"))]
+)
+def test_a_bucket_and_its_prefix_are_taken_as_they_are(uri, parts):
+    assert bucket_and_prefix(uri) == parts

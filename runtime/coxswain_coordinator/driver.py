@@ -66,8 +66,7 @@ class Driver:
                 if not await self._advance():
                     await run.notifier.wait_until(lambda: run.notifier.count > seen, _STALL_CHECK_SECONDS)  # noqa: B023  called at once
         except Refused as error:
-            run.fail(fault := Fault(error.reason, error.message))
-            return run.finished or run.finish(termination.failed(run.fault or fault))
+            return run.finish(termination.failed(run.fail(Fault(error.reason, error.message))))
         with suppress(Refused, Retryable, Stale):  # cleaning up cannot spoil a good end
             await self._collect_garbage(run.finished)
         return run.finished

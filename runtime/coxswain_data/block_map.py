@@ -30,7 +30,7 @@ class BlockMap:
 
     def __init__(self, blocks: Sequence[BlockEntry]) -> None:
         self.blocks = tuple(blocks)
-        self._stops = np.cumsum([b.samples for b in self.blocks], dtype=np.int64)
+        self._stops = np.cumsum([b.samples for b in self.blocks])
 
     def locate(self, index: int) -> tuple[int, int]:
         """(position of the block among the source's blocks, which of its readable samples)."""

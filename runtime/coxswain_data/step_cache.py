@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from coxswain.errors import CoxswainError, Refused, Stale
 from coxswain_link.step_buffer import Buffer
+
+
+class _Step(NamedTuple):
+    """A built step."""
+
+    buffers: Mapping[int, Buffer]  # by replica
+    ranks: set[int]  # that have it
 
 
 class StepCache:
@@ -22,11 +29,7 @@ class StepCache:
         self._ahead, self._ready = max(1, ahead), ready
         self._change = threading.Condition()
         self._asked = Counter[tuple[int, int]]()  # requests that wait, by (generation, step)
-        self._generation, self._first, self._front = 0, 0, -1  # `front`: the last step handed to a rank
-        self._replicas: dict[int, int] = {}
-        self._steps: dict[int, Mapping[int, Buffer]] = {}
-        self._handed: dict[int, set[int]] = {}
-        self._fault: CoxswainError | None = None
+        self.close()
 
     def open(self, generation: int, first_step: int, replicas: Mapping[int, int]) -> None:
         """Begins a generation and drops the one before.
@@ -34,8 +37,10 @@ class StepCache:
         `replicas`: our ranks and the replica of each.
         """
         with self._change:
-            self._generation, self._first, self._front = generation, first_step, first_step - 1
-            self._replicas, self._steps, self._handed, self._fault = dict(replicas), {}, {}, None
+            self._generation, self._replicas = generation, dict(replicas)
+            self._first, self._front = first_step, first_step - 1  # `front`: the last step handed to a rank
+            self._steps: dict[int, _Step] = {}
+            self._fault: CoxswainError | None = None
             self._change.notify_all()
 
     def close(self) -> None:
@@ -65,7 +70,7 @@ class StepCache:
         """Adds a built step: a buffer per replica."""
         with self._change:
             if generation == self._generation:
-                self._steps[step] = buffers
+                self._steps[step] = _Step(buffers, set())
                 self._report()
                 self._change.notify_all()
 
@@ -81,16 +86,12 @@ class StepCache:
 
         See HandoverServer.
         """
-        end = time.monotonic() + wait
         with self._change:
             self._asked[generation, step] += 1
             self._change.notify_all()
             try:
-                while not self._is_built(generation, step):
-                    if time.monotonic() >= end:
-                        return None
-                    self._change.wait(max(0.0, end - time.monotonic()))
-                return self._hand_over(step, rank)
+                built = self._change.wait_for(lambda: self._is_built(generation, step), wait)
+                return self._hand_over(step, rank) if built else None
             finally:
                 self._asked -= Counter({(generation, step): 1})
 
@@ -107,13 +108,13 @@ class StepCache:
     def _hand_over(self, step: int, rank: int) -> Buffer:
         if rank not in self._replicas:
             raise Refused("WrongRank", f"rank {rank} does not sit in this pod; its ranks are {sorted(self._replicas)}")
-        buffer = self._steps[step][self._replicas[rank]]
-        self._handed.setdefault(step, set()).add(rank)
+        built = self._steps[step]
+        built.ranks.add(rank)
         self._front = max(self._front, step)
         self._drop()
         self._report()
         self._change.notify_all()
-        return buffer
+        return built.buffers[self._replicas[rank]]
 
     def _drop(self) -> None:
         """Drops steps that all ranks have and one rank has passed, and all steps before those."""
@@ -121,10 +122,9 @@ class StepCache:
         for step in done:
             if not self._asked[self._generation, step]:
                 del self._steps[step]
-                self._handed.pop(step, None)
 
     def _all_ranks_have(self, step: int) -> bool:
-        return self._handed.get(step, set()) >= set(self._replicas)
+        return self._steps[step].ranks >= set(self._replicas)
 
     def _missing(self) -> int | None:
         asked = sorted(s for g, s in self._asked if g == self._generation and s >= self._first)

@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -122,9 +122,10 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         super().__init__()
         self._expected = f"Bearer {token}".encode()
 
-    def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> None:
-        sent = next((v for k, vs in headers.items() if k.lower() == TOKEN_HEADER.lower() for v in vs), "")
-        if not hmac.compare_digest(sent.encode() if isinstance(sent, str) else sent, self._expected):
+    def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[str]]) -> None:
+        """gRPC writes the names of headers in lower case."""
+        [sent] = headers.get(TOKEN_HEADER.lower(), [""])
+        if not hmac.compare_digest(sent.encode(), self._expected):
             raise flight.FlightUnauthenticatedError("wrong or missing job token")
 
 

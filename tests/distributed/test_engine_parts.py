@@ -21,8 +21,8 @@ from coxswain_train.checkpoint.pretrained import load_pretrained
 from coxswain_train.engine.engine import check_layout
 from tests.distributed import training
 from tests.distributed.plans import random_plan
-from tests.distributed.ranks import run_ranks
 from tests.distributed.reference import Stream
+from tests.distributed.threads import run_threads
 
 STREAM = Stream(lengths=(9, 30), vocabulary=training.VOCABULARY)
 SHAPE = (40, 8)
@@ -30,7 +30,9 @@ SHAPE = (40, 8)
 
 def test_bf16_gradients_of_any_plan_are_those_of_fp32_up_to_rounding() -> None:
     plans = [random_plan(STREAM.lengths, 2, seed) for seed in range(4)]
-    narrow, wide = (run_ranks(2, training.gradients, dtype, STREAM, plans) for dtype in (torch.bfloat16, torch.float32))
+    narrow, wide = (
+        run_threads(2, training.gradients, dtype, STREAM, plans) for dtype in (torch.bfloat16, torch.float32)
+    )
     for a, b in zip(itertools.chain(*narrow), itertools.chain(*wide), strict=True):
         assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > 0.99
         assert np.linalg.norm(a) == pytest.approx(np.linalg.norm(b), rel=0.02)
@@ -38,7 +40,7 @@ def test_bf16_gradients_of_any_plan_are_those_of_fp32_up_to_rounding() -> None:
 
 def test_bf16_weights_train_on_fp32_masters() -> None:
     plans = [random_plan(STREAM.lengths, 2, seed) for seed in range(4)]
-    for found in run_ranks(2, training.masters, torch.bfloat16, STREAM, plans):
+    for found in run_threads(2, training.masters, torch.bfloat16, STREAM, plans):
         assert found.dtype == np.float32
         assert not np.array_equal(found, torch.from_numpy(found).bfloat16().float().numpy())
 
@@ -109,8 +111,8 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path, name: str)
 
 def test_exported_weights_start_another_job_where_this_one_stood(tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/run"
-    (weights,) = run_ranks(1, training.save_with_manifest, STREAM, uri)
+    (weights,) = run_threads(1, training.save_with_manifest, STREAM, uri)
     assert export(open_store(uri), tmp_path / "model.safetensors") == 1
     model = replace(training.MODEL, init_from=f"file://{tmp_path}/model.safetensors")
-    for started in run_ranks(3, training.initial_weights, model):
+    for started in run_threads(3, training.initial_weights, model):
         assert all(np.array_equal(started[name], weights[name]) for name in weights)

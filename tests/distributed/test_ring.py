@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import queue
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,39 +10,10 @@ from torch import Tensor
 
 from coxswain_train.model import attention
 from coxswain_train.model.attention import pack_attention
-from coxswain_train.model.ring import Block, Chunk, Message, Ring, blocks, merge, ring_attention
+from coxswain_train.model.ring import Block, Chunk, Ring, blocks, merge, ring_attention
+from tests.distributed.threads import ThreadWorld, run_threads
 
 LENGTH, HEADS, KV_HEADS, SIZE = 131, 4, 2, 8
-
-
-class Mail:
-    """Queues between the members of one ring."""
-
-    def __init__(self, degree: int) -> None:
-        self.boxes = {(a, b): queue.Queue[Tensor]() for a in range(degree) for b in range(degree)}
-
-
-@dataclass(frozen=True)
-class Member:
-    """A member's end of the queues."""
-
-    mail: Mail
-    place: int
-
-    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Arrivals:
-        for peer, tensor in sends:
-            self.mail.boxes[self.place, peer].put(tensor.clone())
-        return Arrivals(self, receives)
-
-
-@dataclass(frozen=True)
-class Arrivals:
-    member: Member
-    receives: Sequence[Message]
-
-    def wait(self) -> None:
-        for peer, tensor in self.receives:
-            tensor.copy_(self.member.mail.boxes[peer, self.member.place].get(timeout=20))
 
 
 def table(length: int, degree: int) -> tuple[tuple[Chunk, ...], ...]:
@@ -65,17 +32,16 @@ def inputs(length: int, dtype: torch.dtype) -> list[Tensor]:
 
 def run(tensors: list[Tensor], chunks: tuple[tuple[Chunk, ...], ...]) -> list[Tensor]:
     """Output and gradients of query, key and value of the whole sequence, computed by the members of a ring."""
-    mail = Mail(len(chunks))
 
-    def member(place: int) -> list[Tensor]:
+    def member(world: ThreadWorld) -> list[Tensor]:
+        place, everyone = world.rank, tuple(range(world.ranks))
         rows = torch.cat([torch.arange(*c) for c in chunks[place]] or [torch.arange(0)])
         q, k, v = (x[:, rows].clone().requires_grad_() for x in tensors[:3])
-        out = ring_attention(Ring(place, chunks, Member(mail, place)))(q, k, v)
+        out = ring_attention(Ring(place, chunks, world.exchange(everyone)))(q, k, v)
         out.backward(tensors[3][:, rows])
         return [rows, out.detach(), *(x.grad for x in (q, k, v))]
 
-    with ThreadPoolExecutor(len(chunks)) as threads:
-        results = list(threads.map(member, range(len(chunks)), timeout=60))
+    results = run_threads(len(chunks), member)
     order = torch.cat([r[0] for r in results]).argsort()
     return [torch.cat([r[i] for r in results], 1)[:, order] for i in range(1, 5)]
 

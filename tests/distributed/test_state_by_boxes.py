@@ -23,8 +23,8 @@ from coxswain_train.parallel.shards import shard
 from coxswain_train.parallel.zero1 import KINDS
 from tests.distributed import training
 from tests.distributed.plans import random_plan
-from tests.distributed.ranks import run_ranks
 from tests.distributed.reference import Stream
+from tests.distributed.threads import run_threads
 
 STREAM = Stream(lengths=(5, 12, 23), vocabulary=training.VOCABULARY)
 SHAPE = (37, 24)
@@ -73,12 +73,12 @@ def same(a: dict[tuple[str, str], np.ndarray], b: dict[tuple[str, str], np.ndarr
 
 def test_a_checkpoint_travels_from_one_replica_to_three_to_four_and_back_bit_by_bit(tmp_path: Path) -> None:
     uri = f"file://{tmp_path}"
-    saved = run_ranks(1, save_after_two_steps, uri)
+    saved = run_threads(1, save_after_two_steps, uri)
     before = whole_state([state for _, state in saved])
     shards = [s for part, _ in saved for s in part]
     assert any(np.abs(values).max() > 0 for (kind, _), values in before.items() if kind == "exp_avg_sq")
     for replicas in (3, 4, 1):
-        loaded = run_ranks(replicas, load_and_save, uri, shards)
+        loaded = run_threads(replicas, load_and_save, uri, shards)
         assert same(whole_state([state for _, state, _ in loaded]), before)
         parameters = {name: values for (kind, name), values in before.items() if kind == "parameter"}
         assert all(np.array_equal(weights[n], p) for _, _, weights in loaded for n, p in parameters.items())
@@ -120,8 +120,12 @@ def test_a_shard_with_one_changed_byte_is_refused_by_name(one_shard: tuple[str, 
 
 
 def test_a_checkpoint_without_all_of_a_needed_box_is_refused(one_shard: tuple[str, Shard]) -> None:
-    with pytest.raises(Refused, match="no shard holds all of parameter") as refused:
-        load_w(one_shard[0], [])
+    """The first such box is named."""
+    w, v, u = (full_box(name, (3, 4)) for name in "wvu")
+    rooms = {box: torch.zeros(3, 4) for box in (w, v, u)}
+    says = r"no shard holds all of parameter Box\(name='v'.* \(2 boxes are incomplete\)"
+    with pytest.raises(Refused, match=says) as refused:
+        save_load.load(open_store(one_shard[0]), [one_shard[1]], {"parameter": rooms})
     assert refused.value.reason == "TornCheckpoint"
 
 
@@ -130,6 +134,13 @@ def test_a_damaged_shard_is_replaced_when_the_same_content_is_saved_again(one_sh
     store.put(one_shard[1].key, b"torn")
     list(save_load.write_shards(store, [("parameter", full_box("w", (3, 4)), torch.arange(12.0).view(3, 4))]))
     assert load_w(one_shard[0], [one_shard[1]]).sum() == sum(range(4, 12))
+
+
+def test_a_snapshot_shares_no_memory_with_the_state() -> None:
+    room = torch.ones(3)
+    ((_, _, copy),) = save_load.snapshot({"parameter": {full_box("w", (3,)): room}})
+    room.zero_()
+    assert copy.tolist() == [1, 1, 1]
 
 
 class HeldStore:

@@ -20,7 +20,7 @@ from coxswain.config import (
     OptimizerConfig,
     ParallelConfig,
 )
-from coxswain.errors import Refused, Retryable, Stale
+from coxswain.errors import Refused, Stale
 from coxswain.layout import Device, uniform_layout
 from coxswain_link.environment import Environment
 from coxswain_link.handover import HandoverServer
@@ -183,15 +183,3 @@ def store_manifest(folder: Path, saved: wire.ShardsSaved) -> None:
 def test_a_worker_of_an_older_generation_is_stale(run: Any) -> None:
     with pytest.raises(Stale, match="started for generation 1, the world's is 2"):
         run(OneRankCoordinator(generation=2))
-
-
-def test_other_slices_than_the_plans_are_not_trained_on(run: Any) -> None:
-    coordinator = OneRankCoordinator()
-    with pytest.raises(Retryable, match="handed over slices"):
-        run(coordinator, lambda step: arrays(step, start=4))
-    assert coordinator.reports == []
-
-
-def test_a_token_beyond_the_vocabulary_is_refused_with_the_field_to_change(run: Any) -> None:
-    with pytest.raises(Refused, match=r"token id 64, model.vocabulary is 64"):
-        run(OneRankCoordinator(), lambda step: arrays(step, token=64))

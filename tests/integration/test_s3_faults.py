@@ -101,6 +101,14 @@ def test_of_many_claims_whose_answers_are_lost_exactly_one_wins(proxy: S3Proxy, 
     assert store.get("claim") == b"%d" % won.index(True)
 
 
+def test_a_claim_that_is_refused_for_a_moment_is_made(proxy: S3Proxy, opened: Opened) -> None:
+    store, refusals = opened("moment"), [Refuse(403)]
+    store.put("before", b"")
+    proxy.plan = lambda call: refusals.pop() if refusals and writes(call) else None
+    assert store.create("claim", b"mine")
+    assert not refusals
+
+
 def test_what_was_corrupted_on_its_way_is_never_used(s3: S3Server, proxy: S3Proxy, opened: Opened) -> None:
     store = opened("corrupt", 60)
     store.put("ours", CONTENT)
@@ -126,11 +134,13 @@ def test_a_bucket_that_is_lost_for_a_while_is_waited_for(proxy: S3Proxy, opened:
     assert store.last_error == ""
 
 
+@pytest.mark.parametrize("answered", [lambda store: store.put("key", b"value"), lambda store: store.exists("none")])
 def test_a_bucket_that_stays_lost_is_named_and_its_objects_do_not_count_as_deleted(
-    proxy: S3Proxy, opened: Opened
+    proxy: S3Proxy, opened: Opened, answered: Callable[[Store], object]
 ) -> None:
+    """It has been there: the store has answered, be it that there is no such object."""
     store = opened("lost", 0.1)
-    store.put("key", b"value")
+    answered(store)
     proxy.plan = lost(BUCKET)
     for call in (store.get, store.head, store.exists, store.delete, lambda key: store.create(key, b""), store.list):
         with pytest.raises(StoreUnavailable, match="s3://store/lost/key: there is no such bucket") as caught:
@@ -215,8 +225,8 @@ def test_a_server_that_falls_silent_is_asked_again(
     assert struck.is_set()
 
 
-def test_an_object_that_was_damaged_where_it_lies_is_named_and_can_be_written_again(
-    s3: S3Server, opened: Opened
+def test_an_object_that_was_damaged_where_it_lies_is_named_at_once_and_can_be_written_again(
+    s3: S3Server, proxy: S3Proxy, opened: Opened
 ) -> None:
     store = opened("damaged")
     store.put("key", CONTENT)
@@ -224,6 +234,7 @@ def test_an_object_that_was_damaged_where_it_lies_is_named_and_can_be_written_ag
     s3.client().put_object(Bucket=BUCKET, Key="damaged/key", Body=CONTENT[:-1] + b"\0", Metadata=written)
     with pytest.raises(CorruptObject, match="s3://store/damaged/key no longer has the content"):
         store.get("key")
+    assert proxy.calls["GET"] == 2
     assert not store.create("key", CONTENT)
     store.put("key", CONTENT)
     assert store.get("key") == CONTENT

@@ -221,7 +221,7 @@ def store_of(job: JobConfig) -> Store:
     for source in job.mix.sources:
         for b in range(BLOCKS):
             lengths = lengths_of(source.name, b)
-            store.put(object_key(f"{source.name}{b}"), encode(BlockIndex(np.arange(SAMPLES), lengths)))
+            store.put(object_key(f"{source.name}{b}"), encode(BlockIndex(np.arange(SAMPLES), lengths, np.zeros(0))))
     return store
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from coxswain.api.field_errors import FieldError
 from coxswain.api.load import MAX_BYTES, Document, load_documents
@@ -50,7 +52,7 @@ def test_absolute_uris_stay_as_they_are(tmp_path: Path) -> None:
 def test_malformed_yaml_is_refused_with_line_and_column(tmp_path: Path) -> None:
     fault = refused(tmp_path, "kind: DataMix\nspec: {seed: 7\nmetadata: {}\n")
     assert "malformed YAML at line 3, column 9" in fault.message
-    assert (fault.file, fault.document) == (str(tmp_path / "job.yaml"), 1)
+    assert (fault.file, fault.document, fault.way_out) == (str(tmp_path / "job.yaml"), 1, "correct the YAML")
 
 
 def test_documents_before_a_malformed_one_are_kept(tmp_path: Path) -> None:
@@ -93,8 +95,10 @@ def test_secrets_of_endpoints_may_lie_in_the_same_file(tmp_path: Path) -> None:
 
 
 def test_an_unquoted_rate_is_a_number_as_it_is_for_kubectl(tmp_path: Path) -> None:
-    (document,), _ = load(tmp_path, SOURCE + "x: {rate: 3e-4, date: 2026-11-21, word: None}\n")
-    assert document.manifest["x"] == {"rate": 3e-4, "date": "2026-11-21", "word": "None"}
+    text = "x: {rate: 3e-4, large: +2E3, less: -1.5e+1, date: 2026-11-21, word: None, name: 3e, port: 1e2e3}\n"
+    (document,), _ = load(tmp_path, SOURCE + text)
+    numbers = {"rate": 3e-4, "large": 2000.0, "less": -15.0}
+    assert document.manifest["x"] == numbers | {"date": "2026-11-21", "word": "None", "name": "3e", "port": "1e2e3"}
 
 
 def test_an_unreadable_file_is_a_fault_and_the_others_are_read(tmp_path: Path) -> None:
@@ -108,6 +112,25 @@ def test_an_unreadable_file_is_a_fault_and_the_others_are_read(tmp_path: Path) -
     assert [fault.message.split(":")[-1].strip() for fault in faults] == [
         "No such file or directory", "it is not UTF-8 text", "the file is too large",
     ]  # fmt: skip
+
+
+def test_a_file_may_have_three_million_bytes(tmp_path: Path) -> None:
+    assert load(tmp_path, "#" * MAX_BYTES) == ([], [])
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(0, True), (-1, False)])
+def test_a_document_may_have_just_so_many_values_with_shared_ones_counted_wherever_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int, fits: bool
+) -> None:
+    text = f"{SOURCE}x: &x [1, {{a: 2}}]\ny: [*x, *x]\n"
+
+    def count(value: Any) -> int:
+        members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        return 1 + sum(map(count, members))
+
+    monkeypatch.setattr("coxswain.api.load.MAX_NODES", count(yaml.safe_load(text)) + spare)
+    documents, faults = load(tmp_path, text)
+    assert (len(documents), len(faults)) == ((1, 0) if fits else (0, 1))
 
 
 def test_aliases_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:

@@ -96,6 +96,18 @@ def test_phases_come_in_the_order_in_which_they_start() -> None:
     ]
 
 
+def test_a_phase_may_begin_at_a_number_of_tokens() -> None:
+    phases = [{"fromTokens": 100, "weights": PHASE["weights"]}]
+    [phase] = right(mixes=[sample("DataMix", {"spec.phases": phases})]).mix.phases
+    assert (phase.from_step, phase.from_tokens) == (-1, 100)
+
+
+def test_the_devices_of_a_replica_are_those_of_its_policy() -> None:
+    policy = sample("ParallelismPolicy", {"spec.tensor": 2, "spec.pipeline": 4})
+    found = right({**BY_REFERENCE, "spec.trainers.devicesPerTrainer": 8}, policies=[policy]).parallelism
+    assert (found.tensor, found.pipeline) == (2, 4)
+
+
 def test_a_mix_and_a_policy_in_line_need_no_other_object() -> None:
     mix = sample("DataMix")["spec"]
     job = right({"spec.mixRef": REMOVED, "spec.mix": mix}, mixes=[])
@@ -126,6 +138,7 @@ def test_a_missing_source_is_named() -> None:
 def test_a_missing_mix_and_a_missing_policy_are_both_named() -> None:
     faults = wrong(BY_REFERENCE, mixes=[])
     assert [(fault.reason, fault.value) for fault in faults] == [("MixNotFound", "mix"), ("PolicyNotFound", "policy")]
+    assert all(fault.way_out.endswith("of this namespace: there is none") for fault in faults)
 
 
 def test_sources_with_different_tokenizers_do_not_mix() -> None:

@@ -7,14 +7,13 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.config import TokenizerConfig
-from coxswain.errors import CoxswainError, Refused, Stale
+from coxswain.errors import Refused
 from coxswain.planlog import generation_key
 from coxswain_coordinator.checkpoint.store import RUN_KEY, CheckpointStore
 from coxswain_coordinator.checkpoint.validation import check_index, run_record
-from coxswain_coordinator.index.store import IndexStore
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_link.store import Store
-from tests.unit.coordinator_fakes import block_of, make_job, store_of
+from tests.unit.coordinator_fakes import make_job, store_of
 from tests.unit.test_coordinator_checkpoints import manifest, shard, store_with
 
 KEY = "manifests/step-0000000006.json"
@@ -101,7 +100,7 @@ def test_a_checkpoint_of_another_job_names_both_jobs(job, store):
 
 
 def test_a_checkpoint_of_another_model_names_the_fields_that_differ(job, store):
-    other = replace(job, model=replace(job.model, hidden=64, layers=3))
+    other = replace(job, model=replace(job.model, hidden=64, layers=3, preset="x", init_from="s3://w"))
     said = refusal(other, store)
     words = "another model: model.hidden 32, model.layers 2, this job's is model.hidden 64, model.layers 3; give"
     assert said.startswith(f"ForeignCheckpoint: {KEY} belongs to {words}")
@@ -171,22 +170,6 @@ def test_a_torn_record_of_the_plan_log_is_named(store, harm):
     ) as caught:
         PlanLog(store).generation(1)
     assert caught.value.reason == "TornPlanLog"
-
-
-def test_a_superseded_coordinator_is_stale_before_it_saves(store, job):
-    log = PlanLog(store)
-    store.put(generation_key(4), b"")
-    with pytest.raises(Stale, match="another coordinator has created generation 4"):
-        log.check_current(3)
-
-
-@pytest.mark.parametrize("harm", [b"", b"PK\x03\x04 cut"], ids=["empty", "cut"])
-def test_a_torn_block_index_is_named_with_the_way_to_have_it_indexed_again(job, harm):
-    store, block = store_of(job), block_of("code", 0)
-    key = next(found.path for found in store.list("index/") if found.path.endswith("/code0.npz"))
-    store.put(key, harm)
-    with pytest.raises(CoxswainError, match=f"{key} cannot be read .*; delete the object to have it indexed again"):
-        IndexStore(store).lengths(block)
 
 
 @pytest.mark.parametrize(("recorded", "words"), [(7, "the newest one there is before step 6"), (99, "step 99")])

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from coxswain import wire
 from coxswain.config import CheckpointConfig, JobConfig
 from coxswain.digests import tokens_digest
-from coxswain.errors import Retryable, Stale
+from coxswain.errors import Refused, Retryable, Stale
 from coxswain.planlog import takeover_key
 from coxswain_coordinator.driver import LONGEST_ACTION, Driver
 from coxswain_coordinator.planning.plan_log import PlanLog
@@ -89,8 +89,8 @@ class Lead:
             self.store.put(found.key, b"1234")
             self.state.add_saved(wire.ShardsSaved(self.state.generation, step, rank, 2, (found,), 0.1, end))
 
-    def leave(self, code: int) -> None:
-        for rank in range(2):
+    def leave(self, code: int, *ranks: int) -> None:
+        for rank in ranks or range(2):
             self.state.add_exit(wire.WorkerExit(self.state.generation, f"trainer-{rank}", 0, rank, code))
 
     def keys(self, prefix: str) -> list[str]:
@@ -189,6 +189,15 @@ async def test_a_created_generation_is_fenced_against_its_first_takeover_whateve
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 
+async def test_metrics_hold_the_last_committed_step_and_the_last_checkpoint(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2)
+        lead.save(3, 0, 1)
+        await lead.until(lambda: lead.state.manifest)
+        for line in (b"coxswain_committed_step 7.0", b"coxswain_checkpoint_step 3.0", b"coxswain_world_generation 1.0"):
+            assert line in lead.state.metrics.exposition()
+
+
 async def test_a_shard_that_a_save_under_way_shares_with_a_dropped_checkpoint_stays(tmp_path):
     async with training(small(tmp_path)) as lead:
         await lead.close(0, 1, 2)
@@ -206,6 +215,8 @@ async def test_a_save_that_comes_before_its_last_step_is_closed_waits_for_the_di
     async with training(small(tmp_path)) as lead:
         await lead.close(0, 1)
         lead.save(3, 0, 1)
+        await asyncio.sleep(3)
+        assert (lead.keys("manifests/"), lead.work.done()) == ([], False)
         await lead.close(2)
         digest = lead.state.session.book.stream_digests[3]
         await lead.until(lambda: lead.state.manifest)
@@ -240,20 +251,52 @@ async def test_a_job_over_another_index_than_its_checkpoint_ends_before_its_worl
         assert lead.keys("log/") == []
 
 
-async def test_a_failed_job_deletes_no_shard(tmp_path):
+@pytest.mark.parametrize("retryable", [True, False])
+async def test_a_failed_job_deletes_no_shard(tmp_path, retryable):
     async with training(small(tmp_path)) as lead:
         lead.store.put(ORPHAN, b"x")
-        lead.state.add_exit(wire.WorkerExit(1, "trainer-0", 0, 0, 2))
+        lead.state.fail(wire.Fault("WorkerCrashLoop", "", retryable=retryable))
         lead.state.notifier.notify()
-        assert (await lead.work).exit_code == 2
+        assert (await lead.work).exit_code == (1 if retryable else 2)
         assert ORPHAN in lead.keys("shards/")
+
+
+async def test_a_suspended_job_drops_orphans(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2)
+        lead.state.request_stop(wire.StopRequest("suspend"))
+        lead.save(3, 0, 1, end="Suspended")
+        lead.store.put(ORPHAN, b"x")
+        assert (await lead.work).exit_code == 3
+        assert ORPHAN not in lead.keys("shards/")
+
+
+@pytest.mark.parametrize("error", [Refused("Denied", ""), Retryable("the store is away"), Stale("taken over")])
+async def test_a_good_end_stays_one_although_garbage_cannot_be_collected(tmp_path, error):
+    def refuse() -> None:
+        raise error
+
+    job = small(tmp_path)
+    store_with(job, manifest(job, 8))
+    async with leading(job) as lead:
+        lead.executor.before["collect_garbage"] = refuse
+        assert (await lead.work).reason == "StopReached"
+
+
+async def test_the_first_of_two_faults_ends_the_job(tmp_path):
+    job = small(tmp_path)
+    store_with(job, manifest(job, 3))  # of another index
+    async with leading(job) as lead:
+        lead.executor.before["merge"] = lambda: lead.state.fail(wire.Fault("First", ""))
+        lead.index()
+        assert (await lead.work).reason == "First"
 
 
 async def test_a_completed_job_that_is_started_again_drops_orphans_without_a_world(tmp_path):
     job = small(tmp_path)
     store_with(job, manifest(job, 8)).put(ORPHAN, b"x")
     async with leading(job) as lead:
-        assert (await lead.work).reason == "StopReached"
+        assert await lead.work == wire.Finished(0, "StopReached", "completed 8 steps")
         assert lead.keys("shards/") == []
 
 
@@ -293,7 +336,9 @@ async def test_a_world_is_adopted_only_with_every_trainer_in_it(tmp_path):
 
 
 @pytest.mark.parametrize(("work", "generation"), [("create_generation", 0), ("take_over", 1)])
-async def test_a_trainer_that_is_replaced_while_its_world_is_claimed_gets_the_next_one(tmp_path, work, generation):
+async def test_a_trainer_that_is_replaced_while_its_world_is_claimed_gets_the_next_one_at_once(
+    tmp_path, looptime, work, generation
+):
     async with training(small(tmp_path)):
         pass
     async with leading(small(tmp_path), "two") as lead:
@@ -303,6 +348,7 @@ async def test_a_trainer_that_is_replaced_while_its_world_is_claimed_gets_the_ne
         lead.arrive(generation=generation)
         await lead.until(lambda: lead.state.session)
         assert lead.state.session.record.trainers == ("pod-0", "new")
+        assert looptime == 0
         assert not lead.state.session.adopted
 
 
@@ -363,7 +409,8 @@ async def test_a_saved_end_waits_until_every_worker_has_left(tmp_path, looptime)
         lead.save(3, 0, 1, end="Completed")
         await lead.until(lambda: lead.state.manifest)
         began = float(looptime)
-        asyncio.get_running_loop().call_later(7, lead.leave, 0)
+        for rank, seconds in ((0, 3), (1, 7)):
+            asyncio.get_running_loop().call_later(seconds, lead.leave, 0, rank)
         assert (await lead.work).reason == "StopReached"
         assert float(looptime) - began == 7
 

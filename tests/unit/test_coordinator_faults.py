@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from coxswain import wire
 from coxswain.config import CheckpointConfig
-from coxswain.errors import Refused, Stale
+from coxswain.errors import Refused
 from coxswain_coordinator.api.report import termination_message
 from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.store import open_store
@@ -33,18 +33,6 @@ async def test_a_wrong_token_is_refused(tmp_path):
         with pytest.raises(Refused) as caught:
             await c.register("loader", "loader-0")
         assert caught.value.reason == "TokenRejected"
-
-
-async def test_calls_of_an_older_generation_are_refused_as_stale(tmp_path):
-    async with cluster(make_job(tmp_path), tmp_path) as c:
-        simulation = asyncio.create_task(c.play())
-        world = await c.client.get("/v1/world", wire.World, after=0, wait=30)
-        assert world is not None
-        with pytest.raises(Stale, match="generation 0 is over; the current one is 1"):
-            await c.client.get("/v1/steps", wire.StepDirective, generation=0, step=0, wait=0)
-        with pytest.raises(Stale, match="generation 0 is not the current one"):
-            await c.client.post("/v1/served", wire.DeliveredDigests(0, 0, ()))
-        await simulation
 
 
 async def test_a_restarted_coordinator_continues_with_the_same_digests(tmp_path):
@@ -88,20 +76,6 @@ async def test_a_suspended_job_resumes_with_another_number_of_trainers(tmp_path,
     async with cluster(make_job(tmp_path, trainers=trainers), tmp_path, instance="two") as c:
         assert (await c.play()).phase == "Completed"
         assert digests(c) == expected
-
-
-async def test_a_job_that_is_suspended_before_its_world_exists_ends_at_once(tmp_path):
-    async with cluster(make_job(tmp_path), tmp_path) as c:
-        await c.client.post("/v1/stop", wire.StopRequest("suspend"))
-        assert (await c.coordinator.drive()).exit_code == 3
-
-
-async def test_a_completed_job_that_is_started_again_completes_without_services(tmp_path):
-    async with cluster(make_job(tmp_path), tmp_path) as c:
-        await c.play()
-    async with cluster(make_job(tmp_path), tmp_path, instance="two") as c:
-        finished = await c.coordinator.drive()
-        assert (finished.exit_code, finished.reason, finished.message) == (0, "StopReached", "completed 20 steps")
 
 
 async def test_a_raised_stop_continues_the_stream(tmp_path):

@@ -9,19 +9,29 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain import digests
+from coxswain.config import CheckpointConfig
 from coxswain.digests import STREAM_SEED
 from coxswain.errors import Refused, Retryable
 from coxswain.layout import Device
 from coxswain.membership.stream import initial_cursor
 from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice, Task
-from coxswain.wire import DeliveredDigests, Fault, Register, StepPlan, StepReport, StopRequest
+from coxswain.wire import (
+    CheckpointManifest,
+    DeliveredDigests,
+    Fault,
+    LoaderAddress,
+    Register,
+    StepPlan,
+    StepReport,
+    StopRequest,
+)
 from coxswain_coordinator import termination
 from coxswain_coordinator.planning.committer import Committed, steps_ahead
 from coxswain_coordinator.state.event_log import EventLog
 from coxswain_coordinator.state.jsonl import JsonlWriter
 from coxswain_coordinator.state.notifier import Notifier
-from coxswain_coordinator.state.registry import MemberRegistry
+from coxswain_coordinator.state.registry import MemberRegistry, join
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.steps import StepTracker, planned_tasks
 from coxswain_coordinator.store_executor import StoreExecutor
@@ -90,11 +100,10 @@ def test_a_planned_task_starts_when_all_its_replicas_are_free():
 # --- directives ------------------------------------------------------------------------------------------------------
 
 
-def test_every_rank_gets_the_same_directive_and_a_checkpoint_is_due_every_sixth_step(tmp_path):
+def test_every_rank_gets_the_same_directive_once_its_step_is_planned(tmp_path):
     s = session(make_job(tmp_path))
     s.add(committed(*range(8)))
     assert s.directive(6) is s.directive(6)
-    assert [k for k in range(8) if s.directive(k).checkpoint] == [6]
     assert s.directive(8) is None
 
 
@@ -141,6 +150,48 @@ def replace_cursors(found: Committed, s: Session) -> Committed:
     return Committed(found.plans, dict.fromkeys(range(8), s.cursors[0]), found.end, found.next)
 
 
+def test_plans_are_needed_for_so_many_steps_after_the_next_one_and_up_to_the_end(tmp_path):
+    s = session(make_job(tmp_path, stop_steps=12))
+    assert s.needs_plans(1)
+    s.add(committed(*range(8)))
+    assert [s.needs_plans(ahead) for ahead in (8, 9)] == [False, True]
+    s.begin(0)
+    assert [s.needs_plans(ahead) for ahead in (7, 8)] == [False, True]
+    s.lost = "rank 1 ended"
+    assert not s.needs_plans(8)
+    s.lost = ""
+    s.add(committed(*range(8, 12)))
+    assert not s.needs_plans(99)
+
+
+def test_eight_plans_at_a_time_are_given_from_a_step_on(tmp_path):
+    s = session(make_job(tmp_path))
+    assert s.plans_from(0) is None
+    s.add(committed(*range(10)))
+    assert [p.step for p in s.plans_from(1).plans] == list(range(1, 9))
+    assert [p.step for p in s.plans_from(9).plans] == [9]
+    assert s.plans_from(10) is None
+
+
+@pytest.mark.parametrize(("every", "saved", "due"), [(6, 0, [6]), (3, 3, [6]), (3, 2, [3, 6]), (0, 0, [])])
+def test_a_checkpoint_is_due_at_multiples_that_are_not_saved(tmp_path, every, saved, due):
+    s = session(make_job(tmp_path, checkpoint=CheckpointConfig(uri="x", every_steps=every)))
+    s.add(committed(*range(8)))
+    s.mark_saved(saved)
+    assert [k for k in range(8) if s.directive(k).checkpoint] == due
+
+
+def test_the_earliest_of_several_stops_counts_and_the_first_end(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    for step in (6, 4, 5):
+        s.request_stop(step)
+    assert s.stop_at == 4
+    s.adopt_end(5, completed=True)
+    s.adopt_end(7, completed=False)
+    assert (s.ending.step, s.ending.end, s.end_step) == (5, "Completed", 5)
+
+
 def test_plans_reach_eight_steps_or_thirty_seconds_ahead():
     assert [steps_ahead(seconds) for seconds in (0.0, 60.0, 3.0, 1.0, 0.01)] == [8, 8, 10, 30, 256]
 
@@ -177,6 +228,16 @@ def test_ranks_follow_trainers_and_devices(tmp_path):
     assert [s.device for s in layout.ranks()] == [Device(0, 0), Device(0, 1), Device(1, 0), Device(1, 1)]
 
 
+@pytest.mark.parametrize(("step", "checkpoint"), [(None, ""), (6, "manifests/step-0000000006.json")])
+def test_a_world_begins_at_the_checkpoint_that_its_workers_load(tmp_path, step, checkpoint):
+    job = make_job(tmp_path)
+    saved = step and CheckpointManifest(1, job.name, step, 1, initial_cursor(job.mix), "", 0, "", "", "", 320, (), 0.0)
+    record = next_generation(job, 2, "me", agents(2), (), saved)
+    world = world_of(record, agents(2), 320)
+    assert (record.generation, record.author, record.trainers) == (2, "me", ("pod-0", "pod-1"))
+    assert (world.generation, world.first_step, world.checkpoint) == (2, step or 0, checkpoint)
+
+
 def test_too_few_replicas_for_the_longest_sequence_are_a_reason_to_wait(tmp_path):
     job = make_job(tmp_path)
     small = replace(job, parallelism=replace(job.parallelism, tokens_per_replica=100))
@@ -189,9 +250,10 @@ def test_too_few_replicas_for_the_longest_sequence_are_a_reason_to_wait(tmp_path
 def test_the_vocabulary_follows_the_tokenizer_unless_the_model_has_its_own(tmp_path):
     job = make_job(tmp_path)
     assert (vocabulary_of(job, 257), vocabulary_of(job, 320)) == (320, 320)
-    own = replace(job, model=replace(job.model, vocabulary=256))
-    with pytest.raises(Refused, match="vocabulary is 256, the tokenizer has 257 ids; give at least 257"):
-        vocabulary_of(own, 257)
+    own = replace(job, model=replace(job.model, vocabulary=300))
+    assert (vocabulary_of(own, 257), vocabulary_of(own, 300)) == (300, 300)
+    with pytest.raises(Refused, match="vocabulary is 300, the tokenizer has 301 ids; give at least 301"):
+        vocabulary_of(own, 301)
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------
@@ -204,6 +266,32 @@ def test_after_a_loss_a_trainer_is_missing_until_it_registers_again():
     registry.expect_again("trainer")
     registry.register(agents(2)[1])
     assert registry.missing("trainer", 2) == ["trainer-0"]
+
+
+def test_members_of_a_role_are_ordered_by_number_and_only_the_first_so_many_count():
+    registry, [agent] = MemberRegistry(), agents(1)
+    for name in ("trainer-10", "trainer-2", "trainer-3"):
+        registry.register(replace(agent, name=name, instance=name))
+    registry.register(replace(agent, role="constructor", name="trainer-0"))
+    assert [m.name for m in registry.of("trainer")] == ["trainer-2", "trainer-3", "trainer-10"]
+    assert [m.name for m in registry.of("trainer", 3)] == ["trainer-2"]
+    assert registry.missing("trainer", 3) == ["trainer-0", "trainer-1"]
+    assert len(registry) == 4
+
+
+def test_a_process_is_known_until_its_role_is_expected_again():
+    registry, [agent] = MemberRegistry(), agents(1)
+    registry.register(agent)
+    registry.register(replace(agent, role="loader", name="loader-0", instance="two", port=7))
+    registry.expect_again("trainer")
+    assert [registry.knows(instance) for instance in ("one", "two", "three")] == [False, True, False]
+    assert registry.loader_addresses() == (LoaderAddress("loader-0", "h", 7, "two"),)
+    registry.register(agent)
+    assert registry.knows("one")
+
+
+def test_more_than_four_names_are_counted():
+    assert (join("abcd"), join("abcdef"), join([])) == ("a, b, c, d", "a, b, c, d and 2 more", "")
 
 
 def test_another_instance_of_a_name_replaces_the_one_before():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from coxswain.layout import Device, Seat
 from coxswain_coordinator.world.stalls import ARRIVAL, SILENCE, StallDetector, silent, stuck
 from tests.unit.coordinator_fakes import make_job
@@ -25,7 +27,9 @@ def test_a_step_may_take_twenty_times_the_median_and_a_minute_in_any_case():
     assert stuck(7, [0], [0.1, 0.2], 60.0) == ""
     assert stuck(7, [0, 1], [0.1, 0.2], 61.0) == "step 7 has not ended for 61 s (limit 60 s); not done by rank 0, 1"
     assert stuck(7, [0], [9.0, 10.0, 11.0], 199.0) == ""
-    assert "limit 200 s" in stuck(7, [0], [9.0, 10.0, 11.0], 201.0)
+    assert "limit 200 s" in stuck(7, list(range(10)), [11.0, 9.0, 10.0], 201.0)
+    assert stuck(7, list(range(10)), [], 61.0).endswith("not done by rank 0, 1, 2, 3, 4, 5, 6, 7")
+    assert stuck(7, [], [], 61.0).endswith("not done by rank none")
 
 
 def watched(tmp_path):
@@ -63,12 +67,36 @@ def test_a_closed_step_starts_the_clock_again(tmp_path):
         assert watch.judge(world, [0.1], float(second)) == ""
 
 
-def test_a_paused_coordinator_reports_no_rank_as_silent(tmp_path):
+@pytest.mark.parametrize(("between", "found"), [(5.0, 35.0), (5.5, None)])
+def test_a_coordinator_that_was_paused_for_more_than_five_seconds_reports_no_rank_as_silent(tmp_path, between, found):
     world, watch = watched(tmp_path)
     world.last_heard = {0: 0.0, 1: 0.0}
-    assert watch.judge(world, [0.1], 1.0) == ""
-    assert watch.judge(world, [0.1], 500.0) == ""
-    assert watch.judge(world, [0.1], 501.0) == ""
+    looks = [n * between for n in range(20)]
+    assert next((now for now in looks if "silent" in watch.judge(world, [9.0], now)), None) == found
+
+
+def test_a_world_is_looked_at_once_a_second(tmp_path):
+    world, watch = watched(tmp_path)
+    watch.judge(world, [0.1], 10.0)
+    world.last_heard = {0: 10.0, 1: -90.0}
+    assert watch.judge(world, [0.1], 10.9) == ""
+    assert "silent for 101 s" in watch.judge(world, [0.1], 11.0)
+
+
+def test_the_next_world_has_its_own_time_to_arrive_and_for_its_first_step(tmp_path):
+    before, watch = watched(tmp_path)
+    for second in range(0, 400, 4):
+        before.last_heard = dict.fromkeys(range(2), float(second))
+        watch.judge(before, [9.0], float(second))
+    after, _ = watched(tmp_path)
+    assert watch.judge(after, [0.1], 396.5) == ""
+
+
+def test_a_step_that_has_not_begun_is_not_late(tmp_path):
+    world, watch = session(make_job(tmp_path)), StallDetector()
+    for second in range(100):
+        world.last_heard = dict.fromkeys(range(2), float(second))
+        assert watch.judge(world, [0.1], float(second)) == ""
 
 
 def test_a_rank_that_has_exited_is_not_reported_as_silent(tmp_path):

@@ -91,20 +91,6 @@ def test_a_rank_ahead_of_a_new_coordinator_begins_its_step_alone(tmp_path):
     assert not found.catching_up(7)
 
 
-async def test_a_coordinator_without_a_world_lets_members_of_an_earlier_world_continue(tmp_path):
-    async with cluster(make_job(tmp_path), tmp_path) as c:
-        asked = await c.client.get("/v1/steps", wire.StepDirective, generation=3, step=7, wait=30)
-        assert asked == wire.StepDirective(step=7, checkpoint=False, end="", plan=None)
-
-
-async def test_a_rank_ahead_of_a_finished_job_gets_the_end_of_the_job(tmp_path):
-    async with cluster(make_job(tmp_path), tmp_path) as c:
-        report = await c.play()
-        c.coordinator._state.session.adopted = True
-        with pytest.raises(JobEnded):
-            await c.client.get("/v1/steps", wire.StepDirective, generation=report.generation, wait=1, step=99)
-
-
 async def run_until(c, until_step: int) -> wire.World:
     """Runs the job until a checkpoint of this step, then stops all; returns the world."""
     simulation = asyncio.create_task(c.play())

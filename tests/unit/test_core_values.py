@@ -18,8 +18,10 @@ from coxswain.config import (
     SourceConfig,
     TokenizerConfig,
 )
-from coxswain.layout import Device, uniform_layout
+from coxswain.exits import Exit
+from coxswain.layout import Device, Layout, Replica, Stage, uniform_layout
 from coxswain.membership.values import Sequence
+from coxswain.plan.values import Placement
 
 DEVICES = [Device(t, d) for t in range(3) for d in range(2)]
 
@@ -46,6 +48,26 @@ def test_devices_that_fill_no_replica_stand_by():
     layout = uniform_layout(DEVICES, layers=4, tensor=4)
     assert len(layout.replicas) == 1
     assert layout.standby == tuple(DEVICES[4:])
+
+
+def test_exit_codes_are_those_that_pods_and_users_rely_on():
+    assert [(code.name, code.value) for code in Exit] == [
+        ("DONE", 0),
+        ("RETRYABLE", 1),
+        ("USER_FAULT", 2),
+        ("STOPPED", 3),
+    ]
+
+
+@pytest.mark.parametrize(("makespan", "bound", "times"), [(3.0, 2.0, 1.5), (0.0, 0.0, 1.0)])
+def test_a_placement_takes_so_many_times_its_bound_and_an_empty_one_just_its_bound(makespan, bound, times):
+    assert Placement("naive", 1, 1, (), (), makespan, bound, 0.0, 0.0).makespan_over_bound == times
+
+
+def test_a_summary_counts_replicas_of_a_kind_by_their_widest_stage_and_their_stages():
+    one, two = uniform_layout(DEVICES, 4).replicas[:2]
+    wide = Replica((Stage(tuple(DEVICES[2:4]), 0, 2), Stage((DEVICES[4],), 2, 4)))
+    assert Layout((one, two, wide)).summary() == "2 x tp1pp1 + 1 x tp2pp2"
 
 
 def test_a_layout_names_itself_by_content():

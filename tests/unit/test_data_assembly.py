@@ -39,6 +39,7 @@ def plan(*tasks: Task) -> StepPlan:
 def built(plan: StepPlan, replica: int) -> StepArrays:
     mine = needs(plan, [replica])
     tokens = [ids(n.request.sequence)[n.request.sequence.start :][n.request.start : n.request.stop] for n in mine]
+    assert [len(t) for t in tokens] == [n.request.stop - n.request.start for n in mine]  # none beyond its sample
     return arrays(plan, mine, tokens)
 
 
@@ -82,6 +83,7 @@ def test_any_slicing_gives_the_same_tokens_labels_and_delivered_digest(seed):
     parts = [built(random_plan(seed, replicas), r) for r in range(replicas)]
     assert digest_of(parts) == digest_of([reference])
     assert triples(parts) == triples([reference])
+    assert sum(len(p.tokens) for p in parts) == len(reference.tokens)
 
 
 def test_slices_come_in_task_order_whatever_the_order_of_the_plan():
@@ -119,10 +121,10 @@ def test_an_index_counts_through_the_blocks_of_a_source_and_skips_empty_ones():
     assert [block_map.locate(i) for i in range(5)] == [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2)]
 
 
-@pytest.mark.parametrize("index", [-1, 5])
-def test_a_sample_beyond_the_index_is_refused(index):
-    with pytest.raises(Refused, match="5 samples"):
-        BlockMap([block(2), block(3)]).locate(index)
+@pytest.mark.parametrize(("blocks", "index"), [([2, 3, 1], -1), ([2, 3, 1], 6), ([], 0)])
+def test_a_sample_beyond_the_index_is_refused(blocks, index):
+    with pytest.raises(Refused, match=f"has {sum(blocks)} samples"):
+        BlockMap([block(samples) for samples in blocks]).locate(index)
 
 
 def test_blocks_belong_to_loaders_in_turn():

@@ -11,7 +11,16 @@ import pytest
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain.membership.values import Sequence
-from coxswain_link.flight import BATCH_TOKENS, Request, Serve, SliceClient, SlicePart, SliceRequest, SliceServer
+from coxswain_link.flight import (
+    BATCH_TOKENS,
+    Request,
+    Serve,
+    SliceClient,
+    SlicePart,
+    SliceRequest,
+    SliceServer,
+    _batched,
+)
 
 
 @contextmanager
@@ -76,6 +85,23 @@ def test_many_small_slices_share_batches():
     with served(counting) as fetch:
         parts = fetch(*((i, i + 10) for i in range(5000)))
     assert [p.tokens[0] for p in parts] == list(range(5000))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows"), [([1] * 9, [4, 4, 1]), ([3, 3, 3], [2, 1]), ([4, 0, 4], [1, 2]), ([0], [1]), ([], [])]
+)
+def test_a_batch_is_sent_once_it_has_its_tokens(monkeypatch, sizes, rows):
+    monkeypatch.setattr("coxswain_link.flight.BATCH_TOKENS", 4)
+    batches = _batched([SlicePart(0, np.zeros(size, np.int32)) for size in sizes])
+    assert [len(batch) for batch in batches] == rows
+
+
+def test_no_proxy_stands_between_a_constructor_and_its_loaders(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with served(counting) as fetch:
+        assert len(fetch((0, 3))) == 1
 
 
 @pytest.mark.parametrize(

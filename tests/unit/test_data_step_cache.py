@@ -78,6 +78,9 @@ def test_after_a_restart_the_step_that_a_worker_waits_for_is_built_first():
     step_cache = opened(first=0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(step_cache.provide, 1, 500, 0, 20.0)
+        while not step_cache._asked:
+            assert not waiting.done()
+        assert step_cache.provide(1, 500, 1, 0.0) is None  # another rank gives up
         while (step := step_cache.next_step(1)) != 500:
             filled(step_cache, step)
         filled(step_cache, 500)
@@ -85,9 +88,68 @@ def test_after_a_restart_the_step_that_a_worker_waits_for_is_built_first():
     assert step_cache.next_step(1) == 501
 
 
+@pytest.mark.parametrize(("step", "built"), [(10, 10), (9, 14)])
+def test_a_step_that_a_slow_rank_waits_for_comes_first_unless_it_is_closed(step, built):
+    step_cache = filled(opened(first=0), 12, 13)
+    for closed in (10, 5):
+        step_cache.skip_to(1, closed)
+    step_cache.provide(1, 12, 0, 0.0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(step_cache.provide, 1, step, 1, 20.0)
+        while not step_cache._asked:
+            assert not waiting.done()
+        assert step_cache.next_step(1) == built
+        step_cache.open(2, 0, {})
+        with pytest.raises(Stale):
+            waiting.result(10)
+
+
+def test_a_step_that_is_asked_for_in_the_next_generation_is_not_built_in_this_one():
+    step_cache = opened()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(step_cache.provide, 2, 11, 0, 20.0)
+        while not step_cache._asked:
+            assert not waiting.done()
+        assert step_cache.next_step(1) == 10
+        step_cache.open(3, 0, {})
+        with pytest.raises(Stale):
+            waiting.result(10)
+
+
+def test_steps_that_no_rank_has_are_reported_as_ready():
+    reported: list[int] = []
+    step_cache = StepCache(2, reported.append)
+    step_cache.open(1, 10, {0: 0})
+    filled(step_cache, 10, 11)
+    step_cache.provide(1, 10, 0, 0.0)
+    assert reported == [1, 2, 1]
+
+
+def test_nothing_is_built_before_a_generation_begins_and_after_the_last_one():
+    step_cache = StepCache(2)
+    assert step_cache.next_step(1) is None
+    step_cache.open(1, 0, {0: 0})
+    assert step_cache.is_open(1)
+    step_cache.close()
+    assert (step_cache.next_step(1), step_cache.is_open(1)) == (None, False)
+
+
+def test_a_late_step_is_kept_for_the_rank_that_waits_for_it_although_others_go_on():
+    step_cache = filled(opened(), 13)
+    step_cache.provide(1, 13, 0, 0.0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(step_cache.provide, 1, 10, 2, 5.0)
+        while not step_cache._asked:
+            assert not waiting.done()
+        with step_cache._change:  # before it wakes
+            filled(step_cache, 10, 14).provide(1, 14, 0, 0.0)
+        assert waiting.result(10) is not None
+
+
 def test_steps_that_are_closed_are_skipped():
     step_cache = opened(first=0)
-    step_cache.skip_to(1, 500)
+    for closed in (500, 400):
+        step_cache.skip_to(1, closed)
     assert step_cache.next_step(1) == 500
 
 

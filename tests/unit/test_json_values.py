@@ -61,7 +61,8 @@ def test_a_value_of_a_type_that_json_lacks_is_refused_by_its_type(value: Any) ->
 @pytest.mark.parametrize("value", ["a\ud800b", {"a\ud800b": 1}])
 def test_half_a_surrogate_pair_is_refused_and_printed_escaped(value: Any) -> None:
     fault = refused(value)
-    assert fault.value == "a\\ud800b"
+    assert (fault.value, fault.allowed) == ("a\\ud800b", "Unicode text")
+    assert fault.way_out == "remove the half surrogate pair"
     assert fault.text.encode().isascii()
 
 

@@ -5,10 +5,11 @@ import asyncio
 import httpx
 import msgspec
 import pytest
+from aiohttp import web
 
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.wire import Finished, Registered, Rendezvous
-from coxswain_link.http_client import AsyncClient, Client, JobEnded
+from coxswain_link.http_client import AsyncClient, Client, JobEnded, _request, _settings
 from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import build
 from coxswain_link.status import StatusServer, addresses
@@ -37,9 +38,16 @@ async def service():
             raise Retryable("busy")
         return Registered(generation=3)
 
+    async def answer(request, _body):
+        return web.Response(status=int(request.query["status"]), text="why")
+
+    async def page(_request):
+        return web.Response(text="for people")
+
     service = HttpService("secret", lambda: 3, build("coordinator"))
+    service.page("/page", page)
     service.route("POST", "/v1/echo", echo, Rendezvous)
-    for path, handler in {"nothing": nothing, "refuse": refuse, "end": end, "flaky": flaky}.items():
+    for path, handler in {"nothing": nothing, "refuse": refuse, "end": end, "flaky": flaky, "answer": answer}.items():
         service.route("GET", f"/v1/{path}", handler)
     port = await service.start("127.0.0.1", 0)
     yield f"http://127.0.0.1:{port}"
@@ -54,8 +62,11 @@ async def client(service):
 
 
 async def test_a_struct_comes_back_as_it_was_sent(client):
-    sent = Rendezvous(generation=3, host="127.0.0.1", port=1)
-    assert await client.post("/v1/echo", sent, Rendezvous) == sent
+    """Also one of some MB. A caller that names no type gets nothing."""
+    for host in ("127.0.0.1", "x" * (8 << 20)):
+        sent = Rendezvous(generation=3, host=host, port=1)
+        assert await client.post("/v1/echo", sent, Rendezvous) == sent
+    assert await client.post("/v1/echo", sent) is None
 
 
 async def test_a_service_that_only_a_restart_helps_says_so_to_its_kubelet():
@@ -117,6 +128,39 @@ async def test_a_client_without_retries_calls_a_busy_service_once(service):
         await asyncio.to_thread(blocking.get, "/v1/flaky", Registered)
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "says"),
+    [
+        (429, Retryable, "HTTP 429: why"),
+        (500, Retryable, "HTTP 500: why"),
+        (503, Retryable, "HTTP 503: why"),
+        (499, Refused, "answered 499: why"),
+        (404, Refused, "answered 404: why"),
+        (201, Refused, "answered 201: why"),
+    ],
+)
+async def test_an_answer_that_may_pass_is_retryable_and_any_other_is_refused(service, status, error, says):
+    once = AsyncClient(service, "secret", deadline=5, retry=False)
+    with pytest.raises(error, match=says):
+        await once.get("/v1/answer", Registered, status=status)
+    await once.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "wait", "connect", "read"), [(30.0, 0.0, 5.0, 10.0), (3.0, 0.0, 3.0, 3.0), (30.0, 20.0, 5.0, 30.0)]
+)
+def test_an_attempt_reads_for_ten_seconds_at_most_and_for_the_wait_of_a_long_poll(limit, wait, connect, read):
+    found = _request(None, 3, {"wait": wait} if wait else {}, limit)
+    assert (found["timeout"].connect, found["timeout"].read) == (connect, read)
+    assert found["params"] == ({"wait": wait} if wait else None)
+
+
+@pytest.mark.parametrize(("url", "verify"), [("http://coordinator:7400", False), ("https://coordinator:7400", True)])
+def test_calls_never_go_through_a_proxy_and_load_certificates_only_for_https(url, verify):
+    found = _settings(url, "secret")
+    assert (found["trust_env"], found["verify"]) == (False, verify)
+
+
 async def test_an_absent_service_is_retryable_once_the_deadline_is_over():
     absent = AsyncClient("http://127.0.0.1:1", "secret", deadline=0.2)
     with pytest.raises(Retryable, match=r"within 0\.2 s"):
@@ -146,13 +190,14 @@ def test_a_service_in_a_pod_also_listens_on_the_loopback_address(host, listens):
     assert addresses(host) == listens
 
 
-async def test_metrics_need_no_token(service):
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(service.rsplit(":", 1)[1]))
-    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
-    answer = await reader.read()
-    writer.close()
-    await writer.wait_closed()
-    assert b"coxswain_world_generation" in answer
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("/metrics", "coxswain_world_generation"), ("/healthz", "ok"), ("/readyz", "ready"), ("/page", "for")],
+)
+async def test_metrics_health_and_pages_need_no_token(service, path, says):
+    async with httpx.AsyncClient(base_url=service, trust_env=False) as stranger:
+        answer = await stranger.get(path)
+    assert (answer.status_code, says in answer.text) == (200, True)
 
 
 @pytest.fixture

@@ -165,8 +165,8 @@ def test_unsent_messages_are_kept_beyond_the_limit():
 
 
 def test_a_call_of_a_closed_client_raises_closed():
-    client = Client("http://127.0.0.1:9", "token")
-    client.close()
+    with Client("http://127.0.0.1:9", "token") as client:
+        pass
     with pytest.raises(Closed, match="this client is closed"):
         client.get("/v1/plans", StepPlans)
 
@@ -189,6 +189,40 @@ def test_fetched_plans_stay_available_without_a_coordinator(client):
     assert feed.get(5, 0.05) is None
     feed.forget_before(3)
     assert feed.get(0, 0).step == 3
+    feed.close()
+
+
+@pytest.mark.timeout(20)
+def test_a_feed_says_at_once_that_its_world_is_over_and_keeps_what_it_has(client):
+    client.plans = [plan(0)]
+    feed = PlanFeed(client, 1, 0)
+    assert feed.get(0, 60).step == 0
+    over = threading.Event()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        over.wait(20)
+        raise Stale("generation 1 is over")
+
+    client.get = refuse
+    threading.Timer(0.3, over.set).start()  # while the caller waits
+    with pytest.raises(Stale):
+        feed.get(1, 60)
+    assert feed.get(0, 0).step == 0
+
+
+@pytest.mark.timeout(20)
+def test_a_closed_feed_waits_no_longer(client):
+    feed = PlanFeed(client, 1, 0)
+    threading.Timer(0.1, feed.close).start()
+    assert feed.get(0, 60) is None
+
+
+def test_no_thread_of_the_link_holds_up_the_end_of_its_process(client, box):
+    feed = PlanFeed(client, 1, 0)
+    assert {t.name: t.daemon for t in threading.enumerate() if t.name in ("plans", "outbox")} == {
+        "plans": True,
+        "outbox": True,
+    }
     feed.close()
 
 

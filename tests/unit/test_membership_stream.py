@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from coxswain.config import PhaseConfig
 from coxswain.errors import Refused
+from coxswain.membership.mix_record import record_of
 from coxswain.membership.stream import exhausted, initial_cursor, largest_deficit
 from tests.unit.membership_fakes import random_view, steps, stream, view
 
@@ -87,7 +88,10 @@ def test_a_split_piece_has_the_next_token_as_its_last_label():
 
 def test_a_split_sample_continues_in_the_next_step():
     s = stream([view("code", [[50]])], [1], tokens=20, longest=20, passes=1)
-    assert [[(q.start, q.stop) for q in m.sequences] for m in steps(s, 5)] == [[(0, 20)], [(20, 40)], [(40, 50)]]
+    found = steps(s, 5)
+    assert [[(q.start, q.stop) for q in m.sequences] for m in found] == [[(0, 20)], [(20, 40)], [(40, 50)]]
+    cursors = [m.cursor for m in found] + [s.advance(found[-1].cursor)[1]]
+    assert [(c.sources[0].piece, c.sources[0].piece_index) for c in cursors] == [(0, -1), (20, 0), (40, 0), (0, -1)]
 
 
 def test_truncate_keeps_the_beginning_of_each_sample():
@@ -154,9 +158,8 @@ def test_a_phase_by_tokens_begins_with_the_first_step_behind_them():
 
 def test_phases_recorded_later_continue_the_same_stream():
     later = (PhaseConfig(from_step=3, weights={"docs": 1}),)
-    s = two_sources(1)
-    assert s.with_phases(()) is s
-    assert steps(s.with_phases(later), 6) == steps(two_sources(1, phases=later), 6)
+    other = two_sources(1, phases=later)
+    assert steps(two_sources(1).under(record_of(other.mix, 0)), 6) == steps(other, 6)
 
 
 def test_a_stream_is_exhausted_once_every_source_with_weight_in_the_phase_has_left():
@@ -166,7 +169,7 @@ def test_a_stream_is_exhausted_once_every_source_with_weight_in_the_phase_has_le
     assert not exhausted(s.mix, only.cursor)
     assert exhausted(s.mix, after)
     later = (PhaseConfig(from_step=1, weights={"docs": 1}),)
-    assert not exhausted(s.with_phases(later).mix, msgspec.structs.replace(after, phase=1))
+    assert not exhausted(msgspec.structs.replace(s.mix, phases=later), msgspec.structs.replace(after, phase=1))
 
 
 def test_phases_that_have_begun_cannot_be_removed():

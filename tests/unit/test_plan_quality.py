@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 
@@ -53,11 +53,21 @@ def test_rings_of_up_to_a_node_stay_inside_it() -> None:
     assert ring_bytes(problem, small)[1] == 0
 
 
-@pytest.mark.parametrize("lengths", [[8000, 7000, 6000, 5000, 4000], [20000, 8192, 100], [9000, 9000, 3000, 200, 8000]])
-def test_a_small_step_is_planned_as_well_as_by_trying_all_plans(lengths: list[int]) -> None:
-    numbers = given(3, 8192)
+@pytest.mark.parametrize(
+    ("replicas", "lengths"),
+    [
+        (3, [8000, 7000, 6000, 5000, 4000]),
+        (3, [20000, 8192, 100]),
+        (3, [9000, 9000, 3000, 200, 8000]),
+        (3, [16000, 19000]),  # needs shelves
+        (4, [5000, 23000, 3000]),  # needs a later target
+        (4, [15000, 23000, 1000]),
+    ],
+)
+def test_a_small_step_is_planned_as_well_as_by_trying_all_plans(replicas: int, lengths: list[int]) -> None:
+    numbers = given(replicas, 8192)
     problem = make_problem(lengths, **numbers)
-    places = [p for r in (1, 2, 3) for p in ((0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)) if len(p) == r]
+    places = [p for size in range(1, replicas + 1) for p in combinations(range(replicas), size)]
     fits = [[p for p in places if s <= 8192 * len(p) and (len(p) == 1 or s > 8192)] for s in lengths]
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     best = min(simulate(problem, [Draft(choice[i], (i,)) for i in order]).makespan for choice in product(*fits))

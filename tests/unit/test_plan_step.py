@@ -6,10 +6,11 @@ import pytest
 
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.errors import Refused
-from coxswain.layout import Device, uniform_layout
+from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.plan.operations import operations
+from coxswain.plan.planners import plan
 from coxswain.plan.problem import Draft, make_problem
-from coxswain.plan.simulate import ring_bytes, simulate
+from coxswain.plan.simulate import Timeline, ring_bytes, simulate
 from coxswain.plan.step import plan_step, replicas_per_trainer
 from coxswain.plan.values import Operation
 from tests.unit.plan_cases import COST, given, layout_of
@@ -40,6 +41,18 @@ def test_a_static_mesh_wider_than_the_maximum_degree_is_refused() -> None:
         plan_step([4000], layout_of(6), settings(balance="Static"), MODEL)
 
 
+def test_a_planner_that_loses_sequences_is_stopped_with_the_first_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coxswain.plan.step.planner", lambda balance: lambda problem: [])
+    with pytest.raises(
+        AssertionError, match=r"2 faults in its own plan, first: sequence 0: covered up to token 0 of 10"
+    ):
+        plan_step([10, 20], layout_of(1), settings(), MODEL)
+
+
+def test_the_case_of_a_balance_does_not_matter() -> None:
+    assert plan("Naive", [5], **given(1, 10)).balance == "naive"
+
+
 def test_an_unknown_balance_is_refused_with_the_known_ones() -> None:
     with pytest.raises(Refused, match="use one of makespan, naive, static"):
         plan_step([10], layout_of(1), settings(balance="Magic"), MODEL)
@@ -60,14 +73,24 @@ def test_operations_follow_the_global_order_on_every_replica() -> None:
 
 
 def test_a_layout_with_pipelines_is_refused_by_name() -> None:
-    layout = uniform_layout([Device(r, 0) for r in range(4)], layers=4, pipeline=2)
-    with pytest.raises(Refused, match="replica 0 has 2 stages"):
+    """The first replica with several stages is named."""
+    replicas = [uniform_layout([Device(r, s) for s in range(r)], 4, pipeline=r).replicas[0] for r in (1, 2, 3)]
+    layout = Layout(tuple(replicas))
+    with pytest.raises(Refused, match="replica 1 has 2 stages"):
         operations(layout, ())
 
 
 def test_replicas_of_one_trainer_count_as_a_node() -> None:
     assert replicas_per_trainer(uniform_layout([Device(t, d) for t in range(2) for d in range(4)], layers=2)) == 4
     assert replicas_per_trainer(layout_of(3)) == 1
+    uneven = [Device(0, 0), Device(1, 0), Device(1, 1)]
+    assert replicas_per_trainer(uniform_layout(uneven, layers=2)) == 1
+    across = [Device(0, 0), Device(0, 1), Device(0, 2), Device(1, 0)]
+    assert replicas_per_trainer(uniform_layout(across, layers=2, pipeline=2)) == 2
+
+
+def test_rounding_makes_no_idle_time_below_zero() -> None:
+    assert Timeline((), (), busy=(0.1 + 0.2,), work=0.3, makespan=0.3).idle_fraction == 0.0
 
 
 def test_a_ring_starts_when_its_last_member_is_free() -> None:

@@ -188,6 +188,11 @@ def _(p: Placement, rng: random.Random) -> Placement:
     return replace(p, operations=(*p.operations, p.operations[0]))
 
 
+@mutation("a list is that of a replica that does not exist", "operations are listed for (replica, stage)")
+def _(p: Placement, rng: random.Random) -> Placement:
+    return replace(p, operations=(*p.operations[:-1], replace(p.operations[-1], replica=REPLICAS)))
+
+
 @mutation("an operation is repeated", "is missing, foreign or repeated")
 def _(p: Placement, rng: random.Random) -> Placement:
     return with_lists(p, lambda r, ops: (*ops, ops[-1]) if ops else ops)
@@ -265,6 +270,21 @@ def test_a_plan_with_one_fault_is_refused_for_that_fault(kind: str) -> None:
         bad = mutate(good, random.Random(seed))
         assert bad != good
         assert any(says in fault for fault in faults(bad, lengths)), f"seed {seed}: {faults(bad, lengths)}"
+
+
+@pytest.mark.parametrize(
+    ("change", "operation"),
+    [
+        (lambda ops: ops[:3], "B of task 1"),
+        (lambda ops: ops[1:], "F of task 0"),
+        (lambda ops: (*ops, ops[2]), "F of task 1"),
+        (lambda ops: (*ops, Operation("B", 7)), "B of task 7"),
+    ],
+)
+def test_the_operation_that_is_wrong_is_named(change: Callable[..., tuple[Operation, ...]], operation: str) -> None:
+    bad = with_lists(planned("naive", [60, 60], **given(1, CAPACITY)), lambda r, ops: change(ops))
+    expected = f"replica 0: operation {operation} is missing, foreign or repeated"
+    assert validate(bad, [60, 60], layout_of(1), CAPACITY, 2) == [expected]
 
 
 def crossed() -> Placement:

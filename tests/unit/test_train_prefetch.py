@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from coxswain.errors import Refused, Stale
+from coxswain import digests
+from coxswain.errors import Refused, Retryable, Stale
 from coxswain.layout import Device, Seat
-from coxswain_link.step_buffer import Buffer, pack
+from coxswain.plan.values import Operation, Slice, StageOperations, Task
+from coxswain_link.step_buffer import NO_LABEL, Buffer, StepSlice, pack
 from coxswain_train.worker.prefetch import BatchPrefetcher
 from tests.step_samples import LENGTH, arrays, plan
 from tests.unit.test_data_handover import served
@@ -58,11 +65,70 @@ def test_a_step_that_was_fetched_ahead_is_taken_without_another_request(
     assert constructor.asked == [(4, False)]
 
 
+def test_a_rank_gets_its_own_part_of_a_plan_whose_number_is_the_end_of_its_digest(receiver: BatchPrefetcher) -> None:
+    alone = plan(4, digest=2**48 + 0xF5)
+    other = Task(1, "pack", (1,), (Slice(1, 0, 0, 1),))
+    lists = (*alone.operations, StageOperations(1, 0, (Operation("F", 1),)), StageOperations(0, 1, ()))
+    work = receiver.take(replace(alone, tasks=(*alone.tasks, other), operations=lists)).work
+    assert (work.step, work.labels, work.valid, work.plan) == (4, LENGTH - 1, LENGTH - 1, 0xF5)
+    assert (list(work.parts), work.operations) == ([0], list(alone.operations[0].operations))
+    assert work.batch.labels.tolist() == [4] * (LENGTH - 1) + [NO_LABEL]
+    assert work.batch.positions.tolist() == list(range(LENGTH))
+
+
 def test_a_step_is_the_same_whether_or_not_it_was_fetched_ahead(receiver: BatchPrefetcher) -> None:
     receiver.begin(plan(4))
     ahead, late = receiver.take(plan(4)), receiver.take(plan(4))
     assert ahead.delivered == late.delivered
     assert torch.equal(ahead.work.batch.labels, late.work.batch.labels)
+
+
+def long(value: int, tokens: int = LENGTH) -> NDArray[np.int32]:
+    return np.full(tokens, value, np.int32)
+
+
+TOO_LONG = dict.fromkeys(("tokens", "labels", "positions"), long(1, LENGTH + 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        (
+            {"slices": (StepSlice(0, 0, 4, 16, 0),)},
+            Retryable,
+            r"step 4: the constructor handed over slices \[\(0, 0, 4, 16\)",
+        ),
+        (
+            {"slices": tuple(StepSlice(0, 0, i, i + 2, i) for i in range(0, 12, 2))},
+            Retryable,
+            r"over slices \[(\([0-9, ]+\), ){3}\(0, 0, 6, 8\)\]\.\.\., the plan has \[\(0, 0, 0, 12\)\]",
+        ),
+        (TOO_LONG, Retryable, r"differ in length: \[12, 13\]"),
+        ({"tokens": long(VOCABULARY)}, Refused, "step 4: token id 32, model.vocabulary is 32"),
+        ({"labels": long(VOCABULARY)}, Refused, "step 4: token id 32, model.vocabulary is 32"),
+    ],
+)
+def test_arrays_that_are_not_the_plans_or_hold_an_unknown_token_are_not_trained_on(
+    receiver: BatchPrefetcher, constructor: Constructor, change: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    constructor.provide = lambda step, wait: pack(dataclasses.replace(arrays(step), **change))
+    with pytest.raises(error, match=says):
+        receiver.take(plan(4))
+
+
+def test_the_delivered_digest_names_each_sequence_by_its_place(
+    receiver: BatchPrefetcher, constructor: Constructor
+) -> None:
+    alone, mine = plan(4), (StepSlice(0, 1, 0, LENGTH, 0),)
+    constructor.provide = lambda step, wait: pack(dataclasses.replace(arrays(step), slices=mine))
+    task = replace(alone.tasks[0], slices=(Slice(0, 1, 0, LENGTH),))
+    received = receiver.take(replace(alone, sequences=alone.sequences * 2, tasks=(task,)))
+    assert received.delivered == digests.delivered(1, np.arange(LENGTH), long(7))
+
+
+def test_the_last_token_of_the_vocabulary_is_known(receiver: BatchPrefetcher, constructor: Constructor) -> None:
+    constructor.provide = lambda step, wait: pack(arrays(step, token=VOCABULARY - 1))
+    assert receiver.take(plan(4)).work.batch.tokens.max() == VOCABULARY - 1
 
 
 def test_a_step_that_is_not_built_yet_blocks_only_when_it_is_due(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import cel
@@ -15,7 +15,7 @@ Manifest = Mapping[str, Any]
 _ABSENT = object()
 
 
-def check_rules(kind: str, new: Manifest, old: Manifest | None = None, well_shaped: bool = True) -> list[FieldError]:
+def check_rules(kind: str, new: Manifest, old: Manifest | None, well_shaped: bool) -> list[FieldError]:
     """Every rule that `new` breaks; transition rules only against `old`. Defaults must be in place in both.
 
     A rule that cannot be evaluated means a wrong shape: with `well_shaped` it raises, else the shape's own fault suffices.
@@ -31,9 +31,8 @@ def check_rules(kind: str, new: Manifest, old: Manifest | None = None, well_shap
 
 def _break(rule: Rule, path: str, new: Manifest, old: Manifest | None, well_shaped: bool) -> Iterator[FieldError]:
     before = dict(_values(old, path)) if old is not None and rule.is_transition else {}
-    for where, value in _values(new, path):
-        if rule.is_transition and where not in before:
-            continue
+    judged = [(where, value) for where, value in _values(new, path) if where in before or not rule.is_transition]
+    for where, value in judged:
         variables = {"self": value, **({"oldSelf": before[where]} if rule.is_transition else {})}
         try:
             if _evaluate(rule.cel, variables) is not True:
@@ -52,7 +51,7 @@ def _fault(rule: Rule, where: str, variables: dict[str, Any]) -> FieldError:
     return FieldError((where + rule.field).removeprefix("."), message, value, way_out=rule.way_out)
 
 
-@lru_cache(maxsize=1024)
+@cache
 def _compile(expression: str) -> cel.Program:
     return cel.compile(expression)
 

@@ -55,7 +55,8 @@ def _only_job(objects: list[Manifest]) -> Manifest:
     if len(jobs) != 1:
         names = ", ".join(o["metadata"]["name"] for o in jobs) or "none"
         raise Refused("OneJob", f"a run has exactly one TrainingJob; the files hold {len(jobs)} ({names})")
-    return jobs[0]
+    [job] = jobs
+    return job
 
 
 def _unresolved(job: Manifest, objects: list[Manifest]) -> list[FieldError]:

@@ -43,8 +43,10 @@ def resolve(
     faults = mix_faults + source_faults + policy_faults
     faults += _tokenizer_faults(used, place)
     faults += capacity_faults(spec, policy) if policy else []
-    if faults or mix is None or policy is None:
+    if faults:
         return faults
+    assert mix is not None
+    assert policy is not None
     return job_config(job["metadata"], spec, mix_config(spec, mix, used), policy, uid)
 
 

@@ -14,12 +14,14 @@ from coxswain.errors import Refused
 
 SHIPPED = ("a100-40g", "a100-80g", "cpu", "h100-80g")
 # ByteScale's models all have 8 key-value heads, unlike the presets of the same names.
-MODELS = {
-    "llama-7b": ModelConfig(layers=32, hidden=4096, heads=32, kv_heads=8, feed_forward=11008, vocabulary=32000),
-    "llama-13b": ModelConfig(layers=40, hidden=5120, heads=40, kv_heads=8, feed_forward=13824, vocabulary=32000),
-    "llama-30b": ModelConfig(layers=60, hidden=6656, heads=52, kv_heads=8, feed_forward=17920, vocabulary=32000),
-    "llama-70b": ModelConfig(layers=80, hidden=8192, heads=64, kv_heads=8, feed_forward=28672, vocabulary=32000),
+_FIELDS = ("layers", "hidden", "heads", "kv_heads", "feed_forward", "vocabulary")
+_SHAPES = {
+    "llama-7b": (32, 4096, 32, 8, 11008, 32000),
+    "llama-13b": (40, 5120, 40, 8, 13824, 32000),
+    "llama-30b": (60, 6656, 52, 8, 17920, 32000),
+    "llama-70b": (80, 8192, 64, 8, 28672, 32000),
 }
+MODELS = {name: msgspec.convert(dict(zip(_FIELDS, shape, strict=True)), ModelConfig) for name, shape in _SHAPES.items()}
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,15 +23,13 @@ def draw(
     The sequence is None when all that was left of the last pass is dropped. Raises Refused when the
     source has no sample that the policy lets through.
     """
-    for _ in range(2 * samples):  # from anywhere in a pass, this covers the whole next one
+    for _ in range(2 * samples + 1):  # from anywhere in a pass, this gets behind the whole next one
         if cursor.exhausted:
             return None, cursor
         index, length = at(cursor.epoch, cursor.drawn)
         if policy != "Drop" or length <= longest:
             return _take(cursor, samples, max_passes, index, length, longest, policy)
         cursor = _next_sample(cursor, samples, max_passes)
-    if cursor.exhausted:
-        return None, cursor
     raise Refused(
         "NothingToDraw",
         f"source {cursor.name!r}: none of its {samples} samples has at most {longest} tokens; allowed with longSequences: "

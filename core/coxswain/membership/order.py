@@ -33,7 +33,7 @@ class SourceView:
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """Index of each block's first sample; the last entry is the number of all samples."""
-        return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.counts, dtype=np.int64)])
+        return np.append(0, np.cumsum(self.counts))
 
     @property
     def samples(self) -> int:
@@ -47,8 +47,8 @@ class PassOrder:
         self._view, self._name = view, (seed, view.name, epoch)
         blocks = np.arange(len(view.counts), dtype=np.int64)
         self._blocks = Permutation(len(blocks), key_of(*self._name, "blocks"))(blocks)
-        self._before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(view.counts[self._blocks])])
-        self._batch = (0, np.empty((0, 2), dtype=np.int64))
+        self._before = np.append(0, np.cumsum(view.counts[self._blocks]))
+        self._batch = (0, np.empty(0, dtype=np.int64))
 
     def at(self, n: int) -> tuple[int, int]:
         """Returns the n-th draw: (the sample's index in the source, its token count)."""

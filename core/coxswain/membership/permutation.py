@@ -38,8 +38,6 @@ class Permutation:
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Images of `positions` (each in [0, size))."""
-        if self.size == 1:
-            return np.zeros_like(positions)
         keys, bits = self._round_keys(), (self.size - 1).bit_length()
         out = _feistel(positions.astype(np.uint64), keys, bits)
         outside = np.flatnonzero(out >= self.size)

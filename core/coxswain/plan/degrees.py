@@ -27,7 +27,7 @@ class Range:
 
 def ranges(problem: Problem, lengths: Ints) -> tuple[Range, Range]:
     """Returns the degrees within a node, and those beyond it."""
-    least = np.maximum(2, -(-lengths // problem.capacity))
+    least = -(-lengths // problem.capacity)
     parts = []
     for inside, first, last in (
         (True, 2, min(problem.node_size, problem.max_degree)),
@@ -35,7 +35,7 @@ def ranges(problem: Problem, lengths: Ints) -> tuple[Range, Range]:
     ):
         best = np.minimum(_fastest(problem.cost, lengths, inside), last)
         low = np.maximum(least, first)
-        high = np.where(low <= last, np.maximum(low, best), last)
+        high = np.minimum(np.maximum(low, best), last)
         parts.append(Range(low, high, inside))
     return parts[0], parts[1]
 
@@ -43,15 +43,14 @@ def ranges(problem: Problem, lengths: Ints) -> tuple[Range, Range]:
 def _fastest(cost: CostModel, lengths: Ints, inside_node: bool) -> Ints:
     """Returns the degree beyond which a ring gets slower.
 
-    Compute of a ring falls with D. Once blocks are so small that travel dominates, the time is
-    lin*s/D + att*(s/D)^2 + kv*s*(1 - 1/D), which grows with D where kv > lin + 2*att*s/D.
+    Compute of a ring falls with D. Once blocks are so small that travel dominates (D > att*s/kv),
+    the time is lin*s/D + att*(s/D)^2 + kv*s*(1 - 1/D). It grows with D where
+    kv > lin + 2*att*s/D, which is beyond that point.
     """
     kv = cost.kv(inside_node)
-    travel_bound = lengths * (cost.attention / kv)
     if kv <= cost.linear:
         return np.full_like(lengths, np.iinfo(np.int64).max)
-    turning = 2 * cost.attention * lengths / (kv - cost.linear)
-    degrees: Ints = np.maximum(np.floor(np.maximum(travel_bound, turning)), 1).astype(np.int64)
+    degrees: Ints = np.floor(2 * cost.attention * lengths / (kv - cost.linear)).astype(np.int64)
     return degrees
 
 
@@ -73,7 +72,7 @@ def least_degrees(problem: Problem, lengths: Ints, target: float) -> Ints:
 
 def _bisect(cost: CostModel, lengths: Ints, part: Range, target: float) -> Ints:
     """Finds the least degree of the range that meets the target, else the range's end."""
-    low, high = part.low.copy(), np.maximum(part.high, part.low)
+    low, high = part.low, np.maximum(part.high, part.low)
     while (low < high).any():
         middle = (low + high) // 2
         good = _seconds(cost, lengths, middle, part.inside_node) <= target

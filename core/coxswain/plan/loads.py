@@ -27,7 +27,7 @@ class ReplicaLoads:
         self.loads[problem.replicas :] = np.inf
         self.rows = self.loads.reshape(nodes, self.size)
         # ordered[d - 1, n]: the time at which d replicas of node n are free
-        self.ordered = np.ascontiguousarray(np.sort(self.rows, axis=1).T)
+        self.ordered = np.ascontiguousarray(np.sort(self.rows).T)
 
     def choose(self, degree: int, seconds: float) -> Ints:
         """Chooses members for a ring of so many seconds at speed 1: in one node, else whole nodes."""
@@ -42,7 +42,7 @@ class ReplicaLoads:
                 self.ordered[:, node] = np.sort(self.rows[node])
             return
         nodes = np.flatnonzero(np.bincount(members // self.size))
-        self.ordered[:, nodes] = np.sort(self.rows[nodes], axis=1).T
+        self.ordered[:, nodes] = np.sort(self.rows[nodes]).T
 
     def end(self, members: Ints, seconds: float) -> float:
         """Returns when a ring of so many seconds at speed 1 ends on these members."""
@@ -66,7 +66,7 @@ class UnevenReplicaLoads(ReplicaLoads):
 
     def _keys(self, seconds: float) -> tuple[Floats, Floats]:
         keys = (self.loads + self.slowness * seconds).reshape(self.rows.shape)
-        return keys, np.sort(keys, axis=1).T
+        return keys, np.sort(keys).T
 
     def choose(self, degree: int, seconds: float) -> Ints:
         keys, ordered = self._keys(seconds)
@@ -74,7 +74,7 @@ class UnevenReplicaLoads(ReplicaLoads):
             near = _of_node(keys, int(ordered[degree - 1].argmin()), degree)
         else:
             near = _of_nodes(keys, ordered, degree)
-        loose = np.sort(_earliest(keys.reshape(-1), degree))
+        loose = np.sort(_earliest(keys.ravel(), degree))
         worth = degree > self.size and self.end(loose, seconds) < WORTH * self.end(near, seconds)
         return loose if worth else near
 
@@ -120,17 +120,16 @@ def _earliest(keys: Floats, count: int) -> Ints:
 def _of_nodes(keys: Floats, ordered: Floats, degree: int) -> Ints:
     """Chooses the whole nodes that are free first, and the rest from one more node.
 
-    Where whole nodes do not suffice, any replicas.
+    Where no other node has so many, any replicas.
     """
     size = keys.shape[1]
     whole, rest = divmod(degree, size)
     full = _earliest(ordered[-1], whole)
-    members: Ints = (full[:, None] * size + np.arange(size)).reshape(-1)
+    members: Ints = (full[:, None] * size + np.arange(size)).ravel()
     if rest:
         others = ordered[rest - 1].copy()
         others[full] = np.inf
+        if np.isinf(others.min()):
+            return np.sort(_earliest(keys.ravel(), degree))
         members = np.concatenate([members, _of_node(keys, int(others.argmin()), rest)])
-    flat, members = keys.reshape(-1), np.sort(members)
-    if members.size < degree or not np.isfinite(flat[members]).all() or (rest and np.isinf(others.min())):
-        members = np.sort(_earliest(flat, degree))
-    return members
+    return np.sort(members)

@@ -7,11 +7,11 @@ Counts of trials, never seconds, limit the search, so the same input gives the s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
+from operator import itemgetter
 
 import numpy as np
 
-from coxswain.cost.model import Floats
 from coxswain.plan.degrees import least_degrees
 from coxswain.plan.loads import Ints
 from coxswain.plan.packing import Bins, Packing, fill_bins, water_level
@@ -38,9 +38,8 @@ def makespan(problem: Problem) -> list[Draft]:
     count = int((problem.lengths > problem.capacity).sum())
     long, short = order[:count], order[count:]
     trial = search(problem, long, short)
-    tasks = _rings(trial.schedule) + _packs(problem, trial, short)
-    tasks.sort(key=lambda task: (task[0], -len(task[1].members), task[1].members[0]))
-    return [draft for _, draft in tasks]
+    tasks = _rings(trial.schedule) + _packs(trial, short)
+    return [draft for _, draft in sorted(tasks, key=itemgetter(0))]
 
 
 def search(problem: Problem, long: Ints, short: Ints) -> Trial:
@@ -100,26 +99,14 @@ def _rings(schedule: RingSchedule) -> list[tuple[float, Draft]]:
     return [(ring.start, Draft(tuple(ring.members.tolist()), (ring.sequence,))) for ring in schedule.rings]
 
 
-def _packs(problem: Problem, trial: Trial, short: Ints) -> list[tuple[float, Draft]]:
-    """Returns the packs with their starts: those of a bin follow each other from its start on."""
-    if not short.size:
-        return []
+def _packs(trial: Trial, short: Ints) -> list[tuple[float, Draft]]:
+    """Returns the packs, bin by bin, with the start of their bin: sorted by it they keep their order."""
     order = np.lexsort((trial.packing.pack, trial.packing.bin))
     bins, packs, names = trial.packing.bin[order], trial.packing.pack[order], short[order].tolist()
-    first = np.concatenate([[0], np.flatnonzero((np.diff(bins) != 0) | (np.diff(packs) != 0)) + 1])
-    seconds = np.add.reduceat(problem.cost.work_seconds(problem.lengths[short])[order], first) + problem.cost.task
-    replicas = trial.bins.replica[bins[first]]
-    seconds /= problem.speeds[replicas]
-    starts = trial.bins.start[bins[first]] + _before(seconds, bins[first])
-    edges = [*first.tolist(), len(names)]
+    first = np.flatnonzero(np.diff(bins, prepend=-1) | np.diff(packs, prepend=-1))
+    starts, replicas = trial.bins.start[bins[first]].tolist(), trial.bins.replica[bins[first]].tolist()
+    edges = pairwise([*first.tolist(), len(names)])
     return [
         (start, Draft((replica,), tuple(names[a:b])))
-        for start, replica, a, b in zip(starts.tolist(), replicas.tolist(), edges[:-1], edges[1:], strict=True)
+        for start, replica, (a, b) in zip(starts, replicas, edges, strict=True)
     ]
-
-
-def _before(seconds: Floats, groups: Ints) -> Floats:
-    """Sums the earlier entries of the same group; equal groups are adjacent."""
-    total = np.cumsum(seconds) - seconds
-    first = np.concatenate([[True], np.diff(groups) != 0])
-    return total - total[np.maximum.accumulate(np.where(first, np.arange(groups.size), 0))]

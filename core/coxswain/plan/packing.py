@@ -49,7 +49,7 @@ def fill_bins(problem: Problem, lengths: Ints, bins: Bins) -> Packing:
     """
     cost = problem.cost.work_seconds(lengths)
     speed, level = problem.speeds[bins.replica], bins.level.copy()
-    room = np.full((bins.size, 4), problem.capacity, dtype=np.int64)
+    room = np.full((bins.size, 4), problem.capacity)
     where, pack = np.empty_like(lengths), np.empty_like(lengths)
     done = 0
     while done < lengths.size:

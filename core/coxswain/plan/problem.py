@@ -95,10 +95,9 @@ def _checked_lengths(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.i
 
 
 def _must_fit(lengths: NDArray[np.int64], capacity: int, degree: int) -> None:
-    longest = int(lengths.max(initial=0))
-    if longest > capacity * degree:
+    if (lengths > capacity * degree).any():
         raise Refused(
             "CapacityLost",
-            f"sequence {int(lengths.argmax())} has {longest} tokens, but {degree} replicas of {capacity} tokens hold only "
-            f"{capacity * degree}: use more replicas, a greater maxDegree or tokensPerReplica, or shorter sequences",
+            f"sequence {int(lengths.argmax())} has {int(lengths.max())} tokens, but {degree} replicas of {capacity} tokens "
+            f"hold only {capacity * degree}: use more replicas, a greater maxDegree or tokensPerReplica, or shorter sequences",
         )

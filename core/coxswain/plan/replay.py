@@ -53,7 +53,7 @@ def _walk(lists: dict[tuple[int, int], tuple[Operation, ...]], tasks: tuple[Task
             for replica in sorted(here):
                 at[replica, stage[1]] += 1
                 ready.append((replica, stage[1]))
-    stuck = sorted(waiting.items(), key=lambda item: (item[0][1].task, item[0][0]))
+    stuck = sorted(waiting.items(), key=lambda item: item[0][1].task)
     return [_hang(operation, here, tasks) for (_, operation), here in stuck]
 
 

@@ -49,4 +49,4 @@ def plan_step(
 def replicas_per_trainer(layout: Layout) -> int:
     """Counts the replicas of the first trainer: a trainer is a pod on one node."""
     homes = [replica.stages[0].devices[0].trainer for replica in layout.replicas]
-    return max(1, sum(home == homes[0] for home in homes)) if homes else 1
+    return sum(home == homes[0] for home in homes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
@@ -180,9 +179,9 @@ class Handlers:
     async def job_report(self, request: web.Request, _: None) -> JobReport:
         """With `after` and `wait`: once the report's revision is not `after`, or the time is up."""
         seconds = min(float(request.query.get("wait", "0")), MAX_WAIT)
-        after, end = request.query.get("after"), time.monotonic() + seconds
-        report = job_report(self._state)
-        while report.revision() == after and (left := end - time.monotonic()) > 0:
+        after, clock = request.query.get("after"), asyncio.get_running_loop().time
+        report, end = job_report(self._state), clock() + seconds
+        while report.revision() == after and (left := end - clock()) > 0:
             await asyncio.sleep(min(LOOK_SECONDS, left))  # every message of every rank notifies
             report = job_report(self._state)
         return report

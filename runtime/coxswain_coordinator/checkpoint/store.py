@@ -31,9 +31,10 @@ class CheckpointStore:
     Only this class writes under `manifests/` or deletes under `shards/`.
     """
 
+    _manifests: dict[int, CheckpointManifest]  # by step; `open` reads them
+
     def __init__(self, job: JobConfig, store: Store) -> None:
         self._job, self._store = job, store
-        self._manifests: dict[int, CheckpointManifest] = {}
 
     def open(self, recorded: int = 0) -> CheckpointManifest | None:
         """Claims the location for this run and returns the newest manifest.

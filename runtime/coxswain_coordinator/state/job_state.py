@@ -257,9 +257,10 @@ class JobState:
             self.worlds_lost += 1
             self.registry.expect_again("trainer")
 
-    def fail(self, fault: Fault) -> None:
-        """The first fault counts."""
+    def fail(self, fault: Fault) -> Fault:
+        """Returns the job's fault: the first one counts."""
         self.fault = self.fault or fault
+        return self.fault
 
     def request_stop(self, request: StopRequest) -> None:
         self.stop = request

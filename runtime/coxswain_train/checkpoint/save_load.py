@@ -63,12 +63,12 @@ class Saver:
 
 def snapshot(state: State) -> list[StateEntry]:
     """A copy in host memory, in a fixed order."""
-    return [(kind, box, x.detach().to("cpu", copy=True)) for kind, boxes in state.items() for box, x in boxes.items()]
+    return [(kind, box, x.to("cpu", copy=True)) for kind, boxes in state.items() for box, x in boxes.items()]
 
 
 def write_shards(store: Store, entries: Iterable[StateEntry], shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
     for group in _groups(entries, shard_bytes):
-        data = safetensors.torch.save({str(i): values.contiguous() for i, (_, _, values) in enumerate(group)})
+        data = safetensors.torch.save({str(i): values for i, (_, _, values) in enumerate(group)})
         key = f"shards/{hashlib.sha256(data).hexdigest()}.safetensors"
         if not store.create(key, data):
             store.put(key, data)  # the object of this name may be damaged

@@ -30,8 +30,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        hidden_grad, weight_grad = ctx.saved_tensors
-        return hidden_grad * grads[0], weight_grad * grads[0], None, None
+        (grad,), (hidden_grad, weight_grad) = grads, ctx.saved_tensors
+        return hidden_grad * grad, weight_grad * grad, None, None
 
 
 def _loss_and_gradient(hidden: Tensor, weight: Tensor, labels: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,163 @@
+"""A fetch of slices: from the loaders that own them, across their restarts, until the generation is over."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from coxswain.errors import Refused, Retryable, Stale
+from coxswain.index import BlockEntry
+from coxswain.layout import Layout
+from coxswain.membership.values import Sequence
+from coxswain.planlog import LoaderShare
+from coxswain.wire import LoaderAddress, LoaderAddresses, SourceBlocks, World
+from coxswain_data.fetcher import Fetcher
+from coxswain_link.flight import Request, Serve, SliceClient, SlicePart, SliceRequest, SliceServer
+from coxswain_link.metrics import build
+
+BLOCKS = tuple(BlockEntry("a", ordinal, 0, 1, 1, "", samples=2) for ordinal in range(3))
+SHARES = tuple(LoaderShare(f"loader-{share}", "code", share, 2) for share in range(2))
+WORLD = World(3, 0, Layout(()), (), (), SHARES)
+
+
+def wanted(index: int, start: int = 0, stop: int = 5, source: str = "code") -> SliceRequest:
+    return SliceRequest(Sequence(source, 0, index, 0, 9, 9), start, stop)
+
+
+def serve(request: Request) -> Iterator[SlicePart]:
+    """Token t of sample i is 100 i + t. Long slices come in parts of three tokens, all first parts first."""
+    for first in (True, False):
+        for item, part in enumerate(request.slices):
+            tokens = np.arange(part.start, part.stop, dtype=np.int32) + 100 * part.sequence.index
+            digest = f"digest {part.sequence.index}" if first and not part.start else None
+            yield SlicePart(item, tokens[:3] if first else tokens[3:], digest)
+
+
+class Job:
+    """Two loaders, and what the coordinator says of them. `serve` may be replaced for each."""
+
+    def __init__(self) -> None:
+        self.serve: dict[str, Serve] = {"loader-0": serve, "loader-1": serve}
+        self.requests: list[tuple[str, Request]] = []
+        self.asked = Counter[str]()
+        self.servers = {name: self._start(name) for name in self.serve}
+        self.addresses = [LoaderAddress(n, "127.0.0.1", s.port, n) for n, s in self.servers.items()]
+        self.early: list[list[LoaderAddress]] = []  # answered before `addresses`, once each
+
+    def _start(self, name: str) -> SliceServer:
+        def answer(request: Request) -> Iterator[SlicePart]:
+            self.requests.append((name, request))
+            return self.serve[name](request)
+
+        server = SliceServer("127.0.0.1", 0, "t", answer)
+        threading.Thread(target=server.serve, daemon=True).start()
+        return server
+
+    def get(self, path: str, type_: type, **query: Any) -> Any:
+        """A call of the coordinator."""
+        self.asked[path] += 1
+        if path == "/v1/blocks":
+            start = query["from"]  # two at a time
+            return SourceBlocks("code", BLOCKS[start : start + 2], 3) if query["source"] == "code" else None
+        return LoaderAddresses(tuple(self.early.pop(0) if self.early else self.addresses))
+
+    def fetch(self, *slices: SliceRequest, active: Any = lambda: True) -> tuple[list[list[int]], dict[int, str]]:
+        coordinator: Any = self
+        with closing(Fetcher(WORLD, coordinator, "t", build("constructor"))) as fetcher:
+            tokens, digests = fetcher.fetch(slices, active)
+            return [part.tolist() for part in tokens], dict(digests)
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    found = Job()
+    yield found
+    for server in found.servers.values():
+        server.close()
+
+
+def test_slices_come_in_the_order_asked_for_from_the_loaders_that_own_them(job: Job) -> None:
+    """Blocks of two samples go to the loaders in turn."""
+    tokens, digests = job.fetch(wanted(2), wanted(0, 4, 6), wanted(5, 0, 0), wanted(3, 1, 9))
+    assert tokens == [[200, 201, 202, 203, 204], [4, 5], [], list(range(301, 309))]
+    assert digests == {0: "digest 2", 2: "digest 5"}
+    asked = {name: (r.generation, [s.sequence.index for s in r.slices]) for name, r in job.requests}
+    assert asked == {"loader-0": (3, [0, 5]), "loader-1": (3, [2, 3])}
+
+
+def test_blocks_and_addresses_are_asked_for_once(job: Job) -> None:
+    coordinator: Any = job
+    with closing(Fetcher(WORLD, coordinator, "t", build("constructor"))) as fetcher:
+        for _ in range(3):
+            fetcher.fetch([wanted(0), wanted(2)], lambda: True)
+    assert job.asked == {"/v1/blocks": 2, "/v1/loaders": 2}
+
+
+def test_the_bytes_of_each_loader_are_counted(job: Job) -> None:
+    coordinator: Any = job
+    metrics = build("constructor")
+    with closing(Fetcher(WORLD, coordinator, "t", metrics)) as fetcher:
+        fetcher.fetch([wanted(0), wanted(4), wanted(2)], lambda: True)
+    assert b'coxswain_constructor_bytes_total{loader="loader-0"} 40.0' in metrics.exposition()
+    assert b'coxswain_constructor_bytes_total{loader="loader-1"} 20.0' in metrics.exposition()
+
+
+def moved(job: Job) -> None:
+    job.early = [[replace(job.addresses[0], port=1)]]
+
+
+def unregistered(job: Job) -> None:
+    job.early = [[]]
+
+
+def short(job: Job) -> None:
+    """The first answer lacks the second part of each slice."""
+
+    def once(request: Request) -> Iterator[SlicePart]:
+        job.serve["loader-0"] = serve
+        return (part for part in serve(request) if part.tokens.size == 3)
+
+    job.serve["loader-0"] = once
+
+
+@pytest.mark.parametrize(("trouble", "connections"), [(moved, 2), (unregistered, 1), (short, 2)])
+def test_a_loader_that_fails_at_first_is_looked_up_and_asked_again(
+    job: Job, trouble: Any, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No connection stays open."""
+    closed, close = list[SliceClient](), SliceClient.close
+    monkeypatch.setattr(SliceClient, "close", lambda client: (closed.append(client), close(client)))
+    trouble(job)
+    assert job.fetch(wanted(0)) == ([[0, 1, 2, 3, 4]], {0: "digest 0"})
+    assert job.asked["/v1/loaders"] == 2
+    assert len(set(closed)) == connections
+
+
+def test_a_refusal_of_a_loader_is_not_repeated(job: Job) -> None:
+    def refuse(request: Request) -> Iterator[SlicePart]:
+        raise Refused("SourceChanged", "a.txt is not what was indexed")
+
+    job.serve["loader-0"] = refuse
+    with pytest.raises(Refused, match=r"a\.txt"):
+        job.fetch(wanted(0))
+    assert len(job.requests) == 1
+
+
+def test_a_fetch_from_an_absent_loader_ends_with_its_generation(job: Job) -> None:
+    job.addresses.clear()
+    active = iter([True, True, False])
+    with pytest.raises(Stale, match="generation 3 is over"):
+        job.fetch(wanted(0), active=lambda: next(active))
+    assert job.asked["/v1/loaders"] == 2
+
+
+def test_a_source_without_an_index_is_named(job: Job) -> None:
+    with pytest.raises(Retryable, match="whole index of source 'docs'"):
+        job.fetch(wanted(0, source="docs"))

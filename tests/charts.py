@@ -49,7 +49,7 @@ def render(values: Values | None = None, *options: str) -> list[Manifest]:
     """
     done = template(values, *options)
     assert done.returncode == 0, done.stderr
-    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+    return [manifest for manifest in yaml.load_all(done.stdout, yaml.CSafeLoader) if manifest]
 
 
 def refusal(values: Values) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -98,6 +98,7 @@ EDITS = st.dictionaries(
 RESTARTS = st.lists(st.tuples(st.integers(0, SEGMENTS * 8), st.floats(0, 1)), max_size=4)
 
 
+@settings(max_examples=40)
 @given(edits=EDITS, restarts=RESTARTS)
 def test_the_same_edits_give_the_same_steps_whatever_coordinator_restarts_from_wherever(
     tmp_path_factory, edits, restarts

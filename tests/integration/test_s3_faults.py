@@ -14,7 +14,15 @@ from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
 from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
 from coxswain_link import s3 as opening
-from coxswain_link.store import BucketNotFound, CorruptObject, NotFound, Store, StoreUnavailable, open_store
+from coxswain_link.store import (
+    BucketNotFound,
+    CorruptObject,
+    NotFound,
+    ObjectChanged,
+    Store,
+    StoreUnavailable,
+    open_store,
+)
 from tests.faults import Corrupt, Cut, Delay, Lose, Refuse, drawn_from, every
 from tests.local.jobs import wait_until
 from tests.s3proxy import Call, Fault, S3Proxy, any_call, drawn, lost, nothing, reads, writes
@@ -119,6 +127,19 @@ def test_what_was_corrupted_on_its_way_is_never_used(s3: S3Server, proxy: S3Prox
         assert store.get("ours") == store.get("theirs") == CONTENT
         assert [o.path for o in store.list()] == ["ours", "theirs"]
     assert proxy.befallen["Corrupt"] > 5
+
+
+def test_a_range_of_an_object_that_was_replaced_is_refused_at_once(proxy: S3Proxy, opened: Opened) -> None:
+    store = opened("replaced")
+    store.put("a", CONTENT)
+    listed = store.head("a")
+    assert store.get_range("a", 100, 5000, listed.etag) == CONTENT[100:5000]
+    store.put("a", CONTENT[::-1])
+    asked = proxy.calls.total()
+    with pytest.raises(ObjectChanged, match="a was replaced since it was listed"):
+        store.get_range("a", 100, 5000, listed.etag)
+    assert proxy.calls.total() == asked + 1
+    assert store.last_error == ""
 
 
 def test_a_bucket_that_is_lost_for_a_while_is_waited_for(proxy: S3Proxy, opened: Opened) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
 
 import numpy as np
@@ -12,10 +14,16 @@ from coxswain.config import MixConfig, PhaseConfig, SourceConfig
 from coxswain.errors import Refused
 from coxswain.planlog import LoaderShare
 from coxswain.wire import BLOCKS_IN_MESSAGE, Indexed
+from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.index.merge import Index, SourceIndex, assign_shares, merge, source_reports
 from coxswain_coordinator.index.progress import IndexProgress
+from coxswain_coordinator.state.job_state import JobState
+from coxswain_data.block_map import all_blocks
 from coxswain_data.indexer import messages
-from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, block_of, lengths_of, make_job, make_source
+from coxswain_link.http_client import Client
+from coxswain_link.http_server import HttpService
+from coxswain_link.metrics import build
+from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, TOKEN, block_of, lengths_of, make_job, make_source
 
 
 def mix_of(*sources: SourceConfig) -> MixConfig:
@@ -174,3 +182,30 @@ def test_the_report_of_a_source_counts_its_documents_and_tokens(tmp_path):
     lengths = np.concatenate([lengths_of("code", b) for b in range(BLOCKS)])
     assert (code.documents, code.tokens, code.max) == (BLOCKS * SAMPLES, lengths.sum(), lengths.max())
     assert code.p50 <= code.p90 <= code.p99 <= code.max
+
+
+@pytest.mark.slow
+async def test_an_index_beyond_one_message_travels_to_the_coordinator_and_back(tmp_path):
+    """300,000 blocks of Jsonl, which one message may not carry."""
+    state = JobState(make_job(tmp_path), build("coordinator"), None, time.time)
+    service = HttpService(TOKEN, lambda: 0, state.metrics)
+    Handlers(state, lambda: None).routes(service)
+    port = await service.start("127.0.0.1", 0)
+    block = replace(block_of("code", 0), key="k" * 64, etag="e" * 34, path="shards/part-00000.jsonl")
+    many = tuple(replace(block, ordinal=n, offset=n << 21) for n in range(300_000))
+    whole = Indexed(LoaderShare("loader-0", "code", 0, 1), many, "hash", 257)
+
+    def exchange() -> tuple[object, ...]:
+        with Client(f"http://127.0.0.1:{port}", TOKEN, 60.0) as client:
+            with pytest.raises(Refused, match="413"):
+                client.post("/v1/indexed", whole)
+            for part in messages(whole):
+                client.post("/v1/indexed", part)
+            (joined,) = state.index_progress.parts()
+            state.index_progress.index = Index((SourceIndex("code", joined.blocks),), 257)
+            return all_blocks(client, "code", 1.0)
+
+    try:
+        assert await asyncio.to_thread(exchange) == many
+    finally:
+        await service.stop()

@@ -24,7 +24,7 @@ from coxswain_data.formats.object_reader import Sizes
 from coxswain_data.local import LocalData
 from coxswain_data.source import Source
 from coxswain_data.spool import Spool
-from coxswain_link.store import Store, StoreUnavailable, open_store
+from coxswain_link.store import ObjectChanged, Store, StoreUnavailable, open_store
 from tests.unit.test_data_formats import jsonl_bytes
 from tests.unit.test_data_formats import source as source_of
 
@@ -212,3 +212,11 @@ def test_a_full_disk_is_named_and_may_pass(tmp_path):
             Spool(tmp_path).hold([b"x" * MIB] * 3)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_weak_etag_which_no_condition_can_name_is_not_asked_for(tmp_path):
+    store = open_store(tmp_path.as_uri())
+    (tmp_path / "a").write_bytes(b"content")
+    assert store.get_range("a", 1, 4, 'W/"weak"') == b"ont"
+    with pytest.raises(ObjectChanged):
+        store.get_range("a", 1, 4, '"another"')

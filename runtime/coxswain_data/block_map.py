@@ -15,14 +15,14 @@ from coxswain_link.http_client import Client
 
 def all_blocks(coordinator: Client, source: str, wait: float) -> tuple[BlockEntry, ...]:
     """All blocks of a source, in index order. Raises Retryable while the coordinator lacks some."""
-    blocks: tuple[BlockEntry, ...] = ()
+    blocks: list[BlockEntry] = []
     while True:
         found = coordinator.get("/v1/blocks", SourceBlocks, source=source, wait=wait, **{"from": len(blocks)})
         if found is None:
             raise Retryable(f"the coordinator does not have the whole index of source {source!r} yet")
-        blocks += found.blocks
+        blocks.extend(found.blocks)
         if len(blocks) >= found.total:
-            return blocks
+            return tuple(blocks)
 
 
 class BlockMap:

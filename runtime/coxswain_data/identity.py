@@ -7,9 +7,8 @@ from contextlib import suppress
 
 import msgspec
 
+from coxswain_data.formats.object_reader import ObjectReader
 from coxswain_link.store import NotFound, Store
-
-_PIECE = 8 << 20  # bytes read at once
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True):
@@ -22,18 +21,17 @@ class Known(msgspec.Struct, frozen=True, array_like=True):
 class FileIdentities:
     """Digests of a source's files. `index`, once it is set, keeps them for other processes and the next start."""
 
-    def __init__(self, files: Store) -> None:
-        self._files = files
+    def __init__(self, uri: str) -> None:
         self.index: Store | None = None
-        self._key = f"index/files/{hashlib.sha256(files.uri.encode()).hexdigest()}.json"
+        self._key = f"index/files/{hashlib.sha256(uri.encode()).hexdigest()}.json"
         self._known: dict[str, Known] | None = None
         self._unsaved = False
 
-    def of(self, path: str, etag: str) -> str:
-        """The digest of the file with this ETag; reads the file where it may have changed."""
-        found = self._load().get(path)
-        if found is None or found.etag != etag:
-            found = self._load()[path] = Known(etag, self._digest(path, etag))
+    def of(self, file: ObjectReader) -> str:
+        """The digest of a file; reads it where it may have changed."""
+        found = self._load().get(file.path)
+        if found is None or found.etag != file.etag:
+            found = self._load()[file.path] = Known(file.etag, _digest(file))
             self._unsaved = True
         return found.digest
 
@@ -50,9 +48,9 @@ class FileIdentities:
                     self._known = msgspec.json.decode(self.index.get(self._key), type=dict[str, Known])
         return self._known
 
-    def _digest(self, path: str, etag: str) -> str:
-        """Raises ObjectChanged when the file is replaced meanwhile."""
-        digest, size = hashlib.blake2b(digest_size=16), self._files.head(path).size
-        for start in range(0, size, _PIECE):
-            digest.update(self._files.get_range(path, start, min(start + _PIECE, size), etag))
-        return digest.hexdigest()
+
+def _digest(file: ObjectReader) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in file.pieces():
+        digest.update(piece)
+    return digest.hexdigest()

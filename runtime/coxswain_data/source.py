@@ -19,7 +19,7 @@ from coxswain_data.formats.object_reader import ObjectReader, Sizes
 from coxswain_data.formats.tokenbin import companion
 from coxswain_data.identity import FileIdentities
 from coxswain_data.spool import Spool
-from coxswain_link.store import BucketNotFound, NotFound, ObjectChanged, ObjectInfo, Store, open_store
+from coxswain_link.store import BucketNotFound, NotFound, ObjectInfo, Store, open_store
 
 OPEN_OBJECTS = 8  # held open at once, per source
 _PAIRED = ".bin"  # TokenBin: the objects that hold tokens, each with an index file beside it
@@ -34,7 +34,7 @@ class Source:
 
     def __init__(self, config: SourceConfig, store: Store, spool: Spool, sizes: Sizes) -> None:
         self.config, self._store, self._spool, self._sizes = config, store, spool, sizes
-        self._files = FileIdentities(store) if is_file(config.uri) else None
+        self._files = FileIdentities(store.uri) if is_file(config.uri) else None
         self._format = format_named(config.format, config.name)
         self._open: LRUCache[tuple[str, str], OpenObject] = LRUCache(OPEN_OBJECTS, lambda _: 1)
 
@@ -110,12 +110,9 @@ class Source:
         """The ETag that the index knows: of a file, and of its index file, the content's digest."""
         if self._files is None:
             return info.etag
-        etags = info.etag.split(" ")
-        paths = (info.path, companion(info.path))[: len(etags)]
-        try:
-            return " ".join(map(self._files.of, paths, etags))
-        except ObjectChanged as error:
-            raise self.changed(info.path, "was replaced since it was listed") from error
+        reader = self._reader(info)
+        files = [reader, reader.companion(companion(info.path))] if self._is_paired else [reader]
+        return " ".join(map(self._files.of, files))
 
     def _objects(self) -> list[ObjectInfo]:
         wanted = include_pattern(self.config.include)

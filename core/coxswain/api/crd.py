@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from functools import cache
 from typing import Any
 
 import yaml
@@ -52,8 +53,9 @@ def _version(kind: Kind) -> dict[str, Any]:
     return version
 
 
+@cache
 def object_schema(kind: Kind) -> Schema:
-    """The schema of whole objects, with the rules in their places."""
+    """The schema of whole objects, with the rules in their places. Made once a process, so not to be changed."""
     schema: Schema = {
         "description": _documentation(kind.spec),
         "type": "object",

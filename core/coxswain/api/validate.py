@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from coxswain.api.cel_rules import check_rules
@@ -17,7 +16,7 @@ from coxswain.api.kinds import BY_NAME, Kind
 from coxswain.api.load import Document
 from coxswain.api.pod_template import template_faults
 from coxswain.api.resolve import resolve
-from coxswain.api.schema import Schema, repeated, with_defaults
+from coxswain.api.schema import repeated, with_defaults
 
 # Found between objects that are both in the files. A missing object is no fault: it may be on the cluster, or come later.
 _BETWEEN = ("TokenizerMismatch", "CapacityTooSmall")
@@ -51,13 +50,8 @@ def check(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[F
 
 def defaulted(manifest: dict[str, Any]) -> dict[str, Any]:
     """The object as the API server would hold it."""
-    result: dict[str, Any] = with_defaults(_schema(manifest["kind"]), manifest)
+    result: dict[str, Any] = with_defaults(object_schema(BY_NAME[manifest["kind"]]), manifest)
     return result
-
-
-@lru_cache(maxsize=len(BY_NAME))
-def _schema(kind: str) -> Schema:
-    return object_schema(BY_NAME[kind])
 
 
 def _shape(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
@@ -73,7 +67,7 @@ def _shape(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
     faults += parse(kind.status, manifest["status"], "status")[1] if "status" in manifest else []
     return faults + [
         FieldError(path, f"{key!r} appears twice", key, way_out="give every item a name of its own")
-        for path, key in repeated(_schema(kind.name), manifest)
+        for path, key in repeated(object_schema(kind), manifest)
     ]
 
 

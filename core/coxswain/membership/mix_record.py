@@ -24,6 +24,11 @@ def mix_under(mix: MixConfig, record: MixRecord) -> MixConfig:
     return replace(mix, sources=sources, phases=record.phases)
 
 
+def without_record(mix: MixConfig) -> MixConfig:
+    """The mix without what records hold: equal for all edits of one mix."""
+    return replace(mix, sources=tuple(replace(s, weight=0, max_passes=0) for s in mix.sources), phases=())
+
+
 def differences(before: MixRecord, after: MixRecord) -> str:
     """What has changed, for people; empty: nothing but perhaps the number."""
     changed = [

@@ -41,14 +41,14 @@ def _active_since(ctx: Context) -> float | None:
     return max(seconds(status.start_time), seconds(suspended.last_transition_time))
 
 
-def clocked(ctx: Context, step: PolicyResult) -> JobStatus:
+def clocked(ctx: Context, result: PolicyResult) -> JobStatus:
     """The status of this pass: its clock stands while the job is queued or suspended."""
     since = _active_since(ctx)
-    if not step.status.start_time:  # not started, or begun again
-        return replace(step.status, active_since=UNSET)
-    if step.state in (QUEUED, "Suspending", "Suspended"):
-        return replace(step.status, active_seconds=int(active_seconds(ctx)), active_since=UNSET)
-    return replace(step.status, active_since=stamp(ctx.now if since is None else since))
+    if not result.status.start_time:  # not started, or begun again
+        return replace(result.status, active_since=UNSET)
+    if result.state in (QUEUED, "Suspending", "Suspended"):
+        return replace(result.status, active_seconds=int(active_seconds(ctx)), active_since=UNSET)
+    return replace(result.status, active_since=stamp(ctx.now if since is None else since))
 
 
 def requeue_times(ctx: Context) -> tuple[float, ...]:
@@ -64,7 +64,7 @@ def starts_by(ctx: Context, pod: PodView) -> float:
     Not from before we asked for it: the API server's clock may be behind ours.
     """
     admitted = ctx.now if ctx.status.state == QUEUED else seconds(ctx.status.active_since or "")
-    asked = max(seconds(ctx.status.start_time or ""), admitted, seconds(ctx.numbers.of(pod.member).since))
+    asked = max(seconds(ctx.status.start_time), admitted, seconds(ctx.numbers.of(pod.member).since))
     return max(pod.created, pod.scheduled, asked) + ctx.spec.start_timeout_seconds
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from coxswain.config import JobConfig
 from coxswain.errors import Refused
 from coxswain.layout import Device, Layout, uniform_layout
-from coxswain.membership.mix_record import mix_under, record_of
+from coxswain.membership.mix_record import without_record
 from coxswain.planlog import Generation, LoaderShare
 from coxswain.wire import CheckpointManifest, Register, World
 from coxswain_coordinator.checkpoint.validation import manifest_key_of
@@ -62,10 +62,8 @@ def next_generation(
 
 def digest_of(job: JobConfig) -> str:
     """Hashes what a world depends on: not what the plan log records of the mix (MixRecord)."""
-    record = record_of(job.mix, 0)
-    constant = replace(record, weights=dict.fromkeys(record.weights, 0), max_passes=dict.fromkeys(record.weights, 0))
-    mix = mix_under(job.mix, replace(constant, phases=()))
-    return hashlib.sha256(msgspec.json.encode(replace(job, mix=mix))).hexdigest()
+    constant = replace(job, mix=without_record(job.mix))
+    return hashlib.sha256(msgspec.json.encode(constant)).hexdigest()
 
 
 def is_adoptable(

@@ -42,6 +42,11 @@ class ObjectReader:
         return self.info.path
 
     @property
+    def etag(self) -> str:
+        """Its own: that of its companion follows in `info`."""
+        return self.info.etag.partition(" ")[0]
+
+    @property
     def size(self) -> int:
         """Bytes."""
         return self.info.size
@@ -54,7 +59,7 @@ class ObjectReader:
     def range(self, start: int, stop: int) -> bytes:
         """Bytes [start, stop), as far as there are any."""
         try:
-            return self.store.get_range(self.path, start, min(stop, self.size), self.info.etag.partition(" ")[0])
+            return self.store.get_range(self.path, start, min(stop, self.size), self.etag)
         except ObjectChanged as error:
             raise self.changed(self.path, "was replaced since it was listed") from error
         except NotFound as error:

@@ -41,7 +41,7 @@ def is_open(workdir: Path) -> bool:
     try:
         with (workdir / "cluster.lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return False
     except OSError:  # it is held, or belongs to another user
         return True

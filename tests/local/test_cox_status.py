@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from coxswain_cli.status import describe, look
+from coxswain_cli.readers.folder import FolderReader
+from coxswain_cli.status import describe
 from coxswain_cli.workdir import is_open
 from coxswain_operator.local import LocalCluster
 from tests.local.jobs import Run, job_objects, wait_for_step, wait_until
@@ -110,7 +111,7 @@ def test_a_job_whose_cox_was_killed_is_not_running_and_its_pods_are_gone(tmp_pat
     os.kill(cox.pid, signal.SIGKILL)
     run.finish(cox)
     wait_until(lambda: not is_open(run.workdir), "every process has ended")
-    said = "\n".join(describe(look(run.workdir)))
+    said = "\n".join(describe(FolderReader(run.workdir).look()))
     assert "small: not running" in said
     assert f"step        {max(run.steps()) + 1}/5000" in said
     assert said.count("gone, with its `cox run`") == 3
@@ -118,6 +119,6 @@ def test_a_job_whose_cox_was_killed_is_not_running_and_its_pods_are_gone(tmp_pat
 
 
 async def test_a_running_cluster_is_known_by_its_lock(workdir):
-    assert not look(workdir).running
+    assert not FolderReader(workdir).look().running
     async with LocalCluster(workdir):
-        assert look(workdir).running
+        assert FolderReader(workdir).look().running

@@ -72,10 +72,15 @@ class JobState:
         self.fault: Fault | None = None
         self.finished: Finished | None = None
         self.capacity_shortage = ""  # why the registered trainers do not suffice
+        self.awaited_claim = ""  # another run's, on the same checkpoint.uri
 
     @property
     def generation(self) -> int:
         return self.session.record.generation if self.session else 0
+
+    def wait_for_claim(self, words: str) -> None:
+        self.awaited_claim = words
+        self.notifier.notify()
 
     # --- joining ----------------------------------------------------------------------------------
 

@@ -59,8 +59,8 @@ def their_logits(folder: Path) -> Tensor:
     return found(TOKENS[None].clamp(max=found.config.vocab_size - 1)).logits[0]
 
 
-def ours(uri: str, model: ModelConfig) -> Llama:
-    found = Llama(model, training.VOCABULARY)
+def ours(uri: str, model: ModelConfig, vocabulary: int = training.VOCABULARY) -> Llama:
+    found = Llama(model, vocabulary)
     state = {full_box(name, tuple(p.shape)): p.data.zero_() for name, p in found.weights().items()}
     load_pretrained(uri, state, {box.name: box.shape for box in state}, model=model)
     return found
@@ -128,6 +128,13 @@ def test_a_vocabulary_that_is_no_multiple_of_64_keeps_its_rows(tmp_path):
     mine = our_logits(model, TOKENS.clamp(max=49))
     assert_same(mine[:, :50], logits)
     assert float(mine[:, 50:].abs().max()) == 0
+
+
+def test_a_vocabulary_set_to_the_rows_of_the_file_has_the_loss_of_transformers(tmp_path):
+    labels = TOKENS.clamp(max=49).roll(-1)
+    loss = functional.cross_entropy(theirs(tmp_path, MODEL, vocabulary=50), labels)
+    mine = functional.cross_entropy(our_logits(ours(tmp_path.as_uri(), MODEL, 50), TOKENS.clamp(max=49)), labels)
+    assert float((mine - loss).abs()) < ROUNDING
 
 
 def edit(folder: Path, **changes: object) -> None:

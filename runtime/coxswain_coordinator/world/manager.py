@@ -25,6 +25,7 @@ from coxswain_coordinator.world.formation import (
     is_adoptable,
     layout_of,
     next_generation,
+    vocabulary_notice,
     vocabulary_of,
     world_of,
 )
@@ -95,7 +96,10 @@ class WorldManager:
     def _enter(self, record: Generation, agents: list[Register], adopted: bool = False) -> None:
         run = self._state
         assert run.index_progress.index is not None
-        world = world_of(record, agents, vocabulary_of(run.job, run.index_progress.index.vocabulary))
+        ids = run.index_progress.index.vocabulary
+        if run.session is None and not adopted and (notice := vocabulary_notice(run.job, ids)):
+            run.record_event("VocabularyRounded", notice)
+        world = world_of(record, agents, vocabulary_of(run.job, ids))
         session = Session(run.job, record, world, *self._start_point())
         job = replace(run.job, model=replace(run.job.model, vocabulary=session.world.vocabulary))
 

@@ -13,13 +13,13 @@ from tests.integration.apiserver import ApiServer
 
 
 class FakeKubelet:
-    """Serves /containerLogs for a Node that it registers. `logs`: lines by (pod, container).
+    """Serves /containerLogs for a Node that it registers. `logs`: lines by (pod, container); None: the container waits.
 
     A log that is followed ends when `ended` is set; lines that were added meanwhile are sent before.
     """
 
     def __init__(self, api: ApiServer, node: str) -> None:
-        self.node, self.logs, self.ended = node, dict[tuple[str, str], list[str]](), threading.Event()
+        self.node, self.logs, self.ended = node, dict[tuple[str, str], list[str] | None](), threading.Event()
         self._api = api
         self._server = ThreadingHTTPServer((api.address, 0), _handler(self))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -62,13 +62,16 @@ def _handler(kubelet: FakeKubelet) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             _, _, _, pod, container = url.path.split("/")
-            self.send_response(200)
+            lines = kubelet.logs[pod, container]
+            self.send_response(400 if lines is None else 200)
             self.end_headers()
-            self._send(kubelet.logs[pod, container])
+            if lines is None:
+                self._send([f'container "{container}" in pod "{pod}" is waiting to start: ContainerCreating'])
+                return
+            self._send(lines)
             if parse_qs(url.query).get("follow") == ["true"]:
-                sent = len(kubelet.logs[pod, container])
                 kubelet.ended.wait(60)
-                self._send(kubelet.logs[pod, container][sent:])
+                self._send((kubelet.logs[pod, container] or [])[len(lines) :])
 
         def _send(self, lines: list[str]) -> None:
             self.wfile.write("".join(f"{line}\n" for line in lines).encode())

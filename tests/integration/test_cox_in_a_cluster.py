@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -226,6 +229,25 @@ def test_a_followed_log_has_the_lines_that_come_while_it_is_read(scene: Scene) -
     following.join(60)
     scene.kubelet.logs |= LOGS
     assert (following.is_alive(), seen) == (False, ["of the other trainer\n", "later\n"])
+
+
+def test_a_container_that_waits_is_named_behind_the_logs_of_the_others(scene: Scene) -> None:
+    scene.kubelet.logs["demo-trainer-0-0", "trainer"] = None
+    code, said = scene.cox("logs", "demo", "--trainer", 0)
+    scene.kubelet.logs |= LOGS
+    first, last = said.splitlines()
+    assert (code, first) == (1, "[demo-trainer-0-0/constructor] the constructor's line")
+    assert 'container "trainer" in pod "demo-trainer-0-0" is waiting to start: ContainerCreating' in last
+
+
+def test_a_reader_that_has_seen_enough_ends_the_logs_without_a_word(scene: Scene) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    place = ["--kubeconfig", str(scene.viewer), "--namespace", scene.namespace]
+    call = [sys.executable, "-m", "coxswain_cli", "logs", "demo", *place]
+    done = subprocess.run(call, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize("command", ["status", "report", "logs"])

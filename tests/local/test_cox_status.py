@@ -25,6 +25,9 @@ async def workdir(tmp_path):
     objects = job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/checkpoints")
     await stored_job(tmp_path / "work", write(tmp_path / "job.yaml", objects), "Completed", "True")
     (tmp_path / "work/steps.jsonl").write_text("")
+    log = tmp_path / "work/logs/small-loader-0-0/loader.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("a line\n")
     return tmp_path / "work"
 
 
@@ -68,9 +71,9 @@ async def test_damaged_lines_of_steps_and_events_are_left_out(workdir):
         assert answers_in_a_sentence(*command).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["status", "validate", "run"])
+@pytest.mark.parametrize("command", ["status", "logs", "validate", "run"])
 async def test_an_output_that_cannot_be_written_is_named_and_one_that_is_closed_needs_no_words(workdir, command):
-    what = {"status": [workdir], "validate": [workdir.parent / "job.yaml"]}.get(
+    what = {"status": [workdir], "logs": [workdir], "validate": [workdir.parent / "job.yaml"]}.get(
         command, [workdir.parent / "job.yaml", "--workdir", workdir]
     )
     full = os.open("/dev/full", os.O_WRONLY)

@@ -76,8 +76,10 @@ class ClusterReader:
             pods = current_pods(await self._pods(connection, job), member)
             if not pods:
                 raise Retryable(self._without_pods(job, member))
-            streams = [self._log(connection, pod, c, follow, write) for pod in pods for c in containers_of(pod)]
-            await asyncio.gather(*streams)
+            places = [(pod["metadata"]["name"], container) for pod in pods for container in containers_of(pod)]
+            missing = await asyncio.gather(*(self._log(connection, *place, follow, write) for place in places))
+            if any(missing):
+                raise Retryable("; ".join(filter(None, missing)))
 
         _asked(self._access, ask)
 
@@ -115,11 +117,16 @@ class ClusterReader:
         found = await connection.call("GET", path, fieldSelector=selector)
         return tuple(sorted(map(_event, found["items"]), key=lambda e: e.time))
 
-    async def _log(self, connection: Connection, pod: Manifest, container: str, follow: bool, write: Write) -> None:
-        name = pod["metadata"]["name"]
+    async def _log(self, connection: Connection, pod: str, container: str, follow: bool, write: Write) -> str:
+        """Why there is no log, such as a container that waits; empty: it was read."""
+        path = _PODS.path(self._namespace, pod, "log")
         query = {"container": container, "follow": "true" if follow else "false"}
-        async for line in connection.lines(_PODS.path(self._namespace, name, "log"), _LOG_SILENCE, torn=True, **query):
-            write(f"{name}/{container}", line + b"\n")
+        try:
+            async for line in connection.lines(path, _LOG_SILENCE, torn=True, **query):
+                write(f"{pod}/{container}", line + b"\n")
+        except CoxswainError as error:
+            return str(error)
+        return ""
 
 
 def seen(job: Manifest, pods: list[Manifest]) -> Seen:
@@ -189,9 +196,12 @@ def _asked(access: Access, question: Callable[[Connection], Awaitable[T]]) -> T:
             return await question(connection)
 
     try:
-        return asyncio.run(ask())
+        access.trust()
     except OSError as error:  # certificates that cannot be read
-        raise Refused("NoClusterAccess", f"{access.url}: {error}") from error
+        raise Refused(
+            "NoClusterAccess", f"{access.url}: {error}; correct the certificates of the kubeconfig"
+        ) from error
+    return asyncio.run(ask())
 
 
 def cluster_reader(place: Place, job: str) -> ClusterReader:

@@ -69,17 +69,20 @@ class FolderReader:
         while True:
             ended = not (follow and is_open(self._workdir))
             for path in self._logs(member):
-                tail = tails.setdefault(path, Tail(path, from_start=True))
+                tail, origin = tails.setdefault(path, Tail(path, from_start=True)), f"{path.parent.name}/{path.stem}"
                 for line in tail.lines():
-                    write(f"{path.parent.name}/{path.stem}", line)
+                    write(origin, line)
+                if ended and (rest := tail.rest()):
+                    write(origin, rest + b"\n")
             if ended:
                 break
             time.sleep(_PAUSE)
         if not tails:
-            what = f"log of {member}" if member else "logs"
-            raise Refused(
-                "NoLogs", f"{self._workdir}/logs holds no {what}; `cox status {self._workdir}` lists the pods"
-            )
+            raise self._no_logs(member)
+
+    def _no_logs(self, member: str) -> Refused:
+        what = f"log of {member}" if member else "logs"
+        return Refused("NoLogs", f"{self._workdir}/logs holds no {what}; `cox status {self._workdir}` lists the pods")
 
     def _logs(self, member: str) -> list[Path]:
         """Of the newest pod of each member, or of one."""

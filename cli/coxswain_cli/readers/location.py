@@ -29,7 +29,7 @@ class LocationReader:
     def look(self) -> Seen:
         run = self._open()
         job = self._job(run)
-        lines, _, _ = read_steps(run.step_lines())
+        lines, _, _ = read_steps(run.step_lines(last=True))
         saved = job["status"].get("lastCheckpoint", {}).get("step", 0)
         last = lines[-1] if lines else None
         progress = Progress(max(saved, last.step + 1 if last else 0), loss=last.loss if last else None)

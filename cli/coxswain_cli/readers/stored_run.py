@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from coxswain_cli.reporting.model import MixInForce
 from coxswain_link.store import NotFound, Store, open_store
 
 _PATIENCE = 3.0  # seconds for which S3 may be unavailable
+_AT_ONCE = 16  # objects that are read side by side
 _SEGMENTS, _GENERATIONS, _MANIFESTS, _STEPS = "log/membership/", "log/generations/", "manifests/", "steps/"
 
 T = TypeVar("T")
@@ -73,10 +75,12 @@ class StoredRun:
         """Number of the newest world; 0: none yet."""
         return max((_ordinal(key) or 0 for key in self._keys(_GENERATIONS)), default=0)
 
-    def step_lines(self) -> Iterator[bytes]:
-        """Lines of `steps.jsonl` up to the last checkpoint."""
-        for key in self._keys(_STEPS):
-            yield from self._store.get(key).splitlines()
+    def step_lines(self, last: bool = False) -> Iterator[bytes]:
+        """Lines of `steps.jsonl` up to the last checkpoint; with `last` only those of the last object."""
+        keys = self._keys(_STEPS)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for content in pool.map(self._store.get, keys[-1:] if last else keys):
+                yield from content.splitlines()
 
     def mixes(self) -> tuple[MixInForce, ...]:
         """Every mix record that a committed step uses, and the first step that it holds for."""

@@ -11,12 +11,14 @@ import signal
 import socket
 import time
 
+from coxswain import names
 from coxswain.config import JobConfig
 from coxswain.errors import Retryable
 from coxswain.layout import Layout
 from coxswain.names import PORT_COORDINATOR
 from coxswain.plan.step import plan_step
 from coxswain.plan.values import Placement
+from coxswain.uris import file_uri
 from coxswain.wire import Finished
 from coxswain_coordinator.api.report import termination_message
 from coxswain_coordinator.checkpoint.claim import Claim, LiveRun
@@ -50,9 +52,9 @@ async def _serve(environment: Environment) -> int:
 
 
 def claim_of(environment: Environment, store: Store) -> Claim | None:
-    """On S3 only: `cox run` locks a folder of this machine."""
+    """On S3 and on volumes of a cluster: `cox run` locks a folder of this machine."""
     job = environment.job
-    if not job.checkpoint.uri.startswith("s3://"):
+    if not job.checkpoint.uri.startswith(("s3://", f"{file_uri(names.CLAIMS_ROOT)}/")):
         return None
     place = f"{socket.gethostname()}, {environment.run_dir or 'no run directory'}"
     return Claim(store, LiveRun(job_of(job), job.uid, environment.pod_name, place))

@@ -9,11 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from coxswain.config import CheckpointConfig
 from coxswain.errors import Refused
+from coxswain.names import CLAIMS_ROOT
 from coxswain.uris import file_uri
+from coxswain_coordinator.__main__ import claim_of
 from coxswain_coordinator.checkpoint.claim import LEASE_SECONDS, RENEW_SECONDS, Claim, LiveRun, key_of
 from coxswain_coordinator.store_executor import StoreExecutor
+from coxswain_link.environment import Environment
 from coxswain_link.store import Store, open_store
+from tests.unit.coordinator_fakes import make_job
 
 OTHER = LiveRun("team/other", "u2", "other-coordinator-1", "host-b, /runs/other", 7)
 
@@ -121,3 +126,22 @@ async def test_an_object_of_another_shape_is_no_claim(store: Store) -> None:
     mine = claim(store, Time())
     assert await mine.acquire(StoreExecutor()) is False
     await mine.release()
+
+
+@pytest.mark.parametrize(
+    ("uri", "claimed"),
+    [("s3://runs/demo", True), (f"file://{CLAIMS_ROOT}/data/runs", True), ("file:///home/me/runs", False)],
+)
+def test_locations_that_other_machines_reach_are_claimed(store: Store, tmp_path: Path, uri: str, claimed: bool) -> None:
+    job = make_job(tmp_path, checkpoint=CheckpointConfig(uri=uri))
+    environment = Environment(
+        name="coordinator",
+        index=0,
+        coordinator_url="",
+        job=job,
+        token="",
+        pod_name="demo-coordinator-0",
+        pod_ip="",
+        pod_uid="",
+    )
+    assert (claim_of(environment, store) is not None) == claimed

@@ -133,7 +133,8 @@ def seen(job: Manifest, pods: list[Manifest]) -> Seen:
     status, summary = job.get("status") or {}, condition(job, "Succeeded")
     note = f"at {status['updatedAt']}" if status.get("updatedAt") and not has_ended(job) else ""
     state, lines = summary.get("reason", "Queued"), tuple(summary.get("message", "").splitlines())
-    return Seen(job, state, lines, pods, progress=stored(status, note=note))
+    progress = stored(status, note=note)
+    return Seen(job, state, lines, pods, step=progress.step if progress else 0, progress=progress)
 
 
 def current_pods(pods: list[Manifest], member: str) -> list[Manifest]:

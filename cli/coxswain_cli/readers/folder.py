@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coxswain import names
 from coxswain.errors import CoxswainError, Refused
-from coxswain.wire import JobReport
+from coxswain.wire import JobReport, StepLine
 from coxswain_cli.readers.stored_run import mixes_at
 from coxswain_cli.readers.values import Manifest, Progress, Seen, Write, reported, stored
 from coxswain_cli.reporting.model import RecordedRun
@@ -42,20 +42,12 @@ class FolderReader:
             raise Refused("NoJob", f"{self._workdir} holds no TrainingJob; it was deleted, or never created")
         pods = [o for o in objects if o["kind"] == "Pod"]
         report = ask_coordinator(objects, pods) if running else None
+        lines = steps_of(Tail(self._workdir / "steps.jsonl", from_start=True))
+        last = lines[-1] if lines else None
         state, explanation = _heading(jobs[0], running)
-        progress = reported(report) if report else self._progress(jobs[0], running)
-        return Seen(jobs[0], state, explanation, pods, report, running, progress)
-
-    def _progress(self, job: Manifest, running: bool) -> Progress | None:
-        """From the job's status, which may be older than the last line of steps.jsonl."""
-        steps = steps_of(Tail(self._workdir / "steps.jsonl", from_start=True))
-        stale = running and not (has_ended(job) or is_suspended(job))
-        note = "when last seen; no coordinator answers" if stale else ""
-        found = stored(job.get("status", {}), steps[-1].step + 1 if steps else 0, note)
-        if found is None:
-            return None
-        # Rates of a run that has ended say nothing about now.
-        return Progress(found.step, found.steps, steps[-1].loss if steps else found.loss, note=note)
+        progress = reported(report) if report else _last_known(jobs[0], running, last)
+        step = last.step + 1 if last else 0
+        return Seen(jobs[0], state, explanation, pods, report, running, step, progress)
 
     def record(self, steps: tuple[int, ...]) -> RecordedRun:
         run = read_run(self._workdir, steps)
@@ -94,6 +86,16 @@ class FolderReader:
         return [
             path for _, folder in sorted(newest.values(), key=lambda n: n[1]) for path in sorted(folder.glob("*.log"))
         ]
+
+
+def _last_known(job: Manifest, running: bool, last: StepLine | None) -> Progress | None:
+    """From the job's status, which may be older than the last line of steps.jsonl. Rates say nothing about now."""
+    stale = running and not (has_ended(job) or is_suspended(job))
+    note = "when last seen; no coordinator answers" if stale else ""
+    found = stored(job.get("status", {}), last.step + 1 if last else 0, note)
+    if found is None:
+        return None
+    return Progress(found.step, found.steps, last.loss if last else found.loss, note=note)
 
 
 def _heading(job: Manifest, running: bool) -> tuple[str, tuple[str, ...]]:

@@ -33,7 +33,7 @@ class LocationReader:
         saved = job["status"].get("lastCheckpoint", {}).get("step", 0)
         last = lines[-1] if lines else None
         progress = Progress(max(saved, last.step + 1 if last else 0), loss=last.loss if last else None)
-        return Seen(job, "Stored", (_AHEAD,), running=False, progress=progress, mixes=run.mixes())
+        return Seen(job, "Stored", (_AHEAD,), running=False, step=progress.step, progress=progress, mixes=run.mixes())
 
     def record(self, steps: tuple[int, ...]) -> RecordedRun:
         run = self._open()

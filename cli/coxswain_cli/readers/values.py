@@ -39,6 +39,7 @@ class Seen(msgspec.Struct):
     pods: list[Manifest] = []
     report: JobReport | None = None  # the coordinator's answer
     running: bool = True  # pods that have not ended run now
+    step: int = 0  # done, by the last recorded line; 0: none
     progress: Progress | None = None
     mixes: tuple[MixInForce, ...] = ()
 

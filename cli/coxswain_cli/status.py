@@ -16,7 +16,7 @@ from coxswain_cli.readers.choose import Context, Kubeconfig, Namespace, reader_o
 from coxswain_cli.readers.folder import below_runs
 from coxswain_cli.readers.values import Progress, Seen
 from coxswain_cli.reporting.model import MixInForce
-from coxswain_cli.workdir import condition
+from coxswain_cli.workdir import RUNS, condition
 
 Manifest = dict[str, Any]
 
@@ -48,7 +48,8 @@ def status_command(
         if as_json:
             typer.echo(json.dumps(msgspec.to_builtins(found)))
         else:
-            typer.echo("\n".join(map(brief, found)) if found else "no jobs here")
+            nowhere = "no jobs in this namespace" if kubeconfig or context or namespace else f"no jobs below {RUNS}/"
+            typer.echo("\n".join(map(brief, found)) or nowhere)
 
 
 def _all(kubeconfig: Path | None, context: str, namespace: str) -> Iterator[Seen]:

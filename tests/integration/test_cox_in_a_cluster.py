@@ -160,7 +160,10 @@ def test_the_status_of_a_job_in_a_cluster_has_its_step_loss_speed_and_pods(scene
 def test_without_a_job_every_job_of_the_namespace_is_listed(scene: Scene) -> None:
     assert scene.cox("status") == (0, "demo: Running, step 12/100, loss 4.5678\n")
     empty = new_namespace(scene.api)
-    assert cox("status", "--kubeconfig", scene.api.kubeconfig, "--namespace", empty) == (0, "no jobs here\n")
+    assert cox("status", "--kubeconfig", scene.api.kubeconfig, "--namespace", empty) == (
+        0,
+        "no jobs in this namespace\n",
+    )
 
 
 def test_programs_get_the_job_and_its_pods(scene: Scene) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from coxswain_cli.__main__ import app
 from coxswain_cli.readers.values import Progress, Seen, stored
 from coxswain_cli.status import brief, describe
+from tests.unit import report_samples as samples
 
 Manifest = dict[str, Any]
 
@@ -67,3 +71,16 @@ def test_the_texts_of_a_status_become_numbers_and_what_is_no_number_is_unknown()
 def test_a_line_of_the_list_has_the_state_and_how_far_the_job_is() -> None:
     assert brief(Seen(JOB, "Queued")) == "demo: Queued"
     assert brief(Seen(JOB, "Running", progress=Progress(3, 40, 4.5))) == "demo: Running, step 3/40, loss 4.5000"
+
+
+def test_without_a_job_every_work_directory_below_runs_is_listed_also_one_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["status"]).output == "no jobs below runs/\n"
+    samples.write_object(tmp_path / "runs/torn", "TrainingJob", "torn", {})
+    metadata = {"name": "whole", "namespace": "default", "uid": "u", "resourceVersion": "1", "generation": 1}
+    samples.write_object(tmp_path / "runs/whole", "TrainingJob", "whole", {"metadata": metadata})
+    torn, whole = CliRunner().invoke(app, ["status"]).output.splitlines()
+    assert torn.startswith("torn: cannot be read: runs/torn/cluster/TrainingJob/default/torn.json")
+    assert whole == "whole: not running"

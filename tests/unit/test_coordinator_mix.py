@@ -288,22 +288,3 @@ async def test_a_source_that_has_used_up_its_passes_is_named_with_the_step_in_wh
 async def test_a_mix_without_limits_never_names_a_source_as_used_up(tmp_path):
     async with cluster(make_job(tmp_path), tmp_path) as c:
         assert of_reason(await c.play(), "SourceExhausted") == []
-
-
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        ({"init_from": "file:///weights"}, 1),
-        ({"init_from": "file:///weights", "vocabulary": 257}, 0),
-        ({}, 0),
-    ],
-)
-async def test_weights_from_elsewhere_under_a_vocabulary_that_is_rounded_up_are_a_notice_with_the_way_out(
-    tmp_path, model, said
-):
-    job = make_job(tmp_path)
-    async with cluster(replace(job, model=replace(job.model, **model), stop_steps=2), tmp_path) as c:
-        found = of_reason(await c.play(), "VocabularyRounded")
-    assert len(found) == said
-    assert all("257 ids of the tokenizer are rounded up to 320 rows" in text for text in found)
-    assert all("set model.config.vocabulary to its number of rows" in text for text in found)

@@ -91,18 +91,7 @@ def vocabulary_of(job: JobConfig, tokenizer: int) -> int:
     return fixed or -(-tokenizer // 64) * 64
 
 
-def vocabulary_notice(job: JobConfig, tokenizer: int) -> str:
-    """What users should know of imported weights under a vocabulary that is rounded up; empty: nothing."""
-    rows = vocabulary_of(job, tokenizer)
-    if not job.model.init_from or job.model.vocabulary or rows == tokenizer:
-        return ""
-    return (
-        f"model.initFrom: the {tokenizer} ids of the tokenizer are rounded up to {rows} rows; rows that the weights lack begin "
-        "at random and count in the loss. If the file has fewer rows, set model.config.vocabulary to its number of rows"
-    )
-
-
-def world_of(record: Generation, agents: Sequence[Register], vocabulary: int) -> World:
+def world_of(record: Generation, agents: Sequence[Register], vocabulary: int, ids: int = 0) -> World:
     return World(
         generation=record.generation,
         first_step=record.first_step,
@@ -112,4 +101,5 @@ def world_of(record: Generation, agents: Sequence[Register], vocabulary: int) ->
         loaders=record.loaders,
         checkpoint=record.checkpoint,
         vocabulary=vocabulary,
+        ids=ids,
     )

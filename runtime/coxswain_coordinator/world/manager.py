@@ -25,7 +25,6 @@ from coxswain_coordinator.world.formation import (
     is_adoptable,
     layout_of,
     next_generation,
-    vocabulary_notice,
     vocabulary_of,
     world_of,
 )
@@ -97,9 +96,7 @@ class WorldManager:
         run = self._state
         assert run.index_progress.index is not None
         ids = run.index_progress.index.vocabulary
-        if run.session is None and not adopted and (notice := vocabulary_notice(run.job, ids)):
-            run.record_event("VocabularyRounded", notice)
-        world = world_of(record, agents, vocabulary_of(run.job, ids))
+        world = world_of(record, agents, vocabulary_of(run.job, ids), ids)
         session = Session(run.job, record, world, *self._start_point())
         job = replace(run.job, model=replace(run.job.model, vocabulary=session.world.vocabulary))
 

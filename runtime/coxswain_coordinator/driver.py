@@ -62,11 +62,14 @@ class Driver:
         try:
             await self._open()
             while run.finished is None:
+                run.log_steps()
                 seen, self._advanced = run.notifier.count, time.monotonic()
                 if not await self._advance():
                     await run.notifier.wait_until(lambda: run.notifier.count > seen, _STALL_CHECK_SECONDS)  # noqa: B023  called at once
         except Refused as error:
             return run.finish(termination.failed(run.fail(Fault(error.reason, error.message))))
+        finally:
+            run.log_steps(now=True)
         with suppress(Refused, Retryable, Stale):  # cleaning up cannot spoil a good end
             await self._collect_garbage(run.finished)
         return run.finished

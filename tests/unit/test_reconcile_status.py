@@ -161,6 +161,12 @@ def test_progress_is_in_decimals_and_never_negative(
     assert (found.idle_percent, found.loss, found.tokens_per_second) == (idle, "2.5000", "1000")
 
 
+def test_a_coordinator_that_has_seen_no_step_leaves_the_rate_of_the_run() -> None:
+    before = progress.apply_report(BEFORE, report("Running", 7))
+    after = progress.apply_report(before, report("Completed", 9, tokens_per_second=0.0)).progress
+    assert after is not None and (after.step, after.tokens_per_second) == (9, "1000")
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_report_without_checkpoint_layout_and_loss_keeps_those_of_before(known: bool) -> None:
     nothing: dict[str, Any] = {"checkpoint_step": -1, "layout_hash": "", "loss": None}

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from coxswain.api.datasource import DataSourceStatus
-from coxswain.api.trainingjob import FailurePolicy, OnCondition, TrainingJobSpec
+from coxswain.api.trainingjob import Checkpoint, FailurePolicy, OnCondition, TrainingJobSpec
 from coxswain.wire import JobReport, SourceReport
 from coxswain_operator.reconcile import attempts, incarnations, progress, sources
 from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus
@@ -211,6 +211,7 @@ def test_an_absent_status_is_that_of_a_job_that_has_done_nothing() -> None:
 def test_what_reconcile_reads_has_the_apis_defaults() -> None:
     spec, policy, api = read_spec({}), read_spec({}).failure_policy, TrainingJobSpec.model_fields
     assert spec.trainers.count == 1
+    assert spec.checkpoint.every_steps == Checkpoint.model_fields["every_steps"].default
     assert policy.max_restarts == FailurePolicy().max_restarts
     assert policy.rules == tuple(FailurePolicy().rules)
     for name in ("suspend", "active_deadline_seconds", "start_timeout_seconds", "ttl_seconds_after_finished"):

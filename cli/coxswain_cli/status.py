@@ -101,7 +101,6 @@ def describe(seen: Seen) -> Iterator[str]:
         speed = f"{amount(report.tokens_per_second)} tokens/s, idle {report.idle_fraction:.1%}"
         yield f"  step        {report.step}/{report.steps}, loss {loss}, {speed}, {duration(report.eta_seconds)} left"
         yield f"  waits for   {report.waiting_for or 'nothing'}"
-        yield from ([f"  slow        {report.slow}"] if report.slow else [])
     elif progress := status.get("progress"):
         quiet = "" if over or not seen.running else " when last seen; no coordinator answers"
         yield f"  step        {max(progress['step'], seen.step)}/{progress['steps']}{quiet}"

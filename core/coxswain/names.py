@@ -36,7 +36,7 @@ ENV_STORE_PATIENCE = "COXSWAIN_STORE_PATIENCE_SECONDS"  # for which S3 may be aw
 ENV_POD_NAME = "POD_NAME"
 ENV_POD_IP = "POD_IP"
 ENV_POD_UID = "POD_UID"
-ENV_NODE = "NODE_NAME"  # trainer only: empty on one machine
+ENV_NODE = "NODE_NAME"  # trainer only: of the Kubernetes node, or of the machine
 
 # Ports inside a pod. Every pod has its own address, also on one machine.
 PORT_COORDINATOR = 7400  # control, /metrics, the page for people

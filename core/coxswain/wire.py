@@ -51,7 +51,7 @@ class Register(msgspec.Struct, frozen=True):
     devices: int = 0  # an agent's
     generation: int = 0  # an agent's: the world of which all its workers live; 0: there is none
     last_error: str = msgspec.field(name="trouble", default="")  # a loader's, of its store
-    node: str = ""  # an agent's Kubernetes node; empty on one machine
+    node: str = ""  # an agent's; empty: not known
 
 
 class Registered(msgspec.Struct, frozen=True):

@@ -40,7 +40,7 @@ class Environment:
     pod_name: str
     pod_ip: str
     pod_uid: str
-    node: str = ""  # the Kubernetes node
+    node: str = ""  # of a trainer; empty: not known
     secrets_dir: Path | None = None
     run_dir: Path | None = None
     termination_log: Path | None = None

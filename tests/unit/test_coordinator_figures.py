@@ -17,7 +17,7 @@ from coxswain_coordinator.api.status_page import page
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.rates import step_seconds, tokens_per_second
 from coxswain_coordinator.state.session import Session
-from coxswain_coordinator.state.step_log import StepLog, slowest_ranks
+from coxswain_coordinator.state.step_log import StepLog, short, slowest_ranks
 from coxswain_coordinator.steps import StepTracker, TimingLine
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import make_job
@@ -255,6 +255,11 @@ def test_a_burst_of_a_thousand_steps_is_two_lines_and_a_line_is_at_most_two_hund
     assert not log.due()
     assert [text.partition(":")[0] for text in said(caplog)] == ["step 1000000", "steps 1000001-1000999"]
     assert max(len(text) for text in said(caplog)) < 200
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.000009, "0"), (0.0004, "0.0004"), (1.2345, "1.23"), (123.4, "123")])
+def test_a_tiny_wait_is_none(seconds, text):
+    assert short(seconds) == text
 
 
 def test_a_trainers_slowest_rank_is_the_one_that_its_step_waits_for():

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from html import escape
 
 from coxswain.wire import JobReport
+from coxswain_coordinator.state.step_log import short
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -40,7 +41,7 @@ def page(name: str, report: JobReport) -> str:
                 t.node,
                 t.pod,
                 t.rank,
-                *map(_short, (t.compute_seconds, t.data_wait_seconds, t.wait_seconds)),
+                *map(short, (t.compute_seconds, t.data_wait_seconds, t.wait_seconds)),
                 f"{t.slowdown:.1f} x" if t.slowdown else "",
             )
             for t in report.trainers
@@ -71,10 +72,6 @@ def _facts(report: JobReport) -> list[tuple[str, str]]:
 
 def _row(*cells: object) -> str:
     return "<tr>" + "".join(f"<td>{escape(str(cell))}" for cell in cells) + "</tr>"
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:.3g}"
 
 
 def _time(seconds: float) -> str:

@@ -35,7 +35,7 @@ from coxswain_coordinator.state.history import History
 from coxswain_coordinator.state.notifier import Notifier
 from coxswain_coordinator.state.registry import MemberRegistry
 from coxswain_coordinator.state.session import Session
-from coxswain_coordinator.state.trainers import Trainers
+from coxswain_coordinator.state.trainers import Trainers, forget
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.metrics import MetricsRegistry as Metrics
 
@@ -233,6 +233,7 @@ class JobState:
             self.record_event("Resumed" if self.manifest else "GangStarted", summary)
         self.session, self.capacity_shortage = session, ""
         self.history.begin_at(session.book.open)
+        forget(self.metrics)
         self.metrics["coxswain_world_generation"].set(record.generation)
         self.notifier.notify()
 

@@ -49,6 +49,11 @@ def slowest_ranks(figures: StepFigures) -> dict[int, tuple[float, float]]:
     return found
 
 
+def short(seconds: float) -> str:
+    """Three digits; nothing below a tenth of a millisecond."""
+    return f"{round(seconds, 4):.3g}"
+
+
 def describe(lines: list[StepLine], trainers: Mapping[int, list[float]], where: Callable[[int], str]) -> str:
     """The last loss; the means of a step."""
     count, seconds = len(lines), sum(line.seconds for line in lines)
@@ -56,8 +61,10 @@ def describe(lines: list[StepLine], trainers: Mapping[int, list[float]], where: 
     steps = f"steps {lines[0].step}-{lines[-1].step}" if count > 1 else f"step {lines[0].step}"
     rate, share = (tokens / seconds, idle / seconds) if seconds else (0.0, 0.0)
     each = " each" if count > 1 else ""
-    text = f"{steps}: loss {lines[-1].loss:.4f}, {rate:,.0f} tokens/s, {seconds / count:.3g} s{each}, idle {share:.1%}"
+    text = (
+        f"{steps}: loss {lines[-1].loss:.4f}, {rate:,.0f} tokens/s, {short(seconds / count)} s{each}, idle {share:.1%}"
+    )
     if len(trainers) < 2:
         return text
     trainer, (compute, data) = max(trainers.items(), key=lambda item: sum(item[1]))
-    return f"{text}, slowest {where(trainer)}: {compute / count:.3g} s compute, {data / count:.3g} s data"
+    return f"{text}, slowest {where(trainer)}: {short(compute / count)} s compute, {short(data / count)} s data"

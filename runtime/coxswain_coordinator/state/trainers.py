@@ -10,6 +10,8 @@ from coxswain.wire import Register, TrainerReport
 from coxswain_coordinator.state.registry import MemberRegistry
 from coxswain_link.metrics import MetricsRegistry as Metrics
 
+_METRICS = tuple(f"coxswain_trainer_{name}" for name in ("compute_seconds", "wait_seconds", "slowdown"))
+
 
 @dataclass(frozen=True, slots=True)
 class Trainers:
@@ -23,7 +25,7 @@ class Trainers:
         return self.registry.member("trainer", self.names[index])
 
     def node(self, index: int) -> str:
-        """Empty: on one machine, or unknown."""
+        """Empty: not known."""
         agent = self.agent(index)
         return agent.node if agent else ""
 
@@ -41,14 +43,16 @@ class Trainers:
         )  # fmt: skip
 
     def measure(self, figures: Iterable[TrainerFigures], metrics: Metrics) -> None:
-        """Forgets trainers that are gone: a metric has one series for each trainer of the world."""
-        compute, wait, slowdown = (
-            metrics[f"coxswain_trainer_{name}"] for name in ("compute_seconds", "wait_seconds", "slowdown")
-        )
-        for metric in (compute, wait, slowdown):
-            metric.clear()
+        """One series of each metric for each trainer."""
+        compute, wait, slowdown = (metrics[name] for name in _METRICS)
         for f in figures:
             labels = self.names[f.trainer], self.node(f.trainer)
             compute.labels(*labels).set(f.compute_seconds)
             wait.labels(*labels).set(f.data_wait_seconds + f.wait_seconds)
             slowdown.labels(*labels).set(f.slowdown)
+
+
+def forget(metrics: Metrics) -> None:
+    """Drops the series of a world that is over: its trainers may be gone, or on other nodes."""
+    for name in _METRICS:
+        metrics[name].clear()

@@ -10,7 +10,6 @@ from coxswain_cli.reporting.markup import Markup, join, tag
 from coxswain_cli.reporting.model import StepTiming
 
 _ROWS = 64
-_HEADINGS = ("trainer", "slowest rank", "compute", "data wait", "other waits", "slowdown")
 
 
 def latest_figures(timings: Iterable[StepTiming]) -> tuple[TrainerFigures, ...]:
@@ -27,14 +26,14 @@ def words(figures: Sequence[TrainerFigures]) -> str:
 def section(figures: Sequence[TrainerFigures]) -> Markup:
     if not figures:
         return tag("p", "no timings recorded", class_="empty")
-    note = f"Means of a step, over the last {figures[0].steps} steps. {words(figures) or 'No trainer is slow'}."
-    head = tag("tr", *(tag("th", heading) for heading in _HEADINGS))
+    note = f"Each trainer's slowest rank, means over the last {figures[0].steps} steps. {words(figures) or 'No trainer is slow'}."
     more = len(figures) - _ROWS
     rest = tag("p", f"{more} more, which are faster", class_="unit") if more > 0 else Markup("")
-    return join((tag("p", note), tag("table", head, join(map(_row, figures[:_ROWS]))), rest))
+    return join((tag("p", note), tag("table", join(map(_row, figures[:_ROWS])), class_="facts"), rest))
 
 
 def _row(f: TrainerFigures) -> Markup:
-    times = (seconds(value) for value in (f.compute_seconds, f.data_wait_seconds, f.wait_seconds))
-    cells = (f"trainer-{f.trainer}", str(f.rank), *times, f"{f.slowdown:.2f} x" if f.slowdown else "unknown")
-    return tag("tr", *(tag("td", cell) for cell in cells))
+    compute, data, rest = (seconds(value) for value in (f.compute_seconds, f.data_wait_seconds, f.wait_seconds))
+    pace = f", {f.slowdown:.2f} x the median for its work" if f.slowdown else ""
+    text = f"rank {f.rank}: computes {compute}{pace}; waits {data} for data, {rest} for others"
+    return tag("tr", tag("th", f"trainer-{f.trainer}"), tag("td", text))

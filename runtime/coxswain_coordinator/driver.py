@@ -111,9 +111,8 @@ class Driver:
             return await self._merge_index() if run.index_progress.complete else False
         if session is None or session.lost:
             return await self._worlds.form()
-        if stall := self._stall_detector.judge(
-            session, [line.seconds for line in run.history.recent], time.monotonic()
-        ):
+        durations = [line.seconds for line in run.history.recent]
+        if stall := self._stall_detector.judge(session, durations, time.monotonic(), run.trainers.place):
             run.mark_world_lost(stall)
             return True
         if run.close_step(session):

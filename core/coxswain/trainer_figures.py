@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from math import nan
 from statistics import median_low
 from typing import NamedTuple, Protocol
 
@@ -78,13 +79,14 @@ def step_figures(planned: Iterable[_Task], ranks: Iterable[Rank]) -> StepFigures
 
 def trainer_figures(steps: Sequence[StepFigures]) -> tuple[TrainerFigures, ...]:
     """The slowest trainer first. All steps have the same ranks."""
-    seats = steps[0].keys() if steps else ()
+    seats = dict.fromkeys(seat for step in steps for seat in step)
     sums = {seat: RankStep(*map(sum, zip(*(step[seat] for step in steps), strict=True))) for seat in seats}
     pace = {seat: s.compute / s.planned for seat, s in sums.items() if s.planned and s.compute}
-    median = median_low(pace.values()) if pace else 0.0
+    median = median_low(pace.values()) if pace else nan
+    slowdowns = {seat: own / median for seat, own in pace.items()}
     found: dict[int, TrainerFigures] = {}
     for seat, total in sums.items():
-        figures = _figures(seat, total, len(steps), pace.get(seat, 0.0) / median if median else 0.0)
+        figures = _figures(seat, total, len(steps), slowdowns.get(seat, 0.0))
         found[seat[0]] = max(found.get(seat[0], figures), figures, key=_slowness)
     return tuple(sorted(found.values(), key=_slowness, reverse=True))
 

@@ -17,7 +17,7 @@ from coxswain_coordinator.api.status_page import page
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.rates import step_seconds, tokens_per_second
 from coxswain_coordinator.state.session import Session
-from coxswain_coordinator.state.step_log import StepLog, short, slowest_ranks
+from coxswain_coordinator.state.step_log import StepLog, describe, short, slowest_ranks
 from coxswain_coordinator.steps import StepTracker, TimingLine
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import make_job
@@ -50,6 +50,7 @@ def lines(found: list[Closed]) -> list[StepLine]:
     [
         ([100.0, 105.0, 110.0], 5.0, 2.2),  # 1 s between two steps of 4 s
         ([100.0], 4.0, 2.75),
+        ([100.0, 105.0], 5.0, 2.2),
         ([100.0, 101.0, 102.0], 4.0, 2.75),  # the clock was set back: steps do not overlap
         ([0.0, 0.0, 0.0], 4.0, 2.75),  # reports of an earlier release name no end
     ],
@@ -61,7 +62,7 @@ def test_a_rate_follows_from_the_times_of_the_steps_and_not_from_their_arrival(t
 
 def test_a_rate_is_that_of_the_newest_world_alone(tmp_path):
     found = lines(closed(tmp_path, [100.0, 105.0, 110.0]))
-    earlier = [replace(line, worldGeneration=0, time=line.time - 1000) for line in found]
+    earlier = [replace(line, worldGeneration=0, time=2 * line.time) for line in found]
     assert tokens_per_second([*earlier, *found]) == 2.2
     assert tokens_per_second([]) == step_seconds([]) == 0.0
 
@@ -92,14 +93,25 @@ def test_a_trainer_has_the_means_of_its_slowest_rank_and_the_slowest_trainer_is_
 
 
 def test_a_rank_with_more_work_is_not_slow_and_one_without_work_is_unknown():
-    found = trainer_figures(figures((0, 1.0, 1.0), (1, 3.0, 3.0), (2, 0.0, 0.0)))
-    assert [(f.trainer, f.slowdown) for f in found] == [(1, 1.0), (0, 1.0), (2, 0.0)]
+    found = trainer_figures(figures((0, 1.0, 1.0), (1, 3.0, 3.0), (2, 0.0, 0.0), (3, 1.0, 0.0), (4, 0.0, 1.0)))
+    assert [(f.trainer, f.slowdown) for f in found] == [(1, 1.0), (0, 1.0), (3, 0.0), (2, 0.0), (4, 0.0)]
+    assert [f.slowdown for f in trainer_figures(figures((0, 0.0, 0.0)))] == [0.0]
+    assert [f.slowdown for f in trainer_figures(figures((0, 0.0, 1.0), (1, 1.0, 1.0)))] == [1.0, 0.0]
+
+
+def test_of_trainers_that_are_equally_fast_the_one_that_waits_longest_for_data_is_first():
+    step = {(n, n): RankStep(1.0, 1.0, data, 1.0) for n, data in enumerate((0.25, 0.5, 0.5))}
+    found = trainer_figures([step])
+    assert [(f.trainer, f.data_wait_seconds, f.wait_seconds) for f in found] == [(1, 0.5, 0), (2, 0.5, 0), (0, 0.25, 0)]
 
 
 @pytest.mark.parametrize(
     ("ranks", "steps", "said"),
     [
         (((0, 1.0, 1.0), (1, 1.49, 1.0)), 5, ""),
+        (((0, 1.0, 1.0), (1, 1.5, 1.0)), 5, "trainer-1 computes 1.5 x as long as the median for the same work"),
+        (tuple((n, 1.0 + n * (n > 3), 1.0) for n in range(7)), 5,
+         "trainer-6 computes 7.0 x as long as the median for the same work; also trainer-5 6.0 x, trainer-4 5.0 x"),
         (((0, 1.0, 1.0), (1, 3.0, 1.0)), 4, ""),  # a step may be slow by chance
         (((0, 1.0, 1.0), (1, 3.0, 1.0)), 5, "trainer-1 computes 3.0 x as long as the median for the same work"),
         (((0, 1.0, 1.0), (1, 2.0, 1.0), (2, 2.5, 1.0), (3, 1.0, 1.0)), 5,
@@ -242,9 +254,10 @@ def test_a_burst_of_a_thousand_steps_is_two_lines_and_a_line_is_at_most_two_hund
     caplog.set_level(logging.INFO, "coxswain_coordinator")
     now = [0.0]
     log, (line, _) = StepLog(lambda: now[0]), closed(tmp_path, [1.0])[0]
+    assert not log.due()
     for number in range(1_000_000, 1_001_000):
         log.add(
-            replace(line, step=number, tokens=10**6),
+            replace(line, step=number, tokens=10**6, loss=number / 1e6),
             {(0, 0): RankStep(4.0, 1.0, 0.0, 1.0), (1, 1): RankStep(*[9.99] * 4)},
         )
         if log.due():
@@ -253,7 +266,10 @@ def test_a_burst_of_a_thousand_steps_is_two_lines_and_a_line_is_at_most_two_hund
     assert log.due()
     log.write("trainer-{}".format)
     assert not log.due()
-    assert [text.partition(":")[0] for text in said(caplog)] == ["step 1000000", "steps 1000001-1000999"]
+    assert [text.partition(",")[0] for text in said(caplog)] == [
+        "step 1000000: loss 1.0000",
+        "steps 1000001-1000999: loss 1.0010",
+    ]
     assert max(len(text) for text in said(caplog)) < 200
 
 
@@ -291,3 +307,8 @@ def test_events_generations_and_losses_of_a_world_are_logged(run, caplog):
     assert ("WARNING", "generation 1 is lost: rank 1 on trainer-1 ended: exit code -9") in found
     assert [level for level, text in found if text.startswith("WorkerRestarted: rank 1 on trainer-1")] == ["WARNING"]
     assert found[-1] == ("WARNING", "Failed: SourceEmpty: no documents")
+
+
+def test_a_line_of_one_trainer_names_none_and_steps_that_took_no_time_have_no_rate(tmp_path):
+    line = replace(closed(tmp_path, [1.0])[0][0], seconds=0.0)
+    assert describe([line], {0: [1.0, 0.0]}, "trainer-{}".format) == "step 0: loss 2.1000, 0 tokens/s, 0 s, idle 0.0%"

@@ -109,12 +109,15 @@ def test_a_folder_without_a_run_is_refused_by_name(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-def test_numbers_by_trainer_are_those_of_the_last_steps_with_the_ranks_of_the_last(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("change", "steps"), [(30, 10), (5, 20)])
+def test_numbers_by_trainer_are_those_of_the_last_steps_with_the_ranks_of_the_last(
+    tmp_path: Path, change: int, steps: int
+) -> None:
     samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(k) for k in range(40)])
-    lines = [slow_timing(step, ranks=2 if step < 30 else 4) for step in range(40)]
+    lines = [slow_timing(step, ranks=2 if step < change else 4) for step in range(40)]
     samples.write_lines(tmp_path / "timings.jsonl", lines)
     first, second = read_run(tmp_path).trainers
-    assert (first.trainer, first.rank, first.steps, first.compute_seconds, first.slowdown) == (1, 3, 10, 3.0, 3.0)
+    assert (first.trainer, first.rank, first.steps, first.compute_seconds, first.slowdown) == (1, 3, steps, 3.0, 3.0)
     assert (second.trainer, second.slowdown, second.wait_seconds) == (0, 1.0, 2.75)
 
 

@@ -11,7 +11,7 @@ def step_seconds(recent: Sequence[StepLine]) -> float:
     """Wall time a step in the newest world, pauses between steps included where two steps are known; 0: unknown."""
     lines = _of_newest_world(recent)
     if len(lines) < 2:
-        return lines[0].seconds if lines else 0.0
+        return sum(line.seconds for line in lines)
     span = lines[-1].time - lines[0].time
     return max(span, sum(line.seconds for line in lines[1:])) / (len(lines) - 1)  # steps do not overlap
 

@@ -45,7 +45,8 @@ def slowest_ranks(figures: StepFigures) -> dict[int, tuple[float, float]]:
     """Compute and data wait, by trainer, of its rank that took longest for them."""
     found: dict[int, tuple[float, float]] = {}
     for (trainer, _), rank in figures.items():
-        found[trainer] = max(found.get(trainer, (0.0, 0.0)), (rank.compute, rank.data_wait), key=sum)
+        own = rank.compute, rank.data_wait
+        found[trainer] = max(found.get(trainer, own), own, key=sum)
     return found
 
 
@@ -56,14 +57,12 @@ def short(seconds: float) -> str:
 
 def describe(lines: list[StepLine], trainers: Mapping[int, list[float]], where: Callable[[int], str]) -> str:
     """The last loss; the means of a step."""
-    count, seconds = len(lines), sum(line.seconds for line in lines)
+    count, first, last, seconds = len(lines), lines[0], lines[-1], sum(line.seconds for line in lines)
     tokens, idle = sum(line.tokens for line in lines), sum(line.idle_fraction * line.seconds for line in lines)
-    steps = f"steps {lines[0].step}-{lines[-1].step}" if count > 1 else f"step {lines[0].step}"
+    steps = f"steps {first.step}-{last.step}" if count > 1 else f"step {last.step}"
     rate, share = (tokens / seconds, idle / seconds) if seconds else (0.0, 0.0)
     each = " each" if count > 1 else ""
-    text = (
-        f"{steps}: loss {lines[-1].loss:.4f}, {rate:,.0f} tokens/s, {short(seconds / count)} s{each}, idle {share:.1%}"
-    )
+    text = f"{steps}: loss {last.loss:.4f}, {rate:,.0f} tokens/s, {short(seconds / count)} s{each}, idle {share:.1%}"
     if len(trainers) < 2:
         return text
     trainer, (compute, data) = max(trainers.items(), key=lambda item: sum(item[1]))

@@ -51,6 +51,7 @@ class Register(msgspec.Struct, frozen=True):
     devices: int = 0  # an agent's
     generation: int = 0  # an agent's: the world of which all its workers live; 0: there is none
     last_error: str = msgspec.field(name="trouble", default="")  # a loader's, of its store
+    config: str = ""  # name of the ConfigMap that it has read; empty: it does not know
 
 
 class Registered(msgspec.Struct, frozen=True):

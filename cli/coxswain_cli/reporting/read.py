@@ -128,9 +128,11 @@ def _objects(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def _job(config_maps: Iterator[dict[str, Any]]) -> JobConfig | None:
-    """The resolved job from its ConfigMap."""
-    for value in config_maps:
-        text = (value.get("data") or {}).get("job.json")
-        if text:
-            return _decoded(msgspec.json.Decoder(JobConfig), text.encode())
-    return None
+    """The resolved job from the newest ConfigMap that pods mount: with the mix as it is now."""
+    mounted = (value for value in config_maps if not value.get("immutable"))
+    found = [(_created(value), text) for value in mounted if (text := (value.get("data") or {}).get("job.json"))]
+    return _decoded(msgspec.json.Decoder(JobConfig), max(found)[1].encode()) if found else None
+
+
+def _created(value: dict[str, Any]) -> str:
+    return str((value.get("metadata") or {}).get("creationTimestamp", ""))

@@ -17,6 +17,7 @@ from coxswain.api.kinds import BY_NAME
 from coxswain.api.validate import defaulted
 from coxswain.names import LABEL_ROLE
 from coxswain_operator.children.configuration import JOB
+from coxswain_operator.reconcile.status import PROGRESS_SECONDS
 from tests.api_samples import Manifest, sample
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, report_text
 from tests.unit.test_reconcile_lifecycle import begin, passes, running
@@ -112,11 +113,19 @@ def row_id(row: tuple[str, str]) -> str:
 
 
 WAITING = sorted(row for row, effect in ROWS.items() if effect.is_pinned and row not in FIXED)
-# Where another value alone does not fit the rest of the sample.
-UNFIT = {
-    ("ParallelismPolicy", "tensor"), ("ParallelismPolicy", "pipeline"), ("TrainingJob", "parallelism.tensor"),
-    ("TrainingJob", "parallelism.pipeline"), ("TrainingJob", "batch.maxSequenceTokens"),
-}  # fmt: skip
+# Where another value alone does not fit the rest of the sample, or gives another stream than the checkpoint's.
+_UNFIT = {
+    "CapacityTooSmall": {
+        "ParallelismPolicy": ("tensor", "pipeline"),
+        "TrainingJob": ("parallelism.tensor", "parallelism.pipeline", "batch.maxSequenceTokens"),
+    },
+    "StreamChanged": {
+        "DataMix": ("seed", "longSequences", "sources[].name"),
+        "DataSource": ("format", "textField", "tokenizer.file.eos"),
+        "TrainingJob": ("mix.seed", "mix.longSequences", "mix.sources[].name", "batch.tokensPerStep"),
+    },
+}
+UNFIT = {(k, field): reason for reason, kinds in _UNFIT.items() for k, fields in kinds.items() for field in fields}
 # What no pod is made of: bounds of what a server takes, and the name of a queue without a backend.
 BOUNDS = {("TrainingJob", f) for f in ("data.loaders.max", "trainers.maxCount", "scheduling.queueing.queueName")}
 
@@ -130,6 +139,8 @@ async def test_an_edit_that_waits_reaches_no_pod_of_the_attempt_and_is_named_unt
     ((manifest, place, value),) = edits(kind, path)
     world = world_of(kind, manifest)
     await begin(world)
+    world.tick(PROGRESS_SECONDS)
+    await passes(world, 1)
     before = made_of(world)
     edit(world, kind, manifest, place, value)
     for member in ("coordinator", "loader-0", "trainer-0"):
@@ -138,12 +149,12 @@ async def test_an_edit_that_waits_reaches_no_pod_of_the_attempt_and_is_named_unt
         world.run_all()
     assert made_of(world) == before
     validated = world.condition("Validated")
-    assert validated["reason"] == ("CapacityTooSmall" if row in UNFIT else "EditPending")
+    assert validated["reason"] == UNFIT.get(row, "EditPending")
     assert row in UNFIT or f"{kind} {manifest['metadata']['name']}: {path.partition('[')[0]}" in validated["message"]
     for pod in world.pods():
         world.vanish(pod)
     await passes(world)
-    assert world.condition("Validated")["reason"] == ("CapacityTooSmall" if row in UNFIT else "Resolved")
+    assert world.condition("Validated")["reason"] == UNFIT.get(row, "Resolved")
     assert row in UNFIT or (made_of(world) == before) == (row in BOUNDS)
 
 

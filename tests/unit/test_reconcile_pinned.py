@@ -118,7 +118,7 @@ async def test_a_replaced_pod_reads_what_its_peers_have_read_whatever_was_edited
     assert world.job["status"]["attempt"] == 0
 
 
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("edit", [edit for edit in EDITS if edit != "another stream"])
 async def test_an_edit_that_waits_is_said_with_object_and_field_until_the_next_attempt_reads_it(edit: str) -> None:
     world = await running()
     before = mounted(world, world.pod("coordinator"))
@@ -192,6 +192,28 @@ async def test_the_next_attempt_of_a_policy_that_does_not_fit_is_refused_in_word
     world.edit("ParallelismPolicy", "wide", **POLICY)
     await train(world)
     assert (world.state, world.job["status"]["lastCheckpoint"]) == ("Running", checkpoint)
+
+
+async def test_an_attempt_of_another_stream_is_refused_in_words_and_restoring_the_mix_goes_on() -> None:
+    world = await running()
+    world.edit("DataMix", "mix", seed=8)
+    await restart_all(world)
+    await passes(world, count=8)
+    assert (world.pods(), world.state) == ([], "Queued")
+    said = "StreamChanged: DataMix mix, or a DataSource that it names, gives another stream than the checkpoint before step 10"
+    assert said in world.condition("Succeeded")["message"]
+    world.edit("DataMix", "mix", seed=7)
+    await train(world)
+    assert world.state == "Running"
+
+
+async def test_before_the_first_checkpoint_a_job_may_get_another_stream() -> None:
+    world = await running()
+    del world.job["status"]["lastCheckpoint"]
+    world.report_now = report("Starting", 0, checkpoint_step=-1)
+    world.edit("DataMix", "mix", seed=8)
+    await restart_all(world)
+    assert mounted(world, world.pod("coordinator"))["mix"]["seed"] == 8
 
 
 async def test_weights_and_phases_reach_the_running_coordinator_and_nothing_else_does() -> None:

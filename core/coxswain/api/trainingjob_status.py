@@ -191,6 +191,8 @@ class TrainingJobStatus(Model):
     """Value of the annotation coxswain.dev/retry that the latest retry answered. Another value retries the ended job."""
     pinned: PinnedStatus | None = None
     """What all pods of the attempt are made of. Empty: no attempt is under way."""
+    stream_hash: Annotated[str, Field(max_length=64)] | None = None
+    """Names the stream that the checkpoints belong to: an attempt of another one is refused."""
     event_sequence: Whole | None = None
     """Number of the last of the coordinator's events that is published as an Event."""
     updated_at: Time | None = None

@@ -72,7 +72,7 @@ def _begun(ctx: Context, status: JobStatus, start: Start) -> JobStatus:
         return status
     asked = status.trainers.asked or ctx.spec.trainers.count
     size = replace(status.trainers, desired=start.config.trainers, asked=asked)
-    return replace(status, trainers=size, pinned=start.pinned)
+    return replace(status, trainers=size, pinned=start.pinned, stream_hash=start.config.stream_hash())
 
 
 def _message(ctx: Context) -> str:

@@ -57,6 +57,8 @@ def start_of(
     observed: Observed, status: JobStatus, settings: Settings, wanted: JobConfig | None, faults: tuple[Fault, ...]
 ) -> tuple[Start | None, tuple[Fault, ...]]:
     """The start that pods belong to; None: the faults say why there cannot be one."""
+    if wanted is not None and status.last_checkpoint and status.stream_hash not in (None, wanted.stream_hash()):
+        wanted, faults = None, (*faults, _other_stream(observed.job, status.last_checkpoint.step))
     started = bool(status.trainers.desired) and _has_pods(observed, status)
     kept = _kept(observed, status.pinned, wanted, settings) if started else None
     if kept is not None:
@@ -114,6 +116,16 @@ def _same_stream(one: JobConfig, other: JobConfig) -> bool:
 
 def _under_mix(begun: JobConfig, latest: JobConfig) -> JobConfig:
     return replace(begun, mix=mix_under(begun.mix, record_of(latest.mix, 0)))
+
+
+def _other_stream(job: Manifest, step: int) -> Fault:
+    mix = (job["spec"].get("mixRef") or {}).get("name")
+    named = f"DataMix {mix}, or a DataSource that it names," if mix else "spec.mix, or a DataSource that it names,"
+    return Fault(
+        "StreamChanged",
+        f"{named} gives another stream than the checkpoint before step {step} belongs to; restore its seed, sources, formats and "
+        "tokenizers, or create another job with another checkpoint.uri",
+    )
 
 
 def _lost(observed: Observed, pinned: Pinned) -> Fault:

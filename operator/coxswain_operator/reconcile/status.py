@@ -119,6 +119,7 @@ class JobStatus(_Stored, frozen=True, kw_only=True):
     active_since: str | msgspec.UnsetType = msgspec.UNSET  # unset: queued, suspended or not started
     retried: str | None = None  # the value of names.ANNOTATION_RETRY that the latest retry answered
     pinned: Pinned | None = None  # None: the next start settles it
+    stream_hash: str | None = None  # of the latest start: what its checkpoints continue
 
     def condition(self, type_: str) -> Condition | None:
         return next((c for c in self.conditions if c.type == type_), None)

@@ -89,8 +89,8 @@ async def test_an_applied_job_gets_its_pods_and_all_other_children(api: ApiServe
     async with connected(api) as cluster:
         await passes(cluster, namespace)
         assert await cluster.get("Secret", namespace, "demo-token") is not None
-        for kind in ("ConfigMap", "Service", "NetworkPolicy"):
-            assert len(await cluster.list(kind, namespace)) == 1
+        kinds = ("ConfigMap", "Service", "NetworkPolicy")
+        assert [len(await cluster.list(kind, namespace)) for kind in kinds] == [2, 1, 1]
     assert Kubelet(api, namespace).names() == MEMBERS
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from coxswain.api.common import Model
@@ -34,21 +36,21 @@ def effects(
     model: type[Model], inherited: Effect | None = None, under: str = ""
 ) -> Iterator[tuple[str, Effect | None]]:
     """Every field with its path, such as `sources[].weight`. None: neither the field nor one above it says it."""
-    for path, field_type, effect in _members(model, inherited, under):
-        yield path, effect
-        inner, many = _inner(field_type)
-        if inner is not None:
-            yield from effects(inner, effect, f"{path}[]" if many else path)
+    for member in _members(model, inherited):
+        path = f"{under}.{member.name}".removeprefix(".")
+        yield path, member.effect
+        if member.model is not None:
+            yield from effects(member.model, member.effect, path + member.items)
 
 
 def stated(model: type[Model], under: str = "") -> Iterator[tuple[str, Effect]]:
     """The fields that say it themselves."""
-    for path, field_type, effect in _members(model, None, under):
-        if effect is not None:
-            yield path, effect
-        inner, many = _inner(field_type)
-        if inner is not None:
-            yield from stated(inner, f"{path}[]" if many else path)
+    for member in _members(model, None):
+        path = f"{under}.{member.name}".removeprefix(".")
+        if member.effect is not None:
+            yield path, member.effect
+        if member.model is not None:
+            yield from stated(member.model, path + member.items)
 
 
 def pinned_part(model: type[Model], spec: Any, inherited: Effect | None = None) -> Any:
@@ -56,32 +58,45 @@ def pinned_part(model: type[Model], spec: Any, inherited: Effect | None = None) 
     if not isinstance(spec, dict):
         return spec
     found: dict[str, Any] = {}
-    for name, field_type, effect in _members(model, inherited, ""):
-        inner, many = _inner(field_type)
-        value = spec.get(name)
-        if value is None or (effect is not None and not effect.is_pinned):
+    for member in _members(model, inherited):
+        value = spec.get(member.name)
+        if value is None or (member.effect is not None and not member.effect.is_pinned):
             continue
-        if inner is not None and many and isinstance(value, list):
-            value = [pinned_part(inner, item, effect) for item in value]
-        elif inner is not None:
-            value = pinned_part(inner, value, effect)
-        found[name] = value
+        if member.model is not None and member.items and isinstance(value, list):
+            value = [pinned_part(member.model, item, member.effect) for item in value]
+        elif member.model is not None:
+            value = pinned_part(member.model, value, member.effect)
+        found[member.name] = value
     return found
 
 
-def _members(model: type[Model], inherited: Effect | None, under: str) -> Iterator[tuple[str, Any, Effect | None]]:
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """One field. `model` is that of its values, or of their items; `items` is `[]` for a list."""
+
+    name: str
+    effect: Effect | None
+    model: type[Model] | None
+    items: str
+
+
+@cache
+def _members(model: type[Model], inherited: Effect | None) -> tuple[_Member, ...]:
+    """Made once a process: an operator asks at every pass."""
+    found = []
     for field in model.model_fields.values():
         own = next((m for m in field.metadata if isinstance(m, Effect)), inherited)
-        yield f"{under}.{field.alias}".removeprefix("."), field.annotation, own
+        inner, items = _inner(field.annotation)
+        found.append(_Member(str(field.alias), own, inner, items))
+    return tuple(found)
 
 
-def _inner(annotation: Any) -> tuple[type[Model] | None, bool]:
-    """The model of a field's values, and whether the field is a list of them."""
+def _inner(annotation: Any) -> tuple[type[Model] | None, str]:
     origin = get_origin(annotation)
     if origin is Annotated:
         return _inner(get_args(annotation)[0])
     if origin in (Union, types.UnionType):
         return _inner(next(a for a in get_args(annotation) if a is not type(None)))
     if origin is list:
-        return _inner(get_args(annotation)[0])[0], True
-    return (annotation, False) if isinstance(annotation, type) and issubclass(annotation, Model) else (None, False)
+        return _inner(get_args(annotation)[0])[0], "[]"
+    return (annotation, "") if isinstance(annotation, type) and issubclass(annotation, Model) else (None, "")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from coxswain_operator.children import CONTENT, children
+from coxswain_operator.children.configuration import config_map_name, record_name
 from coxswain_operator.reconcile.actions import Create, Delete
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.pinned import Start
@@ -28,19 +29,18 @@ def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     A PodDisruptionBudget is made once the whole gang is there, and goes with the attempt: before, there is nothing to
     protect, and its status would be written again for every pod that comes or goes.
     """
-    job, record = ctx.observed.job, start.record(ctx.observed.job)
-    others = children(job, start.config, ctx.settings, ctx.observed.fresh_token, status.attempt, start.pinned.hash)
+    job, pin = ctx.observed.job, start.pinned.hash
+    wanted = children(job, start.config, ctx.settings, ctx.observed.fresh_token, status.attempt, pin)
     present = {(c.kind, c.name) for c in ctx.observed.children}
-    contents = {(m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"].get(CONTENT, "") for m in others}
-    stale = [c for c in ctx.observed.children if c.content != contents.get((c.kind, c.name), c.content)]
-    if ("ConfigMap", record["metadata"]["name"]) not in present:
-        stale = [
-            c for c in stale if c.kind != "ConfigMap"
-        ]  # without a record it alone knows what the attempt began with
-    wanted = (*others, record)
+    recorded = ("ConfigMap", record_name(job, pin)) in present
+    contents = {(m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"].get(CONTENT, "") for m in wanted}
+    # Without a record a ConfigMap alone knows what the attempt began with.
+    judged = [c for c in ctx.observed.children if recorded or c.kind != "ConfigMap"]
+    stale = [c for c in judged if c.content != contents.get((c.kind, c.name), c.content)]
     due = (m for m in wanted if ctx.all_serving or m["kind"] != "PodDisruptionBudget")
-    missing = (m for m in due if (m["kind"], m["metadata"]["name"]) not in present)
-    gone = (*stale, *_of_earlier_starts(ctx, {m["metadata"]["name"] for m in wanted}))
+    missing = [m for m in due if (m["kind"], m["metadata"]["name"]) not in present]
+    missing += () if recorded else (start.record(job),)
+    gone = (*stale, *_of_earlier_starts(ctx, (config_map_name(job, pin), record_name(job, pin))))
     deletes = tuple(Delete(c.kind, c.name, c.uid) for c in gone if not c.deleting)
     return ChildDiff(deletes, tuple(Create(m) for m in missing), bool(stale))
 

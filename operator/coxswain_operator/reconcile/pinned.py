@@ -91,8 +91,9 @@ def _kept(observed: Observed, pinned: Pinned | None, wanted: JobConfig | None, s
     begun, specs = _decoded(record, JOB, JobConfig), _decoded(record, SPECS, dict[str, dict[str, dict[str, Any]]])
     if begun is None or specs is None:
         return None
-    mounted = _decoded(_data(observed, config_map_name(observed.job, pinned.hash)), JOB, JobConfig)
-    latest = wanted if wanted is not None and _same_stream(begun, wanted) else mounted
+    latest = wanted if wanted is not None and _same_stream(begun, wanted) else None
+    if latest is None:
+        latest = _decoded(_data(observed, config_map_name(observed.job, pinned.hash)), JOB, JobConfig)
     return None if latest is None else Start(pinned, _under_mix(begun, latest), begun, specs)
 
 

@@ -20,8 +20,8 @@ from coxswain_operator.children.configuration import JOB
 from coxswain_operator.reconcile.status import PROGRESS_SECONDS
 from tests.api_samples import Manifest, sample
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, report_text
+from tests.unit.test_reconcile_attempt import config_map, images
 from tests.unit.test_reconcile_lifecycle import begin, passes, running
-from tests.unit.test_reconcile_pinned import config_map, images
 from tests.unit.test_validate_changes import FULL, another, leaves, put, spelt
 
 _ROW = re.compile(r"^\| `([^`]+)` \| ([^|]+) \|$")

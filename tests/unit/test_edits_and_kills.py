@@ -32,7 +32,7 @@ from tests.unit.fake_cluster import (
     training_job,
 )  # fmt: skip
 from tests.unit.test_coordinator_committer import committer
-from tests.unit.test_reconcile_pinned import images
+from tests.unit.test_reconcile_attempt import images
 
 SEGMENTS, STEPS = 4, 8
 WIDE = {"hybridData": {"tokensPerReplica": 256, "maxDegree": 4}}

@@ -38,6 +38,9 @@ ENV_POD_IP = "POD_IP"
 ENV_POD_UID = "POD_UID"
 ENV_NODE = "NODE_NAME"  # trainer only: of the Kubernetes node, or of the machine
 
+# Where pods mount the PersistentVolumeClaims of `pvc://` uris, one folder a claim; services see plain file uris.
+CLAIMS_ROOT = "/mnt/claims"
+
 # Ports inside a pod. Every pod has its own address, also on one machine.
 PORT_COORDINATOR = 7400  # control, /metrics, the page for people
 PORT_LOADER = 7410  # Arrow Flight
@@ -50,7 +53,7 @@ CONDITIONS = (
 )  # fmt: skip
 
 EVENT_REASONS = (
-    "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "MixChanged", "NodeLost", "PodDisrupted",
+    "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "MixChanged", "SourceExhausted", "NodeLost", "PodDisrupted",
     "WorkerRestarted", "CheckpointSaved", "Scaled", "Suspended", "Resumed", "Completed", "Failed",
 )  # fmt: skip
 

@@ -54,7 +54,7 @@ CONDITIONS = (
 )  # fmt: skip
 
 EVENT_REASONS = (
-    "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "MixChanged", "NodeLost", "PodDisrupted",
+    "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "MixChanged", "SourceExhausted", "NodeLost", "PodDisrupted",
     "WorkerRestarted", "CheckpointSaved", "Scaled", "Suspended", "Resumed", "Completed", "Failed",
     "EditPending",
 )  # fmt: skip

@@ -26,7 +26,6 @@ from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.reconcile.times import stamp
 
-
 PINNED = "the pods go on as this attempt began, and the next attempt is refused until this is mended: "
 
 

@@ -50,7 +50,7 @@ CONDITIONS = (
 
 EVENT_REASONS = (
     "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "StragglerDetected", "LayoutChanged", "NodeLost",
-    "WorkerRestarted", "CheckpointSaved", "Scaled", "Suspended", "Resumed", "Completed", "Failed",
+    "WorkerRestarted", "CheckpointSaved", "Scaled", "GangReleased", "Suspended", "Resumed", "Completed", "Failed",
 )  # fmt: skip
 
 

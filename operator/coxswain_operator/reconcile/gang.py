@@ -14,6 +14,7 @@ from coxswain_operator.reconcile import (
     deadlines,
     failure_policy,
     force_delete,
+    half_placed,
     incarnations,
     leftovers,
     pending,
@@ -21,7 +22,7 @@ from coxswain_operator.reconcile import (
     suspend,
 )
 from coxswain_operator.reconcile.actions import CreatePod, Delete
-from coxswain_operator.reconcile.context import Context
+from coxswain_operator.reconcile.context import QUEUED, Context
 from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.reconcile.times import stamp
@@ -31,15 +32,18 @@ def reconcile_gang(ctx: Context, config: JobConfig) -> PolicyResult:
     """A pass of a job that should run: replaces what is lost, creates what is missing."""
     found = failure_policy.verdicts(ctx)
     size = None if any(v.whole_job for v in found) else resize.plan_resize(ctx, config)
-    status = failure_policy.record_restarts(ctx, found) if found else ctx.status
+    release = None if size or found else half_placed.plan_release(ctx)
+    status = failure_policy.record_restarts(ctx, found) if found else half_placed.settled(ctx, ctx.status)
     status = resize.start_resize(ctx, status, size) if size else _begun(ctx, status, config)
+    status = half_placed.start_release(ctx, status, release) if release else status
+    held = half_placed.is_held(status, ctx.now)
     others = child_diff.diff_children(ctx, config, status)
-    starting = status.attempt == ctx.status.attempt and not others.stale
+    starting = status.attempt == ctx.status.attempt and not others.stale and not held
     return PolicyResult(
-        state=ctx.state_of_gang,
+        state=QUEUED if held else ctx.state_of_gang,
         status=status,
-        reason=resize.reason(ctx),
-        message=_message(ctx),
+        reason=half_placed.REASON if held else resize.reason(ctx),
+        message=release.message if release else _message(ctx),
         deletes=(
             *_stale_pods(ctx, status),
             *force_delete.force_deletes(ctx),
@@ -48,7 +52,11 @@ def reconcile_gang(ctx: Context, config: JobConfig) -> PolicyResult:
         ),
         creates=(*others.creates, *(_missing_pods(ctx, status, config) if starting else ())),
         calls=resize.calls(ctx) or suspend.calls(ctx),
-        events=(*failure_policy.failure_events(found), *(resize.resize_events(size) if size else ())),
+        events=(
+            *failure_policy.failure_events(found),
+            *(resize.resize_events(size) if size else ()),
+            *(half_placed.events(release) if release else ()),
+        ),
         requeue_times=(
             *(incarnations.starts_at(entry) for entry in status.incarnations),
             *_starts(ctx),
@@ -71,8 +79,8 @@ def _message(ctx: Context) -> str:
     """What the job waits for, by coordinator, cluster and pods that cannot start."""
     refused = f"{ctx.observed.rejection.reason}: {ctx.observed.rejection.message}" if ctx.observed.rejection else ""
     waits = ctx.report.waiting_for if ctx.report else ""
-    said = (resize.message(ctx), refused, leftovers.describe(ctx), waits, pending.describe(ctx.pods.values()))
-    return "; ".join(filter(None, said))
+    ours = (resize.message(ctx), half_placed.message(ctx), refused, leftovers.describe(ctx))
+    return "; ".join(filter(None, (*ours, waits, pending.describe(ctx.pods.values()))))
 
 
 def _stale_pods(ctx: Context, status: JobStatus) -> Iterator[Delete]:
@@ -97,5 +105,5 @@ def _missing_pods(ctx: Context, status: JobStatus, config: JobConfig) -> Iterato
 
 
 def _starts(ctx: Context) -> set[float]:
-    """When pods that do not start are late, and when a hint is due."""
-    return deadlines.starts(ctx) | pending.requeue_times(ctx.pods.values())
+    """When pods that do not start are late, when a hint is due, and when a gang gives up or tries again."""
+    return deadlines.starts(ctx) | half_placed.requeue_times(ctx) | pending.requeue_times(ctx.pods.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain_operator.reconcile import incarnations
@@ -25,6 +26,7 @@ def reopen(ctx: Context) -> PolicyResult:
         incarnations.renew_all(ctx.status, ctx.now),
         attempt=ctx.status.attempt + 1,
         restarts=Restarts(),
+        gang=UNSET,
         trainers=replace(ctx.status.trainers, desired=0, asked=0),
         retried=retry_value(ctx.observed.job),
         start_time=None,

@@ -57,6 +57,11 @@ class Progress(_Stored, frozen=True, kw_only=True):
     percent: str
 
 
+class GangStatus(_Stored, frozen=True, kw_only=True):
+    releases: int = 0  # in a row: starts that found nodes for some pods only
+    until: str = ""  # end of the back-off after the last one
+
+
 class LastCheckpoint(_Stored, frozen=True, kw_only=True):
     step: int
     uri: str
@@ -104,6 +109,7 @@ class JobStatus(_Stored, frozen=True, kw_only=True):
     updated_at: str = ""  # when this was written
     active_since: str | msgspec.UnsetType = msgspec.UNSET  # unset: queued, suspended or not started
     retried: str | None = None  # the value of names.ANNOTATION_RETRY that the latest retry answered
+    gang: GangStatus | msgspec.UnsetType = msgspec.UNSET  # of a job that was half placed, until all its pods work
 
     def condition(self, type_: str) -> Condition | None:
         return next((c for c in self.conditions if c.type == type_), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain.exits import Exit
@@ -47,7 +48,7 @@ def reconcile_suspend(ctx: Context) -> PolicyResult:
     status = ctx.status
     renewed = incarnations.renew_all(status, ctx.now)
     if not ctx.observed.pods:
-        status = replace(renewed, trainers=replace(status.trainers, desired=0, asked=0))
+        status = replace(renewed, gang=UNSET, trainers=replace(status.trainers, desired=0, asked=0))
         return PolicyResult("Suspended", status, "Suspended", _saved(ctx))
     if ctx.coordinator is not None and ctx.coordinator.is_active and _has_begun(ctx) and ctx.now < _deadline(ctx):
         call = CheckpointAndStop("suspended")

@@ -136,6 +136,42 @@ def test_an_operator_of_some_namespaces_has_no_right_elsewhere() -> None:
     assert sorted(places) == ["team-a", "team-a", "team-b", "team-b"]
 
 
+KUEUE = {("", "pods", "patch"), ("kueue.x-k8s.io", "workloads", "delete")}
+VERBS = ("list", "watch", "create", "delete")
+NATIVE = {("scheduling.k8s.io", plural, verb) for plural in ("workloads", "podgroups") for verb in VERBS}
+VOLCANO, COSCHEDULING = (
+    {(group, "podgroups", verb) for verb in VERBS} for group in ("scheduling.volcano.sh", "scheduling.x-k8s.io")
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "added"),
+    [
+        ({"rbac": {"kueue": True}}, KUEUE),
+        ({"gangScheduling": {"backend": "Native"}}, NATIVE),
+        ({"gangScheduling": {"backend": "Volcano"}}, VOLCANO),
+        ({"gangScheduling": {"backend": "Coscheduling", "schedulerName": "second"}}, COSCHEDULING),
+        ({"gangScheduling": {"backend": "Auto"}}, NATIVE | VOLCANO | COSCHEDULING),
+    ],
+)
+def test_rights_for_queues_and_gangs_are_there_only_where_a_value_asks_for_them(
+    values: dict[str, Any], added: set[tuple[str, str, str]]
+) -> None:
+    assert rights(values) - rights({}) == added
+    assert rights({}) & (KUEUE | NATIVE | VOLCANO | COSCHEDULING) == set()
+    asked = values.get("gangScheduling", {"backend": "None"})
+    args = operator(render(values))["args"]
+    assert f"--gang-scheduling={asked['backend']}" in args
+    assert [a for a in args if "--gang-scheduler" in a] == [
+        f"--gang-scheduler={n}" for n in asked.values() if n == "second"
+    ]
+
+
+def rights(values: dict[str, Any]) -> set[tuple[str, str, str]]:
+    found = rules(operator_rights({**values}))
+    return {(g, r, v) for rule in found for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
+
+
 def test_an_operator_of_some_namespaces_gets_their_names() -> None:
     args = operator(render({"watchNamespaces": ["team-a", "team-b"]}))["args"]
     assert [a for a in args if a.startswith("--namespace")] == ["--namespace=team-a", "--namespace=team-b"]

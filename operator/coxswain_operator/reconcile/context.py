@@ -100,9 +100,18 @@ class Context:
         known = self.status.state not in ("", QUEUED)
         if pod is not None and pod.is_active and known and (self.leaving or self._silent(pod)):
             return self.status.state  # its end is judged once it has left; a single missed answer changes nothing
-        if any(p.unscheduled_reason == pending.GATED for p in self.pods.values()):
+        if self._queued:
             return QUEUED
         return "Restarting" if self.status.progress is not None else "Starting"
+
+    @property
+    def _queued(self) -> bool:
+        """A queue holds pods back, or a scheduler of whole gangs has not placed this one."""
+        pods = self.pods.values()
+        unplaced = any(map(pending.is_unschedulable, pods)) and not any(p.node for p in pods)
+        return any(p.unscheduled_reason == pending.GATED for p in pods) or (
+            unplaced and bool(self.settings.gang_backend)
+        )
 
     def _silent(self, coordinator: PodView) -> bool:
         """Does not answer this once."""

@@ -19,14 +19,16 @@ from coxswain_operator.kubernetes.resources import with_groups
 from coxswain_operator.settings import Settings
 from e2e.cluster.controlplane import SCHEDULER
 from e2e.cluster.process import wait_until
+from tests.charts import NAMESPACE, operator_rights
 from tests.fake_coordinator import FakeCoordinator
 from tests.integration.apiserver import ApiServer
 from tests.integration.operator_parts import Kubelet, Manifest, apply_all, new_namespace, operating, within
 from tests.integration.processes import operator
 from tests.integration.test_operator_reconcile import job, state, until
+from tests.integration.test_operator_rights import place
 from tests.unit.fake_cluster import data_mix, data_source, training_job
 
-pytestmark = pytest.mark.binaries("kube-scheduler")
+pytestmark = pytest.mark.binaries("kube-scheduler", "helm")
 
 GATES = {
     "kube-apiserver": [
@@ -133,7 +135,21 @@ def occupy(server: ApiServer, namespace: str, node: str) -> str:
     return f"{path}/on-{node}"
 
 
-async def test_a_gang_holds_no_node_until_the_scheduler_has_one_for_each_of_its_pods(server: ApiServer) -> None:
+def chart_access(server: ApiServer, path: Path, values: Manifest) -> Path:
+    """A kubeconfig of the operator's account with the rights that the chart gives it for these values."""
+    assert server.http.post("/api/v1/namespaces", json={"metadata": {"name": NAMESPACE}}).is_success
+    for manifest in operator_rights(values):
+        answer = server.http.post(place(manifest), json=manifest)
+        assert answer.is_success, answer.text
+    account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/coxswain/token"
+    token = server.http.post(account, json={"spec": {"expirationSeconds": 3600}}).json()["status"]["token"]
+    return server.access_for(path, token)
+
+
+async def test_a_gang_holds_no_node_until_the_scheduler_has_one_for_each_of_its_pods(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    access = chart_access(server, tmp_path / "kubeconfig", {"gangScheduling": {"backend": "Native"}})
     namespace, others = new_namespace(server), new_namespace(server)
     add_nodes(server, 4)
     foreign = [occupy(server, others, f"n{n}") for n in range(2)]
@@ -148,7 +164,7 @@ async def test_a_gang_holds_no_node_until_the_scheduler_has_one_for_each_of_its_
 
     apply_all(server, namespace)
     settings = Settings(gang_backend="NativeWorkload")
-    async with operating(server.kubeconfig, namespace, FakeCoordinator(), settings=settings):
+    async with operating(access, namespace, FakeCoordinator(), settings=settings):
         await until(lambda: len(pods.names()) == 4 and len(refused()) >= 2)
         await until(lambda: state(server, namespace) == "Queued")
         assert nodes() == []  # two have been found, and are not taken

@@ -153,6 +153,22 @@ async def test_a_job_that_waits_for_its_nodes_can_be_suspended_and_starts_at_onc
     assert len(world.pods()) == 4
 
 
+async def test_a_gang_that_had_shrunk_asks_for_all_trainers_again_after_a_release() -> None:
+    trainers = {"count": 3, "minCount": 2, "maxCount": 3}
+    world = FakeCluster(data_source(), data_mix(), training_job(trainers=trainers))
+    world.unplaceable = {"trainer-2"}
+    await passes(world)
+    for seconds_later in (900, 900 * (1 + half_placed.SPREAD)):
+        world.run_all()
+        world.tick(seconds_later)
+        await passes(world, 6)
+        world.unplaceable = {"trainer-1"}
+    assert (world.state, world.job["status"]["attempt"], world.job["status"]["trainers"]["desired"]) == ("Queued", 1, 3)
+    world.now = seconds(world.job["status"]["gang"]["until"])
+    await passes(world)
+    assert len(world.pods()) == 5
+
+
 async def test_a_clock_that_is_set_back_does_not_hold_a_job_for_ever() -> None:
     world = await half_placed_job()
     world.now -= 100_000

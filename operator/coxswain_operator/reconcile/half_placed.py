@@ -33,8 +33,8 @@ class Release:
 
 def plan_release(ctx: Context) -> Release | None:
     """A release that is due now; None: no pod waits for a node, none holds one, or there is time left."""
-    due, placed = _due(ctx), _placed(ctx)
-    if due is None or not placed or ctx.now < due:
+    due = _due(ctx)
+    if due is None or ctx.now < due or not (placed := _placed(ctx)):
         return None
     delay = _delay(ctx)
     waiting = pending.describe(_unplaceable(ctx))
@@ -58,7 +58,7 @@ def settled(ctx: Context, status: JobStatus) -> JobStatus:
 def is_held(status: JobStatus, now: float) -> bool:
     """The back-off lasts. One that ends too late stems from before the clock was set back."""
     left = seconds(status.gang.until) - now if status.gang else 0.0
-    return 0 < left <= LONGEST_DELAY_SECONDS + 1
+    return 0 < left <= LONGEST_DELAY_SECONDS
 
 
 def message(ctx: Context) -> str:
@@ -75,8 +75,11 @@ def events(release: Release) -> tuple[Event, ...]:
 
 def requeue_times(ctx: Context) -> set[float]:
     """When a release is due, or a back-off over."""
-    due = _due(ctx) if _placed(ctx) else None
-    return {*(() if due is None else (due,)), *((seconds(ctx.status.gang.until),) if ctx.status.gang else ())}
+    due = _due(ctx)
+    return {
+        *(() if due is None or not _placed(ctx) else (due,)),
+        *((seconds(ctx.status.gang.until),) if ctx.status.gang else ()),
+    }
 
 
 def _due(ctx: Context) -> float | None:
@@ -92,7 +95,7 @@ def _unplaceable(ctx: Context) -> list[PodView]:
 
 
 def _placed(ctx: Context) -> int:
-    return sum(bool(p.node) and p.is_active and not p.deleting for p in ctx.pods.values())
+    return sum(bool(p.node) and p.is_active for p in ctx.pods.values())
 
 
 def _delay(ctx: Context) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +15,20 @@ from coxswain.api.resolve import resolve
 from coxswain.config import JobConfig
 from coxswain_operator.children import PodPlan, gangs
 from coxswain_operator.children.gangs import CHOICES
+from coxswain_operator.controller import Controller
 from coxswain_operator.kubernetes import Connection, find_access
 from coxswain_operator.kubernetes.discovery import find_gang_backend
 from coxswain_operator.kubernetes.resources import with_groups
+from coxswain_operator.reconcile import half_placed
 from coxswain_operator.settings import Settings
 from e2e.cluster.controlplane import SCHEDULER
 from e2e.cluster.process import wait_until
 from tests.charts import NAMESPACE, operator_rights
 from tests.fake_coordinator import FakeCoordinator
 from tests.integration.apiserver import ApiServer
-from tests.integration.operator_parts import Kubelet, Manifest, apply_all, new_namespace, operating, within
+from tests.integration.operator_parts import Kubelet, Manifest, apply_all, connected, new_namespace, operating, within
 from tests.integration.processes import operator
-from tests.integration.test_operator_reconcile import job, state, until
+from tests.integration.test_operator_reconcile import job, state, until, until_all
 from tests.integration.test_operator_rights import place
 from tests.unit.fake_cluster import data_mix, data_source, training_job
 
@@ -115,14 +119,20 @@ def test_an_operator_that_is_to_use_what_the_server_lacks_says_so_and_exits(api:
     assert "--gang-scheduling Native: the API server serves no PodGroup of" in (tmp_path / "log").read_text()
 
 
-def add_nodes(server: ApiServer, count: int) -> None:
+@pytest.fixture
+def four_nodes(server: ApiServer) -> Iterator[None]:
     """Each has room for one pod."""
     capacity = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "pods": "1", "nvidia.com/gpu": "8"}
     ready = {"type": "Ready", "status": "True", "reason": "Test", "message": ""}
-    for n in range(count):
+    for n in range(4):
         status = {"capacity": capacity, "allocatable": capacity, "conditions": [ready]}
         answer = server.http.post("/api/v1/nodes", json={"metadata": {"name": f"n{n}"}, "status": status})
         assert answer.is_success, answer.text
+    yield
+    for pod in server.http.get("/api/v1/pods").json()["items"]:
+        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+        server.http.delete(path, params={"gracePeriodSeconds": "0"})
+    assert server.http.delete("/api/v1/nodes").is_success
 
 
 def occupy(server: ApiServer, namespace: str, node: str) -> str:
@@ -146,12 +156,12 @@ def chart_access(server: ApiServer, path: Path, values: Manifest) -> Path:
     return server.access_for(path, token)
 
 
+@pytest.mark.usefixtures("four_nodes")
 async def test_a_gang_holds_no_node_until_the_scheduler_has_one_for_each_of_its_pods(
     server: ApiServer, tmp_path: Path
 ) -> None:
     access = chart_access(server, tmp_path / "kubeconfig", {"gangScheduling": {"backend": "Native"}})
     namespace, others = new_namespace(server), new_namespace(server)
-    add_nodes(server, 4)
     foreign = [occupy(server, others, f"n{n}") for n in range(2)]
     pods = Kubelet(server, namespace)
 
@@ -175,3 +185,36 @@ async def test_a_gang_holds_no_node_until_the_scheduler_has_one_for_each_of_its_
         (only,) = groups
         assert {p["spec"]["workloadRef"]["name"] for p in pods.pods()} == {only["metadata"]["name"]}
         assert only["metadata"]["ownerReferences"][0]["uid"] == job(server, namespace)["metadata"]["uid"]
+
+
+@pytest.mark.usefixtures("four_nodes")
+async def test_a_start_that_the_scheduler_can_only_half_place_gives_its_nodes_back(server: ApiServer) -> None:
+    namespace, others = new_namespace(server), new_namespace(server)
+    for n in range(2):
+        occupy(server, others, f"n{n}")
+    apply_all(server, namespace)
+    pods, ahead = Kubelet(server, namespace), [0.0]
+    async with connected(server) as cluster:
+        controller = Controller(cluster, FakeCoordinator(), lambda: time.time() + ahead[0])
+
+        async def passes_until(holds: Callable[[], bool]) -> None:
+            async with asyncio.timeout(30):
+                while not holds():
+                    await controller.pass_once(namespace, "demo")
+                    await asyncio.sleep(0.05)
+
+        def bound() -> list[str]:
+            return [p["metadata"]["name"] for p in pods.pods() if "nodeName" in p["spec"]]
+
+        await passes_until(lambda: len(pods.names()) == 4)
+        await until(lambda: len(bound()) == 2)
+        for name in bound():
+            pods.say(name, {"phase": "Running"})
+        await until_all(cluster, namespace, lambda pod: pod.phase == "Running" or pod.unscheduled_reason != "")
+        ahead[0] = 900 * (1 + half_placed.SPREAD) + 1
+        await passes_until(lambda: state(server, namespace) == "Queued")
+        await passes_until(lambda: all("deletionTimestamp" in p["metadata"] for p in pods.pods()))
+    status = job(server, namespace)["status"]
+    assert (status["gang"]["releases"], status["restarts"]) == (1, {"counted": 0, "ignored": 0})
+    progressing = next(c for c in status["conditions"] if c["type"] == "Progressing")
+    assert (progressing["status"], progressing["reason"]) == ("False", "GangReleased")

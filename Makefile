@@ -16,7 +16,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without stored bytecode every process compiles all that it imports: torch takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test slowest lint generate docs pictures manifests test-slow mutants bench bench-engine bench-recovery bench-operator binaries cluster cluster-down demo images e2e-smoke e2e clean
+.PHONY: help setup run test slowest lint generate docs pictures manifests test-slow mutants bench bench-engine bench-recovery bench-operator bench-kueue binaries cluster cluster-down demo images e2e-smoke e2e clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,6 +102,10 @@ cluster: .venv/.ready  ## a real Kubernetes with two nodes on this machine, as r
 
 cluster-down: .venv/.ready  ## end that cluster; nothing is left
 	@$(BIN)/python -m e2e.cluster down
+
+bench-kueue: .venv/.ready  ## the operator beside a real Kueue: KUEUE=binary KUEUE_CONFIG=config/components KUEUE_VERSION=v...
+	$(BIN)/python -m e2e.tools.build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kwok
+	$(BIN)/python -m bench.kueue --binary $(KUEUE) --config $(KUEUE_CONFIG) --version $(KUEUE_VERSION)
 
 bench-operator: .venv/.ready  ## the operator on a control plane with kwok nodes, beside a bare loop that creates the same pods
 	$(BIN)/python -m e2e.tools.build $(SCALE_TOOLS)

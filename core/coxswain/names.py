@@ -55,7 +55,7 @@ CONDITIONS = (
 
 EVENT_REASONS = (
     "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "MixChanged", "SourceExhausted", "NodeLost", "PodDisrupted",
-    "WorkerRestarted", "CheckpointSaved", "Scaled", "Suspended", "Resumed", "Completed", "Failed",
+    "WorkerRestarted", "CheckpointSaved", "Scaled", "GangReleased", "Suspended", "Resumed", "Completed", "Failed",
     "EditPending",
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from coxswain.names import LABEL_JOB_UID
 from coxswain.wire import JobReport
-from coxswain_operator.children import KINDS
+from coxswain_operator.children import kinds
 from coxswain_operator.children.common import controller_of
 from coxswain_operator.children.configuration import secret_name
 from coxswain_operator.clock import SteadyClock
@@ -90,7 +90,7 @@ class Controller:
             mixes=tuple(await self._cluster.list("DataMix", namespace)),
             policies=tuple(await self._cluster.list("ParallelismPolicy", namespace)),
             pods=await self._pods(job),
-            children=tuple([child_view(c) for kind in KINDS for c in await self._children(kind, job)]),
+            children=tuple([child_view(c) for kind in kinds(self._settings) for c in await self._children(kind, job)]),
             report=await self._report(job),
             rejection=self._executor.rejection(job),
             holders=await self._holders(job),

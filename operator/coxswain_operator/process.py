@@ -11,7 +11,7 @@ import sys
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,12 +20,14 @@ import typer
 from coxswain.errors import Refused, Retryable
 from coxswain.exits import Exit
 from coxswain_link import metrics
+from coxswain_operator.children.gangs import CHOICES
 from coxswain_operator.cluster import Conflict
 from coxswain_operator.controller import Controller
 from coxswain_operator.health import HealthStatus, LoopLag, serve_health
 from coxswain_operator.jobcontrol import HttpJobControl
 from coxswain_operator.kopf_watches import run_watches
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
+from coxswain_operator.kubernetes.discovery import find_gang_backend
 from coxswain_operator.leader import Leader, Timing
 from coxswain_operator.report_poller import ReportPoller
 from coxswain_operator.settings import Settings
@@ -49,6 +51,7 @@ class Options:
     host: str
     port: int
     settings: Settings
+    gang_scheduling: str = "None"  # a key of CHOICES
 
 
 def main(
@@ -67,6 +70,8 @@ def main(
     train_image: Annotated[str, typer.Option(help="Trainers that name no image.")] = _DEFAULTS.train_image,
     pull_policy: Annotated[str, typer.Option(help="imagePullPolicy of both.")] = _DEFAULTS.pull_policy,
     prometheus_namespace: Annotated[str, typer.Option(help="Its pods may scrape jobs; empty: no pod may.")] = "",
+    gang_scheduling: Annotated[str, typer.Option(help=f"What places gangs: {', '.join(CHOICES)}.")] = "None",
+    gang_scheduler: Annotated[str, typer.Option(help="schedulerName of pods in gangs; empty: as usual.")] = "",
 ) -> None:
     """Runs the operator."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -74,11 +79,11 @@ def main(
         logging.getLogger(chatty).setLevel(logging.WARNING)
     settings = Settings(
         data_image, train_image, pull_policy,
-        prometheus_namespace=prometheus_namespace, operator_namespace=operator_namespace,
+        prometheus_namespace=prometheus_namespace, operator_namespace=operator_namespace, gang_scheduler=gang_scheduler,
     )  # fmt: skip
     try:
         timing = Timing(lease_seconds, renew_seconds, retry_seconds)
-        options = Options(kubeconfig, tuple(namespace or ()), timing, identity, host, port, settings)
+        options = Options(kubeconfig, tuple(namespace or ()), timing, identity, host, port, settings, gang_scheduling)
         asyncio.run(run(options))
     except Refused as error:
         sys.exit(_say(error, Exit.USER_FAULT))
@@ -108,12 +113,16 @@ async def run(options: Options) -> None:
                 access, 10.0, options.settings.at_once, lambda method, status: requests.labels(method, status).inc()
             )
         )
-        cluster = await stack.enter_async_context(KubernetesCluster(connection, bool(options.namespaces)))
+        backend = await find_gang_backend(connection, options.gang_scheduling)
+        settings = replace(options.settings, gang_backend=backend)
+        cluster = await stack.enter_async_context(
+            KubernetesCluster(connection, bool(options.namespaces), gang_backend=backend)
+        )
         # A connection of its own: a renewal must not queue behind requests for a thousand pods.
         leader = _leader(options, await stack.enter_async_context(Connection(access)))
         control = ReportPoller(HttpJobControl(cluster), lambda key: queue.add(key))
         stack.push_async_callback(control.close)
-        controller = Controller(cluster, control, settings=options.settings, poll_seconds=POLL_SECONDS)
+        controller = Controller(cluster, control, settings=settings, poll_seconds=POLL_SECONDS)
         queue, lag = WorkQueue(_measured(controller, registry)), LoopLag()
         stack.callback(asyncio.create_task(lag.measure(), name="loop lag").cancel)
 

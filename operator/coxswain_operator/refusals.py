@@ -6,6 +6,7 @@ from coxswain.errors import Refused
 from coxswain.wire import Fault
 from coxswain_operator.cluster import Denied
 
+_KUEUE = "set rbac.kueue=true in the operator's chart: the job is in a queue of Kueue"
 # What the server's text contains, the reason that users see, and the way out. The first that matches decides.
 _KNOWN = (
     ("exceeded quota", "QuotaExceeded", "free some of the quota, or raise it"),
@@ -16,6 +17,8 @@ _KNOWN = (
     ("service account", "ServiceAccountMissing", "create it; Kubernetes creates `default` soon after a namespace"),
     ("no PriorityClass", "PriorityClassMissing", "create it, or correct spec.scheduling.priorityClassName"),
     ("is being terminated", "NamespaceTerminating", "create the job in another namespace"),
+    ('cannot patch resource "pods"', "OperatorNotPermitted", _KUEUE),
+    ('cannot delete resource "workloads"', "OperatorNotPermitted", _KUEUE),
     ("cannot create resource", "OperatorNotPermitted", "give the operator the roles of its chart"),
     ("cannot delete resource", "OperatorNotPermitted", "give the operator the roles of its chart"),
     ("cannot patch resource", "OperatorNotPermitted", "give the operator the roles of its chart"),

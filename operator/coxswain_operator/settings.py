@@ -15,4 +15,6 @@ class Settings:
     user: int = 65532  # numeric id that the containers run as
     prometheus_namespace: str = ""  # name of the namespace whose pods may scrape; empty: none
     operator_namespace: str = "coxswain-system"
+    gang_backend: str = ""  # a name in children.gangs.BACKENDS; empty: the scheduler knows no groups
+    gang_scheduler: str = ""  # schedulerName of pods in groups; empty: the backend's own
     at_once: int = 64  # requests under way, to the API server and for one job

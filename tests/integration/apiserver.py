@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -44,13 +44,18 @@ _AUDIT_POLICY = {
 class ApiServer:
     """One control plane, up within the `with` block; nothing is left behind it."""
 
+    def __init__(self, servers: Sequence[str] = (), flags: Mapping[str, Sequence[str]] | None = None) -> None:
+        """`servers` and `flags` as of ControlPlane."""
+        self._servers, self._flags = servers, flags or {}
+
     def __enter__(self) -> ApiServer:
         self._folder = tempfile.TemporaryDirectory(prefix="coxswain-api-")
         root = Path(self._folder.name)
         self.audit, policy = root / "audit.log", root / "audit-policy.yaml"
         policy.write_text(yaml.safe_dump(_AUDIT_POLICY))
-        flags = {"kube-apiserver": ["--audit-policy-file", policy, "--audit-log-path", self.audit]}
-        self.plane = ControlPlane(root, servers=(), flags=flags)
+        audit = ["--audit-policy-file", policy, "--audit-log-path", self.audit]
+        flags = {**self._flags, "kube-apiserver": [*audit, *self._flags.get("kube-apiserver", ())]}
+        self.plane = ControlPlane(root, servers=self._servers, flags=flags)
         try:
             self.plane.start()
         except BaseException:

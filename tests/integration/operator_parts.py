@@ -16,6 +16,7 @@ from coxswain_operator.controller import WATCHED, Controller
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
 from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.settings import Settings
 from coxswain_operator.workqueue import Key, RequeueDelay, WorkQueue
 from tests.integration.apiserver import ApiServer
 from tests.unit.fake_cluster import data_mix, data_source, training_job
@@ -41,12 +42,17 @@ async def connected(api: ApiServer, **options: Any) -> AsyncIterator[KubernetesC
 
 @asynccontextmanager
 async def operating(
-    kubeconfig: Path, namespace: str, control: JobControl, silence: float = SILENCE_SECONDS
+    kubeconfig: Path,
+    namespace: str,
+    control: JobControl,
+    silence: float = SILENCE_SECONDS,
+    settings: Settings | None = None,
 ) -> AsyncIterator[KubernetesCluster]:
     """An operator of the job `demo` in this process: informers, queue and reconcile, without kopf and the Lease."""
     async with Connection(find_access(kubeconfig)) as connection:
-        async with KubernetesCluster(connection, True, silence) as cluster:
-            controller = Controller(cluster, control, poll_seconds=0.5)
+        backend = settings.gang_backend if settings else ""
+        async with KubernetesCluster(connection, True, silence, backend) as cluster:
+            controller = Controller(cluster, control, settings=settings, poll_seconds=0.5)
 
             async def turn(key: Key) -> RequeueDelay | None:
                 return await controller.reconcile_job(*key)

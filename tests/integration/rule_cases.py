@@ -279,6 +279,12 @@ CASES: list[Case] = [
         "queueName is needed with a backend, and must be empty without; set both or none", "spec.scheduling.queueing.queueName",
     ),
     _job(
+        "queue-priority", "spec.scheduling.queueing",
+        {"backend": "Kueue", "queueName": "research", "priorityClassName": "urgent"}, {"priorityClassName": "urgent"},
+        "priorityClassName is Kueue's; set backend to Kueue, or use scheduling.priorityClassName",
+        "spec.scheduling.queueing.priorityClassName",
+    ),
+    _job(
         "topology-one-of", "spec.scheduling.topology", {"required": "zone"}, {"required": "zone", "preferred": "rack"},
         "at most one of required and preferred may be set; keep one of the two",
     ),

@@ -27,8 +27,6 @@ SPARE: dict[Right, str] = {
     ("coxswain.dev", "datasources/status", "patch"): "a coordinator that reports about sources",
     ("", "services", "delete"): "a child is created again because its content has changed",
     ("networking.k8s.io", "networkpolicies", "delete"): "a child is created again because its content has changed",
-    ("", "pods", "patch"): "a job in a queue of Kueue's",
-    ("kueue.x-k8s.io", "workloads", "delete"): "a job in a queue of Kueue's",
     **{
         ("policy", "poddisruptionbudgets", verb): "a gang that its operator sees whole" for verb in ("create", "delete")
     },

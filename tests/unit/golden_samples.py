@@ -102,6 +102,7 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "incarnation of a status": status.Incarnation,
     "restarts of a status": status.Restarts,
     "trainers of a status": status.Trainers,
+    "gang of a status": status.GangStatus,
     "progress of a status": status.Progress,
     "lastCheckpoint of a status": status.LastCheckpoint,
     "layout of a status": status.LayoutStatus,

@@ -136,6 +136,42 @@ def test_an_operator_of_some_namespaces_has_no_right_elsewhere() -> None:
     assert sorted(places) == ["team-a", "team-a", "team-b", "team-b"]
 
 
+KUEUE = {("", "pods", "patch"), ("kueue.x-k8s.io", "workloads", "delete")}
+VERBS = ("list", "watch", "create", "delete")
+NATIVE = {("scheduling.k8s.io", plural, verb) for plural in ("workloads", "podgroups") for verb in VERBS}
+VOLCANO, COSCHEDULING = (
+    {(group, "podgroups", verb) for verb in VERBS} for group in ("scheduling.volcano.sh", "scheduling.x-k8s.io")
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "added"),
+    [
+        ({"rbac": {"kueue": True}}, KUEUE),
+        ({"gangScheduling": {"backend": "Native"}}, NATIVE),
+        ({"gangScheduling": {"backend": "Volcano"}}, VOLCANO),
+        ({"gangScheduling": {"backend": "Coscheduling", "schedulerName": "second"}}, COSCHEDULING),
+        ({"gangScheduling": {"backend": "Auto"}}, NATIVE | VOLCANO | COSCHEDULING),
+    ],
+)
+def test_rights_for_queues_and_gangs_are_there_only_where_a_value_asks_for_them(
+    plain: list[Manifest], values: dict[str, Any], added: set[tuple[str, str, str]]
+) -> None:
+    manifests = render(values)
+    assert rights(manifests) - rights(plain) == added
+    assert rights(plain) & (KUEUE | NATIVE | VOLCANO | COSCHEDULING) == set()
+    asked = values.get("gangScheduling", {"backend": "None"})
+    args = operator(manifests)["args"]
+    assert f"--gang-scheduling={asked['backend']}" in args
+    named = [f"--gang-scheduler={name}" for name in asked.values() if name == "second"]
+    assert [a for a in args if a.startswith("--gang-scheduler=")] == named
+
+
+def rights(manifests: list[Manifest]) -> set[tuple[str, str, str]]:
+    found = rules(manifests)
+    return {(g, r, v) for rule in found for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
+
+
 def test_an_operator_of_some_namespaces_gets_their_names() -> None:
     args = operator(render({"watchNamespaces": ["team-a", "team-b"]}))["args"]
     assert [a for a in args if a.startswith("--namespace")] == ["--namespace=team-a", "--namespace=team-b"]

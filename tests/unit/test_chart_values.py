@@ -74,6 +74,8 @@ def test_keys_of_free_maps_are_the_users(path: str) -> None:
         ("extraEnv", [{"value": "nameless"}]),
         ("tolerations", [{"effect": "Sometimes"}]),
         ("affinity", {"nodeAfinity": {}}),
+        ("gangScheduling.backend", "volcano"),
+        ("gangScheduling.schedulerName", "No_Name"),
         ("topologySpreadConstraints", [{"topologyKey": "zone"}]),
         ("securityContext.capabilities", {"dorp": ["ALL"]}),
         ("resources.limits", {"memory": "a lot"}),

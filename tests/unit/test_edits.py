@@ -127,7 +127,8 @@ _UNFIT = {
 }
 UNFIT = {(k, field): reason for reason, kinds in _UNFIT.items() for k, fields in kinds.items() for field in fields}
 # What no pod is made of: bounds of what a server takes, and the name of a queue without a backend.
-BOUNDS = {("TrainingJob", f) for f in ("data.loaders.max", "trainers.maxCount", "scheduling.queueing.queueName")}
+QUEUEING = ("scheduling.queueing.queueName", "scheduling.queueing.priorityClassName")
+BOUNDS = {("TrainingJob", f) for f in ("data.loaders.max", "trainers.maxCount", *QUEUEING)}
 
 
 @pytest.mark.parametrize("row", WAITING, ids=row_id)

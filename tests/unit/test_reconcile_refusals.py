@@ -12,6 +12,7 @@ from coxswain_operator.cluster import Denied
 from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile.force_delete import MARGIN_SECONDS
 from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.refusals import fault_of
 from coxswain_operator.views import Manifest
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, training_job
 from tests.unit.test_reconcile_lifecycle import running
@@ -42,6 +43,14 @@ def refusing(
 
     world.before_call = refuse
     return stop
+
+
+@pytest.mark.parametrize(("verb", "resource"), [("patch", "pods"), ("delete", "workloads")])
+def test_an_operator_that_may_not_end_a_group_of_kueues_names_the_charts_value(verb: str, resource: str) -> None:
+    text = f'{resource} "x" is forbidden: User "u" cannot {verb} resource "{resource}" in API group ""'
+    fault = fault_of("group demo-0", Denied("Forbidden", text))
+    assert (fault.reason, fault.retryable) == ("OperatorNotPermitted", True)
+    assert fault.message.endswith("set rbac.kueue=true in the operator's chart: the job is in a queue of Kueue")
 
 
 SHOWN = 20  # passes, a second each, after which a running job's status has a new message

@@ -137,7 +137,7 @@ async def test_trainers_that_find_no_node_in_time_are_done_without_where_enough_
 
 async def test_a_gang_without_room_waits_with_a_message_and_consumes_no_restarts() -> None:
     world = FakeCluster(data_source(), data_mix(), training_job(failurePolicy={"maxRestarts": 0}))
-    world.unplaceable = {"trainer-0", "trainer-1"}
+    world.unplaceable = {"coordinator", "loader-0", "trainer-0", "trainer-1"}
     await passes(world)
     world.run_all()
     world.report_now = report("Waiting", 0)
@@ -145,7 +145,7 @@ async def test_a_gang_without_room_waits_with_a_message_and_consumes_no_restarts
         world.tick(1000)
         await passes(world)
     assert world.state == "Unschedulable" and len(world.created) == 4
-    assert "trainer-0 and 1 more: Unschedulable" in world.condition("PodsReady")["message"]
+    assert "coordinator and 3 more: Unschedulable" in world.condition("PodsReady")["message"]
 
 
 def scaled(state: str = "Running", reason: str = "Training", since: float = NOW - 600) -> Manifest:

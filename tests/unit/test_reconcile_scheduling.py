@@ -64,9 +64,10 @@ def test_topology_places_trainers_of_one_attempt_together_and_no_other_pods(wish
 
 
 def test_a_queue_admits_all_pods_of_one_start_together() -> None:
-    scheduling = {"queueing": {"backend": "Kueue", "queueName": "research"}}
+    scheduling = {"queueing": {"backend": "Kueue", "queueName": "research", "priorityClassName": "urgent"}}
     pods = [made(m, scheduling=scheduling)["metadata"] for m in ("coordinator", "loader-0", "trainer-0", "trainer-1")]
     assert {p["labels"]["kueue.x-k8s.io/queue-name"] for p in pods} == {"research"}
+    assert {p["labels"]["kueue.x-k8s.io/priority-class"] for p in pods} == {"urgent"}
     assert len({p["labels"]["kueue.x-k8s.io/pod-group-name"] for p in pods}) == 1
     assert {p["annotations"]["kueue.x-k8s.io/pod-group-total-count"] for p in pods} == {"4"}
     assert not [k for k in made("trainer-0")["metadata"]["labels"] if "kueue" in k]

@@ -75,6 +75,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   resources: [workloads]
   verbs: [delete]  # of groups that will never start: Kueue keeps their pods until then
 {{- end }}
+{{- $gangs := .Values.gangScheduling.backend }}
+{{- if has $gangs (list "Auto" "Native") }}
+- apiGroups: [scheduling.k8s.io]
+  resources: [workloads, podgroups]
+  verbs: [list, watch, create, delete]
+{{- end }}
+{{- if has $gangs (list "Auto" "Volcano") }}
+- apiGroups: [scheduling.volcano.sh]
+  resources: [podgroups]
+  verbs: [list, watch, create, delete]
+{{- end }}
+{{- if has $gangs (list "Auto" "Coscheduling") }}
+- apiGroups: [scheduling.x-k8s.io]
+  resources: [podgroups]
+  verbs: [list, watch, create, delete]
+{{- end }}
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create]

@@ -262,6 +262,11 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
         "queueName is needed with a backend, and must be empty without", "set both or none", field=".queueName",
     ),
     Rule(
+        "queue-priority", (f"{_JOB}.scheduling.queueing",), "self.backend == 'Kueue' || self.priorityClassName == ''",
+        "priorityClassName is Kueue's", "set backend to Kueue, or use scheduling.priorityClassName",
+        field=".priorityClassName",
+    ),
+    Rule(
         "topology-one-of", (f"{_JOB}.scheduling.topology",), "self.required == '' || self.preferred == ''",
         "at most one of required and preferred may be set", "keep one of the two",
     ),

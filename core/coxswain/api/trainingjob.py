@@ -244,6 +244,9 @@ class Queueing(Model):
     """None: pods start as soon as there is room. Kueue: all pods of a start are one pod group, which Kueue admits together."""
     queue_name: Annotated[str, Field(max_length=253)] = ""
     """Name of the queue. Needed with a backend, empty without."""
+    priority_class_name: Annotated[str, Field(max_length=253)] = ""
+    """Kueue's WorkloadPriorityClass, which decides about the order in the queue and about preemption. Only with Kueue. Empty:
+    the PriorityClass of the pods decides."""
 
 
 class Topology(Model):

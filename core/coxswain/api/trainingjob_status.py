@@ -22,6 +22,15 @@ class TrainerCounts(Model):
     """spec.trainers.count when the attempt began. More than `desired` while there is no room for all."""
 
 
+class GangStatus(Model):
+    """What became of starts that found nodes for some pods only. Absent once all pods work."""
+
+    releases: Whole | None = None
+    """Such starts in a row. Each time all nodes were released."""
+    until: Time | None = None
+    """When pods are created again. The wait doubles with each release, up to ten minutes, and is random."""
+
+
 class Incarnation(Model):
     """Which pod of a member is the current one; stored before that pod is created. A member is the coordinator, a loader or a
     trainer."""
@@ -140,6 +149,8 @@ class TrainingJobStatus(Model):
     """Counts the worlds: the groups of workers that trained together."""
     trainers: TrainerCounts | None = None
     """Trainer pods."""
+    gang: GangStatus | None = None
+    """Starts that were given up because not all pods found nodes."""
     ready: Annotated[str, Field(max_length=32)] | None = None
     """Ready and desired trainers, such as "3/4"."""
     replicas: Whole | None = None

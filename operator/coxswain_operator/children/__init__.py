@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coxswain.config import JobConfig
+from coxswain_operator.children import gangs
 from coxswain_operator.children.common import CONTENT, labels_of
 from coxswain_operator.children.configuration import config_map, secret
 from coxswain_operator.children.network import disruption_budget, network_policy, service
@@ -10,20 +11,27 @@ from coxswain_operator.children.pods import PodPlan
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 
-__all__ = ["CONTENT", "KINDS", "PodPlan", "children", "labels_of"]
+__all__ = ["CONTENT", "PodPlan", "children", "kinds", "labels_of"]
 
 # Without pods, in creation order: pods mount the first two, and the third gives host names.
-KINDS = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
+_KINDS = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
+
+
+def kinds(settings: Settings) -> tuple[str, ...]:
+    """Of all children but the pods."""
+    backend = gangs.backend_of(settings)
+    return _KINDS if backend is None else (*_KINDS, backend.kind)
 
 
 def children(
-    job: Manifest, config: JobConfig, settings: Settings, token: str, attempt: int, pin: str = ""
+    job: Manifest, config: JobConfig, settings: Settings, token: str, attempt: int, pin: str = "", start: int = 0
 ) -> tuple[Manifest, ...]:
-    """All children but the pods and the attempt's record."""
+    """All children but the pods and the attempt's record. `start`: as of a PodPlan."""
     return (
         secret(job, token),
         config_map(job, config, pin),
         service(job),
         network_policy(job, settings),
+        *gangs.group(job, config, settings, start),
         disruption_budget(job, config, attempt),
     )

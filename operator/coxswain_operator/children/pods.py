@@ -10,7 +10,7 @@ from coxswain import names
 from coxswain.api.pod_template import OWN, split_template
 from coxswain.api.resolve import claims
 from coxswain.config import JobConfig
-from coxswain_operator.children import containers, scheduling
+from coxswain_operator.children import containers, gangs, scheduling
 from coxswain_operator.children.common import owner_of
 from coxswain_operator.children.configuration import config_map_name, secret_name
 from coxswain_operator.children.containers import CONSTRUCTOR, COORDINATOR, LOADER, TRAINER, Service
@@ -83,8 +83,13 @@ class PodPlan:
         labels = {"app.kubernetes.io/component": role, names.LABEL_ROLE: role, names.LABEL_ATTEMPT: str(self.attempt)}
         queue_labels, queue_annotations = scheduling.queue(self.job, self.config, self.start)
         head, theirs = owner_of(self.job), self._template(role)[0]
-        head["labels"] = {**(theirs.get("labels") or {}), **head["labels"], **labels, **queue_labels}
-        return {**head, "annotations": {**ANNOTATIONS, **(theirs.get("annotations") or {}), **queue_annotations}}
+        gang_labels, gang_annotations, _ = self._gang(role)
+        head["labels"] = {**(theirs.get("labels") or {}), **head["labels"], **labels, **queue_labels, **gang_labels}
+        annotations = {**ANNOTATIONS, **(theirs.get("annotations") or {}), **queue_annotations, **gang_annotations}
+        return {**head, "annotations": annotations}
+
+    def _gang(self, role: str) -> tuple[dict[str, str], dict[str, str], Manifest]:
+        return gangs.of_pod(self.job, self.settings, role, self.start)
 
     def _template(self, role: str) -> tuple[Manifest, Manifest]:
         """Metadata and pod spec that the user lays over the role's pods."""
@@ -107,6 +112,7 @@ class PodPlan:
             **_containers(self.job, self.config, self.settings, role),
             "volumes": _volumes(self.job, self.config, role, self._config_map),
             **scheduling.of_pod(self.job, role, self.attempt),
+            **self._gang(role)[2],
         }
         others = tuple(name for name in OWN[_FIELDS[role]] if name not in (role, CONSTRUCTOR.name))
         laid = overlaid(spec, self._template(role)[1], others)

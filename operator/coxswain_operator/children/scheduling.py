@@ -33,7 +33,12 @@ def queue(job: Manifest, config: JobConfig, start: int) -> tuple[dict[str, str],
     queueing = job["spec"].get("scheduling", {}).get("queueing", {})
     if queueing.get("backend", "None") != "Kueue":
         return {}, {}
-    labels = {"kueue.x-k8s.io/queue-name": queueing["queueName"], POD_GROUP: pod_group(job, start)}
+    priority = queueing.get("priorityClassName", "")
+    labels = {
+        "kueue.x-k8s.io/queue-name": queueing["queueName"],
+        POD_GROUP: pod_group(job, start),
+        **({"kueue.x-k8s.io/priority-class": priority} if priority else {}),
+    }
     return labels, {"kueue.x-k8s.io/pod-group-total-count": str(1 + config.loaders + config.trainers)}
 
 

@@ -17,9 +17,10 @@ from coxswain_operator.cluster import AlreadyExists, Conflict, Denied, WatchEven
 from coxswain_operator.kubernetes.cache import Cache, CacheEvent, Entry, Name
 from coxswain_operator.kubernetes.connection import APPLY, MERGE, Connection, NotFound
 from coxswain_operator.kubernetes.decoding import manifest_of
+from coxswain_operator.kubernetes.discovery import served
 from coxswain_operator.kubernetes.events import Events
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS, Informer
-from coxswain_operator.kubernetes.resources import BY_KIND, FIELD_MANAGER, SECRETS, WORKLOADS
+from coxswain_operator.kubernetes.resources import FIELD_MANAGER, SECRETS, WORKLOADS, with_groups
 from coxswain_operator.kubernetes.secret_cache import SecretCache
 from coxswain_operator.views import Conditions, Event, Manifest, PodView
 
@@ -34,8 +35,15 @@ class KubernetesCluster:
     Use as `async with`. Of kinds that others use too, only objects with the label `coxswain.dev/job-uid` are read.
     """
 
-    def __init__(self, connection: Connection, namespaced: bool = False, silence: float = SILENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        namespaced: bool = False,
+        silence: float = SILENCE_SECONDS,
+        gang_backend: str = "",
+    ) -> None:
         """`namespaced`: one informer a namespace, for an operator that has no cluster-wide rights."""
+        self._resources = with_groups(gang_backend)
         self._connection, self._namespaced, self._silence = connection, namespaced, silence
         self._informers: dict[tuple[str, str], tuple[Informer, asyncio.Task[None]]] = {}
         self._secrets, self._events = SecretCache(connection), Events(connection)
@@ -71,7 +79,7 @@ class KubernetesCluster:
         """By a LIST of this name, which needs no right that the informers do not need. Raises Retryable."""
         if kind == SECRETS.kind:
             return await self._secrets.get(namespace, name)
-        path = BY_KIND[kind].path(namespace)
+        path = self._resources[kind].path(namespace)
         found = (await self._connection.call("GET", path, fieldSelector=f"metadata.name={name}"))["items"]
         return {"kind": kind, **found[0]} if found else None
 
@@ -88,7 +96,10 @@ class KubernetesCluster:
         """Where there is no Kueue, or no group any more, there is nothing to leave."""
         if pod:
             with suppress(NotFound):
-                path, mark = BY_KIND["Pod"].path(namespace, pod), {"metadata": {"annotations": {RETRIABLE: "false"}}}
+                path, mark = (
+                    self._resources["Pod"].path(namespace, pod),
+                    {"metadata": {"annotations": {RETRIABLE: "false"}}},
+                )
                 self._noted("Pod", namespace, await self._connection.send("PATCH", path, mark, MERGE))
             return
         for workloads in WORKLOADS:
@@ -120,7 +131,7 @@ class KubernetesCluster:
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Raises AlreadyExists, Refused or Denied with the server's message, Retryable."""
-        resource, meta = BY_KIND[manifest["kind"]], manifest["metadata"]
+        resource, meta = self._resources[manifest["kind"]], manifest["metadata"]
         namespace = meta.get("namespace", "")
         try:
             path = resource.path(namespace)
@@ -139,7 +150,7 @@ class KubernetesCluster:
         options |= {"preconditions": {"uid": uid}} if uid else {}
         options |= {"gracePeriodSeconds": 0} if force else {}
         try:
-            path = BY_KIND[kind].path(namespace, name)
+            path = self._resources[kind].path(namespace, name)
             answer = manifest_of(content := await self._connection.send("DELETE", path, options))
         except Conflict:  # another object has that name now; the watch will report it
             return
@@ -154,7 +165,7 @@ class KubernetesCluster:
         self, kind: str, namespace: str, name: str, status: Manifest, resource_version: str
     ) -> Manifest:
         """Applies the status server-side as our field manager: what we leave out goes, what others own stays."""
-        resource = BY_KIND[kind]
+        resource = self._resources[kind]
         version = {"resourceVersion": resource_version} if resource_version else {}
         head = {"apiVersion": resource.api_version, "kind": kind, "metadata": {"name": name, **version}}
         path = resource.path(namespace, name, "status")
@@ -189,16 +200,9 @@ class KubernetesCluster:
 
     async def served(self, plurals: Sequence[str], pause: float = DISCOVERY_SECONDS) -> None:
         """Returns once the server knows our kinds: their definitions may be installed after the operator."""
-        while missing := set(plurals) - await self._served():
+        while missing := set(plurals) - await served(self._connection, API_VERSION):
             log.warning("%s: not served yet: %s; install the CRDs", API_VERSION, ", ".join(sorted(missing)))
             await asyncio.sleep(pause)
-
-    async def _served(self) -> set[str]:
-        try:
-            found = await self._connection.call("GET", f"/apis/{API_VERSION}")
-        except NotFound:
-            return set()
-        return {resource["name"] for resource in found["resources"]}
 
     def silence(self, now: float) -> float:
         """Seconds since the last message on the quietest stream; `now` as time.monotonic()."""
@@ -211,7 +215,7 @@ class KubernetesCluster:
         meta.pop("managedFields", None)
         if kind == SECRETS.kind:
             self._secrets.note((namespace, meta["name"]), content)
-        elif (selector := BY_KIND[kind].selector) == "" or selector in (meta.get("labels") or {}):
+        elif (selector := self._resources[kind].selector) == "" or selector in (meta.get("labels") or {}):
             informer = self._informer(kind, namespace)
             informer.cache.apply_write(informer.read(content))
         return stored
@@ -226,7 +230,7 @@ class KubernetesCluster:
 
     def _informer(self, kind: str, namespace: str) -> Informer:
         """Started at first use."""
-        resource = BY_KIND[kind]
+        resource = self._resources[kind]
         key = kind, namespace if self._namespaced and resource.namespaced else ""
         if key not in self._informers:
             informer = Informer(self._connection, resource, key[1], self._silence)

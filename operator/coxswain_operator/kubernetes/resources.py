@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from coxswain.api.kinds import KINDS as OUR_KINDS
 from coxswain.names import API_VERSION, LABEL_JOB_UID
+from coxswain_operator.children.gangs import BACKENDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,19 @@ _ALL = (
 )
 
 BY_KIND = {resource.kind: resource for resource in _ALL}
+
+
+def with_groups(gang_backend: str) -> dict[str, Resource]:
+    """BY_KIND, and the groups of pods of a backend (its name in BACKENDS; empty: none)."""
+    if not gang_backend:
+        return BY_KIND
+    backend = BACKENDS[gang_backend]
+    return {
+        **BY_KIND,
+        backend.kind: Resource(backend.api_version, backend.kind, backend.plural, selector=LABEL_JOB_UID),
+    }
+
+
 EVENTS = Resource("events.k8s.io/v1", "Event", "events")
 # Kueue's versions, the newest first: a release serves one or both.
 WORKLOADS = tuple(Resource(f"kueue.x-k8s.io/{version}", "Workload", "workloads") for version in ("v1beta2", "v1beta1"))

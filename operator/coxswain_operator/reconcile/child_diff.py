@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from coxswain_operator.children import CONTENT, children
+from coxswain_operator.children import CONTENT, children, gangs
 from coxswain_operator.children.configuration import config_map_name, record_name
+from coxswain_operator.reconcile import incarnations
 from coxswain_operator.reconcile.actions import Create, Delete
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.pinned import Start
@@ -29,8 +30,8 @@ def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     A PodDisruptionBudget is made once the whole gang is there, and goes with the attempt: before, there is nothing to
     protect, and its status would be written again for every pod that comes or goes.
     """
-    job, pin = ctx.observed.job, start.pinned.hash
-    wanted = children(job, start.config, ctx.settings, ctx.observed.fresh_token, status.attempt, pin)
+    job, pin, group = ctx.observed.job, start.pinned.hash, incarnations.numbers(status).default.number
+    wanted = children(job, start.config, ctx.settings, ctx.observed.fresh_token, status.attempt, pin, group)
     present = {(c.kind, c.name) for c in ctx.observed.children}
     recorded = ("ConfigMap", record_name(job, pin)) in present
     contents = {(m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"].get(CONTENT, "") for m in wanted}
@@ -40,7 +41,8 @@ def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     due = (m for m in wanted if ctx.all_serving or m["kind"] != "PodDisruptionBudget")
     missing = [m for m in due if (m["kind"], m["metadata"]["name"]) not in present]
     missing += () if recorded else (start.record(job),)
-    gone = (*stale, *_of_earlier_starts(ctx, (config_map_name(job, pin), record_name(job, pin))))
+    former = (c for c in ctx.observed.children if _is_group(ctx, c) and (c.kind, c.name) not in contents)
+    gone = (*stale, *former, *_of_earlier_starts(ctx, (config_map_name(job, pin), record_name(job, pin))))
     deletes = tuple(Delete(c.kind, c.name, c.uid) for c in gone if not c.deleting)
     return ChildDiff(deletes, tuple(Create(m) for m in missing), bool(stale))
 
@@ -50,3 +52,9 @@ def _of_earlier_starts(ctx: Context, names: Collection[str]) -> Iterator[ChildVi
     current = {p.uid for p in ctx.pods.values()}
     if all(p.uid in current for p in ctx.observed.pods):
         yield from (c for c in ctx.observed.children if c.kind == "ConfigMap" and c.name not in names)
+
+
+def _is_group(ctx: Context, child: ChildView) -> bool:
+    """A group of pods: each start has its own, and that of the start before goes."""
+    backend = gangs.backend_of(ctx.settings)
+    return backend is not None and child.kind == backend.kind

@@ -110,10 +110,20 @@ class Context:
         known = self.status.state not in ("", QUEUED)
         if pod is not None and pod.is_active and known and (self.leaving or self._silent(pod)):
             return self.status.state  # its end is judged once it has left; a single missed answer changes nothing
-        unplaced = {p.unscheduled_reason for p in self.pods.values() if pending.is_unschedulable(p)}
-        if unplaced:
-            return QUEUED if pending.GATED in unplaced else UNSCHEDULABLE
+        if self._queued:
+            return QUEUED
+        if any(map(pending.is_unschedulable, self.pods.values())):
+            return UNSCHEDULABLE
         return "Restarting" if self.status.progress is not None else "Starting"
+
+    @property
+    def _queued(self) -> bool:
+        """A queue holds pods back, or a scheduler of whole gangs has not placed this one."""
+        pods = self.pods.values()
+        unplaced = any(map(pending.is_unschedulable, pods)) and not any(p.node for p in pods)
+        return any(p.unscheduled_reason == pending.GATED for p in pods) or (
+            unplaced and bool(self.settings.gang_backend)
+        )
 
     def _silent(self, coordinator: PodView) -> bool:
         """Does not answer this once."""

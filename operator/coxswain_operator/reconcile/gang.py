@@ -13,6 +13,7 @@ from coxswain_operator.reconcile import (
     deadlines,
     failure_policy,
     force_delete,
+    half_placed,
     incarnations,
     leftovers,
     pending,
@@ -34,15 +35,18 @@ def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
     config = start.config
     found = failure_policy.verdicts(ctx)
     size = None if any(v.whole_job for v in found) else resize.plan_resize(ctx, config)
-    status = failure_policy.record_restarts(ctx, found) if found else ctx.status
+    release = None if size or found else half_placed.plan_release(ctx)
+    status = failure_policy.record_restarts(ctx, found) if found else half_placed.settled(ctx, ctx.status)
     status = resize.start_resize(ctx, status, size) if size else _begun(ctx, status, start)
+    status = half_placed.start_release(ctx, status, release) if release else status
+    held = half_placed.is_held(status, ctx.now)
     others = child_diff.diff_children(ctx, start, status)
-    starting = status.attempt == ctx.status.attempt and not others.stale
+    starting = status.attempt == ctx.status.attempt and not others.stale and not held
     return PolicyResult(
-        state=ctx.state_of_gang,
+        state=QUEUED if held else ctx.state_of_gang,
         status=status,
-        reason=resize.reason(ctx),
-        message=_message(ctx),
+        reason=half_placed.REASON if held else resize.reason(ctx),
+        message=release.message if release else _message(ctx),
         deletes=(
             *_stale_pods(ctx, status),
             *force_delete.force_deletes(ctx),
@@ -51,7 +55,11 @@ def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
         ),
         creates=(*others.creates, *(_missing_pods(ctx, status, start) if starting else ())),
         calls=resize.calls(ctx) or suspend.calls(ctx),
-        events=(*failure_policy.failure_events(found), *(resize.resize_events(size) if size else ())),
+        events=(
+            *failure_policy.failure_events(found),
+            *(resize.resize_events(size) if size else ()),
+            *(half_placed.events(release) if release else ()),
+        ),
         requeue_times=(
             *(incarnations.starts_at(entry) for entry in status.incarnations),
             *_starts(ctx),
@@ -86,16 +94,8 @@ def _message(ctx: Context) -> str:
     waits = ctx.report.waiting_for if ctx.report else ""
     slow = ctx.report.slow if ctx.report else ""
     invalid = f"{PINNED}{ctx.faults[0].message}" if ctx.faults else ""
-    said = (
-        resize.message(ctx),
-        refused,
-        leftovers.describe(ctx),
-        waits,
-        pending.describe(ctx.pods.values()),
-        invalid,
-        slow,
-    )
-    return "; ".join(filter(None, said))
+    ours = (resize.message(ctx), half_placed.message(ctx), refused, leftovers.describe(ctx))
+    return "; ".join(filter(None, (*ours, waits, pending.describe(ctx.pods.values()), invalid, slow)))
 
 
 def _stale_pods(ctx: Context, status: JobStatus) -> Iterator[Delete]:
@@ -121,5 +121,5 @@ def _missing_pods(ctx: Context, status: JobStatus, start: Start) -> Iterator[Cre
 
 
 def _starts(ctx: Context) -> set[float]:
-    """When pods that do not start are late, and when a hint is due."""
-    return deadlines.starts(ctx) | pending.requeue_times(ctx.pods.values())
+    """When pods that do not start are late, when a hint is due, and when a gang gives up or tries again."""
+    return deadlines.starts(ctx) | half_placed.requeue_times(ctx) | pending.requeue_times(ctx.pods.values())

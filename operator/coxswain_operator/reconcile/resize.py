@@ -61,6 +61,11 @@ def resize_events(size: Resize) -> tuple[Event, ...]:
     return (Event("Scaled", size.message, warning=size.reason == "CapacityLost"),)
 
 
+def trains(ctx: Context) -> bool:
+    """The coordinator says so: a missing trainer does not change the gang's size then."""
+    return ctx.report is not None and ctx.report.phase == "Running"
+
+
 def _change(ctx: Context) -> str:
     return f"from {ctx.status.trainers.desired} to {ctx.spec.trainers.count} trainers"
 
@@ -87,9 +92,8 @@ def _shrunk(ctx: Context, config: JobConfig) -> Resize | None:
     trainers = [p for p in ctx.pods.values() if p.role == "trainer"]
     unplaceable = [p for p in trainers if pending.is_unschedulable(p) and p.unscheduled_reason != pending.GATED]
     placed = sum(bool(p.node) and p.is_active and not p.deleting for p in trainers)
-    training = ctx.report is not None and ctx.report.phase == "Running"
     late = any(ctx.now >= deadlines.starts_by(ctx, p) for p in unplaceable)
-    if not late or training or placed < config.min_trainers:
+    if not late or trains(ctx) or placed < config.min_trainers:
         return None
     limit = ctx.spec.start_timeout_seconds
     text = f"only {placed} of {config.trainers} trainers found a node within startTimeoutSeconds ({limit})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain_operator.reconcile import attempts, incarnations
@@ -25,6 +26,7 @@ def reopen(ctx: Context) -> PolicyResult:
         attempts.unsettled(incarnations.renew_all(ctx.status, ctx.now)),
         attempt=ctx.status.attempt + 1,
         restarts=Restarts(),
+        gang=UNSET,
         retried=retry_value(ctx.observed.job),
         start_time=None,
         completion_time=None,

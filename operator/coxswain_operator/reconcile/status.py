@@ -59,6 +59,11 @@ class Progress(_Stored, frozen=True, kw_only=True):
     percent: str
 
 
+class GangStatus(_Stored, frozen=True, kw_only=True):
+    releases: int = 0  # in a row: starts that found nodes for some pods only
+    until: str = ""  # end of the back-off after the last one
+
+
 class LastCheckpoint(_Stored, frozen=True, kw_only=True):
     step: int
     uri: str
@@ -122,6 +127,7 @@ class JobStatus(_Stored, frozen=True, kw_only=True):
     retried: str | None = None  # the value of names.ANNOTATION_RETRY that the latest retry answered
     pinned: Pinned | None = None  # None: the next start settles it
     stream_hash: str | None = None  # of the latest start: what its checkpoints continue
+    gang: GangStatus | msgspec.UnsetType = msgspec.UNSET  # of a job that was half placed, until all its pods work
 
     def condition(self, type_: str) -> Condition | None:
         return next((c for c in self.conditions if c.type == type_), None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from coxswain.exits import Exit
 from coxswain.names import ANNOTATION_STOP_AT
 from coxswain_operator.reconcile import attempts, force_delete, incarnations
@@ -45,7 +48,8 @@ def reconcile_suspend(ctx: Context) -> PolicyResult:
     status = ctx.status
     renewed = incarnations.renew_all(status, ctx.now)
     if not ctx.observed.pods:
-        return PolicyResult("Suspended", attempts.unsettled(renewed), "Suspended", _saved(ctx))
+        status = replace(attempts.unsettled(renewed), gang=UNSET)
+        return PolicyResult("Suspended", status, "Suspended", _saved(ctx))
     if ctx.coordinator is not None and ctx.coordinator.is_active and _has_begun(ctx) and ctx.now < _deadline(ctx):
         call = CheckpointAndStop("suspended")
         text = "waits for the checkpoint, then for the pods to leave"

@@ -97,7 +97,8 @@ class Claim:
     async def _keep(self) -> None:
         while not self._released.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._released.wait(), self._renew)
+                async with asyncio.timeout(self._renew):
+                    await self._released.wait()
                 return
             with suppress(CoxswainError):  # the next one may succeed
                 await self._write()

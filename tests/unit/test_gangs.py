@@ -1,0 +1,197 @@
+"""Groups of pods: each API gets its object and its pods' marks, and a start has one group of its own."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from coxswain.api.resolve import resolve
+from coxswain.config import JobConfig
+from coxswain.errors import Refused
+from coxswain_operator.children import PodPlan, children, gangs, kinds
+from coxswain_operator.children.gangs import BACKENDS, CHOICES
+from coxswain_operator.controller import Controller
+from coxswain_operator.kubernetes.connection import Connection, NotFound
+from coxswain_operator.kubernetes.discovery import find_gang_backend
+from coxswain_operator.settings import Settings
+from coxswain_operator.views import Manifest
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, training_job
+
+UID = "4b1d9f3e-0000-4000-8000-000000000000"
+GROUP = "demo-4b1d9f3e-2"  # of start 2
+
+
+def job_of(**spec: Any) -> tuple[Manifest, JobConfig]:
+    job = training_job(**{"trainers": {"count": 4, "minCount": 3}, **spec})
+    job["metadata"] |= {"uid": UID, "labels": {"volcano.sh/queue-name": "research"}}
+    config = resolve(job, [data_source()], [data_mix()], [], UID)
+    assert isinstance(config, JobConfig), config
+    return job, config
+
+
+def made(backend: str, **spec: Any) -> tuple[Manifest, Manifest]:
+    """The group and the pod of a trainer."""
+    job, config = job_of(**spec)
+    settings = Settings(gang_backend=backend)
+    (group,) = gangs.group(job, config, settings, 2)
+    return group, PodPlan(job, config, settings, 0, 2).pod("trainer-1", 2)
+
+
+@pytest.mark.parametrize(
+    ("backend", "version", "kind", "spec"),
+    [
+        ("Coscheduling", "scheduling.x-k8s.io/v1alpha1", "PodGroup", {"minMember": 5}),
+        (
+            "Volcano", "scheduling.volcano.sh/v1beta1", "PodGroup",
+            {
+                "minMember": 5, "minTaskMember": {"coordinator": 1, "loader": 1, "trainer": 3}, "queue": "research",
+                "priorityClassName": "high",
+            },
+        ),
+        (
+            "NativeWorkload", "scheduling.k8s.io/v1alpha1", "Workload",
+            {
+                "controllerRef": {"apiGroup": "coxswain.dev", "kind": "TrainingJob", "name": "demo"},
+                "podGroups": [{"name": "gang", "policy": {"gang": {"minCount": 5}}}],
+            },
+        ),
+        (
+            "NativePodGroup", "scheduling.k8s.io/v1beta1", "PodGroup",
+            {"schedulingPolicy": {"gang": {"minCount": 5}}},
+        ),
+    ],
+)  # fmt: skip
+def test_a_group_asks_for_coordinator_loaders_and_the_fewest_trainers(
+    backend: str, version: str, kind: str, spec: Manifest
+) -> None:
+    group, _ = made(backend, scheduling={"priorityClassName": "high"})
+    assert (group["apiVersion"], group["kind"], group["spec"]) == (version, kind, spec)
+    assert (group["metadata"]["name"], group["metadata"]["namespace"]) == (GROUP, NAMESPACE)
+    (owner,) = group["metadata"]["ownerReferences"]
+    assert (owner["uid"], owner["controller"]) == (UID, True)
+
+
+def test_pods_name_their_group_as_its_scheduler_reads_it() -> None:
+    pods = {backend: made(backend)[1] for backend in BACKENDS}
+    assert pods["Coscheduling"]["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == GROUP
+    assert pods["Volcano"]["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == GROUP
+    assert pods["Volcano"]["metadata"]["annotations"]["volcano.sh/task-spec"] == "trainer"
+    assert pods["NativeWorkload"]["spec"]["workloadRef"] == {"name": GROUP, "podGroup": "gang"}
+    assert pods["NativePodGroup"]["spec"]["schedulingGroup"] == {"podGroupName": GROUP}
+    schedulers = {backend: pod["spec"].get("schedulerName") for backend, pod in pods.items()}
+    assert schedulers == {"Coscheduling": None, "Volcano": "volcano", "NativeWorkload": None, "NativePodGroup": None}
+
+
+def test_an_installation_may_name_the_scheduler_and_a_template_another() -> None:
+    job, config = job_of()
+    settings = Settings(gang_backend="Coscheduling", gang_scheduler="second")
+    assert PodPlan(job, config, settings, 0, 2).pod("loader-0", 2)["spec"]["schedulerName"] == "second"
+    job["spec"]["trainers"]["template"] = {"spec": {"schedulerName": "third"}}
+    assert PodPlan(job, config, settings, 0, 2).pod("trainer-0", 2)["spec"]["schedulerName"] == "third"
+
+
+def test_without_a_backend_there_is_no_group_and_pods_are_as_before() -> None:
+    job, config = job_of()
+    assert gangs.group(job, config, Settings(), 2) == ()
+    pod = PodPlan(job, config, Settings(), 0, 2).pod("trainer-0", 2)
+    marks = {*pod["metadata"]["labels"], *pod["metadata"]["annotations"], *pod["spec"]}
+    assert not [m for m in marks if "scheduling" in m or "scheduler" in m or "volcano" in m or "workload" in m]
+    assert kinds(Settings(gang_backend="NativeWorkload")) == (*kinds(Settings()), "Workload")
+
+
+def test_a_group_is_made_before_the_pods_that_name_it() -> None:
+    job, config = job_of()
+    found = [m["kind"] for m in children(job, config, Settings(gang_backend="Volcano"), "t", 0, start=2)]
+    assert found[-1] == "PodDisruptionBudget" and "PodGroup" in found
+
+
+async def test_each_start_has_a_group_of_its_own_and_the_group_of_the_start_before_goes() -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job(trainers={"count": 2, "minCount": 1, "maxCount": 4}))
+    controller = Controller(world, world, world.clock, Settings(gang_backend="Coscheduling"))
+
+    async def passes(count: int) -> list[tuple[str, int]]:
+        for _ in range(count):
+            await controller.pass_once(NAMESPACE, "demo")
+            world.tick()
+            world.reap()
+        found = [o for (kind, _), o in world.objects.items() if kind == "PodGroup"]
+        named = {p["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] for p in world.pods()}
+        assert named == {o["metadata"]["name"] for o in found}
+        return [(o["metadata"]["name"][-1], o["spec"]["minMember"]) for o in found]
+
+    assert await passes(4) == [("0", 3)]
+    world.edit("TrainingJob", "demo", trainers={"count": 4, "minCount": 4, "maxCount": 4})
+    assert await passes(6) == [("1", 6)]
+
+
+@pytest.mark.parametrize(("backend", "state"), [("Volcano", "Queued"), ("", "Unschedulable")])
+async def test_a_job_that_its_scheduler_has_not_placed_is_queued_and_its_time_stands(backend: str, state: str) -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job(activeDeadlineSeconds=3600))
+    controller = Controller(world, world, world.clock, Settings(gang_backend=backend))
+
+    async def passes(count: int) -> None:
+        for _ in range(count):
+            await controller.pass_once(NAMESPACE, "demo")
+            world.tick()
+
+    await passes(3)
+    for pod in world.pods()[1:]:
+        world.unschedulable(pod)
+    await passes(2)
+    assert world.state == state
+    world.tick(10_000)
+    await passes(2)
+    assert world.state == (state if backend else "Failed")
+    if backend:
+        world.run_all()
+        await passes(2)
+        assert (world.state, world.job["status"]["activeSeconds"] < 10) == ("Starting", True)
+
+
+class Served:
+    """An API server that serves some groups' versions."""
+
+    def __init__(self, *versions: str) -> None:
+        self.versions = versions
+
+    async def call(self, method: str, path: str) -> Manifest:
+        if path.removeprefix("/apis/") not in self.versions:
+            raise NotFound("NotFound", path)
+        return {"resources": [{"name": "podgroups"}, {"name": "workloads"}]}
+
+
+BETA, ALPHA, VOLCANO, COSCHEDULING = (BACKENDS[name].api_version for name in CHOICES["Auto"])
+
+
+@pytest.mark.parametrize(
+    ("choice", "versions", "backend"),
+    [
+        ("None", (BETA, ALPHA, VOLCANO, COSCHEDULING), ""),
+        ("Auto", (BETA, ALPHA, VOLCANO, COSCHEDULING), "NativePodGroup"),
+        ("Auto", (ALPHA, VOLCANO), "NativeWorkload"),
+        ("Auto", (COSCHEDULING, VOLCANO), "Volcano"),
+        ("Auto", (COSCHEDULING,), "Coscheduling"),
+        ("Auto", (), ""),
+        ("Native", (ALPHA, BETA), "NativePodGroup"),
+        ("Coscheduling", (ALPHA, COSCHEDULING), "Coscheduling"),
+    ],
+)
+async def test_the_backend_is_the_first_of_the_choice_that_the_server_has(
+    choice: str, versions: tuple[str, ...], backend: str
+) -> None:
+    assert await find_gang_backend(cast("Connection", Served(*versions)), choice) == backend
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        ("Yunikorn", "--gang-scheduling: Yunikorn is none of None, Auto, Native, Volcano, Coscheduling"),
+        ("Volcano", "the API server serves no PodGroup of scheduling.volcano.sh/v1beta1; install the scheduler"),
+        ("Native", "PodGroup of scheduling.k8s.io/v1beta1 or Workload of scheduling.k8s.io/v1alpha1"),
+    ],
+)
+async def test_a_choice_that_the_server_cannot_satisfy_is_refused_with_the_way_out(choice: str, text: str) -> None:
+    with pytest.raises(Refused) as refused:
+        await find_gang_backend(cast("Connection", Served(COSCHEDULING)), choice)
+    assert text in refused.value.message

@@ -1,0 +1,197 @@
+"""A start that finds nodes for some pods only gives them back: no two jobs wait for each other's nodes for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coxswain_operator.reconcile import half_placed
+from coxswain_operator.reconcile.actions import CreatePod, Delete, WriteStatus
+from coxswain_operator.reconcile.context import build_context
+from coxswain_operator.reconcile.times import seconds, stamp
+from coxswain_operator.settings import Settings
+from coxswain_operator.views import PodView
+from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, report, training_job
+from tests.unit.reconcile_scenes import COORDINATOR, LOADER, NOW, TRAINER, Scene
+from tests.unit.slot_scheduler import TIMEOUT, TRAINS_SECONDS, SlotScheduler
+from tests.unit.test_reconcile_lifecycle import passes
+
+ONE: dict[str, Any] = {"trainers": {"count": 1}}  # three pods with coordinator and loader
+LONGEST_TIMEOUT = TIMEOUT * (1 + half_placed.SPREAD)
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_of_two_jobs_that_hold_two_of_four_slots_and_need_three_one_runs_and_then_the_other(seed: int) -> None:
+    world = SlotScheduler(4, {"first": ONE, "second": ONE}, seed, fair=True)
+    await world.play(horizon=20 * TRAINS_SECONDS)
+    assert sorted(world.done) == ["first", "second"]
+    assert 0 < world.longest_half <= LONGEST_TIMEOUT + 1
+    assert set(world.sizes.values()) == {3}
+
+
+async def test_while_their_time_lasts_the_same_two_jobs_keep_what_they_hold() -> None:
+    patient = {**ONE, "startTimeoutSeconds": 86_400}
+    world = SlotScheduler(4, {"first": patient, "second": patient}, 0, fair=True)
+    await world.play(horizon=86_000)
+    assert (world.done, len(world.half_since)) == ([], 2)
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 2**32), slots=st.integers(5, 12), sizes=st.lists(st.integers(1, 3), min_size=2, max_size=4))
+def test_jobs_of_any_sizes_that_fit_alone_all_run_whatever_the_scheduler_binds_first(
+    seed: int, slots: int, sizes: list[int]
+) -> None:
+    world = SlotScheduler(slots, {f"job-{n}": {"trainers": {"count": size}} for n, size in enumerate(sizes)}, seed)
+    asyncio.run(world.play(horizon=60 * TRAINS_SECONDS))
+    assert len(world.done) == len(sizes)
+    assert world.longest_half <= LONGEST_TIMEOUT + 1
+    assert world.sizes == {f"job-{n}": size + 2 for n, size in enumerate(sizes)}
+    assert not [e for e in world.events if e.reason in ("Failed", "NodeLost", "WorkerRestarted")]
+
+
+@pytest.mark.parametrize("least", [1, 2, 3])
+async def test_a_job_that_has_its_minimum_runs_with_it_and_gives_nothing_up(least: int) -> None:
+    world = SlotScheduler(5, {"only": {"trainers": {"count": 4, "minCount": least}}}, 0)
+    await world.play(horizon=4 * TRAINS_SECONDS)
+    assert world.sizes == {"only": 5}
+    assert "GangReleased" not in [e.reason for e in world.events]
+
+
+def lacks_node(pod: PodView, created: float = NOW - 1500, reason: str = "Unschedulable") -> PodView:
+    return replace(pod, phase="Pending", ready=False, node="", created=created, unscheduled_reason=reason)
+
+
+HELD = tuple(replace(p, node="n") for p in (COORDINATOR, LOADER))
+FIRST, SECOND = replace(TRAINER, name="demo-trainer-0-0", index=0, node="n"), TRAINER
+HALF = (*HELD, FIRST, lacks_node(SECOND))
+
+
+@pytest.mark.parametrize(
+    ("pods", "spec", "answer", "gives_up"),
+    [
+        (HALF, {}, None, True),
+        (HALF, {}, report("Indexing", 0), True),
+        (HALF, {}, report("Running", 10), False),  # it trains, whatever it lacks
+        ((*HELD, FIRST, lacks_node(SECOND, NOW - 899)), {}, None, False),
+        ((*HELD, FIRST, lacks_node(SECOND, reason="SchedulingGated")), {}, None, False),
+        ((lacks_node(COORDINATOR), lacks_node(LOADER), lacks_node(FIRST), lacks_node(SECOND)), {}, None, False),
+        ((*HELD, FIRST, replace(SECOND, node="n", phase="Pending")), {}, None, False),
+        (HALF, {"trainers": {"count": 2, "minCount": 1}}, None, False),  # starts with one trainer
+        (
+            (lacks_node(COORDINATOR), FIRST, replace(SECOND, node="n")),
+            {"trainers": {"count": 2, "minCount": 1}}, None, True,
+        ),
+        ((lacks_node(COORDINATOR), replace(FIRST, deleting=True), lacks_node(SECOND)), {}, None, False),
+    ],
+)  # fmt: skip
+def test_a_start_is_given_up_when_its_time_is_over_and_too_few_pods_hold_nodes(
+    pods: tuple[PodView, ...], spec: dict[str, Any], answer: Any, gives_up: bool
+) -> None:
+    decision = Scene(pods, answer, spec=spec).decide()
+    (write,) = (a for a in decision.actions if isinstance(a, WriteStatus))
+    assert ("gang" in write.status) is gives_up
+    if gives_up:
+        assert {a.name for a in decision.of(Delete) if isinstance(a, Delete)} >= {p.name for p in pods}
+        assert decision.of(CreatePod) == ()
+
+
+async def half_placed_job(**spec: Any) -> FakeCluster:
+    """A job that has just given its nodes back."""
+    world = FakeCluster(data_source(), data_mix(), training_job(**spec))
+    world.unplaceable = {"trainer-1"}
+    await passes(world)
+    world.run_all()
+    world.tick(900 * (1 + half_placed.SPREAD))
+    await passes(world, 2)
+    return world
+
+
+async def test_a_job_without_nodes_says_since_when_and_until_when_and_counts_no_time() -> None:
+    world = await half_placed_job(activeDeadlineSeconds=1200)
+    assert (world.state, world.pods()) == ("Queued", [])
+    until = world.job["status"]["gang"]["until"]
+    assert world.condition("Progressing")["reason"] == "GangReleased"
+    assert world.condition("Succeeded")["message"].endswith(
+        f"released the nodes of the others; starts again at {until}"
+    )
+    (event,) = (e for e in world.events if e.reason == "GangReleased")
+    assert event.warning and event.message.startswith("3 of 4 pods held nodes while others found none within")
+    assert event.message.endswith("trainer-1: Unschedulable: 0/2 nodes are available: full.")
+    active = world.job["status"]["activeSeconds"]
+    await passes(world, 10)
+    assert world.job["status"]["activeSeconds"] == active
+    assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 0}
+
+
+async def test_pods_come_back_after_the_wait_and_the_releases_are_forgotten_once_all_work() -> None:
+    world = await half_placed_job()
+    world.unplaceable = set()
+    world.now = seconds(world.job["status"]["gang"]["until"]) - 1.5
+    await passes(world, 1)
+    assert world.pods() == []
+    await passes(world, 3)
+    assert len(world.pods()) == 4 and world.job["status"]["gang"]["releases"] == 1
+    world.run_all()
+    world.report_now = report("Running", 10)
+    await passes(world)
+    assert (world.state, world.job["status"].get("gang")) == ("Running", None)
+    assert world.job["status"]["attempt"] == 0
+
+
+async def test_a_job_that_waits_for_its_nodes_can_be_suspended_and_starts_at_once_when_resumed() -> None:
+    world = await half_placed_job()
+    world.edit("TrainingJob", "demo", suspend=True)
+    await passes(world)
+    assert (world.state, world.job["status"].get("gang")) == ("Suspended", None)
+    world.edit("TrainingJob", "demo", suspend=False)
+    await passes(world, 3)
+    assert len(world.pods()) == 4
+
+
+async def test_a_gang_that_had_shrunk_asks_for_all_trainers_again_after_a_release() -> None:
+    trainers = {"count": 3, "minCount": 2, "maxCount": 3}
+    world = FakeCluster(data_source(), data_mix(), training_job(trainers=trainers))
+    world.unplaceable = {"trainer-2"}
+    await passes(world)
+    for seconds_later in (900, 900 * (1 + half_placed.SPREAD)):
+        world.run_all()
+        world.tick(seconds_later)
+        await passes(world, 6)
+        world.unplaceable = {"trainer-1"}
+    assert (world.state, world.job["status"]["attempt"], world.job["status"]["trainers"]["desired"]) == ("Queued", 1, 3)
+    world.now = seconds(world.job["status"]["gang"]["until"])
+    await passes(world)
+    assert len(world.pods()) == 5
+
+
+async def test_a_clock_that_is_set_back_does_not_hold_a_job_for_ever() -> None:
+    world = await half_placed_job()
+    world.now -= 100_000
+    await passes(world, 3)
+    assert len(world.pods()) == 4
+
+
+def delay_of(uid: str, releases: int) -> float:
+    scene = Scene(HALF, status={"gang": {"releases": releases, "until": stamp(NOW - 1000)}} if releases else {})
+    observed = scene.observed
+    observed.job["metadata"]["uid"] = uid
+    found = half_placed.plan_release(build_context(observed, NOW + 1000, Settings()))
+    assert found is not None
+    return found.delay
+
+
+@pytest.mark.parametrize(
+    ("releases", "longest"), [(0, 30), (1, 60), (2, 120), (4, 480), (5, 600), (9, 600), (10**6, 600)]
+)
+def test_the_wait_doubles_up_to_ten_minutes_and_is_random_but_the_same_for_the_same_job(
+    releases: int, longest: int
+) -> None:
+    delays = {uid: delay_of(uid, releases) for uid in map(str, range(200))}
+    assert delays == {uid: delay_of(uid, releases) for uid in delays}
+    assert all(longest / 2 <= delay <= longest for delay in delays.values())
+    assert max(delays.values()) - min(delays.values()) > 0.4 * longest

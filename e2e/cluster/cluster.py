@@ -13,7 +13,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -145,6 +146,16 @@ class Cluster:
     def kubectl(self, *arguments: Argument, stdin: str = "") -> str:
         """Returns its output; raises RuntimeError with its error output when it fails."""
         return run([binary("kubectl"), "--kubeconfig", self.kubeconfig, *arguments], stdin)
+
+    @contextmanager
+    def frozen(self, server: str) -> Iterator[None]:
+        """Stops a server of the control plane within the block: it answers as one that has too much to do."""
+        signal_all = 'kill -s "$1" $(pidof "$2")'
+        self.inside.run(["sh", "-c", signal_all, "sh", "STOP", server])
+        try:
+            yield
+        finally:
+            self.inside.run(["sh", "-c", signal_all, "sh", "CONT", server])
 
     def load_image(self, archive: Path) -> None:
         """Into every node, so that no pod needs a registry."""

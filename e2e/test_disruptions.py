@@ -69,8 +69,9 @@ def test_a_constructor_that_exits_is_restarted_in_its_pod(job: Job, baseline: Di
 def test_a_trainer_out_of_memory_beside_a_sidecar_that_never_ends_is_named_replaced_and_counted(
     job: Job, baseline: Digests
 ) -> None:
-    shipper = {"name": "shipper", "image": job.site.data.reference, "command": ["python", "-c", ENDLESS]}
-    training(job, trainers={"template": {"spec": {"containers": [shipper]}}})
+    rights = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    shipper = {"image": job.site.data.reference, "command": ["python", "-c", ENDLESS], "securityContext": rights}
+    training(job, trainers={"template": {"spec": {"containers": [{"name": "shipper", **shipper}]}}})
     victim, *_ = job.pods("trainer")
     with suppress(RuntimeError):
         execute(job, victim, "trainer", FILL)

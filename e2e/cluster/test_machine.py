@@ -49,6 +49,30 @@ def test_what_builds_images_is_asked_for_where_images_are_built() -> None:
     assert line == "    apt-get install --no-install-recommends debootstrap img-tools"
 
 
+def test_what_the_demo_lacks_is_one_line_each_with_the_way_to_get_it() -> None:
+    assert preflight.demo_lacks(FINE) == [
+        "command buildah: not found: apt-get install --no-install-recommends buildah",
+        "command debootstrap: not found: apt-get install --no-install-recommends debootstrap",
+    ]
+    assert preflight.demo_lacks(replace(FINE, commands=FINE.commands | set(preflight.BUILDERS))) == []
+    disk, memory = preflight.DEMO_DISK, preflight.DEMO_MEMORY
+    assert preflight.demo_room(replace(FINE, disk=disk, memory=memory)) == []
+    assert preflight.demo_room(replace(FINE, disk=disk - 1, memory=memory - 1)) == [
+        f"disk: {disk - 1} GB free, and it takes {disk} GB: delete files, or use a larger disk",
+        f"memory: {memory - 1} GiB available, and cluster and job take {memory} GiB: end other programs",
+    ]
+
+
+def test_memory_is_what_programs_may_still_have() -> None:
+    assert preflight.available("MemTotal: 9 kB\nMemAvailable:   19763264 kB\nBuffers: 1 kB\n") == 18
+
+
+@pytest.mark.parametrize("page", ["Makefile", "README.md", "docs/install.md"])
+def test_a_page_says_the_size_of_the_demo_that_was_measured(page: str) -> None:
+    said = re.findall(r"\b(\d+) GB", " ".join(re.findall(r"demo.*", (REPOSITORY / page).read_text())))
+    assert set(said) == {str(preflight.DEMO_DISK)}
+
+
 def test_what_the_kernel_refuses_is_said() -> None:
     assert preflight.lacks(replace(FINE, failed_trials=("a network bridge",)), Path("/x")) == [
         "a network bridge: refused by the kernel"

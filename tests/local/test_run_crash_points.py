@@ -35,6 +35,8 @@ POINTS = {
 }
 # Here the world has begun.
 AMID_TRAINING = {"shard", "steps", "manifest"}
+# `test_coordinator_crashes.py` kills at every write in virtual time; here one real process of each kind is enough.
+LONG = {"generation", "placement"}
 
 
 def await_file(run, cox, pattern):
@@ -52,7 +54,7 @@ def counters(run):
     return status["attempt"], status["restarts"]
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [pytest.param(p, marks=[pytest.mark.slow] * (p in LONG)) for p in POINTS])
 def test_a_process_killed_between_two_writes_costs_no_data_and_leaves_nothing(tmp_path, corpus, calm, point):
     pattern, service = POINTS[point]
     steps = STEPS if point == "end" else ENDLESS

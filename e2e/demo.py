@@ -46,8 +46,8 @@ def main(state: Annotated[Path, typer.Option(help="The cluster's folder.", resol
 
 def first_lines(scarce: list[str]) -> str:
     """What a first `make demo` takes, and what is scarce here."""
-    takes = f"This takes {preflight.DEMO_DISK} GB under .cache and ten to fifteen minutes on two cores; again, only what has changed."
-    return "\n".join((takes, *scarce))
+    takes = f"This takes {preflight.DEMO_DISK} GB under .cache and ten to fifteen minutes on two cores"
+    return "\n".join((f"{takes}; again, only what has changed.", *scarce))
 
 
 def _into_nodes(cluster: Cluster, images: Images, name: str, progress: Progress) -> Image:

@@ -36,6 +36,7 @@ ENV_STORE_PATIENCE = "COXSWAIN_STORE_PATIENCE_SECONDS"  # for which S3 may be aw
 ENV_POD_NAME = "POD_NAME"
 ENV_POD_IP = "POD_IP"
 ENV_POD_UID = "POD_UID"
+ENV_NODE = "NODE_NAME"  # trainer only: of the Kubernetes node, or of the machine
 
 # Where pods mount the PersistentVolumeClaims of `pvc://` uris, one folder a claim; services see plain file uris.
 CLAIMS_ROOT = "/mnt/claims"
@@ -52,7 +53,7 @@ CONDITIONS = (
 )  # fmt: skip
 
 EVENT_REASONS = (
-    "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "StragglerDetected", "LayoutChanged", "NodeLost",
+    "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "MixChanged", "NodeLost", "PodDisrupted",
     "WorkerRestarted", "CheckpointSaved", "Scaled", "Suspended", "Resumed", "Completed", "Failed",
 )  # fmt: skip
 

@@ -51,6 +51,7 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "manifests/step-N.json": wire.CheckpointManifest,
     "source of a report": wire.SourceReport,
     "GET /v1/report": wire.JobReport,
+    "trainer of a report": wire.TrainerReport,
     "event of a report": wire.JobEvent,
     "POST /v1/stop": wire.StopRequest,
     "line of steps.jsonl": wire.StepLine,

@@ -139,10 +139,11 @@ async def test_a_gang_without_room_waits_with_a_message_and_consumes_no_restarts
     world.unplaceable = {"trainer-0", "trainer-1"}
     await passes(world)
     world.run_all()
+    world.report_now = report("Waiting", 0)
     for _ in range(5):
         world.tick(1000)
         await passes(world)
-    assert world.state == "Starting" and len(world.created) == 4
+    assert world.state == "Unschedulable" and len(world.created) == 4
     assert "trainer-0 and 1 more: Unschedulable" in world.condition("PodsReady")["message"]
 
 

@@ -15,8 +15,10 @@ import msgspec
 from coxswain.config import JobConfig
 from coxswain.errors import Refused
 from coxswain.membership.mix_record import record_of
+from coxswain.trainer_figures import WINDOW_STEPS
 from coxswain_cli.reporting.model import Glance, MixInForce, RecordedEvent, RecordedRun, RecordedStep, StepTiming
 from coxswain_cli.reporting.step_selection import chosen_steps
+from coxswain_cli.reporting.trainers import latest_figures
 
 STEPS, EVENTS, TIMINGS = "steps.jsonl", "events.jsonl", "timings.jsonl"
 LATEST = 4e9  # seconds since 1970 (the year 2096): what lies beyond is no time of an event
@@ -40,12 +42,14 @@ def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> RecordedRun:
     offsets, rings, bad_timings = _glances(directory / TIMINGS)
     chosen = chosen_steps(steps, rings, wanted)
     job = _job(_objects(directory / "cluster", "ConfigMap"))
+    latest_timings = (_timing(directory / TIMINGS, step, offsets[step]) for step in sorted(offsets)[-WINDOW_STEPS:])
     training = next(_objects(directory / "cluster", "TrainingJob"), {})
     return RecordedRun(
         name=job.name if job else training.get("metadata", {}).get("name", directory.resolve().name),
         steps=steps,
         events=tuple(RecordedEvent(seconds_of(e.time), e.reason, e.message, e.object) for e in events),
         chosen=tuple((_timing(directory / TIMINGS, step, offsets[step]), why) for step, why in chosen),
+        trainers=latest_figures(latest_timings),
         job=job,
         status=training.get("status") or {},
         redone=redone,

@@ -45,7 +45,7 @@ def _version(kind: Kind) -> dict[str, Any]:
         "served": True,
         "storage": True,
         "schema": {"openAPIV3Schema": object_schema(kind)},
-        "subresources": _subresources(kind),
+        **({"subresources": _subresources(kind)} if kind.status else {}),
         "additionalPrinterColumns": [_column(column) for column in kind.columns],
     }
     if kind.selectable:
@@ -65,7 +65,7 @@ def object_schema(kind: Kind) -> Schema:
             "kind": {"type": "string", "description": f"{kind.name}."},
             "metadata": {"type": "object"},
             "spec": structural(kind.spec),
-            "status": structural(kind.status),
+            **({"status": structural(kind.status)} if kind.status else {}),
         },
     }
     for path in _TEMPLATES.get(kind.name, ()):

@@ -9,7 +9,6 @@ from pydantic import Field
 from coxswain.api.common import (
     ATOMIC,
     MAX_ITEMS,
-    Conditions,
     Model,
     Name,
     ObjectReference,
@@ -66,12 +65,3 @@ class DataMixSpec(Model):
     long_sequences: Literal["Split", "Truncate", "Drop"] = "Split"
     """What happens to documents longer than the job's maxSequenceTokens. Split: cut into pieces, all of which are trained on.
     Truncate: the rest is left out. Drop: the document is left out. Immutable."""
-
-
-class DataMixStatus(Model):
-    """Whether the mix can be read."""
-
-    observed_generation: Whole | None = None
-    """metadata.generation that this status describes."""
-    conditions: Conditions | None = None
-    """Ready: all sources exist and share one tokenizer."""

@@ -51,8 +51,9 @@ def kind_page(kind: Kind, examples: str) -> str:
         f"`kubectl get {kind.short}` shows {_columns(kind)}.\n",
         f"## Example\n\n{_SOURCE}\n\n```yaml\n{example(kind, examples)}\n```\n",
         f"## Spec\n\n{_table(schema['properties']['spec'], True)}",
-        f"## Status\n\n{_table(schema['properties']['status'], False)}",
     ]
+    if kind.status:
+        parts.append(f"## Status\n\n{_table(schema['properties']['status'], False)}")
     rules = [rule for rule in RULES if any(place.startswith(f"{kind.name}:") for place in rule.places)]
     if rules:
         parts.append(f"## Rules\n\n{_rules(kind, rules)}")

@@ -86,21 +86,6 @@ class LayoutStatus(Model):
     """For people, such as "3 x tp1pp2 + 1 x tp1pp1"."""
 
 
-class StragglerStatus(Model):
-    """A device that is slow now. Not written yet."""
-
-    trainer: Whole
-    """Index of the trainer."""
-    device: Whole
-    """Index of the device within it."""
-    node: Annotated[str, Field(max_length=253)] | None = None
-    """The Kubernetes node."""
-    slowdown: Number | None = None
-    """How many times slower than its peers."""
-    since: Time | None = None
-    """Since when."""
-
-
 class AttemptStatus(Model):
     """One attempt of the job, and how it ended."""
 
@@ -155,8 +140,6 @@ class TrainingJobStatus(Model):
     """The latest complete checkpoint."""
     layout: LayoutStatus | None = None
     """How replicas, stages and devices belong together now."""
-    stragglers: Annotated[list[StragglerStatus], Field(max_length=5, json_schema_extra=ATOMIC)] | None = None
-    """The slowest devices, at most 5. Not written yet."""
     attempts: Annotated[list[AttemptStatus], Field(max_length=10, json_schema_extra=ATOMIC)] | None = None
     """The last 10 attempts."""
     start_time: Time | None = None

@@ -62,10 +62,16 @@ def decide(ctx: Context) -> PolicyResult:
         return completion.terminate(ctx, ending)
     if suspending:
         return suspend.reconcile_suspend(ctx)
-    if ctx.config is None:  # what runs goes on; nothing is created or replaced
-        state = ctx.state_of_gang if ctx.pods else QUEUED
-        return PolicyResult(state, ctx.status, ctx.faults[0].reason, ctx.faults[0].message)
-    return gang.reconcile_gang(ctx, ctx.config)
+    return gang.reconcile_gang(ctx, ctx.config) if ctx.config else _reconcile_invalid(ctx)
+
+
+def _reconcile_invalid(ctx: Context) -> PolicyResult:
+    """What runs goes on; nothing is created or replaced."""
+    fault, state = ctx.faults[0], ctx.state_of_gang if ctx.pods else QUEUED
+    if state == "Running":
+        text = f"the pods go on, and none is replaced until this is mended: {fault.message}"
+        return PolicyResult(state, ctx.status, "", text)
+    return PolicyResult(state, ctx.status, fault.reason, fault.message)
 
 
 def conclude(ctx: Context, result: PolicyResult) -> Decision:

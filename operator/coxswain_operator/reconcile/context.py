@@ -19,6 +19,7 @@ from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest, PodView, member_name
 
 COORDINATOR = "coordinator"
+UNSCHEDULABLE = "Unschedulable"  # the state of a job that waits for a pod that no node takes
 QUEUED = "Queued"  # the state of a job that a queue holds back, or that is not valid
 
 
@@ -100,8 +101,9 @@ class Context:
         known = self.status.state not in ("", QUEUED)
         if pod is not None and pod.is_active and known and (self.leaving or self._silent(pod)):
             return self.status.state  # its end is judged once it has left; a single missed answer changes nothing
-        if any(p.unscheduled_reason == pending.GATED for p in self.pods.values()):
-            return QUEUED
+        unplaced = {p.unscheduled_reason for p in self.pods.values() if pending.is_unschedulable(p)}
+        if unplaced:
+            return QUEUED if pending.GATED in unplaced else UNSCHEDULABLE
         return "Restarting" if self.status.progress is not None else "Starting"
 
     def _silent(self, coordinator: PodView) -> bool:

@@ -168,6 +168,7 @@ def failure_events(found: tuple[Verdict, ...]) -> tuple[Event, ...]:
 def _failure_event(verdict: Verdict) -> Event:
     loss = verdict.failure
     if loss.planned:
-        return Event("Scaled", loss.message)
-    reason = "NodeLost" if loss.disrupted else "WorkerRestarted"
-    return Event(reason, f"{loss.message}; {verdict.rule}: {verdict.action}", True)
+        return Event("Resumed" if loss.reason == "Resumed" else "Scaled", loss.message)
+    node, disturbed = loss.lost_node, "PodDisrupted" if loss.disrupted else "WorkerRestarted"
+    text = "; ".join(filter(None, (loss.message, node, f"{verdict.rule}: {verdict.action}")))
+    return Event("NodeLost" if node else disturbed, text, True)

@@ -71,7 +71,8 @@ def _message(ctx: Context) -> str:
     """What the job waits for, by coordinator, cluster and pods that cannot start."""
     refused = f"{ctx.observed.rejection.reason}: {ctx.observed.rejection.message}" if ctx.observed.rejection else ""
     waits = ctx.report.waiting_for if ctx.report else ""
-    said = (resize.message(ctx), refused, leftovers.describe(ctx), waits, pending.describe(ctx.pods.values()))
+    slow = ctx.report.slow if ctx.report else ""
+    said = (resize.message(ctx), refused, leftovers.describe(ctx), waits, pending.describe(ctx.pods.values()), slow)
     return "; ".join(filter(None, said))
 
 

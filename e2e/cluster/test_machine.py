@@ -13,7 +13,7 @@ import pytest
 
 from e2e.cluster import preflight
 from e2e.cluster.cgroups import Hierarchy, hierarchies
-from e2e.cluster.namespaces import Process, identify, start_time
+from e2e.cluster.namespaces import Process, commands_with, identify, start_time
 from e2e.cluster.plan import Plan
 from e2e.cluster.process import REPOSITORY
 from e2e.cluster.state import ClusterRuns, NotOurs, State
@@ -117,6 +117,14 @@ def test_an_ended_process_has_no_start_time_even_while_it_waits_to_be_reaped() -
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert start_time(child.pid) is None
     child.wait()
+
+
+def test_processes_are_found_by_all_words_of_their_command_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "input()", str(tmp_path / "file")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+        assert commands_with(sys.executable, tmp_path) == [identify(child.pid)]
+        assert commands_with(sys.executable, tmp_path / "fil") == []
+        child.kill()
 
 
 def test_a_process_file_that_was_cut_off_is_no_process(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ ENV_INDEX = "COXSWAIN_INDEX"
 ENV_INCARNATION = "COXSWAIN_INCARNATION"  # how many pods the member had before this one
 ENV_COORDINATOR = "COXSWAIN_COORDINATOR_URL"
 ENV_JOB_DIR = "COXSWAIN_JOB_DIR"  # holds job.json (ConfigMap)
+ENV_CONFIG = "COXSWAIN_CONFIG"  # name of that ConfigMap, which differs between attempts of other configurations
 ENV_TOKEN_DIR = "COXSWAIN_TOKEN_DIR"  # holds token (Secret)
 ENV_SECRETS_DIR = "COXSWAIN_SECRETS_DIR"  # one folder per endpoint Secret
 ENV_RUN_DIR = "COXSWAIN_RUN_DIR"  # coordinator only: steps.jsonl, events.jsonl, timings.jsonl
@@ -53,8 +54,9 @@ CONDITIONS = (
 )  # fmt: skip
 
 EVENT_REASONS = (
-    "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "MixChanged", "NodeLost", "PodDisrupted",
+    "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "MixChanged", "SourceExhausted", "NodeLost", "PodDisrupted",
     "WorkerRestarted", "CheckpointSaved", "Scaled", "Suspended", "Resumed", "Completed", "Failed",
+    "EditPending",
 )  # fmt: skip
 
 

@@ -52,6 +52,7 @@ class Register(msgspec.Struct, frozen=True):
     generation: int = 0  # an agent's: the world of which all its workers live; 0: there is none
     last_error: str = msgspec.field(name="trouble", default="")  # a loader's, of its store
     node: str = ""  # an agent's; empty: not known
+    config: str = ""  # name of the ConfigMap that it has read; empty: it does not know
 
 
 class Registered(msgspec.Struct, frozen=True):

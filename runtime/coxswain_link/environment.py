@@ -45,6 +45,7 @@ class Environment:
     run_dir: Path | None = None
     termination_log: Path | None = None
     recorded_step: int = 0  # of the last checkpoint that the job's status names
+    config: str = ""  # name of the ConfigMap with `job`; pods of one attempt have the same
 
     @staticmethod
     def detect() -> Environment:
@@ -73,6 +74,7 @@ class Environment:
             run_dir=_path(names.ENV_RUN_DIR),
             termination_log=_path(names.ENV_TERMINATION_LOG),
             recorded_step=int(env.get(names.ENV_RECORDED_STEP, "0")),
+            config=env.get(names.ENV_CONFIG, ""),
         )
 
 

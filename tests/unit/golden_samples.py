@@ -106,6 +106,8 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "lastCheckpoint of a status": status.LastCheckpoint,
     "layout of a status": status.LayoutStatus,
     "attempt of a status": status.Attempt,
+    "pin of a status": status.Pinned,
+    "images of a pin": status.Images,
     "steps.jsonl as a report reads it": model.RecordedStep,
     "timings.jsonl as a report reads it": model.StepTiming,
     "planned task as a report reads it": model.PlannedTask,

@@ -287,7 +287,7 @@ def test_a_coordinator_that_left_with_0_completes_its_job_once_all_is_saved(
 def test_a_stop_that_was_raised_is_known_while_the_job_is_valid(mix: str, steps: int, raised: bool) -> None:
     answer = report("Completed", steps, steps=steps, reason="StopReached")
     scene = Scene((ended(0, COORDINATOR),), answer, spec={"mixRef": {"name": mix}, "stop": {"steps": 101}})
-    text = f"stop.steps was raised from {steps} to 101 while the job ran"
+    text = f"stop was raised from {steps} to 101 steps while the job ran"
     assert completion.unfinished(scene.context()) == (("StopRaised", text) if raised else None)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coxswain_operator.reconcile.gang import PINNED
 from coxswain_operator.views import Manifest
 from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, manifest, report, report_text, training_job
 from tests.unit.reconcile_scenes import COORDINATOR, GANG, LOADER, TRAINER, Scene, condition
@@ -33,7 +34,7 @@ async def test_a_source_that_is_deleted_in_mid_run_is_named_and_training_goes_on
     world = await without_source()
     status, reason, message = shown(world, "Progressing")
     assert (world.state, status, reason) == ("Running", "True", "Training")
-    assert message.startswith("the pods go on, and none is replaced until this is mended: ") and MISSING in message
+    assert message.startswith(PINNED) and MISSING in message
     assert shown(world, "Validated")[:2] == ("False", "SourceNotFound") and MISSING in shown(world, "Validated")[2]
 
 

@@ -12,7 +12,7 @@ from coxswain_operator.reconcile.failure_policy import verdicts
 from coxswain_operator.reconcile.member_failures import MemberFailure, detect_failure
 from coxswain_operator.views import PodView
 from tests.unit.fake_cluster import report, report_text
-from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, ended
+from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, condition, ended
 
 
 def failure(scene: Scene, member: str = "trainer-1") -> MemberFailure | None:
@@ -90,6 +90,7 @@ UNFINISHED = report_text("Completed", step=100, checkpoint_step=99)
 REACHED = report_text("Completed", step=100, reason="StopReached")
 RAISED: dict[str, Any] = {"stop": {"steps": 101}}
 STOPPED = ended(3, COORDINATOR, message=report_text("Suspended", step=20))
+TAKEN_BACK = {"conditions": [condition("Suspended", "False", 1001.0)]}
 ENDS: dict[str, tuple[Scene, str, bool]] = {
     "a coordinator that left with 0 and saved is no loss": (
         Scene((ended(0, COORDINATOR, message=report_text("Completed", step=100)),)), "", False),
@@ -105,6 +106,12 @@ ENDS: dict[str, tuple[Scene, str, bool]] = {
     "one that ran out of data below a raised stop is no loss": (
         Scene((ended(0, COORDINATOR, message=report_text("Completed", reason="DataExhausted")),), spec=RAISED),
         "", False),
+    "one that stopped for a suspension that was taken back is a planned stop": (
+        Scene((STOPPED,), status=TAKEN_BACK), "Resumed", True),
+    "one that finished behind such a suspension is no loss": (
+        Scene((ended(0, COORDINATOR),), status=TAKEN_BACK), "", False),
+    "one that stopped long after a suspension stopped unasked": (
+        Scene((STOPPED,), status={"conditions": [condition("Suspended", "False", 1000.0)]}), "StoppedUnasked", False),
     "one that stopped unasked is": (Scene((STOPPED,)), "StoppedUnasked", False),
     "one that stopped for another size is a planned stop": (
         Scene((STOPPED,), spec={"trainers": {"count": 3}}), "ScaleChanged", True),

@@ -165,6 +165,10 @@ def test_a_coordinator_that_has_seen_no_step_leaves_the_rate_of_the_run() -> Non
     before = progress.apply_report(BEFORE, report("Running", 7))
     after = progress.apply_report(before, report("Completed", 9, tokens_per_second=0.0)).progress
     assert after is not None and (after.step, after.tokens_per_second) == (9, "1000")
+    slow = progress.apply_report(before, report("Running", 9, tokens_per_second=1.0)).progress
+    none = progress.apply_report(JobStatus(), report("Running", 9, tokens_per_second=0.0)).progress
+    assert slow is not None and none is not None
+    assert (slow.tokens_per_second, none.tokens_per_second) == ("1", "0")
 
 
 @pytest.mark.parametrize("known", [False, True])

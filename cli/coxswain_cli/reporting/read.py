@@ -41,7 +41,7 @@ def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> RecordedRun:
     events, bad_events = _good(_values(directory / EVENTS, _EventLine))
     offsets, rings, bad_timings = _glances(directory / TIMINGS)
     chosen = chosen_steps(steps, rings, wanted)
-    job = _job(_objects(directory / "cluster", "ConfigMap"))
+    job = mounted_job(_objects(directory / "cluster", "ConfigMap"))
     latest_timings = (_timing(directory / TIMINGS, step, offsets[step]) for step in sorted(offsets)[-WINDOW_STEPS:])
     training = next(_objects(directory / "cluster", "TrainingJob"), {})
     return RecordedRun(
@@ -74,11 +74,6 @@ def _valid(found: tuple[list[RecordedStep], int]) -> tuple[tuple[RecordedStep, .
 def mixes_of(job: JobConfig | None) -> tuple[MixInForce, ...]:
     """The job's mix as it is now, for all steps."""
     return () if job is None else (MixInForce(0, record_of(job.mix, 0)),)
-
-
-def decode_job(text: str | bytes) -> JobConfig | None:
-    """`job.json`; None where it has an unknown shape."""
-    return _decoded(msgspec.json.Decoder(JobConfig), text.encode() if isinstance(text, str) else text)
 
 
 class _EventLine(msgspec.Struct, frozen=True):
@@ -154,10 +149,12 @@ def _objects(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
             yield value
 
 
-def _job(config_maps: Iterator[dict[str, Any]]) -> JobConfig | None:
-    """The resolved job from its ConfigMap."""
-    for value in config_maps:
-        text = (value.get("data") or {}).get("job.json")
-        if text:
-            return decode_job(text)
-    return None
+def mounted_job(config_maps: Iterable[dict[str, Any]]) -> JobConfig | None:
+    """The resolved job from the newest ConfigMap that pods mount: with the mix as it is now."""
+    mounted = (value for value in config_maps if not value.get("immutable"))
+    found = [(_created(value), text) for value in mounted if (text := (value.get("data") or {}).get("job.json"))]
+    return _decoded(msgspec.json.Decoder(JobConfig), max(found)[1].encode()) if found else None
+
+
+def _created(value: dict[str, Any]) -> str:
+    return str((value.get("metadata") or {}).get("creationTimestamp", ""))

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from coxswain.api.common import Model
+from coxswain.api.effects import stated
 from coxswain.api.kinds import KINDS, Column, Kind
 from coxswain.api.pod_template import OWN, template_schema
 from coxswain.api.rules import RULES, Rule
@@ -68,6 +69,9 @@ def object_schema(kind: Kind) -> Schema:
             **({"status": structural(kind.status)} if kind.status else {}),
         },
     }
+    for path, effect in stated(kind.spec):
+        field = _at(schema, f"spec.{path}")
+        field["description"] = f"{field['description']} {effect.sentence}"
     for path in _TEMPLATES.get(kind.name, ()):
         _at(schema, path)["properties"] = copy.deepcopy(template_schema()["properties"])
     for rule in RULES:

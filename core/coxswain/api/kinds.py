@@ -8,6 +8,7 @@ from typing import Final
 from coxswain.api.common import Model
 from coxswain.api.datamix import DataMixSpec
 from coxswain.api.datasource import DataSourceSpec, DataSourceStatus
+from coxswain.api.effects import Effect
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.api.trainingjob_status import TrainingJobStatus
@@ -44,6 +45,7 @@ class Kind:
     columns: tuple[Column, ...]
     scale: Scale | None = None
     selectable: tuple[str, ...] = ()
+    effect: Effect | None = None  # of edits of all fields that do not say it
 
 
 def _reason(condition: str) -> str:
@@ -76,6 +78,7 @@ KINDS: Final[tuple[Kind, ...]] = (
             Column("PIPELINE", "integer", ".spec.pipeline"), Column("TOKENS", "integer", ".spec.hybridData.tokensPerReplica"),
             Column("BALANCE", "string", ".spec.hybridData.balance"), _AGE,
         ),
+        effect=Effect.NEXT_ATTEMPT,
     ),
     Kind(
         "TrainingJob", "trainingjobs", "tj", TrainingJobSpec, TrainingJobStatus,

@@ -22,7 +22,7 @@ class HybridData(Model):
 
 
 class ParallelismPolicySpec(Model):
-    """How work is spread. A job reads it when an attempt starts; a change reaches a running job with its next attempt."""
+    """How work is spread."""
 
     mode: Literal["Fixed", "Auto"] = "Fixed"
     """Fixed: `tensor` and `pipeline` as given. Auto is to choose them from lengths, model and devices: no effect yet."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from coxswain.api.common import ATOMIC, Conditions, Model, Name, Text, Time, Whole
+from coxswain.api.common import ATOMIC, Conditions, Image, Model, Name, Text, Time, Whole
 
 Number = Annotated[str, Field(max_length=32)]
 
@@ -107,6 +107,25 @@ class AttemptStatus(Model):
     """Step of the checkpoint that it started from."""
 
 
+class ImagesStatus(Model):
+    """The images of an attempt."""
+
+    trainers: Image
+    """Image of the trainers."""
+    data: Image
+    """Image of coordinator, loaders and constructors."""
+
+
+class PinnedStatus(Model):
+    """What all pods of the attempt are made of. An edit of it waits for the next attempt."""
+
+    hash: Annotated[str, Field(max_length=16)]
+    """Names the attempt's ConfigMaps: NAME-config-HASH, which pods mount, and NAME-attempt-HASH, which records what the attempt
+    began with. Empty: an earlier release started the attempt, with NAME-config."""
+    images: ImagesStatus
+    """The images of its pods."""
+
+
 class TrainingJobStatus(Model):
     """What the operator has seen and done. Only the operator writes it."""
 
@@ -153,6 +172,10 @@ class TrainingJobStatus(Model):
     """Since when the job is active. Empty: it is queued, suspended, or has not started."""
     retried: Text | None = None
     """Value of the annotation coxswain.dev/retry that the latest retry answered. Another value retries the ended job."""
+    pinned: PinnedStatus | None = None
+    """What all pods of the attempt are made of. Empty: no attempt is under way."""
+    stream_hash: Annotated[str, Field(max_length=64)] | None = None
+    """Names the stream that the checkpoints belong to: an attempt of another one is refused."""
     event_sequence: Whole | None = None
     """Number of the last of the coordinator's events that is published as an Event."""
     updated_at: Time | None = None

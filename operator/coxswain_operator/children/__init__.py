@@ -16,11 +16,13 @@ __all__ = ["CONTENT", "KINDS", "PodPlan", "children", "labels_of"]
 KINDS = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
 
 
-def children(job: Manifest, config: JobConfig, settings: Settings, token: str, attempt: int) -> tuple[Manifest, ...]:
-    """All children but the pods."""
+def children(
+    job: Manifest, config: JobConfig, settings: Settings, token: str, attempt: int, pin: str = ""
+) -> tuple[Manifest, ...]:
+    """All children but the pods and the attempt's record."""
     return (
         secret(job, token),
-        config_map(job, config),
+        config_map(job, config, pin),
         service(job),
         network_policy(job, settings),
         disruption_budget(job, config, attempt),

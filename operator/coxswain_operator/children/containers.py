@@ -88,7 +88,7 @@ def ports(service: Service) -> list[dict[str, Any]]:
 
 
 def environment(service: Service, job: Manifest, secrets: bool) -> list[dict[str, Any]]:
-    """The environment without ENV_NAME, ENV_INDEX and ENV_INCARNATION, which each pod adds."""
+    """The environment without ENV_NAME, ENV_INDEX, ENV_INCARNATION and ENV_CONFIG, which each pod adds."""
     name = job["metadata"]["name"]
     plain = {
         names.ENV_COORDINATOR: f"http://{name}-coordinator.{name}:{names.PORT_COORDINATOR}",

@@ -42,6 +42,7 @@ class PodPlan:
     settings: Settings
     attempt: int
     start: int  # number of the start: a queue admits its pods together
+    pin: str = ""  # names the attempt's ConfigMap
 
     def name(self, member: str, number: int) -> str:
         return f"{self.job['metadata']['name']}-{member}-{number}"
@@ -65,8 +66,13 @@ class PodPlan:
     def _spec(self, role: str, member: str, digits: str, number: int) -> Manifest:
         spec = self._specs[role]
         own = {names.ENV_NAME: member, names.ENV_INDEX: digits or "0", names.ENV_INCARNATION: str(number)}
+        own |= {names.ENV_CONFIG: self._config_map}
         lists: Manifest = {k: [_named(c, own) for c in spec[k]] for k in ("initContainers", "containers") if k in spec}
         return {**spec, **lists, "hostname": f"{self.job['metadata']['name']}-{member}"}
+
+    @cached_property
+    def _config_map(self) -> str:
+        return config_map_name(self.job, self.pin)
 
     @cached_property
     def _heads(self) -> dict[str, Manifest]:
@@ -99,7 +105,7 @@ class PodPlan:
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "securityContext": _security(self.settings),
             **_containers(self.job, self.config, self.settings, role),
-            "volumes": _volumes(self.job, self.config, role),
+            "volumes": _volumes(self.job, self.config, role, self._config_map),
             **scheduling.of_pod(self.job, role, self.attempt),
         }
         others = tuple(name for name in OWN[_FIELDS[role]] if name not in (role, CONSTRUCTOR.name))
@@ -135,9 +141,9 @@ def _containers(job: Manifest, config: JobConfig, settings: Settings, role: str)
     return {"containers": [make(SERVICES[role], data_image)]}
 
 
-def _volumes(job: Manifest, config: JobConfig, role: str) -> list[dict[str, Any]]:
+def _volumes(job: Manifest, config: JobConfig, role: str, config_map: str) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [
-        {"name": "job", "configMap": {"name": config_map_name(job)}},
+        {"name": "job", "configMap": {"name": config_map}},
         {"name": "token", "secret": {"secretName": secret_name(job), "defaultMode": 0o440}},
         {"name": "scratch", "emptyDir": {}},
     ]

@@ -11,6 +11,7 @@ from coxswain_operator.reconcile.status import Condition
 from coxswain_operator.reconcile.times import stamp
 
 _Facts = tuple[str, str, str]  # status, reason, message
+EDIT_PENDING = "EditPending"
 STATUS_OF_END = {"Completed": "True", "Failed": "False"}
 
 
@@ -41,7 +42,10 @@ def _succeeded(ctx: Context, result: PolicyResult) -> _Facts:
 def _validated(ctx: Context, result: PolicyResult) -> _Facts:
     if ctx.faults and result.state != "Completed":  # whatever was deleted since, it was complete then
         return "False", ctx.faults[0].reason, "; ".join(f.message for f in ctx.faults)
-    return "True", "Resolved", former_note(ctx.observed.job["spec"])
+    note = former_note(ctx.observed.job["spec"])
+    if ctx.edits:
+        return "True", EDIT_PENDING, "; ".join(filter(None, (ctx.edits, note)))
+    return "True", "Resolved", note
 
 
 def _data_ready(ctx: Context, result: PolicyResult) -> _Facts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coxswain_operator.reconcile import incarnations
+from coxswain_operator.reconcile.conditions import EDIT_PENDING
 from coxswain_operator.reconcile.context import COORDINATOR, Context
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.views import Event
@@ -24,8 +25,15 @@ def transitions(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         "GangStarted": "PodsReady" in turned and f"all pods are ready, {new.ready} trainers",
         "Suspended": turned.get("Suspended"),
         "Resumed": resumed and "pods are created again",
+        EDIT_PENDING: _pending(new) != _pending(old) and _pending(new),
     }
     return tuple(Event(reason, message) for reason, message in found.items() if message)
+
+
+def _pending(status: JobStatus) -> str:
+    """The edits that wait for the next attempt."""
+    condition = status.condition("Validated")
+    return condition.message if condition and condition.reason == EDIT_PENDING else ""
 
 
 def coordinator_events(ctx: Context) -> tuple[tuple[Event, ...], int | None]:

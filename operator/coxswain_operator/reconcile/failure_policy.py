@@ -151,8 +151,7 @@ def _next_attempt(ctx: Context, status: JobStatus, verdict: Verdict) -> JobStatu
     """Replaces all members; the gang may have another size."""
     status = incarnations.renew_all(status, ctx.now, delayed=verdict.counted)
     cause = _termination(verdict.failure.reason, verdict.failure.message, verdict)
-    trainers = replace(status.trainers, desired=0, asked=0)
-    return replace(attempts.next_attempt(status, cause, ctx.now), trainers=trainers)
+    return attempts.unsettled(attempts.next_attempt(status, cause, ctx.now))
 
 
 def failure_events(found: tuple[Verdict, ...]) -> tuple[Event, ...]:

@@ -80,6 +80,7 @@ class JobState:
         self.fault: Fault | None = None
         self.finished: Finished | None = None
         self.capacity_shortage = ""  # why the registered trainers do not suffice
+        self.config = ""  # name of the ConfigMap with `job`; empty: unknown
         self.awaited_claim = ""  # another run's, on the same checkpoint.uri
 
     @property
@@ -97,6 +98,9 @@ class JobState:
     # --- joining ----------------------------------------------------------------------------------
 
     def register(self, member: Register) -> Registered:
+        """Raises Stale for a pod of another attempt, which has read another configuration."""
+        if member.config and self.config and member.config != self.config:
+            raise Stale(f"pod {member.pod} has read ConfigMap {member.config}, and this attempt has {self.config}")
         arrival = self.registry.register(member)
         if (
             member.role == "loader"

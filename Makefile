@@ -94,7 +94,7 @@ e2e: .venv/.ready  ## all of that, and what can go wrong: lost pods and nodes, b
 	$(BIN)/python -m e2e.tools.build $(E2E_TOOLS)
 	$(BIN)/python -m pytest e2e --timeout 1200
 
-demo: .venv/.ready  ## put images and an S3 server with the corpus into the cluster of `make cluster` (some 20 GB)
+demo: .venv/.ready  ## put images and an S3 server with the corpus into the cluster of `make cluster` (40 GB)
 	@$(BIN)/python -m e2e.demo
 
 cluster: .venv/.ready  ## a real Kubernetes with two nodes on this machine, as root; says what is missing and what to type next

@@ -49,12 +49,26 @@ def operator(site: Site) -> Site:
 
 @pytest.fixture
 def job(operator: Site, request: pytest.FixtureRequest) -> Iterator[Job]:
-    """A job in a namespace of its own, named after the test. Nothing is applied yet."""
+    """A job in a namespace of its own. Nothing is applied yet."""
+    made = _job(operator, request)
+    operator.kubectl("create", "namespace", made.namespace)
+    yield made
+    operator.kubectl("delete", "namespace", made.namespace, "--timeout=120s")
+
+
+@pytest.fixture
+def job_without_namespace(operator: Site, request: pytest.FixtureRequest) -> Iterator[Job]:
+    """A job whose namespace the test makes."""
+    made = _job(operator, request)
+    yield made
+    operator.kubectl("delete", "namespace", made.namespace, "--timeout=120s")
+
+
+def _job(operator: Site, request: pytest.FixtureRequest) -> Job:
+    """Its namespace is named after the test."""
     namespace = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").strip("]")[:50].strip("-")
     shutil.rmtree(operator.store / "runs" / namespace, ignore_errors=True)  # of an earlier run on this cluster
-    operator.kubectl("create", "namespace", namespace)
-    yield Job(operator, namespace, "stdlib", namespace)
-    operator.kubectl("delete", "namespace", namespace, "--timeout=120s")
+    return Job(operator, namespace, "stdlib", namespace)
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ EXAMPLE = REPOSITORY / "examples" / "kubernetes.yaml"
 JOB_LABEL, ROLE_LABEL = "coxswain.dev/job", "coxswain.dev/role"
 ENDS = ("Completed", "Failed")
 MOST_STEPS = 48  # of any job that is compared with the baseline
+SLOW: Object = {"preset": "llama-tiny"}  # a model for the same stream that leaves time to change something
 
 
 def example_objects() -> list[Object]:
@@ -159,7 +160,11 @@ class Job:
 
     def generations(self) -> dict[int, int]:
         """The world of each saved step."""
-        return {line["step"]: line["worldGeneration"] for line in _lines(self._step_files())}
+        return {line["step"]: line["worldGeneration"] for line in self.step_lines()}
+
+    def step_lines(self) -> list[Object]:
+        """The saved lines of `steps.jsonl`."""
+        return _lines(self._step_files())
 
     def _step_files(self) -> list[Path]:
         return sorted((self.site.store / "runs" / self.place / "steps").glob("*.jsonl"))

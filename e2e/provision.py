@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.namespaces import run
+from e2e.cluster.node import Node
 from e2e.cluster.process import REPOSITORY, Argument, binary
 from e2e.images import Image, Images
 from e2e.images.torch import torch_folder
@@ -92,8 +93,12 @@ def provision(cluster: Cluster) -> Site:
 def load(cluster: Cluster, images: Images, image: Image) -> None:
     """Loads the image into every node that lacks it."""
     for node in cluster.nodes:
-        if image.reference not in node.ctr("images", "ls", "-q").split():
+        if lack(node, image):
             node.load_image(images.archive(image))
+
+
+def lack(node: Node, image: Image) -> bool:
+    return image.reference not in node.ctr("images", "ls", "-q").split()
 
 
 def make_corpus() -> Path:

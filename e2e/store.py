@@ -30,6 +30,16 @@ def start_store(cluster: Cluster, folder: Path, corpus: Path, image: str) -> Non
     """
     _fill(folder, corpus)
     cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(_manifests(folder, image, cluster.plan.nodes[0])))
+    _until_ready(cluster)
+
+
+def set_secret_key(cluster: Cluster, key: str) -> None:
+    """Changes the server's secret key, which restarts it; returns when it answers."""
+    cluster.kubectl("-n", NAMESPACE, "set", "env", "deployment/s3", f"ROOT_SECRET_KEY={key}")
+    _until_ready(cluster)
+
+
+def _until_ready(cluster: Cluster) -> None:
     cluster.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/s3", "--timeout=100s")
 
 

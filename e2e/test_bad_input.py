@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from e2e.cluster.controlplane import CONTROLLER_MANAGER
 from e2e.job import Digests, Job, Object, small_objects
 from e2e.provision import eventually
 from e2e.store import SECRET_KEY
@@ -85,6 +88,35 @@ def test_a_secret_that_is_missing_is_named_and_the_job_starts_once_it_is_made(jo
     assert (job.state(), job.restarts()) == ("Starting", (0, 0))
     job.apply(secret)
     completed(job, baseline)
+
+
+def test_a_job_applied_together_with_its_namespace_waits_for_the_service_account(
+    job_without_namespace: Job, baseline: Digests
+) -> None:
+    job = job_without_namespace
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": job.namespace}}
+    with job.site.cluster.frozen(CONTROLLER_MANAGER):  # which makes the service account
+        job.apply([space, *small_objects(job.site, job.place, STEPS)])
+        wait_for_words(job, "Succeeded", "ServiceAccountMissing", "Kubernetes creates `default` soon")
+        assert (job.state(), job.pods()) == ("Starting", [])
+    completed(job, baseline)
+    assert job.restarts() == (0, 0)
+
+
+MISTAKES: list[tuple[Object, str]] = [
+    ({"nodeSelectr": {"gpu": "h100"}}, "spec.trainers.template.spec.nodeSelectr"),
+    ({"containers": [{"nme": "trainer"}]}, "spec.trainers.template.spec.containers[0].nme"),
+    ({"containers": "no"}, "spec.trainers.template.spec.containers"),
+]
+
+
+def test_a_template_with_a_mistake_is_refused_by_the_server_with_its_path(job: Job) -> None:
+    objects = small_objects(job.site, job.place, STEPS)
+    for mistake, path in MISTAKES:
+        objects[-1]["spec"]["trainers"]["template"] = {"spec": mistake}
+        with pytest.raises(RuntimeError, match=re.escape(path)):
+            job.apply(objects)
+    assert job.kubectl("get", "tj,pods", "-o", "name") == ""
 
 
 def test_credentials_that_the_store_refuses_end_the_job_with_the_secrets_name_and_not_its_value(job: Job) -> None:

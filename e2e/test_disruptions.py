@@ -17,6 +17,7 @@ with open("/dev/shm/ballast", "wb") as file:
     while True:
         file.write(bytes(1 << 24))
 """
+ENDLESS = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit()); signal.pause()"
 
 
 def test_a_suspended_job_is_saved_has_no_pods_and_resumes_from_the_saved_step(job: Job, baseline: Digests) -> None:
@@ -65,8 +66,12 @@ def test_a_constructor_that_exits_is_restarted_in_its_pod(job: Job, baseline: Di
     assert [constructor(pod)["restartCount"] for pod in job.pods("trainer")] == [1, 0]
 
 
-def test_a_trainer_out_of_memory_is_named_replaced_and_counted(job: Job, baseline: Digests) -> None:
-    training(job)
+def test_a_trainer_out_of_memory_beside_a_sidecar_that_never_ends_is_named_replaced_and_counted(
+    job: Job, baseline: Digests
+) -> None:
+    rights = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    shipper = {"image": job.site.data.reference, "command": ["python", "-c", ENDLESS], "securityContext": rights}
+    training(job, trainers={"template": {"spec": {"containers": [{"name": "shipper", **shipper}]}}})
     victim, *_ = job.pods("trainer")
     with suppress(RuntimeError):
         execute(job, victim, "trainer", FILL)

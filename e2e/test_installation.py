@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.doc_commands import command, type_in
-from e2e.job import Digests, Job, completed, training
+from e2e.job import SLOW, Digests, Job, completed, training
 from e2e.operators import Operators, everything
 from e2e.provision import SYSTEM, Site, eventually
 
@@ -21,7 +21,6 @@ KEPT = {
     "apiservice.apiregistration.k8s.io/v1alpha1.coxswain.dev",
     *(f"customresourcedefinition.apiextensions.k8s.io/{kind}.coxswain.dev" for kind in KINDS),
 }
-SLOW = {"preset": "llama-tiny"}  # the same stream, and time for operators to come and go
 
 
 @pytest.fixture

@@ -69,6 +69,15 @@ def test_a_trainer_that_runs_on_behind_a_broken_network_does_no_harm(job: Job, b
     completed(job, baseline, 0, 1)
 
 
+def test_trainers_on_the_network_of_their_nodes_find_each_other(job: Job, baseline: Digests) -> None:
+    job.kubectl("label", "namespace", job.namespace, "pod-security.kubernetes.io/enforce=privileged")
+    training(job, trainers={"template": {"spec": {"hostNetwork": True}}})
+    own = {(pod["status"]["podIP"], pod["spec"]["nodeName"]) for pod in job.pods("trainer")}
+    plan = job.site.cluster.plan
+    assert own == {(plan.node_address(name), name) for name in plan.nodes}
+    completed(job, baseline, 0, 0)
+
+
 def spread(job: Job) -> None:
     """Trains, with one trainer on the second node and all other pods on the first."""
     first = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "node-0"}}}

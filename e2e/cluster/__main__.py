@@ -35,8 +35,11 @@ def up(
     kwok_nodes: Annotated[int, typer.Option(min=0, help="Further nodes that kwok simulates.")] = 0,
 ) -> None:
     """Starts a control plane and real nodes. The cluster runs until `down`."""
-    if missing := preflight.lacks(preflight.look(), state):
+    machine = preflight.look()
+    if missing := preflight.lacks(machine, state):
         _refuse("this machine cannot run a cluster yet:", *missing)
+    if scarce := [*preflight.demo_lacks(machine), *preflight.demo_room(machine)]:
+        print("the cluster can run; `make demo` needs more:", *scarce, sep="\n", file=sys.stderr)
     for tool in (*TOOLS, *(["kwok"] if kwok_nodes else [])):
         build(tool)
     cluster = Cluster(state, nodes, kwok_nodes=kwok_nodes, detached=True)

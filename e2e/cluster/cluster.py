@@ -13,7 +13,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,7 @@ import yaml
 from e2e.cluster import dns, images, kwok, networking, settings
 from e2e.cluster.access import private, write_client_certificate
 from e2e.cluster.controlplane import CONTROLLER_MANAGER, ControlPlane
-from e2e.cluster.namespaces import Inside, Process, run
+from e2e.cluster.namespaces import Inside, Process, commands_with, run
 from e2e.cluster.node import Access, Node
 from e2e.cluster.plan import Plan
 from e2e.cluster.process import REPOSITORY, Argument, Child, binary, wait_until
@@ -145,6 +146,22 @@ class Cluster:
     def kubectl(self, *arguments: Argument, stdin: str = "") -> str:
         """Returns its output; raises RuntimeError with its error output when it fails."""
         return run([binary("kubectl"), "--kubeconfig", self.kubeconfig, *arguments], stdin)
+
+    @contextmanager
+    def frozen(self, server: str) -> Iterator[None]:
+        """Stops a server of the control plane within the block: it answers as one that has too much to do."""
+        words = (binary(server), self.state.control_plane)
+        launchers = commands_with("nsenter", *words)
+        servers = [process for process in commands_with(*words) if process not in launchers]
+        for process in servers:
+            os.kill(process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            # nsenter stops with its child. It goes on behind it: before, it would stop again, and outlive the cluster.
+            for process in (*servers, *launchers):
+                if process.alive:
+                    os.kill(process.pid, signal.SIGCONT)
 
     def load_image(self, archive: Path) -> None:
         """Into every node, so that no pod needs a registry."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,17 @@ def descendants(pid: int) -> list[int]:
     path = Path(f"/proc/{pid}/task/{pid}/children")
     children = [int(word) for word in path.read_text().split()] if path.exists() else []
     return [found for child in children for found in (child, *descendants(child))]
+
+
+def commands_with(*words: Argument) -> list[Process]:
+    """The processes whose command lines have all these words, whole or as the beginning of a path."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it ended meanwhile
+            line = file.read_text(errors="replace").split("\0")
+            if all(any(part == str(word) or part.startswith(f"{word}/") for part in line) for word in words):
+                found.append(identify(int(file.parent.name)))
+    return found
 
 
 def _namespace_ids(pid: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from e2e.cluster.node import MASKED
+from e2e.cluster.process import REPOSITORY
 from e2e.cluster.settings import CNI_FOLDERS
 
 PLUGINS = ("ptp", "host-local", "portmap", "loopback")
@@ -22,6 +24,7 @@ COMMANDS = {
 # Likewise, for the images of the tests and the demo.
 BUILDERS = {"buildah": "buildah", "debootstrap": "debootstrap"}
 PLUGIN_PACKAGE = "containernetworking-plugins"
+DEMO_DISK, DEMO_MEMORY = 40, 4  # GB that `make demo` takes; GiB that cluster, operator and the example's job take
 CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 # Tried in namespaces of their own, so nothing of the machine changes. Each line: what it is about,
 # and a shell command.
@@ -39,7 +42,7 @@ _NAMESPACES = "namespaces of processes, mounts and networks (a container needs t
 
 @dataclass(frozen=True)
 class Machine:
-    """What was found."""
+    """What was found. `disk`: GB free for the checkout. `memory`: GiB available."""
 
     system: str
     root: bool
@@ -47,6 +50,29 @@ class Machine:
     plugins: frozenset[str]
     controllers: frozenset[str]
     failed_trials: tuple[str, ...] = field(default=())
+    disk: int = DEMO_DISK
+    memory: int = DEMO_MEMORY
+
+
+def demo_lacks(machine: Machine) -> list[str]:
+    """What builds the images of `make demo` and is missing: one line each, with the command that brings it."""
+    return [
+        f"command {name}: not found: apt-get install --no-install-recommends {package}"
+        for name, package in BUILDERS.items()
+        if name not in machine.commands
+    ]
+
+
+def demo_room(machine: Machine) -> list[str]:
+    """What is scarce for a first `make demo`, which takes its room only once: one line each, with the way out."""
+    lines = []
+    if machine.disk < DEMO_DISK:
+        lines.append(f"disk: {machine.disk} GB free, and it takes {DEMO_DISK} GB: delete files, or use a larger disk")
+    if machine.memory < DEMO_MEMORY:
+        lines.append(
+            f"memory: {machine.memory} GiB available, and cluster and job take {DEMO_MEMORY} GiB: end other programs"
+        )
+    return lines
 
 
 def lacks(machine: Machine, state: Path, further: Mapping[str, str] | None = None) -> list[str]:
@@ -98,7 +124,15 @@ def look() -> Machine:
         plugins=frozenset(name for name in PLUGINS if any((Path(folder) / name).exists() for folder in CNI_FOLDERS)),
         controllers=_controllers(),
         failed_trials=_failed_trials() if root and {"unshare", "ip", "iptables"} <= commands else (),
+        disk=shutil.disk_usage(REPOSITORY).free // 10**9,
+        memory=available(Path("/proc/meminfo").read_text()),
     )
+
+
+def available(meminfo: str) -> int:
+    """GiB that programs may still have, by /proc/meminfo."""
+    (kilobytes,) = re.findall(r"^MemAvailable: +(\d+) kB$", meminfo, re.MULTILINE)
+    return int(kilobytes) >> 20
 
 
 def _controllers() -> frozenset[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from e2e.cluster import preflight
 from e2e.cluster.cgroups import Hierarchy, hierarchies
-from e2e.cluster.namespaces import Process, identify, start_time
+from e2e.cluster.namespaces import Process, commands_with, identify, start_time
 from e2e.cluster.plan import Plan
 from e2e.cluster.process import REPOSITORY
 from e2e.cluster.state import ClusterRuns, NotOurs, State
@@ -47,6 +47,30 @@ def test_what_builds_images_is_asked_for_where_images_are_built() -> None:
     )
     assert (debootstrap, img) == ("command debootstrap: not found (debootstrap)", "command img: not found (img-tools)")
     assert line == "    apt-get install --no-install-recommends debootstrap img-tools"
+
+
+def test_what_the_demo_lacks_is_one_line_each_with_the_way_to_get_it() -> None:
+    assert preflight.demo_lacks(FINE) == [
+        "command buildah: not found: apt-get install --no-install-recommends buildah",
+        "command debootstrap: not found: apt-get install --no-install-recommends debootstrap",
+    ]
+    assert preflight.demo_lacks(replace(FINE, commands=FINE.commands | set(preflight.BUILDERS))) == []
+    disk, memory = preflight.DEMO_DISK, preflight.DEMO_MEMORY
+    assert preflight.demo_room(replace(FINE, disk=disk, memory=memory)) == []
+    assert preflight.demo_room(replace(FINE, disk=disk - 1, memory=memory - 1)) == [
+        f"disk: {disk - 1} GB free, and it takes {disk} GB: delete files, or use a larger disk",
+        f"memory: {memory - 1} GiB available, and cluster and job take {memory} GiB: end other programs",
+    ]
+
+
+def test_memory_is_what_programs_may_still_have() -> None:
+    assert preflight.available("MemTotal: 9 kB\nMemAvailable:   19763264 kB\nBuffers: 1 kB\n") == 18
+
+
+@pytest.mark.parametrize("page", ["Makefile", "README.md", "docs/install.md"])
+def test_a_page_says_the_size_of_the_demo_that_was_measured(page: str) -> None:
+    said = re.findall(r"\b(\d+) GB", " ".join(re.findall(r"demo.*", (REPOSITORY / page).read_text())))
+    assert set(said) == {str(preflight.DEMO_DISK)}
 
 
 def test_what_the_kernel_refuses_is_said() -> None:
@@ -93,6 +117,14 @@ def test_an_ended_process_has_no_start_time_even_while_it_waits_to_be_reaped() -
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert start_time(child.pid) is None
     child.wait()
+
+
+def test_processes_are_found_by_all_words_of_their_command_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "input()", str(tmp_path / "file")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+        assert commands_with(sys.executable, tmp_path) == [identify(child.pid)]
+        assert commands_with(sys.executable, tmp_path / "fil") == []
+        child.kill()
 
 
 def test_a_process_file_that_was_cut_off_is_no_process(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class Images:
 
         The large ones are worth removing after use; they come back in seconds.
         """
-        path = self._folder / "archives" / f"{image.reference.rpartition('/')[2].replace(':', '-')}.tar"
+        path = self._archive_of(image)
         with self._alone():
             if not path.exists():
                 path.parent.mkdir(exist_ok=True)
@@ -75,6 +75,13 @@ class Images:
                 self._buildah.run("push", image.reference, f"docker-archive:{partial}:{image.reference}")
                 partial.rename(path)
         return path
+
+    def drop_archive(self, image: Image) -> None:
+        with self._alone():
+            self._archive_of(image).unlink(missing_ok=True)
+
+    def _archive_of(self, image: Image) -> Path:
+        return self._folder / "archives" / f"{image.reference.rpartition('/')[2].replace(':', '-')}.tar"
 
     def python(self, image: Image) -> str:
         """The minor version of the Python inside, such as 3.11."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SILENCE = "30s"  # of a server in the middle of an answer
 _WHOLE = "10 min"  # one request, however large
 _RETRIES = timedelta(seconds=20)  # obstore's own, of one request: for blips; the longer pauses are the store's
-_FRESH = timedelta(minutes=6)  # obstore asks again five minutes before: it sees new keys within a minute
+_FRESH = timedelta(minutes=5, seconds=10)  # obstore asks again five minutes before: it sees new keys within ten seconds
 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # as boto3 and the aws command know them
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")

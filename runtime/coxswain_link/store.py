@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PATIENCE = 60.0  # seconds for which S3 may be unavailable within one call
+_ROTATION = 3  # times the patience that refused keys get: a kubelet takes up to two minutes to bring a changed Secret
 _PIECE = 32 << 20  # bytes that one request reads of a range
 
 
@@ -59,7 +60,8 @@ class Store:
     Raises NotFound, Refused (Denied, CorruptObject), StoreUnavailable. On S3 a call is retried for
     `patience` seconds while its error may pass; `last_error` names the error meanwhile. Refused
     credentials and a missing bucket (BucketNotFound) may pass only once they have worked, or are
-    `known` to have worked; a bucket that disappears is StoreUnavailable.
+    `known` to have worked; a bucket that disappears is StoreUnavailable. Refused credentials are
+    waited for three times as long: their Secret may be on its way.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Store:
         self._one = StoreAttempt(backend, uri, access is not None)
         self._again = tenacity.Retrying(
             retry=tenacity.retry_if_exception(self._may_pass),
-            stop=tenacity.stop_after_delay(patience),
+            stop=lambda state: tenacity.stop_after_delay(_patience(state, patience))(state),
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=5.0),
             before_sleep=self._before_retry,
             reraise=True,
@@ -149,6 +151,12 @@ class Store:
         assert state.outcome is not None
         self.last_error = str(state.outcome.exception())
         log.warning("retrying: %s", self.last_error)
+
+
+def _patience(state: tenacity.RetryCallState, patience: float) -> float:
+    """Seconds for which a call is repeated while it ends as it just did."""
+    assert state.outcome is not None
+    return patience * _ROTATION if isinstance(state.outcome.exception(), Denied) else patience
 
 
 def store_patience() -> float:

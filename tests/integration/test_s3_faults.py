@@ -212,6 +212,17 @@ def test_keys_that_are_refused_later_end_the_waiting_with_the_name_of_their_secr
     assert proxy.calls["GET"] > 1
 
 
+def test_keys_that_are_refused_for_longer_than_an_outage_may_last_are_waited_for(
+    proxy: S3Proxy, opened: Opened
+) -> None:
+    """A kubelet takes its time to bring the Secret of rotated keys."""
+    store = opened("rotated", 0.5)
+    store.put("key", b"value")
+    end = time.monotonic() + 1.2
+    proxy.plan = lambda call: Refuse(403) if time.monotonic() < end else None
+    assert store.get("key") == b"value"
+
+
 def test_a_clock_that_is_off_is_not_blamed_on_the_keys(proxy: S3Proxy, opened: Opened) -> None:
     proxy.plan = every(1, any_call, Refuse(403, "RequestTimeTooSkewed"))
     with pytest.raises(Refused, match="this machine's clock and the server's differ by too much"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from docs.tools import comparison, measured, tables
+from docs.tools import comparison, failures, measured, tables
 
 ROOT = comparison.ROOT
 CELLS = [
@@ -19,6 +19,7 @@ CELLS = [
     for system, cell in cells.items()
 ]
 RESULTS = measured.read()
+ROWS = [row for rows in failures.read().values() for row in rows]
 each_cell = pytest.mark.parametrize("cell", CELLS)
 
 
@@ -57,6 +58,28 @@ def test_what_we_claim_to_have_is_shown_by_a_test() -> None:
 def test_peers_are_judged_by_their_own_pages_only() -> None:
     peers = [c for cells in comparison.read().rows.values() for key, c in cells.items() if key != comparison.OURS]
     assert [cell.source for cell in peers if not cell.source.startswith("https://")] == []
+
+
+@pytest.mark.parametrize("test", sorted({test for row in ROWS for test in row.tests}))
+def test_what_a_failure_leads_to_is_shown_by_a_test_that_exists(test: str) -> None:
+    path, _, name = test.partition("::")
+    assert name in names_of_tests(path)
+
+
+def test_every_failure_is_listed_once_with_what_follows_and_a_test() -> None:
+    assert len({row.wrong for row in ROWS}) == len(ROWS) > 40
+    assert [row.wrong for row in ROWS if not (row.does and row.tests)] == []
+
+
+def test_a_failure_is_a_row_with_a_link_for_each_of_its_tests() -> None:
+    text = (
+        "- title: On land\n  rows: [{wrong: It rains., does: It dries., tests: [a/b.py::test_it_dries, c.py::test_d]}]"
+    )
+    assert failures.tables(failures.read(text)).splitlines()[2:] == [
+        "| what goes wrong | what Coxswain does | shown by |",
+        "|---|---|---|",
+        "| It rains. | It dries. | [it dries](../a/b.py)<br>[d](../c.py) |",
+    ]
 
 
 def leaves(value: Any) -> Iterator[str]:

@@ -95,6 +95,7 @@ class Controller:
             rejection=self._executor.rejection(job),
             holders=await self._holders(job),
             leftovers=await self._leftovers(job),
+            pod_security=await self._cluster.pod_security(namespace),
             fresh_token=secrets.token_urlsafe(32),
         )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from coxswain.errors import Refused, Retryable
@@ -28,7 +29,7 @@ from coxswain_operator.kopf_watches import run_watches
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
 from coxswain_operator.leader import Leader, Timing
 from coxswain_operator.report_poller import ReportPoller
-from coxswain_operator.settings import Settings
+from coxswain_operator.settings import Settings, TemplatePolicy
 from coxswain_operator.workqueue import Key, RequeueDelay, WorkQueue
 
 log = logging.getLogger("coxswain_operator")
@@ -67,16 +68,19 @@ def main(
     train_image: Annotated[str, typer.Option(help="Trainers that name no image.")] = _DEFAULTS.train_image,
     pull_policy: Annotated[str, typer.Option(help="imagePullPolicy of both.")] = _DEFAULTS.pull_policy,
     prometheus_namespace: Annotated[str, typer.Option(help="Its pods may scrape jobs; empty: no pod may.")] = "",
+    pod_templates: Annotated[
+        str, typer.Option(help="What templates may set: the chart's podTemplates as JSON.")
+    ] = "{}",
 ) -> None:
     """Runs the operator."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("httpx", "kopf"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    settings = Settings(
-        data_image, train_image, pull_policy,
-        prometheus_namespace=prometheus_namespace, operator_namespace=operator_namespace,
-    )  # fmt: skip
     try:
+        settings = Settings(
+            data_image, train_image, pull_policy, prometheus_namespace=prometheus_namespace,
+            operator_namespace=operator_namespace, templates=template_policy(pod_templates),
+        )  # fmt: skip
         timing = Timing(lease_seconds, renew_seconds, retry_seconds)
         options = Options(kubeconfig, tuple(namespace or ()), timing, identity, host, port, settings)
         asyncio.run(run(options))
@@ -86,6 +90,15 @@ def main(
         sys.exit(_say(error, Exit.RETRYABLE))
     except asyncio.CancelledError:  # SIGTERM
         log.info("SIGTERM received on standby")
+
+
+def template_policy(text: str) -> TemplatePolicy:
+    """Raises Refused."""
+    try:
+        return msgspec.json.decode(text, type=TemplatePolicy)
+    except msgspec.DecodeError as error:
+        message = f"--pod-templates: {error}; give the chart's podTemplates as JSON"
+        raise Refused("OptionUnusable", message) from error
 
 
 def _say(error: Exception, code: Exit) -> int:

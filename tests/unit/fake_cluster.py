@@ -85,6 +85,7 @@ class FakeCluster:
         self.calls: list[tuple[str, int]] = []
         self.status_writes = 0
         self.watchers: list[asyncio.Queue[WatchEvent]] = []
+        self.level = ""  # of Pod Security, that the namespace enforces
         self.unplaceable: set[str] = set()  # members for whose pods no node has room
         for item in objects:
             self.put(item)
@@ -116,6 +117,9 @@ class FakeCluster:
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
         """This world has no queue."""
         self.before_call("leave", group)
+
+    async def pod_security(self, namespace: str) -> str:
+        return self.level
 
     async def nodes(self) -> dict[str, Conditions] | None:
         """None: a test that has no nodes knows nothing of them."""

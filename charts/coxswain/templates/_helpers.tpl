@@ -78,6 +78,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create]
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [get]  # the Pod Security level of a job's own namespace
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [list, watch, create, delete]

@@ -7,14 +7,15 @@ from functools import cached_property
 from typing import Any
 
 from coxswain import names
+from coxswain.api.field_errors import FieldError
 from coxswain.api.pod_template import OWN, split_template
 from coxswain.api.resolve import CLAIMS_ROOT, claims
 from coxswain.config import JobConfig
-from coxswain_operator.children import containers, scheduling
+from coxswain_operator.children import containers, scheduling, template_policy
 from coxswain_operator.children.common import owner_of
 from coxswain_operator.children.configuration import config_map_name, secret_name
 from coxswain_operator.children.containers import CONSTRUCTOR, COORDINATOR, LOADER, TRAINER, Service
-from coxswain_operator.children.overlay import overlaid
+from coxswain_operator.children.overlay import hardened, overlaid
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 
@@ -80,10 +81,24 @@ class PodPlan:
         head["labels"] = {**(theirs.get("labels") or {}), **head["labels"], **labels, **queue_labels}
         return {**head, "annotations": {**ANNOTATIONS, **(theirs.get("annotations") or {}), **queue_annotations}}
 
+    def template_faults(self, enforced: str) -> list[FieldError]:
+        """What the templates set and nothing admits. `enforced`: the Pod Security level that the namespace names, or empty."""
+        found: list[FieldError] = []
+        scheduling = self.job["spec"].get("scheduling") or {}
+        for role in SERVICES:
+            if self._given(role) or scheduling.get("priorityClassName"):
+                pod = {"metadata": self._heads[role], "spec": self._specs[role]}
+                path = f"spec.{_FIELDS[role]}.template"
+                found += template_policy.forbidden(path, self._given(role), pod, self.settings.templates, enforced)
+        return template_policy.distinct(found)
+
+    def _given(self, role: str) -> Manifest:
+        """The user's template as it is."""
+        return (self.job["spec"].get(_FIELDS[role]) or {}).get("template") or {}
+
     def _template(self, role: str) -> tuple[Manifest, Manifest]:
         """Metadata and pod spec that the user lays over the role's pods."""
-        template = self.job["spec"].get(_FIELDS[role], {}).get("template") or {}
-        return split_template(template, SERVICES[role].name)
+        return split_template(self._given(role), SERVICES[role].name)
 
     @cached_property
     def _specs(self) -> dict[str, Manifest]:
@@ -103,7 +118,7 @@ class PodPlan:
             **scheduling.of_pod(self.job, role, self.attempt),
         }
         others = tuple(name for name in OWN[_FIELDS[role]] if name not in (role, CONSTRUCTOR.name))
-        laid = overlaid(spec, self._template(role)[1], others)
+        laid = hardened(overlaid(spec, self._template(role)[1], others))
         return {**{k: v for k, v in laid.items() if k not in FIXED}, **{k: spec[k] for k in FIXED if k in spec}}
 
 

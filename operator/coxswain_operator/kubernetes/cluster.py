@@ -13,18 +13,21 @@ import msgspec
 
 from coxswain.names import API_VERSION, LABEL_JOB
 from coxswain_operator.children.scheduling import RETRIABLE
-from coxswain_operator.cluster import AlreadyExists, Conflict, Denied, WatchEvent
+from coxswain_operator.children.template_policy import ENFORCE
+from coxswain_operator.cluster import Conflict, Denied, WatchEvent
 from coxswain_operator.kubernetes.cache import Cache, CacheEvent, Entry, Name
 from coxswain_operator.kubernetes.connection import APPLY, MERGE, Connection, NotFound
 from coxswain_operator.kubernetes.decoding import manifest_of
 from coxswain_operator.kubernetes.events import Events
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS, Informer
-from coxswain_operator.kubernetes.resources import BY_KIND, FIELD_MANAGER, SECRETS, WORKLOADS
-from coxswain_operator.kubernetes.secret_cache import SecretCache
+from coxswain_operator.kubernetes.read_cache import ReadCache
+from coxswain_operator.kubernetes.resources import BY_KIND, FIELD_MANAGER, NAMESPACES, SECRETS, WORKLOADS
 from coxswain_operator.views import Conditions, Event, Manifest, PodView
 
 log = logging.getLogger(__name__)
 
+SECRET_SECONDS = 300.0  # for which a Secret that was read is remembered
+NAMESPACE_SECONDS = 30.0  # likewise a namespace
 DISCOVERY_SECONDS = 2.0  # between two looks whether the CRDs are there
 
 
@@ -38,7 +41,9 @@ class KubernetesCluster:
         """`namespaced`: one informer a namespace, for an operator that has no cluster-wide rights."""
         self._connection, self._namespaced, self._silence = connection, namespaced, silence
         self._informers: dict[tuple[str, str], tuple[Informer, asyncio.Task[None]]] = {}
-        self._secrets, self._events = SecretCache(connection), Events(connection)
+        self._secrets = ReadCache(connection, SECRETS, SECRET_SECONDS)
+        self._namespaces = ReadCache(connection, NAMESPACES, NAMESPACE_SECONDS)
+        self._events = Events(connection)
         self._written: dict[Name, str] = {}  # TrainingJobs: the version that our last write made
 
     async def __aenter__(self) -> KubernetesCluster:
@@ -96,6 +101,10 @@ class KubernetesCluster:
                 await self._connection.send("DELETE", workloads.path(namespace, group))
                 return
 
+    async def pod_security(self, namespace: str) -> str:
+        found = await self._namespaces.get("", namespace)
+        return str(((found or {"metadata": {}})["metadata"].get("labels") or {}).get(ENFORCE, ""))
+
     async def nodes(self) -> Mapping[str, Conditions] | None:
         """None where the operator has no right to see them."""
         informer = self._informer("Node", "")
@@ -129,9 +138,6 @@ class KubernetesCluster:
             stored = await self._connection.send("POST", path, manifest, **query)
         except NotFound as error:  # the namespace, or the kind
             raise Denied("NotFound", str(error)) from error
-        except AlreadyExists:
-            self._secrets.forget((namespace, meta["name"]))
-            raise
         return self._noted(resource.kind, namespace, stored)
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str = "", force: bool = False) -> None:
@@ -209,9 +215,8 @@ class KubernetesCluster:
         stored = manifest_of(content)
         meta = stored["metadata"]
         meta.pop("managedFields", None)
-        if kind == SECRETS.kind:
-            self._secrets.note((namespace, meta["name"]), content)
-        elif (selector := BY_KIND[kind].selector) == "" or selector in (meta.get("labels") or {}):
+        selector = BY_KIND[kind].selector
+        if kind != SECRETS.kind and (not selector or selector in (meta.get("labels") or {})):
             informer = self._informer(kind, namespace)
             informer.cache.apply_write(informer.read(content))
         return stored

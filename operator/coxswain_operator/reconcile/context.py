@@ -123,7 +123,7 @@ class Context:
 
 def build_context(observed: Observed, now: float, settings: Settings) -> Context:
     status, spec = read_status(observed.job), read_spec(observed.job)
-    config, faults = resolve_config(observed)
+    config, faults = resolve_config(observed, settings)
     if config is not None and status.trainers.desired:
         # The size of a gang is settled when it starts; another count restarts it (see resize).
         config = msgspec.structs.replace(config, trainers=status.trainers.desired)

@@ -19,6 +19,7 @@ from coxswain_cli.progress import amount, duration
 from coxswain_cli.summary import has_ended, is_suspended
 from coxswain_cli.workdir import Tail, condition, find_workdir, is_open, steps_of
 from coxswain_link.http_client import Client
+from coxswain_operator.children.job_token import mounted_name
 from coxswain_operator.local.objects import read_objects
 
 Manifest = dict[str, Any]
@@ -62,18 +63,18 @@ def look(workdir: Path) -> Seen:
     if not jobs:
         raise Refused("NoJob", f"{workdir} holds no TrainingJob; it was deleted, or never created")
     pods = [o for o in objects if o["kind"] == "Pod"]
-    report = ask_coordinator(objects, pods) if running else None
+    report = ask_coordinator(jobs[0], objects, pods) if running else None
     steps = steps_of(Tail(workdir / "steps.jsonl", from_start=True))
     return Seen(jobs[0], pods, report, running, steps[-1].step + 1 if steps else 0)
 
 
-def ask_coordinator(objects: list[Manifest], pods: list[Manifest]) -> JobReport | None:
+def ask_coordinator(job: Manifest, objects: list[Manifest], pods: list[Manifest]) -> JobReport | None:
     """Returns the coordinator's report; None when it does not run or does not answer."""
     address = next(
         (p["status"].get("podIP") for p in pods if _role(p) == "coordinator" and p["status"]["phase"] == "Running"),
         None,
     )
-    secrets = (o["data"] for o in objects if o["kind"] == "Secret")
+    secrets = (o["data"] for o in objects if (o["kind"], o["metadata"]["name"]) == ("Secret", mounted_name(job)))
     token = next((data["token"] for data in secrets if "token" in data), None)
     if address is None or token is None:
         return None

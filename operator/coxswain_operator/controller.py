@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
 
@@ -10,7 +9,7 @@ from coxswain.names import LABEL_JOB_UID
 from coxswain.wire import JobReport
 from coxswain_operator.children import KINDS
 from coxswain_operator.children.common import controller_of
-from coxswain_operator.children.configuration import secret_name
+from coxswain_operator.children.job_token import TokenKeys
 from coxswain_operator.clock import SteadyClock
 from coxswain_operator.cluster import Cluster, JobControl
 from coxswain_operator.executor import ActionExecutor
@@ -46,8 +45,10 @@ class Controller:
         settings: Settings | None = None,
         poll_seconds: float = 1.0,
         on_report: Callable[[Manifest, JobReport | None], None] | None = None,
+        keys: TokenKeys | None = None,
     ) -> None:
         """`on_report` gets job and report at every pass, for progress; no `clock`: a SteadyClock."""
+        self._keys = keys or TokenKeys()
         self._cluster, self._control, self._clock = cluster, control, clock or SteadyClock()
         self._settings = settings or Settings()
         self._poll_seconds, self._on_report = poll_seconds, on_report
@@ -96,17 +97,12 @@ class Controller:
             holders=await self._holders(job),
             leftovers=await self._leftovers(job),
             pod_security=await self._cluster.pod_security(namespace),
-            fresh_token=secrets.token_urlsafe(32),
+            tokens=self._keys.tokens(job),
         )
 
     async def _children(self, kind: str, job: Manifest) -> list[Manifest]:
-        """Reads Secrets by name only: the operator must not see those of others."""
         meta = job["metadata"]
-        if kind == "Secret":
-            secret = await self._cluster.get(kind, meta["namespace"], secret_name(job))
-            found = [] if secret is None else [secret]
-        else:
-            found = await self._cluster.list(kind, meta["namespace"], {LABEL_JOB_UID: meta["uid"]})
+        found = await self._cluster.list(kind, meta["namespace"], {LABEL_JOB_UID: meta["uid"]})
         return [c for c in found if controller_of(c).get("uid") == meta["uid"]]
 
     async def _holders(self, job: Manifest) -> tuple[HolderView, ...]:

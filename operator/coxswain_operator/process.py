@@ -21,12 +21,14 @@ import typer
 from coxswain.errors import Refused, Retryable
 from coxswain.exits import Exit
 from coxswain_link import metrics
+from coxswain_operator.children.job_token import TokenKeys
 from coxswain_operator.cluster import Conflict
 from coxswain_operator.controller import Controller
 from coxswain_operator.health import HealthStatus, LoopLag, serve_health
 from coxswain_operator.jobcontrol import HttpJobControl
 from coxswain_operator.kopf_watches import run_watches
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
+from coxswain_operator.kubernetes.token_keys import load_keys
 from coxswain_operator.leader import Leader, Timing
 from coxswain_operator.report_poller import ReportPoller
 from coxswain_operator.settings import Settings, TemplatePolicy
@@ -124,9 +126,10 @@ async def run(options: Options) -> None:
         cluster = await stack.enter_async_context(KubernetesCluster(connection, bool(options.namespaces)))
         # A connection of its own: a renewal must not queue behind requests for a thousand pods.
         leader = _leader(options, await stack.enter_async_context(Connection(access)))
-        control = ReportPoller(HttpJobControl(cluster), lambda key: queue.add(key))
+        keys = TokenKeys()
+        control = ReportPoller(HttpJobControl(cluster, keys=keys), lambda key: queue.add(key))
         stack.push_async_callback(control.close)
-        controller = Controller(cluster, control, settings=options.settings, poll_seconds=POLL_SECONDS)
+        controller = Controller(cluster, control, settings=options.settings, poll_seconds=POLL_SECONDS, keys=keys)
         queue, lag = WorkQueue(_measured(controller, registry)), LoopLag()
         stack.callback(asyncio.create_task(lag.measure(), name="loop lag").cancel)
 
@@ -138,6 +141,7 @@ async def run(options: Options) -> None:
         health = await serve_health(options.host, options.port, health_status, registry)
         stack.push_async_callback(health.cleanup)
         log.info("health on %s:%s", *health.addresses[0][:2])
+        keys.replace(await load_keys(connection, options.settings.operator_namespace))
         await _lead(leader, queue, run_watches(cluster, access, queue.add, options.namespaces))
 
 

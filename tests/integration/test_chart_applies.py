@@ -177,11 +177,12 @@ def may(api: ApiServer, verb: str, resource: str, namespace: str, name: str = ""
 
 ALLOWED = (
     ("list", "coxswain.dev/trainingjobs"), ("watch", "coxswain.dev/datamixes"), ("patch", "coxswain.dev/trainingjobs/status"),
-    ("delete", "coxswain.dev/trainingjobs"), ("create", "/pods"), ("delete", "/pods"), ("get", "/secrets"),
+    ("delete", "coxswain.dev/trainingjobs"), ("create", "/pods"), ("delete", "/pods"), ("get", "/namespaces"),
     ("create", "/secrets"), ("create", "policy/poddisruptionbudgets"), ("create", "events.k8s.io/events"),
 )  # fmt: skip
 DENIED = (
-    ("list", "/secrets"), ("watch", "/secrets"), ("update", "/secrets"), ("create", "/pods/exec"), ("update", "/pods"),
+    ("get", "/secrets"), ("list", "/secrets"),
+    ("watch", "/secrets"), ("update", "/secrets"), ("create", "/pods/exec"), ("update", "/pods"),
     ("update", "coxswain.dev/trainingjobs"), ("create", "coxswain.dev/trainingjobs"), ("deletecollection", "/pods"),
     ("get", "/serviceaccounts"), ("create", "/serviceaccounts/token"), ("create", "rbac.authorization.k8s.io/roles"),
     ("list", "/namespaces"), ("patch", "/nodes"), ("list", "coordination.k8s.io/leases"),

@@ -354,16 +354,6 @@ async def test_only_the_coordinator_of_a_job_that_is_not_over_is_asked_and_its_r
     assert [found.step if found else None for found in passed] == [11, None]
 
 
-async def test_a_secret_of_the_jobs_name_that_is_not_its_own_is_none_of_its_children() -> None:
-    world = await running()
-    controller = Controller(world, world, world.clock)
-    metadata = world.objects["Secret", "demo-token"]["metadata"]
-    for owners, count in ((metadata["ownerReferences"], 1), (None, 0), ([], 0)):
-        metadata["ownerReferences"] = owners
-        observed = await controller.observe(NAMESPACE, "demo")
-        assert observed is not None and [c.kind for c in observed.children].count("Secret") == count
-
-
 @pytest.mark.parametrize(("rule", "deleting", "asked"), [(False, False, 0), (True, False, 1), (False, True, 1)])
 async def test_nodes_are_read_only_where_a_rule_or_a_deletion_needs_them(
     rule: bool, deleting: bool, asked: int

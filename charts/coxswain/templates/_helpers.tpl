@@ -50,7 +50,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{- /* What the operator may do where the jobs are. No wildcards, and of Secrets only those that it knows by name. */}}
+{{- /* What the operator may do where the jobs are. No wildcards, and Secrets are only made. */}}
 {{- define "coxswain.rules" -}}
 - apiGroups: [coxswain.dev]
   resources: [trainingjobs]
@@ -77,7 +77,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create]
+  verbs: [create{{ if .Values.rbac.readTokens }}, get{{ end }}]
 - apiGroups: [""]
   resources: [namespaces]
   verbs: [get]  # the Pod Security level of a job's own namespace

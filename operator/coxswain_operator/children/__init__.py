@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coxswain.config import JobConfig
 from coxswain_operator.children.common import CONTENT, labels_of
-from coxswain_operator.children.configuration import config_map, secret
+from coxswain_operator.children.configuration import config_map
 from coxswain_operator.children.network import disruption_budget, network_policy, service
 from coxswain_operator.children.pods import PodPlan
 from coxswain_operator.settings import Settings
@@ -12,14 +12,13 @@ from coxswain_operator.views import Manifest
 
 __all__ = ["CONTENT", "KINDS", "PodPlan", "children", "labels_of"]
 
-# Without pods, in creation order: pods mount the first two, and the third gives host names.
-KINDS = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
+# Without pods and Secrets, in creation order: pods mount the first, and the second gives host names.
+KINDS = ("ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
 
 
-def children(job: Manifest, config: JobConfig, settings: Settings, token: str, attempt: int) -> tuple[Manifest, ...]:
-    """All children but the pods."""
+def children(job: Manifest, config: JobConfig, settings: Settings, attempt: int) -> tuple[Manifest, ...]:
+    """All children but the pods and their token."""
     return (
-        secret(job, token),
         config_map(job, config),
         service(job),
         network_policy(job, settings),

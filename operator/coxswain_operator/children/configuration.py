@@ -1,8 +1,6 @@
-"""The configuration of a job's pods: the resolved job, and the token that they authenticate with."""
+"""The configuration of a job's pods: the resolved job."""
 
 from __future__ import annotations
-
-import base64
 
 import msgspec
 
@@ -17,17 +15,5 @@ def config_map(job: Manifest, config: JobConfig) -> Manifest:
     return child(job, "v1", "ConfigMap", config_map_name(job), {"data": {"job.json": text}})
 
 
-def secret(job: Manifest, token: str) -> Manifest:
-    """Created once, from a random token, and kept while the job exists."""
-    data = {"token": base64.b64encode(token.encode()).decode()}
-    manifest = child(job, "v1", "Secret", secret_name(job), {"type": "Opaque", "data": data})
-    manifest["metadata"]["annotations"] = {}  # no hash of the token in readable metadata
-    return manifest
-
-
 def config_map_name(job: Manifest) -> str:
     return f"{job['metadata']['name']}-config"
-
-
-def secret_name(job: Manifest) -> str:
-    return f"{job['metadata']['name']}-token"

@@ -13,8 +13,9 @@ from coxswain.api.resolve import CLAIMS_ROOT, claims
 from coxswain.config import JobConfig
 from coxswain_operator.children import containers, scheduling, template_policy
 from coxswain_operator.children.common import owner_of
-from coxswain_operator.children.configuration import config_map_name, secret_name
+from coxswain_operator.children.configuration import config_map_name
 from coxswain_operator.children.containers import CONSTRUCTOR, COORDINATOR, LOADER, TRAINER, Service
+from coxswain_operator.children.job_token import former_name
 from coxswain_operator.children.overlay import hardened, overlaid
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
@@ -43,6 +44,7 @@ class PodPlan:
     settings: Settings
     attempt: int
     start: int  # number of the start: a queue admits its pods together
+    token_secret: str = ""  # name of the Secret with their token; empty: the former one
 
     def name(self, member: str, number: int) -> str:
         return f"{self.job['metadata']['name']}-{member}-{number}"
@@ -114,7 +116,7 @@ class PodPlan:
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "securityContext": _security(self.settings),
             **_containers(self.job, self.config, self.settings, role),
-            "volumes": _volumes(self.job, self.config, role),
+            "volumes": _volumes(self.job, self.config, role, self.token_secret or former_name(self.job)),
             **scheduling.of_pod(self.job, role, self.attempt),
         }
         others = tuple(name for name in OWN[_FIELDS[role]] if name not in (role, CONSTRUCTOR.name))
@@ -150,10 +152,10 @@ def _containers(job: Manifest, config: JobConfig, settings: Settings, role: str)
     return {"containers": [make(SERVICES[role], data_image)]}
 
 
-def _volumes(job: Manifest, config: JobConfig, role: str) -> list[dict[str, Any]]:
+def _volumes(job: Manifest, config: JobConfig, role: str, token_secret: str) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [
         {"name": "job", "configMap": {"name": config_map_name(job)}},
-        {"name": "token", "secret": {"secretName": secret_name(job), "defaultMode": 0o440}},
+        {"name": "token", "secret": {"secretName": token_secret, "defaultMode": 0o440}},
         {"name": "scratch", "emptyDir": {}},
     ]
     volumes += [

@@ -61,7 +61,8 @@ class KubernetesCluster:
         await self._events.__aexit__(kind, error, trace)
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """Raises Retryable while the server cannot be asked. A Secret is asked for by its name, and remembered for a while."""
+        """Raises Retryable while the server cannot be asked. A Secret is asked for by its name, and
+        remembered for a while; None where that is not permitted."""
         if kind == SECRETS.kind:
             return await self._secrets.get(namespace, name)
         entry = (await self._ready(kind, namespace)).cache.get((namespace, name))
@@ -74,8 +75,6 @@ class KubernetesCluster:
 
     async def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
         """By a LIST of this name, which needs no right that the informers do not need. Raises Retryable."""
-        if kind == SECRETS.kind:
-            return await self._secrets.get(namespace, name)
         path = BY_KIND[kind].path(namespace)
         found = (await self._connection.call("GET", path, fieldSelector=f"metadata.name={name}"))["items"]
         return {"kind": kind, **found[0]} if found else None

@@ -21,12 +21,12 @@ class ChildDiff:
 
 
 def diff_children(ctx: Context, config: JobConfig, status: JobStatus) -> ChildDiff:
-    """Deletes what has changed; the next pass creates it. The Secret has no hash: it never changes.
+    """Deletes what has changed; the next pass creates it.
 
     A PodDisruptionBudget is made once the whole gang is there, and goes with the attempt: before, there is nothing to
     protect, and its status would be written again for every pod that comes or goes.
     """
-    wanted = children(ctx.observed.job, config, ctx.settings, ctx.observed.fresh_token, status.attempt)
+    wanted = children(ctx.observed.job, config, ctx.settings, status.attempt)
     contents = {(m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"].get(CONTENT, "") for m in wanted}
     stale = [c for c in ctx.observed.children if c.content != contents.get((c.kind, c.name), c.content)]
     present = {(c.kind, c.name) for c in ctx.observed.children}

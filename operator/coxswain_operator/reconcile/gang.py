@@ -15,6 +15,7 @@ from coxswain_operator.reconcile import (
     failure_policy,
     force_delete,
     incarnations,
+    job_token,
     leftovers,
     pending,
     resize,
@@ -32,7 +33,7 @@ def reconcile_gang(ctx: Context, config: JobConfig) -> PolicyResult:
     found = failure_policy.verdicts(ctx)
     size = None if any(v.whole_job for v in found) else resize.plan_resize(ctx, config)
     status = failure_policy.record_restarts(ctx, found) if found else ctx.status
-    status = resize.start_resize(ctx, status, size) if size else _begun(ctx, status, config)
+    status = job_token.settle(ctx, resize.start_resize(ctx, status, size)) if size else _begun(ctx, status, config)
     others = child_diff.diff_children(ctx, config, status)
     starting = status.attempt == ctx.status.attempt and not others.stale
     return PolicyResult(
@@ -46,7 +47,11 @@ def reconcile_gang(ctx: Context, config: JobConfig) -> PolicyResult:
             *others.deletes,
             *leftovers.deletes(ctx),
         ),
-        creates=(*others.creates, *(_missing_pods(ctx, status, config) if starting else ())),
+        creates=(
+            *job_token.creates(ctx, status),
+            *others.creates,
+            *(_missing_pods(ctx, status, config) if starting else ()),
+        ),
         calls=resize.calls(ctx) or suspend.calls(ctx),
         events=(*failure_policy.failure_events(found), *(resize.resize_events(size) if size else ())),
         requeue_times=(
@@ -63,6 +68,7 @@ def _begun(ctx: Context, status: JobStatus, config: JobConfig) -> JobStatus:
     status = replace(attempts.open_attempt(status, ctx.now), start_time=status.start_time or stamp(ctx.now))
     if status.attempt != ctx.status.attempt:
         return status
+    status = job_token.settle(ctx, status) if job_token.is_open(ctx) else status
     asked = status.trainers.asked or ctx.spec.trainers.count
     return replace(status, trainers=replace(status.trainers, desired=config.trainers, asked=asked))
 
@@ -71,7 +77,14 @@ def _message(ctx: Context) -> str:
     """What the job waits for, by coordinator, cluster and pods that cannot start."""
     refused = f"{ctx.observed.rejection.reason}: {ctx.observed.rejection.message}" if ctx.observed.rejection else ""
     waits = ctx.report.waiting_for if ctx.report else ""
-    said = (resize.message(ctx), refused, leftovers.describe(ctx), waits, pending.describe(ctx.pods.values()))
+    said = (
+        resize.message(ctx),
+        refused,
+        job_token.describe(ctx),
+        leftovers.describe(ctx),
+        waits,
+        pending.describe(ctx.pods.values()),
+    )
     return "; ".join(filter(None, said))
 
 
@@ -87,7 +100,9 @@ def _stale_pods(ctx: Context, status: JobStatus) -> Iterator[Delete]:
 def _missing_pods(ctx: Context, status: JobStatus, config: JobConfig) -> Iterator[CreatePod]:
     """Current pods that do not exist, whose delay is over, and whose predecessor runs no more."""
     numbers = incarnations.numbers(status)
-    plan = PodPlan(ctx.observed.job, config, ctx.settings, status.attempt, numbers.default.number)
+    plan = PodPlan(
+        ctx.observed.job, config, ctx.settings, status.attempt, numbers.default.number, str(status.token_secret or "")
+    )
     occupied = {p.member for p in ctx.observed.pods if p.is_active or numbers.of(p.member).number == p.incarnation}
     for member in ctx.members:
         if member not in occupied:

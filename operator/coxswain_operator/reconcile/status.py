@@ -104,6 +104,7 @@ class JobStatus(_Stored, frozen=True, kw_only=True):
     updated_at: str = ""  # when this was written
     active_since: str | msgspec.UnsetType = msgspec.UNSET  # unset: queued, suspended or not started
     retried: str | None = None  # the value of names.ANNOTATION_RETRY that the latest retry answered
+    token_secret: str | msgspec.UnsetType = msgspec.UNSET  # that the pods of this start mount; unset: the former name
 
     def condition(self, type_: str) -> Condition | None:
         return next((c for c in self.conditions if c.type == type_), None)

@@ -111,8 +111,11 @@ class FakeCluster:
         return [pod_view(p) for p in found if controller_of(p).get("uid") == job_uid]
 
     async def orphans(self, namespace: str, job: str, besides: str = "") -> list[PodView]:
-        found = await self.list("Pod", namespace, {LABEL_JOB: job})
-        return [pod_view(p) for p in found if controller_of(p).get("uid", "") not in ("", besides)]
+        found = [(p, controller_of(p)) for p in await self.list("Pod", namespace)]
+        ours = (
+            p for p, by in found if (by.get("kind"), by.get("name")) == ("TrainingJob", job) and by["uid"] != besides
+        )
+        return [pod_view(p) for p in ours]
 
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
         """This world has no queue."""

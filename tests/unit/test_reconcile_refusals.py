@@ -138,7 +138,13 @@ def held(kind: str, name: str, owner: Manifest | None, created: float = 900.0, *
     return {"apiVersion": "v1", "kind": kind, "metadata": head, **more}
 
 
-BEFORE = {"kind": "TrainingJob", "name": "demo", "uid": "before", "controller": True}
+BEFORE = {
+    "apiVersion": "coxswain.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "name": "demo",
+    "uid": "before",
+    "controller": True,
+}
 OTHER = {"kind": "Deployment", "name": "web", "uid": "else", "controller": True}
 
 

@@ -6,6 +6,8 @@ GROUP = "coxswain.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
+CONTROLLER = f"{GROUP}/operator"  # of jobs whose spec.managedBy is empty
+
 # Labels on every child. Written by the operator's manifests, read by its selectors and by people.
 LABEL_JOB = "coxswain.dev/job"
 LABEL_JOB_UID = "coxswain.dev/job-uid"

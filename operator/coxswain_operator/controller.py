@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from coxswain.names import LABEL_JOB_UID
+from coxswain.names import CONTROLLER, LABEL_JOB_UID
 from coxswain.wire import JobReport
 from coxswain_operator.children import KINDS
 from coxswain_operator.children.common import controller_of
@@ -55,11 +55,13 @@ class Controller:
         self._executor = ActionExecutor(cluster, control, self._settings.at_once)
 
     async def reconcile_job(self, namespace: str, name: str) -> RequeueDelay | None:
-        """Runs one pass; returns the delay until the next. Raises as `pass_once`; None: no such job."""
+        """Runs one pass; returns the delay until the next. Raises as `pass_once`; None: no such job
+        of this controller's."""
         began = time.thread_time()  # CPU time: a wait for a slow server or a busy machine needs no rest
         observed = await self.observe(namespace, name)
         if observed is None:
-            await self._release_orphans(namespace, name)
+            if await self._cluster.get("TrainingJob", namespace, name) is None:
+                await self._release_orphans(namespace, name)
             return None
         decision = self._decide(observed)
         cost = time.thread_time() - began
@@ -81,9 +83,9 @@ class Controller:
         return decision
 
     async def observe(self, namespace: str, name: str) -> Observed | None:
-        """Reads everything that reconcile decides on."""
+        """Reads everything that reconcile decides on; None: no such job, or another controller's."""
         job = await self._cluster.get("TrainingJob", namespace, name)
-        if job is None:
+        if job is None or self._settings.managed_by not in ("", job["spec"].get("managedBy") or CONTROLLER):
             return None
         return Observed(
             job=job,

@@ -20,6 +20,7 @@ import typer
 
 from coxswain.errors import Refused, Retryable
 from coxswain.exits import Exit
+from coxswain.names import CONTROLLER
 from coxswain_link import metrics
 from coxswain_operator.children.job_token import TokenKeys
 from coxswain_operator.cluster import Conflict
@@ -70,6 +71,7 @@ def main(
     train_image: Annotated[str, typer.Option(help="Trainers that name no image.")] = _DEFAULTS.train_image,
     pull_policy: Annotated[str, typer.Option(help="imagePullPolicy of both.")] = _DEFAULTS.pull_policy,
     prometheus_namespace: Annotated[str, typer.Option(help="Its pods may scrape jobs; empty: no pod may.")] = "",
+    managed_by: Annotated[str, typer.Option(help="spec.managedBy of the jobs to reconcile.")] = CONTROLLER,
     pod_templates: Annotated[
         str, typer.Option(help="What templates may set: the chart's podTemplates as JSON.")
     ] = "{}",
@@ -81,7 +83,7 @@ def main(
     try:
         settings = Settings(
             data_image, train_image, pull_policy, prometheus_namespace=prometheus_namespace,
-            operator_namespace=operator_namespace, templates=template_policy(pod_templates),
+            operator_namespace=operator_namespace, managed_by=managed_by, templates=template_policy(pod_templates),
         )  # fmt: skip
         timing = Timing(lease_seconds, renew_seconds, retry_seconds)
         options = Options(kubeconfig, tuple(namespace or ()), timing, identity, host, port, settings)

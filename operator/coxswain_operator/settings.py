@@ -41,4 +41,5 @@ class Settings:
     prometheus_namespace: str = ""  # name of the namespace whose pods may scrape; empty: none
     operator_namespace: str = "coxswain-system"
     at_once: int = 64  # requests under way, to the API server and for one job
+    managed_by: str = ""  # the spec.managedBy of the jobs that are reconciled; empty: all
     templates: TemplatePolicy = _DEFAULT

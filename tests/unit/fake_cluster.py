@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from coxswain.api.trainingjob_status import TrainingJobStatus
-from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_JOB_UID, LABEL_ROLE
+from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
 from coxswain.wire import JobReport
 from coxswain_operator.children.common import controller_of
 from coxswain_operator.cluster import AlreadyExists, Conflict, WatchEvent

@@ -69,6 +69,7 @@ def test_keys_of_free_maps_are_the_users(path: str) -> None:
         ("image.registry", "https://registry.example"),
         ("crds.keep", "yes please"),
         ("watchNamespaces", ["Team_A"]),
+        ("managedBy", "no prefix"),
         ("podTemplates.level", "root"),
         ("podTemplates.allow", ["Everything"]),
         ("podTemplates.hostPaths", ["mnt"]),

@@ -25,7 +25,6 @@ from coxswain_operator.pod_decoding import (
 )
 from coxswain_operator.views import ChildView, Event, Manifest, PodView, member_name
 
-
 OWNER = {"apiVersion": "coxswain.dev/v1alpha1", "kind": "TrainingJob", "name": "demo"}
 
 

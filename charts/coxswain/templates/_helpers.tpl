@@ -50,6 +50,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
+{{- /* Fails where another release reconciles the same jobs everywhere. Sees nothing without a server. */}}
+{{- define "coxswain.alone" -}}
+{{- $own := printf "%s-jobs" (include "coxswain.clusterName" .) }}
+{{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "").items }}
+{{- if and (ne .metadata.name $own) (eq (dig "coxswain.dev/managed-by" "" (.metadata.annotations | default dict)) $.Values.managedBy) }}
+{{- fail (printf "managedBy: %s: the release of ClusterRole %s reconciles these jobs in all namespaces already, and the two would undo each other's work; give this release another managedBy, or restrict both by watchNamespaces" $.Values.managedBy .metadata.name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- /* What the operator may do where the jobs are. No wildcards, and Secrets are only made. */}}
 {{- define "coxswain.rules" -}}
 - apiGroups: [coxswain.dev]

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from coxswain.api.common import (
     ATOMIC,
+    ControllerName,
     Count,
     Decimal,
     Endpoint,
@@ -303,6 +304,9 @@ class TrainingJobSpec(Model):
     """What failures lead to. May change at any time."""
     scheduling: Scheduling = Scheduling()
     """How pods find their nodes. May change while suspended."""
+    managed_by: ControllerName | None = None
+    """The controller that acts on the job. Empty: coxswain.dev/operator, the name of an installation that has no other. All
+    others leave the job alone. Immutable."""
     suspend: bool = False
     """True: save a checkpoint, then run no pods. May change at any time."""
     active_deadline_seconds: Seconds | None = None

@@ -1,4 +1,4 @@
-"""The operator's key: made once in its own namespace, kept over operators, and told apart from what is no key."""
+"""The operator's key: made once in its own namespace, kept over operators, and refused when it is no key."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def keys(*found: bytes) -> TokenKeys:
 
 
 async def passes(world: FakeCluster, known: TokenKeys, count: int = 6) -> None:
-    """Of an operator with these keys; pods run and go as they are told."""
+    """Of an operator with these keys; pods run, and go once they are deleted."""
     controller = Controller(world, world, world.clock, keys=known)
     for _ in range(count):
         await controller.pass_once(NAMESPACE, "demo")

@@ -160,3 +160,20 @@ def test_the_names_of_a_job_of_forty_characters_fit() -> None:
     job["metadata"]["name"] = "j" * 40
     spec = pod(job, config, "trainer-99999", 9999)
     assert len(spec["metadata"]["name"]) <= 63 and len(spec["spec"]["hostname"]) <= 63
+
+
+@pytest.mark.parametrize("member", ROLES)
+def test_a_pod_on_its_nodes_network_finds_services_and_knows_where_it_is(member: str) -> None:
+    template = {"template": {"spec": {"hostNetwork": True}}}
+    spec = made(member, trainers={"count": 2, **template}, data={"loaders": {"min": 1}, **template})["spec"]
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        assert environment(container)["COXSWAIN_HOST_NETWORK"] == "true"
+    plain = made(member)["spec"]
+    assert "dnsPolicy" not in plain
+    assert not [c for c in plain["containers"] if "COXSWAIN_HOST_NETWORK" in environment(c)]
+
+
+def test_a_templates_own_dns_policy_stays_on_the_nodes_network() -> None:
+    template = {"spec": {"hostNetwork": True, "dnsPolicy": "Default"}}
+    assert made("trainer-0", trainers={"count": 2, "template": template})["spec"]["dnsPolicy"] == "Default"

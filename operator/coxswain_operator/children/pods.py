@@ -120,12 +120,21 @@ class PodPlan:
             **scheduling.of_pod(self.job, role, self.attempt),
         }
         others = tuple(name for name in OWN[_FIELDS[role]] if name not in (role, CONSTRUCTOR.name))
-        laid = hardened(overlaid(spec, self._template(role)[1], others))
+        laid = _on_network(hardened(overlaid(spec, self._template(role)[1], others)))
         return {**{k: v for k, v in laid.items() if k not in FIXED}, **{k: spec[k] for k in FIXED if k in spec}}
 
 
+def _on_network(spec: Manifest) -> Manifest:
+    """On the node's network names of Services resolve only by a policy of their own, and torch must find the pod's address."""
+    if not spec.get("hostNetwork"):
+        return spec
+    own = {names.ENV_HOST_NETWORK: "true"}
+    lists: Manifest = {k: [_named(c, own) for c in spec[k]] for k in ("initContainers", "containers") if k in spec}
+    return {"dnsPolicy": "ClusterFirstWithHostNet", **spec, **lists}
+
+
 def _named(container: Manifest, own: dict[str, str]) -> Manifest:
-    """With the environment that differs between members."""
+    """With environment that a template cannot change, such as what differs between members."""
     env = [e for e in container.get("env", ()) if e["name"] not in own]
     return {**container, "env": [*({"name": k, "value": v} for k, v in own.items()), *env]}
 

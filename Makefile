@@ -35,7 +35,7 @@ run: .venv/.ready  ## train the demo job on this machine: real text, rings, a ch
 	@$(BIN)/cox report $(RUN_DIR)
 
 test: lint binaries  ## lint, types, contracts, generated files, and all tests
-	$(BIN)/python -m pytest -m "not slow" -n 2
+	$(BIN)/python -m pytest -m "not slow" -n 3
 
 slowest: .venv/.ready  ## the 25 slowest tests and files, as last measured here
 	@$(BIN)/python -m tests.times

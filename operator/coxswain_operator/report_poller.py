@@ -13,7 +13,8 @@ from coxswain_operator.views import Manifest
 Key = tuple[str, str]  # namespace, name
 
 WAIT_SECONDS = 15.0  # then a coordinator answers with its progress although nothing else has changed
-ABSENT_SECONDS = 2.0  # between two tries to reach one that does not answer
+ABSENT_SECONDS = 2.0  # between the first two tries to reach one that does not answer; doubles up to
+LONGEST_ABSENCE = 10.0  # so that many jobs without an answer leave the operator's CPU to the others
 FORGOTTEN_SECONDS = 180.0  # a job whose report no pass has read for that long is over
 
 
@@ -70,7 +71,7 @@ class ReportPoller:
         await self._control.close()
 
     async def _poll(self, job: Manifest, polled: _Polled) -> None:
-        meta = job["metadata"]
+        meta, pause = job["metadata"], self._absent
         while _now() - polled.asked < FORGOTTEN_SECONDS:
             before, asked = polled.latest, _now()
             mark = before.revision() if before else ""
@@ -79,7 +80,8 @@ class ReportPoller:
                 self._on_change((meta["namespace"], meta["name"]))
             early = _now() - asked < self._wait / 2
             if polled.latest is None or (early and polled.latest.revision() == mark):  # it answers, but does not wait
-                await asyncio.sleep(self._absent)
+                await asyncio.sleep(pause)
+            pause = self._absent if polled.latest else min(2 * pause, LONGEST_ABSENCE)
         del self._polled[meta["uid"]]
         await self._control.forget(job)
 

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from tests.local.jobs import Object, Run, job_objects, wait_for_step, wait_until, whole_run, write_corpus
+from tests.local.jobs import OPTIMIZER, Object, Run, job_objects, wait_for_step, wait_until, whole_run, write_corpus
 from tests.s3server import S3Server
 
 ARCHIVE = Path(__file__).parent / "golden" / "run-0.1.tar.gz"
@@ -26,7 +26,7 @@ _TOKEN = base64.b64encode(b"the token of an earlier run").decode()
 
 
 def objects(corpus: str, folder: Path) -> list[Object]:
-    spec = {"model": {"config": _MODEL}, "stop": {"steps": STEPS}}
+    spec = {"model": {"config": _MODEL}, "optimizer": OPTIMIZER, "stop": {"steps": STEPS}}
     return job_objects(corpus, f"file://{folder}/checkpoints", **spec)
 
 

@@ -27,6 +27,9 @@ Object = dict[str, Any]
 LONGEST = 384
 TOKENS_PER_STEP = 1536
 STEPS = 24
+ENDLESS = 100_000  # steps of a run that a test disturbs: it cannot end before that, however late the test is
+
+OPTIMIZER = {"learningRate": "3e-3", "warmupSteps": 4, "weightDecay": "0.1", "gradientClip": "1.0"}
 
 # The kinds of services, by the module that runs each.
 SERVICES = {
@@ -78,7 +81,7 @@ def job_objects(corpus: str, checkpoint: str, *, trainers: int = 2, loaders: int
         "mixRef": {"name": "mix"},
         "parallelism": {"mode": "Fixed", "hybridData": hybrid, "hardware": "cpu"},
         "batch": {"tokensPerStep": TOKENS_PER_STEP, "maxSequenceTokens": LONGEST},
-        "optimizer": {"learningRate": "3e-3", "warmupSteps": 4, "weightDecay": "0.1", "gradientClip": "1.0"},
+        "optimizer": OPTIMIZER | {"schedule": "Constant"},  # the same losses whatever the last step is
         "stop": {"steps": STEPS},
         "trainers": {"count": trainers, "devicesPerTrainer": 1, "minCount": trainers},
         "data": {"loaders": {"min": loaders, "max": loaders}},
@@ -221,13 +224,24 @@ def wait_until(condition: Callable[[], Any], what: str, deadline: float = 60) ->
 
 
 def kill_service(run: Run, cox: subprocess.Popen[str], module: str, after_step: int) -> Footprint:
-    """SIGKILL to one process of a service once `after_step` is done; returns what the run had on the machine just before."""
+    """SIGKILL to one process of a service once `after_step` is done; returns what the run had on the machine just before.
+
+    The run needs more steps than it can train meanwhile, such as ENDLESS.
+    """
     wait_for_step(run, cox, after_step)
     footprint = Footprint.of(run, cox)
     pid = wait_until(lambda: find_service(cox, module), f"a process of {module}")
     os.kill(pid, signal.SIGKILL)
-    assert max(run.steps()) < STEPS - 2, "the kill came too late to matter"
     return footprint
+
+
+def stop_recovered(run: Run, cox: subprocess.Popen[str], generation: int) -> int:
+    """Ctrl-C to an ENDLESS run that was disturbed, once it trains on in `generation` or a later one; the exit code."""
+    reached = f"a step in generation {generation}"
+    wait_until(lambda: any(step["worldGeneration"] >= generation for step in run.steps().values()), reached, 120)
+    wait_for_step(run, cox, max(STEPS, max(run.steps()) + 8))
+    cox.send_signal(signal.SIGINT)
+    return run.finish(cox)
 
 
 def wait_for_step(run: Run, cox: subprocess.Popen[str], step: int) -> None:

@@ -22,7 +22,7 @@ import pytest
 from coxswain import names
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER
 from tests.local.failures import note
-from tests.local.jobs import Footprint, Run, job_objects, wait_for_step, wait_until
+from tests.local.jobs import ENDLESS, Footprint, Run, job_objects, stop_recovered, wait_for_step, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -117,6 +117,7 @@ def test_a_port_that_another_process_has_on_every_address_is_refused_before_the_
 
 
 def test_a_caller_with_a_wrong_token_or_of_an_older_world_is_refused_and_the_run_continues(run):
+    run.objects[-1]["spec"]["stop"] = {"steps": ENDLESS}
     cox = run.start()
     wait_for_step(run, cox, 3)
     stored = json.loads(next((run.workdir / "cluster" / "Secret").rglob("*.json")).read_bytes())
@@ -130,11 +131,11 @@ def test_a_caller_with_a_wrong_token_or_of_an_older_world_is_refused_and_the_run
         assert token not in answer.text
         note(f"HTTP {code}: {answer.text}")
     assert answer.text == "generation 0 is over; the current one is 1"
-    assert run.finish(cox) == 0, run.output + run.logs()
+    assert stop_recovered(run, cox, generation=1) == 0, run.output + run.logs()
 
 
 def test_a_second_run_in_the_same_work_directory_is_refused_and_does_not_disturb_the_first(run):
-    run.objects[-1]["spec"]["stop"] = {"steps": 2000}
+    run.objects[-1]["spec"]["stop"] = {"steps": ENDLESS}
     first = run.start()
     wait_for_step(run, first, 3)
     second = Run(run.folder, run.objects)

@@ -140,6 +140,7 @@ def test_a_run_distinguishes_killed_mutants_from_survivors_and_from_those_that_n
     assert (root / "source" / "toy.py").read_text() == MODULE
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_process_and_no_change_and_goes_on_where_it_was(tmp_path: Path) -> None:
     root = make_project(tmp_path / "project")
     with start(root, "--sample", "6") as driver:
@@ -164,6 +165,7 @@ def _sleeps(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_survivors_alone_are_tried_again_when_tests_change(tried: Path) -> None:
     before = stored(tried)
     more = "\n\ndef test_a_large_value_is_not_within():\n    assert within(3) and not within(4)\n"

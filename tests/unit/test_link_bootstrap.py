@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coxswain.import_guard import block_imports
+from coxswain.import_guard import block_imports, empty_modules
 
 BLOCKS = "import threading; print('importing', flush=True); threading.Event().wait()"
 SERVICES = ["coxswain_data.loader", "coxswain_data.constructor", "coxswain_train.agent", "coxswain_coordinator"]
@@ -75,3 +75,25 @@ def test_a_library_that_is_imported_already_stays_usable_when_it_is_blocked(pack
         light = importlib.import_module("light")
     assert light.use == "heavy"
     assert sys.modules["heavy"] is heavy
+
+
+def test_an_emptied_library_is_not_imported_and_can_be_imported_later(package, tmp_path: Path):
+    (tmp_path / "light.py").write_text("import heavy\n")
+    with empty_modules("heavy"):
+        light = importlib.import_module("light")
+    assert not hasattr(light.heavy, "use")
+    assert importlib.import_module("heavy").use == "heavy"
+
+
+def test_a_library_that_is_imported_already_keeps_its_content_when_it_is_emptied(package):
+    heavy = importlib.import_module("heavy")
+    with empty_modules("heavy"):
+        assert sys.modules["heavy"] is heavy
+
+
+def test_a_start_of_cox_imports_no_command_line_of_a_library():
+    """Each takes more time than all that `cox run` imports of its own."""
+    check = (
+        "import sys, coxswain_cli.apply; sys.exit(bool({'prompt_toolkit', 'cel.cli', 'httpx._main'} & {*sys.modules}))"
+    )
+    assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0

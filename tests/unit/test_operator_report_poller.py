@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import cast
 
 import pytest
 
 from coxswain.wire import JobReport
 from coxswain_operator.jobcontrol import HttpJobControl
-from coxswain_operator.report_poller import ReportPoller
+from coxswain_operator.report_poller import LONGEST_ABSENCE, ReportPoller
 from coxswain_operator.views import Manifest, PodView
 from tests.unit.fake_cluster import report
 from tests.unit.reconcile_scenes import COORDINATOR
@@ -109,14 +110,30 @@ async def test_a_long_poll_names_the_revision_it_knows_and_a_new_one_follows_its
         assert after == ("", *[FIRST.revision()] * 3)
 
 
-@pytest.mark.parametrize(("answer", "waits"), [(None, True), (FIRST, False)], ids=["is silent", "does not wait"])
-async def test_a_coordinator_that_is_silent_or_does_not_wait_is_asked_every_two_seconds(
-    answer: JobReport | None, waits: bool
-) -> None:
-    async with polling(answer, waits) as scene:
+async def test_a_coordinator_that_does_not_wait_is_asked_every_two_seconds() -> None:
+    async with polling(FIRST, waits=False) as scene:
         await asyncio.sleep(21.0)
         assert len(scene.control.asked) == pytest.approx(10, abs=1)
-        assert bool(scene.added) is (answer is not None)
+        assert scene.added
+
+
+async def test_a_coordinator_that_is_silent_is_asked_ever_more_rarely_down_to_every_ten_seconds() -> None:
+    async with polling(None) as scene:
+        await asyncio.sleep(40.0)
+        assert [when for when, _ in scene.control.asked] == pytest.approx([0, 2, 6, 14, 24, 34], abs=0.6)
+        assert not scene.added
+
+
+async def test_a_coordinator_that_falls_silent_again_is_asked_often_at_first() -> None:
+    async with polling(None) as scene:
+        await asyncio.sleep(20.0)
+        scene.control.answer = FIRST
+        await asyncio.sleep(10.0)
+        scene.control.answer = None
+        await asyncio.sleep(20.0)
+        known = max(i for i, (_, mark) in enumerate(scene.control.asked) if mark)
+        gaps = [b[0] - a[0] for a, b in pairwise(scene.control.asked[known + 1 :])]
+        assert gaps == pytest.approx([4.0, 8.0], abs=0.2)  # the first pause, of two seconds, is before these
 
 
 async def test_a_coordinator_that_falls_silent_adds_its_job_once() -> None:
@@ -167,14 +184,14 @@ async def test_a_coordinator_waits_that_answers_after_half_of_the_time(seconds: 
         assert [when for when, _ in scene.control.asked] == pytest.approx(begun)
 
 
-async def test_a_job_is_forgotten_in_the_second_in_which_three_minutes_are_over() -> None:
+async def test_a_job_is_forgotten_when_it_would_be_asked_next_after_three_minutes() -> None:
     control = Control()
     control.answer, control.seconds = None, 0.0
     poller = ReportPoller(cast("HttpJobControl", control), lambda key: None, absent=1.0)
     await poller.report(JOB)
     await asyncio.sleep(179.5)
     assert control.forgotten == 0
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(LONGEST_ABSENCE)
     assert control.forgotten == 1
     await poller.close()
 

@@ -192,7 +192,7 @@ async def made_again(node: str) -> tuple[FakeCluster, Controller]:
     world.report_now = None
     world.tick()
     world.put(training_job())
-    return world, await passes(world, 4)
+    return world, await passes(world)
 
 
 async def test_a_pod_of_an_earlier_job_on_a_dead_node_is_deleted_by_force() -> None:

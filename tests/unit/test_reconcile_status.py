@@ -44,16 +44,16 @@ FURTHER = changed(WRITTEN, progress=progress.apply_report(WRITTEN, report("Runni
         (FURTHER, 0, NOW + 15),
         (FURTHER, 100, NOW + 15),
         (FURTHER, -1, AT_ONCE),  # the clock was set back
-        (changed(WRITTEN, last_checkpoint=LastCheckpoint(step=1, uri="", time="")), 0, NOW + 2),
-        (changed(WRITTEN, conditions=(changed(RUNNING, message="waits"),)), 0, NOW + 2),
+        (changed(WRITTEN, last_checkpoint=LastCheckpoint(step=1, uri="", time="")), 0, NOW + 5),
+        (changed(WRITTEN, conditions=(changed(RUNNING, message="waits"),)), 0, NOW + 5),
         (changed(WRITTEN, conditions=(changed(RUNNING, status="True"),)), 0, AT_ONCE),
-        (changed(WRITTEN, seen="coordinator"), 0, NOW + 2),
-        (changed(FURTHER, trainers=Trainers(ready=1), ready="1/2", replicas=1), 0, NOW + 2),
+        (changed(WRITTEN, seen="coordinator"), 0, NOW + 5),
+        (changed(FURTHER, trainers=Trainers(ready=1), ready="1/2", replicas=1), 0, NOW + 5),
         (changed(WRITTEN, trainers=Trainers(desired=1)), 0, AT_ONCE),
         (changed(WRITTEN, attempt=1), 0, AT_ONCE),
     ],
 )
-def test_progress_is_written_every_15_seconds_counts_every_2_and_all_else_at_once(
+def test_progress_is_written_every_15_seconds_counts_every_5_and_all_else_at_once(
     new: JobStatus, passed: float, due: float
 ) -> None:
     assert due_at(WRITTEN, new, NOW + passed) == due

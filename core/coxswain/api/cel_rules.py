@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-import cel
-
 from coxswain.api.field_errors import FieldError, shorten
 from coxswain.api.rules import RULES, Rule
+from coxswain.import_guard import empty_modules
+
+with empty_modules("cel.cli"):  # its command line takes a quarter of a second of rich and prompt_toolkit
+    import cel
 
 Manifest = Mapping[str, Any]
 _ABSENT = object()

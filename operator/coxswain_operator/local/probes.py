@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
-
 from coxswain.errors import Refused
+from coxswain.import_guard import block_imports
+
+with block_imports("httpx._main"):  # its command line: rich and pygments would take longer than all the rest
+    import httpx
 
 
 class Prober:

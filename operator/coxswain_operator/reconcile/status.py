@@ -10,7 +10,9 @@ from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import Manifest
 
 PROGRESS_SECONDS = 15  # progress alone is written at most this often
-COUNTS_SECONDS = 2  # and so are numbers of pods, and messages of a job that makes no progress
+COUNTS_SECONDS = (
+    5  # and so are numbers of pods, and messages of a job that makes no progress: a write costs what four pods cost
+)
 
 
 class _Stored(msgspec.Struct, frozen=True, rename="camel"):

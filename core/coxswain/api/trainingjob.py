@@ -218,7 +218,8 @@ class FailureRule(Model):
     on_pod_conditions: OnConditions | None = None
     """Matches when the pod has one of these conditions."""
     on_node_conditions: OnConditions | None = None
-    """Matches when the pod's node has one of these conditions."""
+    """Matches when the pod's node has one of these conditions at the pod's end. A pod that runs is left alone, whatever its
+    node's conditions are."""
     on_reasons: Annotated[list[Reason], Field(min_length=1, max_length=20)] | None = None
     """Matches when the container or pod ended, or cannot start, for one of these reasons, such as OOMKilled, ImagePullBackOff
     or Unschedulable."""

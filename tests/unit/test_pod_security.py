@@ -74,11 +74,10 @@ REFUSED: list[tuple[Manifest, str, str, str]] = [
     (context(capabilities={"drop": None}), "Capabilities", "spec.containers.0.securityContext.capabilities.drop", "restricted"),
     (context(runAsNonRoot=False), "RunAsRoot", "spec.containers.0.securityContext.runAsNonRoot", "restricted"),
     ({"securityContext": {"runAsNonRoot": False}}, "RunAsRoot", "spec.securityContext.runAsNonRoot", "restricted"),
-    ({"securityContext": {"runAsNonRoot": None}}, "RunAsRoot", "spec.containers.0.securityContext.runAsNonRoot", "restricted"),
+    ({"securityContext": {"runAsNonRoot": None}}, "RunAsRoot", "spec.securityContext.runAsNonRoot", "restricted"),
     ({"securityContext": {"runAsUser": 0}}, "RunAsRoot", "spec.securityContext.runAsUser", "restricted"),
     (context(runAsUser=0), "RunAsRoot", "spec.containers.0.securityContext.runAsUser", "restricted"),
-    ({"securityContext": {"seccompProfile": None}},
-     "Seccomp", "spec.containers.0.securityContext.seccompProfile.type", "restricted"),
+    ({"securityContext": {"seccompProfile": None}}, "Seccomp", "spec.securityContext.seccompProfile.type", "restricted"),
     (volume(nfs={"server": "files", "path": "/"}), "VolumeTypes", "spec.volumes.0.nfs", "restricted"),
     ({"initContainers": [{"name": "setup", "image": "x", "securityContext": {"privileged": True}}]},
      "Privileged", "spec.initContainers.0.securityContext.privileged", "baseline"),
@@ -96,7 +95,7 @@ TAKEN: list[Manifest] = [
     {"hostUsers": False, "securityContext": {"runAsNonRoot": False}, **context(runAsUser=0)},
     of_main(ports=[{"containerPort": 80}], readinessProbe={"httpGet": {"port": 80}}),
     volume(projected={"sources": [{"downwardAPI": {"items": []}}]}),
-    volume(csi={"driver": "d"}),
+    volume(csi={"driver": "d"}, nfs=None),
     volume(ephemeral={"volumeClaimTemplate": {"spec": {
         "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}}),
 ]  # fmt: skip
@@ -124,6 +123,12 @@ def test_a_level_refuses_a_field_with_its_control_and_its_place_and_a_weaker_one
 @pytest.mark.parametrize("change", TAKEN, ids=str)
 def test_the_strictest_level_takes_what_the_standard_names(change: Manifest) -> None:
     assert found(pod(change), "restricted") == set()
+
+
+def test_one_container_that_leaves_open_what_the_pod_leaves_open_is_enough() -> None:
+    both = {"securityContext": {"runAsNonRoot": None}, "containers": [
+        {"name": "main", "securityContext": {"runAsNonRoot": True}}, {**SAFE["containers"][0], "name": "other"}]}  # fmt: skip
+    assert found(pod(both), "restricted") == {("RunAsRoot", "spec.securityContext.runAsNonRoot")}
 
 
 def test_a_profile_in_an_annotation_counts_as_one_in_a_field() -> None:

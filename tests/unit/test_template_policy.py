@@ -35,6 +35,15 @@ FENCES: list[tuple[Manifest, str, Manifest, Manifest]] = [
     ({"hostIPC": True}, "hostIPC", {"level": "privileged"}, {"level": "baseline"}),
     ({"volumes": [{"name": "v", "hostPath": {"path": "/mnt/data/a"}}]}, "volumes[0].hostPath.path",
      {"hostPaths": ["/mnt/data/"]}, {"hostPaths": ["/mnt/dat"]}),
+    ({"volumes": [{"name": "v", "hostPath": {"path": "/mnt/data"}}]}, "volumes[0].hostPath.path",
+     {"hostPaths": ["/mnt/data/"]}, {"hostPaths": ["/mnt/data/a"]}),
+    ({"containers": [SHIPPER, {"name": "trainer", "ports": [{"containerPort": 9, "hostPort": 9}]}]},
+     "containers[1].ports[0].hostPort", {"allow": ["HostPorts"]}, {"allow": ["HostNetwork"]}),
+    (of_trainer(seLinuxOptions={"type": "IPC_LOCK"}), "containers[1].securityContext.seLinuxOptions.type",
+     {"allow": ["SELinux"]}, {"capabilities": ["IPC_LOCK"]}),
+    ({"securityContext": {"runAsNonRoot": None}}, "securityContext.runAsNonRoot", {"allow": ["RunAsRoot"]}, {}),
+    ({"securityContext": {"sysctls": [{"name": "kernel.shm_rmid_forced"}, {"name": "kernel.msgmax"}]}},
+     "securityContext.sysctls[1].name", {"allow": ["Sysctls"]}, {}),
     ({"volumes": [{"name": "v", "hostPath": {"path": "/mnt/data/../../etc"}}]}, "volumes[0].hostPath.path",
      {"allow": ["HostPath"]}, {"hostPaths": ["/mnt/data"]}),
     (of_trainer(capabilities={"add": ["IPC_LOCK"]}), "containers[1].securityContext.capabilities.add[0]",
@@ -81,7 +90,7 @@ def test_a_field_is_refused_with_its_place_until_the_administrator_admits_it(
     assert of_trainers({"spec": spec}, enough) == []
 
 
-@pytest.mark.parametrize("spec", [fence[0] for fence in FENCES[:10]], ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize("spec", [fence[0] for fence in FENCES[:15]], ids=lambda value: str(value)[:60])
 def test_what_the_restricted_level_refuses_is_refused_by_default(spec: Manifest) -> None:
     assert of_trainers({"spec": spec}, {}) != []
 
@@ -130,6 +139,31 @@ def test_a_refusal_names_the_field_the_value_what_is_allowed_and_the_way_out() -
         "TemplateForbidden: spec.trainers.template.spec.serviceAccountName: service account 'admin' is not admitted "
         "(allowed: default, train-*); name another, or the cluster's administrator adds it to podTemplates.serviceAccounts"
     )
+
+
+def test_an_empty_list_admits_nothing_and_says_so() -> None:
+    (text,) = of_trainers({"spec": {"schedulerName": "volcano"}}, {"schedulers": []})
+    assert "scheduler 'volcano' is not admitted (allowed: none); name another" in text
+
+
+def test_credentials_are_refused_with_the_word_that_admits_them() -> None:
+    (text,) = of_trainers({"spec": {"volumes": [{"name": "t", **TOKEN}]}}, {})
+    assert text.endswith(
+        "gives the pod credentials of Kubernetes (allowed: none); remove it, or the cluster's administrator adds "
+        "ServiceAccountTokens to podTemplates.allow"
+    )
+
+
+def test_every_fault_is_reported_in_the_order_of_roles_and_controls() -> None:
+    found = faults({}, trainers={"count": 2, "template": {"spec": {"hostPID": True, "hostNetwork": True}}},
+                   data={"loaders": {"min": 1}, "template": {"spec": {"hostIPC": True, "hostPID": True}}})  # fmt: skip
+    assert [text.split(": ")[1] for text in found] == [
+        f"{place}.spec.{field}"
+        for place, field in (
+            ("spec.data.template", "hostPID"), ("spec.data.template", "hostIPC"), ("spec.trainers.template", "hostNetwork"),
+            ("spec.trainers.template", "hostPID"),
+        )
+    ]  # fmt: skip
 
 
 def test_a_template_of_the_former_shape_is_judged_at_its_own_places() -> None:

@@ -132,7 +132,7 @@ def _violations(pod: _Pod, level: str) -> Iterator[Violation]:
 def _wrong_values(pod: _Pod, field: _Field) -> Iterator[Violation]:
     for where, holder in pod.holders(field.scope):
         value = _at(holder, field.path)
-        if not any(type(value) is type(known) and value == known for known in field.values):
+        if value not in field.values:
             yield Violation(field.control, (*where, *field.path), value, field.allowed)
 
 
@@ -208,13 +208,11 @@ def _root_users(pod: _Pod) -> Iterator[Violation]:
 
 
 def _left_open(pod: _Pod) -> Iterator[Violation]:
-    """What neither the pod nor a container says."""
-    _, whole = next(iter(pod.contexts))
+    """What neither the pod nor one of its containers says."""
+    (where, whole), *own = pod.contexts
     for control, path, allowed in _NEEDED:
-        if _at(whole, path) is None:
-            for where, container in pod.containers:
-                if _at(container, ("securityContext", *path)) is None:
-                    yield Violation(control, (*where, "securityContext", *path), None, allowed)
+        if _at(whole, path) is None and any(_at(context, path) is None for _, context in own):
+            yield Violation(control, (*where, *path), None, allowed)
 
 
 _CHECKS: Final[tuple[tuple[str, Callable[[_Pod], Iterator[Violation]]], ...]] = (

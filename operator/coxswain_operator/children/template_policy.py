@@ -53,8 +53,8 @@ def _admits(policy: TemplatePolicy, violation: Violation) -> bool:
         within = (posixpath.normpath(root) for root in policy.host_paths)
         if any(folder == root or folder.startswith(root.rstrip("/") + "/") for root in within):
             return True
-    added = violation.control == "Capabilities" and "add" in violation.path
-    return violation.control in policy.allow or (added and violation.value in policy.capabilities)
+    named = violation.control == "Capabilities" and violation.value in policy.capabilities
+    return named or violation.control in policy.allow
 
 
 def _way_out(violation: Violation, enforced: str) -> str:
@@ -70,7 +70,7 @@ def _ask(what: str) -> str:
 
 def _credentials(spec: Manifest) -> Iterator[tuple[int, int]]:
     """Volume and source of everything that authenticates a pod to the API server."""
-    for volume, item in enumerate(spec.get("volumes") or ()):
+    for volume, item in enumerate(spec["volumes"]):
         for source, projected in enumerate((item.get("projected") or {}).get("sources") or ()):
             if any(projected.get(kind) is not None for kind in _CREDENTIALS):
                 yield volume, source
@@ -108,21 +108,20 @@ def _place(path: str, template: Manifest, pod: Manifest, within: Path) -> str:
         else:
             ours, theirs = _member(ours, step), _member(theirs, step)
             steps.append(step)
-    if is_former(template) and steps[:1] == ["spec"]:
-        steps = steps[1:]
-    return f"{path}.{join_path(steps)}"
+    return f"{path}.{join_path(steps[1:] if is_former(template) else steps)}"
 
 
 def _member(holder: Any, step: str | int) -> Any:
-    if isinstance(holder, dict):
-        return holder.get(step)
-    return holder[step] if isinstance(holder, list) and isinstance(step, int) and step < len(holder) else None
+    try:
+        return holder[step]
+    except (LookupError, TypeError):  # the template says nothing there
+        return None
 
 
 def _same(ours: Any, theirs: Any) -> bool:
-    if not isinstance(ours, dict) or not isinstance(theirs, dict):
-        return bool(ours == theirs)
-    return any(key in ours and ours[key] == theirs.get(key) for key in ("name", "containerPort")) or ours == theirs
+    """Whether the items of two lists are one: by the key that merges them."""
+    key = next((key for key in ("containerPort", "name") if isinstance(ours, dict) and key in ours), "")
+    return bool(theirs.get(key) == ours[key] if key else theirs == ours)
 
 
 def _spec_of(template: Manifest) -> Manifest:
@@ -136,4 +135,4 @@ def _spec_path(path: str, template: Manifest) -> str:
 
 def distinct(faults: Iterable[FieldError]) -> list[FieldError]:
     """Each place once: two roles share the template of the data services."""
-    return list({fault.path: fault for fault in reversed(list(faults))}.values())[::-1]
+    return list({fault.path: fault for fault in faults}.values())

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
 
+from e2e.cluster.namespaces import run
 from e2e.cluster.process import REPOSITORY, Child, binary
 from e2e.doc_commands import command
 from e2e.job import Digests, Job, completed, training
@@ -67,12 +69,52 @@ def test_kubectl_shows_of_a_job_that_trains_what_the_pages_say(job: Job, baselin
     described(job)
     logged(job)
     page(job, tmp_path)
+    followed = follow(job, tmp_path / "followed.log")
     with pytest.raises(RuntimeError, match=r"trainers\.count may change while the job runs only if"):
         job.kubectl(*shlex.split(command(PAGE, "kubectl scale tj").replace("NAME", job.name).replace(" N", " 99"))[1:])
     completed(job, baseline, 0, 0)
     end = row(typed(job, "kubectl get tj"))
     assert (end["STATE"], end["STEP"], end["PROGRESS"]) == ("Completed", str(len(baseline)), "100.0")
     assert "Completed" in typed(job, "kubectl describe tj NAME")
+    shown_by_cox(job, len(baseline))
+    assert followed.process.wait(60) == 0
+    assert sorted((tmp_path / "followed.log").read_text().splitlines()) == sorted(lines_of(job, "trainer", "0"))
+
+
+def cox_command(job: Job, *arguments: str) -> list[str]:
+    place = ("--kubeconfig", str(job.site.cluster.kubeconfig), "--namespace", job.namespace)
+    return [sys.executable, "-m", "coxswain_cli", *arguments, *place]
+
+
+def cox(job: Job, *arguments: str) -> str:
+    return run(cox_command(job, *arguments), deadline=60)
+
+
+def follow(job: Job, log: Path) -> Child:
+    """`cox logs --follow` of a trainer, until its containers end."""
+    return Child(cox_command(job, "logs", job.name, "--follow", "--trainer", "0"), log)
+
+
+def lines_of(job: Job, role: str, index: str) -> list[str]:
+    """The logs of the member's pod as kubectl prints them, in the form of `cox logs`."""
+    (pod,) = [p for p in job.pods(role) if p["metadata"]["labels"]["coxswain.dev/index"] == index]
+    name = pod["metadata"]["name"]
+    containers = [c["name"] for key in ("initContainers", "containers") for c in pod["spec"].get(key, ())]
+    texts = {c: job.kubectl("logs", name, "--container", c).splitlines() for c in containers}
+    return [f"[{name}/{c}] {line}" for c, lines in texts.items() for line in lines]
+
+
+def shown_by_cox(job: Job, steps: int) -> None:
+    """Of a job that has ended: status, logs, and what its checkpoint location records."""
+    status = cox(job, "status", job.name)
+    assert status.startswith(f"{job.name}: Completed\n"), status
+    assert f"  step        {steps}/{steps}, loss " in status
+    for role, options in (("loader", ("--loader", "0")), ("trainer", ("--trainer", "0"))):
+        assert sorted(cox(job, "logs", job.name, *options).splitlines()) == sorted(lines_of(job, role, "0"))
+    location = (job.site.store / "runs" / job.place).as_uri()
+    stored = run([sys.executable, "-m", "coxswain_cli", "status", location], deadline=60)
+    assert stored.startswith(f"{job.name}: Stored\n"), stored
+    assert f"  checkpoint  before step {steps}, " in stored
 
 
 def described(job: Job) -> None:

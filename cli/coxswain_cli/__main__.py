@@ -22,6 +22,7 @@ plan = typer.Typer(
 COMMANDS = {
     "run": ("coxswain_cli.run:run_command", "Run a TrainingJob on this machine, or resume it."),
     "status": ("coxswain_cli.status:status_command", "Show what a job does, and why it waits."),
+    "logs": ("coxswain_cli.logs:logs_command", "Show what the processes of a job have written."),
     "validate": (
         "coxswain_cli.validate:validate_command",
         "Check files offline and print every fault at once.",

@@ -10,18 +10,25 @@ from typing import Annotated
 import typer
 
 from coxswain.errors import Refused
+from coxswain_cli.readers.choose import Context, Job, Kubeconfig, Namespace, reader_of, refusals
+from coxswain_cli.readers.folder import FolderReader
+from coxswain_cli.readers.stored_run import is_location
+from coxswain_cli.readers.values import JobReader
 from coxswain_cli.reporting.json_report import facts
+from coxswain_cli.reporting.model import RecordedRun
 from coxswain_cli.reporting.page import page
-from coxswain_cli.reporting.read import read_run
+from coxswain_cli.workdir import default_workdir
 
 
-def write_report(directory: Path, output: Path | None = None, steps: tuple[int, ...] = ()) -> Path:
-    """Writes the report of a work directory and returns its path: DIR/report.html by default.
+def write_report(reader: JobReader, output: Path | None = None, steps: tuple[int, ...] = ()) -> Path:
+    """Writes the report of a run and returns its path: by default where the reader says.
 
-    Raises Refused when the folder belongs to no run, or nothing is recorded of a requested step.
+    Raises Refused when there is no run, or nothing is recorded of a requested step.
     """
-    run = read_run(directory, steps)
-    target = directory / "report.html" if output is None else output
+    return _write_page(reader.record(steps), reader.report_path if output is None else output)
+
+
+def _write_page(run: RecordedRun, target: Path) -> Path:
     if not target.name:
         raise Refused("BadOutput", f"--output {str(target)!r} names no file; give the path of a file to write")
     _write(target, page(run))
@@ -36,29 +43,40 @@ def _write(target: Path, text: str) -> None:
 
 
 def report_command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR|JOB", help="Work directory of a run, or the job's name.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write [DIR/report.html].")] = None,
+    job: Job,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write [WORKDIR/report.html, else JOB-report.html].")
+    ] = None,
     steps: Annotated[str, typer.Option(help="Steps to draw, such as 3,17 [first, slowest, longest ring, last].")] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the numbers as one JSON object; write a page only with --output.")
     ] = False,
+    kubeconfig: Kubeconfig = None,
+    context: Context = "",
+    namespace: Namespace = "",
 ) -> None:
     """Write one self-contained HTML page about a run: curves, mix, steps planned and measured, events."""
     try:
-        folder, wanted = _resolve(directory), _numbers(steps)
-        if as_json:
-            typer.echo(json.dumps(facts(read_run(folder, wanted))))
-        if output is not None or not as_json:
-            typer.echo(write_report(folder, output, wanted), err=as_json)
-    except (Refused, OSError) as error:
+        with refusals("report"):
+            reader = _reader(job, kubeconfig, context, namespace)
+            run = reader.record(_numbers(steps))
+            if as_json:
+                typer.echo(json.dumps(facts(run)))
+            if output is not None or not as_json:
+                for note in run.notes:
+                    typer.echo(f"cox report: {note}", err=True)
+                typer.echo(_write_page(run, output or reader.report_path), err=as_json)
+    except OSError as error:
         typer.echo(f"cox report: {error}", err=True)
         raise typer.Exit(2) from error
 
 
-def _resolve(directory: Path) -> Path:
-    """A job's name stands for its default work directory."""
-    by_name = Path("runs") / directory
-    return by_name if not directory.exists() and by_name.is_dir() else directory
+def _reader(job: str, kubeconfig: Path | None, context: str, namespace: str) -> JobReader:
+    """A folder with records needs no cluster's objects: one that was copied has a report, too."""
+    if not (is_location(job) or kubeconfig or context or namespace):
+        by_name = default_workdir(job)
+        return FolderReader(by_name if not Path(job).exists() and by_name.is_dir() else Path(job))
+    return reader_of(job, kubeconfig, context, namespace)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -1,8 +1,7 @@
-"""`cox status`: shows what a job in a work directory does, and why it waits."""
+"""`cox status`: shows what a job does, and why it waits."""
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,126 +10,149 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from coxswain import names
-from coxswain.errors import CoxswainError, Refused
-from coxswain.exits import Exit
-from coxswain.wire import JobReport
+from coxswain.errors import CoxswainError
 from coxswain_cli.progress import amount, duration
-from coxswain_cli.summary import has_ended, is_suspended
-from coxswain_cli.workdir import Tail, condition, find_workdir, is_open, steps_of
-from coxswain_link.http_client import Client
-from coxswain_operator.children.job_token import mounted_name
-from coxswain_operator.local.objects import read_objects
+from coxswain_cli.readers.choose import Context, Kubeconfig, Namespace, reader_of, refusals
+from coxswain_cli.readers.folder import below_runs
+from coxswain_cli.readers.values import Progress, Seen
+from coxswain_cli.reporting.model import MixInForce
+from coxswain_cli.workdir import RUNS, condition
 
 Manifest = dict[str, Any]
 
-_DEADLINE = 1.0  # seconds for the coordinator's answer
+_ENDED = ("Succeeded", "Failed")
 
 
 def status_command(
     job: Annotated[
-        str, typer.Argument(metavar="JOB|WORKDIR", help="A work directory, or the name of a job below runs/.")
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: job, pods, report.")] = False,
+        str,
+        typer.Argument(
+            metavar="[JOB]",
+            help="A work directory, a job below runs/, a checkpoint.uri, or a job of a cluster [every job there].",
+        ),
+    ] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object: job, pods, report. Without JOB: a list.")
+    ] = False,
+    kubeconfig: Kubeconfig = None,
+    context: Context = "",
+    namespace: Namespace = "",
 ) -> None:
-    """Show what a job does, and why it waits."""
-    try:
-        workdir = find_workdir(job)
-        seen = look(workdir)
-    except Refused as error:
-        typer.echo(f"cox status: {error.message}", err=True)
-        raise typer.Exit(Exit.USER_FAULT) from error
-    if as_json:
-        typer.echo(json.dumps(msgspec.to_builtins(seen)))
-    else:
-        typer.echo("\n".join(describe(seen)))
+    """Show what a job does, and why it waits; without JOB a line for every job."""
+    with refusals("status"):
+        if job:
+            seen = reader_of(job, kubeconfig, context, namespace).look()
+            typer.echo(json.dumps(msgspec.to_builtins(seen)) if as_json else "\n".join(describe(seen)))
+            return
+        found = list(_all(kubeconfig, context, namespace))
+        if as_json:
+            typer.echo(json.dumps(msgspec.to_builtins(found)))
+        else:
+            nowhere = "no jobs in this namespace" if kubeconfig or context or namespace else f"no jobs below {RUNS}/"
+            typer.echo("\n".join(map(brief, found)) or nowhere)
 
 
-class Seen(msgspec.Struct):
-    """A work directory at one moment."""
+def _all(kubeconfig: Path | None, context: str, namespace: str) -> Iterator[Seen]:
+    """A work directory that cannot be read has its error as its state."""
+    if kubeconfig or context or namespace:
+        from coxswain_cli.readers.cluster import Place, jobs_of  # imports an HTTP client
 
-    job: Manifest
-    pods: list[Manifest]
-    report: JobReport | None
-    running: bool  # a process holds the work directory
-    step: int  # after the last line of steps.jsonl; 0: none
-
-
-def look(workdir: Path) -> Seen:
-    """Raises Refused where there is no job, or an object is damaged."""
-    running, objects = is_open(workdir), read_objects(workdir / "cluster")
-    jobs = [o for o in objects if o["kind"] == "TrainingJob"]
-    if not jobs:
-        raise Refused("NoJob", f"{workdir} holds no TrainingJob; it was deleted, or never created")
-    pods = [o for o in objects if o["kind"] == "Pod"]
-    report = ask_coordinator(jobs[0], objects, pods) if running else None
-    steps = steps_of(Tail(workdir / "steps.jsonl", from_start=True))
-    return Seen(jobs[0], pods, report, running, steps[-1].step + 1 if steps else 0)
+        yield from jobs_of(Place(kubeconfig, context, namespace))
+        return
+    for reader in below_runs():
+        try:
+            yield reader.look()
+        except (CoxswainError, OSError) as error:
+            yield Seen({"metadata": {"name": reader.report_path.parent.name}}, f"cannot be read: {error}")
 
 
-def ask_coordinator(job: Manifest, objects: list[Manifest], pods: list[Manifest]) -> JobReport | None:
-    """Returns the coordinator's report; None when it does not run or does not answer."""
-    address = next(
-        (p["status"].get("podIP") for p in pods if _role(p) == "coordinator" and p["status"]["phase"] == "Running"),
-        None,
-    )
-    secrets = (o["data"] for o in objects if (o["kind"], o["metadata"]["name"]) == ("Secret", mounted_name(job)))
-    token = next((data["token"] for data in secrets if "token" in data), None)
-    if address is None or token is None:
-        return None
-    try:
-        with Client(
-            f"http://{address}:{names.PORT_COORDINATOR}", base64.b64decode(token).decode(), _DEADLINE
-        ) as client:
-            return client.get("/v1/report", JobReport)
-    except CoxswainError:
-        return None
+def brief(seen: Seen) -> str:
+    """One line."""
+    return f"{seen.name}: {', '.join(filter(None, (seen.state, _done(seen.progress))))}"
 
 
 def describe(seen: Seen) -> Iterator[str]:
     """Yields lines of text."""
-    job, report, status = seen.job, seen.report, seen.job.get("status", {})
-    summary, over = condition(job, "Succeeded"), has_ended(job) or is_suspended(job)
-    if seen.running or over:
-        yield f"{job['metadata']['name']}: {summary.get('reason', 'Queued')}"
-        yield from (f"  {line}" for line in summary.get("message", "").splitlines())
-    else:
-        yield f"{job['metadata']['name']}: not running"
-        yield "  its `cox run` has ended before the job; the same command resumes it"
-    if report is not None:
-        loss = "-" if report.loss is None else f"{report.loss:.4f}"
-        speed = f"{amount(report.tokens_per_second)} tokens/s, idle {report.idle_fraction:.1%}"
-        yield f"  step        {report.step}/{report.steps}, loss {loss}, {speed}, {duration(report.eta_seconds)} left"
-        yield f"  waits for   {report.waiting_for or 'nothing'}"
-    elif progress := status.get("progress"):
-        quiet = "" if over or not seen.running else " when last seen; no coordinator answers"
-        yield f"  step        {max(progress['step'], seen.step)}/{progress['steps']}{quiet}"
+    status = seen.job.get("status") or {}
+    yield f"{seen.name}: {seen.state}"
+    yield from (f"  {line}" for line in seen.explanation)
+    if seen.progress is not None:
+        yield f"  step        {_progress(seen.progress)}"
+    if seen.report is not None:
+        yield f"  waits for   {seen.report.waiting_for or 'nothing'}"
     if layout := status.get("layout"):
         yield f"  layout      {layout.get('summary', '')}, world generation {status.get('worldGeneration', 0)}"
     if checkpoint := status.get("lastCheckpoint"):
-        yield f"  checkpoint  before step {checkpoint['step']}, {checkpoint['uri']}"
-    restarts = status.get("restarts", {})
-    yield f"  restarts    {restarts.get('counted', 0)} counted, {restarts.get('ignored', 0)} ignored"
+        yield from _checkpoint(checkpoint)
+    yield from (f"  mix         {_mix(mix)}" for mix in seen.mixes)
+    if restarts := status.get("restarts"):
+        yield f"  restarts    {restarts.get('counted', 0)} counted, {restarts.get('ignored', 0)} ignored"
     for kind in ("Degraded", "Validated"):
-        if (found := condition(job, kind)).get("status") == ("True" if kind == "Degraded" else "False"):
+        if (found := condition(seen.job, kind)).get("status") == ("True" if kind == "Degraded" else "False"):
             yield f"  {kind.lower():<11} {found['reason']}: {found.get('message', '')}"
     for pod in sorted(seen.pods, key=lambda p: p["metadata"]["name"]):
         yield f"  pod         {pod['metadata']['name']}: {_pod_state(pod, seen.running)}"
 
 
-def _role(pod: Manifest) -> str:
-    return str((pod["metadata"].get("labels") or {}).get(names.LABEL_ROLE, ""))
+def _progress(progress: Progress) -> str:
+    rates = []
+    if progress.tokens_per_second is not None:
+        rates.append(f"{amount(progress.tokens_per_second)} tokens/s")
+    if progress.idle_fraction is not None:
+        rates.append(f"idle {progress.idle_fraction:.1%}")
+    if progress.eta_seconds is not None:
+        rates.append(f"{duration(progress.eta_seconds)} left")
+    return ", ".join([_done(progress).removeprefix("step "), *rates]) + (f" {progress.note}" if progress.note else "")
+
+
+def _done(progress: Progress | None) -> str:
+    """`step 3/40, loss 4.5678`."""
+    if progress is None:
+        return ""
+    steps = f"/{progress.steps}" if progress.steps else ""
+    loss = "" if progress.loss is None else f", loss {progress.loss:.4f}"
+    return f"step {progress.step}{steps}{loss}"
+
+
+def _checkpoint(checkpoint: Manifest) -> Iterator[str]:
+    when = f", saved {checkpoint['time']}" if checkpoint.get("time") else ""
+    yield f"  checkpoint  before step {checkpoint['step']}, {checkpoint.get('uri', '')}{when}"
+    if kept := checkpoint.get("kept"):
+        yield f"  kept        before step {', '.join(map(str, kept))}"
+    if tokens := checkpoint.get("tokens"):
+        yield f"  tokens      {amount(tokens)} before that checkpoint, stream digest {checkpoint['streamDigest']}"
+
+
+def _mix(mix: MixInForce) -> str:
+    """`from step 24: code 700, docs 300; from step 100: code 0, docs 1`."""
+    phases = [
+        (f"step {p.from_step}" if p.from_step >= 0 else f"token {p.from_tokens}", p.weights) for p in mix.record.phases
+    ]
+    parts = [(f"step {mix.first_step}", mix.record.weights), *phases]
+    return "; ".join(f"from {start}: {', '.join(f'{n} {w}' for n, w in weights.items())}" for start, weights in parts)
 
 
 def _pod_state(pod: Manifest, running: bool) -> str:
     """Returns the phase, and the containers that are not ready."""
-    status = pod["status"]
-    if not running and status["phase"] not in ("Succeeded", "Failed"):
+    status = pod.get("status") or {}
+    phase = status.get("phase", "Pending")
+    if not running and phase not in _ENDED:
         return "gone, with its `cox run`"
-    containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
-    late = [c["name"] for c in containers if not c.get("ready")]
-    why = f", not ready: {', '.join(late)}" if status["phase"] == "Running" and late else ""
-    ended = [(c["name"], c.get("state", {}).get("terminated")) for c in containers]
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    late = [_named(c) for c in containers if not c.get("ready")]
+    why = f", not ready: {', '.join(late)}" if phase not in _ENDED and late else ""
+    ended = [(c["name"], (c.get("state") or {}).get("terminated")) for c in containers]
     codes = [f"{name} {state.get('exitCode')}" for name, state in ended if state]
-    ends = f" (exit codes: {', '.join(codes)})" if codes and status["phase"] in ("Succeeded", "Failed") else ""
-    return f"{status['phase']}{why}{ends} {status.get('message', '')}".rstrip()
+    ends = f" (exit codes: {', '.join(codes)})" if codes and phase in _ENDED else ""
+    return f"{phase}{why}{ends} {status.get('message') or _unscheduled(status)}".rstrip()
+
+
+def _named(container: Manifest) -> str:
+    """With the reason for which it waits, such as ImagePullBackOff."""
+    reason = ((container.get("state") or {}).get("waiting") or {}).get("reason")
+    return f"{container['name']} ({reason})" if reason else str(container["name"])
+
+
+def _unscheduled(status: Manifest) -> str:
+    placed: Manifest = next((c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {})
+    return str(placed.get("message") or "") if placed.get("status") == "False" else ""

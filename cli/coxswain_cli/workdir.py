@@ -31,7 +31,8 @@ def find_workdir(job_or_folder: str) -> Path:
         if (folder / "cluster").is_dir():
             return folder
     message = (
-        f"{job_or_folder!r} is neither a work directory nor a job below {RUNS}/; `cox run` prints its work directory"
+        f"{job_or_folder!r} is neither a work directory nor a job below {RUNS}/; `cox run` prints its work directory, and "
+        "--namespace names the place of a job in a cluster"
     )
     raise Refused("NoRun", message)
 
@@ -41,7 +42,7 @@ def is_open(workdir: Path) -> bool:
     try:
         with (workdir / "cluster.lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return False
     except OSError:  # it is held, or belongs to another user
         return True
@@ -84,6 +85,14 @@ class Tail:
                     return
                 self._offset += len(line)
                 yield line
+
+    def rest(self) -> bytes:
+        """What stands behind the last complete line: a killed process leaves such."""
+        if not self._path.exists():
+            return b""
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            return file.read()
 
 
 def steps_of(tail: Tail) -> list[StepLine]:

@@ -40,6 +40,9 @@ ENV_POD_NAME = "POD_NAME"
 ENV_POD_IP = "POD_IP"
 ENV_POD_UID = "POD_UID"
 
+# Where pods mount the PersistentVolumeClaims of `pvc://` uris, one folder a claim; services see plain file uris.
+CLAIMS_ROOT = "/mnt/claims"
+
 # Ports inside a pod. Every pod has its own address, also on one machine.
 PORT_COORDINATOR = 7400  # control, /metrics, the page for people
 PORT_LOADER = 7410  # Arrow Flight

@@ -90,6 +90,7 @@ class World(msgspec.Struct, frozen=True):
     loaders: tuple[LoaderShare, ...]
     checkpoint: str = ""  # manifest key, relative to the checkpoint uri; empty: initialise from the seed
     vocabulary: int = 0  # rows of the embedding: the tokenizer's size rounded up to 64, or the model's own
+    ids: int = 0  # the tokenizer's size; 0: sent by an earlier release
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -8,20 +8,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import time
 
+from coxswain import names
 from coxswain.config import JobConfig
 from coxswain.errors import Retryable
 from coxswain.layout import Layout
 from coxswain.names import PORT_COORDINATOR
 from coxswain.plan.step import plan_step
 from coxswain.plan.values import Placement
+from coxswain.uris import file_uri
 from coxswain.wire import Finished
 from coxswain_coordinator.api.report import termination_message
+from coxswain_coordinator.checkpoint.claim import Claim, LiveRun
+from coxswain_coordinator.checkpoint.validation import job_of
 from coxswain_coordinator.coordinator import Coordinator
 from coxswain_coordinator.planning.mix_edits import MixEdits
 from coxswain_link.environment import Environment, leave, run_service
-from coxswain_link.store import open_store
+from coxswain_link.store import Store, open_store
 
 
 def main(environment: Environment) -> int:
@@ -34,7 +39,7 @@ async def _serve(environment: Environment) -> int:
     coordinator = Coordinator(
         job, store, environment.token, place, environment.pod_name, environment.run_dir, clock=time.time,
         recorded_step=environment.recorded_step,
-        edits=MixEdits(environment.job_file, job),
+        edits=MixEdits(environment.job_file, job), claim=claim_of(environment, store),
     )  # fmt: skip
     await coordinator.start(environment.pod_ip, PORT_COORDINATOR)
     try:
@@ -44,6 +49,15 @@ async def _serve(environment: Environment) -> int:
     if environment.termination_log is not None:
         environment.termination_log.write_bytes(termination_message(coordinator.report()))
     return finished.exit_code
+
+
+def claim_of(environment: Environment, store: Store) -> Claim | None:
+    """On S3 and on volumes of a cluster: `cox run` locks a folder of this machine."""
+    job = environment.job
+    if not job.checkpoint.uri.startswith(("s3://", f"{file_uri(names.CLAIMS_ROOT)}/")):
+        return None
+    place = f"{socket.gethostname()}, {environment.run_dir or 'no run directory'}"
+    return Claim(store, LiveRun(job_of(job), job.uid, environment.pod_name, place))
 
 
 async def _run_until_stopped(coordinator: Coordinator) -> Finished:

@@ -10,6 +10,7 @@ from coxswain.config import JobConfig
 from coxswain.wire import Finished, JobReport
 from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.api.report import job_report
+from coxswain_coordinator.checkpoint.claim import Claim
 from coxswain_coordinator.driver import Driver, Edits
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.world.manager import Planner
@@ -22,17 +23,18 @@ class Coordinator:
     """One job's coordinator.
 
     `author` names it in the plan log; `run_dir` gets the JSON-lines files; `edits` returns the
-    job's mix when it has been edited. It never resumes below `recorded_step`.
+    job's mix when it has been edited. It never resumes below `recorded_step`. `claim`: on the location
+    of the checkpoints, where other runs could reach it.
     """
 
     def __init__(
         self, job: JobConfig, store: Store, token: str, planner: Planner, author: str, run_dir: Path | None,
-        clock: Callable[[], float], edits: Edits = lambda: None, recorded_step: int = 0,
+        clock: Callable[[], float], edits: Edits = lambda: None, recorded_step: int = 0, claim: Claim | None = None,
     ) -> None:  # fmt: skip
-        metrics = build("coordinator")
+        metrics, self._claim = build("coordinator"), claim
         self._state = JobState(job, metrics, run_dir, clock)
         self._state.recorded_step = recorded_step
-        self._driver = Driver(self._state, store, planner, author, edits)
+        self._driver = Driver(self._state, store, planner, author, edits, claim)
         self._service = HttpService(
             token, lambda: self._state.generation, metrics, problem=lambda: self._driver.problem(time.monotonic())
         )
@@ -54,6 +56,8 @@ class Coordinator:
         return self._state.finished
 
     async def stop(self) -> None:
+        if self._claim is not None:
+            await self._claim.release()
         await self._service.stop()
 
     async def wait_until(self, holds: Callable[[JobReport], bool], seconds: float) -> bool:

@@ -15,6 +15,7 @@ from coxswain.exits import Exit
 from coxswain.membership.stream import Stream
 from coxswain.wire import CheckpointManifest, Fault, Finished
 from coxswain_coordinator import termination
+from coxswain_coordinator.checkpoint.claim import Claim
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.checkpoint.validation import MANIFEST_VERSION, check_batch, check_index, job_of, stream_hash
 from coxswain_coordinator.index.merge import merge, source_reports
@@ -41,8 +42,15 @@ class Driver:
     """Does everything that needs the store or a planner. Blocking work runs in threads."""
 
     def __init__(
-        self, state: JobState, store: Store, planner: Planner, author: str, edits: Edits = lambda: None
+        self,
+        state: JobState,
+        store: Store,
+        planner: Planner,
+        author: str,
+        edits: Edits = lambda: None,
+        claim: Claim | None = None,
     ) -> None:
+        self._claim = claim
         self._state, self._store_call, self._edits = state, state.store_executor, edits
         self._log, self._index_store = PlanLog(store), IndexStore(store)
         self._mixes = MixHistory(self._log)
@@ -95,7 +103,10 @@ class Driver:
 
     async def _open(self) -> None:
         check_batch(self._state.job)
-        self._state.manifest = await self._store_call(self._checkpoints.open, self._state.recorded_step)
+        run = self._state
+        run.manifest = await self._store_call(self._checkpoints.open, run.recorded_step)
+        if self._claim is not None and await self._claim.acquire(self._store_call, run.wait_for_claim):
+            run.manifest = await self._store_call(self._checkpoints.open, run.recorded_step)
         await self._store_call(self._mixes.read)
 
     async def _advance(self) -> bool:

@@ -166,6 +166,7 @@ def open_store(
     secrets_dir: Path | None = None,
     create: bool = False,
     known: bool = False,
+    patience: float | None = None,
 ) -> Store:
     """Opens file:///folder or s3://bucket/prefix.
 
@@ -173,6 +174,8 @@ def open_store(
 
     `known`: another process of the job has used it, so a missing bucket may come back. The same
     holds for a pod that is not the first of its member.
+
+    `patience`: seconds for which S3 may be unavailable within one call, instead of the job's.
     """
     if is_file(uri):
         return Store(_local(uri, file_path(uri), create), uri)
@@ -180,7 +183,8 @@ def open_store(
         endpoint = endpoint or EndpointConfig()
         access = find_access(endpoint, secrets_dir)
         backend = open_s3(*bucket_and_prefix(uri), endpoint, access)
-        return Store(backend, uri, access, store_patience(), known or _had_predecessors())
+        waits = store_patience() if patience is None else patience
+        return Store(backend, uri, access, waits, known or _had_predecessors())
     raise Refused("UnknownScheme", f"uri {uri!r}: allowed are s3://bucket/prefix and file:///folder")
 
 

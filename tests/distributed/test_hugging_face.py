@@ -59,26 +59,33 @@ def their_logits(folder: Path) -> Tensor:
     return found(TOKENS[None].clamp(max=found.config.vocab_size - 1)).logits[0]
 
 
-def ours(uri: str, model: ModelConfig) -> Llama:
-    found = Llama(model, training.VOCABULARY)
-    state = {full_box(name, tuple(p.shape)): p.data.zero_() for name, p in found.weights().items()}
-    load_pretrained(uri, state, {box.name: box.shape for box in state}, model=model)
+def ours(uri: str, model: ModelConfig, vocabulary: int = training.VOCABULARY, ids: int = 0) -> Llama:
+    """What the weights lack is random, as in a job that begins."""
+    found, draw = Llama(model, vocabulary), torch.Generator().manual_seed(3)
+    state = {full_box(name, tuple(p.shape)): p.data.normal_(generator=draw) for name, p in found.weights().items()}
+    load_pretrained(uri, state, {box.name: box.shape for box in state}, model=model, ids=ids)
+    found.leave_out_empty_rows()
     return found
+
+
+def last_hidden(model: Llama, tokens: Tensor) -> Tensor:
+    hidden, rotary = model.embed(tokens), model.rotary(torch.arange(len(tokens)))
+    for layer in model.stack:
+        hidden = layer(hidden, rotary, pack_attention([len(tokens)]))
+    return hidden
 
 
 @torch.no_grad()
 def our_logits(model: Llama, tokens: Tensor = TOKENS) -> Tensor:
-    hidden, rotary = model.embed(tokens), model.rotary(torch.arange(len(tokens)))
-    for layer in model.stack:
-        hidden = layer(hidden, rotary, pack_attention([len(tokens)]))
+    hidden = last_hidden(model, tokens)
     head = model.model.embed_tokens if model.lm_head is None else model.lm_head
     return functional.linear(model.model.norm(hidden), head.weight)
 
 
-def run(folder: Path, model: ModelConfig, ranks: int) -> Store:
+def run(folder: Path, model: ModelConfig, ranks: int, ids: int = 0) -> Store:
     """The checkpoint of a job that begins, and saves before its first step."""
     store = open_store(folder.as_uri(), create=True)
-    shards = [s for mine in run_ranks(ranks, training.start_and_save, model, folder.as_uri()) for s in mine]
+    shards = [s for mine in run_ranks(ranks, training.start_and_save, model, folder.as_uri(), ids) for s in mine]
     whole_manifest = replace(training.manifest(0, tuple(shards)), model=model, longest=128)
     store.put(manifest_key(0), msgspec.json.encode(whole_manifest))
     return store
@@ -127,7 +134,46 @@ def test_a_vocabulary_that_is_no_multiple_of_64_keeps_its_rows(tmp_path):
     model = ours(tmp_path.as_uri(), MODEL)
     mine = our_logits(model, TOKENS.clamp(max=49))
     assert_same(mine[:, :50], logits)
-    assert float(mine[:, 50:].abs().max()) == 0
+
+
+@heads
+def test_the_loss_of_imported_weights_leaves_out_the_rows_that_rounding_adds(tmp_path, tied):
+    """As in transformers, which has no such rows; their gradient is zero, so they stay as they are."""
+    model = replace(MODEL, tied_head=tied)
+    labels = TOKENS.clamp(max=49).roll(-1)
+    loss = functional.cross_entropy(theirs(tmp_path, model, vocabulary=50), labels, reduction="sum")
+    mine = ours(tmp_path.as_uri(), model, ids=50)
+    total = mine.token_losses(last_hidden(mine, TOKENS.clamp(max=49)), labels)
+    total.backward()
+    assert float((total.detach() - loss).abs() / loss) < ROUNDING
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in mine.weights():
+            assert float(mine.weights()[name].grad[50:].abs().max()) == 0
+            assert float(mine.weights()[name].grad[:50].abs().max()) > 0
+
+
+def test_ids_that_the_weights_lack_begin_at_random_and_count(tmp_path):
+    theirs(tmp_path, MODEL, vocabulary=50)
+    mine = ours(tmp_path.as_uri(), MODEL, ids=55)
+    labels = torch.full_like(TOKENS, 54)
+    mine.token_losses(last_hidden(mine, TOKENS.clamp(max=54)), labels).backward()
+    grad = mine.weights()["lm_head.weight"].grad.abs().amax(1)
+    assert bool((grad[:55] > 0).all()) and not grad[55:].any()
+
+
+@heads
+def test_an_export_has_the_rows_of_the_weights_that_came_in(tmp_path, tied):
+    model = replace(MODEL, tied_head=tied, init_from=(tmp_path / "in").as_uri())
+    logits = theirs(tmp_path / "in", model, vocabulary=50)
+    export(run(tmp_path / "run", model, ranks=2, ids=50), tmp_path / "out")
+    assert torch.equal(their_logits(tmp_path / "out"), logits)
+
+
+def test_a_vocabulary_set_to_the_rows_of_the_file_has_the_loss_of_transformers(tmp_path):
+    labels = TOKENS.clamp(max=49).roll(-1)
+    loss = functional.cross_entropy(theirs(tmp_path, MODEL, vocabulary=50), labels)
+    mine = functional.cross_entropy(our_logits(ours(tmp_path.as_uri(), MODEL, 50), TOKENS.clamp(max=49)), labels)
+    assert float((mine - loss).abs()) < ROUNDING
 
 
 def edit(folder: Path, **changes: object) -> None:

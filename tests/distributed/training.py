@@ -136,10 +136,10 @@ def save_with_manifest(world: ProcessGroups, stream: Stream, uri: str) -> dict[s
     return weights_of(engine)
 
 
-def start_and_save(world: ProcessGroups, model: ModelConfig, uri: str) -> tuple[Shard, ...]:
+def start_and_save(world: ProcessGroups, model: ModelConfig, uri: str, ids: int = 0) -> tuple[Shard, ...]:
     """This rank's shards of a job that has begun and taken no step: what came in by `initFrom`, if it names any."""
     engine = engine_of(world, torch.float32, model)
-    engine.initialise(SEED)
+    engine.initialise(SEED, ids=ids)
     return tuple(save_load.write_shards(open_store(uri, create=True), save_load.snapshot(engine.boxes())))
 
 

@@ -6,6 +6,8 @@ import base64
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +20,9 @@ import pytest
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
 from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
+from coxswain_coordinator.checkpoint.claim import Claim, LiveRun
 from coxswain_coordinator.checkpoint.store import CheckpointStore
+from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.store import BucketNotFound, Store, StoreUnavailable, open_store
 from tests.faults import Refuse, every
 from tests.local.failures import note
@@ -108,6 +112,37 @@ def condition(run: Run, type_: str) -> Object:
             conditions = found.get("status", {}).get("conditions", [])
             return next((c for c in conditions if c["type"] == type_), {})
     return {}
+
+
+async def test_of_two_claims_on_one_bucket_the_second_is_refused_while_the_first_is_renewed(s3):
+    runs = [LiveRun("default/demo", uid, "demo-coordinator-0", f"host-{uid}") for uid in ("a", "b")]
+    first, second = (Claim(store(s3, "s3://runs/claims"), run, renew=0.05) for run in runs)
+    assert await first.acquire(StoreExecutor()) is False
+    with pytest.raises(Refused, match=r"in use by the run of default/demo \(uid a, demo-coordinator-0 on host-a\)"):
+        await second.acquire(StoreExecutor())
+    await second.release()
+    await first.release()
+    assert store(s3, "s3://runs/claims").list("live/") == []
+
+
+@pytest.mark.slow
+def test_two_live_runs_never_share_a_location_and_the_second_names_the_first(tmp_path, s3):
+    objects = objects_on(s3.endpoint_url, "shared")
+    objects[-1]["spec"]["stop"] = {"steps": 5000}
+    first, second = (Run(tmp_path / name, objects, keys_in_environment(s3)) for name in "ab")
+    cox = first.start()
+    try:
+        wait_for_step(first, cox, 1)
+        assert second.run() == 1, second.output
+    finally:
+        cox.send_signal(signal.SIGTERM)
+        first.finish(cox)
+    said = " ".join(second.output.split())
+    assert "CheckpointInUse: checkpoint.uri s3://runs/shared is in use by the run of default/small (uid " in said
+    assert f"small-coordinator-0 on {socket.gethostname()}, {first.workdir}" in said
+    assert not second.steps()
+    assert (cox.returncode, {line["worldGeneration"] for line in first.steps().values()}) == (0, {1})
+    assert s3.client().list_objects_v2(Bucket="runs", Prefix="shared/live/").get("Contents", []) == []
 
 
 def test_a_run_on_s3_goes_on_from_its_checkpoint_with_the_digests_of_files(tmp_path, s3, baseline):

@@ -11,8 +11,11 @@ from typer.testing import CliRunner
 
 from coxswain_cli.__main__ import app
 from coxswain_cli.run import LocalRun
+from e2e.cluster.access import write_kubeconfig
+from tests.children import ReservedPort
 from tests.local.jobs import job_objects
 from tests.local.test_cox_commands import stored_job, write
+from tests.unit.test_readers_location import train
 
 ODD = (
     "",
@@ -32,11 +35,13 @@ ODD = (
     "spec.stop.steps=9",
     "\ud800",
 )
+CLUSTER = ("--kubeconfig", "--context", "--namespace")
 OPTIONS = {
     "run": ("--until-step", "--workdir", "--set", "--json", "--retry", "--accept-older-checkpoint", "--nope"),
-    "status": ("--json",),
+    "status": ("--json", *CLUSTER),
+    "logs": ("--follow", "--trainer", "--loader", "--coordinator", *CLUSTER),
     "validate": ("--json",),
-    "report": ("--json", "--steps", "--output"),
+    "report": ("--json", "--steps", "--output", *CLUSTER),
     "plan step": ("--lengths", "--replicas", "--capacity", "--node-size", "--max-degree", "--speeds", "--balance", "--model",
                   "--hardware", "--output", "--json"),
     "crds": ("--help",),
@@ -67,7 +72,14 @@ def whole(tmp_path_factory):
         asyncio.run(stored_job(folder / state, job, state, status))
         (folder / state / "steps.jsonl").write_text('{"step": 0}\n')
         (folder / state / "events.jsonl").write_text('{"reason": "Failed", "message": "x", "time": "now"}\n')
-    return folder
+        log = folder / state / "logs/small-trainer-0-0/trainer.log"
+        log.parent.mkdir(parents=True)
+        log.write_bytes(b"first\n\xff\ntorn")
+    asyncio.run(train(folder / "run"))
+    port = ReservedPort("127.0.0.1")  # it is bound and not listened on: every connection is refused
+    write_kubeconfig(folder / "kubeconfig", f"https://127.0.0.1:{port.number}", job, "token")
+    yield folder
+    del port
 
 
 def damage(draw: random.Random, folder: Path) -> None:
@@ -116,7 +128,10 @@ def replaced(draw: random.Random, _: bytes) -> bytes:
 
 def command_line(draw: random.Random, folder: Path) -> list[str]:
     command = draw.choice(sorted(OPTIONS))
-    files = [str(folder / name) for name in ("job.yaml", "Completed", "Failed", "Suspended", "no", "odd", ".")]
+    files = [
+        str(folder / name) for name in ("job.yaml", "Completed", "Failed", "Suspended", "kubeconfig", "no", "odd", ".")
+    ]
+    files += [f"file://{folder}/run/store"] * 3
     words = command.split() + [draw.choice((*files, *files, "-", draw.choice(ODD))) for _ in range(draw.randint(0, 2))]
     if command == "run" and draw.random() < 0.7:
         words = ["run", files[0], "--workdir", draw.choice(files[1:])]
@@ -124,6 +139,8 @@ def command_line(draw: random.Random, folder: Path) -> list[str]:
         words.append(draw.choice(OPTIONS[command]))
         if draw.random() < 0.7:
             words.append(draw.choice((*ODD, *files)))
+    if command in ("status", "logs", "report") and draw.random() < 0.2:
+        words += ["--kubeconfig", draw.choice((str(folder / "kubeconfig"), *files))]
     return words
 
 
@@ -136,6 +153,8 @@ def cox(monkeypatch):
 
     monkeypatch.setattr(LocalRun, "until_end", until_end)
     monkeypatch.setattr("coxswain_operator.local.cluster.LOCK_SECONDS", 0.0)
+    monkeypatch.setattr("coxswain_cli.readers.cluster._DEADLINE", 0.01)
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "no kubeconfig")
 
     def invoke(words):
         return CliRunner().invoke(app, words, input="kind: Pod")

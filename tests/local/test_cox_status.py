@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from coxswain_cli.status import describe, look
+from coxswain_cli.readers.folder import FolderReader
+from coxswain_cli.status import describe
 from coxswain_cli.workdir import is_open
 from coxswain_operator.local import LocalCluster
 from tests.local.jobs import Run, job_objects, wait_for_step, wait_until
@@ -24,6 +25,9 @@ async def workdir(tmp_path):
     objects = job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/checkpoints")
     await stored_job(tmp_path / "work", write(tmp_path / "job.yaml", objects), "Completed", "True")
     (tmp_path / "work/steps.jsonl").write_text("")
+    log = tmp_path / "work/logs/small-loader-0-0/loader.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("a line\n")
     return tmp_path / "work"
 
 
@@ -67,9 +71,9 @@ async def test_damaged_lines_of_steps_and_events_are_left_out(workdir):
         assert answers_in_a_sentence(*command).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["status", "validate", "run"])
+@pytest.mark.parametrize("command", ["status", "logs", "validate", "run"])
 async def test_an_output_that_cannot_be_written_is_named_and_one_that_is_closed_needs_no_words(workdir, command):
-    what = {"status": [workdir], "validate": [workdir.parent / "job.yaml"]}.get(
+    what = {"status": [workdir], "logs": [workdir], "validate": [workdir.parent / "job.yaml"]}.get(
         command, [workdir.parent / "job.yaml", "--workdir", workdir]
     )
     full = os.open("/dev/full", os.O_WRONLY)
@@ -110,7 +114,7 @@ def test_a_job_whose_cox_was_killed_is_not_running_and_its_pods_are_gone(tmp_pat
     os.kill(cox.pid, signal.SIGKILL)
     run.finish(cox)
     wait_until(lambda: not is_open(run.workdir), "every process has ended")
-    said = "\n".join(describe(look(run.workdir)))
+    said = "\n".join(describe(FolderReader(run.workdir).look()))
     assert "small: not running" in said
     assert f"step        {max(run.steps()) + 1}/5000" in said
     assert said.count("gone, with its `cox run`") == 3
@@ -118,6 +122,6 @@ def test_a_job_whose_cox_was_killed_is_not_running_and_its_pods_are_gone(tmp_pat
 
 
 async def test_a_running_cluster_is_known_by_its_lock(workdir):
-    assert not look(workdir).running
+    assert not FolderReader(workdir).look().running
     async with LocalCluster(workdir):
-        assert look(workdir).running
+        assert FolderReader(workdir).look().running

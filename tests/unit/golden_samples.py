@@ -19,7 +19,7 @@ from coxswain.membership import values as membership
 from coxswain.plan import values as plan
 from coxswain_cli.reporting import model
 from coxswain_coordinator import steps
-from coxswain_coordinator.checkpoint import validation
+from coxswain_coordinator.checkpoint import claim, validation
 from coxswain_link import flight, handover
 from coxswain_operator.reconcile import status
 
@@ -60,6 +60,7 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "log/mix": membership.MixRecord,
     "log/placements": planlog.PlacementSegment,
     "run.json": validation.RunRecord,
+    "live/UID.json": claim.LiveRun,
     "line of timings.jsonl": steps.TimingLine,
     "planned task of timings.jsonl": steps.PlannedTask,
     "rank of timings.jsonl": steps.RankTiming,

@@ -21,6 +21,7 @@ from coxswain.config import (
     SourceConfig,
     TokenizerConfig,
 )
+from coxswain.uris import file_uri
 
 BEGAN = 1_800_000_000.0
 
@@ -35,6 +36,11 @@ def job(**changes: Any) -> JobConfig:
         loaders=2, checkpoint=CheckpointConfig(uri="file:///tmp/checkpoints"),
     )  # fmt: skip
     return msgspec.structs.replace(config, **changes)
+
+
+def job_of(folder: Path) -> JobConfig:
+    """The job of a work directory, with its checkpoints there."""
+    return job(checkpoint=CheckpointConfig(uri=file_uri(folder / "checkpoints")))
 
 
 def source(name: str, weight: int) -> SourceConfig:
@@ -65,7 +71,8 @@ def write_run(folder: Path, steps: int = 60, ranks: int = 4) -> Path:
     write_lines(folder / "steps.jsonl", [step_line(k) for k in range(steps)])
     write_lines(folder / "timings.jsonl", [timing_line(k, ranks) for k in range(steps)])
     write_lines(folder / "events.jsonl", events(steps))
-    write_object(folder, "ConfigMap", "stdlib", {"data": {"job.json": msgspec.json.encode(job()).decode()}})
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    write_object(folder, "ConfigMap", "stdlib", {"data": {"job.json": msgspec.json.encode(job_of(folder)).decode()}})
     write_object(folder, "TrainingJob", "stdlib", {"status": status(steps)})
     return folder
 

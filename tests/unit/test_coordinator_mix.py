@@ -15,6 +15,7 @@ from coxswain.errors import Refused
 from coxswain.membership.stream import initial_cursor
 from coxswain.membership.values import Cursor, MixRecord, Sequence
 from coxswain.planlog import MembershipSegment, membership_key, mix_key
+from coxswain.wire import JobReport
 from coxswain_coordinator.planning.committer import Committer
 from coxswain_coordinator.planning.mix_edits import MixEdits
 from coxswain_coordinator.planning.mix_history import MixHistory
@@ -268,3 +269,22 @@ def test_a_file_that_cannot_be_followed_is_left_to_the_next_attempt(tmp_path, jo
     assert edits() is None
     write(job_file, edited(job, 3, 4))
     assert edits() == edited(job, 3, 4).mix
+
+
+def of_reason(report: JobReport, reason: str) -> list[str]:
+    return [e.message for e in report.events if e.reason == reason]
+
+
+async def test_a_source_that_has_used_up_its_passes_is_named_with_the_step_in_which_it_left(tmp_path):
+    job = make_job(tmp_path)
+    sources = (job.mix.sources[0], replace(job.mix.sources[1], max_passes=1))
+    async with cluster(replace(job, mix=replace(job.mix, sources=sources), stop_steps=60), tmp_path) as c:
+        report = await c.play()
+        (left,) = of_reason(report, "SourceExhausted")
+        last = max(step for step, line in c.steps().items() if line.tokens_by_source.get("docs"))
+    assert left == f"docs has left the mix in step {last}: its maxPasses, 1, are used up"
+
+
+async def test_a_mix_without_limits_never_names_a_source_as_used_up(tmp_path):
+    async with cluster(make_job(tmp_path), tmp_path) as c:
+        assert of_reason(await c.play(), "SourceExhausted") == []

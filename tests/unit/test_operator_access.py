@@ -46,3 +46,68 @@ def test_half_a_service_account_is_none(account, missing):
 def test_a_kubeconfig_that_is_named_comes_before_the_service_account(account, tmp_path):
     with pytest.raises(Refused, match=r"absent\.yaml"):
         find_access(tmp_path / "absent.yaml", account, POD)
+
+
+CONFIG = """
+apiVersion: v1
+kind: Config
+{current}
+clusters:
+- {{name: here, cluster: {{server: "https://here:1"}}}}
+- {{name: there, cluster: {{server: "https://there:2"}}}}
+users: [{{name: me, user: {{token: mine}}}}]
+contexts:
+- {{name: test, context: {{cluster: here, user: me}}}}
+- {{name: prod, context: {{cluster: there, user: me, namespace: team}}}}
+"""
+
+
+@pytest.fixture
+def kubeconfig(tmp_path):
+    path = tmp_path / "config"
+    path.write_text(CONFIG.format(current="current-context: test"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("context", "found"),
+    [
+        ("", ("https://here:1", "default")),
+        ("test", ("https://here:1", "default")),
+        ("prod", ("https://there:2", "team")),
+    ],
+)
+def test_a_context_names_the_cluster_and_the_namespace(kubeconfig, context, found):
+    access = find_access(kubeconfig, context=context)
+    assert (access.url, access.namespace) == found
+    assert access.authorization() == "Bearer mine"
+
+
+def test_a_named_context_comes_before_the_service_account_and_needs_no_current_one(account, tmp_path, monkeypatch):
+    path = tmp_path / "config"
+    path.write_text(CONFIG.format(current=""))
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+    assert find_access(account=account, environment=POD, context="prod").url == "https://there:2"
+    with pytest.raises(Refused, match=r"no context ''; its contexts: prod, test"):
+        find_access(path)
+
+
+def test_a_context_that_the_kubeconfig_lacks_is_refused_with_those_that_it_has(kubeconfig):
+    with pytest.raises(Refused, match=r"no context 'staging'; its contexts: prod, test"):
+        find_access(kubeconfig, context="staging")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "7", "{", "contexts: 7", "contexts: [{}]", "current-context: x", "\0", "a: b"]
+)
+def test_a_kubeconfig_of_another_shape_is_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "config"
+    path.write_text(content)
+    with pytest.raises(Refused) as refused:
+        find_access(path)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_pod_has_the_namespace_of_its_service_account(account):
+    (account / "namespace").write_text("team-a")
+    assert find_access(account=account, environment=POD).namespace == "team-a"

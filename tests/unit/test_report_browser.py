@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from coxswain_cli.readers.folder import FolderReader
 from coxswain_cli.report import write_report
 from tests.browser import BROWSER, Page, browser
 from tests.unit import report_samples as samples
@@ -23,7 +24,7 @@ def page():
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> str:
-    return write_report(samples.write_run(tmp_path_factory.mktemp("run"))).as_uri()
+    return write_report(FolderReader(samples.write_run(tmp_path_factory.mktemp("run")))).as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def unwieldy(tmp_path_factory) -> str:
     condition = {"type": "Succeeded", "status": "False", "reason": "Failed", "message": f"s3://{LONG}/{LONG} is gone"}
     status = {"conditions": [condition], "lastCheckpoint": {"step": 3, "uri": f"s3://{LONG}/{LONG}"}}
     samples.write_object(folder, "TrainingJob", LONG[:40], {"status": status})
-    return write_report(folder).as_uri()
+    return write_report(FolderReader(folder)).as_uri()
 
 
 def widest(page: Page, width: int) -> str:
@@ -60,7 +61,7 @@ def test_the_numbers_of_an_axis_do_not_break_at_its_end(page: Page, tmp_path: Pa
     task = {"task": 0, "kind": "pack", "replicas": [0], "sequences": [1], "tokens": 9, "start": 0.0, "stop": 0.804}
     timing = {"step": 0, "planned": [task], "ranks": [{"rank": 0, "timings": [[0, "F", 0.0, 0.804, 0.0]]}]}
     samples.write_lines(samples.write_run(tmp_path, steps=1) / "timings.jsonl", [timing])
-    page.open(write_report(tmp_path).as_uri(), width=320)
+    page.open(write_report(FolderReader(tmp_path)).as_uri(), width=320)
     assert "0.75" in page.evaluate("document.querySelector('.picture .xs').textContent")
     script = "[...document.querySelectorAll('.xs span, .ys span')].map(e => e.getClientRects()[0].height)"
     assert max(page.evaluate(script)) < 24

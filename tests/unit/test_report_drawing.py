@@ -12,11 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coxswain.config import PhaseConfig
+from coxswain.membership.mix_record import record_of
 from coxswain.wire import TaskTiming
 from coxswain_cli.reporting import bars, charts, formatting, mix, timeline
 from coxswain_cli.reporting.charts import Chart, Series
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
-from coxswain_cli.reporting.model import PlannedTask, RankTiming, RecordedStep, StepTiming
+from coxswain_cli.reporting.model import MixInForce, PlannedTask, RankTiming, RecordedStep, StepTiming
 from coxswain_cli.reporting.step_selection import chosen_steps
 from tests.unit import report_samples as samples
 
@@ -181,7 +182,7 @@ def test_a_phase_changes_the_wanted_share_from_its_step_on() -> None:
     phase = PhaseConfig(from_step=2, weights={"docs": 1})
     config = type(config)(name="m", seed=1, sources=config.sources, phases=(phase,))
     four = [RecordedStep(step=k, tokens=100, tokens_by_source={"code": 70, "docs": 30}) for k in range(4)]
-    code, docs = mix.source_shares(four, config)
+    code, docs = mix.source_shares(four, (MixInForce(0, record_of(config, 0)),))
     assert code.wanted == pytest.approx((70, 140, 140, 140))
     assert docs.wanted == pytest.approx((30, 60, 160, 260))
     assert docs.tokens == (30, 60, 90, 120)
@@ -192,8 +193,8 @@ def test_a_phase_by_tokens_begins_with_the_step_that_finds_them_trained() -> Non
     config = type(config)(
         name="m", seed=1, sources=config.sources, phases=(PhaseConfig(from_tokens=200, weights={"docs": 1}),)
     )
-    assert mix.weights_at(config, 1, 199) == {"code": 700, "docs": 300}
-    assert mix.weights_at(config, 2, 200) == {"code": 0, "docs": 1}
+    assert mix.weights_at(record_of(config, 0), 1, 199) == {"code": 700, "docs": 300}
+    assert mix.weights_at(record_of(config, 0), 2, 200) == {"code": 0, "docs": 1}
 
 
 def test_lengths_are_written_as_percentages() -> None:

@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from coxswain_cli.readers.folder import FolderReader
 from coxswain_cli.report import report_command, write_report
 from coxswain_cli.reporting.page import page
 from coxswain_cli.reporting.read import read_run
@@ -162,5 +163,5 @@ def test_a_wrong_argument_is_refused_with_exit_2(
 
 
 def test_writing_leaves_no_partial_file(tmp_path: Path) -> None:
-    write_report(samples.write_run(tmp_path / "run", steps=1), tmp_path / "r.html")
+    write_report(FolderReader(samples.write_run(tmp_path / "run", steps=1)), tmp_path / "r.html")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["r.html", "run"]

@@ -87,7 +87,7 @@ def test_event_times_are_read_as_numbers_and_as_iso_texts(tmp_path: Path) -> Non
 
 def test_name_weights_and_status_come_from_the_clusters_objects(tmp_path: Path) -> None:
     run = read_run(samples.write_run(tmp_path, steps=2))
-    assert run.job == samples.job()
+    assert run.job == samples.job_of(tmp_path)
     assert run.name == "stdlib"
     assert run.status["lastCheckpoint"]["step"] == 2
 

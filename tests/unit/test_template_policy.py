@@ -21,6 +21,7 @@ from tests.unit.test_reconcile_lifecycle import passes
 
 TEMPLATE = "spec.trainers.template.spec"
 SHIPPER = {"name": "shipper", "image": "logs"}
+MSGMAX = {"name": "kernel.msgmax", "value": "1"}
 TOKEN = {"projected": {"sources": [{"configMap": {"name": "c"}}, {"serviceAccountToken": {"path": "t"}}]}}
 
 
@@ -42,7 +43,7 @@ FENCES: list[tuple[Manifest, str, Manifest, Manifest]] = [
     (of_trainer(seLinuxOptions={"type": "IPC_LOCK"}), "containers[1].securityContext.seLinuxOptions.type",
      {"allow": ["SELinux"]}, {"capabilities": ["IPC_LOCK"]}),
     ({"securityContext": {"runAsNonRoot": None}}, "securityContext.runAsNonRoot", {"allow": ["RunAsRoot"]}, {}),
-    ({"securityContext": {"sysctls": [{"name": "kernel.shm_rmid_forced"}, {"name": "kernel.msgmax"}]}},
+    ({"securityContext": {"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "1"}, MSGMAX]}},
      "securityContext.sysctls[1].name", {"allow": ["Sysctls"]}, {}),
     ({"volumes": [{"name": "v", "hostPath": {"path": "/mnt/data/../../etc"}}]}, "volumes[0].hostPath.path",
      {"allow": ["HostPath"]}, {"hostPaths": ["/mnt/data"]}),

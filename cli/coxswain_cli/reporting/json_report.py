@@ -27,6 +27,8 @@ def facts(run: RecordedRun) -> dict[str, Any]:
         "unreadable_lines": run.unreadable,
         **_training(run.steps),
         "sources": _sources(run),
+        "mixes": msgspec.to_builtins(run.mixes),
+        "notes": list(run.notes),
         "checkpoint": run.status.get("lastCheckpoint"),
         "restarts": run.status.get("restarts"),
         "events": [{"time": e.time, "reason": e.reason, "message": e.message} for e in run.events],
@@ -52,7 +54,7 @@ def _training(steps: Sequence[RecordedStep]) -> dict[str, Any]:
 def _sources(run: RecordedRun) -> list[dict[str, Any]]:
     """Each source's share of all tokens, and the one that the weights of the mix ask for."""
     total = list(accumulate(s.tokens for s in run.steps))[-1:] or [0]
-    shares = source_shares(run.steps, run.job.mix if run.job else None) if total[0] else ()
+    shares = source_shares(run.steps, run.mixes) if total[0] else ()
     return [
         {
             "name": s.name,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from coxswain.config import MixConfig
+from coxswain.membership.values import MixRecord
 from coxswain_cli.reporting.charts import Chart, Series, draw
 from coxswain_cli.reporting.formatting import short
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
-from coxswain_cli.reporting.model import RecordedRun, RecordedStep
+from coxswain_cli.reporting.model import MixInForce, RecordedRun, RecordedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +23,19 @@ class SourceShare:
     wanted: tuple[float, ...] | None
 
 
-def weights_at(mix: MixConfig, step: int, tokens: int) -> dict[str, int]:
+def weights_at(mix: MixRecord, step: int, tokens: int) -> dict[str, int]:
     """The weights in force at a step before which `tokens` were trained on: those of the last phase that has begun."""
-    weights = {s.name: s.weight for s in mix.sources}
+    weights = dict(mix.weights)
     for phase in mix.phases:
         begun = tokens >= phase.from_tokens if phase.from_step < 0 else step >= phase.from_step
         weights = {name: phase.weights.get(name, 0) for name in weights} if begun else weights
     return weights
 
 
-def source_shares(steps: Sequence[RecordedStep], mix: MixConfig | None) -> tuple[SourceShare, ...]:
-    names = sorted(
-        {name for s in steps for name in s.tokens_by_source} | {s.name for s in (mix.sources if mix else ())}
-    )
-    wanted = _wanted(steps, mix) if mix else None
+def source_shares(steps: Sequence[RecordedStep], mixes: Sequence[MixInForce]) -> tuple[SourceShare, ...]:
+    """`mixes`: in the order of their first steps; empty: unknown."""
+    names = sorted({name for s in steps for name in s.tokens_by_source} | {n for m in mixes for n in m.record.weights})
+    wanted = _wanted(steps, mixes) if mixes else None
     return tuple(
         SourceShare(
             name=name,
@@ -46,11 +46,12 @@ def source_shares(steps: Sequence[RecordedStep], mix: MixConfig | None) -> tuple
     )
 
 
-def _wanted(steps: Sequence[RecordedStep], mix: MixConfig) -> list[dict[str, float]]:
+def _wanted(steps: Sequence[RecordedStep], mixes: Sequence[MixInForce]) -> list[dict[str, float]]:
     """Per step, each source's part of the step's tokens by weight."""
-    result = []
+    result, first_steps = [], [m.first_step for m in mixes]
     for step, after in zip(steps, accumulate(s.tokens for s in steps), strict=True):
-        weights = weights_at(mix, step.step, after - step.tokens)
+        in_force = mixes[max(bisect_right(first_steps, step.step) - 1, 0)]
+        weights = weights_at(in_force.record, step.step, after - step.tokens)
         total = sum(weights.values()) or 1
         result.append({name: step.tokens * weight / total for name, weight in weights.items()})
     return result
@@ -58,7 +59,7 @@ def _wanted(steps: Sequence[RecordedStep], mix: MixConfig) -> list[dict[str, flo
 
 def section(run: RecordedRun) -> Markup:
     """Bars of the whole run and the curves of the shares; empty where no step says what it was made of."""
-    shares = source_shares(run.steps, run.job.mix if run.job else None)
+    shares = source_shares(run.steps, run.mixes)
     totals = list(accumulate(s.tokens for s in run.steps))
     if not shares or not totals or not totals[-1]:
         return Markup("")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from coxswain.config import JobConfig
+from coxswain.membership.values import MixRecord
 from coxswain.wire import TaskTiming
 
 
@@ -87,6 +88,14 @@ class Glance(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class MixInForce:
+    """A mix record and the first step that it holds for."""
+
+    first_step: int
+    record: MixRecord
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedRun:
     """A whole run. Each step once, in order; `chosen` are the steps to draw, with reasons."""
 
@@ -98,3 +107,5 @@ class RecordedRun:
     status: dict[str, Any] = field(default_factory=dict)  # the TrainingJob's
     redone: int = 0  # lines of steps that were computed again
     unreadable: int = 0  # lines that are no JSON of the expected shape, a torn last line not counted
+    mixes: tuple[MixInForce, ...] = ()  # in the order of their first steps; empty: unknown
+    notes: tuple[str, ...] = ()  # sentences on what the reader could not see

@@ -5,7 +5,7 @@ Files are read line by line, and of the timings only the lines that are pictured
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,8 @@ import msgspec
 
 from coxswain.config import JobConfig
 from coxswain.errors import Refused
-from coxswain_cli.reporting.model import Glance, RecordedEvent, RecordedRun, RecordedStep, StepTiming
+from coxswain.membership.mix_record import record_of
+from coxswain_cli.reporting.model import Glance, MixInForce, RecordedEvent, RecordedRun, RecordedStep, StepTiming
 from coxswain_cli.reporting.step_selection import chosen_steps
 
 STEPS, EVENTS, TIMINGS = "steps.jsonl", "events.jsonl", "timings.jsonl"
@@ -34,9 +35,7 @@ def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> RecordedRun:
             f"{directory}: holds neither {STEPS} nor {EVENTS}; name the work directory of a run (`cox run` prints it, "
             "by default runs/JOB)",
         )
-    lines, bad_steps = _good(_values(directory / STEPS, RecordedStep))
-    latest = {line.step: line for line in lines}  # a redone step appends a line: the last one is valid
-    steps = tuple(latest[k] for k in sorted(latest))
+    steps, redone, bad_steps = _valid(_good(_values(directory / STEPS, RecordedStep)))
     events, bad_events = _good(_values(directory / EVENTS, _EventLine))
     offsets, rings, bad_timings = _glances(directory / TIMINGS)
     chosen = chosen_steps(steps, rings, wanted)
@@ -45,13 +44,37 @@ def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> RecordedRun:
     return RecordedRun(
         name=job.name if job else training.get("metadata", {}).get("name", directory.resolve().name),
         steps=steps,
-        events=tuple(RecordedEvent(_seconds(e.time), e.reason, e.message, e.object) for e in events),
+        events=tuple(RecordedEvent(seconds_of(e.time), e.reason, e.message, e.object) for e in events),
         chosen=tuple((_timing(directory / TIMINGS, step, offsets[step]), why) for step, why in chosen),
         job=job,
         status=training.get("status") or {},
-        redone=len(lines) - len(steps),
+        redone=redone,
         unreadable=bad_steps + bad_events + bad_timings,
+        mixes=mixes_of(job),
     )
+
+
+def read_steps(lines: Iterable[bytes]) -> tuple[tuple[RecordedStep, ...], int, int]:
+    """Each step once, in order; how many lines are of steps computed again, and how many are unreadable."""
+    decoder = msgspec.json.Decoder(RecordedStep)
+    return _valid(_good((0, _decoded(decoder, line)) for line in lines if line.strip()))
+
+
+def _valid(found: tuple[list[RecordedStep], int]) -> tuple[tuple[RecordedStep, ...], int, int]:
+    """A step that is computed again appends a line: the last one is valid."""
+    lines, unreadable = found
+    latest = {line.step: line for line in lines}
+    return tuple(latest[k] for k in sorted(latest)), len(lines) - len(latest), unreadable
+
+
+def mixes_of(job: JobConfig | None) -> tuple[MixInForce, ...]:
+    """The job's mix as it is now, for all steps."""
+    return () if job is None else (MixInForce(0, record_of(job.mix, 0)),)
+
+
+def decode_job(text: str | bytes) -> JobConfig | None:
+    """`job.json`; None where it has an unknown shape."""
+    return _decoded(msgspec.json.Decoder(JobConfig), text.encode() if isinstance(text, str) else text)
 
 
 class _EventLine(msgspec.Struct, frozen=True):
@@ -81,7 +104,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
         return None
 
 
-def _good(values: Iterator[tuple[int, T | None]]) -> tuple[list[T], int]:
+def _good(values: Iterable[tuple[int, T | None]]) -> tuple[list[T], int]:
     """The values, and how many lines were none."""
     found = [value for _, value in values]
     good = [value for value in found if value is not None]
@@ -109,7 +132,7 @@ def _timing(path: Path, step: int, offset: int) -> StepTiming:
     return _decoded(msgspec.json.Decoder(StepTiming), line) or StepTiming(step)
 
 
-def _seconds(time: float | str | None) -> float:
+def seconds_of(time: float | str | None) -> float:
     """Seconds since 1970; 0 when it is no time."""
     try:
         value = datetime.fromisoformat(time).timestamp() if isinstance(time, str) else float(time or 0)
@@ -132,5 +155,5 @@ def _job(config_maps: Iterator[dict[str, Any]]) -> JobConfig | None:
     for value in config_maps:
         text = (value.get("data") or {}).get("job.json")
         if text:
-            return _decoded(msgspec.json.Decoder(JobConfig), text.encode())
+            return decode_job(text)
     return None

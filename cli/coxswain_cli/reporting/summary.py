@@ -20,10 +20,12 @@ def heading(run: RecordedRun) -> Markup:
     state = condition.get("reason") or "State unknown"
     words = condition.get("message") or ""
     look = {"True": "good", "False": "bad"}.get(str(condition.get("status")), "open")
-    lines = (tag("b", state, class_=look), " ", words), (_when(run),), (HINT,)
-    looks = None, "unit", "unit"
+    small = (_when(run), *run.notes, HINT)
     return tag(
-        "header", tag("h1", run.name), *(tag("p", *line, class_=c) for line, c in zip(lines, looks, strict=True))
+        "header",
+        tag("h1", run.name),
+        tag("p", tag("b", state, class_=look), " ", words),
+        *(tag("p", line, class_="unit") for line in small),
     )
 
 

@@ -12,10 +12,8 @@ from coxswain.api.datasource import DataSourceSpec, Tokenizer
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.presets import PRESETS
 from coxswain.api.trainingjob import Checkpoint, ModelSpec, Optimizer, TrainingJobSpec
+from coxswain.names import CLAIMS_ROOT
 from coxswain.uris import file_uri
-
-# Where pods mount the claims of pvc:// uris, one folder a claim; services see plain file uris.
-CLAIMS_ROOT = "/mnt/claims"
 
 Used = tuple[MixSource, DataSourceSpec]
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 
 from coxswain import config
 from coxswain.api.common import Model
-from coxswain.api.configure import CLAIMS_ROOT as CLAIMS_ROOT
 from coxswain.api.configure import Used, job_config, mix_config
 from coxswain.api.datamix import DataMixSpec
 from coxswain.api.datasource import DataSourceSpec, Tokenizer
@@ -18,6 +17,7 @@ from coxswain.api.field_errors import FieldError, parse
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.pod_template import template_faults
 from coxswain.api.trainingjob import TrainingJobSpec
+from coxswain.names import CLAIMS_ROOT
 from coxswain.uris import file_uri
 
 Manifest = Mapping[str, Any]

@@ -74,6 +74,12 @@ class Stream:
         return self._orders[source, epoch]
 
 
+def used_up(before: Cursor, after: Cursor) -> list[SourceCursor]:
+    """The sources that have left the mix between two cursors, having reached maxPasses."""
+    gone = {c.name for c in before.sources if c.exhausted}
+    return [c for c in after.sources if c.exhausted and c.name not in gone]
+
+
 def exhausted(mix: MixConfig, cursor: Cursor) -> bool:
     """Whether no source with weight in the current phase has anything left."""
     weights = _weights(mix, cursor.phase)

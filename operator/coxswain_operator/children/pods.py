@@ -9,7 +9,7 @@ from typing import Any
 from coxswain import names
 from coxswain.api.field_errors import FieldError
 from coxswain.api.pod_template import OWN, split_template
-from coxswain.api.resolve import CLAIMS_ROOT, claims
+from coxswain.api.resolve import claims
 from coxswain.config import JobConfig
 from coxswain_operator.children import containers, scheduling, template_policy
 from coxswain_operator.children.common import owner_of
@@ -187,7 +187,9 @@ def _mounts(config: JobConfig, role: str) -> list[dict[str, Any]]:
         {"name": f"secret-{n}", "mountPath": f"{containers.SECRETS_DIR}/{name}", "readOnly": True}
         for n, name in enumerate(containers.endpoint_secrets(config))
     ]
-    mounts += [{"name": f"claim-{n}", "mountPath": f"{CLAIMS_ROOT}/{claim}"} for n, claim in enumerate(claims(config))]
+    mounts += [
+        {"name": f"claim-{n}", "mountPath": f"{names.CLAIMS_ROOT}/{claim}"} for n, claim in enumerate(claims(config))
+    ]
     mounts += [{"name": "run", "mountPath": containers.RUN_DIR}] if role == "coordinator" else []
     mounts += [{"name": "shm", "mountPath": "/dev/shm"}] if role == "trainer" else []
     return mounts

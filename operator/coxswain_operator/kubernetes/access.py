@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from coxswain.errors import Refused
 
+# What the client library raises for a kubeconfig of another shape.
+_MALFORMED = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError)
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 HOST, PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
 
@@ -30,6 +34,8 @@ class Access:
     key: str | None = None
     authorization: Callable[[], str] = _anonymous
     """The header's value, renewed if it was about to expire; empty for access by certificate."""
+    namespace: str = "default"
+    """That of the kubeconfig's context, or of the pod."""
 
     def trust(self) -> ssl.SSLContext:
         """Which servers to believe, and the client's certificate if it has one."""
@@ -42,15 +48,18 @@ class Access:
 
 
 def find_access(
-    kubeconfig: Path | None = None, account: Path = ACCOUNT, environment: Mapping[str, str] = os.environ
+    kubeconfig: Path | None = None,
+    account: Path = ACCOUNT,
+    environment: Mapping[str, str] = os.environ,
+    context: str = "",
 ) -> Access:
-    """By the kubeconfig if one is named, else by the service account of this pod, else by the user's kubeconfig.
+    """By the kubeconfig or its context if one is named, else by this pod's service account, else by the user's kubeconfig.
 
     Raises Refused when none of them can be read.
     """
-    if kubeconfig is None and (access := _of_pod(account, environment)):
+    if kubeconfig is None and not context and (access := _of_pod(account, environment)):
         return access
-    return _of_kubeconfig(kubeconfig)
+    return _of_kubeconfig(kubeconfig, context)
 
 
 def _of_pod(account: Path, environment: Mapping[str, str]) -> Access | None:
@@ -61,21 +70,30 @@ def _of_pod(account: Path, environment: Mapping[str, str]) -> Access | None:
         return None
     where = f"[{host}]" if ":" in host else host
     # Read each time, since the kubelet renews it; the file is in memory.
-    return Access(f"https://{where}:{port}", str(ca), authorization=lambda: f"Bearer {token.read_text().strip()}")
+    own = account / "namespace"
+    return Access(
+        f"https://{where}:{port}",
+        str(ca),
+        authorization=lambda: f"Bearer {token.read_text().strip()}",
+        namespace=own.read_text().strip() if own.is_file() else "default",
+    )
 
 
-def _of_kubeconfig(path: Path | None) -> Access:
+def _of_kubeconfig(path: Path | None, context: str) -> Access:
     """The client library reads the file, runs log-in commands and renews tokens; the calls themselves are ours."""
     from kubernetes import client, config  # half a CPU second, which a pod need not spend
+    from kubernetes.config import kube_config
 
     configuration: Any = client.Configuration()
-    library: Any = config  # has types, but not for this
+    library: Any = kube_config  # has types, but not for this
+    place = str(path or library.KUBE_CONFIG_DEFAULT_LOCATION)
     try:
-        library.load_kube_config(path and str(path), client_configuration=configuration)
-    except (config.ConfigException, OSError) as error:
-        place = path or "neither a service account nor a kubeconfig"
-        message = f"{place}: {error}; name a kubeconfig with --kubeconfig, or run in a pod with a service account"
-        raise Refused("NoClusterAccess", message) from error
+        chosen = _context(library.KubeConfigMerger(place).config, context)
+        library.load_kube_config(place, chosen["name"], configuration)
+    except (config.ConfigException, OSError, *_MALFORMED) as error:
+        why = f"{path or 'neither a service account nor a kubeconfig'}: {' '.join(str(error).split())}"
+        way_out = "name a kubeconfig with --kubeconfig, or run in a pod with a service account"
+        raise Refused("NoClusterAccess", f"{why}; {way_out}") from error
     return Access(
         url=str(configuration.host).rstrip("/"),
         ca=configuration.ssl_ca_cert,
@@ -83,4 +101,18 @@ def _of_kubeconfig(path: Path | None) -> Access:
         certificate=configuration.cert_file,
         key=configuration.key_file,
         authorization=lambda: str(configuration.get_api_key_with_prefix("BearerToken", alias="authorization") or ""),
+        namespace=str((chosen.get("context") or {}).get("namespace") or "default"),
     )
+
+
+def _context(merged: Any, name: str) -> Mapping[str, Any]:
+    """The context of that name, without one the current context. Raises Refused for a name that the kubeconfig lacks."""
+    if merged is None:
+        raise ValueError("no kubeconfig there")
+    found = {str(node.value["name"]): node.value for node in merged.value["contexts"]}
+    current = name or str(merged.value.get("current-context") or "")
+    if current not in found:
+        known = ", ".join(sorted(found)) or "none"
+        raise Refused("NoSuchContext", f"the kubeconfig has no context {current!r}; its contexts: {known}")
+    context: Mapping[str, Any] = found[current]
+    return context

@@ -104,17 +104,20 @@ class Connection:
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise _Again(f"{type(error).__name__}: {error}") from error
 
-    async def lines(self, path: str, silence: float, **params: str) -> AsyncIterator[bytes]:
-        """A watch's messages until the server ends it. Raises Retryable after `silence` seconds without one, Expired."""
+    async def lines(self, path: str, silence: float, torn: bool = False, **params: str) -> AsyncIterator[bytes]:
+        """A watch's messages until the server ends it. Raises Retryable after `silence` seconds without one, Expired.
+
+        `torn`: a last line without an end counts, too.
+        """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._deadline, sock_read=silence)
         try:
             async with self._request("GET", path, None, JSON, params, timeout) as response:
                 if response.status != 200:
                     _read("GET", path, response, await response.read())
-                async for line in _split(response):
+                async for line in _split(response, torn):
                     yield line
         except (aiohttp.ClientError, TimeoutError, OSError, _Again) as error:
-            raise Retryable(f"watch {path} broke off: {type(error).__name__}: {error}") from error
+            raise Retryable(f"GET {path} broke off: {type(error).__name__}: {error}") from error
 
     def _request(
         self,
@@ -134,13 +137,15 @@ class Connection:
         )
 
 
-async def _split(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def _split(response: aiohttp.ClientResponse, torn: bool) -> AsyncIterator[bytes]:
     """Lines of any length: those of aiohttp's own reader must fit its buffer."""
     rest = b""
     async for chunk in response.content.iter_any():
         *whole, rest = (rest + chunk).split(b"\n")
         for line in whole:
             yield line
+    if torn and rest:
+        yield rest
 
 
 def _read(method: str, path: str, response: aiohttp.ClientResponse, body: bytes) -> bytes:

@@ -64,6 +64,8 @@ def waiting_for(state: JobState) -> str:
         return ""
     if error := _store_error(state):
         return f"the store: {error}"
+    if state.awaited_claim:
+        return state.awaited_claim
     if state.index_progress.index is None:
         return _waiting_for_index(state)
     if state.session is None or state.session.lost:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from coxswain.config import JobConfig
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
+from coxswain.membership.stream import used_up
 from coxswain.membership.values import MixRecord
 from coxswain.wire import (
     Ack,
@@ -72,10 +73,15 @@ class JobState:
         self.fault: Fault | None = None
         self.finished: Finished | None = None
         self.capacity_shortage = ""  # why the registered trainers do not suffice
+        self.awaited_claim = ""  # another run's, on the same checkpoint.uri
 
     @property
     def generation(self) -> int:
         return self.session.record.generation if self.session else 0
+
+    def wait_for_claim(self, words: str) -> None:
+        self.awaited_claim = words
+        self.notifier.notify()
 
     # --- joining ----------------------------------------------------------------------------------
 
@@ -166,6 +172,9 @@ class JobState:
         if not self.history.recent:
             self.record_event("TrainingStarted", f"step {line.step} is done, loss {line.loss:.4f}")
         self.history.add(line, timing)
+        for source in used_up(session.cursors[line.step], session.cursors[session.book.open]):
+            passes = f"its maxPasses, {source.epoch}, are used up"
+            self.record_event("SourceExhausted", f"{source.name} has left the mix in step {line.step}: {passes}")
         if session.book.open > self.best:
             self.best, self.failures = session.book.open, 0
         session.forget_before(session.book.open)

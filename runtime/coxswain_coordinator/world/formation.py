@@ -91,7 +91,7 @@ def vocabulary_of(job: JobConfig, tokenizer: int) -> int:
     return fixed or -(-tokenizer // 64) * 64
 
 
-def world_of(record: Generation, agents: Sequence[Register], vocabulary: int) -> World:
+def world_of(record: Generation, agents: Sequence[Register], vocabulary: int, ids: int = 0) -> World:
     return World(
         generation=record.generation,
         first_step=record.first_step,
@@ -101,4 +101,5 @@ def world_of(record: Generation, agents: Sequence[Register], vocabulary: int) ->
         loaders=record.loaders,
         checkpoint=record.checkpoint,
         vocabulary=vocabulary,
+        ids=ids,
     )

@@ -95,7 +95,8 @@ class WorldManager:
     def _enter(self, record: Generation, agents: list[Register], adopted: bool = False) -> None:
         run = self._state
         assert run.index_progress.index is not None
-        world = world_of(record, agents, vocabulary_of(run.job, run.index_progress.index.vocabulary))
+        ids = run.index_progress.index.vocabulary
+        world = world_of(record, agents, vocabulary_of(run.job, ids), ids)
         session = Session(run.job, record, world, *self._start_point())
         job = replace(run.job, model=replace(run.job.model, vocabulary=session.world.vocabulary))
 

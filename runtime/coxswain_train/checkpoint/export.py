@@ -23,6 +23,9 @@ from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
 from coxswain_train.checkpoint.huggingface import to_config
+from coxswain_train.checkpoint.pretrained import HEAD
+
+_EMBEDDING = "model.embed_tokens.weight"
 
 
 def export(store: Store, output: Path, step: int | None = None) -> int:
@@ -32,9 +35,10 @@ def export(store: Store, output: Path, step: int | None = None) -> int:
     if output.suffix == ".safetensors":
         _write_weights(output, _weights(store, manifest))
         return manifest.step
-    config = _config(manifest)
+    config, weights = _config(manifest), _weights(store, manifest)
+    config["vocab_size"] = len(weights[_EMBEDDING])
     output.mkdir(parents=True, exist_ok=True)
-    _write_weights(output / "model.safetensors", _weights(store, manifest))
+    _write_weights(output / "model.safetensors", weights)
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return manifest.step
 
@@ -42,7 +46,15 @@ def export(store: Store, output: Path, step: int | None = None) -> int:
 def _weights(store: Store, manifest: CheckpointManifest) -> dict[str, Tensor]:
     weights = {full_box(name, shape): torch.zeros(shape) for name, shape in _shapes(manifest.shards).items()}
     save_load.load(store, manifest.shards, {"parameter": weights})
-    return {box.name: values for box, values in weights.items()}
+    return _without_empty_rows({box.name: values for box, values in weights.items()})
+
+
+def _without_empty_rows(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Leaves out the rows at the vocabulary's end that imported weights lacked: they are zero, and no id is theirs."""
+    tables = [name for name in (_EMBEDDING, HEAD) if name in weights]
+    filled = (weights[tables[-1]] != 0).any(1).nonzero()
+    rows = int(filled[-1]) + 1 if len(filled) else None
+    return weights | {name: weights[name][:rows].contiguous() for name in tables}
 
 
 def _write_weights(path: Path, weights: dict[str, Tensor]) -> None:

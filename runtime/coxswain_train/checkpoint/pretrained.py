@@ -35,12 +35,13 @@ class Stored:
 
 def load_pretrained(
     uri: str, state: Mapping[Box, Tensor], shapes: Mapping[str, tuple[int, ...]], secrets: Path | None = None,
-    endpoint: EndpointConfig | None = None, model: ModelConfig | None = None,
+    endpoint: EndpointConfig | None = None, model: ModelConfig | None = None, ids: int = 0,
 ) -> None:  # fmt: skip
     """Fills boxes of parameters from a safetensors file or a folder of them, reading only the rows that are needed.
 
-    `shapes` are those of the whole model; with `model` a config.json beside the weights is compared first. Rows of the
-    vocabulary beyond those of the file keep their values (the job rounds it up to 64). Raises Refused "ForeignWeights"
+    `shapes` are those of the whole model; with `model` a config.json beside the weights is compared first. Of the rows
+    of the vocabulary that the file lacks (the job rounds it up to 64), the tokenizer's `ids` keep their values and the rest
+    becomes zero; with 0 all keep them. Raises Refused "ForeignWeights"
     where the files are damaged, lack a weight, have an unknown one, or where shapes or config do not fit.
     """
     store, keys = _open(uri, secrets, endpoint)
@@ -50,6 +51,8 @@ def load_pretrained(
     _check(uri, stored, shapes)
     for box, values in state.items():
         _fill(store, stored[box.name], box, values)
+        if ids and stored[box.name].shape != shapes[box.name]:
+            values[max(0, max(ids, stored[box.name].shape[0]) - box.offset[0]) :] = 0
 
 
 def _open(uri: str, secrets: Path | None, endpoint: EndpointConfig | None) -> tuple[Store, list[str]]:

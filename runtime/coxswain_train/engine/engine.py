@@ -63,17 +63,27 @@ class Engine:
         shards = shard(self.shapes, world.ranks)
         self.optimizer = Zero1Optimizer(self.model.weights(), shards, world.rank, world)
 
-    def initialise(self, seed: int, secrets: Path | None = None, endpoint: EndpointConfig | None = None) -> None:
-        """Fills the owned boxes from the job's seed, then from `initFrom` (at `endpoint`) if there is one."""
+    def initialise(
+        self, seed: int, secrets: Path | None = None, endpoint: EndpointConfig | None = None, ids: int = 0
+    ) -> None:
+        """Fills the owned boxes from the job's seed, then from `initFrom` (at `endpoint`) if there is one.
+
+        `ids`: of the tokenizer; 0: unknown.
+        """
         boxes = self.optimizer.boxes()["parameter"]
         for box, values in boxes.items():
             values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
         if self._config.init_from:
-            load_pretrained(self._config.init_from, boxes, self.shapes, secrets, endpoint, self._config)
+            load_pretrained(self._config.init_from, boxes, self.shapes, secrets, endpoint, self._config, ids)
+        self.gather()
+
+    def gather(self) -> None:
+        """Sends the owned weights to every replica. Call it after the boxes were filled."""
         self.optimizer.all_gather()
+        self.model.leave_out_empty_rows()
 
     def boxes(self) -> dict[str, dict[Box, torch.Tensor]]:
-        """The owned state, by kind and box. After filling it, call `optimizer.all_gather`."""
+        """The owned state, by kind and box. After filling it, call `gather`."""
         return self.optimizer.boxes()
 
     def step(self, work: StepInput, began: float) -> StepResult:

@@ -137,6 +137,16 @@ class Llama(nn.Module):
         self.config = config
         self.model = _Body(config, vocabulary)
         self.lm_head = None if config.tied_head else Linear(vocabulary, config.hidden)
+        self._rows: int | None = None  # that count in the loss; None: all
+
+    def leave_out_empty_rows(self) -> None:
+        """Takes rows that are zero at the vocabulary's end out of the loss: imported weights lack them, and no id is theirs."""
+        filled = (self._head.weight != 0).any(1).nonzero()
+        self._rows = int(filled[-1]) + 1 if len(filled) else None
+
+    @property
+    def _head(self) -> Linear:
+        return self.model.embed_tokens if self.lm_head is None else self.lm_head
 
     @property
     def stack(self) -> Sequence[Layer]:
@@ -155,8 +165,10 @@ class Llama(nn.Module):
         return functional.embedding(tokens, self.model.embed_tokens.weight)
 
     def token_losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return linear_cross_entropy(self.model.norm(hidden), head.weight, labels)
+        weight: Tensor = self._head.weight
+        if self._rows not in (None, len(weight)):
+            weight = weight[: self._rows]
+        return linear_cross_entropy(self.model.norm(hidden), weight, labels)
 
     def weights(self) -> Mapping[str, nn.Parameter]:
         return dict(self.named_parameters())

@@ -156,11 +156,11 @@ class Worker:
         key = self._world.checkpoint
         if not key:
             job = self._env.job
-            self._engine.initialise(job.seed, self._env.secrets_dir, job.checkpoint.endpoint)
+            self._engine.initialise(job.seed, self._env.secrets_dir, job.checkpoint.endpoint, self._world.ids)
             return
         manifest = save_load.read_manifest(self._store, key)
         save_load.load(self._store, manifest.shards, self._engine.boxes())
-        self._engine.optimizer.all_gather()
+        self._engine.gather()
         log.info("rank %d resumes at step %d from %s", self._assignment.rank, self._world.first_step, key)
 
     def _directive(self, step: int) -> wire.StepDirective:

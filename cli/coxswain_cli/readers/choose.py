@@ -1,0 +1,53 @@
+"""Which reader a command line means, and how its errors are said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coxswain.errors import CoxswainError, Refused
+from coxswain.exits import Exit
+from coxswain_cli.readers.folder import folder_reader
+from coxswain_cli.readers.location import LocationReader
+from coxswain_cli.readers.stored_run import is_location
+from coxswain_cli.readers.values import JobReader
+
+FAILED = 1
+
+Job = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="A work directory, a job below runs/, a checkpoint.uri, or a job of a cluster."),
+]
+Kubeconfig = Annotated[Path | None, typer.Option("--kubeconfig", help="Read the job in this file's cluster.")]
+Context = Annotated[str, typer.Option("--context", help="Read the job in the cluster of this context.")]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Read the job in this namespace of a cluster.")]
+
+
+def reader_of(job: str, kubeconfig: Path | None, context: str, namespace: str) -> JobReader:
+    """Raises Refused, also for a place that is named twice."""
+    in_cluster = bool(kubeconfig or context or namespace)
+    if is_location(job):
+        if in_cluster:
+            raise Refused(
+                "TwoPlaces", f"{job} is a checkpoint location: leave --kubeconfig, --context and --namespace out"
+            )
+        return LocationReader(job)
+    if in_cluster:
+        from coxswain_cli.readers.cluster import Place, cluster_reader  # imports an HTTP client
+
+        return cluster_reader(Place(kubeconfig, context, namespace), job)
+    return folder_reader(job)
+
+
+@contextmanager
+def refusals(command: str) -> Iterator[None]:
+    """Ends the command with one line: exit code 2 for what the user can mend, 1 for what may pass."""
+    try:
+        yield
+    except CoxswainError as error:
+        typer.echo(f"cox {command}: {' '.join(str(error).splitlines())}", err=True)
+        raise typer.Exit(Exit.USER_FAULT if isinstance(error, Refused) else FAILED) from error

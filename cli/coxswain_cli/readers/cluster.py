@@ -1,0 +1,224 @@
+"""A job in a Kubernetes cluster, read with the rights of the user's kubeconfig. What `view` grants is enough.
+
+Why neither the coordinator's calls nor its page are asked: docs/design/report.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coxswain import names
+from coxswain.config import JobConfig
+from coxswain.errors import CoxswainError, Refused, Retryable
+from coxswain_cli.readers.stored_run import open_location
+from coxswain_cli.readers.values import Manifest, Seen, Write, stored
+from coxswain_cli.reporting.model import MixInForce, RecordedEvent, RecordedRun
+from coxswain_cli.reporting.read import decode_job, mixes_of, read_steps, seconds_of
+from coxswain_cli.reporting.step_selection import chosen_steps
+from coxswain_cli.summary import has_ended
+from coxswain_cli.workdir import condition
+from coxswain_operator.children.configuration import config_map_name
+from coxswain_operator.kubernetes.access import Access, find_access
+from coxswain_operator.kubernetes.connection import Connection, NotFound
+from coxswain_operator.kubernetes.resources import BY_KIND
+from coxswain_operator.views import member_name
+
+_DEADLINE = 5.0  # seconds for one answer of the API server
+_JOBS, _PODS, _MAPS = BY_KIND["TrainingJob"], BY_KIND["Pod"], BY_KIND["ConfigMap"]
+_LOG_SILENCE = 86_400.0  # seconds without a line, after which a followed log is given up
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Options of the command line. All empty: not a cluster."""
+
+    kubeconfig: Path | None = None
+    context: str = ""
+    namespace: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.kubeconfig or self.context or self.namespace)
+
+
+class ClusterReader:
+    def __init__(self, access: Access, namespace: str, name: str) -> None:
+        self._access, self._namespace, self._name = access, namespace, name
+
+    @property
+    def report_path(self) -> Path:
+        return Path(f"{self._name}-report.html")
+
+    def look(self) -> Seen:
+        async def ask(connection: Connection) -> Seen:
+            job = await self._job(connection)
+            return seen(job, await self._pods(connection, job))
+
+        return _asked(self._access, ask)
+
+    def record(self, steps: tuple[int, ...]) -> RecordedRun:
+        async def ask(connection: Connection) -> tuple[Manifest, JobConfig | None, tuple[RecordedEvent, ...]]:
+            job = await self._job(connection)
+            return job, await self._config(connection, job), await self._events(connection, job)
+
+        job, config, events = _asked(self._access, ask)
+        run = RecordedRun(self._name, events=events, job=config, status=job.get("status") or {}, mixes=mixes_of(config))
+        return _with_steps(run, job["spec"]["checkpoint"]["uri"], steps)
+
+    def logs(self, member: str, follow: bool, write: Write) -> None:
+        async def ask(connection: Connection) -> None:
+            job = await self._job(connection)
+            pods = current_pods(await self._pods(connection, job), member)
+            if not pods:
+                raise Retryable(self._without_pods(job, member))
+            places = [(pod["metadata"]["name"], container) for pod in pods for container in containers_of(pod)]
+            missing = await asyncio.gather(*(self._log(connection, *place, follow, write) for place in places))
+            if any(missing):
+                raise Retryable("; ".join(filter(None, missing)))
+
+        _asked(self._access, ask)
+
+    def _without_pods(self, job: Manifest, member: str) -> str:
+        state = condition(job, "Succeeded").get("reason", "Queued")
+        return f"TrainingJob {self._namespace}/{self._name} has no pod {f'of {member} ' if member else ''}now: it is {state}"
+
+    async def _job(self, connection: Connection) -> Manifest:
+        try:
+            return await connection.call("GET", _JOBS.path(self._namespace, self._name))
+        except NotFound as error:
+            if '" not found' not in str(error):
+                raise _unknown_kind() from error
+            message = f"namespace {self._namespace} has no TrainingJob {self._name}"
+            raise Refused(
+                "NoJob", f"{message}; `cox status --namespace {self._namespace}` lists what is there"
+            ) from error
+
+    async def _pods(self, connection: Connection, job: Manifest) -> list[Manifest]:
+        selector = f"{names.LABEL_JOB_UID}={job['metadata']['uid']}"
+        found = await connection.call("GET", _PODS.path(self._namespace), labelSelector=selector)
+        return list(found["items"])
+
+    async def _config(self, connection: Connection, job: Manifest) -> JobConfig | None:
+        """The resolved job; None before the operator has resolved it."""
+        try:
+            found = await connection.call("GET", _MAPS.path(self._namespace, config_map_name(job)))
+        except NotFound:
+            return None
+        return decode_job((found.get("data") or {}).get("job.json", ""))
+
+    async def _events(self, connection: Connection, job: Manifest) -> tuple[RecordedEvent, ...]:
+        selector = f"involvedObject.uid={job['metadata']['uid']}"
+        path = f"/api/v1/namespaces/{self._namespace}/events"
+        found = await connection.call("GET", path, fieldSelector=selector)
+        return tuple(sorted(map(_event, found["items"]), key=lambda e: e.time))
+
+    async def _log(self, connection: Connection, pod: str, container: str, follow: bool, write: Write) -> str:
+        """Why there is no log, such as a container that waits; empty: it was read."""
+        path = _PODS.path(self._namespace, pod, "log")
+        query = {"container": container, "follow": "true" if follow else "false"}
+        try:
+            async for line in connection.lines(path, _LOG_SILENCE, torn=True, **query):
+                write(f"{pod}/{container}", line + b"\n")
+        except CoxswainError as error:
+            return str(error)
+        return ""
+
+
+def seen(job: Manifest, pods: list[Manifest]) -> Seen:
+    status, summary = job.get("status") or {}, condition(job, "Succeeded")
+    note = f"at {status['updatedAt']}" if status.get("updatedAt") and not has_ended(job) else ""
+    state, lines = summary.get("reason", "Queued"), tuple(summary.get("message", "").splitlines())
+    progress = stored(status, note=note)
+    return Seen(job, state, lines, pods, step=progress.step if progress else 0, progress=progress)
+
+
+def current_pods(pods: list[Manifest], member: str) -> list[Manifest]:
+    """The newest pod of each member, or of one."""
+    newest: dict[str, Manifest] = {}
+    for pod in pods:
+        labels = pod["metadata"].get("labels") or {}
+        name = member_name(labels.get(names.LABEL_ROLE, ""), labels.get(names.LABEL_INDEX, "0"))
+        if member in ("", name) and _incarnation(pod) >= _incarnation(newest.get(name)):
+            newest[name] = pod
+    return [newest[name] for name in sorted(newest)]
+
+
+def _incarnation(pod: Manifest | None) -> int:
+    return -1 if pod is None else int((pod["metadata"].get("labels") or {}).get(names.LABEL_INCARNATION, "0"))
+
+
+def containers_of(pod: Manifest) -> list[str]:
+    """Our own and those of a template, sidecars first; init containers that end are left out."""
+    sidecars = [c for c in pod["spec"].get("initContainers", ()) if c.get("restartPolicy") == "Always"]
+    return [c["name"] for c in (*sidecars, *pod["spec"]["containers"])]
+
+
+def _event(item: Manifest) -> RecordedEvent:
+    time = item.get("eventTime") or item.get("lastTimestamp") or item["metadata"].get("creationTimestamp")
+    involved = item["involvedObject"]
+    place = f"{involved.get('kind', '')}/{involved.get('name', '')}"
+    return RecordedEvent(seconds_of(time), item.get("reason") or "", item.get("message") or "", place)
+
+
+def _with_steps(run: RecordedRun, uri: str, wanted: tuple[int, ...]) -> RecordedRun:
+    """Adds the steps and mixes that the checkpoint location has, or says why there are none."""
+    chosen_steps((), {}, wanted)  # refuses steps that are asked for: timings stay in the coordinator's pod
+    try:
+        mixes, lines = _stored(uri, run.job)
+    except (CoxswainError, OSError) as error:
+        return replace(run, notes=(f"no steps: {uri} cannot be read from here ({error})",))
+    steps, redone, unreadable = read_steps(lines)
+    note = f"steps up to the last checkpoint, from {uri}; timings stay in the coordinator's pod"
+    return replace(run, steps=steps, redone=redone, unreadable=unreadable, mixes=mixes or run.mixes, notes=(note,))
+
+
+def _stored(uri: str, config: JobConfig | None) -> tuple[tuple[MixInForce, ...], list[bytes]]:
+    if not uri.startswith("s3://"):
+        raise Refused("NotReachable", "only s3:// is the same place in the cluster and here")
+    location = open_location(uri, config.checkpoint.endpoint if config else None)
+    return location.mixes(), list(location.step_lines())
+
+
+def _unknown_kind() -> Refused:
+    message = (
+        "the API server knows no TrainingJobs; `cox crds | kubectl apply --server-side --filename -` installs them"
+    )
+    return Refused("NoKinds", message)
+
+
+def _asked(access: Access, question: Callable[[Connection], Awaitable[T]]) -> T:
+    async def ask() -> T:
+        async with Connection(access, _DEADLINE) as connection:
+            return await question(connection)
+
+    try:
+        access.trust()
+    except OSError as error:  # certificates that cannot be read
+        raise Refused(
+            "NoClusterAccess", f"{access.url}: {error}; correct the certificates of the kubeconfig"
+        ) from error
+    return asyncio.run(ask())
+
+
+def cluster_reader(place: Place, job: str) -> ClusterReader:
+    access = find_access(place.kubeconfig, context=place.context)
+    return ClusterReader(access, place.namespace or access.namespace, job)
+
+
+def jobs_of(place: Place) -> Iterator[Seen]:
+    """Every job of a namespace, without its pods."""
+    access = find_access(place.kubeconfig, context=place.context)
+
+    async def ask(connection: Connection) -> list[Any]:
+        try:
+            return list((await connection.call("GET", _JOBS.path(place.namespace or access.namespace)))["items"])
+        except NotFound as error:
+            raise _unknown_kind() from error
+
+    for job in _asked(access, ask):
+        yield seen(job, [])

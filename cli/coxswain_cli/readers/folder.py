@@ -1,0 +1,137 @@
+"""A job in a work directory of this machine."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from coxswain import names
+from coxswain.errors import CoxswainError, Refused
+from coxswain.wire import JobReport, StepLine
+from coxswain_cli.readers.stored_run import mixes_at
+from coxswain_cli.readers.values import Manifest, Progress, Seen, Write, reported, stored
+from coxswain_cli.reporting.model import RecordedRun
+from coxswain_cli.reporting.read import read_run
+from coxswain_cli.summary import has_ended, is_suspended
+from coxswain_cli.workdir import RUNS, Tail, condition, find_workdir, is_open, steps_of
+from coxswain_link.http_client import Client
+from coxswain_operator.children.job_token import mounted_name
+from coxswain_operator.local.objects import read_objects
+
+_DEADLINE = 1.0  # seconds for the coordinator's answer
+_PAUSE = 0.25  # seconds between two looks at growing logs
+_POD = re.compile(r".+?-((?:coordinator|loader-\d+|trainer-\d+))-(\d+)")
+
+
+class FolderReader:
+    def __init__(self, workdir: Path) -> None:
+        self._workdir = workdir
+
+    @property
+    def report_path(self) -> Path:
+        return self._workdir / "report.html"
+
+    def look(self) -> Seen:
+        """Raises Refused where there is no job, or an object is damaged."""
+        running, objects = is_open(self._workdir), read_objects(self._workdir / "cluster")
+        jobs = [o for o in objects if o["kind"] == "TrainingJob"]
+        if not jobs:
+            raise Refused("NoJob", f"{self._workdir} holds no TrainingJob; it was deleted, or never created")
+        pods = [o for o in objects if o["kind"] == "Pod"]
+        report = ask_coordinator(jobs[0], objects, pods) if running else None
+        lines = steps_of(Tail(self._workdir / "steps.jsonl", from_start=True))
+        last = lines[-1] if lines else None
+        state, explanation = _heading(jobs[0], running)
+        progress = reported(report) if report else _last_known(jobs[0], running, last)
+        step = last.step + 1 if last else 0
+        return Seen(jobs[0], state, explanation, pods, report, running, step, progress)
+
+    def record(self, steps: tuple[int, ...]) -> RecordedRun:
+        run = read_run(self._workdir, steps)
+        if run.job is None:
+            return run
+        mixes, why = mixes_at(run.job.checkpoint)
+        return dataclasses.replace(run, mixes=mixes or run.mixes, notes=(why,) if why else ())
+
+    def logs(self, member: str, follow: bool, write: Write) -> None:
+        tails: dict[Path, Tail] = {}
+        while True:
+            ended = not (follow and is_open(self._workdir))
+            for path in self._logs(member):
+                tail, origin = tails.setdefault(path, Tail(path, from_start=True)), f"{path.parent.name}/{path.stem}"
+                for line in tail.lines():
+                    write(origin, line)
+                if ended and (rest := tail.rest()):
+                    write(origin, rest + b"\n")
+            if ended:
+                break
+            time.sleep(_PAUSE)
+        if not tails:
+            raise self._no_logs(member)
+
+    def _no_logs(self, member: str) -> Refused:
+        what = f"log of {member}" if member else "logs"
+        return Refused("NoLogs", f"{self._workdir}/logs holds no {what}; `cox status {self._workdir}` lists the pods")
+
+    def _logs(self, member: str) -> list[Path]:
+        """Of the newest pod of each member, or of one."""
+        newest: dict[str, tuple[int, Path]] = {}
+        for folder in sorted((self._workdir / "logs").glob("*/")):
+            match = _POD.fullmatch(folder.name)
+            if match and member in ("", match[1]):
+                newest[match[1]] = max(newest.get(match[1], (-1, folder)), (int(match[2]), folder))
+        return [
+            path for _, folder in sorted(newest.values(), key=lambda n: n[1]) for path in sorted(folder.glob("*.log"))
+        ]
+
+
+def _last_known(job: Manifest, running: bool, last: StepLine | None) -> Progress | None:
+    """From the job's status, which may be older than the last line of steps.jsonl. Rates say nothing about now."""
+    stale = running and not (has_ended(job) or is_suspended(job))
+    note = "when last seen; no coordinator answers" if stale else ""
+    found = stored(job.get("status", {}), last.step + 1 if last else 0, note)
+    if found is None:
+        return None
+    return Progress(found.step, found.steps, last.loss if last else found.loss, note=note)
+
+
+def _heading(job: Manifest, running: bool) -> tuple[str, tuple[str, ...]]:
+    summary = condition(job, "Succeeded")
+    if running or has_ended(job) or is_suspended(job):
+        return summary.get("reason", "Queued"), tuple(summary.get("message", "").splitlines())
+    return "not running", ("its `cox run` has ended before the job; the same command resumes it",)
+
+
+def ask_coordinator(job: Manifest, objects: list[Manifest], pods: list[Manifest]) -> JobReport | None:
+    """Returns the coordinator's report; None when it does not run or does not answer."""
+    address = next((p["status"].get("podIP") for p in pods if _is_coordinator(p)), None)
+    secrets = (o["data"] for o in objects if (o["kind"], o["metadata"]["name"]) == ("Secret", mounted_name(job)))
+    token = next((data["token"] for data in secrets if "token" in data), None)
+    if address is None or token is None:
+        return None
+    url = f"http://{names.host_port(address, names.PORT_COORDINATOR)}"
+    try:
+        with Client(url, base64.b64decode(token).decode(), _DEADLINE) as client:
+            return client.get("/v1/report", JobReport)
+    except CoxswainError:
+        return None
+
+
+def _is_coordinator(pod: Manifest) -> bool:
+    labels = pod["metadata"].get("labels") or {}
+    return labels.get(names.LABEL_ROLE) == "coordinator" and pod["status"]["phase"] == "Running"
+
+
+def folder_reader(job_or_folder: str) -> FolderReader:
+    """Of a work directory, or of a job below runs/. Raises Refused."""
+    return FolderReader(find_workdir(job_or_folder))
+
+
+def below_runs() -> Iterator[FolderReader]:
+    """Of every work directory below runs/."""
+    for folder in sorted(RUNS.glob("*/cluster")):
+        yield FolderReader(folder.parent)

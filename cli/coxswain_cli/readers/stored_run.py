@@ -1,0 +1,152 @@
+"""What a run has stored at its `checkpoint.uri`: its owner, checkpoints, steps, and mix records."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import msgspec
+import zstandard
+
+from coxswain.config import CheckpointConfig, EndpointConfig
+from coxswain.errors import CoxswainError, Refused
+from coxswain.membership.values import MixRecord
+from coxswain.planlog import mix_key
+from coxswain.uris import file_path, file_uri, is_file
+from coxswain_cli.reporting.model import MixInForce
+from coxswain_link.store import NotFound, Store, open_store
+
+_PATIENCE = 3.0  # seconds for which S3 may be unavailable
+_AT_ONCE = 16  # objects that are read side by side
+_SEGMENTS, _GENERATIONS, _MANIFESTS, _STEPS = "log/membership/", "log/generations/", "manifests/", "steps/"
+
+T = TypeVar("T")
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """`run.json`: the run that the location belongs to."""
+
+    job: str  # NAMESPACE/NAME
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """What people ask of a checkpoint manifest."""
+
+    step: int
+    job: str = ""
+    tokens: int = 0
+    time: float = 0.0
+    stream_digest: str = ""
+
+
+class _Segment(msgspec.Struct, frozen=True):
+    """What the search for a mix record's first step needs of a membership segment."""
+
+    memberships: tuple[_Step, ...]
+    mix: int = 0
+
+
+class _Step(msgspec.Struct, frozen=True):
+    step: int
+
+
+class StoredRun:
+    """Reads a checkpoint location. Raises Refused for a damaged object; other CoxswainErrors come from the store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def owner(self) -> Owner | None:
+        """None: no run has ever used this location."""
+        try:
+            return _decoded("run.json", self._store.get("run.json"), Owner)
+        except NotFound:
+            return None
+
+    def checkpoints(self) -> tuple[list[int], Checkpoint | None]:
+        """The steps of all checkpoints, and the newest one."""
+        keys = self._keys(_MANIFESTS)
+        newest = _decoded(keys[-1], self._store.get(keys[-1]), Checkpoint) if keys else None
+        return [n for key in keys if (n := _ordinal(key)) is not None], newest
+
+    def generation(self) -> int:
+        """Number of the newest world; 0: none yet."""
+        return max((_ordinal(key) or 0 for key in self._keys(_GENERATIONS)), default=0)
+
+    def step_lines(self, last: bool = False) -> Iterator[bytes]:
+        """Lines of `steps.jsonl` up to the last checkpoint; with `last` only those of the last object."""
+        keys = self._keys(_STEPS)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for content in pool.map(self._store.get, keys[-1:] if last else keys):
+                yield from content.splitlines()
+
+    def mixes(self) -> tuple[MixInForce, ...]:
+        """Every mix record that a committed step uses, and the first step that it holds for."""
+        found: list[MixInForce] = []
+        segments: list[str] | None = None
+        while (record := self._record(len(found))) is not None:
+            segments = self._keys(_SEGMENTS) if segments is None else segments
+            if (first := self._first_step(segments, record.number) if record.number else 0) is None:
+                break  # it was offered, and no step uses it yet
+            found.append(MixInForce(first, record))
+        return tuple(found)
+
+    def _first_step(self, segments: list[str], number: int) -> int | None:
+        """By bisection: the number of the record in force never falls."""
+        place = bisect_left(segments, number, key=lambda key: self._read(key, _Segment).mix)
+        return self._read(segments[place], _Segment).memberships[0].step if place < len(segments) else None
+
+    def _record(self, number: int) -> MixRecord | None:
+        try:
+            return self._read(mix_key(number), MixRecord)
+        except NotFound:
+            return None
+
+    def _read(self, key: str, type_: type[T]) -> T:
+        data = self._store.get(key)
+        try:
+            return _decoded(key, zstandard.decompress(data), type_)
+        except zstandard.ZstdError as error:
+            raise _damaged(key, error) from error
+
+    def _keys(self, folder: str) -> list[str]:
+        return sorted(o.path for o in self._store.list(folder))
+
+
+def _decoded(key: str, data: bytes, type_: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=type_)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _damaged(key, error) from error
+
+
+def _damaged(key: str, error: Exception) -> Refused:
+    return Refused("ObjectDamaged", f"{key} cannot be read ({error}); restore it")
+
+
+def _ordinal(key: str) -> int | None:
+    """The number in a key's name, such as `manifests/step-0000000040.json`."""
+    digits = "".join(c for c in key.rsplit("/", 1)[-1].partition(".")[0] if c.isdecimal())
+    return int(digits) if digits else None
+
+
+def open_location(uri: str, endpoint: EndpointConfig | None = None) -> StoredRun:
+    """Opens a checkpoint location with the credentials of this user, never with those of the job."""
+    if is_file(uri):
+        uri = file_uri(file_path(uri).absolute())
+    own = msgspec.structs.replace(endpoint or EndpointConfig(), secret="")
+    return StoredRun(open_store(uri, own, patience=_PATIENCE))
+
+
+def mixes_at(checkpoint: CheckpointConfig) -> tuple[tuple[MixInForce, ...], str]:
+    """The mix records at a location, and why there are none that could be read."""
+    try:
+        return open_location(checkpoint.uri, checkpoint.endpoint).mixes(), ""
+    except (CoxswainError, OSError) as error:
+        return (), f"the mix is drawn as it is now: earlier ones at {checkpoint.uri} cannot be read ({error})"
+
+
+def is_location(text: str) -> bool:
+    return text.startswith(("s3://", "file:"))

@@ -1,0 +1,129 @@
+"""Keeps two runs from using one checkpoint location at once: each run that uses it renews an object there.
+
+A run that starts and finds another run's object waits until that is renewed (then the other run is alive, and this one is
+refused) or `LEASE_SECONDS` are over (then its process is gone). No clocks are compared. A run writes its own object before
+it looks for others, so of two runs that start together at least one is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import msgspec
+
+from coxswain.errors import CoxswainError, Refused
+from coxswain_coordinator.store_executor import StoreExecutor
+from coxswain_link.store import NotFound, Store
+
+log = logging.getLogger(__name__)
+
+RENEW_SECONDS = 10.0
+LEASE_SECONDS = 30.0
+_LOOK_SECONDS = 1.0  # between two looks at another run's object
+_LEAVE_SECONDS = 5.0  # for the deletion at the end
+
+FOLDER = "live/"
+
+
+class LiveRun(msgspec.Struct, frozen=True):
+    """`live/UID.json`: a run that uses this location. `renewals` grows while it is alive."""
+
+    job: str
+    uid: str
+    coordinator: str  # the pod's name
+    place: str  # host and run directory
+    renewals: int = 0
+
+
+class Claim:
+    """The claim of one run. `acquire` once, `release` at the end."""
+
+    def __init__(
+        self,
+        store: Store,
+        run: LiveRun,
+        renew: float = RENEW_SECONDS,
+        lease: float = LEASE_SECONDS,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`sleep` passes the time between two looks at another run's object."""
+        self._store, self._run, self._renew, self._lease, self._sleep = store, run, renew, lease, sleep
+        self._renewing: asyncio.Task[None] | None = None
+        self._released = asyncio.Event()
+
+    async def acquire(self, call: StoreExecutor, on_wait: Callable[[str], None] = lambda words: None) -> bool:
+        """Returns once no other run uses the location: whether it had to wait for that.
+
+        Raises Refused (CheckpointInUse), and what the store raises. `on_wait` gets what the claim waits for; empty: nothing.
+        """
+        self._call = call
+        await self._write()
+        self._renewing = asyncio.create_task(self._keep())
+        others = await call(self._others)
+        for other in others:
+            on_wait(
+                f"the claim of {other.job} ({other.place}) on checkpoint.uri to be renewed or to end in {self._lease:g} s"
+            )
+            await self._outlive(other)
+        on_wait("")
+        return bool(others)
+
+    async def release(self) -> None:
+        """Stops renewing and deletes the object. A store that is away keeps it: others wait for the lease then."""
+        if self._renewing is None:
+            return
+        self._released.set()
+        with suppress(CoxswainError, TimeoutError):
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                await self._renewing  # never cancelled: a write that is under way must not come behind the deletion
+                await self._call(self._store.delete, key_of(self._run.uid))
+        self._renewing.cancel()
+
+    async def _outlive(self, other: LiveRun) -> None:
+        """Waits until the other run's lease is over. Raises Refused if it renews its object."""
+        for _ in range(max(1, round(self._lease / _LOOK_SECONDS))):
+            await self._sleep(_LOOK_SECONDS)
+            now = await self._call(self._read, key_of(other.uid))
+            if now is None:
+                return
+            if now.renewals != other.renewals:
+                raise in_use(self._store.uri, now)
+        log.warning("the run of %s (%s) no longer uses %s", other.job, other.place, self._store.uri)
+        await self._call(self._store.delete, key_of(other.uid))
+
+    async def _keep(self) -> None:
+        while not self._released.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._released.wait(), self._renew)
+                return
+            with suppress(CoxswainError):  # the next one may succeed
+                await self._write()
+
+    async def _write(self) -> None:
+        self._run = msgspec.structs.replace(self._run, renewals=self._run.renewals + 1)
+        await self._call(self._store.put, key_of(self._run.uid), msgspec.json.encode(self._run))
+
+    def _others(self) -> list[LiveRun]:
+        found = (self._read(o.path) for o in self._store.list(FOLDER) if o.path != key_of(self._run.uid))
+        return [run for run in found if run is not None]
+
+    def _read(self, key: str) -> LiveRun | None:
+        """None where the object is gone, or is none of ours."""
+        with suppress(NotFound, msgspec.DecodeError):
+            return msgspec.json.decode(self._store.get(key), type=LiveRun)
+        return None
+
+
+def key_of(uid: str) -> str:
+    return f"{FOLDER}{uid}.json"
+
+
+def in_use(uri: str, run: LiveRun) -> Refused:
+    return Refused(
+        "CheckpointInUse",
+        f"checkpoint.uri {uri} is in use by the run of {run.job} (uid {run.uid}, {run.coordinator} on {run.place}); wait for "
+        "it to end, or choose another",
+    )

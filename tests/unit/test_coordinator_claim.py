@@ -1,0 +1,147 @@
+"""Two runs never use one checkpoint location at once; what a killed run leaves behind delays the next one and no more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from coxswain.config import CheckpointConfig
+from coxswain.errors import Refused
+from coxswain.names import CLAIMS_ROOT
+from coxswain.uris import file_uri
+from coxswain_coordinator.__main__ import claim_of
+from coxswain_coordinator.checkpoint.claim import LEASE_SECONDS, RENEW_SECONDS, Claim, LiveRun, key_of
+from coxswain_coordinator.store_executor import StoreExecutor
+from coxswain_link.environment import Environment
+from coxswain_link.store import Store, open_store
+from tests.unit.coordinator_fakes import make_job
+
+OTHER = LiveRun("team/other", "u2", "other-coordinator-1", "host-b, /runs/other", 7)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(file_uri(tmp_path), create=True)
+
+
+class Time:
+    """Passes at once. `during` happens in each sleep."""
+
+    def __init__(self, during: Callable[[], object] = lambda: None) -> None:
+        self.passed, self._during = 0.0, during
+
+    async def sleep(self, seconds: float) -> None:
+        self.passed += seconds
+        self._during()
+
+
+def put(store: Store, run: LiveRun) -> None:
+    store.put(key_of(run.uid), msgspec.json.encode(run))
+
+
+def claim(store: Store, time: Time, renew: float = RENEW_SECONDS) -> Claim:
+    return Claim(
+        store, LiveRun("default/demo", "u1", "demo-coordinator-0", "host-a, /runs/demo"), renew, sleep=time.sleep
+    )
+
+
+def keys(store: Store) -> list[str]:
+    return [o.path for o in store.list("live/")]
+
+
+async def test_a_location_that_no_run_uses_is_claimed_at_once_and_free_after_the_release(store: Store) -> None:
+    time = Time()
+    mine = claim(store, time)
+    assert await mine.acquire(StoreExecutor()) is False
+    assert (keys(store), time.passed) == ([key_of("u1")], 0.0)
+    await mine.release()
+    assert keys(store) == []
+
+
+async def test_a_location_whose_run_is_alive_is_refused_with_the_name_of_that_run(store: Store) -> None:
+    put(store, OTHER)
+    time = Time(lambda: put(store, msgspec.structs.replace(OTHER, renewals=8)))
+    mine = claim(store, time)
+    with pytest.raises(Refused) as refused:
+        await mine.acquire(StoreExecutor())
+    await mine.release()
+    assert refused.value.reason == "CheckpointInUse"
+    assert "in use by the run of team/other (uid u2, other-coordinator-1 on host-b, /runs/other)" in str(refused.value)
+    assert (time.passed < RENEW_SECONDS, keys(store)) == (True, [key_of("u2")])
+
+
+async def test_the_claim_of_a_killed_run_is_deleted_once_its_lease_is_over(store: Store) -> None:
+    put(store, OTHER)
+    waited: list[str] = []
+    time = Time()
+    mine = claim(store, time)
+    assert await mine.acquire(StoreExecutor(), waited.append) is True
+    assert (time.passed, keys(store)) == (LEASE_SECONDS, [key_of("u1")])
+    assert ["team/other (host-b, /runs/other)" in waited[0], waited[-1]] == [True, ""]
+    await mine.release()
+
+
+async def test_a_run_that_ends_meanwhile_makes_way_at_once(store: Store) -> None:
+    put(store, OTHER)
+    time = Time(lambda: store.delete(key_of("u2")))
+    mine = claim(store, time)
+    assert await mine.acquire(StoreExecutor()) is True
+    assert time.passed < RENEW_SECONDS
+    await mine.release()
+
+
+async def test_a_coordinator_that_replaces_another_of_its_job_does_not_wait_for_it(store: Store) -> None:
+    put(store, msgspec.structs.replace(OTHER, uid="u1"))
+    time = Time()
+    mine = claim(store, time)
+    assert await mine.acquire(StoreExecutor()) is False
+    assert time.passed == 0.0
+    await mine.release()
+
+
+async def test_a_claim_is_renewed_while_it_is_held_and_not_written_after_its_release(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, renewed, put = asyncio.get_running_loop(), asyncio.Event(), store.put
+
+    def counted(key: str, data: bytes) -> None:
+        put(key, data)
+        if msgspec.json.decode(data, type=LiveRun).renewals == 5:
+            loop.call_soon_threadsafe(renewed.set)
+
+    monkeypatch.setattr(store, "put", counted)
+    mine = claim(store, Time(), renew=0.001)
+    await mine.acquire(StoreExecutor())
+    await renewed.wait()
+    await mine.release()
+    assert keys(store) == []
+
+
+async def test_an_object_of_another_shape_is_no_claim(store: Store) -> None:
+    store.put(key_of("u3"), b"[]")
+    mine = claim(store, Time())
+    assert await mine.acquire(StoreExecutor()) is False
+    await mine.release()
+
+
+@pytest.mark.parametrize(
+    ("uri", "claimed"),
+    [("s3://runs/demo", True), (f"file://{CLAIMS_ROOT}/data/runs", True), ("file:///home/me/runs", False)],
+)
+def test_locations_that_other_machines_reach_are_claimed(store: Store, tmp_path: Path, uri: str, claimed: bool) -> None:
+    job = make_job(tmp_path, checkpoint=CheckpointConfig(uri=uri))
+    environment = Environment(
+        name="coordinator",
+        index=0,
+        coordinator_url="",
+        job=job,
+        token="",
+        pod_name="demo-coordinator-0",
+        pod_ip="",
+        pod_uid="",
+    )
+    assert (claim_of(environment, store) is not None) == claimed

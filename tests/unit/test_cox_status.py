@@ -1,0 +1,86 @@
+"""What `cox status` says of pods and progress, from the same values wherever they were read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from coxswain_cli.__main__ import app
+from coxswain_cli.readers.values import Progress, Seen, stored
+from coxswain_cli.status import brief, describe
+from tests.unit import report_samples as samples
+
+Manifest = dict[str, Any]
+
+JOB: Manifest = {"metadata": {"name": "demo"}, "status": {}}
+UNPLACED = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available: 3 Insufficient cpu."}
+
+
+def pod(phase: str, *containers: Manifest, **status: Any) -> Manifest:
+    return {
+        "metadata": {"name": "demo-trainer-0-0"},
+        "status": {"phase": phase, "containerStatuses": containers, **status},
+    }
+
+
+def container(ready: bool, **state: Any) -> Manifest:
+    return {"name": "trainer", "ready": ready, "state": state}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (pod("Running", container(True)), "Running"),
+        (pod("Running", container(False)), "Running, not ready: trainer"),
+        (
+            pod("Pending", container(False, waiting={"reason": "ImagePullBackOff"})),
+            "Pending, not ready: trainer (ImagePullBackOff)",
+        ),
+        (pod("Pending", conditions=[UNPLACED]), "Pending 0/3 nodes are available: 3 Insufficient cpu."),
+        (pod("Failed", container(False, terminated={"exitCode": 137})), "Failed (exit codes: trainer 137)"),
+        (pod("Failed", message="Pod was evicted"), "Failed Pod was evicted"),
+        ({"metadata": {"name": "demo-trainer-0-0"}}, "Pending"),
+    ],
+)
+def test_a_pod_says_its_phase_and_why_it_does_not_work(found: Manifest, said: str) -> None:
+    assert list(describe(Seen(JOB, "Running", pods=[found])))[-1] == f"  pod         demo-trainer-0-0: {said}"
+
+
+@pytest.mark.parametrize(
+    ("progress", "said"),
+    [
+        (Progress(3), "3"),
+        (Progress(3, 40, 4.56784), "3/40, loss 4.5678"),
+        (Progress(3, 40, None, 1234.0, 0.125, 75.0), "3/40, 1.2 k tokens/s, idle 12.5%, 1 m 15 s left"),
+        (Progress(3, 40, note="when last seen"), "3/40 when last seen"),
+    ],
+)
+def test_progress_shows_what_is_known_of_it(progress: Progress, said: str) -> None:
+    assert f"  step        {said}" in list(describe(Seen(JOB, "Running", progress=progress)))
+
+
+def test_the_texts_of_a_status_become_numbers_and_what_is_no_number_is_unknown() -> None:
+    status = {"step": 3, "steps": 40, "loss": "4.5", "tokensPerSecond": "", "idlePercent": "12.5", "etaSeconds": 75}
+    assert stored({"progress": status}, step=5) == Progress(5, 40, 4.5, None, 0.125, 75)
+    assert stored({}) is None
+
+
+def test_a_line_of_the_list_has_the_state_and_how_far_the_job_is() -> None:
+    assert brief(Seen(JOB, "Queued")) == "demo: Queued"
+    assert brief(Seen(JOB, "Running", progress=Progress(3, 40, 4.5))) == "demo: Running, step 3/40, loss 4.5000"
+
+
+def test_without_a_job_every_work_directory_below_runs_is_listed_also_one_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["status"]).output == "no jobs below runs/\n"
+    samples.write_object(tmp_path / "runs/torn", "TrainingJob", "torn", {})
+    metadata = {"name": "whole", "namespace": "default", "uid": "u", "resourceVersion": "1", "generation": 1}
+    samples.write_object(tmp_path / "runs/whole", "TrainingJob", "whole", {"metadata": metadata})
+    torn, whole = CliRunner().invoke(app, ["status"]).output.splitlines()
+    assert torn.startswith("torn: cannot be read: runs/torn/cluster/TrainingJob/default/torn.json")
+    assert whole == "whole: not running"

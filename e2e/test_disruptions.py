@@ -50,7 +50,7 @@ def test_a_deleted_pod_is_replaced_and_not_counted(job: Job, baseline: Digests, 
     victim, *_ = job.pods(role)
     others = job.uids() - {victim["metadata"]["uid"]}
     job.kubectl("delete", "pod", victim["metadata"]["name"], "--wait=false")
-    job.wait_for_event("NodeLost", "Disruption: RestartTrainerIgnoringLimit")
+    job.wait_for_event("PodDisrupted", "Disruption: RestartTrainerIgnoringLimit")
     completed(job, baseline, 0, 1)
     assert others < job.uids(), "a healthy pod was replaced"
 

@@ -56,7 +56,7 @@ def test_a_node_that_reboots_before_it_is_missed_costs_no_counted_restart(
     spread(job)
     second.kill()
     second.start()
-    job.wait_for_event("NodeLost", UNCOUNTED, NOTICED)
+    job.wait_for_event("PodDisrupted", UNCOUNTED, NOTICED)
     completed(job, baseline, 0, 1)
 
 

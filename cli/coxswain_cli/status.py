@@ -80,6 +80,7 @@ def describe(seen: Seen) -> Iterator[str]:
         yield f"  step        {_progress(seen.progress)}"
     if seen.report is not None:
         yield f"  waits for   {seen.report.waiting_for or 'nothing'}"
+        yield from (f"  slow        {words}" for words in (seen.report.slow,) if words)
     if layout := status.get("layout"):
         yield f"  layout      {layout.get('summary', '')}, world generation {status.get('worldGeneration', 0)}"
     if checkpoint := status.get("lastCheckpoint"):

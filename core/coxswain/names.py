@@ -29,6 +29,7 @@ ENV_INDEX = "COXSWAIN_INDEX"
 ENV_INCARNATION = "COXSWAIN_INCARNATION"  # how many pods the member had before this one
 ENV_COORDINATOR = "COXSWAIN_COORDINATOR_URL"
 ENV_JOB_DIR = "COXSWAIN_JOB_DIR"  # holds job.json (ConfigMap)
+ENV_CONFIG = "COXSWAIN_CONFIG"  # name of that ConfigMap, which differs between attempts of other configurations
 ENV_TOKEN_DIR = "COXSWAIN_TOKEN_DIR"  # holds token (Secret)
 ENV_SECRETS_DIR = "COXSWAIN_SECRETS_DIR"  # one folder per endpoint Secret
 ENV_RUN_DIR = "COXSWAIN_RUN_DIR"  # coordinator only: steps.jsonl, events.jsonl, timings.jsonl
@@ -39,6 +40,7 @@ ENV_HOST_NETWORK = "COXSWAIN_HOST_NETWORK"  # "true" in a pod with hostNetwork; 
 ENV_POD_NAME = "POD_NAME"
 ENV_POD_IP = "POD_IP"
 ENV_POD_UID = "POD_UID"
+ENV_NODE = "NODE_NAME"  # trainer only: of the Kubernetes node, or of the machine
 
 # Where pods mount the PersistentVolumeClaims of `pvc://` uris, one folder a claim; services see plain file uris.
 CLAIMS_ROOT = "/mnt/claims"
@@ -55,8 +57,9 @@ CONDITIONS = (
 )  # fmt: skip
 
 EVENT_REASONS = (
-    "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "StragglerDetected", "LayoutChanged", "NodeLost",
+    "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "MixChanged", "NodeLost", "PodDisrupted",
     "WorkerRestarted", "CheckpointSaved", "Scaled", "Suspended", "Resumed", "Completed", "Failed",
+    "EditPending",
 )  # fmt: skip
 
 

@@ -51,6 +51,8 @@ class Register(msgspec.Struct, frozen=True):
     devices: int = 0  # an agent's
     generation: int = 0  # an agent's: the world of which all its workers live; 0: there is none
     last_error: str = msgspec.field(name="trouble", default="")  # a loader's, of its store
+    node: str = ""  # an agent's; empty: not known
+    config: str = ""  # name of the ConfigMap that it has read; empty: it does not know
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -313,6 +315,19 @@ class SourceReport(msgspec.Struct, frozen=True):
     weight: int = 0
 
 
+class TrainerReport(msgspec.Struct, frozen=True):
+    """A trainer's slowest rank over the latest steps, as `coxswain.trainer_figures` computes it. Means of a step in seconds."""
+
+    name: str
+    pod: str
+    node: str
+    rank: int
+    compute_seconds: float
+    data_wait_seconds: float
+    wait_seconds: float  # neither compute nor data: other ranks, reduction and update
+    slowdown: float  # compute over planned compute, as a multiple of the median rank's; 0: unknown
+
+
 class JobReport(msgspec.Struct, frozen=True):
     """GET /v1/report for the operator; without sources also the coordinator's termination message."""
 
@@ -335,6 +350,8 @@ class JobReport(msgspec.Struct, frozen=True):
     events: tuple[JobEvent, ...] = ()  # since the job began, newest last, at most 64
     fault: Fault | None = None
     reason: str = ""  # of the end: Completed's reason (StopReached, DataExhausted)
+    trainers: tuple[TrainerReport, ...] = ()  # of the current world, the slowest first, at most 64
+    slow: str = ""  # names slow trainers; empty: none is slow
 
     def revision(self) -> str:
         """Changes with what needs an action at once, not with counters that grow while the job runs."""
@@ -377,4 +394,4 @@ class StepLine(msgspec.Struct, frozen=True):
     learning_rate: float
     tokens_by_source: dict[str, int]
     data_wait_seconds: float
-    time: float
+    time: float  # when the first rank ended the step, by its clock

@@ -115,8 +115,15 @@ class PodStatus(_Struct, frozen=True):
     init_container_statuses: tuple[ContainerStatus, ...] | None = None
 
 
+class Container(_Struct, frozen=True):
+    name: str
+    image: str = ""
+
+
 class PodSpec(_Struct, frozen=True):
     node_name: str | None = None
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] | None = None
 
 
 class Pod(_Struct, frozen=True):
@@ -180,7 +187,13 @@ def view_of(pod: Pod) -> PodView:
         lingers=lingers,
         pod_reason=sys.intern(status.reason or ""),
         status_message=status.message or "",
+        image=_image(pod.spec.containers, role),
+        data_image=_image(pod.spec.init_containers or (), CONSTRUCTOR.name),
     )
+
+
+def _image(containers: Iterable[Container], name: str) -> str:
+    return sys.intern(next((c.image for c in containers if c.name == name), ""))
 
 
 _ENDED = ("Succeeded", "Failed")
@@ -216,6 +229,7 @@ def child_view(child: Manifest) -> ChildView:
         uid=meta["uid"],
         content=(meta.get("annotations") or {}).get(CONTENT, ""),
         deleting="deletionTimestamp" in meta,
+        data=(child.get("data") or {}) if child["kind"] == "ConfigMap" else {},
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from coxswain.names import ANNOTATION_RETRY
@@ -63,6 +64,8 @@ class PodView:
     lingers: bool = False  # its own container has ended; others, such as a log shipper, keep the pod on its node
     pod_reason: str = ""  # the pod's own, such as Evicted
     status_message: str = ""  # its explanation
+    image: str = ""  # of its own container
+    data_image: str = ""  # of a trainer's constructor
 
     @property
     def member(self) -> str:
@@ -107,13 +110,14 @@ class HolderView:
 
 @dataclass(frozen=True, slots=True)
 class ChildView:
-    """A child other than a pod. `content` is the hash in its annotation."""
+    """A child other than a pod. `content` is the hash in its annotation; `data` is a ConfigMap's."""
 
     kind: str
     name: str
     uid: str = ""
     content: str = ""
     deleting: bool = False
+    data: Mapping[str, str] = field(default_factory=dict)
 
 
 def retry_value(job: Manifest) -> str:

@@ -38,7 +38,7 @@ async def _serve(environment: Environment) -> int:
     store = open_store(job.checkpoint.uri, job.checkpoint.endpoint, environment.secrets_dir, create=True)
     coordinator = Coordinator(
         job, store, environment.token, place, environment.pod_name, environment.run_dir, clock=time.time,
-        recorded_step=environment.recorded_step,
+        recorded_step=environment.recorded_step, config=environment.config,
         edits=MixEdits(environment.job_file, job), claim=claim_of(environment, store),
     )  # fmt: skip
     await coordinator.start(environment.pod_ip, PORT_COORDINATOR)

@@ -23,17 +23,19 @@ class Coordinator:
     """One job's coordinator.
 
     `author` names it in the plan log; `run_dir` gets the JSON-lines files; `edits` returns the
-    job's mix when it has been edited. It never resumes below `recorded_step`. `claim`: on the location
-    of the checkpoints, where other runs could reach it.
+    job's mix when it has been edited. It never resumes below `recorded_step`, and takes no member
+    that has read another ConfigMap than `config`. `claim`: on the location of the checkpoints, where
+    other runs could reach it.
     """
 
     def __init__(
         self, job: JobConfig, store: Store, token: str, planner: Planner, author: str, run_dir: Path | None,
         clock: Callable[[], float], edits: Edits = lambda: None, recorded_step: int = 0, claim: Claim | None = None,
+        config: str = "",
     ) -> None:  # fmt: skip
         metrics, self._claim = build("coordinator"), claim
         self._state = JobState(job, metrics, run_dir, clock)
-        self._state.recorded_step = recorded_step
+        self._state.recorded_step, self._state.config = recorded_step, config
         self._driver = Driver(self._state, store, planner, author, edits, claim)
         self._service = HttpService(
             token, lambda: self._state.generation, metrics, problem=lambda: self._driver.problem(time.monotonic())

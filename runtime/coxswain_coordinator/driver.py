@@ -70,11 +70,14 @@ class Driver:
         try:
             await self._open()
             while run.finished is None:
+                run.log_steps()
                 seen, self._advanced = run.notifier.count, time.monotonic()
                 if not await self._advance():
                     await run.notifier.wait_until(lambda: run.notifier.count > seen, _STALL_CHECK_SECONDS)  # noqa: B023  called at once
         except Refused as error:
             return run.finish(termination.failed(run.fail(Fault(error.reason, error.message))))
+        finally:
+            run.log_steps(now=True)
         with suppress(Refused, Retryable, Stale):  # cleaning up cannot spoil a good end
             await self._collect_garbage(run.finished)
         return run.finished
@@ -119,9 +122,8 @@ class Driver:
             return await self._merge_index() if run.index_progress.complete else False
         if session is None or session.lost:
             return await self._worlds.form()
-        if stall := self._stall_detector.judge(
-            session, [line.seconds for line in run.history.recent], time.monotonic()
-        ):
+        durations = [line.seconds for line in run.history.recent]
+        if stall := self._stall_detector.judge(session, durations, time.monotonic(), run.trainers.place):
             run.mark_world_lost(stall)
             return True
         if run.close_step(session):

@@ -108,11 +108,12 @@ class StepTracker:
 
 
 def step_line(plan: StepPlan, reports: Mapping[int, StepReport], stream_digest: str, now: float) -> StepLine:
-    """loss = sum of token losses / valid tokens; idle = 1 - compute / (ranks x step seconds).
+    """loss = sum of token losses / valid tokens; idle = 1 - compute / (ranks x step seconds); `time` is when the first rank ended
+    the step, by its clock: the line may arrive much later (`now`), after a coordinator was away.
 
     Losses and norms are finite here: `JobState.add_report` ends a job that diverges.
     """
-    ranks = list(reports.values())
+    ranks = [reports[rank] for rank in sorted(reports)]
     seconds = max(r.seconds for r in ranks)
     busy = sum(r.compute_seconds for r in ranks)
     by_source: dict[str, int] = defaultdict(int)
@@ -133,7 +134,7 @@ def step_line(plan: StepPlan, reports: Mapping[int, StepReport], stream_digest: 
         learning_rate=ranks[0].learning_rate,
         tokens_by_source=dict(sorted(by_source.items())),
         data_wait_seconds=max(r.data_wait_seconds for r in ranks),
-        time=now,
+        time=ranks[0].ended or now,
     )
 
 

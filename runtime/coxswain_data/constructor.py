@@ -40,7 +40,8 @@ class Constructor:
 
     def follow(self) -> NoReturn:
         """Registers and follows the world until the job ends (raises JobEnded)."""
-        me = Register("constructor", self._env.name, self._env.pod_name, uuid.uuid4().hex, self._env.pod_ip, 0)
+        env = self._env
+        me = Register("constructor", env.name, env.pod_name, uuid.uuid4().hex, env.pod_ip, 0, config=env.config)
         while True:
             self._coordinator.post("/v1/register", me, Registered)
             world = self._coordinator.get("/v1/world", World, after=self.generation, wait=_POLL, instance=me.instance)

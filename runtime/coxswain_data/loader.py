@@ -152,7 +152,7 @@ def main(env: Environment) -> int:
 
 
 def _myself(env: Environment, port: int) -> Register:
-    return Register("loader", env.name, env.pod_name, uuid.uuid4().hex, env.pod_ip, port)
+    return Register("loader", env.name, env.pod_name, uuid.uuid4().hex, env.pod_ip, port, config=env.config)
 
 
 if __name__ == "__main__":

@@ -40,10 +40,12 @@ class Environment:
     pod_name: str
     pod_ip: str
     pod_uid: str
+    node: str = ""  # of a trainer; empty: not known
     secrets_dir: Path | None = None
     run_dir: Path | None = None
     termination_log: Path | None = None
     recorded_step: int = 0  # of the last checkpoint that the job's status names
+    config: str = ""  # name of the ConfigMap with `job`; pods of one attempt have the same
 
     @staticmethod
     def detect() -> Environment:
@@ -67,10 +69,12 @@ class Environment:
             pod_name=env.get(names.ENV_POD_NAME, env[names.ENV_NAME]),
             pod_ip=env[names.ENV_POD_IP],
             pod_uid=env.get(names.ENV_POD_UID, ""),
+            node=env.get(names.ENV_NODE, ""),
             secrets_dir=_path(names.ENV_SECRETS_DIR),
             run_dir=_path(names.ENV_RUN_DIR),
             termination_log=_path(names.ENV_TERMINATION_LOG),
             recorded_step=int(env.get(names.ENV_RECORDED_STEP, "0")),
+            config=env.get(names.ENV_CONFIG, ""),
         )
 
 

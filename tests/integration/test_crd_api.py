@@ -122,7 +122,6 @@ STATUS: Manifest = {
     "lastCheckpoint": {"step": 400, "uri": "s3://runs/demo/step-400", "time": NOW},
     "attempts": [{"number": 0, "start": NOW}],
     "incarnations": [{"name": "trainer-2", "number": 1}],
-    "stragglers": [{"trainer": 2, "device": 0, "node": "gpu-7", "slowdown": "1.42", "since": NOW}],
 }  # fmt: skip
 
 

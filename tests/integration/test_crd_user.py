@@ -22,6 +22,7 @@ from tests.integration.operator_parts import MERGE, Kubelet, apply_all, connecte
 JOBS = "trainingjobs"
 STATES = (
     "Queued", "Indexing", "Starting", "Running", "Restarting", "Suspending", "Suspended", "Completed", "Failed",
+    "Unschedulable",
 )  # fmt: skip
 GOLDEN = """\
 NAME  STATE  READY  STEP  PROGRESS  TOK/S  RESTARTS  AGE  LOSS  IDLE  ETA  LAYOUT  MIX  CHECKPOINT
@@ -35,6 +36,7 @@ running  Running  3/4  412  41.2  402113  1  <age>  1.873  3.1  2210  4 x tp1pp1
 starting  Starting  3/4  412  41.2  402113  1  <age>  1.873  3.1  2210  4 x tp1pp1  mix  400
 suspended  Suspended  3/4  412  41.2  402113  1  <age>  1.873  3.1  2210  4 x tp1pp1  mix  400
 suspending  Suspending  3/4  412  41.2  402113  1  <age>  1.873  3.1  2210  4 x tp1pp1  mix  400
+unschedulable  Unschedulable  3/4  412  41.2  402113  1  <age>  1.873  3.1  2210  4 x tp1pp1  mix  400
 """
 NOW = "2026-11-21T09:00:00Z"
 

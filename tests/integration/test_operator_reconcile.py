@@ -17,7 +17,7 @@ from coxswain_operator.views import PodView
 from coxswain_operator.workqueue import Key, RequeueDelay, WorkQueue
 from tests.fake_coordinator import FakeCoordinator
 from tests.integration.apiserver import ApiServer
-from tests.integration.operator_parts import Kubelet, Manifest, apply_all, connected, new_namespace
+from tests.integration.operator_parts import MERGE, Kubelet, Manifest, apply_all, connected, new_namespace
 from tests.unit.fake_cluster import report, report_text
 
 MEMBERS = ["demo-coordinator-0", "demo-loader-0-0", "demo-trainer-0-0", "demo-trainer-1-0"]
@@ -90,9 +90,38 @@ async def test_an_applied_job_gets_its_pods_and_all_other_children(api: ApiServe
         await passes(cluster, namespace)
         job = await cluster.get("TrainingJob", namespace, "demo")
         assert job is not None and await cluster.get("Secret", namespace, job["status"]["tokenSecret"]) is not None
-        for kind in ("ConfigMap", "Service", "NetworkPolicy"):
-            assert len(await cluster.list(kind, namespace)) == 1
+        kinds = ("ConfigMap", "Service", "NetworkPolicy")
+        assert [len(await cluster.list(kind, namespace)) for kind in kinds] == [2, 1, 1]
     assert Kubelet(api, namespace).names() == MEMBERS
+
+
+async def test_a_pod_that_is_replaced_after_an_edit_mounts_what_its_peers_mount(api: ApiServer) -> None:
+    namespace, control = new_namespace(api), FakeCoordinator()
+    apply_all(api, namespace)
+    async with connected(api) as cluster:
+        kubelet = await started(api, cluster, namespace, control)
+        before = sorted((c["metadata"]["name"], c["data"]) for c in await cluster.list("ConfigMap", namespace))
+        place = api.path("datasources", "code", namespace=namespace)
+        assert api.http.patch(place, json={"spec": {"maxRejected": 5}}, headers=MERGE).is_success
+        kubelet.let_go("demo-trainer-1-0")
+        await until_named(cluster, control, namespace, "DataSource code: maxRejected 0 -> 5", kubelet)
+        assert sorted((c["metadata"]["name"], c["data"]) for c in await cluster.list("ConfigMap", namespace)) == before
+    mounted = {p["metadata"]["name"]: p["spec"]["volumes"][0]["configMap"]["name"] for p in kubelet.pods()}
+    assert mounted["demo-trainer-1-1"] == mounted["demo-trainer-0-0"] == before[-1][0]
+
+
+async def until_named(
+    cluster: KubernetesCluster, control: FakeCoordinator, namespace: str, words: str, kubelet: Kubelet
+) -> None:
+    """Passes until the job says so, and the lost trainer has its successor."""
+    async with asyncio.timeout(10):
+        while True:
+            await passes(cluster, namespace, control, 1)
+            (found,) = await cluster.list("TrainingJob", namespace)
+            said = next(c["message"] for c in found["status"]["conditions"] if c["type"] == "Validated")
+            if words in said and "demo-trainer-1-1" in kubelet.names():
+                return
+            await asyncio.sleep(0.02)
 
 
 async def test_a_running_job_shows_its_state_and_progress_in_columns_and_events(api: ApiServer) -> None:

@@ -65,18 +65,19 @@ async def test_a_pod_that_no_server_takes_ends_the_job_with_the_servers_words(ap
     assert "may not specify more than 1 volume type" in summary(api, namespace)
 
 
-async def test_a_config_map_of_others_holds_its_name_and_no_pod_mounts_it(api: ApiServer) -> None:
+async def test_a_service_of_others_holds_its_name_and_no_pod_is_created(api: ApiServer) -> None:
     namespace = new_namespace(api)
-    place = f"/api/v1/namespaces/{namespace}/configmaps"
-    assert api.http.post(place, json={"metadata": {"name": "demo-config"}, "data": {"job.json": "{}"}}).is_success
+    place = f"/api/v1/namespaces/{namespace}/services"
+    theirs = {"metadata": {"name": "demo"}, "spec": {"clusterIP": "None", "selector": {"app": "web"}}}
+    assert api.http.post(place, json=theirs).is_success
     apply_all(api, namespace)
     async with connected(api) as cluster:
         controller = Controller(cluster, FakeCoordinator())
         await look(cluster, controller, namespace)
         assert pods(api, namespace) == []
-        said = "NameTaken: ConfigMap demo-config belongs to no TrainingJob"
+        said = "NameTaken: Service demo belongs to no TrainingJob"
         await until_said(api, controller, namespace, said)
-        assert api.http.delete(f"{place}/demo-config").is_success
+        assert api.http.delete(f"{place}/demo").is_success
         await look(cluster, controller, namespace)
     assert len(pods(api, namespace)) == 4
 

@@ -15,14 +15,15 @@ import msgspec
 from aiohttp import web
 
 from coxswain import wire
-from coxswain.config import JobConfig
+from coxswain.config import JobConfig, MixConfig
 from coxswain.errors import Retryable
 from coxswain.layout import Layout
 from coxswain.plan.values import Placement
+from coxswain.planlog import membership_key
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER
 from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.api.report import job_report
-from coxswain_coordinator.driver import Driver
+from coxswain_coordinator.driver import Driver, Edits
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.http_client import AsyncClient, _Again, _read
@@ -75,7 +76,7 @@ class Incarnation:
     """One coordinator process."""
 
     def __init__(
-        self, job: JobConfig, folder: Path, store_of: Callable[[Process], Store], fate: Fate, number: int
+        self, job: JobConfig, folder: Path, store_of: Callable[[Process], Store], fate: Fate, number: int, edits: Edits
     ) -> None:
         self.process = Process(f"coordinator-{number}")
         metrics = build("coordinator")
@@ -84,7 +85,7 @@ class Incarnation:
         self.run.history.most_unsaved = MOST_UNSAVED
         self.run.history.steps = MortalJsonlWriter(folder, "steps.jsonl", self.process, fate)
         self.run.history.timings = MortalJsonlWriter(folder, "timings.jsonl", self.process, fate)
-        self.driver = Driver(self.run, store_of(self.process), planner, self.process.name)
+        self.driver = Driver(self.run, store_of(self.process), planner, self.process.name, edits)
         service = HttpService(TOKEN, lambda: self.run.generation, metrics)
         Handlers(self.run, self.driver.ack_end).routes(service)
         self._handlers = {
@@ -150,9 +151,15 @@ class Simulation:
     """One job. `play` returns once it has ended and all members have exited."""
 
     def __init__(
-        self, job: JobConfig, folder: Path, crashes: Mapping[int, Crash], stop_at: float | None = None
+        self,
+        job: JobConfig,
+        folder: Path,
+        crashes: Mapping[int, Crash],
+        stop_at: float | None = None,
+        edited: MixConfig | None = None,
     ) -> None:
-        self.job, self.folder, self._stop_at = job, folder, stop_at
+        """`edited`: the mix as a user edits it once the first segment is recorded."""
+        self.job, self.folder, self._stop_at, self._edited = job, folder, stop_at, edited
         self.fate = Fate(crashes, self._outage)
         self.store = store_of(job)
         self.life: Incarnation | None = None
@@ -194,13 +201,19 @@ class Simulation:
         """Runs one coordinator; returns whether it reached the job's end."""
         self.members.begin()
         self.starts += 1
-        self.life = Incarnation(self.job, self.folder, self._store_of, self.fate, self.starts)
+        mix = self._edit() or self.job.mix
+        job = msgspec.structs.replace(self.job, mix=mix)
+        self.life = Incarnation(job, self.folder, self._store_of, self.fate, self.starts, self._edit)
         work = self.life.work
         await asyncio.wait({work})
         if work.cancelled() or isinstance(work.exception(), Killed):
             return False
         work.result()
         return True
+
+    def _edit(self) -> MixConfig | None:
+        """The mix in job.json, if it has been edited."""
+        return self._edited if self._edited is not None and self.store.exists(membership_key(0)) else None
 
     def _outage(self) -> None:
         self.members.kill()

@@ -133,6 +133,6 @@ def _rank_line(rank: int, planned: list[dict[str, Any]], dice: random.Random) ->
             waited = 0.04 * dice.random() if task["kind"] == "ring" else 0.0
             operations += [[task["task"], "F", begin, middle, waited], [task["task"], "B", middle, now, waited]]
     return {
-        "rank": rank, "timings": operations, "seconds": now + 0.1, "data_wait": 0.02,
+        "rank": rank, "replica": rank, "trainer": rank // 2, "timings": operations, "seconds": now + 0.1, "data_wait": 0.02,
         "compute": now * 0.9, "reduce": 0.06,
     }  # fmt: skip

@@ -14,13 +14,14 @@ from typing import Any
 import looptime
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from coxswain import wire
-from coxswain.config import CheckpointConfig, JobConfig
+from coxswain.config import CheckpointConfig, JobConfig, MixConfig
 from coxswain.planlog import MembershipSegment
 from coxswain_coordinator.planning.plan_log import _unpack
 from coxswain_link.store import open_store
-from tests.unit.coordinator_fakes import make_job
+from tests.unit.coordinator_fakes import make_job, make_source
 from tests.unit.crash_points import MOMENTS, Crash
 from tests.unit.crash_simulation import Simulation
 
@@ -72,12 +73,17 @@ def end_of(simulation: Simulation, report: wire.JobReport) -> End:
 
 
 def play(
-    folder: Path, crashes: dict[int, Crash], *, stop_at: float | None = None, every: int = 3
+    folder: Path,
+    crashes: dict[int, Crash],
+    *,
+    stop_at: float | None = None,
+    every: int = 3,
+    edited: MixConfig | None = None,
 ) -> tuple[Simulation, End]:
     """Runs a simulation in its own loop, which fixes the order of events."""
     folder.mkdir(exist_ok=True)
     with asyncio.Runner(loop_factory=lambda: looptime.new_event_loop(start=0)) as runner:
-        return runner.run(_play(Simulation(job_in(folder, every), folder, crashes, stop_at)))
+        return runner.run(_play(Simulation(job_in(folder, every), folder, crashes, stop_at, edited)))
 
 
 async def _play(simulation: Simulation) -> tuple[Simulation, End]:
@@ -154,6 +160,19 @@ def test_a_stop_and_a_crash_at_the_same_time_end_in_a_checkpoint_from_which_the_
         _, end = play(tmp_path / str(n), {})
         assert (end.steps, end.memberships) == (calm[1].steps, calm[1].memberships), quiet.fate.writes[n]
         assert sorted(set(end.history)) == calm[1].history
+
+
+@pytest.mark.parametrize("outage", [False, True])
+def test_an_edit_of_the_mix_gives_the_same_steps_whatever_is_killed_at_any_write(tmp_path, calm, outage):
+    edited = replace(job_in(tmp_path, 3).mix, sources=(make_source("code", 0), make_source("docs", 1)))
+    quiet, expected = play(tmp_path / "quiet", {}, edited=edited)
+    assert [(m.segment, m.mix) for m in expected.memberships] == [(0, 0), (1, 1)]
+    assert expected.memberships[0] == calm[1].memberships[0]
+    assert {s.source for m in expected.memberships[1].memberships for s in m.sequences} == {"docs"}
+    hit = points(quiet, "") if outage else points(quiet, "coordinator")
+    for n in hit:
+        simulation, end = play(tmp_path / str(n), {n: Crash(MOMENTS[n % len(MOMENTS)], outage)}, edited=edited)
+        assert (simulation.fate.struck, end) == ([n], expected), quiet.fate.writes[n]
 
 
 @pytest.mark.parametrize("outage", [False, True])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coxswain import wire
-from coxswain.errors import Refused, Retryable
+from coxswain.errors import Refused, Retryable, Stale
 from coxswain.index import BlockIndex, encode, object_key
 from coxswain.planlog import generation_key
 from coxswain_coordinator.index.store import IndexStore
@@ -30,8 +30,27 @@ def test_a_replaced_trainer_counts_as_registered_and_the_others_must_register_ag
     assert run.registry.missing("trainer", 2) == ["trainer-0"]
 
 
-def trainer(index: int, instance: str) -> wire.Register:
-    return wire.Register("trainer", f"trainer-{index}", "pod", instance, "127.0.0.1", 0, 1)
+def trainer(index: int, instance: str, config: str = "") -> wire.Register:
+    return wire.Register("trainer", f"trainer-{index}", "pod", instance, "127.0.0.1", 0, 1, config=config)
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs"), [("demo-config-1", "demo-config-1"), ("", "demo-config-1"), ("demo-config-1", "")]
+)
+def test_a_member_of_the_same_configuration_or_of_a_release_that_does_not_say_it_registers(tmp_path, own, theirs):
+    run = JobState(make_job(tmp_path), build("coordinator"), None, lambda: 0.0)
+    run.config = own
+    run.register(trainer(0, "one", theirs))
+    assert run.registry.missing("trainer", 1) == []
+
+
+def test_a_pod_that_has_read_another_configuration_is_refused_by_name_and_replaces_no_member(tmp_path):
+    run = JobState(make_job(tmp_path), build("coordinator"), None, lambda: 0.0)
+    run.config = "demo-config-2"
+    run.register(trainer(0, "one", "demo-config-2"))
+    with pytest.raises(Stale, match="pod pod has read ConfigMap demo-config-1, and this attempt has demo-config-2"):
+        run.register(trainer(0, "two", "demo-config-1"))
+    assert run.registry.knows("one")
 
 
 class AnySession:

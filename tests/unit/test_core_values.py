@@ -1,5 +1,8 @@
 """Layouts, boxes and digests: the values everything else stands on."""
 
+import ast
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,6 +24,7 @@ from coxswain.config import (
 from coxswain.exits import Exit
 from coxswain.layout import Device, Layout, Replica, Stage, uniform_layout
 from coxswain.membership.values import Sequence
+from coxswain.names import EVENT_REASONS
 from coxswain.plan.values import Placement
 
 DEVICES = [Device(t, d) for t in range(3) for d in range(2)]
@@ -165,3 +169,29 @@ def test_moved_data_and_raised_limits_are_the_same_stream(change):
 @pytest.mark.parametrize("change", [{"name": "docs"}, {"text_field": "body"}, {"format": "Jsonl"}])
 def test_another_reading_of_the_data_is_another_stream(change):
     assert config(**change).stream_hash() != config().stream_hash()
+
+
+# --- reasons of events -----------------------------------------------------------------------------------------------
+
+_ROOT = Path(__file__).parents[2]
+_WRITERS = ("operator/coxswain_operator", "runtime/coxswain_coordinator")
+
+
+def _nodes() -> list[ast.AST]:
+    files = [path for folder in _WRITERS for path in (_ROOT / folder).rglob("*.py")]
+    return [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
+
+
+def _strings(node: ast.AST) -> set[str]:
+    return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
+def test_every_reason_of_an_event_is_one_that_something_writes():
+    assert set(EVENT_REASONS) <= {text for node in _nodes() for text in _strings(node)}
+
+
+def test_every_event_has_a_reason_of_the_list():
+    calls = [node for node in _nodes() if isinstance(node, ast.Call) and node.args]
+    made = [c for c in calls if ast.unparse(c.func) in ("Event", "self.record_event")]
+    assert len(made) > 8
+    assert {text for call in made for text in _strings(call.args[0])} <= set(EVENT_REASONS)

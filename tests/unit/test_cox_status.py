@@ -12,6 +12,7 @@ from coxswain_cli.__main__ import app
 from coxswain_cli.readers.values import Progress, Seen, stored
 from coxswain_cli.status import brief, describe
 from tests.unit import report_samples as samples
+from tests.unit.fake_cluster import report
 
 Manifest = dict[str, Any]
 
@@ -60,6 +61,12 @@ def test_a_pod_says_its_phase_and_why_it_does_not_work(found: Manifest, said: st
 )
 def test_progress_shows_what_is_known_of_it(progress: Progress, said: str) -> None:
     assert f"  step        {said}" in list(describe(Seen(JOB, "Running", progress=progress)))
+
+
+def test_a_slow_trainer_is_named_and_without_one_the_line_is_absent() -> None:
+    words = "trainer-1 (node-b) computes 2.1 x as long as the median for the same work"
+    assert f"  slow        {words}" in list(describe(Seen(JOB, "Running", report=report(slow=words))))
+    assert not any("slow" in line for line in describe(Seen(JOB, "Running", report=report())))
 
 
 def test_the_texts_of_a_status_become_numbers_and_what_is_no_number_is_unknown() -> None:

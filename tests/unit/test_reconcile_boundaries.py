@@ -83,7 +83,7 @@ async def expired(world: FakeCluster) -> None:
 
 
 async def reconfigured(world: FakeCluster) -> None:
-    world.edit("TrainingJob", "demo", stragglers={"action": "Warn"})
+    world.edit("DataMix", "mix", sources=[{"name": "code", "sourceRef": {"name": "code"}, "weight": 2}])
 
 
 OF_PODS = (suspended, failed, replaced, restarted, on_a_lost_node, outlived)

@@ -22,6 +22,8 @@ RUNNING = report("Running", 50)
 FAULT = Fault("StoreUnavailable", "503")
 EARLIER = {"conditions": [condition(t, "False", reason="Earlier") for t in ("DataReady", "CheckpointFresh")]}
 EVERY_TEN: dict[str, Any] = {"checkpoint": {"uri": "file:///runs/demo", "everySteps": 10}}
+TRAINED = {"conditions": [condition("Succeeded", "Unknown", reason="Running")]}
+DEGRADED = {"conditions": [condition("Degraded", "True", reason="Restarting")]}
 FEWER = {"trainers": {"desired": 1, "asked": 2}}
 
 
@@ -58,7 +60,10 @@ def saved(step: int) -> Scene:
         ("Degraded", Scene(GANG, RUNNING), "Running", "", ("False", "AsExpected", "")),
         ("Degraded", Scene(GANG, report("Running", fault=FAULT)), "Running", "", ("True", "StoreUnavailable", "503")),
         ("Degraded", Scene(GANG, report("Failed", fault=FAULT)), "Failed", "", ("False", "AsExpected", "")),
-        ("Degraded", Scene(GANG), "Restarting", "", ("True", "Restarting", "why")),
+        ("Degraded", Scene(GANG), "Restarting", "", ("False", "AsExpected", "")),
+        ("Degraded", Scene(GANG, status=TRAINED), "Restarting", "", ("True", "Restarting", "why")),
+        ("Degraded", Scene(GANG, status=DEGRADED), "Unschedulable", "", ("True", "Restarting", "why")),
+        ("Degraded", Scene(GANG, status=DEGRADED), "Running", "", ("False", "AsExpected", "")),
         ("Degraded", Scene(GANG, status=FEWER), "Running", "",
          ("True", "CapacityLost", "runs with 1 of 2 trainers: there was no room for more")),
         ("Degraded", Scene(GANG, status=FEWER), "Completed", "", ("False", "AsExpected", "")),
@@ -282,7 +287,7 @@ def test_a_coordinator_that_left_with_0_completes_its_job_once_all_is_saved(
 def test_a_stop_that_was_raised_is_known_while_the_job_is_valid(mix: str, steps: int, raised: bool) -> None:
     answer = report("Completed", steps, steps=steps, reason="StopReached")
     scene = Scene((ended(0, COORDINATOR),), answer, spec={"mixRef": {"name": mix}, "stop": {"steps": 101}})
-    text = f"stop.steps was raised from {steps} to 101 while the job ran"
+    text = f"stop was raised from {steps} to 101 steps while the job ran"
     assert completion.unfinished(scene.context()) == (("StopRaised", text) if raised else None)
 
 

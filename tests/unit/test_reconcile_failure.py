@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from coxswain.wire import Fault, JobEvent
+from coxswain_operator.pod_decoding import GONE as GONE_NODE
 from coxswain_operator.reconcile.failure_policy import (
     Verdict,
     failure_events,
@@ -165,12 +166,12 @@ def test_of_many_losses_the_first_five_are_events(lost: int, reasons: list[str])
     found = failure_events((GONE,) * lost)
     assert len(found) == min(lost, 5) + len(reasons)
     assert [event.message[:6] for event in found[5:]] == reasons
-    assert {(event.reason, event.warning) for event in found} == {("NodeLost", True)}
+    assert {(event.reason, event.warning) for event in found} == {("PodDisrupted", True)}
 
 
 def test_the_event_of_the_rest_is_like_the_last_that_is_named() -> None:
     *_, rest = failure_events((PLANNED, *(GONE,) * 6))
-    assert rest == Event("NodeLost", "2 more members failed in the same pass", True)
+    assert rest == Event("PodDisrupted", "2 more members failed in the same pass", True)
 
 
 def test_an_event_says_what_was_lost_and_what_follows() -> None:
@@ -222,12 +223,36 @@ async def test_a_failed_trainer_is_replaced_alone_and_counted() -> None:
     assert world.job["status"]["restarts"] == {"counted": 1, "ignored": 0}
 
 
-async def test_a_lost_node_is_replaced_uncounted_with_an_event_NodeLost() -> None:
+@pytest.mark.parametrize(
+    ("pod", "reason", "words"),
+    [
+        ({}, "PodDisrupted", "it went; Disruption"),
+        ({"node_conditions": frozenset({("Ready", "True")})}, "PodDisrupted", "it went; Disruption"),
+        ({"node_conditions": frozenset({("Ready", "Unknown")})}, "NodeLost", "it went; node n is not ready; Disruption"),
+        ({"node_conditions": frozenset({("Ready", "False")})}, "NodeLost", "it went; node n is not ready; Disruption"),
+        ({"node_conditions": GONE_NODE}, "NodeLost", "it went; node n is gone; Disruption"),
+        ({"disruption": "DeletionByTaintManager"}, "NodeLost", "it went; node n is not ready; Disruption"),
+        ({"disruption": "DeletionByTaintManager", "node_conditions": frozenset({("Ready", "True")})},
+         "PodDisrupted", "it went; Disruption"),  # a taint that a person made
+        ({"disruption": "DeletionByPodGC"}, "NodeLost", "it went; node n is gone; Disruption"),
+        ({"disruption": "EvictionByEvictionAPI"}, "PodDisrupted", "it went; Disruption"),
+        ({"disruption": "PreemptionByScheduler"}, "PodDisrupted", "it went; Disruption"),
+    ],
+)  # fmt: skip
+def test_a_node_is_lost_when_it_is_gone_or_not_ready_and_else_its_pod_was_disrupted(
+    pod: dict[str, Any], reason: str, words: str
+) -> None:
+    gone = MemberFailure("trainer-1", "Deleted", "it went", disrupted=True, pod=replace(TRAINER, node="n", **pod))
+    (event,) = failure_events((Verdict(gone, "Disruption", "RestartTrainerIgnoringLimit"),))
+    assert event == Event(reason, f"{words}: RestartTrainerIgnoringLimit", True)
+
+
+async def test_a_disrupted_pod_is_replaced_uncounted_with_an_event() -> None:
     world = await running()
     world.end(world.pod("trainer-1"), 137, disrupted=True)
     await passes(world)
     assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 1}
-    assert [h.reason for h in world.events if h.warning] == ["NodeLost"]
+    assert [h.reason for h in world.events if h.warning] == ["PodDisrupted"]
 
 
 async def test_the_first_failure_beyond_the_limit_ends_the_job_and_names_the_limit() -> None:

@@ -180,14 +180,6 @@ async def test_each_of_the_coordinators_events_is_published_once_and_those_of_it
     assert [h.message for h in world.events if h.reason == "CheckpointSaved"] == ["step 0", "step 1", "step 2"] * 2
 
 
-async def test_a_changed_setting_reaches_the_config_map_and_no_pod() -> None:
-    world = await running()
-    world.edit("TrainingJob", "demo", stragglers={"action": "Warn"})
-    await passes(world)
-    assert "Warn" in world.objects["ConfigMap", "demo-config"]["data"]["job.json"]
-    assert (world.deleted, len(world.created)) == ([], 4)
-
-
 async def test_a_pod_that_the_cluster_refuses_ends_the_job_with_the_clusters_message() -> None:
     world = FakeCluster(data_source(), data_mix(), training_job())
     controller = Controller(world, world, world.clock)

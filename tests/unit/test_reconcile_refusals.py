@@ -148,9 +148,7 @@ BEFORE = {
 OTHER = {"kind": "Deployment", "name": "web", "uid": "else", "controller": True}
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [("ConfigMap", "demo-config"), ("Service", "demo"), ("NetworkPolicy", "demo")]
-)
+@pytest.mark.parametrize(("kind", "name"), [("Service", "demo"), ("NetworkPolicy", "demo")])
 async def test_what_an_earlier_job_of_the_same_name_left_behind_is_replaced_before_pods_start(
     kind: str, name: str
 ) -> None:
@@ -170,12 +168,12 @@ async def test_an_object_of_others_that_holds_a_name_stays_and_the_job_says_what
     owner: Manifest | None,
 ) -> None:
     world = FakeCluster(data_source(), data_mix(), training_job())
-    left = world.put(held("ConfigMap", "demo-config", owner))
+    left = world.put(held("Service", "demo", owner))
     operator = await passes(world)
     belongs = "belongs to Deployment web" if owner else "belongs to no TrainingJob"
-    assert f"NameTaken: ConfigMap demo-config {belongs}; delete it, or give the job another name" in message(world)
-    assert world.created == [] and ("ConfigMap", "demo-config") in world.objects
-    world.objects.pop(("ConfigMap", left["metadata"]["name"]))
+    assert f"NameTaken: Service demo {belongs}; delete it, or give the job another name" in message(world)
+    assert world.created == [] and ("Service", "demo") in world.objects
+    world.objects.pop(("Service", left["metadata"]["name"]))
     await passes(world, controller=operator)
     assert len(world.created) == 4 and "NameTaken" not in message(world)
 
@@ -213,9 +211,9 @@ async def test_the_pods_of_a_younger_job_are_not_taken_for_leftovers() -> None:
     pod = held("Pod", "demo-trainer-1-0", younger, spec={}, status={"phase": "Running"})
     pod["metadata"]["labels"] = labels
     world.put(pod)
-    world.put(held("ConfigMap", "demo-config", younger))
+    world.put(held("Service", "demo", younger))
     await passes(world, 6)
-    assert world.deleted == [] and world.objects["ConfigMap", "demo-config"]["metadata"]["ownerReferences"] == [younger]
+    assert world.deleted == [] and world.objects["Service", "demo"]["metadata"]["ownerReferences"] == [younger]
 
 
 async def test_a_pod_that_only_carries_the_jobs_labels_is_none_of_its_pods() -> None:

@@ -61,7 +61,8 @@ async def test_a_scaled_job_saves_first_and_starts_again_with_the_new_count_with
     assert sorted(member_of(p) for p in world.pods() if live(p)) == [
         "coordinator", "loader-0", "trainer-0", "trainer-1", "trainer-2", "trainer-3",
     ]  # fmt: skip
-    assert json.loads(world.objects["ConfigMap", "demo-config"]["data"]["job.json"])["trainers"] == 4
+    config = world.objects["ConfigMap", f"demo-config-{status['pinned']['hash']}"]["data"]["job.json"]
+    assert json.loads(config)["trainers"] == 4
     assert status["restarts"] == {"counted": 0, "ignored": 0}
     assert [(a["number"], a.get("rule")) for a in status["attempts"]] == [(0, "ScaleChanged"), (1, None)]
     assert [h.reason for h in world.events].count("Scaled") == 1
@@ -139,10 +140,11 @@ async def test_a_gang_without_room_waits_with_a_message_and_consumes_no_restarts
     world.unplaceable = {"trainer-0", "trainer-1"}
     await passes(world)
     world.run_all()
+    world.report_now = report("Waiting", 0)
     for _ in range(5):
         world.tick(1000)
         await passes(world)
-    assert world.state == "Starting" and len(world.created) == 4
+    assert world.state == "Unschedulable" and len(world.created) == 4
     assert "trainer-0 and 1 more: Unschedulable" in world.condition("PodsReady")["message"]
 
 

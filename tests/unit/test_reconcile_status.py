@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from coxswain.api.datasource import DataSourceStatus
-from coxswain.api.trainingjob import FailurePolicy, OnCondition, TrainingJobSpec
+from coxswain.api.trainingjob import Checkpoint, FailurePolicy, OnCondition, TrainingJobSpec
 from coxswain.wire import JobReport, SourceReport
 from coxswain_operator.reconcile import attempts, incarnations, progress, sources
 from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus
@@ -161,6 +161,12 @@ def test_progress_is_in_decimals_and_never_negative(
     assert (found.idle_percent, found.loss, found.tokens_per_second) == (idle, "2.5000", "1000")
 
 
+def test_a_coordinator_that_has_seen_no_step_leaves_the_rate_of_the_run() -> None:
+    before = progress.apply_report(BEFORE, report("Running", 7))
+    after = progress.apply_report(before, report("Completed", 9, tokens_per_second=0.0)).progress
+    assert after is not None and (after.step, after.tokens_per_second) == (9, "1000")
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_report_without_checkpoint_layout_and_loss_keeps_those_of_before(known: bool) -> None:
     nothing: dict[str, Any] = {"checkpoint_step": -1, "layout_hash": "", "loss": None}
@@ -205,6 +211,7 @@ def test_an_absent_status_is_that_of_a_job_that_has_done_nothing() -> None:
 def test_what_reconcile_reads_has_the_apis_defaults() -> None:
     spec, policy, api = read_spec({}), read_spec({}).failure_policy, TrainingJobSpec.model_fields
     assert spec.trainers.count == 1
+    assert spec.checkpoint.every_steps == Checkpoint.model_fields["every_steps"].default
     assert policy.max_restarts == FailurePolicy().max_restarts
     assert policy.rules == tuple(FailurePolicy().rules)
     for name in ("suspend", "active_deadline_seconds", "start_timeout_seconds", "ttl_seconds_after_finished"):

@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 
 from coxswain_cli.readers.folder import FolderReader
 from coxswain_cli.report import report_command, write_report
+from coxswain_cli.reporting.json_report import facts
 from coxswain_cli.reporting.page import page
 from coxswain_cli.reporting.read import read_run
 from tests.unit import report_samples as samples
+from tests.unit.test_report_read import slow_timing
 
 app = typer.Typer()
 app.command()(report_command)
@@ -72,6 +74,17 @@ def test_the_page_shows_the_end_of_the_run_and_its_digests(tmp_path: Path) -> No
         "by weight 70.0 %",
     ):
         assert words in text
+
+
+def test_the_page_and_the_object_for_scripts_name_a_slow_trainer(tmp_path: Path) -> None:
+    samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(k) for k in range(20)])
+    samples.write_lines(tmp_path / "timings.jsonl", [slow_timing(k, ranks=4) for k in range(20)])
+    run = read_run(tmp_path)
+    said = "trainer-1 computes 3.0 x as long as the median for the same work"
+    assert f"means over the last 20 steps. {said}." in page(run)
+    assert "rank 3: computes 3 s, 3.00 x the median for its work; waits 250 ms for data, 750 ms for others" in page(run)
+    found = facts(run)
+    assert (found["slow"], [t["trainer"] for t in found["trainers"]]) == (said, [1, 0])
 
 
 def test_nothing_in_a_run_can_inject_markup(tmp_path: Path) -> None:

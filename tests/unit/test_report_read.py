@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -106,3 +107,31 @@ def test_secrets_are_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_folder_without_a_run_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=f"{tmp_path}: holds neither steps.jsonl nor events.jsonl"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize(("change", "steps"), [(30, 10), (5, 20)])
+def test_numbers_by_trainer_are_those_of_the_last_steps_with_the_ranks_of_the_last(
+    tmp_path: Path, change: int, steps: int
+) -> None:
+    samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(k) for k in range(40)])
+    lines = [slow_timing(step, ranks=2 if step < change else 4) for step in range(40)]
+    samples.write_lines(tmp_path / "timings.jsonl", lines)
+    first, second = read_run(tmp_path).trainers
+    assert (first.trainer, first.rank, first.steps, first.compute_seconds, first.slowdown) == (1, 3, steps, 3.0, 3.0)
+    assert (second.trainer, second.slowdown, second.wait_seconds) == (0, 1.0, 2.75)
+
+
+def test_timings_without_trainers_give_no_numbers_by_trainer(tmp_path: Path) -> None:
+    samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(0)])
+    samples.write_lines(tmp_path / "timings.jsonl", [{"step": 0, "ranks": [{"rank": 0, "compute": 1.0}]}])
+    assert read_run(tmp_path).trainers == ()
+
+
+def slow_timing(step: int, ranks: int) -> dict[str, Any]:
+    """Steps of 4 s in which the last of four ranks computes three times as long."""
+    task = {"task": 0, "kind": "pack", "replicas": list(range(ranks)), "start": 0.0, "stop": 1.0}
+    rows = [
+        {"rank": r, "replica": r, "trainer": r // 2, "seconds": 4.0, "compute": 1.0 + 2 * (r == 3), "data_wait": 0.25}
+        for r in range(ranks)
+    ]
+    return {"step": step, "planned": [task], "ranks": rows}

@@ -11,11 +11,11 @@ import pytest
 from coxswain.errors import Refused
 from coxswain_operator.children.pod_security import violations
 from coxswain_operator.process import template_policy
-from coxswain_operator.reconcile.validate import resolve_config
+from coxswain_operator.reconcile.context import build_context
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, training_job
-from tests.unit.reconcile_scenes import Scene
+from tests.unit.reconcile_scenes import NOW, Scene
 from tests.unit.test_reconcile_children import made
 from tests.unit.test_reconcile_lifecycle import passes
 
@@ -73,9 +73,9 @@ def faults(policy: Manifest, enforced: str = "", **spec: Any) -> list[str]:
     """Of a job with this spec, as its condition says them."""
     settings = Settings(templates=template_policy(msgspec.json.encode(policy).decode()))
     observed = replace(Scene(spec=spec).observed, pod_security=enforced)
-    config, found = resolve_config(observed, settings)
-    assert (config is None) == bool(found)
-    return [f"{fault.reason}: {fault.message}" for fault in found]
+    context = build_context(observed, NOW, settings)
+    assert (context.config is None) == bool(context.faults)
+    return [f"{fault.reason}: {fault.message}" for fault in context.faults]
 
 
 def of_trainers(template: Manifest, policy: Manifest, enforced: str = "") -> list[str]:

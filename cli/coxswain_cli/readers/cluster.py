@@ -17,11 +17,10 @@ from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain_cli.readers.stored_run import open_location
 from coxswain_cli.readers.values import Manifest, Seen, Write, stored
 from coxswain_cli.reporting.model import MixInForce, RecordedEvent, RecordedRun
-from coxswain_cli.reporting.read import decode_job, mixes_of, read_steps, seconds_of
+from coxswain_cli.reporting.read import mixes_of, mounted_job, read_steps, seconds_of
 from coxswain_cli.reporting.step_selection import chosen_steps
 from coxswain_cli.summary import has_ended
 from coxswain_cli.workdir import condition
-from coxswain_operator.children.configuration import config_map_name
 from coxswain_operator.kubernetes.access import Access, find_access
 from coxswain_operator.kubernetes.connection import Connection, NotFound
 from coxswain_operator.kubernetes.resources import BY_KIND
@@ -105,11 +104,9 @@ class ClusterReader:
 
     async def _config(self, connection: Connection, job: Manifest) -> JobConfig | None:
         """The resolved job; None before the operator has resolved it."""
-        try:
-            found = await connection.call("GET", _MAPS.path(self._namespace, config_map_name(job)))
-        except NotFound:
-            return None
-        return decode_job((found.get("data") or {}).get("job.json", ""))
+        selector = f"{names.LABEL_JOB_UID}={job['metadata']['uid']}"
+        found = await connection.call("GET", _MAPS.path(self._namespace), labelSelector=selector)
+        return mounted_job(found["items"])
 
     async def _events(self, connection: Connection, job: Manifest) -> tuple[RecordedEvent, ...]:
         selector = f"involvedObject.uid={job['metadata']['uid']}"

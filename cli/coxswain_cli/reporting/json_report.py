@@ -12,6 +12,7 @@ import msgspec
 from coxswain_cli.reporting.mix import source_shares
 from coxswain_cli.reporting.model import RecordedRun, RecordedStep
 from coxswain_cli.reporting.summary import succeeded
+from coxswain_cli.reporting.trainers import words
 
 
 def facts(run: RecordedRun) -> dict[str, Any]:
@@ -31,6 +32,8 @@ def facts(run: RecordedRun) -> dict[str, Any]:
         "notes": list(run.notes),
         "checkpoint": run.status.get("lastCheckpoint"),
         "restarts": run.status.get("restarts"),
+        "trainers": msgspec.to_builtins(run.trainers),
+        "slow": words(run.trainers),
         "events": [{"time": e.time, "reason": e.reason, "message": e.message} for e in run.events],
         "pictured": [{"step": timing.step, "why": why, **msgspec.to_builtins(timing)} for timing, why in run.chosen],
     }

@@ -9,6 +9,7 @@ import msgspec
 
 from coxswain.config import JobConfig
 from coxswain.membership.values import MixRecord
+from coxswain.trainer_figures import TrainerFigures
 from coxswain.wire import TaskTiming
 
 
@@ -61,6 +62,10 @@ class RankTiming(msgspec.Struct, frozen=True):
     timings: tuple[TaskTiming, ...] = ()
     data_wait: float = 0.0
     reduce: float = 0.0
+    replica: int = -1
+    trainer: int = -1  # -1: not recorded
+    seconds: float = 0.0  # of the whole step
+    compute: float = 0.0
 
 
 class StepTiming(msgspec.Struct, frozen=True):
@@ -103,6 +108,7 @@ class RecordedRun:
     steps: tuple[RecordedStep, ...] = ()
     events: tuple[RecordedEvent, ...] = ()
     chosen: tuple[tuple[StepTiming, str], ...] = ()
+    trainers: tuple[TrainerFigures, ...] = ()  # over the latest steps, the slowest first
     job: JobConfig | None = None
     status: dict[str, Any] = field(default_factory=dict)  # the TrainingJob's
     redone: int = 0  # lines of steps that were computed again

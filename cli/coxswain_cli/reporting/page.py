@@ -6,7 +6,7 @@ import base64
 import hashlib
 from importlib.resources import files
 
-from coxswain_cli.reporting import charts, curves, mix, summary, timeline
+from coxswain_cli.reporting import charts, curves, mix, summary, timeline, trainers
 from coxswain_cli.reporting.formatting import seconds
 from coxswain_cli.reporting.markup import Markup, join, tag
 from coxswain_cli.reporting.model import RecordedRun, RecordedStep, StepTiming
@@ -35,6 +35,7 @@ def body(run: RecordedRun) -> tuple[Markup, ...]:
         _section("Training", tag("div", *map(charts.draw, curves.charts(run)), class_="cards")),
         _section("Sources", tag("div", mix.section(run), class_="cards")),
         _section("Steps: planned and measured", _pictures(run)),
+        _section("Trainers, slowest first", trainers.section(run.trainers)),
         _section("Events", summary.events(run)),
         _section("End", summary.end(run)),
     )

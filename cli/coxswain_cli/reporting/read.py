@@ -15,8 +15,10 @@ import msgspec
 from coxswain.config import JobConfig
 from coxswain.errors import Refused
 from coxswain.membership.mix_record import record_of
+from coxswain.trainer_figures import WINDOW_STEPS
 from coxswain_cli.reporting.model import Glance, MixInForce, RecordedEvent, RecordedRun, RecordedStep, StepTiming
 from coxswain_cli.reporting.step_selection import chosen_steps
+from coxswain_cli.reporting.trainers import latest_figures
 
 STEPS, EVENTS, TIMINGS = "steps.jsonl", "events.jsonl", "timings.jsonl"
 LATEST = 4e9  # seconds since 1970 (the year 2096): what lies beyond is no time of an event
@@ -39,13 +41,15 @@ def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> RecordedRun:
     events, bad_events = _good(_values(directory / EVENTS, _EventLine))
     offsets, rings, bad_timings = _glances(directory / TIMINGS)
     chosen = chosen_steps(steps, rings, wanted)
-    job = _job(_objects(directory / "cluster", "ConfigMap"))
+    job = mounted_job(_objects(directory / "cluster", "ConfigMap"))
+    latest_timings = (_timing(directory / TIMINGS, step, offsets[step]) for step in sorted(offsets)[-WINDOW_STEPS:])
     training = next(_objects(directory / "cluster", "TrainingJob"), {})
     return RecordedRun(
         name=job.name if job else training.get("metadata", {}).get("name", directory.resolve().name),
         steps=steps,
         events=tuple(RecordedEvent(seconds_of(e.time), e.reason, e.message, e.object) for e in events),
         chosen=tuple((_timing(directory / TIMINGS, step, offsets[step]), why) for step, why in chosen),
+        trainers=latest_figures(latest_timings),
         job=job,
         status=training.get("status") or {},
         redone=redone,
@@ -70,11 +74,6 @@ def _valid(found: tuple[list[RecordedStep], int]) -> tuple[tuple[RecordedStep, .
 def mixes_of(job: JobConfig | None) -> tuple[MixInForce, ...]:
     """The job's mix as it is now, for all steps."""
     return () if job is None else (MixInForce(0, record_of(job.mix, 0)),)
-
-
-def decode_job(text: str | bytes) -> JobConfig | None:
-    """`job.json`; None where it has an unknown shape."""
-    return _decoded(msgspec.json.Decoder(JobConfig), text.encode() if isinstance(text, str) else text)
 
 
 class _EventLine(msgspec.Struct, frozen=True):
@@ -150,10 +149,12 @@ def _objects(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
             yield value
 
 
-def _job(config_maps: Iterator[dict[str, Any]]) -> JobConfig | None:
-    """The resolved job from its ConfigMap."""
-    for value in config_maps:
-        text = (value.get("data") or {}).get("job.json")
-        if text:
-            return decode_job(text)
-    return None
+def mounted_job(config_maps: Iterable[dict[str, Any]]) -> JobConfig | None:
+    """The resolved job from the newest ConfigMap that pods mount: with the mix as it is now."""
+    mounted = (value for value in config_maps if not value.get("immutable"))
+    found = [(_created(value), text) for value in mounted if (text := (value.get("data") or {}).get("job.json"))]
+    return _decoded(msgspec.json.Decoder(JobConfig), max(found)[1].encode()) if found else None
+
+
+def _created(value: dict[str, Any]) -> str:
+    return str((value.get("metadata") or {}).get("creationTimestamp", ""))

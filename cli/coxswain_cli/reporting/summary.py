@@ -11,7 +11,7 @@ from coxswain_cli.reporting.markup import Markup, join, tag
 from coxswain_cli.reporting.model import RecordedEvent, RecordedRun
 
 HINT = "Touch or point at a curve or a bar to read it."
-BAD = {"Failed", "NodeLost", "WorkerRestarted", "StragglerDetected"}
+BAD = {"Failed", "NodeLost", "PodDisrupted", "WorkerRestarted"}
 
 
 def heading(run: RecordedRun) -> Markup:

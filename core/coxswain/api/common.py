@@ -1,7 +1,7 @@
 """What all kinds are made of: the model base, bounded strings and integers, references, conditions.
 
 pydantic is used here at the API's edge only. A field's docstring becomes its description in the CRD and in the reference page:
-what it is, its unit, what empty means, and when it may change.
+what it is, its unit, what empty means. Its Effect says when an edit takes effect.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from coxswain.api.common import Model
+from coxswain.api.effects import stated
 from coxswain.api.kinds import KINDS, Column, Kind
 from coxswain.api.pod_template import OWN, template_schema
 from coxswain.api.rules import RULES, Rule
@@ -45,7 +46,7 @@ def _version(kind: Kind) -> dict[str, Any]:
         "served": True,
         "storage": True,
         "schema": {"openAPIV3Schema": object_schema(kind)},
-        "subresources": _subresources(kind),
+        **({"subresources": _subresources(kind)} if kind.status else {}),
         "additionalPrinterColumns": [_column(column) for column in kind.columns],
     }
     if kind.selectable:
@@ -65,9 +66,12 @@ def object_schema(kind: Kind) -> Schema:
             "kind": {"type": "string", "description": f"{kind.name}."},
             "metadata": {"type": "object"},
             "spec": structural(kind.spec),
-            "status": structural(kind.status),
+            **({"status": structural(kind.status)} if kind.status else {}),
         },
     }
+    for path, effect in stated(kind.spec):
+        field = _at(schema, f"spec.{path}")
+        field["description"] = f"{field['description']} {effect.sentence}"
     for path in _TEMPLATES.get(kind.name, ()):
         _at(schema, path)["properties"] = copy.deepcopy(template_schema()["properties"])
     for rule in RULES:

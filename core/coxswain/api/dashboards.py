@@ -77,6 +77,15 @@ JOB = Dashboard(
             ((f"max(coxswain_idle_fraction{{{_JOB}}})", "idle"),),
         ),
         Panel(
+            "Slowest trainers",
+            "Compute of the slowest rank over its planned compute, as a multiple of the median rank's: 1 is even.", "none",
+            ((f"topk(5, max by (trainer, node) (coxswain_trainer_slowdown{{{_JOB}}}))", "{{trainer}} {{node}}"),),
+        ),
+        Panel(
+            "Compute by trainer", "Of a step, by the slowest rank of each trainer: the ten longest.", "s",
+            ((f"topk(10, max by (trainer, node) (coxswain_trainer_compute_seconds{{{_JOB}}}))", "{{trainer}} {{node}}"),),
+        ),
+        Panel(
             "Plan over bound", "Planned makespan over a bound that no plan can beat: near 1, the plan is not to blame.", "none",
             ((f"max(coxswain_makespan_over_bound{{{_JOB}}})", "plan"),),
         ),

@@ -9,7 +9,6 @@ from pydantic import Field
 from coxswain.api.common import (
     ATOMIC,
     MAX_ITEMS,
-    Conditions,
     Model,
     Name,
     ObjectReference,
@@ -17,20 +16,21 @@ from coxswain.api.common import (
     Whole,
     list_map,
 )
+from coxswain.api.effects import Effect
 
 
 class MixSource(Model):
     """One source of the mix."""
 
     name: Name
-    """Name within the mix. Keys and digests of the stream use it, so it is immutable."""
+    """Name within the mix. Keys and digests of the stream use it."""
     source_ref: ObjectReference
-    """The DataSource. Immutable."""
-    weight: Weight
-    """Proportion of the tokens, relative to the other weights; 0: none until a phase gives it a weight. May change at any time:
-    the change counts from the first step without a plan, and event MixChanged names that step."""
-    max_passes: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Passes over the source before it leaves the mix; 0: no limit. May change at any time, as weights do."""
+    """The DataSource."""
+    weight: Annotated[Weight, Effect.UNCOMMITTED]
+    """Proportion of the tokens, relative to the other weights; 0: none until a phase gives it a weight. Event
+    MixChanged names the first step under an edit."""
+    max_passes: Annotated[int, Field(ge=0, le=1_000_000), Effect.UNCOMMITTED] = 0
+    """Passes over the source before it leaves the mix; 0: no limit."""
 
 
 class PhaseWeight(Model):
@@ -54,24 +54,17 @@ class Phase(Model):
 
 
 class DataMixSpec(Model):
-    """A reproducible mixed stream. Phases, maxPasses and weights may change while jobs run; every other field is immutable."""
+    """A reproducible mixed stream."""
 
-    seed: Whole = 0
-    """Seed of the order of the documents. Immutable."""
-    sources: Annotated[list[MixSource], list_map("name"), Field(min_length=1)]
+    seed: Annotated[Whole, Effect.NEVER] = 0
+    """Seed of the order of the documents."""
+    sources: Annotated[list[MixSource], list_map("name"), Field(min_length=1), Effect.NEVER]
     """The sources, known by name. None can be added or removed: that needs another DataMix, since it gives another stream."""
-    phases: list[Phase] = Field(max_length=MAX_ITEMS, json_schema_extra=ATOMIC, default_factory=list)
+    phases: Annotated[list[Phase], Effect.UNCOMMITTED] = Field(
+        max_length=MAX_ITEMS, json_schema_extra=ATOMIC, default_factory=list
+    )
     """Changes of weights over the run; all by step or all by tokens. A run records the phases that it used, so its past stays
-    as it was. Empty: none. May change at any time, as weights do."""
-    long_sequences: Literal["Split", "Truncate", "Drop"] = "Split"
+    as it was. Empty: none."""
+    long_sequences: Annotated[Literal["Split", "Truncate", "Drop"], Effect.NEVER] = "Split"
     """What happens to documents longer than the job's maxSequenceTokens. Split: cut into pieces, all of which are trained on.
-    Truncate: the rest is left out. Drop: the document is left out. Immutable."""
-
-
-class DataMixStatus(Model):
-    """Whether the mix can be read."""
-
-    observed_generation: Whole | None = None
-    """metadata.generation that this status describes."""
-    conditions: Conditions | None = None
-    """Ready: all sources exist and share one tokenizer."""
+    Truncate: the rest is left out. Drop: the document is left out."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from coxswain.api.common import Conditions, Endpoint, Model, Name, Text, Time, Uri, Whole
+from coxswain.api.effects import Effect
 
 Digits = Annotated[str, Field(max_length=20, pattern=r"^[0-9]+$")]
 
@@ -35,25 +36,23 @@ class Tokenizer(Model):
 
 
 class DataSourceSpec(Model):
-    """Where the documents are and how to read them. Immutable but for endpoint and maxRejected: another corpus needs another
-    DataSource."""
+    """Where the documents are and how to read them. Another corpus needs another DataSource."""
 
-    uri: Uri
-    """Folder of the objects: s3:// (any S3 server), file:/// (a path in the pods) or pvc://claim/path. Immutable."""
-    format: Literal["Parquet", "Jsonl", "Text", "Tar", "TokenBin"]
+    uri: Annotated[Uri, Effect.NEVER]
+    """Folder of the objects: s3:// (any S3 server), file:/// (a path in the pods) or pvc://claim/path."""
+    format: Annotated[Literal["Parquet", "Jsonl", "Text", "Tar", "TokenBin"], Effect.NEVER]
     """Format of the objects. Jsonl, Text and Tar may be compressed as .gz or .zst; such an object is read as a whole, so its size
-    is limited. Tar: as WebDataset writes it. TokenBin: .bin and .idx as Megatron-LM writes them, with tokens of `tokenizer`.
-    Immutable."""
-    include: Annotated[str, Field(min_length=1, max_length=256)] = "**/*"
-    """Glob relative to `uri`: which objects belong to the source. Immutable."""
-    text_field: Annotated[str, Field(min_length=1, max_length=256)] = "text"
-    """Column (Parquet), key (Jsonl) or extension (Tar, such as txt) of the text. Text and TokenBin ignore it. Immutable."""
-    tokenizer: Tokenizer
-    """Turns text into tokens. Immutable."""
-    endpoint: Endpoint | None = None
-    """The S3 server of `uri`. Empty: the provider's own. May change at any time."""
-    max_rejected: Whole = 0
-    """How many documents may fail to decode; one more refuses the source. May change at any time."""
+    is limited. Tar: as WebDataset writes it. TokenBin: .bin and .idx as Megatron-LM writes them, with tokens of `tokenizer`."""
+    include: Annotated[str, Field(min_length=1, max_length=256), Effect.NEVER] = "**/*"
+    """Glob relative to `uri`: which objects belong to the source."""
+    text_field: Annotated[str, Field(min_length=1, max_length=256), Effect.NEVER] = "text"
+    """Column (Parquet), key (Jsonl) or extension (Tar, such as txt) of the text. Text and TokenBin ignore it."""
+    tokenizer: Annotated[Tokenizer, Effect.NEVER]
+    """Turns text into tokens."""
+    endpoint: Annotated[Endpoint | None, Effect.NEXT_ATTEMPT] = None
+    """The S3 server of `uri`. Empty: the provider's own."""
+    max_rejected: Annotated[Whole, Effect.NEXT_ATTEMPT] = 0
+    """How many documents may fail to decode; one more refuses the source."""
 
 
 class Lengths(Model):

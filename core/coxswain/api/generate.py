@@ -8,6 +8,7 @@ from pathlib import Path
 
 from coxswain.api.crd import crds, to_yaml
 from coxswain.api.dashboards import DASHBOARDS, dashboard_json
+from coxswain.api.edits_page import edits_page
 from coxswain.api.kinds import KINDS
 from coxswain.api.reference import api_page, kind_page, metrics_page, page_name
 from coxswain.api.values_page import values_page
@@ -31,6 +32,7 @@ def generated() -> Mapping[str, str]:
     examples = (REPOSITORY / "examples/kubernetes.yaml").read_text()
     files |= {f"docs/reference/{page_name(kind)}": kind_page(kind, examples) for kind in KINDS}
     files["docs/metrics.md"] = metrics_page()
+    files["docs/edits.md"] = edits_page()
     return files
 
 

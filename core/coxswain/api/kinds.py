@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from coxswain.api.common import Model
-from coxswain.api.datamix import DataMixSpec, DataMixStatus
+from coxswain.api.datamix import DataMixSpec
 from coxswain.api.datasource import DataSourceSpec, DataSourceStatus
-from coxswain.api.parallelism import ParallelismPolicySpec, ParallelismPolicyStatus
+from coxswain.api.effects import Effect
+from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.api.trainingjob_status import TrainingJobStatus
 
@@ -34,16 +35,17 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One custom resource."""
+    """One custom resource. `status` None: nothing writes one."""
 
     name: str
     plural: str
     short: str
     spec: type[Model]
-    status: type[Model]
+    status: type[Model] | None
     columns: tuple[Column, ...]
     scale: Scale | None = None
     selectable: tuple[str, ...] = ()
+    effect: Effect | None = None  # of edits of all fields that do not say it
 
 
 def _reason(condition: str) -> str:
@@ -64,18 +66,19 @@ KINDS: Final[tuple[Kind, ...]] = (
         ),
     ),
     Kind(
-        "DataMix", "datamixes", "dmix", DataMixSpec, DataMixStatus,
+        "DataMix", "datamixes", "dmix", DataMixSpec, None,
         (
             Column("SEED", "integer", ".spec.seed"), Column("LONG", "string", ".spec.longSequences"), _AGE,
         ),
     ),
     Kind(
-        "ParallelismPolicy", "parallelismpolicies", "ppol", ParallelismPolicySpec, ParallelismPolicyStatus,
+        "ParallelismPolicy", "parallelismpolicies", "ppol", ParallelismPolicySpec, None,
         (
             Column("MODE", "string", ".spec.mode"), Column("TENSOR", "integer", ".spec.tensor"),
             Column("PIPELINE", "integer", ".spec.pipeline"), Column("TOKENS", "integer", ".spec.hybridData.tokensPerReplica"),
             Column("BALANCE", "string", ".spec.hybridData.balance"), _AGE,
         ),
+        effect=Effect.NEXT_ATTEMPT,
     ),
     Kind(
         "TrainingJob", "trainingjobs", "tj", TrainingJobSpec, TrainingJobStatus,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from coxswain.api.common import Conditions, Count, Degree, Model, Tokens, Whole
+from coxswain.api.common import Count, Degree, Model, Tokens
 
 
 class HybridData(Model):
@@ -22,7 +22,7 @@ class HybridData(Model):
 
 
 class ParallelismPolicySpec(Model):
-    """How work is spread. A job reads it when an attempt starts; a change reaches a running job with its next attempt."""
+    """How work is spread."""
 
     mode: Literal["Fixed", "Auto"] = "Fixed"
     """Fixed: `tensor` and `pipeline` as given. Auto is to choose them from lengths, model and devices: no effect yet."""
@@ -39,12 +39,3 @@ class ParallelismPolicySpec(Model):
     """How the optimizer's state is spread over the replicas. ZeRO1: each owns a part of it."""
     hardware: Literal["a100-40g", "a100-80g", "h100-80g", "cpu"] = "a100-80g"
     """Constants of the cost model. With cpu, trainers request no GPU."""
-
-
-class ParallelismPolicyStatus(Model):
-    """Whether the policy is usable."""
-
-    observed_generation: Whole | None = None
-    """metadata.generation that this status describes."""
-    conditions: Conditions | None = None
-    """Ready."""

@@ -25,6 +25,7 @@ from coxswain.api.common import (
     list_map,
 )
 from coxswain.api.datamix import DataMixSpec
+from coxswain.api.effects import Effect
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.presets import PresetName
 
@@ -63,7 +64,7 @@ class InitFrom(Model):
 
 
 class ModelSpec(Model):
-    """What is trained. Exactly one of preset and config. Immutable."""
+    """What is trained. Exactly one of preset and config."""
 
     preset: PresetName | None = None
     """A published shape by name."""
@@ -74,7 +75,7 @@ class ModelSpec(Model):
 
 
 class Batch(Model):
-    """Size of a step and of its sequences. Immutable, because it decides the stream."""
+    """Size of a step and of its sequences: it decides the stream."""
 
     tokens_per_step: Tokens
     """Tokens of one optimizer step. A step differs from it by less than one sequence."""
@@ -83,7 +84,7 @@ class Batch(Model):
 
 
 class Optimizer(Model):
-    """AdamW. May change while the job is suspended."""
+    """AdamW."""
 
     learning_rate: Decimal
     """Peak learning rate, a decimal string such as "3e-4"."""
@@ -104,7 +105,8 @@ class Optimizer(Model):
 
 
 class Stop(Model):
-    """When training is done. Exactly one of steps and tokens. May be raised at any time."""
+    """When training is done. Exactly one of steps and tokens. It can only be raised: the attempt ends at its own stop,
+    and the next one goes on."""
 
     steps: Steps | None = None
     """Training ends after so many steps."""
@@ -115,22 +117,21 @@ class Stop(Model):
 class Trainers(Model):
     """The trainer pods."""
 
-    count: Count
-    """How many trainers. May change at any time between minCount and maxCount, also by `kubectl scale`: the job saves a
-    checkpoint and restarts from it with the new count, on the same stream."""
-    devices_per_trainer: Annotated[int, Field(ge=1, le=64)] = 1
-    """Accelerators (or CPU workers) of one trainer. May change while suspended."""
-    min_count: Count | None = None
+    count: Annotated[Count, Effect.AT_ONCE]
+    """How many trainers, between minCount and maxCount once the job runs, also by `kubectl scale`: an edit lets the job save a
+    checkpoint and restart from it with the new count, on the same stream."""
+    devices_per_trainer: Annotated[int, Field(ge=1, le=64), Effect.SUSPENDED] = 1
+    """Accelerators (or CPU workers) of one trainer."""
+    min_count: Annotated[Count | None, Effect.SUSPENDED] = None
     """Fewest trainers that training starts with, once startTimeoutSeconds have passed and no node has room for the others.
-    Empty: `count`. May change while suspended."""
-    max_count: Count | None = None
-    """Most trainers that the job may be scaled to. Empty: `count` stays as it is. May change while suspended."""
-    template: Overlay | None = None
+    Empty: `count`."""
+    max_count: Annotated[Count | None, Effect.SUSPENDED] = None
+    """Most trainers that the job may be scaled to. Empty: `count` stays as it is."""
+    template: Annotated[Overlay | None, Effect.SUSPENDED] = None
     """PodTemplateSpec, laid over the trainers' pods as by `kubectl patch`: metadata.labels, metadata.annotations, and spec with
     nodeSelector, tolerations, volumes and so on. Its container `trainer` is laid over ours; the resources there replace ours,
     which are one `nvidia.com/gpu` a device unless the policy's hardware is cpu. The operator alone sets restartPolicy, host names
-    and automountServiceAccountToken. A bare pod spec, the shape of earlier releases, is accepted in this one. May change while
-    suspended."""
+    and automountServiceAccountToken. A bare pod spec, the shape of earlier releases, is accepted in this one."""
 
 
 class Loaders(Model):
@@ -143,7 +144,7 @@ class Loaders(Model):
 
 
 class Data(Model):
-    """The data services. May change while suspended."""
+    """The data services."""
 
     image: Image = ""
     """Image of coordinator, loaders and constructors. Empty: the operator's setting."""
@@ -160,23 +161,22 @@ class Data(Model):
 class Checkpoint(Model):
     """Where and how often state is saved."""
 
-    uri: Uri
-    """Folder of the checkpoints and of the plan log. Immutable."""
-    endpoint: Endpoint | None = None
-    """The S3 server of `uri`. Empty: the provider's own. May change while suspended."""
-    every_steps: Steps = 100
-    """Steps between checkpoints. May change while suspended."""
-    keep_last: Annotated[int, Field(ge=1, le=1000)] = 3
-    """How many of the latest checkpoints are kept. May change while suspended."""
-    keep_every: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
-    """Checkpoints at multiples of this step are kept for ever; 0: none. May change while suspended."""
-    resume: Literal["Auto", "Never"] = "Auto"
-    """Auto: resume from the latest checkpoint, if there is one. Never: refuse a folder that holds another run. May change while
-    suspended."""
+    uri: Annotated[Uri, Effect.NEVER]
+    """Folder of the checkpoints and of the plan log."""
+    endpoint: Annotated[Endpoint | None, Effect.SUSPENDED] = None
+    """The S3 server of `uri`. Empty: the provider's own."""
+    every_steps: Annotated[Steps, Effect.SUSPENDED] = 100
+    """Steps between checkpoints."""
+    keep_last: Annotated[int, Field(ge=1, le=1000), Effect.SUSPENDED] = 3
+    """How many of the latest checkpoints are kept."""
+    keep_every: Annotated[int, Field(ge=0, le=1_000_000_000), Effect.SUSPENDED] = 0
+    """Checkpoints at multiples of this step are kept for ever; 0: none."""
+    resume: Annotated[Literal["Auto", "Never"], Effect.SUSPENDED] = "Auto"
+    """Auto: resume from the latest checkpoint, if there is one. Never: refuse a folder that holds another run."""
 
 
 class Stragglers(Model):
-    """What is to happen to slow devices. No effect yet. May change at any time."""
+    """What is to happen to slow devices. No effect yet."""
 
     action: Literal["None", "Warn", "Rebalance", "Migrate", "ReplaceNode"] = "None"
     """The strongest measure that may be taken; each includes those before it. No effect yet."""
@@ -229,7 +229,7 @@ class FailureRule(Model):
 
 
 class FailurePolicy(Model):
-    """What failures lead to. May change at any time."""
+    """What failures lead to."""
 
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 10
     """Counted restarts before the job fails. What the cluster does to a pod (drain, preemption, lost node) is never counted."""
@@ -258,7 +258,7 @@ class Topology(Model):
 
 
 class Scheduling(Model):
-    """How pods find their nodes. May change while suspended."""
+    """How pods find their nodes."""
 
     queueing: Queueing = Queueing()
     """Admission by a queue."""
@@ -269,52 +269,50 @@ class Scheduling(Model):
 
 
 class TrainingJobSpec(Model):
-    """One training run, from the sources of a mix to the weights in a checkpoint. While it runs, suspend, stop (raised),
-    trainers.count, stragglers, failurePolicy, the deadlines and ttlSecondsAfterFinished may change; the rest while it is
-    suspended, or never, as each field says."""
+    """One training run, from the sources of a mix to the weights in a checkpoint."""
 
-    image: Image = ""
-    """Image of the trainers. Empty: the operator's setting. May change while suspended."""
-    seed: Whole = 0
-    """Seed of the initial parameters. The order of the documents has its own: the mix's seed. Immutable."""
-    model: ModelSpec
-    """What is trained. Immutable."""
-    mix_ref: ObjectReference | None = None
-    """The DataMix. Exactly one of mixRef and mix. Immutable."""
+    image: Annotated[Image, Effect.SUSPENDED] = ""
+    """Image of the trainers. Empty: the operator's setting."""
+    seed: Annotated[Whole, Effect.NEVER] = 0
+    """Seed of the initial parameters. The order of the documents has its own: the mix's seed."""
+    model: Annotated[ModelSpec, Effect.NEVER]
+    """What is trained."""
+    mix_ref: Annotated[ObjectReference | None, Effect.NEVER] = None
+    """The DataMix. Exactly one of mixRef and mix."""
     mix: DataMixSpec | None = None
-    """A mix of this job only. Its fields may change as those of a DataMix may."""
-    parallelism_ref: ObjectReference | None = None
-    """The ParallelismPolicy. Exactly one of parallelismRef and parallelism. May change while suspended."""
-    parallelism: ParallelismPolicySpec | None = None
-    """A policy of this job only. May change while suspended."""
-    batch: Batch
-    """Size of a step and of its sequences. Immutable."""
-    optimizer: Optimizer
-    """AdamW and its schedule. May change while suspended."""
-    stop: Stop
-    """When training is done. May be raised at any time."""
+    """A mix of this job only."""
+    parallelism_ref: Annotated[ObjectReference | None, Effect.SUSPENDED] = None
+    """The ParallelismPolicy. Exactly one of parallelismRef and parallelism."""
+    parallelism: Annotated[ParallelismPolicySpec | None, Effect.SUSPENDED] = None
+    """A policy of this job only."""
+    batch: Annotated[Batch, Effect.NEVER]
+    """Size of a step and of its sequences."""
+    optimizer: Annotated[Optimizer, Effect.SUSPENDED]
+    """AdamW and its schedule."""
+    stop: Annotated[Stop, Effect.NEXT_ATTEMPT]
+    """When training is done. It can only be raised."""
     trainers: Trainers
     """The trainer pods."""
-    data: Data = Data()
-    """The data services. May change while suspended."""
+    data: Annotated[Data, Effect.SUSPENDED] = Data()
+    """The data services."""
     checkpoint: Checkpoint
     """Where and how often state is saved."""
-    stragglers: Stragglers = Stragglers()
-    """What is to happen to slow devices. No effect yet. May change at any time."""
-    failure_policy: FailurePolicy = FailurePolicy()
-    """What failures lead to. May change at any time."""
-    scheduling: Scheduling = Scheduling()
-    """How pods find their nodes. May change while suspended."""
-    managed_by: ControllerName | None = None
+    stragglers: Annotated[Stragglers, Effect.NEXT_ATTEMPT] = Stragglers()
+    """What is to happen to slow devices. No effect yet."""
+    failure_policy: Annotated[FailurePolicy, Effect.AT_ONCE] = FailurePolicy()
+    """What failures lead to."""
+    scheduling: Annotated[Scheduling, Effect.SUSPENDED] = Scheduling()
+    """How pods find their nodes."""
+    managed_by: Annotated[ControllerName | None, Effect.NEVER] = None
     """The controller that acts on the job. Empty: coxswain.dev/operator, the name of an installation that has no other. All
-    others leave the job alone. Immutable."""
-    suspend: bool = False
-    """True: save a checkpoint, then run no pods. May change at any time."""
-    active_deadline_seconds: Seconds | None = None
-    """Seconds from the first start, without those of suspensions and in a queue, after which the job fails. Empty: no deadline.
-    May change at any time."""
-    start_timeout_seconds: Seconds = 900
+    others leave the job alone."""
+    suspend: Annotated[bool, Effect.AT_ONCE] = False
+    """True: save a checkpoint, then run no pods."""
+    active_deadline_seconds: Annotated[Seconds | None, Effect.AT_ONCE] = None
+    """Seconds from the first start, without those of suspensions and in a queue, after which the job fails. Empty: no
+    deadline."""
+    start_timeout_seconds: Annotated[Seconds, Effect.AT_ONCE] = 900
     """Seconds from when a pod has a node until its containers run; after that it is replaced, and the restart counts. A pod
-    without a node waits and counts nothing (but see trainers.minCount). Indexing is not part of it. May change at any time."""
-    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=315_360_000)] | None = None
-    """Seconds after its end at which the job is deleted. Empty: never. May change at any time."""
+    without a node waits and counts nothing (but see trainers.minCount). Indexing is not part of it."""
+    ttl_seconds_after_finished: Annotated[Annotated[int, Field(ge=0, le=315_360_000)] | None, Effect.AT_ONCE] = None
+    """Seconds after its end at which the job is deleted. Empty: never."""

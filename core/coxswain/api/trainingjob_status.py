@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from coxswain.api.common import ATOMIC, Conditions, Model, Name, Text, Time, Whole
+from coxswain.api.common import ATOMIC, Conditions, Image, Model, Name, Text, Time, Whole
 
 Number = Annotated[str, Field(max_length=32)]
 
@@ -86,21 +86,6 @@ class LayoutStatus(Model):
     """For people, such as "3 x tp1pp2 + 1 x tp1pp1"."""
 
 
-class StragglerStatus(Model):
-    """A device that is slow now. Not written yet."""
-
-    trainer: Whole
-    """Index of the trainer."""
-    device: Whole
-    """Index of the device within it."""
-    node: Annotated[str, Field(max_length=253)] | None = None
-    """The Kubernetes node."""
-    slowdown: Number | None = None
-    """How many times slower than its peers."""
-    since: Time | None = None
-    """Since when."""
-
-
 class AttemptStatus(Model):
     """One attempt of the job, and how it ended."""
 
@@ -120,6 +105,25 @@ class AttemptStatus(Model):
     """When it ended."""
     resumed_step: Whole | None = None
     """Step of the checkpoint that it started from."""
+
+
+class ImagesStatus(Model):
+    """The images of an attempt."""
+
+    trainers: Image
+    """Image of the trainers."""
+    data: Image
+    """Image of coordinator, loaders and constructors."""
+
+
+class PinnedStatus(Model):
+    """What all pods of the attempt are made of. An edit of it waits for the next attempt."""
+
+    hash: Annotated[str, Field(max_length=16)]
+    """Names the attempt's ConfigMaps: NAME-config-HASH, which pods mount, and NAME-attempt-HASH, which records what the attempt
+    began with. Empty: an earlier release started the attempt, with NAME-config."""
+    images: ImagesStatus
+    """The images of its pods."""
 
 
 class TrainingJobStatus(Model):
@@ -157,8 +161,6 @@ class TrainingJobStatus(Model):
     """The latest complete checkpoint."""
     layout: LayoutStatus | None = None
     """How replicas, stages and devices belong together now."""
-    stragglers: Annotated[list[StragglerStatus], Field(max_length=5, json_schema_extra=ATOMIC)] | None = None
-    """The slowest devices, at most 5. Not written yet."""
     attempts: Annotated[list[AttemptStatus], Field(max_length=10, json_schema_extra=ATOMIC)] | None = None
     """The last 10 attempts."""
     start_time: Time | None = None
@@ -172,6 +174,10 @@ class TrainingJobStatus(Model):
     """Since when the job is active. Empty: it is queued, suspended, or has not started."""
     retried: Text | None = None
     """Value of the annotation coxswain.dev/retry that the latest retry answered. Another value retries the ended job."""
+    pinned: PinnedStatus | None = None
+    """What all pods of the attempt are made of. Empty: no attempt is under way."""
+    stream_hash: Annotated[str, Field(max_length=64)] | None = None
+    """Names the stream that the checkpoints belong to: an attempt of another one is refused."""
     event_sequence: Whole | None = None
     """Number of the last of the coordinator's events that is published as an Event."""
     updated_at: Time | None = None

@@ -55,7 +55,7 @@ def defaulted(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shape(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
-    known = ("apiVersion", "kind", "metadata", "spec", "status")
+    known = ("apiVersion", "kind", "metadata", "spec", *(("status",) if kind.status else ()))
     faults = [
         FieldError(name, "unknown field", name, ", ".join(known), f"remove {name}")
         for name in manifest
@@ -64,7 +64,7 @@ def _shape(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
     faults += _name_faults(kind, manifest)
     faults += parse(kind.spec, manifest["spec"], "spec")[1] if "spec" in manifest else [_missing_spec()]
     faults += template_faults(manifest.get("spec")) if kind.name == "TrainingJob" else []
-    faults += parse(kind.status, manifest["status"], "status")[1] if "status" in manifest else []
+    faults += parse(kind.status, manifest["status"], "status")[1] if kind.status and "status" in manifest else []
     return faults + [
         FieldError(path, f"{key!r} appears twice", key, way_out="give every item a name of its own")
         for path, key in repeated(object_schema(kind), manifest)

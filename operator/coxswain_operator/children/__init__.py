@@ -16,10 +16,10 @@ __all__ = ["CONTENT", "KINDS", "PodPlan", "children", "labels_of"]
 KINDS = ("ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
 
 
-def children(job: Manifest, config: JobConfig, settings: Settings, attempt: int) -> tuple[Manifest, ...]:
-    """All children but the pods and their token."""
+def children(job: Manifest, config: JobConfig, settings: Settings, attempt: int, pin: str = "") -> tuple[Manifest, ...]:
+    """All children but the pods, their token and the attempt's record."""
     return (
-        config_map(job, config),
+        config_map(job, config, pin),
         service(job),
         network_policy(job, settings),
         disruption_budget(job, config, attempt),

@@ -88,7 +88,7 @@ def ports(service: Service) -> list[dict[str, Any]]:
 
 
 def environment(service: Service, job: Manifest, secrets: bool) -> list[dict[str, Any]]:
-    """The environment without ENV_NAME, ENV_INDEX and ENV_INCARNATION, which each pod adds."""
+    """The environment without ENV_NAME, ENV_INDEX, ENV_INCARNATION and ENV_CONFIG, which each pod adds."""
     name = job["metadata"]["name"]
     plain = {
         names.ENV_COORDINATOR: f"http://{name}-coordinator.{name}:{names.PORT_COORDINATOR}",
@@ -102,6 +102,7 @@ def environment(service: Service, job: Manifest, secrets: bool) -> list[dict[str
     fields = {
         names.ENV_POD_NAME: "metadata.name", names.ENV_POD_IP: "status.podIP", names.ENV_POD_UID: "metadata.uid",
     }  # fmt: skip
+    fields |= {names.ENV_NODE: "spec.nodeName"} if service is TRAINER else {}
     return [
         *({"name": k, "value": v} for k, v in plain.items()),
         *({"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in fields.items()),

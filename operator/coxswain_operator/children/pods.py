@@ -44,6 +44,7 @@ class PodPlan:
     settings: Settings
     attempt: int
     start: int  # number of the start: a queue admits its pods together
+    pin: str = ""  # names the attempt's ConfigMap
     token_secret: str = ""  # name of the Secret with their token; empty: the former one
 
     def name(self, member: str, number: int) -> str:
@@ -68,8 +69,13 @@ class PodPlan:
     def _spec(self, role: str, member: str, digits: str, number: int) -> Manifest:
         spec = self._specs[role]
         own = {names.ENV_NAME: member, names.ENV_INDEX: digits or "0", names.ENV_INCARNATION: str(number)}
+        own |= {names.ENV_CONFIG: self._config_map}
         lists: Manifest = {k: [_named(c, own) for c in spec[k]] for k in ("initContainers", "containers") if k in spec}
         return {**spec, **lists, "hostname": f"{self.job['metadata']['name']}-{member}"}
+
+    @cached_property
+    def _config_map(self) -> str:
+        return config_map_name(self.job, self.pin)
 
     @cached_property
     def _heads(self) -> dict[str, Manifest]:
@@ -116,7 +122,7 @@ class PodPlan:
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "securityContext": _security(self.settings),
             **_containers(self.job, self.config, self.settings, role),
-            "volumes": _volumes(self.job, self.config, role, self.token_secret or former_name(self.job)),
+            "volumes": _volumes(self.config, role, self._config_map, self.token_secret or former_name(self.job)),
             **scheduling.of_pod(self.job, role, self.attempt),
         }
         others = tuple(name for name in OWN[_FIELDS[role]] if name not in (role, CONSTRUCTOR.name))
@@ -161,9 +167,9 @@ def _containers(job: Manifest, config: JobConfig, settings: Settings, role: str)
     return {"containers": [make(SERVICES[role], data_image)]}
 
 
-def _volumes(job: Manifest, config: JobConfig, role: str, token_secret: str) -> list[dict[str, Any]]:
+def _volumes(config: JobConfig, role: str, config_map: str, token_secret: str) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [
-        {"name": "job", "configMap": {"name": config_map_name(job)}},
+        {"name": "job", "configMap": {"name": config_map}},
         {"name": "token", "secret": {"secretName": token_secret, "defaultMode": 0o440}},
         {"name": "scratch", "emptyDir": {}},
     ]

@@ -22,7 +22,7 @@ from coxswain_operator.reconcile import (
 )
 from coxswain_operator.reconcile.actions import Decision, Observed, WriteStatus, requeues
 from coxswain_operator.reconcile.conditions import conditions
-from coxswain_operator.reconcile.context import QUEUED, Context, build_context, generation
+from coxswain_operator.reconcile.context import Context, build_context, generation
 from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.status import JobStatus, due_at, read_status, to_manifest
 from coxswain_operator.reconcile.times import stamp
@@ -62,10 +62,7 @@ def decide(ctx: Context) -> PolicyResult:
         return completion.terminate(ctx, ending)
     if suspending:
         return suspend.reconcile_suspend(ctx)
-    if ctx.config is None:  # what runs goes on; nothing is created or replaced
-        state = ctx.state_of_gang if ctx.pods else QUEUED
-        return PolicyResult(state, ctx.status, ctx.faults[0].reason, ctx.faults[0].message)
-    return gang.reconcile_gang(ctx, ctx.config)
+    return gang.refuse(ctx) if ctx.start is None else gang.reconcile_gang(ctx, ctx.start)
 
 
 def conclude(ctx: Context, result: PolicyResult) -> Decision:

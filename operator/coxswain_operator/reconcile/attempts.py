@@ -35,6 +35,11 @@ def close_attempt(status: JobStatus, ending: Termination, now: float) -> JobStat
     return replace(status, attempts=(*status.attempts[:-1], last))
 
 
+def unsettled(status: JobStatus, desired: int = 0, asked: int = 0) -> JobStatus:
+    """The next start settles the size of the gang and what its pods are made of."""
+    return replace(status, trainers=replace(status.trainers, desired=desired, asked=asked), pinned=None)
+
+
 def next_attempt(status: JobStatus, ending: Termination, now: float) -> JobStatus:
     """The next attempt, opened at once."""
     return open_attempt(replace(close_attempt(status, ending, now), attempt=status.attempt + 1), now)

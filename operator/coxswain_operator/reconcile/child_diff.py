@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from coxswain.config import JobConfig
 from coxswain_operator.children import CONTENT, children
+from coxswain_operator.children.configuration import config_map_name, record_name
 from coxswain_operator.reconcile.actions import Create, Delete
 from coxswain_operator.reconcile.context import Context
+from coxswain_operator.reconcile.pinned import Start
 from coxswain_operator.reconcile.status import JobStatus
+from coxswain_operator.views import ChildView
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +23,30 @@ class ChildDiff:
     stale: bool
 
 
-def diff_children(ctx: Context, config: JobConfig, status: JobStatus) -> ChildDiff:
-    """Deletes what has changed; the next pass creates it.
+def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
+    """Deletes what has changed; the next pass creates it. An attempt's record never changes.
 
     A PodDisruptionBudget is made once the whole gang is there, and goes with the attempt: before, there is nothing to
     protect, and its status would be written again for every pod that comes or goes.
     """
-    wanted = children(ctx.observed.job, config, ctx.settings, status.attempt)
-    contents = {(m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"].get(CONTENT, "") for m in wanted}
-    stale = [c for c in ctx.observed.children if c.content != contents.get((c.kind, c.name), c.content)]
+    job, pin = ctx.observed.job, start.pinned.hash
+    wanted = children(job, start.config, ctx.settings, status.attempt, pin)
     present = {(c.kind, c.name) for c in ctx.observed.children}
+    recorded = ("ConfigMap", record_name(job, pin)) in present
+    contents = {(m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"].get(CONTENT, "") for m in wanted}
+    # Without a record a ConfigMap alone knows what the attempt began with.
+    judged = [c for c in ctx.observed.children if recorded or c.kind != "ConfigMap"]
+    stale = [c for c in judged if c.content != contents.get((c.kind, c.name), c.content)]
     due = (m for m in wanted if ctx.all_serving or m["kind"] != "PodDisruptionBudget")
-    missing = (m for m in due if (m["kind"], m["metadata"]["name"]) not in present)
-    deletes = tuple(Delete(c.kind, c.name, c.uid) for c in stale if not c.deleting)
+    missing = [m for m in due if (m["kind"], m["metadata"]["name"]) not in present]
+    missing += () if recorded else (start.record(job),)
+    gone = (*stale, *_of_earlier_starts(ctx, (config_map_name(job, pin), record_name(job, pin))))
+    deletes = tuple(Delete(c.kind, c.name, c.uid) for c in gone if not c.deleting)
     return ChildDiff(deletes, tuple(Create(m) for m in missing), bool(stale))
+
+
+def _of_earlier_starts(ctx: Context, names: Collection[str]) -> Iterator[ChildView]:
+    """ConfigMaps that no pod mounts any more."""
+    current = {p.uid for p in ctx.pods.values()}
+    if all(p.uid in current for p in ctx.observed.pods):
+        yield from (c for c in ctx.observed.children if c.kind == "ConfigMap" and c.name not in names)

@@ -35,13 +35,13 @@ def child_rejected(ctx: Context) -> Termination | None:
 
 def unfinished(ctx: Context) -> tuple[str, str] | None:
     """Why a coordinator's exit code 0 does not end the job: reason and message."""
-    report, config = ctx.report, ctx.config
+    report = ctx.report
     if report is None:
         return None
     if report.checkpoint_step < report.step:
         return "FinalCheckpointMissing", "the coordinator left without the last checkpoint"
-    if config and report.reason == "StopReached" and 0 < report.steps < config.stop_steps:
-        return "StopRaised", f"stop.steps was raised from {report.steps} to {config.stop_steps} while the job ran"
+    if report.reason == "StopReached" and 0 < report.steps < ctx.wanted_steps:
+        return "StopRaised", f"stop was raised from {report.steps} to {ctx.wanted_steps} steps while the job ran"
     return None
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from coxswain.api.pod_template import former_note
 from coxswain.names import CONDITIONS
 from coxswain_operator.reconcile import pending
-from coxswain_operator.reconcile.context import Context, generation
+from coxswain_operator.reconcile.context import UNSCHEDULABLE, Context, generation
 from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.status import Condition
 from coxswain_operator.reconcile.times import stamp
 
 _Facts = tuple[str, str, str]  # status, reason, message
+EDIT_PENDING = "EditPending"
 STATUS_OF_END = {"Completed": "True", "Failed": "False"}
 
 
@@ -39,9 +40,12 @@ def _succeeded(ctx: Context, result: PolicyResult) -> _Facts:
 
 
 def _validated(ctx: Context, result: PolicyResult) -> _Facts:
-    if ctx.faults:
+    if ctx.faults and result.state != "Completed":  # whatever was deleted since, it was complete then
         return "False", ctx.faults[0].reason, "; ".join(f.message for f in ctx.faults)
-    return "True", "Resolved", former_note(ctx.observed.job["spec"])
+    note = former_note(ctx.observed.job["spec"])
+    if ctx.edits:
+        return "True", EDIT_PENDING, "; ".join(filter(None, (ctx.edits, note)))
+    return "True", "Resolved", note
 
 
 def _data_ready(ctx: Context, result: PolicyResult) -> _Facts:
@@ -73,12 +77,21 @@ def _progressing(ctx: Context, result: PolicyResult) -> _Facts:
 def _degraded(ctx: Context, result: PolicyResult) -> _Facts:
     if ctx.report is not None and ctx.report.fault is not None and result.state not in STATUS_OF_END:
         return "True", ctx.report.fault.reason, ctx.report.fault.message
-    if result.state == "Restarting":
+    if _is_disturbed(ctx, result):
         return "True", "Restarting", result.message
     if ctx.capacity_lost and result.state not in STATUS_OF_END:
         size = ctx.status.trainers
         return "True", "CapacityLost", f"runs with {size.desired} of {size.asked} trainers: there was no room for more"
     return "False", "AsExpected", ""
+
+
+def _is_disturbed(ctx: Context, result: PolicyResult) -> bool:
+    """Whether it restarts unasked: a pod failed, or a world was lost. A scale and a resumption are planned."""
+    if result.state not in ("Restarting", UNSCHEDULABLE):
+        return False
+    old = ctx.status.condition("Degraded")
+    fell = ctx.status.state == "Running" and result.status.attempt == ctx.status.attempt
+    return fell or result.status.restarts != ctx.status.restarts or (old is not None and old.reason == "Restarting")
 
 
 def _suspended(ctx: Context, result: PolicyResult) -> _Facts:
@@ -94,7 +107,7 @@ def _fresh(ctx: Context, result: PolicyResult) -> _Facts:
         return (old.status, old.reason, old.message) if old else ("Unknown", "NotReported", "")
     if report.checkpoint_step < 0:
         return "False", "NoCheckpoint", "no checkpoint yet"
-    behind, every = report.step - report.checkpoint_step, ctx.config.checkpoint.every_steps if ctx.config else 1
+    behind, every = report.step - report.checkpoint_step, ctx.spec.checkpoint.every_steps
     if behind > 2 * every:
         return "False", "Stale", f"{behind} steps since the last checkpoint; everySteps is {every}"
     return "True", "Saved", ""

@@ -11,14 +11,18 @@ from coxswain.config import JobConfig
 from coxswain.wire import Fault, JobReport
 from coxswain_operator.reconcile import incarnations, pending
 from coxswain_operator.reconcile.actions import Observed
+from coxswain_operator.reconcile.pending_edits import pending_edits
+from coxswain_operator.reconcile.pinned import Start, start_of
 from coxswain_operator.reconcile.ranges import decode
 from coxswain_operator.reconcile.spec import JobSpec, read_spec
 from coxswain_operator.reconcile.status import JobStatus, read_status
+from coxswain_operator.reconcile.template_faults import template_faults
 from coxswain_operator.reconcile.validate import resolve_config
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest, PodView, member_name
 
 COORDINATOR = "coordinator"
+UNSCHEDULABLE = "Unschedulable"  # the state of a job that waits for a pod that no node takes
 QUEUED = "Queued"  # the state of a job that a queue holds back, or that is not valid
 
 
@@ -31,8 +35,15 @@ class Context:
     now: float
     spec: JobSpec
     status: JobStatus
-    config: JobConfig | None  # None: `faults` say why
-    faults: tuple[Fault, ...]
+    start: Start | None  # None: `faults` say why
+    faults: tuple[Fault, ...]  # of the specs as they are now
+    edits: str  # that wait for the next attempt
+    wanted_steps: int  # at which the job stops by its spec as it is now; 0: the spec is not valid
+
+    @property
+    def config(self) -> JobConfig | None:
+        """What the pods of this start read."""
+        return self.start.config if self.start else None
 
     @property
     def name(self) -> str:
@@ -100,8 +111,9 @@ class Context:
         known = self.status.state not in ("", QUEUED)
         if pod is not None and pod.is_active and known and (self.leaving or self._silent(pod)):
             return self.status.state  # its end is judged once it has left; a single missed answer changes nothing
-        if any(p.unscheduled_reason == pending.GATED for p in self.pods.values()):
-            return QUEUED
+        unplaced = {p.unscheduled_reason for p in self.pods.values() if pending.is_unschedulable(p)}
+        if unplaced:
+            return QUEUED if pending.GATED in unplaced else UNSCHEDULABLE
         return "Restarting" if self.status.progress is not None else "Starting"
 
     def _silent(self, coordinator: PodView) -> bool:
@@ -123,11 +135,15 @@ class Context:
 
 def build_context(observed: Observed, now: float, settings: Settings) -> Context:
     status, spec = read_status(observed.job), read_spec(observed.job)
-    config, faults = resolve_config(observed, settings)
-    if config is not None and status.trainers.desired:
+    wanted, faults = resolve_config(observed)
+    if wanted is not None and status.trainers.desired:
         # The size of a gang is settled when it starts; another count restarts it (see resize).
-        config = msgspec.structs.replace(config, trainers=status.trainers.desired)
-    return Context(observed, settings, now, spec, status, config, faults)
+        wanted = msgspec.structs.replace(wanted, trainers=status.trainers.desired)
+    start, faults = start_of(observed, status, settings, wanted, faults)
+    if start is not None and (refused := template_faults(observed, start, settings)):
+        start, faults = None, (*refused, *faults)
+    edits = pending_edits(observed, start, settings) if start else ""
+    return Context(observed, settings, now, spec, status, start, faults, edits, wanted.total_steps if wanted else 0)
 
 
 def generation(manifest: Manifest) -> int:

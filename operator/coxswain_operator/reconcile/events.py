@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from coxswain_operator.reconcile import incarnations
+from coxswain_operator.reconcile.conditions import EDIT_PENDING
 from coxswain_operator.reconcile.context import COORDINATOR, Context
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.views import Event
 
 # Reconcile publishes these from its own transitions; the coordinator's are not repeated.
-OURS = frozenset({"Validated", "GangStarted", "Suspended", "Resumed", "Completed", "Failed", "NodeLost"})
+OURS = frozenset(
+    {"Validated", "GangStarted", "Suspended", "Resumed", "Completed", "Failed", "NodeLost", "PodDisrupted"}
+)
 
 
 def transitions(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
@@ -16,12 +19,21 @@ def transitions(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     turned = {c.type: c.message for c in new.conditions if c.status == "True" and not old.is_(c.type)}
     resumed = old.is_("Suspended") and new.is_("Suspended", "False")
     found = {
-        "Validated": "Validated" in turned and "everything that the job names exists and fits together",
+        "Validated": "Validated" in turned
+        and not new.ended
+        and "everything that the job names exists and fits together",
         "GangStarted": "PodsReady" in turned and f"all pods are ready, {new.ready} trainers",
         "Suspended": turned.get("Suspended"),
         "Resumed": resumed and "pods are created again",
+        EDIT_PENDING: _pending(new) != _pending(old) and _pending(new),
     }
     return tuple(Event(reason, message) for reason, message in found.items() if message)
+
+
+def _pending(status: JobStatus) -> str:
+    """The edits that wait for the next attempt."""
+    condition = status.condition("Validated")
+    return condition.message if condition and condition.reason == EDIT_PENDING else ""
 
 
 def coordinator_events(ctx: Context) -> tuple[tuple[Event, ...], int | None]:

@@ -151,8 +151,7 @@ def _next_attempt(ctx: Context, status: JobStatus, verdict: Verdict) -> JobStatu
     """Replaces all members; the gang may have another size."""
     status = incarnations.renew_all(status, ctx.now, delayed=verdict.counted)
     cause = _termination(verdict.failure.reason, verdict.failure.message, verdict)
-    trainers = replace(status.trainers, desired=0, asked=0)
-    return replace(attempts.next_attempt(status, cause, ctx.now), trainers=trainers)
+    return attempts.unsettled(attempts.next_attempt(status, cause, ctx.now))
 
 
 def failure_events(found: tuple[Verdict, ...]) -> tuple[Event, ...]:
@@ -168,6 +167,7 @@ def failure_events(found: tuple[Verdict, ...]) -> tuple[Event, ...]:
 def _failure_event(verdict: Verdict) -> Event:
     loss = verdict.failure
     if loss.planned:
-        return Event("Scaled", loss.message)
-    reason = "NodeLost" if loss.disrupted else "WorkerRestarted"
-    return Event(reason, f"{loss.message}; {verdict.rule}: {verdict.action}", True)
+        return Event("Resumed" if loss.reason == "Resumed" else "Scaled", loss.message)
+    node, disturbed = loss.lost_node, "PodDisrupted" if loss.disrupted else "WorkerRestarted"
+    text = "; ".join(filter(None, (loss.message, node, f"{verdict.rule}: {verdict.action}")))
+    return Event("NodeLost" if node else disturbed, text, True)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from coxswain.config import JobConfig
 from coxswain_operator.children import PodPlan
 from coxswain_operator.reconcile import (
     attempts,
@@ -22,19 +21,23 @@ from coxswain_operator.reconcile import (
     suspend,
 )
 from coxswain_operator.reconcile.actions import CreatePod, Delete
-from coxswain_operator.reconcile.context import Context
+from coxswain_operator.reconcile.context import QUEUED, Context
+from coxswain_operator.reconcile.pinned import Start
 from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.reconcile.times import stamp
 
+PINNED = "the pods go on as this attempt began, and the next attempt is refused until this is mended: "
 
-def reconcile_gang(ctx: Context, config: JobConfig) -> PolicyResult:
+
+def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
     """A pass of a job that should run: replaces what is lost, creates what is missing."""
+    config = start.config
     found = failure_policy.verdicts(ctx)
     size = None if any(v.whole_job for v in found) else resize.plan_resize(ctx, config)
     status = failure_policy.record_restarts(ctx, found) if found else ctx.status
-    status = job_token.settle(ctx, resize.start_resize(ctx, status, size)) if size else _begun(ctx, status, config)
-    others = child_diff.diff_children(ctx, config, status)
+    status = job_token.settle(ctx, resize.start_resize(ctx, status, size)) if size else _begun(ctx, status, start)
+    others = child_diff.diff_children(ctx, start, status)
     starting = status.attempt == ctx.status.attempt and not others.stale
     return PolicyResult(
         state=ctx.state_of_gang,
@@ -50,7 +53,7 @@ def reconcile_gang(ctx: Context, config: JobConfig) -> PolicyResult:
         creates=(
             *job_token.creates(ctx, status),
             *others.creates,
-            *(_missing_pods(ctx, status, config) if starting else ()),
+            *(_missing_pods(ctx, status, start) if starting else ()),
         ),
         calls=resize.calls(ctx) or suspend.calls(ctx),
         events=(*failure_policy.failure_events(found), *(resize.resize_events(size) if size else ())),
@@ -63,20 +66,32 @@ def reconcile_gang(ctx: Context, config: JobConfig) -> PolicyResult:
     )
 
 
-def _begun(ctx: Context, status: JobStatus, config: JobConfig) -> JobStatus:
-    """Opens the first attempt and settles the size of the gang; after a restart of the whole job the next pass does."""
+def refuse(ctx: Context) -> PolicyResult:
+    """A pass of a job whose specs allow no start: what runs goes on; nothing is created or replaced."""
+    state, fault = ctx.state_of_gang if ctx.pods else QUEUED, ctx.faults[0]
+    reason, text = fault.reason, fault.message
+    if state == "Running":
+        reason, text = "", f"the pods go on, and none is replaced until this is mended: {fault.message}"
+    return PolicyResult(state, ctx.status, reason, text, deletes=tuple(_stale_pods(ctx, ctx.status)))
+
+
+def _begun(ctx: Context, status: JobStatus, start: Start) -> JobStatus:
+    """Opens the first attempt and settles what the gang is; after a restart of the whole job the next pass does."""
     status = replace(attempts.open_attempt(status, ctx.now), start_time=status.start_time or stamp(ctx.now))
     if status.attempt != ctx.status.attempt:
         return status
     status = job_token.settle(ctx, status) if job_token.is_open(ctx) else status
     asked = status.trainers.asked or ctx.spec.trainers.count
-    return replace(status, trainers=replace(status.trainers, desired=config.trainers, asked=asked))
+    size = replace(status.trainers, desired=start.config.trainers, asked=asked)
+    return replace(status, trainers=size, pinned=start.pinned, stream_hash=start.config.stream_hash())
 
 
 def _message(ctx: Context) -> str:
     """What the job waits for, by coordinator, cluster and pods that cannot start."""
     refused = f"{ctx.observed.rejection.reason}: {ctx.observed.rejection.message}" if ctx.observed.rejection else ""
     waits = ctx.report.waiting_for if ctx.report else ""
+    slow = ctx.report.slow if ctx.report else ""
+    invalid = f"{PINNED}{ctx.faults[0].message}" if ctx.faults else ""
     said = (
         resize.message(ctx),
         refused,
@@ -84,6 +99,8 @@ def _message(ctx: Context) -> str:
         leftovers.describe(ctx),
         waits,
         pending.describe(ctx.pods.values()),
+        invalid,
+        slow,
     )
     return "; ".join(filter(None, said))
 
@@ -97,12 +114,11 @@ def _stale_pods(ctx: Context, status: JobStatus) -> Iterator[Delete]:
             yield Delete("Pod", p.name, p.uid)
 
 
-def _missing_pods(ctx: Context, status: JobStatus, config: JobConfig) -> Iterator[CreatePod]:
+def _missing_pods(ctx: Context, status: JobStatus, start: Start) -> Iterator[CreatePod]:
     """Current pods that do not exist, whose delay is over, and whose predecessor runs no more."""
     numbers = incarnations.numbers(status)
-    plan = PodPlan(
-        ctx.observed.job, config, ctx.settings, status.attempt, numbers.default.number, str(status.token_secret or "")
-    )
+    job, number, pin = start.job_of_pods(ctx.observed.job), numbers.default.number, start.pinned.hash
+    plan = PodPlan(job, start.config, ctx.settings, status.attempt, number, pin, str(status.token_secret or ""))
     occupied = {p.member for p in ctx.observed.pods if p.is_active or numbers.of(p.member).number == p.incarnation}
     for member in ctx.members:
         if member not in occupied:

@@ -8,6 +8,7 @@ from coxswain.exits import Exit
 from coxswain.wire import Fault
 from coxswain_operator.reconcile import completion, deadlines, pending
 from coxswain_operator.reconcile.context import COORDINATOR, Context, parse_fault
+from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import PodView
 
 LEAVING = (Exit.DONE, Exit.STOPPED)  # exit codes of loaders and trainers after the coordinator announced the end
@@ -18,6 +19,7 @@ UNKNOWN_REASONS = ("Unknown", "ContainerStatusUnknown")
 KUBELET_REASONS = (
     "UnexpectedAdmissionError", "OutOf", "NodeAffinity", "NodeShutdown", "TopologyAffinityError", "Preempting",
 )  # fmt: skip
+RESUMED = "coordinator: saved before it was resumed, and starts again"
 ABANDONED_SECONDS = 120  # services leave when no coordinator has answered them for a minute
 
 
@@ -41,6 +43,19 @@ class MemberFailure:
     def reasons(self) -> frozenset[str]:
         """What a rule's onReasons may name."""
         return frozenset((self.reason, pending.reason(self.pod) if self.pod and self.pod.is_active else self.reason))
+
+    @property
+    def lost_node(self) -> str:
+        """Which node was lost, and how; empty: none was, or it is not known."""
+        pod = self.pod
+        if not self.disrupted or pod is None or not pod.node:
+            return ""
+        if ("Ready", "Gone") in pod.node_conditions or pod.disruption == "DeletionByPodGC":
+            return f"node {pod.node} is gone"
+        ready = ("Ready", "True") in pod.node_conditions
+        down = bool({("Ready", "False"), ("Ready", "Unknown")} & pod.node_conditions)
+        tainted = pod.disruption == "DeletionByTaintManager" and not ready
+        return f"node {pod.node} is not ready" if down or tainted else ""
 
     @property
     def fault(self) -> Fault | None:
@@ -106,11 +121,21 @@ def _failure_of_coordinator(ctx: Context, pod: PodView) -> MemberFailure | None:
     if pod.exit_code == Exit.STOPPED and ctx.scaled:
         text = f"from {ctx.status.trainers.desired} to {ctx.spec.trainers.count} trainers"
         return MemberFailure(pod.member, "ScaleChanged", text, pod=pod, planned=True)
+    if pod.exit_code == Exit.STOPPED and _resumed_since(ctx, pod):
+        return MemberFailure(pod.member, "Resumed", RESUMED, pod=pod, planned=True)
     if pod.exit_code == Exit.STOPPED:
-        text = "the coordinator saved and left, but the job's spec asks for no stop"
+        text = "the coordinator saved and left as it was asked, but the job's spec asks for no stop any more"
         return MemberFailure(pod.member, "StoppedUnasked", text, pod=pod)
     why = completion.unfinished(ctx)
     return MemberFailure(pod.member, *why, pod=pod) if why else None
+
+
+def _resumed_since(ctx: Context, pod: PodView) -> bool:
+    """Whether a suspension was requested and taken back while this pod ran."""
+    suspended = ctx.status.condition("Suspended")
+    return (
+        suspended is not None and suspended.status == "False" and seconds(suspended.last_transition_time) > pod.created
+    )
 
 
 def _abandoned(ctx: Context, pod: PodView) -> bool:

@@ -25,23 +25,24 @@ def apply_report(status: JobStatus, report: JobReport | None) -> JobStatus:
         layout = LayoutStatus(hash=report.layout_hash, summary=report.layout_summary)
     return replace(
         status,
-        progress=_progress(report),
+        progress=_progress(report, status.progress),
         last_checkpoint=checkpoint,
         layout=layout,
         world_generation=report.generation,
     )
 
 
-def _progress(report: JobReport) -> Progress:
+def _progress(report: JobReport, before: Progress | None) -> Progress:
     step = max(0, report.step)
     share = step / report.steps if report.steps else 0.0
+    known = report.tokens_per_second > 0  # not of a coordinator that has seen no step: the run's own rate stays
     return Progress(
         step=step,
         steps=report.steps,
         percent=f"{100 * share:.1f}",
         tokens=str(report.tokens),
         loss=None if report.loss is None else f"{report.loss:.4f}",
-        tokens_per_second=f"{report.tokens_per_second:.0f}",
+        tokens_per_second=f"{report.tokens_per_second:.0f}" if known or before is None else before.tokens_per_second,
         idle_percent=f"{100 * report.idle_fraction:.1f}",
         eta_seconds=max(0, report.eta_seconds),
     )

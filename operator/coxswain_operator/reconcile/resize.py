@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from coxswain.config import JobConfig
 from coxswain_operator.reconcile import attempts, deadlines, incarnations, pending
 from coxswain_operator.reconcile.actions import CheckpointAndStop
@@ -40,7 +38,7 @@ def start_resize(ctx: Context, status: JobStatus, size: Resize) -> JobStatus:
     """Replaces all members without counting a restart."""
     status = incarnations.renew_all(status, ctx.now)
     status = attempts.next_attempt(status, Termination("", size.reason, size.message, size.reason), ctx.now)
-    return replace(status, trainers=replace(status.trainers, desired=size.desired, asked=size.asked))
+    return attempts.unsettled(status, size.desired, size.asked)
 
 
 def calls(ctx: Context) -> tuple[CheckpointAndStop, ...]:

@@ -6,7 +6,7 @@ import dataclasses
 
 from msgspec.structs import replace
 
-from coxswain_operator.reconcile import incarnations
+from coxswain_operator.reconcile import attempts, incarnations
 from coxswain_operator.reconcile.actions import Delete
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.result import PolicyResult
@@ -22,10 +22,9 @@ def without_pods(ctx: Context) -> Context:
 def reopen(ctx: Context) -> PolicyResult:
     """Begins an attempt with fresh counters. History, progress and checkpoint stay."""
     status = replace(
-        incarnations.renew_all(ctx.status, ctx.now),
+        attempts.unsettled(incarnations.renew_all(ctx.status, ctx.now)),
         attempt=ctx.status.attempt + 1,
         restarts=Restarts(),
-        trainers=replace(ctx.status.trainers, desired=0, asked=0),
         retried=retry_value(ctx.observed.job),
         start_time=None,
         completion_time=None,

@@ -47,9 +47,14 @@ class TrainersSpec(_Read, frozen=True, kw_only=True):
     count: int = 1
 
 
+class CheckpointSpec(_Read, frozen=True, kw_only=True):
+    every_steps: int = 100
+
+
 class JobSpec(_Read, frozen=True, kw_only=True):
     suspend: bool = False
     trainers: TrainersSpec = TrainersSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
     failure_policy: FailurePolicy = FailurePolicy()
     active_deadline_seconds: int | None = None
     start_timeout_seconds: int = 900

@@ -83,6 +83,20 @@ class Attempt(_Stored, frozen=True, kw_only=True):
     resumed_step: int | None = None
 
 
+class Images(_Stored, frozen=True, kw_only=True):
+    """Of the pods of an attempt."""
+
+    trainers: str
+    data: str  # of coordinator, loaders and constructors
+
+
+class Pinned(_Stored, frozen=True, kw_only=True):
+    """What all pods of an attempt are made of."""
+
+    hash: str  # of configuration, specs and images; empty: an earlier release started the attempt
+    images: Images
+
+
 class JobStatus(_Stored, frozen=True, kw_only=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
@@ -106,6 +120,8 @@ class JobStatus(_Stored, frozen=True, kw_only=True):
     updated_at: str = ""  # when this was written
     active_since: str | msgspec.UnsetType = msgspec.UNSET  # unset: queued, suspended or not started
     retried: str | None = None  # the value of names.ANNOTATION_RETRY that the latest retry answered
+    pinned: Pinned | None = None  # None: the next start settles it
+    stream_hash: str | None = None  # of the latest start: what its checkpoints continue
     token_secret: str | msgspec.UnsetType = msgspec.UNSET  # that the pods of this start mount; unset: the former name
 
     def condition(self, type_: str) -> Condition | None:

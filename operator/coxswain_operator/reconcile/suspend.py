@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from coxswain.exits import Exit
 from coxswain.names import ANNOTATION_STOP_AT
-from coxswain_operator.reconcile import force_delete, incarnations
+from coxswain_operator.reconcile import attempts, force_delete, incarnations
 from coxswain_operator.reconcile.actions import CheckpointAndStop, Delete
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.result import PolicyResult
@@ -47,8 +45,7 @@ def reconcile_suspend(ctx: Context) -> PolicyResult:
     status = ctx.status
     renewed = incarnations.renew_all(status, ctx.now)
     if not ctx.observed.pods:
-        status = replace(renewed, trainers=replace(status.trainers, desired=0, asked=0))
-        return PolicyResult("Suspended", status, "Suspended", _saved(ctx))
+        return PolicyResult("Suspended", attempts.unsettled(renewed), "Suspended", _saved(ctx))
     if ctx.coordinator is not None and ctx.coordinator.is_active and _has_begun(ctx) and ctx.now < _deadline(ctx):
         call = CheckpointAndStop("suspended")
         text = "waits for the checkpoint, then for the pods to leave"

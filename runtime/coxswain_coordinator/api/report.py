@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from coxswain.exits import Exit
-from coxswain.wire import Fault, JobReport, SourceReport, StepLine
+from coxswain.trainer_figures import slow_words
+from coxswain.wire import Fault, JobReport, SourceReport
 from coxswain_coordinator.checkpoint.validation import manifest_key_of
 from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.state.rates import step_seconds, tokens_per_second
 from coxswain_coordinator.state.registry import join
 
 Phase = Literal["Waiting", "Indexing", "Starting", "Running", "Completed", "Suspended", "Failed"]
+
+TRAINERS = 64
+"""Trainers that a report names."""
 
 TERMINATION_BYTES = 4096
 """What the kubelet keeps of a termination message."""
@@ -46,6 +50,8 @@ def job_report(state: JobState) -> JobReport:
         events=state.events.latest(),
         fault=state.fault or _store_fault(state),
         reason=state.finished.reason if state.finished else "",
+        trainers=tuple(map(state.trainers.report, state.history.trainers[:TRAINERS])),
+        slow=slow_words(state.history.trainers, state.trainers.place) if phase_of(state) == "Running" else "",
     )
 
 
@@ -104,19 +110,8 @@ def _waiting_for_step(state: JobState) -> str:
     missing = session.book.missing_ranks()
     if len(missing) in (0, ranks):  # every rank computes, or only digests are missing
         return ""
-    return f"rank {join(str(r) for r in missing)} of {ranks} to finish step {session.book.open}"
-
-
-def step_seconds(recent: Sequence[StepLine]) -> float:
-    """Wall time per step, pauses between steps included where two steps are known; 0: unknown."""
-    if len(recent) < 2:
-        return recent[0].seconds if recent else 0.0
-    return max(recent[-1].time - recent[0].time, 0.0) / (len(recent) - 1)
-
-
-def tokens_per_second(recent: Sequence[StepLine]) -> float:
-    seconds = step_seconds(recent)
-    return sum(line.tokens for line in recent) / len(recent) / seconds if seconds else 0.0
+    late = join(dict.fromkeys(state.trainers.place(session.world.seats[r].device.trainer) for r in missing))
+    return f"rank {join(str(r) for r in missing)} of {ranks} to finish step {session.book.open}: {late}"
 
 
 def _store_fault(state: JobState) -> Fault | None:
@@ -150,8 +145,8 @@ def termination_message(report: JobReport) -> bytes:
     """The final report in at most 4096 bytes: no sources, as many of the latest events as fit."""
     for count in (16, 4, 0):
         events = report.events[-count:] if count else ()
-        message = msgspec.json.encode(replace(report, sources=(), events=events, waiting_for=""))
+        message = msgspec.json.encode(replace(report, sources=(), trainers=(), events=events, waiting_for=""))
         if len(message) <= TERMINATION_BYTES:
             return message
     fault = report.fault and replace(report.fault, message=report.fault.message[:1000])
-    return msgspec.json.encode(replace(report, sources=(), events=(), waiting_for="", fault=fault))
+    return msgspec.json.encode(replace(report, sources=(), trainers=(), events=(), waiting_for="", fault=fault))

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from html import escape
 
 from coxswain.wire import JobReport
+from coxswain_coordinator.state.step_log import short
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -18,6 +19,9 @@ td, th {{ text-align: left; padding: .25rem 1rem .25rem 0; vertical-align: top; 
 </style>
 <h1>{name}: {phase}</h1>
 <table>{facts}</table>
+<h2>Trainers, slowest first</h2>
+<p>Seconds of a step, means over the latest 20 steps.</p>
+<table><tr><th>name<th>node<th>pod<th>slowest rank<th>compute<th>data wait<th>other waits<th>slowdown</tr>{trainers}</table>
 <h2>Sources</h2>
 <table><tr><th>name<th>weight<th>documents<th>tokens<th>drawn<th>median length<th>longest</tr>{sources}</table>
 <h2>Events</h2>
@@ -31,6 +35,17 @@ def page(name: str, report: JobReport) -> str:
         name=escape(name),
         phase=escape(report.phase),
         facts="".join(_row(key, value) for key, value in _facts(report) if value),
+        trainers="".join(
+            _row(
+                t.name,
+                t.node,
+                t.pod,
+                t.rank,
+                *map(short, (t.compute_seconds, t.data_wait_seconds, t.wait_seconds)),
+                f"{t.slowdown:.1f} x" if t.slowdown else "",
+            )
+            for t in report.trainers
+        ),
         sources="".join(
             _row(s.name, s.weight, s.documents, s.tokens, s.drawn_tokens, s.p50, s.max) for s in report.sources
         ),
@@ -42,10 +57,11 @@ def _facts(report: JobReport) -> list[tuple[str, str]]:
     return [
         ("Waits for", report.waiting_for),
         ("Fault", f"{report.fault.reason}: {report.fault.message}" if report.fault else ""),
+        ("Slow", report.slow),
         ("Step", f"{report.step} of {report.steps}"),
         ("Tokens", f"{report.tokens:,}"),
         ("Loss", "" if report.loss is None else f"{report.loss:.4f}"),
-        ("Tokens per second", f"{report.tokens_per_second:,.0f}"),
+        ("Tokens per second", f"{report.tokens_per_second:,.0f}" if report.tokens_per_second else ""),
         ("Idle", f"{report.idle_fraction:.1%}"),
         ("Remaining", f"{report.eta_seconds} s"),
         ("Layout", report.layout_summary),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
+from coxswain.trainer_figures import WINDOW_STEPS, StepFigures, TrainerFigures, step_figures, trainer_figures
 from coxswain.wire import StepLine
 from coxswain_coordinator.state.jsonl import JsonlWriter
+from coxswain_coordinator.state.step_log import StepLog
 from coxswain_coordinator.steps import TimingLine
 from coxswain_link.metrics import MetricsRegistry as Metrics
 
@@ -20,8 +22,11 @@ class History:
     def __init__(self, run_dir: Path | None, metrics: Metrics) -> None:
         self.steps, self.timings = JsonlWriter(run_dir, "steps.jsonl"), JsonlWriter(run_dir, "timings.jsonl")
         self.recent: deque[StepLine] = deque(maxlen=20)
+        self.log = StepLog()
         self.unsaved: list[StepLine] = []  # in no record of the store
         self.most_unsaved = _MOST_UNSAVED
+        self._window: deque[StepFigures] = deque(maxlen=WINDOW_STEPS)  # of the current world
+        self._figures: tuple[TrainerFigures, ...] | None = None
         self._metrics = metrics
 
     def add(self, line: StepLine, timing: TimingLine) -> None:
@@ -29,11 +34,17 @@ class History:
         self.timings.append(timing)
         self.recent.append(line)
         self.unsaved.append(line)
+        figures = step_figures(timing.planned, timing.ranks)
+        self._window.append(figures)
+        self._figures = None
+        self.log.add(line, figures)
         self._measure(line)
 
     def begin_at(self, step: int) -> None:
         """Drops steps from this one on: a new world repeats them."""
         self.unsaved = [line for line in self.unsaved if line.step < step]
+        self._window.clear()
+        self._figures = None
 
     def before(self, step: int) -> list[StepLine]:
         """Lines to record with a checkpoint of this step."""
@@ -42,6 +53,13 @@ class History:
     def recorded(self, step: int) -> None:
         """The store has the lines before this step."""
         self.unsaved = [line for line in self.unsaved if line.step >= step]
+
+    @property
+    def trainers(self) -> tuple[TrainerFigures, ...]:
+        """Numbers by trainer of the current world, the slowest first."""
+        if self._figures is None:
+            self._figures = trainer_figures(self._window)
+        return self._figures
 
     @property
     def piles_up(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -35,8 +36,14 @@ from coxswain_coordinator.state.history import History
 from coxswain_coordinator.state.notifier import Notifier
 from coxswain_coordinator.state.registry import MemberRegistry
 from coxswain_coordinator.state.session import Session
+from coxswain_coordinator.state.trainers import Trainers, forget
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.metrics import MetricsRegistry as Metrics
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_EVENT_SECONDS = 60.0
+"""At least so far apart are two events of checkpoints."""
 
 MAX_FAILURES = 5
 """Worlds that may fail one after another without a new step, before the coordinator gives up."""
@@ -64,7 +71,7 @@ class JobState:
         self.index_progress = IndexProgress(job.mix)
         self.manifest: CheckpointManifest | None = None  # the newest checkpoint
         self.recorded_step = 0  # of the newest checkpoint that the job's status names
-        self.manifests = 0  # made by this process
+        self._announced, self._unannounced = 0.0, 0  # the last event of a checkpoint, and checkpoints since then
         self.session: Session | None = None
         self.best = 0  # the highest step ever closed in this process, plus one
         self.worlds_lost = 0  # worlds lost so far
@@ -73,6 +80,7 @@ class JobState:
         self.fault: Fault | None = None
         self.finished: Finished | None = None
         self.capacity_shortage = ""  # why the registered trainers do not suffice
+        self.config = ""  # name of the ConfigMap with `job`; empty: unknown
         self.awaited_claim = ""  # another run's, on the same checkpoint.uri
 
     @property
@@ -83,9 +91,16 @@ class JobState:
         self.awaited_claim = words
         self.notifier.notify()
 
+    @property
+    def trainers(self) -> Trainers:
+        return Trainers(self.session.world.trainers if self.session else (), self.registry)
+
     # --- joining ----------------------------------------------------------------------------------
 
     def register(self, member: Register) -> Registered:
+        """Raises Stale for a pod of another attempt, which has read another configuration."""
+        if member.config and self.config and member.config != self.config:
+            raise Stale(f"pod {member.pod} has read ConfigMap {member.config}, and this attempt has {self.config}")
         arrival = self.registry.register(member)
         if (
             member.role == "loader"
@@ -181,16 +196,31 @@ class JobState:
         self.notifier.notify()
         return True
 
+    def log_steps(self, now: bool = False) -> None:
+        """Logs closed steps once a line is due, or `now`, and measures the trainers with them."""
+        if now or self.history.log.due():
+            self.history.log.write(self.trainers.place)
+            self.trainers.measure(self.history.trainers, self.metrics)
+
     def add_manifest(self, session: Session, manifest: CheckpointManifest, seconds: float) -> None:
         """Records a new checkpoint."""
-        self.manifest, self.manifests = manifest, self.manifests + 1
+        self.manifest = manifest
         self.history.recorded(manifest.step)
         session.mark_saved(manifest.step)
         self.metrics["coxswain_checkpoint_step"].set(manifest.step)
         self.metrics["coxswain_checkpoint_seconds"].observe(seconds)
-        if self.manifests % 10 == 1:
-            self.record_event("CheckpointSaved", f"{manifest_key_of(manifest)}, {len(manifest.shards)} shards")
+        self._announce(f"{manifest_key_of(manifest)}, {len(manifest.shards)} shards, {seconds:.1f} s")
         self.notifier.notify()
+
+    def _announce(self, saved: str) -> None:
+        """Every checkpoint is logged. At most one a minute is an event: each costs a write of the status."""
+        self._unannounced += 1
+        if 0 <= self.clock() - self._announced < CHECKPOINT_EVENT_SECONDS:
+            log.info("CheckpointSaved: %s", saved)
+            return
+        others = f"; {self._unannounced} checkpoints since the event before" if self._unannounced > 1 else ""
+        self.record_event("CheckpointSaved", saved + others)
+        self._announced, self._unannounced = self.clock(), 0
 
     def wait_for_capacity(self, short: str) -> None:
         """Records why the registered trainers do not suffice."""
@@ -202,6 +232,7 @@ class JobState:
 
     def enter_world(self, session: Session, adopted: bool = False) -> None:
         """Begins a new world or an adopted one. A requested stop stays requested."""
+        self.log_steps(now=True)
         before, record, session.adopted = self.session, session.record, adopted
         if self.stop is not None:
             session.request_stop(before.stop_at if before and before.stop_at is not None else self.stop.at_step)
@@ -215,6 +246,7 @@ class JobState:
             self.record_event("Resumed" if self.manifest else "GangStarted", summary)
         self.session, self.capacity_shortage = session, ""
         self.history.begin_at(session.book.open)
+        forget(self.metrics)
         self.metrics["coxswain_world_generation"].set(record.generation)
         self.notifier.notify()
 
@@ -262,6 +294,7 @@ class JobState:
         agents register at once, and no world is formed with a dead one.
         """
         if self.session is not None and not self.session.lost and not self.session.saved_end:
+            log.warning("generation %d is lost: %s", self.generation, why)
             self.session.lost = why
             self.worlds_lost += 1
             self.registry.expect_again("trainer")
@@ -279,6 +312,7 @@ class JobState:
 
     def finish(self, finished: Finished) -> Finished:
         """Ends the job and every long poll."""
+        self.log_steps(now=True)
         reasons = {Exit.DONE: "Completed", Exit.STOPPED: "Suspended"}
         reason = reasons.get(Exit(finished.exit_code), "Failed")
         self.record_event(reason, f"{finished.reason}: {finished.message}", warning=reason == "Failed")
@@ -287,4 +321,5 @@ class JobState:
         return finished
 
     def record_event(self, reason: str, message: str, warning: bool = False) -> None:
+        log.log(logging.WARNING if warning else logging.INFO, "%s: %s", reason, message)
         self.events.add(reason, message, warning)

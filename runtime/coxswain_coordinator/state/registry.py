@@ -44,6 +44,10 @@ class MemberRegistry:
         found = sorted((m for (r, _), m in self._members.items() if r == role), key=lambda m: index_of(m.name))
         return [m for m in found if count is None or index_of(m.name) < count]
 
+    def member(self, role: Role, name: str) -> Register | None:
+        """None: it has not registered with this coordinator."""
+        return self._members.get((role, name))
+
     def missing(self, role: Role, count: int) -> list[str]:
         """Names of the first `count` members of a role that have not registered (again)."""
         present = {m.name for m in self.of(role) if (role, m.name) not in self._awaited}

@@ -90,6 +90,8 @@ class Agent:
             port=0,
             devices=self._env.job.devices_per_trainer,
             generation=self._generation if all(worker.is_running for worker in self._workers) else 0,
+            node=self._env.node,
+            config=self._env.config,
         )
         await self._client.post("/v1/register", me, Registered, deadline=self._give_up)
         self.registered = True

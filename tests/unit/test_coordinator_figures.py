@@ -1,0 +1,314 @@
+"""What the coordinator says of closed steps: rates, log lines and numbers by trainer, with made-up data."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from coxswain.digests import STREAM_SEED
+from coxswain.membership.stream import initial_cursor
+from coxswain.trainer_figures import RankStep, StepFigures, slow_words, trainer_figures
+from coxswain.wire import CheckpointManifest, DeliveredDigests, Fault, Finished, JobReport, StepLine
+from coxswain_coordinator.api.report import TERMINATION_BYTES, job_report, termination_message
+from coxswain_coordinator.api.status_page import page
+from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.state.rates import step_seconds, tokens_per_second
+from coxswain_coordinator.state.session import Session
+from coxswain_coordinator.state.step_log import StepLog, describe, short, slowest_ranks
+from coxswain_coordinator.steps import StepTracker, TimingLine
+from coxswain_link.metrics import build
+from tests.unit.coordinator_fakes import make_job
+from tests.unit.test_coordinator_parts import agents, committed, plan, replace_cursors, report, session
+
+Closed = tuple[StepLine, TimingLine]
+
+
+def closed(tmp_path, ends: list[float], arrival: float = 5000.0, **changes) -> list[Closed]:
+    """Steps of 11 tokens that end at these times by the clock of every rank; all arrive at once."""
+    book = StepTracker(session(make_job(tmp_path)).world.seats, 0, STREAM_SEED)
+    return [close(book, step, ended, arrival, **changes) for step, ended in enumerate(ends)]
+
+
+def close(book: StepTracker, step: int, ended: float, arrival: float, **changes) -> Closed:
+    for rank in (0, 1):
+        book.add_report(replace(report(rank, step), ended=ended, **changes))
+    book.add_delivered(DeliveredDigests(1, step, ((0, "11" * 32), (1, "22" * 32))))
+    found = book.close(plan(step), arrival)
+    assert found is not None
+    return found
+
+
+def lines(found: list[Closed]) -> list[StepLine]:
+    return [line for line, _ in found]
+
+
+@pytest.mark.parametrize(
+    ("ends", "seconds", "rate"),
+    [
+        ([100.0, 105.0, 110.0], 5.0, 2.2),  # 1 s between two steps of 4 s
+        ([100.0], 4.0, 2.75),
+        ([100.0, 105.0], 5.0, 2.2),
+        ([100.0, 101.0, 102.0], 4.0, 2.75),  # the clock was set back: steps do not overlap
+        ([0.0, 0.0, 0.0], 4.0, 2.75),  # reports of an earlier release name no end
+    ],
+)
+def test_a_rate_follows_from_the_times_of_the_steps_and_not_from_their_arrival(tmp_path, ends, seconds, rate):
+    found = lines(closed(tmp_path, ends))
+    assert (step_seconds(found), tokens_per_second(found)) == (seconds, rate)
+
+
+def test_a_rate_is_that_of_the_newest_world_alone(tmp_path):
+    found = lines(closed(tmp_path, [100.0, 105.0, 110.0]))
+    earlier = [replace(line, worldGeneration=0, time=2 * line.time) for line in found]
+    assert tokens_per_second([*earlier, *found]) == 2.2
+    assert tokens_per_second([]) == step_seconds([]) == 0.0
+
+
+# --- numbers by trainer ----------------------------------------------------------------------------------------------
+
+
+def figures(*ranks: tuple[int, float, float], steps: int = 5) -> list[StepFigures]:
+    """Steps of 4 s; by rank: its trainer, compute, planned compute."""
+    step = {
+        (trainer, rank): RankStep(4.0, compute, 0.25, planned) for rank, (trainer, compute, planned) in enumerate(ranks)
+    }
+    return [step] * steps
+
+
+def words(found: list[StepFigures]) -> str:
+    return slow_words(trainer_figures(found), "trainer-{}".format)
+
+
+def test_a_trainer_has_the_means_of_its_slowest_rank_and_the_slowest_trainer_is_first():
+    found = trainer_figures(figures((0, 1.0, 1.0), (0, 1.5, 1.0), (1, 2.0, 1.0), (1, 1.0, 1.0)))
+    assert [(f.trainer, f.rank, f.steps, f.compute_seconds, f.wait_seconds, f.slowdown) for f in found] == [
+        (1, 2, 5, 2.0, 1.75, 2.0),
+        (0, 1, 5, 1.5, 2.25, 1.5),
+    ]
+    assert {f.data_wait_seconds for f in found} == {0.25}
+    assert trainer_figures([]) == ()
+
+
+def test_a_rank_with_more_work_is_not_slow_and_one_without_work_is_unknown():
+    found = trainer_figures(figures((0, 1.0, 1.0), (1, 3.0, 3.0), (2, 0.0, 0.0), (3, 1.0, 0.0), (4, 0.0, 1.0)))
+    assert [(f.trainer, f.slowdown) for f in found] == [(1, 1.0), (0, 1.0), (3, 0.0), (2, 0.0), (4, 0.0)]
+    assert [f.slowdown for f in trainer_figures(figures((0, 0.0, 0.0)))] == [0.0]
+    assert [f.slowdown for f in trainer_figures(figures((0, 0.0, 1.0), (1, 1.0, 1.0)))] == [1.0, 0.0]
+
+
+def test_of_trainers_that_are_equally_fast_the_one_that_waits_longest_for_data_is_first():
+    step = {(n, n): RankStep(1.0, 1.0, data, 1.0) for n, data in enumerate((0.25, 0.5, 0.5))}
+    found = trainer_figures([step])
+    assert [(f.trainer, f.data_wait_seconds, f.wait_seconds) for f in found] == [(1, 0.5, 0), (2, 0.5, 0), (0, 0.25, 0)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps", "said"),
+    [
+        (((0, 1.0, 1.0), (1, 1.49, 1.0)), 5, ""),
+        (((0, 1.0, 1.0), (1, 1.5, 1.0)), 5, "trainer-1 computes 1.5 x as long as the median for the same work"),
+        (tuple((n, 1.0 + n * (n > 3), 1.0) for n in range(7)), 5,
+         "trainer-6 computes 7.0 x as long as the median for the same work; also trainer-5 6.0 x, trainer-4 5.0 x"),
+        (((0, 1.0, 1.0), (1, 3.0, 1.0)), 4, ""),  # a step may be slow by chance
+        (((0, 1.0, 1.0), (1, 3.0, 1.0)), 5, "trainer-1 computes 3.0 x as long as the median for the same work"),
+        (((0, 1.0, 1.0), (1, 2.0, 1.0), (2, 2.5, 1.0), (3, 1.0, 1.0)), 5,
+         "trainer-2 computes 2.5 x as long as the median for the same work; also trainer-1 2.0 x"),
+        (tuple((n, 1.0 + n * (n > 4), 1.0) for n in range(9)), 5,
+         "trainer-8 computes 9.0 x as long as the median for the same work; also trainer-7 8.0 x, trainer-6 7.0 x, 1 more"),
+    ],
+)  # fmt: skip
+def test_slow_trainers_are_named_in_words(ranks, steps, said):
+    assert words(figures(*ranks, steps=steps)) == said
+
+
+class Run:
+    """A job with two trainers on nodes, in its first world."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now, job = 1000.0, make_job(folder)
+        self.metrics = build("coordinator")
+        self.state = JobState(job, self.metrics, None, lambda: self.now)
+        self.state.history.log = StepLog(lambda: self.now)
+        self.enter(session(job))
+
+    def enter(self, found: Session) -> None:
+        for agent, node in zip(agents(2), ("node-a", "node-b"), strict=True):
+            self.state.register(replace(agent, node=node))
+        found.add(replace_cursors(committed(*range(8)), found))
+        self.session = found
+        self.state.index_progress.index = object()
+        self.state.enter_world(found)
+
+    def step(self, number: int, seconds: float = 0.0, compute: tuple[float, float] = (1.0, 3.0)) -> None:
+        """Closes a step, `seconds` after the one before."""
+        self.now += seconds
+        for rank in (0, 1):
+            ended = self.now - (0.1 * rank)
+            self.session.book.add_report(report(rank, number, ended=ended, compute_seconds=compute[rank]))
+        self.session.book.add_delivered(DeliveredDigests(1, number, ((0, "11" * 32), (1, "22" * 32))))
+        assert self.state.close_step(self.session)
+        self.state.log_steps()
+
+    def save(self, step: int) -> None:
+        job = self.state.job
+        manifest = CheckpointManifest(
+            1, job.name, step, 1, initial_cursor(job.mix), "", 0, "", "", "", 320, (), self.now
+        )
+        self.state.add_manifest(self.session, manifest, 0.5)
+
+    def report(self) -> JobReport:
+        return job_report(self.state)
+
+
+@pytest.fixture
+def run(tmp_path, caplog) -> Run:
+    caplog.set_level(logging.INFO, "coxswain_coordinator")
+    return Run(tmp_path)
+
+
+def test_a_report_has_the_numbers_of_each_trainer_with_its_pod_and_node(run):
+    run.step(0)
+    first, second = run.report().trainers
+    assert (first.name, first.pod, first.node, first.rank) == ("trainer-1", "pod-1", "node-b", 1)
+    assert (first.compute_seconds, first.data_wait_seconds, first.wait_seconds) == (3.0, 0.2, pytest.approx(0.8))
+    assert (second.name, second.compute_seconds, second.slowdown) == ("trainer-0", 1.0, 1.0)
+    assert first.slowdown == pytest.approx(3.0 * 2 / 3)  # the plan gives it 3 s for the 2 s of the other
+
+
+def test_a_slow_trainer_is_named_in_the_report_and_on_the_page(run):
+    for number in range(5):
+        run.step(number)
+    said = "trainer-1 (node-b) computes 2.0 x as long as the median for the same work"
+    assert run.report().slow == said
+    text = page("demo", run.report())
+    assert said in text
+    assert "<td>trainer-1<td>node-b<td>pod-1<td>1<td>3<td>0.2<td>0.8<td>2.0 x" in text
+
+
+def test_a_report_of_a_thousand_trainers_names_the_64_slowest_and_its_termination_message_none(run):
+    found = [{(n, n): RankStep(4.0, 1.0 + n, 0.0, 1.0) for n in range(1000)}] * 5
+    run.session.world = replace(run.session.world, trainers=tuple(f"trainer-{n}" for n in range(1000)))
+    run.step(0)
+    run.state.history._window.clear()
+    run.state.history._window.extend(found)
+    run.state.history._figures = None
+    assert [t.name for t in run.report().trainers] == [f"trainer-{n}" for n in range(999, 935, -1)]
+    assert len(termination_message(run.report())) <= TERMINATION_BYTES
+    assert b"trainer-999" not in termination_message(replace(run.report(), slow=""))
+
+
+def test_metrics_have_one_series_for_each_trainer_of_the_present_world(run):
+    def series() -> list[str]:
+        text = run.metrics.exposition().decode().splitlines()
+        return [line for line in text if line.startswith("coxswain_trainer_")]
+
+    run.step(0)
+    assert series() == [
+        'coxswain_trainer_compute_seconds{node="node-b",trainer="trainer-1"} 3.0',
+        'coxswain_trainer_compute_seconds{node="node-a",trainer="trainer-0"} 1.0',
+        'coxswain_trainer_wait_seconds{node="node-b",trainer="trainer-1"} 1.0',
+        'coxswain_trainer_wait_seconds{node="node-a",trainer="trainer-0"} 3.0',
+        'coxswain_trainer_slowdown{node="node-b",trainer="trainer-1"} 2.0',
+        'coxswain_trainer_slowdown{node="node-a",trainer="trainer-0"} 1.0',
+    ]
+    run.enter(session(run.state.job))
+    run.state.log_steps(now=True)
+    assert series() == []
+
+
+def test_a_rank_that_does_not_finish_is_named_with_its_trainer_and_node(run):
+    run.session.begin(0)
+    run.session.book.add_report(report(0))
+    assert run.report().waiting_for == "rank 1 of 2 to finish step 0: trainer-1 (node-b)"
+
+
+# --- lines of the log ------------------------------------------------------------------------------------------------
+
+
+def said(caplog, word: str = "step") -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.getMessage().startswith(word)]
+
+
+def test_a_step_is_a_line_that_names_the_trainer_that_took_longest(run, caplog):
+    run.step(0)
+    assert said(caplog) == [
+        "step 0: loss 2.1000, 3 tokens/s, 4 s, idle 50.0%, slowest trainer-1 (node-b): 3 s compute, 0.2 s data"
+    ]
+
+
+def test_steps_within_a_second_share_a_line_that_names_their_range(run, caplog):
+    for number in range(6):
+        run.step(number, 0.4, compute=(2.0, 1.0) if number < 4 else (1.0, 2.0))
+    assert [line.partition(":")[0] for line in said(caplog)] == ["step 0", "steps 1-3"]
+    run.state.finish(Finished(0, "StopReached", "completed 6 steps"))
+    assert said(caplog)[1:] == [
+        "steps 1-3: loss 2.1000, 3 tokens/s, 4 s each, idle 62.5%, slowest trainer-0 (node-a): 2 s compute, 0.2 s data",
+        "steps 4-5: loss 2.1000, 3 tokens/s, 4 s each, idle 62.5%, slowest trainer-1 (node-b): 2 s compute, 0.2 s data",
+    ]
+
+
+def test_a_burst_of_a_thousand_steps_is_two_lines_and_a_line_is_at_most_two_hundred_bytes(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "coxswain_coordinator")
+    now = [0.0]
+    log, (line, _) = StepLog(lambda: now[0]), closed(tmp_path, [1.0])[0]
+    assert not log.due()
+    for number in range(1_000_000, 1_001_000):
+        log.add(
+            replace(line, step=number, tokens=10**6, loss=number / 1e6),
+            {(0, 0): RankStep(4.0, 1.0, 0.0, 1.0), (1, 1): RankStep(*[9.99] * 4)},
+        )
+        if log.due():
+            log.write(f"trainer-999 ({'n' * 40})".format)
+    now[0] = 1.0
+    assert log.due()
+    log.write("trainer-{}".format)
+    assert not log.due()
+    assert [text.partition(",")[0] for text in said(caplog)] == [
+        "step 1000000: loss 1.0000",
+        "steps 1000001-1000999: loss 1.0010",
+    ]
+    assert max(len(text) for text in said(caplog)) < 200
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.000009, "0"), (0.0004, "0.0004"), (1.2345, "1.23"), (123.4, "123")])
+def test_a_tiny_wait_is_none(seconds, text):
+    assert short(seconds) == text
+
+
+def test_a_trainers_slowest_rank_is_the_one_that_its_step_waits_for():
+    step = {(0, 0): RankStep(9, 1.0, 0.5, 0), (0, 1): RankStep(9, 0.5, 1.5, 0), (1, 2): RankStep(9, 1.0, 0.0, 0)}
+    assert slowest_ranks(step) == {0: (0.5, 1.5), 1: (1.0, 0.0)}
+
+
+def test_every_checkpoint_is_logged_and_once_a_minute_an_event(run, caplog):
+    for number, seconds in enumerate((0, 10, 10, 40, 60)):
+        run.now += seconds
+        run.save(6 * (number + 1))
+    assert len(said(caplog, "CheckpointSaved")) == 5
+    assert "CheckpointSaved: manifests/step-0000000012.json, 0 shards, 0.5 s" in said(caplog, "CheckpointSaved")
+    assert [e.message for e in run.state.events.latest() if e.reason == "CheckpointSaved"] == [
+        "manifests/step-0000000006.json, 0 shards, 0.5 s",
+        "manifests/step-0000000024.json, 0 shards, 0.5 s; 3 checkpoints since the event before",
+        "manifests/step-0000000030.json, 0 shards, 0.5 s",
+    ]
+
+
+def test_events_generations_and_losses_of_a_world_are_logged(run, caplog):
+    run.step(0)
+    run.state.mark_world_lost("rank 1 on trainer-1 ended: exit code -9")
+    run.enter(session(run.state.job))
+    run.state.fail(Fault("SourceEmpty", "no documents"))
+    run.state.finish(Finished(2, "SourceEmpty", "no documents"))
+    found = [(r.levelname, r.getMessage()) for r in caplog.records]
+    assert ("INFO", "TrainingStarted: step 0 is done, loss 2.1000") in found
+    assert ("WARNING", "generation 1 is lost: rank 1 on trainer-1 ended: exit code -9") in found
+    assert [level for level, text in found if text.startswith("WorkerRestarted: rank 1 on trainer-1")] == ["WARNING"]
+    assert found[-1] == ("WARNING", "Failed: SourceEmpty: no documents")
+
+
+def test_a_line_of_one_trainer_names_none_and_steps_that_took_no_time_have_no_rate(tmp_path):
+    line = replace(closed(tmp_path, [1.0])[0][0], seconds=0.0)
+    assert describe([line], {0: [1.0, 0.0]}, "trainer-{}".format) == "step 0: loss 2.1000, 0 tokens/s, 0 s, idle 0.0%"

@@ -50,10 +50,11 @@ class Site:
         return run([binary("helm"), "--kubeconfig", self.cluster.kubeconfig, *arguments], deadline=600)
 
     def values(self) -> list[str]:
-        """Helm values of this site: its images, by their tags."""
+        """Helm values of this site: its images, by their tags, and torch from the node for the slim one."""
         images = {"operator": self.operator, "data": self.data, "train": self.train}
         tags = [f"image.{name}.tag={image.tag}" for name, image in images.items()]
-        return ["image.registry=localhost", "image.train.repository=coxswain-train-slim", *tags]
+        own = ["image.registry=localhost", "image.train.repository=coxswain-train-slim"]
+        return [*own, f"podTemplates.hostPaths[0]={self.torch}", *tags]
 
     def install(self, *settings: str) -> None:
         """Installs by Helm, as docs/install.md says; returns when both operators are ready."""

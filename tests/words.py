@@ -162,7 +162,7 @@ PATHS = {
     "operator/coxswain_operator/kubernetes/keyed": "operator/coxswain_operator/workqueue",
     "operator/coxswain_operator/kubernetes/pace": "operator/coxswain_operator/kubernetes/limiter",
     "operator/coxswain_operator/kubernetes/series": "operator/coxswain_operator/kubernetes/event_aggregator",
-    "operator/coxswain_operator/kubernetes/tokens": "operator/coxswain_operator/kubernetes/secret_cache",
+    "operator/coxswain_operator/kubernetes/tokens": "operator/coxswain_operator/kubernetes/read_cache",
     "operator/coxswain_operator/kubernetes/readers": "operator/coxswain_operator/kubernetes/decoding",
     "operator/coxswain_operator/local/surroundings": "operator/coxswain_operator/local/container_env",
     "operator/coxswain_operator/reconcile/situation": "operator/coxswain_operator/reconcile/context",

@@ -64,7 +64,7 @@ def pods_of(name: str, trainers: int, namespace: str) -> list[Manifest]:
     objects = [{**m, "metadata": {**m["metadata"], "namespace": namespace}} for m in (*inputs(), job(name, trainers))]
     source, mix, target = objects
     target["metadata"] |= {"uid": "0", "resourceVersion": "1", "generation": 1}
-    decision = reconcile(Observed(job=target, sources=(source,), mixes=(mix,), fresh_token="t"), time.time())
+    decision = reconcile(Observed(job=target, sources=(source,), mixes=(mix,), tokens=("t",)), time.time())
     return [_orphaned(a.manifest) for a in decision.actions if isinstance(a, CreatePod)]
 
 

@@ -154,8 +154,11 @@ class LocalRun:
 
     async def until_end(self, interrupts: Interrupts) -> Manifest:
         """Returns the job once it has ended or is suspended. Raises StoppedAtOnce."""
-        control = HttpJobControl(self._cluster)
-        controller = Controller(self._cluster, control, self._clock, poll_seconds=_POLL, on_report=self._on_report)
+        keys = self._cluster.token_keys()
+        control = HttpJobControl(self._cluster, keys=keys)
+        controller = Controller(
+            self._cluster, control, self._clock, poll_seconds=_POLL, on_report=self._on_report, keys=keys
+        )
         leave = asyncio.Event()
         passes = asyncio.create_task(run_job(controller, self._cluster, NAMESPACE, self._name, leave))
         try:

@@ -15,8 +15,14 @@ from rich.text import Text
 
 from coxswain.api.field_errors import FieldError
 from coxswain.api.load import Document, load_documents
+from coxswain.api.resolve import resolve
 from coxswain.api.validate import missing, validate
+from coxswain.config import JobConfig
 from coxswain.exits import Exit
+from coxswain_operator.children import PodPlan
+from coxswain_operator.settings import Settings
+
+_OTHERS = ("DataSource", "DataMix", "ParallelismPolicy")
 
 
 def validate_command(
@@ -42,7 +48,31 @@ def validate_command(
             print(
                 f"note: {absent.path}: {absent.message} in these files; `cox run` needs it there, a cluster may have it"
             )
+        for path, value in without_effect(documents):
+            print(
+                f"note: {path}: {value} has no effect: the pool does not grow; remove it, and set min to the number of loaders"
+            )
+        for fault in beyond_restricted(documents):
+            print(f"note: {fault.text}; a cluster that admits it takes the job")
     raise typer.Exit(Exit.USER_FAULT if faults else Exit.DONE)
+
+
+def without_effect(documents: Sequence[Document]) -> list[tuple[str, int]]:
+    """Fields of jobs that say what this release does not do, with their values."""
+    pools = (((d.manifest.get("spec") or {}).get("data") or {}).get("loaders") or {} for d in documents)
+    return [("spec.data.loaders.max", pool["max"]) for pool in pools if pool.get("max", 0) > pool.get("min", 1)]
+
+
+def beyond_restricted(documents: Sequence[Document]) -> list[FieldError]:
+    """What a cluster refuses by default in the templates of jobs whose other objects are in the files."""
+    found: list[FieldError] = []
+    for job in (d for d in documents if d.identity[0] == "TrainingJob"):
+        others = [[d.manifest for d in documents if d.identity[:2] == (kind, job.identity[1])] for kind in _OTHERS]
+        whole = {**job.manifest, "metadata": {"namespace": "default", "uid": "", **job.manifest["metadata"]}}
+        config = resolve(whole, others[0], others[1], others[2], uid="")
+        if isinstance(config, JobConfig):
+            found += PodPlan(whole, config, Settings(), attempt=0, start=0).template_faults("")
+    return found
 
 
 def _empty_files(files: list[Path], documents: list[Document], faults: list[FieldError]) -> list[FieldError]:

@@ -6,6 +6,8 @@ GROUP = "coxswain.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
+CONTROLLER = f"{GROUP}/operator"  # of jobs whose spec.managedBy is empty
+
 # Labels on every child. Written by the operator's manifests, read by its selectors and by people.
 LABEL_JOB = "coxswain.dev/job"
 LABEL_JOB_UID = "coxswain.dev/job-uid"
@@ -34,6 +36,7 @@ ENV_RUN_DIR = "COXSWAIN_RUN_DIR"  # coordinator only: steps.jsonl, events.jsonl,
 ENV_RECORDED_STEP = "COXSWAIN_RECORDED_STEP"  # coordinator only: of status.lastCheckpoint; optional
 ENV_TERMINATION_LOG = "COXSWAIN_TERMINATION_LOG"
 ENV_STORE_PATIENCE = "COXSWAIN_STORE_PATIENCE_SECONDS"  # for which S3 may be away within one call; optional
+ENV_HOST_NETWORK = "COXSWAIN_HOST_NETWORK"  # "true" in a pod with hostNetwork; optional
 ENV_POD_NAME = "POD_NAME"
 ENV_POD_IP = "POD_IP"
 ENV_POD_UID = "POD_UID"

@@ -63,6 +63,10 @@ class Cluster(Protocol):
         """Ends a group of pods in Kueue: annotates this pod or, without one, deletes the Workload."""
         ...
 
+    async def pod_security(self, namespace: str) -> str:
+        """The Pod Security level that the namespace enforces; empty: it names none, or the operator may not read it."""
+        ...
+
     async def nodes(self) -> Mapping[str, Conditions] | None:
         """Conditions of every node by its name; None: the operator may not read nodes."""
         ...

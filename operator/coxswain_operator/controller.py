@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from coxswain.names import LABEL_JOB_UID
+from coxswain.names import CONTROLLER, LABEL_JOB_UID
 from coxswain.wire import JobReport
 from coxswain_operator.children import kinds
 from coxswain_operator.children.common import controller_of
-from coxswain_operator.children.configuration import secret_name
+from coxswain_operator.children.job_token import TokenKeys
 from coxswain_operator.clock import SteadyClock
 from coxswain_operator.cluster import Cluster, JobControl
 from coxswain_operator.executor import ActionExecutor
@@ -46,19 +45,23 @@ class Controller:
         settings: Settings | None = None,
         poll_seconds: float = 1.0,
         on_report: Callable[[Manifest, JobReport | None], None] | None = None,
+        keys: TokenKeys | None = None,
     ) -> None:
         """`on_report` gets job and report at every pass, for progress; no `clock`: a SteadyClock."""
+        self._keys = keys or TokenKeys()
         self._cluster, self._control, self._clock = cluster, control, clock or SteadyClock()
         self._settings = settings or Settings()
         self._poll_seconds, self._on_report = poll_seconds, on_report
         self._executor = ActionExecutor(cluster, control, self._settings.at_once)
 
     async def reconcile_job(self, namespace: str, name: str) -> RequeueDelay | None:
-        """Runs one pass; returns the delay until the next. Raises as `pass_once`; None: no such job."""
+        """Runs one pass; returns the delay until the next. Raises as `pass_once`; None: no such job
+        of this controller's."""
         began = time.thread_time()  # CPU time: a wait for a slow server or a busy machine needs no rest
         observed = await self.observe(namespace, name)
         if observed is None:
-            await self._release_orphans(namespace, name)
+            if await self._cluster.get("TrainingJob", namespace, name) is None:
+                await self._release_orphans(namespace, name)
             return None
         decision = self._decide(observed)
         cost = time.thread_time() - began
@@ -80,9 +83,9 @@ class Controller:
         return decision
 
     async def observe(self, namespace: str, name: str) -> Observed | None:
-        """Reads everything that reconcile decides on."""
+        """Reads everything that reconcile decides on; None: no such job, or another controller's."""
         job = await self._cluster.get("TrainingJob", namespace, name)
-        if job is None:
+        if job is None or self._settings.managed_by not in ("", job["spec"].get("managedBy") or CONTROLLER):
             return None
         return Observed(
             job=job,
@@ -95,17 +98,13 @@ class Controller:
             rejection=self._executor.rejection(job),
             holders=await self._holders(job),
             leftovers=await self._leftovers(job),
-            fresh_token=secrets.token_urlsafe(32),
+            pod_security=await self._cluster.pod_security(namespace),
+            tokens=self._keys.tokens(job),
         )
 
     async def _children(self, kind: str, job: Manifest) -> list[Manifest]:
-        """Reads Secrets by name only: the operator must not see those of others."""
         meta = job["metadata"]
-        if kind == "Secret":
-            secret = await self._cluster.get(kind, meta["namespace"], secret_name(job))
-            found = [] if secret is None else [secret]
-        else:
-            found = await self._cluster.list(kind, meta["namespace"], {LABEL_JOB_UID: meta["uid"]})
+        found = await self._cluster.list(kind, meta["namespace"], {LABEL_JOB_UID: meta["uid"]})
         return [c for c in found if controller_of(c).get("uid") == meta["uid"]]
 
     async def _holders(self, job: Manifest) -> tuple[HolderView, ...]:

@@ -9,7 +9,7 @@ from coxswain.errors import CoxswainError
 from coxswain.names import PORT_COORDINATOR, host_port
 from coxswain.wire import JobReport, StopRequest
 from coxswain_link.http_client import AsyncClient
-from coxswain_operator.children.configuration import secret_name
+from coxswain_operator.children.job_token import TokenKeys, mounted_name, secret_name
 from coxswain_operator.cluster import Cluster
 from coxswain_operator.reconcile.context import COORDINATOR
 from coxswain_operator.views import Manifest, PodView
@@ -18,10 +18,10 @@ DEADLINE_SECONDS = 2.0  # for one attempt; the next pass asks again
 
 
 class HttpJobControl:
-    """Calls the coordinator at its pod's address with the token of the job's Secret. Keeps one client a job."""
+    """Calls the coordinator at its pod's address with the job's token. Keeps one client a job."""
 
-    def __init__(self, cluster: Cluster, port: int = PORT_COORDINATOR) -> None:
-        self._cluster, self._port = cluster, port
+    def __init__(self, cluster: Cluster, port: int = PORT_COORDINATOR, keys: TokenKeys | None = None) -> None:
+        self._cluster, self._port, self._keys = cluster, port, keys or TokenKeys()
         self._clients: dict[str, tuple[str, AsyncClient]] = {}  # by the job's uid: address and token, client
 
     async def report(self, job: Manifest, after: str = "", wait: float = 0.0) -> JobReport | None:
@@ -81,6 +81,11 @@ class HttpJobControl:
         return pod.ip if pod else ""
 
     async def _token(self, job: Manifest) -> str:
-        secret = await self._cluster.get("Secret", job["metadata"]["namespace"], secret_name(job))
+        """Of a token that no key makes, the Secret is read, where the operator may."""
+        name = mounted_name(job)
+        made = (token for token in self._keys.tokens(job) if secret_name(job, token) == name)
+        if token := next(made, ""):
+            return token
+        secret = await self._cluster.get("Secret", job["metadata"]["namespace"], name)
         data = (secret or {}).get("data") or {}
         return base64.b64decode(data.get("token", "")).decode()

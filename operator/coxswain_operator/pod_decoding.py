@@ -34,6 +34,12 @@ class PodAnnotations(_Struct, frozen=True):
 class OwnerReference(_Struct, frozen=True):
     uid: str
     controller: bool = False
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+
+
+_NO_OWNER = OwnerReference("")
 
 
 class ObjectMeta(_Struct, frozen=True):
@@ -49,8 +55,20 @@ class ObjectMeta(_Struct, frozen=True):
 
     @property
     def controller(self) -> str:
-        """The uid of its controller; empty without one. Labels prove nothing: anyone may set them."""
-        return next((o.uid for o in self.owner_references or () if o.controller), "")
+        """The uid of the TrainingJob that controls it; empty without one. Labels prove nothing: anyone may set them."""
+        return self._owner.uid
+
+    @property
+    def job(self) -> str:
+        """That TrainingJob's name."""
+        return self._owner.name
+
+    @property
+    def _owner(self) -> OwnerReference:
+        owners = (o for o in self.owner_references or () if o.controller)
+        found = next(owners, _NO_OWNER)
+        ours = found.kind == "TrainingJob" and found.api_version.startswith(f"{names.GROUP}/")
+        return found if ours else _NO_OWNER
 
 
 class PodCondition(_Struct, frozen=True):
@@ -218,7 +236,8 @@ def child_view(child: Manifest) -> ChildView:
 def holder_view(holder: Manifest, job: Manifest) -> HolderView:
     """A leftover is not younger than the job: this operator may know only the predecessor of a job that is made again."""
     meta, owner = holder["metadata"], controller_of(holder)
-    predecessor = (owner.get("kind"), owner.get("name")) == ("TrainingJob", job["metadata"]["name"])
+    ours = owner.get("kind") == "TrainingJob" and str(owner.get("apiVersion", "")).startswith(f"{names.GROUP}/")
+    predecessor = ours and owner["name"] == job["metadata"]["name"]
     older = seconds(meta["creationTimestamp"]) <= seconds(job["metadata"]["creationTimestamp"])
     return HolderView(
         kind=holder["kind"],

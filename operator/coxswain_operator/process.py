@@ -15,12 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from coxswain.errors import Refused, Retryable
 from coxswain.exits import Exit
+from coxswain.names import CONTROLLER
 from coxswain_link import metrics
 from coxswain_operator.children.gangs import CHOICES
+from coxswain_operator.children.job_token import TokenKeys
 from coxswain_operator.cluster import Conflict
 from coxswain_operator.controller import Controller
 from coxswain_operator.health import HealthStatus, LoopLag, serve_health
@@ -28,9 +31,10 @@ from coxswain_operator.jobcontrol import HttpJobControl
 from coxswain_operator.kopf_watches import run_watches
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
 from coxswain_operator.kubernetes.discovery import find_gang_backend
+from coxswain_operator.kubernetes.token_keys import load_keys
 from coxswain_operator.leader import Leader, Timing
 from coxswain_operator.report_poller import ReportPoller
-from coxswain_operator.settings import Settings
+from coxswain_operator.settings import Settings, TemplatePolicy
 from coxswain_operator.workqueue import Key, RequeueDelay, WorkQueue
 
 log = logging.getLogger("coxswain_operator")
@@ -72,16 +76,21 @@ def main(
     prometheus_namespace: Annotated[str, typer.Option(help="Its pods may scrape jobs; empty: no pod may.")] = "",
     gang_scheduling: Annotated[str, typer.Option(help=f"What places gangs: {', '.join(CHOICES)}.")] = "None",
     gang_scheduler: Annotated[str, typer.Option(help="schedulerName of pods in gangs; empty: as usual.")] = "",
+    managed_by: Annotated[str, typer.Option(help="spec.managedBy of the jobs to reconcile.")] = CONTROLLER,
+    pod_templates: Annotated[
+        str, typer.Option(help="What templates may set: the chart's podTemplates as JSON.")
+    ] = "{}",
 ) -> None:
     """Runs the operator."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("httpx", "kopf"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    settings = Settings(
-        data_image, train_image, pull_policy,
-        prometheus_namespace=prometheus_namespace, operator_namespace=operator_namespace, gang_scheduler=gang_scheduler,
-    )  # fmt: skip
     try:
+        settings = Settings(
+            data_image, train_image, pull_policy, prometheus_namespace=prometheus_namespace,
+            operator_namespace=operator_namespace, managed_by=managed_by, templates=template_policy(pod_templates),
+            gang_scheduler=gang_scheduler,
+        )  # fmt: skip
         timing = Timing(lease_seconds, renew_seconds, retry_seconds)
         options = Options(kubeconfig, tuple(namespace or ()), timing, identity, host, port, settings, gang_scheduling)
         asyncio.run(run(options))
@@ -91,6 +100,15 @@ def main(
         sys.exit(_say(error, Exit.RETRYABLE))
     except asyncio.CancelledError:  # SIGTERM
         log.info("SIGTERM received on standby")
+
+
+def template_policy(text: str) -> TemplatePolicy:
+    """Raises Refused."""
+    try:
+        return msgspec.json.decode(text, type=TemplatePolicy)
+    except msgspec.DecodeError as error:
+        message = f"--pod-templates: {error}; give the chart's podTemplates as JSON"
+        raise Refused("OptionUnusable", message) from error
 
 
 def _say(error: Exception, code: Exit) -> int:
@@ -120,9 +138,10 @@ async def run(options: Options) -> None:
         )
         # A connection of its own: a renewal must not queue behind requests for a thousand pods.
         leader = _leader(options, await stack.enter_async_context(Connection(access)))
-        control = ReportPoller(HttpJobControl(cluster), lambda key: queue.add(key))
+        keys = TokenKeys()
+        control = ReportPoller(HttpJobControl(cluster, keys=keys), lambda key: queue.add(key))
         stack.push_async_callback(control.close)
-        controller = Controller(cluster, control, settings=settings, poll_seconds=POLL_SECONDS)
+        controller = Controller(cluster, control, settings=settings, poll_seconds=POLL_SECONDS, keys=keys)
         queue, lag = WorkQueue(_measured(controller, registry)), LoopLag()
         stack.callback(asyncio.create_task(lag.measure(), name="loop lag").cancel)
 
@@ -134,6 +153,7 @@ async def run(options: Options) -> None:
         health = await serve_health(options.host, options.port, health_status, registry)
         stack.push_async_callback(health.cleanup)
         log.info("health on %s:%s", *health.addresses[0][:2])
+        keys.replace(await load_keys(connection, options.settings.operator_namespace))
         await _lead(leader, queue, run_watches(cluster, access, queue.add, options.namespaces))
 
 

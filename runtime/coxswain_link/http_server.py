@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -58,8 +59,15 @@ class HttpService:
         self.app.router.add_route(method, path, wrapped)
 
     def page(self, path: str, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> None:
-        """Adds a page without a token: metadata only."""
-        self.app.router.add_get(path, handler)
+        """Adds a page for people. Without the token only from the machine or pod itself, as through `kubectl port-forward`."""
+
+        async def wrapped(request: web.Request) -> web.StreamResponse:
+            if is_loopback(request.remote) or self._has_token(request):
+                return await handler(request)
+            text = "this page is shown to the pod itself alone; open it by `kubectl port-forward`, or send the job's token\n"
+            return web.Response(status=403, text=text)
+
+        self.app.router.add_get(path, wrapped)
 
     async def start(self, host: str, port: int) -> int:
         """Listens; returns the port (the kernel's choice for 0). `host`: an address."""
@@ -75,12 +83,15 @@ class HttpService:
             await self._runner.cleanup()
 
     def _admit(self, request: web.Request) -> None:
-        sent = request.headers.get(TOKEN_HEADER, "")
-        if not hmac.compare_digest(sent.encode(), f"Bearer {self._token}".encode()):
+        if not self._has_token(request):
             raise Refused("TokenRejected", "wrong or missing job token")
         theirs = request.headers.get(GENERATION_HEADER)
         if theirs is not None and int(theirs) < self._generation():
             raise Stale(f"generation {theirs} is over; the current one is {self._generation()}")
+
+    def _has_token(self, request: web.Request) -> bool:
+        sent = request.headers.get(TOKEN_HEADER, "")
+        return hmac.compare_digest(sent.encode(), f"Bearer {self._token}".encode())
 
     async def _health(self, _: web.Request) -> web.Response:
         problem = self._problem()
@@ -91,6 +102,16 @@ class HttpService:
 
     async def _exposition(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.exposition(), content_type="text/plain", charset="utf-8")
+
+
+def is_loopback(address: str | None) -> bool:
+    """Whether a peer's address is of the machine or pod itself."""
+    try:
+        found = ipaddress.ip_address(address or "")
+    except ValueError:
+        return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
 def reply(result: Any) -> web.StreamResponse:

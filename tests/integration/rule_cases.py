@@ -293,6 +293,10 @@ CASES: list[Case] = [
     _immutable("TrainingJob", "batch", _BATCH, {**_BATCH, "tokensPerStep": 1024}, _STREAM),
     _immutable("TrainingJob", "mixRef", {"name": "mix"}, {"name": "other"}, _STREAM),
     _immutable(
+        "TrainingJob", "managedBy", "example.org/a", "example.org/b",
+        "delete the job, and create it again: it resumes from its checkpoint",
+    ),
+    _immutable(
         "TrainingJob", "checkpoint.uri", "s3://runs/a/", "s3://runs/b/",
         "copy the checkpoints, delete the job, and create it again with the new uri",
     ),

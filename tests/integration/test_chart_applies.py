@@ -5,6 +5,7 @@ give what they say.
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -124,6 +125,29 @@ def test_helm_installs_what_it_renders_but_not_the_test(installed: ApiServer) ->
     assert living(installed, rendered) == expected
 
 
+def test_a_second_release_for_the_same_jobs_is_refused_and_one_for_others_is_not(installed: ApiServer) -> None:
+    def second(**values: Any) -> subprocess.CompletedProcess[str]:
+        text = text_of({"crds": {"enabled": False}, **values})
+        options = (
+            "--namespace",
+            "default",
+            "--kubeconfig",
+            str(installed.kubeconfig),
+            "--dry-run=server",
+            "--values",
+            "-",
+        )
+        return helm("install", "second", str(CHART), *options, text=text)
+
+    refused = second()
+    assert refused.returncode != 0
+    assert f"ClusterRole {NAMESPACE}-coxswain-jobs reconciles these jobs in all namespaces already" in refused.stderr
+    for values in ({"managedBy": "example.org/second"}, {"watchNamespaces": ["default"]}):
+        other = second(**values)
+        assert other.returncode == 0, other.stderr
+    upgrade(installed, {"replicaCount": 1})  # and the first is not in its own way
+
+
 def test_an_upgrade_changes_what_the_values_change(installed: ApiServer) -> None:
     upgrade(installed, {"replicaCount": 3, "podDisruptionBudget": {"enabled": False}})
     (deployment,) = of_kind(render(), "Deployment")
@@ -177,11 +201,12 @@ def may(api: ApiServer, verb: str, resource: str, namespace: str, name: str = ""
 
 ALLOWED = (
     ("list", "coxswain.dev/trainingjobs"), ("watch", "coxswain.dev/datamixes"), ("patch", "coxswain.dev/trainingjobs/status"),
-    ("delete", "coxswain.dev/trainingjobs"), ("create", "/pods"), ("delete", "/pods"), ("get", "/secrets"),
+    ("delete", "coxswain.dev/trainingjobs"), ("create", "/pods"), ("delete", "/pods"), ("get", "/namespaces"),
     ("create", "/secrets"), ("create", "policy/poddisruptionbudgets"), ("create", "events.k8s.io/events"),
 )  # fmt: skip
 DENIED = (
-    ("list", "/secrets"), ("watch", "/secrets"), ("update", "/secrets"), ("create", "/pods/exec"), ("update", "/pods"),
+    ("get", "/secrets"), ("list", "/secrets"),
+    ("watch", "/secrets"), ("update", "/secrets"), ("create", "/pods/exec"), ("update", "/pods"),
     ("update", "coxswain.dev/trainingjobs"), ("create", "coxswain.dev/trainingjobs"), ("deletecollection", "/pods"),
     ("get", "/serviceaccounts"), ("create", "/serviceaccounts/token"), ("create", "rbac.authorization.k8s.io/roles"),
     ("list", "/namespaces"), ("patch", "/nodes"), ("patch", "/pods"), ("list", "coordination.k8s.io/leases"),

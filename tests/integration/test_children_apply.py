@@ -12,6 +12,7 @@ from coxswain.api.resolve import resolve
 from coxswain.config import JobConfig
 from coxswain_operator.children import PodPlan, children
 from coxswain_operator.children.configuration import attempt_record
+from coxswain_operator.children.job_token import secret
 from coxswain_operator.kubernetes.resources import BY_KIND
 from coxswain_operator.settings import Settings
 from tests.integration.apiserver import ApiServer
@@ -47,7 +48,7 @@ def test_the_api_server_takes_every_child_without_a_warning(api: ApiServer, vari
     plan = PodPlan(job, config, Settings(), attempt=0, start=0)
     pods = [plan.pod(member, 0) for member in ("coordinator", "loader-0", "trainer-1")]
     record = attempt_record(job, config, {"TrainingJob": {"demo": job["spec"]}}, "ab12")
-    for manifest in (*children(job, config, Settings(), "token", attempt=0), record, *pods):
+    for manifest in (secret(job, "token"), *children(job, config, Settings(), attempt=0), record, *pods):
         place = BY_KIND[manifest["kind"]].path(namespace)
         strict = {"dryRun": "All", "fieldValidation": "Strict"}
         answer = api.http.post(place, json=manifest, params=strict)

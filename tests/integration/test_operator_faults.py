@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from coxswain.errors import Refused, Retryable
-from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
+from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_JOB_UID, LABEL_ROLE
 from coxswain_operator.cluster import Denied
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
 from coxswain_operator.kubernetes.access import Access
@@ -42,10 +42,13 @@ async def answering(answer: Answer) -> AsyncIterator[Connection]:
         await runner.cleanup()
 
 
+OWNER = {"apiVersion": "coxswain.dev/v1alpha1", "kind": "TrainingJob", "controller": True}
+
+
 def pod(name: str, version: int) -> Manifest:
     labels = {LABEL_JOB_UID: "j", LABEL_ROLE: "trainer", LABEL_INDEX: "0", LABEL_INCARNATION: "0"}
     head = {"name": name, "namespace": "n", "uid": name, "resourceVersion": str(version), "labels": labels}
-    return {"metadata": {**head, "ownerReferences": [{"uid": "j", "controller": True}]}}
+    return {"metadata": {**head, "ownerReferences": [{**OWNER, "name": "demo", "uid": "j"}]}}
 
 
 def page(*items: Manifest, version: int, more: str = "") -> web.Response:
@@ -56,6 +59,34 @@ async def names_after(cluster: KubernetesCluster, wanted: list[str]) -> None:
     async with asyncio.timeout(10):
         while sorted(p.name for p in await cluster.pod_views("n", "j")) != wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        [],
+        [{"uid": "j", "name": "demo"}],
+        [{**OWNER, "kind": "ReplicaSet", "apiVersion": "apps/v1", "name": "web", "uid": "r"}],
+        [{**OWNER, "apiVersion": "example.org/v1", "name": "demo", "uid": "e"}],
+        [{**OWNER, "name": "another", "uid": "a"}],
+    ],
+    ids=["none", "not the controller", "a ReplicaSet", "another group's TrainingJob", "another job"],
+)
+async def test_a_pod_with_a_jobs_labels_and_another_owner_is_neither_its_pod_nor_an_orphan_to_delete(
+    owners: list[Manifest],
+) -> None:
+    foreign, own = pod("foreign", 5), pod("own", 6)
+    foreign["metadata"] |= {"ownerReferences": owners}
+    for manifest in (foreign, own):
+        manifest["metadata"]["labels"][LABEL_JOB] = "demo"
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return page(foreign, own, version=7)
+
+    async with answering(answer) as connection, KubernetesCluster(connection) as cluster:
+        assert [p.name for p in await cluster.pod_views("n", "j")] == ["own"]
+        assert [p.name for p in await cluster.orphans("n", "demo", "j")] == []
+        assert [p.name for p in await cluster.orphans("n", "demo")] == ["own"]
 
 
 async def test_a_busy_server_is_asked_again_no_sooner_than_it_says() -> None:

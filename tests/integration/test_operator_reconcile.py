@@ -88,7 +88,8 @@ async def test_an_applied_job_gets_its_pods_and_all_other_children(api: ApiServe
     apply_all(api, namespace)
     async with connected(api) as cluster:
         await passes(cluster, namespace)
-        assert await cluster.get("Secret", namespace, "demo-token") is not None
+        job = await cluster.get("TrainingJob", namespace, "demo")
+        assert job is not None and await cluster.get("Secret", namespace, job["status"]["tokenSecret"]) is not None
         kinds = ("ConfigMap", "Service", "NetworkPolicy")
         assert [len(await cluster.list(kind, namespace)) for kind in kinds] == [2, 1, 1]
     assert Kubelet(api, namespace).names() == MEMBERS

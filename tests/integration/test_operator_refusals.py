@@ -57,7 +57,7 @@ async def test_a_priority_class_that_comes_later_is_waited_for(api: ApiServer) -
 
 async def test_a_pod_that_no_server_takes_ends_the_job_with_the_servers_words(api: ApiServer) -> None:
     namespace = new_namespace(api)
-    volumes = [{"name": "scratch", "emptyDir": {}, "hostPath": {"path": "/fast"}}]
+    volumes = [{"name": "fast", "emptyDir": {}, "configMap": {"name": "c"}}]
     apply_all(api, namespace, trainers={"count": 2, "template": {"spec": {"volumes": volumes}}})
     async with connected(api) as cluster:
         await look(cluster, Controller(cluster, FakeCoordinator()), namespace)

@@ -23,7 +23,7 @@ Right = tuple[str, str, str]  # group, resource, verb
 # Granted, and unused in the baseline. Anything else that is unused should not be granted.
 SPARE: dict[Right, str] = {
     **{("", "nodes", verb): "a failure rule that names node conditions" for verb in ("get", "list", "watch")},
-    ("", "secrets", "get"): "an operator that did not make the token itself",
+    ("", "secrets", "get"): "an operator that does not make its key itself",
     ("coxswain.dev", "datasources/status", "patch"): "a coordinator that reports about sources",
     ("", "services", "delete"): "a child is created again because its content has changed",
     ("networking.k8s.io", "networkpolicies", "delete"): "a child is created again because its content has changed",

@@ -84,6 +84,7 @@ def _strip(s3: S3Server, folder: Path) -> None:
         secret = json.loads(path.read_text())
         secret["data"] = dict.fromkeys(secret["data"], _TOKEN)
         path.write_text(json.dumps(secret, indent=1))
+    (folder / "work/cluster/token.key").unlink()
 
 
 def _pack(folder: Path, digests: list[tuple[str, str]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from coxswain.api.trainingjob_status import TrainingJobStatus
-from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_JOB_UID, LABEL_ROLE
+from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
 from coxswain.wire import JobReport
 from coxswain_operator.children.common import controller_of
 from coxswain_operator.cluster import AlreadyExists, Conflict, WatchEvent
@@ -85,6 +85,7 @@ class FakeCluster:
         self.calls: list[tuple[str, int]] = []
         self.status_writes = 0
         self.watchers: list[asyncio.Queue[WatchEvent]] = []
+        self.level = ""  # of Pod Security, that the namespace enforces
         self.unplaceable: set[str] = set()  # members for whose pods no node has room
         for item in objects:
             self.put(item)
@@ -110,12 +111,18 @@ class FakeCluster:
         return [pod_view(p) for p in found if controller_of(p).get("uid") == job_uid]
 
     async def orphans(self, namespace: str, job: str, besides: str = "") -> list[PodView]:
-        found = await self.list("Pod", namespace, {LABEL_JOB: job})
-        return [pod_view(p) for p in found if controller_of(p).get("uid", "") not in ("", besides)]
+        found = [(p, controller_of(p)) for p in await self.list("Pod", namespace)]
+        ours = (
+            p for p, by in found if (by.get("kind"), by.get("name")) == ("TrainingJob", job) and by["uid"] != besides
+        )
+        return [pod_view(p) for p in ours]
 
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
         """This world has no queue."""
         self.before_call("leave", group)
+
+    async def pod_security(self, namespace: str) -> str:
+        return self.level
 
     async def nodes(self) -> dict[str, Conditions] | None:
         """None: a test that has no nodes knows nothing of them."""

@@ -111,10 +111,22 @@ def test_no_rule_has_a_wildcard() -> None:
 def test_no_role_lists_secrets_or_changes_foreign_objects() -> None:
     for rule in rules(render()):
         if "secrets" in rule["resources"]:
-            assert set(rule["verbs"]) <= {"get", "create"}
+            assert rule["verbs"] == ["create"] or rule["resourceNames"] == ["coxswain-operator-key"]
         assert {"update", "deletecollection", "escalate", "bind", "impersonate"} & set(rule["verbs"]) == set() or (
             rule["apiGroups"] in (["coxswain.dev"], ["coordination.k8s.io"])
         )
+
+
+def test_secrets_of_jobs_are_read_only_where_that_is_asked_for_and_the_key_only_in_the_operators_namespace() -> None:
+    def verbs(values: dict[str, Any]) -> dict[tuple[str, str], list[str]]:
+        found = [(m, r) for m in operator_rights(values) for r in m.get("rules", ()) if "secrets" in r["resources"]]
+        return {
+            (m["metadata"].get("namespace", ""), ",".join(r.get("resourceNames", ()))): r["verbs"] for m, r in found
+        }
+
+    own = {(NAMESPACE, ""): ["create"], (NAMESPACE, "coxswain-operator-key"): ["get"]}
+    assert verbs({}) == {("", ""): ["create"], **own}
+    assert verbs({"rbac": {"readTokens": True}}) == {("", ""): ["create", "get"], **own}
 
 
 def test_the_operator_never_writes_a_spec() -> None:
@@ -211,7 +223,8 @@ def test_the_lease_goes_with_the_release_and_what_it_says_is_the_operators(plain
 def test_only_the_lease_of_the_operators_own_namespace_can_be_renewed(plain: list[Manifest]) -> None:
     (lease,) = [m for m in of_kind(plain, "Role") if m["metadata"]["name"].endswith("-lease")]
     assert lease["metadata"]["namespace"] == NAMESPACE
-    assert [r["resourceNames"] for r in lease["rules"] if set(r["verbs"]) != {"create"}] == [["coxswain-operator"]]
+    named = [r["resourceNames"] for r in lease["rules"] if set(r["verbs"]) != {"create"}]
+    assert named == [["coxswain-operator"], ["coxswain-operator-key"]]
 
 
 def test_users_get_rights_through_aggregated_roles(plain: list[Manifest]) -> None:

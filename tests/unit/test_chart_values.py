@@ -5,12 +5,14 @@ installed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from coxswain.api.values_page import values_page
+from coxswain_operator.process import template_policy
+from coxswain_operator.settings import Control, TemplatePolicy
 from tests.charts import CHART, Manifest, of_kind, refusal, render, template
 
 pytestmark = pytest.mark.binaries("helm")
@@ -67,6 +69,12 @@ def test_keys_of_free_maps_are_the_users(path: str) -> None:
         ("image.registry", "https://registry.example"),
         ("crds.keep", "yes please"),
         ("watchNamespaces", ["Team_A"]),
+        ("managedBy", "no prefix"),
+        ("podTemplates.level", "root"),
+        ("podTemplates.allow", ["Everything"]),
+        ("podTemplates.hostPaths", ["mnt"]),
+        ("podTemplates.capabilities", ["cap_ipc_lock"]),
+        ("podTemplates.serviceAccounts", ["A"]),
         ("watchNamespaces", ["a", "a"]),
         ("leaderElection.leaseSeconds", 0),
         ("imagePullSecrets", ["plain-name"]),
@@ -123,6 +131,24 @@ def test_further_arguments_and_variables_reach_the_operator() -> None:
     (container,) = operator_pod({"extraArgs": ["--host=::"], "extraEnv": [{"name": "A", "value": "b"}]})["containers"]
     assert container["args"][-1] == "--host=::"
     assert container["env"][-1] == {"name": "A", "value": "b"}
+
+
+def test_the_operator_reads_what_templates_may_set_as_the_chart_writes_it() -> None:
+    def policy(values: dict[str, Any]) -> TemplatePolicy:
+        (container,) = operator_pod({"podTemplates": values})["containers"]
+        (text,) = (a.removeprefix("--pod-templates=") for a in container["args"] if a.startswith("--pod-templates="))
+        return template_policy(text)
+
+    assert policy({}) == TemplatePolicy()
+    every = {
+        "level": "baseline",
+        "allow": list(get_args(Control)),
+        "capabilities": ["IPC_LOCK"],
+        "hostPaths": ["/mnt/a b"],
+    }
+    assert policy(every | {"serviceAccounts": [], "priorityClasses": ["a-*"], "schedulers": ["v"]}) == TemplatePolicy(
+        "baseline", get_args(Control), ("IPC_LOCK",), ("/mnt/a b",), (), ("a-*",), ("v",)
+    )
 
 
 def test_labels_for_everything_reach_everything() -> None:

@@ -128,7 +128,7 @@ _UNFIT = {
 UNFIT = {(k, field): reason for reason, kinds in _UNFIT.items() for k, fields in kinds.items() for field in fields}
 # What no pod is made of: bounds of what a server takes, and the name of a queue without a backend.
 QUEUEING = ("scheduling.queueing.queueName", "scheduling.queueing.priorityClassName")
-BOUNDS = {("TrainingJob", f) for f in ("data.loaders.max", "trainers.maxCount", *QUEUEING)}
+BOUNDS = {("TrainingJob", f) for f in ("data.loaders.max", "trainers.maxCount", "managedBy", *QUEUEING)}
 
 
 @pytest.mark.parametrize("row", WAITING, ids=row_id)

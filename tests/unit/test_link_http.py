@@ -8,9 +8,9 @@ import pytest
 from aiohttp import web
 
 from coxswain.errors import Refused, Retryable, Stale
-from coxswain.wire import Finished, Registered, Rendezvous
+from coxswain.wire import TOKEN_HEADER, Finished, Registered, Rendezvous
 from coxswain_link.http_client import AsyncClient, Client, JobEnded, _request, _settings
-from coxswain_link.http_server import HttpService
+from coxswain_link.http_server import HttpService, is_loopback
 from coxswain_link.metrics import build
 from coxswain_link.status import StatusServer, addresses
 
@@ -225,3 +225,25 @@ def test_a_port_that_is_taken_is_named(status):
     port = int(status.rsplit(":", 1)[1])
     with pytest.raises(Retryable, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
         StatusServer("127.0.0.1", port, build("loader"))
+
+
+async def test_a_page_is_shown_to_another_pod_only_with_the_token(service, monkeypatch):
+    monkeypatch.setattr(web.BaseRequest, "remote", property(lambda self: "10.1.2.3"))
+    async with httpx.AsyncClient(base_url=service, trust_env=False) as http:
+        refused = await http.get("/page")
+        wrong = await http.get("/page", headers={TOKEN_HEADER: "Bearer wrong"})
+        shown = await http.get("/page", headers={TOKEN_HEADER: "Bearer secret"})
+        metrics = await http.get("/metrics")
+    assert (refused.status_code, wrong.status_code, shown.status_code, metrics.status_code) == (403, 403, 200, 200)
+    assert "kubectl port-forward" in refused.text and "for people" not in refused.text
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.1", True), ("127.64.3.2", True), ("::1", True), ("::ffff:127.0.0.1", True), ("10.0.0.1", False),
+        ("::ffff:10.0.0.1", False), ("fd00::1", False), ("0.0.0.0", False), ("", False), (None, False), ("localhost", False),
+    ],
+)  # fmt: skip
+def test_only_an_address_of_the_loopback_is_of_the_pod_itself(address, local):
+    assert is_loopback(address) == local

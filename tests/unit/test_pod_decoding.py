@@ -25,6 +25,8 @@ from coxswain_operator.pod_decoding import (
 )
 from coxswain_operator.views import ChildView, Event, Manifest, PodView, member_name
 
+OWNER = {"apiVersion": "coxswain.dev/v1alpha1", "kind": "TrainingJob", "name": "demo"}
+
 
 def trainer(**status: Any) -> Manifest:
     labels = {"coxswain.dev/role": "trainer", "coxswain.dev/index": "2", "coxswain.dev/incarnation": "3"}
@@ -193,9 +195,12 @@ def test_pods_of_equal_state_share_their_strings() -> None:
     ("owners", "job"),
     [
         ([], ""),
-        ([{"uid": "mine", "kind": "TrainingJob", "name": "demo", "controller": True}], "mine"),
-        ([{"uid": "mine", "kind": "TrainingJob", "name": "demo"}], ""),
-        ([{"uid": "a", "controller": False}, {"uid": "mine", "controller": True}], "mine"),
+        ([{**OWNER, "uid": "mine", "controller": True}], "mine"),
+        ([{**OWNER, "uid": "mine"}], ""),
+        ([{**OWNER, "uid": "a", "controller": False}, {**OWNER, "uid": "mine", "controller": True}], "mine"),
+        ([{**OWNER, "apiVersion": "coxswain.dev/v1beta1", "uid": "mine", "controller": True}], "mine"),
+        ([{**OWNER, "apiVersion": "coxswain.dev.example/v1", "uid": "a", "controller": True}], ""),
+        ([{**OWNER, "kind": "ReplicaSet", "uid": "a", "controller": True}], ""),
     ],
 )
 def test_a_pods_job_is_its_controller_and_not_what_its_label_says(owners: list[Manifest], job: str) -> None:
@@ -213,12 +218,15 @@ def test_a_pods_job_is_its_controller_and_not_what_its_label_says(owners: list[M
         ("TrainingJob", "demo", "1970-01-01T00:02:01Z", False),
         ("TrainingJob", "other", "1970-01-01T00:01:00Z", False),
         ("Deployment", "demo", "1970-01-01T00:01:00Z", False),
+        ("TrainingJob of another group", "demo", "1970-01-01T00:01:00Z", False),
     ],
 )
 def test_only_what_an_earlier_job_of_the_same_name_controls_is_a_leftover(
     kind: str, name: str, created: str, leftover: bool
 ) -> None:
-    owner = {"kind": kind, "name": name, "uid": "before", "controller": True}
+    kind, _, foreign = kind.partition(" of ")
+    owner = {**OWNER, "kind": kind, "name": name, "uid": "before", "controller": True}
+    owner |= {"apiVersion": "example.org/v1"} if foreign else {}
     head = {"name": "demo-config", "uid": "c", "creationTimestamp": created, "ownerReferences": [owner]}
     job = {"metadata": {"name": "demo", "uid": "now", "creationTimestamp": "1970-01-01T00:02:00Z"}}
     view = holder_view({"kind": "ConfigMap", "metadata": head}, job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import pytest
@@ -94,7 +93,7 @@ def test_a_coordinator_that_hangs_is_ended_by_its_kubelet() -> None:
 
 def test_a_budget_lets_a_drain_take_pods_that_do_not_work() -> None:
     job, config = job_and_config()
-    *_, budget = children(job, config, Settings(), "t", attempt=0)
+    *_, budget = children(job, config, Settings(), attempt=0)
     assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
@@ -139,7 +138,7 @@ def test_an_overlay_merges_named_things_by_name_and_changes_neither_side() -> No
 
 def test_all_children_belong_to_the_job_and_carry_its_uid() -> None:
     job, config = job_and_config()
-    for child in (*children(job, config, Settings(), "t", attempt=0), pod(job, config, "coordinator")):
+    for child in (*children(job, config, Settings(), attempt=0), pod(job, config, "coordinator")):
         (owner,) = child["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("TrainingJob", "uid-of-demo", True)
         assert owner["blockOwnerDeletion"] is True
@@ -149,18 +148,11 @@ def test_all_children_belong_to_the_job_and_carry_its_uid() -> None:
 def test_only_the_coordinator_is_behind_the_service() -> None:
     """A list of thousands of addresses would be written and sent around again with each pod that comes or goes."""
     job, config = job_and_config()
-    _, _, service, *_ = children(job, config, Settings(), "t", attempt=0)
+    _, service, *_ = children(job, config, Settings(), attempt=0)
     chosen = service["spec"]["selector"].items()
     assert {m: chosen <= pod(job, config, m)["metadata"]["labels"].items() for m in ROLES} == {
         "coordinator": True, "loader-0": False, "trainer-1": False,
     }  # fmt: skip
-
-
-def test_the_token_is_in_the_secret_and_nowhere_else() -> None:
-    job, config = job_and_config()
-    secret, *others = children(job, config, Settings(), "swordfish", attempt=0)
-    assert base64.b64decode(secret["data"]["token"]) == b"swordfish"
-    assert not [c for c in others if "swordfish" in str(c) or secret["data"]["token"] in str(c)]
 
 
 def test_the_names_of_a_job_of_forty_characters_fit() -> None:
@@ -168,3 +160,20 @@ def test_the_names_of_a_job_of_forty_characters_fit() -> None:
     job["metadata"]["name"] = "j" * 40
     spec = pod(job, config, "trainer-99999", 9999)
     assert len(spec["metadata"]["name"]) <= 63 and len(spec["spec"]["hostname"]) <= 63
+
+
+@pytest.mark.parametrize("member", ROLES)
+def test_a_pod_on_its_nodes_network_finds_services_and_knows_where_it_is(member: str) -> None:
+    template = {"template": {"spec": {"hostNetwork": True}}}
+    spec = made(member, trainers={"count": 2, **template}, data={"loaders": {"min": 1}, **template})["spec"]
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        assert environment(container)["COXSWAIN_HOST_NETWORK"] == "true"
+    plain = made(member)["spec"]
+    assert "dnsPolicy" not in plain
+    assert not [c for c in plain["containers"] if "COXSWAIN_HOST_NETWORK" in environment(c)]
+
+
+def test_a_templates_own_dns_policy_stays_on_the_nodes_network() -> None:
+    template = {"spec": {"hostNetwork": True, "dnsPolicy": "Default"}}
+    assert made("trainer-0", trainers={"count": 2, "template": template})["spec"]["dnsPolicy"] == "Default"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coxswain.errors import Retryable
-from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
+from coxswain.names import CONTROLLER, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
 from coxswain.wire import JobReport
 from coxswain_operator.cluster import Conflict, Denied, WatchEvent
 from coxswain_operator.controller import WATCHED, Controller
@@ -24,6 +24,7 @@ from coxswain_operator.views import Conditions, Manifest
 from tests.unit.fake_cluster import (
     NAMESPACE,
     FakeCluster,
+    copied,
     data_mix,
     data_source,
     live,
@@ -354,16 +355,6 @@ async def test_only_the_coordinator_of_a_job_that_is_not_over_is_asked_and_its_r
     assert [found.step if found else None for found in passed] == [11, None]
 
 
-async def test_a_secret_of_the_jobs_name_that_is_not_its_own_is_none_of_its_children() -> None:
-    world = await running()
-    controller = Controller(world, world, world.clock)
-    metadata = world.objects["Secret", "demo-token"]["metadata"]
-    for owners, count in ((metadata["ownerReferences"], 1), (None, 0), ([], 0)):
-        metadata["ownerReferences"] = owners
-        observed = await controller.observe(NAMESPACE, "demo")
-        assert observed is not None and [c.kind for c in observed.children].count("Secret") == count
-
-
 @pytest.mark.parametrize(("rule", "deleting", "asked"), [(False, False, 0), (True, False, 1), (False, True, 1)])
 async def test_nodes_are_read_only_where_a_rule_or_a_deletion_needs_them(
     rule: bool, deleting: bool, asked: int
@@ -417,3 +408,44 @@ async def test_a_pass_that_creates_too_long_ends_and_the_next_one_goes_on_at_onc
     monkeypatch.undo()
     await controller.reconcile_job(NAMESPACE, "demo")
     assert len(world.created) == 4
+
+
+@pytest.mark.parametrize(
+    ("mine", "said", "acts"),
+    [
+        ("", "example.org/other", True),
+        (CONTROLLER, None, True),
+        (CONTROLLER, CONTROLLER, True),
+        (CONTROLLER, "example.org/other", False),
+        ("example.org/other", "example.org/other", True),
+        ("example.org/other", None, False),
+    ],
+)
+async def test_a_job_belongs_to_the_controller_that_it_names(mine: str, said: str | None, acts: bool) -> None:
+    world = FakeCluster(data_source(), data_mix(), training_job(**({"managedBy": said} if said else {})))
+    controller = Controller(world, world, world.clock, settings=Settings(managed_by=mine))
+    for _ in range(4):
+        await controller.reconcile_job(NAMESPACE, "demo")
+    assert (len(world.created), "status" in world.job) == ((4, True) if acts else (0, False))
+
+
+async def test_two_installations_leave_each_others_jobs_and_their_pods_alone() -> None:
+    """Neither its policy nor its group in a queue, which a deleted job would leave."""
+    queueing = {"queueing": {"backend": "Kueue", "queueName": "research"}}
+    world = FakeCluster(data_source(), data_mix(), training_job(managedBy="example.org/a", scheduling=queueing))
+    a, b = (
+        Controller(
+            world, world, world.clock, settings=Settings(managed_by=f"example.org/{name}", operator_namespace=name)
+        )
+        for name in "ab"
+    )
+    for _ in range(4):
+        await a.reconcile_job(NAMESPACE, "demo")
+    before, calls = copied(world.job), len(world.created)
+    world.before_call = lambda verb, what: writes.append((verb, what)) if verb not in ("get", "list") else None
+    writes: list[tuple[str, str]] = []
+    for _ in range(4):
+        await b.reconcile_job(NAMESPACE, "demo")
+    assert (writes, world.job, len(world.created)) == ([], before, calls)
+    policy = world.objects["NetworkPolicy", "demo"]["spec"]
+    assert "'kubernetes.io/metadata.name': 'a'" in str(policy)

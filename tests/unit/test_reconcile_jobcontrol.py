@@ -100,6 +100,15 @@ async def test_a_coordinator_is_not_asked_while(kind: str, name: str, change: Ma
         assert coordinator.received == {}
 
 
+@pytest.mark.parametrize("owner", [{}, {"kind": "ReplicaSet", "uid": "other", "controller": True}])
+async def test_a_foreign_pod_with_a_coordinators_labels_gets_no_call_and_so_no_token(owner: Manifest) -> None:
+    async with talking() as (control, coordinator, world):
+        world.objects["Pod", "c"]["metadata"]["ownerReferences"] = [owner] if owner else []
+        assert await control.report(world.job) is None
+        assert not await control.checkpoint_and_stop(world.job, "suspended")
+        assert coordinator.received == {}
+
+
 async def test_a_connection_is_kept_until_the_token_changes_or_the_job_is_forgotten() -> None:
     async with talking(token="wrong") as (control, _, world):
         assert await control.report(world.job) is None

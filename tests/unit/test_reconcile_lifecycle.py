@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 
 import pytest
 
 from coxswain.errors import Refused
 from coxswain.names import CONDITIONS
 from coxswain.wire import JobEvent
+from coxswain_operator.children.job_token import TokenKeys
 from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.single_job import run_job
@@ -17,13 +17,14 @@ from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_sourc
 
 
 async def passes(world: FakeCluster, count: int = 4) -> None:
-    controller = Controller(world, world, world.clock)
+    controller = Controller(world, world, world.clock, keys=KEYS)
     for _ in range(count):
         await controller.pass_once(NAMESPACE, "demo")
         world.tick()
         world.reap()
 
 
+KEYS = TokenKeys((b"of the operator that all passes are of",))
 RESTART_JOB = {"name": "restart-job", "action": "RestartJob", "onExitCodes": {"operator": "In", "values": [7]}}
 
 
@@ -177,15 +178,6 @@ async def test_each_of_the_coordinators_events_is_published_once_and_those_of_it
         await passes(world, 2)
         world.run_all()
     assert [h.message for h in world.events if h.reason == "CheckpointSaved"] == ["step 0", "step 1", "step 2"] * 2
-
-
-async def test_the_token_is_made_once() -> None:
-    world = await running()
-    token = world.objects["Secret", "demo-token"]["data"]
-    assert len(base64.b64decode(token["token"])) == 43  # 32 random bytes
-    world.vanish(world.pod("trainer-1"))
-    await passes(world)
-    assert world.objects["Secret", "demo-token"]["data"] == token
 
 
 async def test_a_pod_that_the_cluster_refuses_ends_the_job_with_the_clusters_message() -> None:

@@ -39,14 +39,14 @@ def passed(count: int) -> tuple[float, int]:
     """CPU seconds of a pass over a running gang, the best of three, and the bytes of the status that it writes."""
     job = {**training_job(trainers={"count": count}), "status": {}}
     job["metadata"] |= {"uid": "u", "generation": 1}
-    empty = Observed(job=job, sources=(data_source(),), mixes=(data_mix(),), fresh_token="t")
+    empty = Observed(job=job, sources=(data_source(),), mixes=(data_mix(),), tokens=("t",))
     creates = [a for a in reconcile(empty, 1000.0).actions if isinstance(a, CreatePod)]
     assert len(creates) == count + 2
     pods = tuple(
         PodView(c.member, c.member, c.member.split("-")[0], int(c.member.partition("-")[2] or 0), 0, phase="Running")
         for c in creates
     )
-    full = Observed(job=job, sources=empty.sources, mixes=empty.mixes, pods=pods, fresh_token="t")
+    full = Observed(job=job, sources=empty.sources, mixes=empty.mixes, pods=pods, tokens=("t",))
     seconds = []
     for _ in range(3):
         begin = time.process_time()

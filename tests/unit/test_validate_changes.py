@@ -31,6 +31,7 @@ FULL: dict[str, tuple[Manifest, ...]] = {
             "spec.mixRef": REMOVED,
             "spec.mix": {**sample("DataMix")["spec"], "phases": [PHASE]},
             "spec.image": "train:1",
+            "spec.managedBy": "example.org/training",
             "spec.model.initFrom": {"uri": "s3://weights/"},
             "spec.checkpoint.endpoint": {"url": "http://s3", "secretRef": {"name": "s3"}},
             "spec.trainers.template": {"spec": {"nodeSelector": {"gpu": "a"}}},

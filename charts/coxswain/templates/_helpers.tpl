@@ -50,7 +50,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{- /* What the operator may do where the jobs are. No wildcards, and of Secrets only those that it knows by name. */}}
+{{- /* Fails where another release reconciles the same jobs everywhere. Sees nothing without a server. */}}
+{{- define "coxswain.alone" -}}
+{{- $own := printf "%s-jobs" (include "coxswain.clusterName" .) }}
+{{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "").items }}
+{{- if and (ne .metadata.name $own) (eq (dig "coxswain.dev/managed-by" "" (.metadata.annotations | default dict)) $.Values.managedBy) }}
+{{- fail (printf "managedBy: %s: the release of ClusterRole %s reconciles these jobs in all namespaces already, and the two would undo each other's work; give this release another managedBy, or restrict both by watchNamespaces" $.Values.managedBy .metadata.name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* What the operator may do where the jobs are. No wildcards, and Secrets are only made. */}}
 {{- define "coxswain.rules" -}}
 - apiGroups: [coxswain.dev]
   resources: [trainingjobs]
@@ -93,7 +103,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create]
+  verbs: [create{{ if .Values.rbac.readTokens }}, get{{ end }}]
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [get]  # the Pod Security level of a job's own namespace
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [list, watch, create, delete]

@@ -19,6 +19,7 @@ from coxswain_cli.reporting.read import read_run
 from coxswain_cli.summary import has_ended, is_suspended
 from coxswain_cli.workdir import RUNS, Tail, condition, find_workdir, is_open, steps_of
 from coxswain_link.http_client import Client
+from coxswain_operator.children.job_token import mounted_name
 from coxswain_operator.local.objects import read_objects
 
 _DEADLINE = 1.0  # seconds for the coordinator's answer
@@ -41,7 +42,7 @@ class FolderReader:
         if not jobs:
             raise Refused("NoJob", f"{self._workdir} holds no TrainingJob; it was deleted, or never created")
         pods = [o for o in objects if o["kind"] == "Pod"]
-        report = ask_coordinator(objects, pods) if running else None
+        report = ask_coordinator(jobs[0], objects, pods) if running else None
         lines = steps_of(Tail(self._workdir / "steps.jsonl", from_start=True))
         last = lines[-1] if lines else None
         state, explanation = _heading(jobs[0], running)
@@ -105,10 +106,10 @@ def _heading(job: Manifest, running: bool) -> tuple[str, tuple[str, ...]]:
     return "not running", ("its `cox run` has ended before the job; the same command resumes it",)
 
 
-def ask_coordinator(objects: list[Manifest], pods: list[Manifest]) -> JobReport | None:
+def ask_coordinator(job: Manifest, objects: list[Manifest], pods: list[Manifest]) -> JobReport | None:
     """Returns the coordinator's report; None when it does not run or does not answer."""
     address = next((p["status"].get("podIP") for p in pods if _is_coordinator(p)), None)
-    secrets = (o["data"] for o in objects if o["kind"] == "Secret")
+    secrets = (o["data"] for o in objects if (o["kind"], o["metadata"]["name"]) == ("Secret", mounted_name(job)))
     token = next((data["token"] for data in secrets if "token" in data), None)
     if address is None or token is None:
         return None

@@ -43,8 +43,10 @@ SUBDOMAIN = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"
 _URI = r"^(s3://|file:///|pvc://)"
 _URL = r"^(https?://.+)?$"
 _DECIMAL = r"^[0-9]{1,15}(\.[0-9]{1,15})?([eE][-+]?[0-9]{1,2})?$"
+_PREFIXED = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
 # What the patterns mean, for people.
 PATTERNS = {
+    _PREFIXED: "PREFIX/NAME, such as example.org/training",
     _LABEL: "lower-case letters, digits and -",
     SUBDOMAIN: "lower-case letters, digits, - and .",
     _URI: "s3://bucket/path, file:///path or pvc://claim/path",
@@ -54,6 +56,7 @@ PATTERNS = {
 
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=_LABEL)]
 ObjectName = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH, pattern=SUBDOMAIN)]
+ControllerName = Annotated[str, Field(max_length=63, pattern=_PREFIXED)]
 Text = Annotated[str, Field(max_length=1024)]
 LongText = Annotated[str, Field(max_length=32768)]
 Uri = Annotated[str, Field(max_length=1024, pattern=_URI)]

@@ -274,6 +274,7 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
     _never("TrainingJob", "model", "create another job: the change gives another model"),
     _never("TrainingJob", "batch", "create another job: the change gives another stream"),
     _never("TrainingJob", "mixRef", "create another job: the change gives another stream", optional=True),
+    _never("TrainingJob", "managedBy", "delete the job, and create it again: it resumes from its checkpoint", optional=True),
     _never("TrainingJob", "checkpoint.uri", "copy the checkpoints, delete the job, and create it again with the new uri"),
     *(_suspended(field) for field in ("image", "optimizer", "data", "scheduling", "trainers.devicesPerTrainer")),
     *(_suspended(field, optional=True) for field in ("parallelismRef", "parallelism", "checkpoint.endpoint")),

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from coxswain.api.common import (
     ATOMIC,
+    ControllerName,
     Count,
     Decimal,
     Endpoint,
@@ -217,7 +218,8 @@ class FailureRule(Model):
     on_pod_conditions: OnConditions | None = None
     """Matches when the pod has one of these conditions."""
     on_node_conditions: OnConditions | None = None
-    """Matches when the pod's node has one of these conditions."""
+    """Matches when the pod's node has one of these conditions at the pod's end. A pod that runs is left alone, whatever its
+    node's conditions are."""
     on_reasons: Annotated[list[Reason], Field(min_length=1, max_length=20)] | None = None
     """Matches when the container or pod ended, or cannot start, for one of these reasons, such as OOMKilled, ImagePullBackOff
     or Unschedulable."""
@@ -304,6 +306,9 @@ class TrainingJobSpec(Model):
     """What failures lead to."""
     scheduling: Annotated[Scheduling, Effect.SUSPENDED] = Scheduling()
     """How pods find their nodes."""
+    managed_by: Annotated[ControllerName | None, Effect.NEVER] = None
+    """The controller that acts on the job. Empty: coxswain.dev/operator, the name of an installation that has no other. All
+    others leave the job alone."""
     suspend: Annotated[bool, Effect.AT_ONCE] = False
     """True: save a checkpoint, then run no pods."""
     active_deadline_seconds: Annotated[Seconds | None, Effect.AT_ONCE] = None

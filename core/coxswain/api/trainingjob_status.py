@@ -162,6 +162,8 @@ class TrainingJobStatus(Model):
     seen: Annotated[str, Field(max_length=1_048_576)] | None = None
     """Members whose current pod the operator has seen, such as "coordinator,loader:0,trainer:0-3". One of them that has no pod
     has lost it."""
+    token_secret: Annotated[str, Field(max_length=253)] | None = None
+    """Name of the Secret with the token that the job's pods carry. Empty: NAME-token, which releases before 0.2 made."""
     restarts: Restarts | None = None
     """How many restarts there were."""
     progress: Progress | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from coxswain.config import JobConfig
 from coxswain_operator.children import gangs
 from coxswain_operator.children.common import CONTENT, labels_of
-from coxswain_operator.children.configuration import config_map, secret
+from coxswain_operator.children.configuration import config_map
 from coxswain_operator.children.network import disruption_budget, network_policy, service
 from coxswain_operator.children.pods import PodPlan
 from coxswain_operator.settings import Settings
@@ -13,22 +13,21 @@ from coxswain_operator.views import Manifest
 
 __all__ = ["CONTENT", "PodPlan", "children", "kinds", "labels_of"]
 
-# Without pods, in creation order: pods mount the first two, and the third gives host names.
-_KINDS = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
+# Without pods and Secrets, in creation order: pods mount the first, and the second gives host names.
+_KINDS = ("ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
 
 
 def kinds(settings: Settings) -> tuple[str, ...]:
-    """Of all children but the pods."""
+    """Of all children but the pods and their token."""
     backend = gangs.backend_of(settings)
     return _KINDS if backend is None else (*_KINDS, backend.kind)
 
 
 def children(
-    job: Manifest, config: JobConfig, settings: Settings, token: str, attempt: int, pin: str = "", start: int = 0
+    job: Manifest, config: JobConfig, settings: Settings, attempt: int, pin: str = "", start: int = 0
 ) -> tuple[Manifest, ...]:
-    """All children but the pods and the attempt's record. `start`: as of a PodPlan."""
+    """All children but the pods, their token and the attempt's record. `start`: as of a PodPlan."""
     return (
-        secret(job, token),
         config_map(job, config, pin),
         service(job),
         network_policy(job, settings),

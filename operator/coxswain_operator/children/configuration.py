@@ -1,8 +1,7 @@
-"""The configuration of a job's pods: the resolved job, and the token that they authenticate with."""
+"""The configuration of a job's pods: the resolved job."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 
 import msgspec
@@ -29,14 +28,6 @@ def _text(value: object) -> str:
     return msgspec.json.format(msgspec.json.encode(value, order="deterministic"), indent=2).decode()
 
 
-def secret(job: Manifest, token: str) -> Manifest:
-    """Created once, from a random token, and kept while the job exists."""
-    data = {"token": base64.b64encode(token.encode()).decode()}
-    manifest = child(job, "v1", "Secret", secret_name(job), {"type": "Opaque", "data": data})
-    manifest["metadata"]["annotations"] = {}  # no hash of the token in readable metadata
-    return manifest
-
-
 def config_map_name(job: Manifest, pin: str) -> str:
     """Another name for another content: a kubelet that remembers an earlier attempt's must not mount that."""
     return "-".join(filter(None, (job["metadata"]["name"], "config", pin)))
@@ -44,7 +35,3 @@ def config_map_name(job: Manifest, pin: str) -> str:
 
 def record_name(job: Manifest, pin: str) -> str:
     return "-".join(filter(None, (job["metadata"]["name"], "attempt", pin)))
-
-
-def secret_name(job: Manifest) -> str:
-    return f"{job['metadata']['name']}-token"

@@ -7,14 +7,16 @@ from functools import cached_property
 from typing import Any
 
 from coxswain import names
+from coxswain.api.field_errors import FieldError
 from coxswain.api.pod_template import OWN, split_template
 from coxswain.api.resolve import claims
 from coxswain.config import JobConfig
-from coxswain_operator.children import containers, gangs, scheduling
+from coxswain_operator.children import containers, gangs, scheduling, template_policy
 from coxswain_operator.children.common import owner_of
-from coxswain_operator.children.configuration import config_map_name, secret_name
+from coxswain_operator.children.configuration import config_map_name
 from coxswain_operator.children.containers import CONSTRUCTOR, COORDINATOR, LOADER, TRAINER, Service
-from coxswain_operator.children.overlay import overlaid
+from coxswain_operator.children.job_token import former_name
+from coxswain_operator.children.overlay import hardened, overlaid
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 
@@ -43,6 +45,7 @@ class PodPlan:
     attempt: int
     start: int  # number of the start: a queue admits its pods together
     pin: str = ""  # names the attempt's ConfigMap
+    token_secret: str = ""  # name of the Secret with their token; empty: the former one
 
     def name(self, member: str, number: int) -> str:
         return f"{self.job['metadata']['name']}-{member}-{number}"
@@ -91,10 +94,24 @@ class PodPlan:
     def _gang(self, role: str) -> tuple[dict[str, str], dict[str, str], Manifest]:
         return gangs.of_pod(self.job, self.settings, role, self.start)
 
+    def template_faults(self, enforced: str) -> list[FieldError]:
+        """What the templates set and nothing admits. `enforced`: the Pod Security level that the namespace names, or empty."""
+        found: list[FieldError] = []
+        scheduling = self.job["spec"].get("scheduling") or {}
+        for role in SERVICES:
+            if self._given(role) or scheduling.get("priorityClassName"):
+                pod = {"metadata": self._heads[role], "spec": self._specs[role]}
+                path = f"spec.{_FIELDS[role]}.template"
+                found += template_policy.forbidden(path, self._given(role), pod, self.settings.templates, enforced)
+        return template_policy.distinct(found)
+
+    def _given(self, role: str) -> Manifest:
+        """The user's template as it is."""
+        return (self.job["spec"].get(_FIELDS[role]) or {}).get("template") or {}
+
     def _template(self, role: str) -> tuple[Manifest, Manifest]:
         """Metadata and pod spec that the user lays over the role's pods."""
-        template = self.job["spec"].get(_FIELDS[role], {}).get("template") or {}
-        return split_template(template, SERVICES[role].name)
+        return split_template(self._given(role), SERVICES[role].name)
 
     @cached_property
     def _specs(self) -> dict[str, Manifest]:
@@ -110,17 +127,26 @@ class PodPlan:
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "securityContext": _security(self.settings),
             **_containers(self.job, self.config, self.settings, role),
-            "volumes": _volumes(self.job, self.config, role, self._config_map),
+            "volumes": _volumes(self.config, role, self._config_map, self.token_secret or former_name(self.job)),
             **scheduling.of_pod(self.job, role, self.attempt),
             **self._gang(role)[2],
         }
         others = tuple(name for name in OWN[_FIELDS[role]] if name not in (role, CONSTRUCTOR.name))
-        laid = overlaid(spec, self._template(role)[1], others)
+        laid = _on_network(hardened(overlaid(spec, self._template(role)[1], others)))
         return {**{k: v for k, v in laid.items() if k not in FIXED}, **{k: spec[k] for k in FIXED if k in spec}}
 
 
+def _on_network(spec: Manifest) -> Manifest:
+    """On the node's network names of Services resolve only by a policy of their own, and torch must find the pod's address."""
+    if not spec.get("hostNetwork"):
+        return spec
+    own = {names.ENV_HOST_NETWORK: "true"}
+    lists: Manifest = {k: [_named(c, own) for c in spec[k]] for k in ("initContainers", "containers") if k in spec}
+    return {"dnsPolicy": "ClusterFirstWithHostNet", **spec, **lists}
+
+
 def _named(container: Manifest, own: dict[str, str]) -> Manifest:
-    """With the environment that differs between members."""
+    """With environment that a template cannot change, such as what differs between members."""
     env = [e for e in container.get("env", ()) if e["name"] not in own]
     return {**container, "env": [*({"name": k, "value": v} for k, v in own.items()), *env]}
 
@@ -147,10 +173,10 @@ def _containers(job: Manifest, config: JobConfig, settings: Settings, role: str)
     return {"containers": [make(SERVICES[role], data_image)]}
 
 
-def _volumes(job: Manifest, config: JobConfig, role: str, config_map: str) -> list[dict[str, Any]]:
+def _volumes(config: JobConfig, role: str, config_map: str, token_secret: str) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [
         {"name": "job", "configMap": {"name": config_map}},
-        {"name": "token", "secret": {"secretName": secret_name(job), "defaultMode": 0o440}},
+        {"name": "token", "secret": {"secretName": token_secret, "defaultMode": 0o440}},
         {"name": "scratch", "emptyDir": {}},
     ]
     volumes += [

@@ -13,19 +13,22 @@ import msgspec
 
 from coxswain.names import API_VERSION, LABEL_JOB
 from coxswain_operator.children.scheduling import RETRIABLE
-from coxswain_operator.cluster import AlreadyExists, Conflict, Denied, WatchEvent
+from coxswain_operator.children.template_policy import ENFORCE
+from coxswain_operator.cluster import Conflict, Denied, WatchEvent
 from coxswain_operator.kubernetes.cache import Cache, CacheEvent, Entry, Name
 from coxswain_operator.kubernetes.connection import APPLY, MERGE, Connection, NotFound
 from coxswain_operator.kubernetes.decoding import manifest_of
 from coxswain_operator.kubernetes.discovery import served
 from coxswain_operator.kubernetes.events import Events
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS, Informer
-from coxswain_operator.kubernetes.resources import FIELD_MANAGER, SECRETS, WORKLOADS, with_groups
-from coxswain_operator.kubernetes.secret_cache import SecretCache
+from coxswain_operator.kubernetes.read_cache import ReadCache
+from coxswain_operator.kubernetes.resources import FIELD_MANAGER, NAMESPACES, SECRETS, WORKLOADS, with_groups
 from coxswain_operator.views import Conditions, Event, Manifest, PodView
 
 log = logging.getLogger(__name__)
 
+SECRET_SECONDS = 300.0  # for which a Secret that was read is remembered
+NAMESPACE_SECONDS = 30.0  # likewise a namespace
 DISCOVERY_SECONDS = 2.0  # between two looks whether the CRDs are there
 
 
@@ -46,7 +49,9 @@ class KubernetesCluster:
         self._resources = with_groups(gang_backend)
         self._connection, self._namespaced, self._silence = connection, namespaced, silence
         self._informers: dict[tuple[str, str], tuple[Informer, asyncio.Task[None]]] = {}
-        self._secrets, self._events = SecretCache(connection), Events(connection)
+        self._secrets = ReadCache(connection, SECRETS, SECRET_SECONDS)
+        self._namespaces = ReadCache(connection, NAMESPACES, NAMESPACE_SECONDS)
+        self._events = Events(connection)
         self._written: dict[Name, str] = {}  # TrainingJobs: the version that our last write made
 
     async def __aenter__(self) -> KubernetesCluster:
@@ -64,7 +69,8 @@ class KubernetesCluster:
         await self._events.__aexit__(kind, error, trace)
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """Raises Retryable while the server cannot be asked. A Secret is asked for by its name, and remembered for a while."""
+        """Raises Retryable while the server cannot be asked. A Secret is asked for by its name, and
+        remembered for a while; None where that is not permitted."""
         if kind == SECRETS.kind:
             return await self._secrets.get(namespace, name)
         entry = (await self._ready(kind, namespace)).cache.get((namespace, name))
@@ -77,8 +83,6 @@ class KubernetesCluster:
 
     async def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
         """By a LIST of this name, which needs no right that the informers do not need. Raises Retryable."""
-        if kind == SECRETS.kind:
-            return await self._secrets.get(namespace, name)
         path = self._resources[kind].path(namespace)
         found = (await self._connection.call("GET", path, fieldSelector=f"metadata.name={name}"))["items"]
         return {"kind": kind, **found[0]} if found else None
@@ -106,6 +110,10 @@ class KubernetesCluster:
             with suppress(NotFound):
                 await self._connection.send("DELETE", workloads.path(namespace, group))
                 return
+
+    async def pod_security(self, namespace: str) -> str:
+        found = await self._namespaces.get("", namespace)
+        return str(((found or {"metadata": {}})["metadata"].get("labels") or {}).get(ENFORCE, ""))
 
     async def nodes(self) -> Mapping[str, Conditions] | None:
         """None where the operator has no right to see them."""
@@ -140,9 +148,6 @@ class KubernetesCluster:
             stored = await self._connection.send("POST", path, manifest, **query)
         except NotFound as error:  # the namespace, or the kind
             raise Denied("NotFound", str(error)) from error
-        except AlreadyExists:
-            self._secrets.forget((namespace, meta["name"]))
-            raise
         return self._noted(resource.kind, namespace, stored)
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str = "", force: bool = False) -> None:
@@ -213,9 +218,8 @@ class KubernetesCluster:
         stored = manifest_of(content)
         meta = stored["metadata"]
         meta.pop("managedFields", None)
-        if kind == SECRETS.kind:
-            self._secrets.note((namespace, meta["name"]), content)
-        elif (selector := self._resources[kind].selector) == "" or selector in (meta.get("labels") or {}):
+        selector = self._resources[kind].selector
+        if kind != SECRETS.kind and (not selector or selector in (meta.get("labels") or {})):
             informer = self._informer(kind, namespace)
             informer.cache.apply_write(informer.read(content))
         return stored

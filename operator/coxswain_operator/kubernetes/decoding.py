@@ -34,10 +34,9 @@ def reader_of(resource: Resource) -> Reader:
 
 
 def read_pod(content: Bytes) -> Entry[Any]:
-    """Value None: a pod that carries a job's label and is none of ours. Its job is its controller, whatever its label."""
+    """Value None: a pod that carries our labels and is none of ours. Its job is its controller, whatever its labels."""
     pod = _POD.decode(content)
-    labels = pod.metadata.labels or {}
-    head = _labels(labels.get(names.LABEL_JOB, ""), pod.metadata.controller)
+    head = _labels(pod.metadata.job, pod.metadata.controller)
     try:
         return _entry(pod.metadata, head, view_of(pod))
     except (KeyError, ValueError):

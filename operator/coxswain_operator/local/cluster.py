@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,9 +21,10 @@ import tenacity
 from coxswain.errors import Refused
 from coxswain.names import LABEL_JOB_UID
 from coxswain_operator.children.common import controller_of
+from coxswain_operator.children.job_token import KEY_BYTES, TokenKeys
 from coxswain_operator.cluster import Conflict, WatchEvent
 from coxswain_operator.local.addresses import Addresses
-from coxswain_operator.local.objects import Key, Objects, key_of, timestamp
+from coxswain_operator.local.objects import Key, Objects, key_of, timestamp, write_atomically
 from coxswain_operator.local.pods import Machine, Pod, check_supported
 from coxswain_operator.local.probes import Prober
 from coxswain_operator.pod_decoding import pod_view
@@ -100,6 +102,10 @@ class LocalCluster:
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
         pass
 
+    async def pod_security(self, namespace: str) -> str:
+        """No level holds: pods are processes of the user, and no template gives them more."""
+        return "privileged"
+
     async def nodes(self) -> dict[str, Conditions] | None:
         """None: this machine has no node conditions."""
         return None
@@ -157,6 +163,13 @@ class LocalCluster:
         }
         with (self.workdir / "events.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
+
+    def token_keys(self) -> TokenKeys:
+        """Kept in the work directory, readable by its owner alone."""
+        path = self.workdir / "cluster" / "token.key"
+        if not path.exists():
+            write_atomically(path, secrets.token_hex(KEY_BYTES).encode())
+        return TokenKeys((path.read_bytes(),))
 
     def _start(self, manifest: Manifest) -> None:
         key = key_of(manifest)

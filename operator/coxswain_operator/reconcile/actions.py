@@ -25,7 +25,8 @@ class Observed:
     rejection: Fault | None = None  # of a child that the cluster does not accept
     holders: tuple[HolderView, ...] = ()  # of names that children need
     leftovers: tuple[PodView, ...] = ()  # pods of earlier jobs of this name, when they hold names of ours
-    fresh_token: str = ""  # random at every pass; used once, when the job's Secret does not exist yet
+    pod_security: str = ""  # the level that the namespace enforces; empty: it names none
+    tokens: tuple[str, ...] = ("",)  # that the operator's keys make for the job, the newest first
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,13 @@ class ChildDiff:
 
 
 def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
-    """Deletes what has changed; the next pass creates it. The Secret and an attempt's record never change.
+    """Deletes what has changed; the next pass creates it. An attempt's record never changes.
 
     A PodDisruptionBudget is made once the whole gang is there, and goes with the attempt: before, there is nothing to
     protect, and its status would be written again for every pod that comes or goes.
     """
     job, pin, group = ctx.observed.job, start.pinned.hash, incarnations.numbers(status).default.number
-    wanted = children(job, start.config, ctx.settings, ctx.observed.fresh_token, status.attempt, pin, group)
+    wanted = children(job, start.config, ctx.settings, status.attempt, pin, group)
     present = {(c.kind, c.name) for c in ctx.observed.children}
     recorded = ("ConfigMap", record_name(job, pin)) in present
     contents = {(m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"].get(CONTENT, "") for m in wanted}

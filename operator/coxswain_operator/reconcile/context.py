@@ -16,6 +16,7 @@ from coxswain_operator.reconcile.pinned import Start, start_of
 from coxswain_operator.reconcile.ranges import decode
 from coxswain_operator.reconcile.spec import JobSpec, read_spec
 from coxswain_operator.reconcile.status import JobStatus, read_status
+from coxswain_operator.reconcile.template_faults import template_faults
 from coxswain_operator.reconcile.validate import resolve_config
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest, PodView, member_name
@@ -149,6 +150,8 @@ def build_context(observed: Observed, now: float, settings: Settings) -> Context
         # The size of a gang is settled when it starts; another count restarts it (see resize).
         wanted = msgspec.structs.replace(wanted, trainers=status.trainers.desired)
     start, faults = start_of(observed, status, settings, wanted, faults)
+    if start is not None and (refused := template_faults(observed, start, settings)):
+        start, faults = None, (*refused, *faults)
     edits = pending_edits(observed, start, settings) if start else ""
     return Context(observed, settings, now, spec, status, start, faults, edits, wanted.total_steps if wanted else 0)
 

@@ -15,6 +15,7 @@ from coxswain_operator.reconcile import (
     force_delete,
     half_placed,
     incarnations,
+    job_token,
     leftovers,
     pending,
     resize,
@@ -37,7 +38,7 @@ def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
     size = None if any(v.whole_job for v in found) else resize.plan_resize(ctx, config)
     release = None if size or found else half_placed.plan_release(ctx)
     status = failure_policy.record_restarts(ctx, found) if found else half_placed.settled(ctx, ctx.status)
-    status = resize.start_resize(ctx, status, size) if size else _begun(ctx, status, start)
+    status = job_token.settle(ctx, resize.start_resize(ctx, status, size)) if size else _begun(ctx, status, start)
     status = half_placed.start_release(ctx, status, release) if release else status
     held = half_placed.is_held(status, ctx.now)
     others = child_diff.diff_children(ctx, start, status)
@@ -53,7 +54,11 @@ def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
             *others.deletes,
             *leftovers.deletes(ctx),
         ),
-        creates=(*others.creates, *(_missing_pods(ctx, status, start) if starting else ())),
+        creates=(
+            *job_token.creates(ctx, status),
+            *others.creates,
+            *(_missing_pods(ctx, status, start) if starting else ()),
+        ),
         calls=resize.calls(ctx) or suspend.calls(ctx),
         events=(
             *failure_policy.failure_events(found),
@@ -83,6 +88,7 @@ def _begun(ctx: Context, status: JobStatus, start: Start) -> JobStatus:
     status = replace(attempts.open_attempt(status, ctx.now), start_time=status.start_time or stamp(ctx.now))
     if status.attempt != ctx.status.attempt:
         return status
+    status = job_token.settle(ctx, status) if job_token.is_open(ctx) else status
     asked = status.trainers.asked or ctx.spec.trainers.count
     size = replace(status.trainers, desired=start.config.trainers, asked=asked)
     return replace(status, trainers=size, pinned=start.pinned, stream_hash=start.config.stream_hash())
@@ -94,7 +100,13 @@ def _message(ctx: Context) -> str:
     waits = ctx.report.waiting_for if ctx.report else ""
     slow = ctx.report.slow if ctx.report else ""
     invalid = f"{PINNED}{ctx.faults[0].message}" if ctx.faults else ""
-    ours = (resize.message(ctx), half_placed.message(ctx), refused, leftovers.describe(ctx))
+    ours = (
+        resize.message(ctx),
+        half_placed.message(ctx),
+        refused,
+        job_token.describe(ctx),
+        leftovers.describe(ctx),
+    )
     return "; ".join(filter(None, (*ours, waits, pending.describe(ctx.pods.values()), invalid, slow)))
 
 
@@ -111,7 +123,7 @@ def _missing_pods(ctx: Context, status: JobStatus, start: Start) -> Iterator[Cre
     """Current pods that do not exist, whose delay is over, and whose predecessor runs no more."""
     numbers = incarnations.numbers(status)
     job, number, pin = start.job_of_pods(ctx.observed.job), numbers.default.number, start.pinned.hash
-    plan = PodPlan(job, start.config, ctx.settings, status.attempt, number, pin)
+    plan = PodPlan(job, start.config, ctx.settings, status.attempt, number, pin, str(status.token_secret or ""))
     occupied = {p.member for p in ctx.observed.pods if p.is_active or numbers.of(p.member).number == p.incarnation}
     for member in ctx.members:
         if member not in occupied:

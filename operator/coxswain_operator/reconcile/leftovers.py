@@ -12,8 +12,6 @@ from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import HolderView
 
-UNTOUCHED = ("Secret",)  # the operator has no right to delete them; the garbage collector does
-
 
 def deletes(ctx: Context) -> Iterator[Delete]:
     """Pods on lost nodes: see force_delete."""
@@ -22,7 +20,7 @@ def deletes(ctx: Context) -> Iterator[Delete]:
         if not pod.deleting and pod.created <= created:
             yield Delete("Pod", pod.name, pod.uid)
     for holder in ctx.observed.holders:
-        if holder.leftover and not holder.deleting and holder.kind not in ("Pod", *UNTOUCHED):
+        if holder.leftover and not holder.deleting and holder.kind != "Pod":
             yield Delete(holder.kind, holder.name, holder.uid)
 
 

@@ -128,6 +128,7 @@ class JobStatus(_Stored, frozen=True, kw_only=True):
     pinned: Pinned | None = None  # None: the next start settles it
     stream_hash: str | None = None  # of the latest start: what its checkpoints continue
     gang: GangStatus | msgspec.UnsetType = msgspec.UNSET  # of a job that was half placed, until all its pods work
+    token_secret: str | msgspec.UnsetType = msgspec.UNSET  # that the pods of this start mount; unset: the former name
 
     def condition(self, type_: str) -> Condition | None:
         return next((c for c in self.conditions if c.type == type_), None)

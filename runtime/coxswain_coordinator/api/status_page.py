@@ -1,4 +1,4 @@
-"""The status page at `/`: a table that refreshes itself. Metadata only, so it needs no token."""
+"""The status page at `/`: a table that refreshes itself. For the pod itself, or with the job's token."""
 
 from __future__ import annotations
 

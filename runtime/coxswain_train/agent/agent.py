@@ -25,6 +25,7 @@ from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import MetricsRegistry, build
 from coxswain_train.agent import cgroup
 from coxswain_train.agent.devices import fork_server_environment, visible_devices, worker_environment
+from coxswain_train.agent.network import interface_environment
 from coxswain_train.agent.processes import KILLED, ForkServer, WorkerHandle
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ class Agent:
         self._instance = secrets.token_hex(8)
         self._generation = 0
         self._devices = visible_devices(os.environ)
-        self._fork_server = ForkServer(fork_server, fork_server_environment(os.environ, self._devices))
+        inherited = {**os.environ, **interface_environment(os.environ)}
+        self._fork_server = ForkServer(fork_server, fork_server_environment(inherited, self._devices))
         self._workers: dict[WorkerHandle, asyncio.Task[None]] = {}
         self._oom_kills, self._known_kills = oom_kills, oom_kills()
         self._oom: Fault | None = None  # of a worker that was killed for its memory

@@ -1,0 +1,58 @@
+"""The operator's keys: a Secret in its own namespace, which the first operator creates."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import secrets
+
+from coxswain.errors import Refused, Retryable
+from coxswain_operator.children.job_token import KEY_BYTES
+from coxswain_operator.cluster import AlreadyExists
+from coxswain_operator.kubernetes.connection import Connection, NotFound
+from coxswain_operator.kubernetes.resources import FIELD_MANAGER, SECRETS
+from coxswain_operator.views import Manifest
+
+log = logging.getLogger(__name__)
+
+KEY_SECRET = "coxswain-operator-key"
+
+
+async def load_keys(connection: Connection, namespace: str) -> tuple[bytes, ...]:
+    """All keys, that of the last name first. Repeats while the server is away; raises Refused."""
+    while True:
+        try:
+            return _keys(await _read_or_create(connection, namespace))
+        except Retryable as error:
+            log.warning("Secret %s/%s: %s", namespace, KEY_SECRET, error)
+
+
+async def _read_or_create(connection: Connection, namespace: str) -> Manifest:
+    path = SECRETS.path(namespace, KEY_SECRET)
+    try:
+        return await connection.call("GET", path)
+    except NotFound:
+        pass
+    key = base64.b64encode(secrets.token_hex(KEY_BYTES).encode()).decode()
+    body = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": KEY_SECRET},
+        "type": "Opaque",
+        "data": {"key-1": key},
+    }
+    try:
+        return await connection.call("POST", SECRETS.path(namespace), body, fieldManager=FIELD_MANAGER)
+    except AlreadyExists:  # another operator was faster
+        return await connection.call("GET", path)
+
+
+def _keys(secret: Manifest) -> tuple[bytes, ...]:
+    data = secret.get("data") or {}
+    found = tuple(base64.b64decode(data[name]) for name in sorted(data, reverse=True))
+    if not found or min(map(len, found)) < KEY_BYTES:
+        message = (
+            f"Secret {KEY_SECRET} needs keys of at least {KEY_BYTES} bytes; add one, or delete the Secret for a new key"
+        )
+        raise Refused("KeyUnusable", message)
+    return found

@@ -1,0 +1,45 @@
+"""Which Secret's token the pods of a start carry. All pods of a start carry the same."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from coxswain_operator.children.job_token import mounted_name, secret, secret_name
+from coxswain_operator.reconcile.actions import Create
+from coxswain_operator.reconcile.context import Context
+from coxswain_operator.reconcile.status import JobStatus
+
+
+def settle(ctx: Context, status: JobStatus) -> JobStatus:
+    """With the newest key's Secret, for a start."""
+    return replace(status, token_secret=secret_name(ctx.observed.job, ctx.observed.tokens[0]))
+
+
+def is_open(ctx: Context) -> bool:
+    """A start begins, or no pod has come of it and its key is gone."""
+    untouched = not ctx.status.seen and not ctx.observed.pods
+    return ctx.status.trainers.desired == 0 or (untouched and ctx.status.token_secret not in _known(ctx))
+
+
+def creates(ctx: Context, status: JobStatus) -> tuple[Create, ...]:
+    """The Secret, before the first pod of a start; then it is there, and the operator has no right to look."""
+    token = _known(ctx).get(status.token_secret)
+    return (Create(secret(ctx.observed.job, token)),) if token and not ctx.status.seen else ()
+
+
+def describe(ctx: Context) -> str:
+    """What to do about a coordinator that takes another token than this operator's; empty for nothing."""
+    serving = ctx.coordinator is not None and ctx.coordinator.is_serving
+    if not serving or ctx.observed.report is not None or ctx.status.token_secret in _known(ctx):
+        return ""
+    name = mounted_name(ctx.observed.job)
+    return (
+        f"TokenUnknown: the pods carry the token of Secret {name}, which no key of this operator made, and which it may not "
+        "read; training goes on; to control the job, set the chart's rbac.readTokens=true, or suspend and resume the job"
+    )
+
+
+def _known(ctx: Context) -> dict[str | msgspec.UnsetType, str]:
+    """Tokens that this operator can make, by their Secret's name."""
+    return {secret_name(ctx.observed.job, token): token for token in ctx.observed.tokens}

@@ -1,0 +1,46 @@
+"""On a node's network torch.distributed uses the interface that has the pod's address, and nothing else changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from coxswain_train.agent.network import _ipv6_addresses, interface_environment, interface_of
+
+POD = {"POD_IP": "10.0.0.7", "PATH": "/bin"}
+ON_HOST = {**POD, "COXSWAIN_HOST_NETWORK": "true"}
+INET6 = """\
+00000000000000000000000000000001 01 80 10 80       lo
+fd000000000000000000000000000002 04 40 00 82     eth0
+fe8000000000000000fc00fffe000001 04 40 20 80     eth0
+"""
+
+
+@pytest.mark.parametrize(
+    ("inherited", "added"),
+    [
+        (POD, {}),
+        (ON_HOST, {"GLOO_SOCKET_IFNAME": "eno1", "NCCL_SOCKET_IFNAME": "=eno1"}),
+        ({**ON_HOST, "NCCL_SOCKET_IFNAME": "ib"}, {"GLOO_SOCKET_IFNAME": "eno1"}),
+        ({**ON_HOST, "GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib"}, {}),
+        ({**ON_HOST, "POD_IP": "10.0.0.8"}, {}),
+    ],
+    ids=["own network", "the node's", "a choice for NCCL", "both chosen", "no interface has the address"],
+)
+def test_the_interface_of_the_pods_address_is_given_to_gloo_and_nccl(
+    inherited: dict[str, str], added: dict[str, str]
+) -> None:
+    assert interface_environment(inherited, {"10.0.0.7": "eno1", "10.0.0.8": ""}.__getitem__) == added
+
+
+def test_an_address_belongs_to_the_interface_that_has_it() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.1") == ""  # of no machine
+
+
+def test_addresses_of_version_6_are_read_from_the_kernels_table() -> None:
+    assert _ipv6_addresses(INET6) == [
+        ("lo", "0000:0000:0000:0000:0000:0000:0000:0001"),
+        ("eth0", "fd00:0000:0000:0000:0000:0000:0000:0002"),
+        ("eth0", "fe80:0000:0000:0000:00fc:00ff:fe00:0001"),
+    ]
+    assert interface_of("2001:db8::1") == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,10 @@ from typing import Any
 import msgspec
 
 from tests.integration.apiserver import ApiServer
+
+_HASH = re.compile(
+    r"-([0-9a-f]{8}|[0-9a-f]{10})$"
+)  # of a token or of what an attempt is made of: both hold the job's uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +48,13 @@ def requests(api: ApiServer, containing: str) -> Iterator[Request]:
 
 
 def created(api: ApiServer, namespace: str) -> Counter[str]:
-    """How often each object was created in the namespace; nothing that was refused counts.
+    """How often each object was created in the namespace; nothing that was refused counts. Names are without hashes.
 
     Left out: events, and the disruption budget, which exists while the gang is whole. A job that
     continues at once may never show its operator a whole gang.
     """
     return Counter(
-        f"{r.resource}/{r.name}"
+        f"{r.resource}/{_HASH.sub('', r.name)}"
         for r in requests(api, namespace)
         if (r.verb, r.namespace, r.code) == ("create", namespace, 201)
         and r.resource not in ("events", "poddisruptionbudgets")

@@ -195,6 +195,8 @@ _TIMES = (
     "activeSeconds",
     "activeSince",
     "uid",
+    "pinned",  # a hash of what holds the uid
+    "tokenSecret",  # likewise
     "selector",
 )
 

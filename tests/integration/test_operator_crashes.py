@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from coxswain.errors import Retryable
+from coxswain_operator.children.job_token import TokenKeys
 from coxswain_operator.cluster import Conflict
 from coxswain_operator.controller import Controller
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
@@ -70,13 +71,16 @@ class Mortal(Connection):
             await asyncio.Event().wait()
 
 
+_KEYS = TokenKeys()  # they outlive an operator, in a Secret
+
+
 async def lived(stage: Stage, fate: Fate) -> None:
     """A whole life, through as many operators as fate wants."""
     performance = Performance(stage, deadline=120)
     while performance.chapter is not None:
         access = find_access(stage.api.kubeconfig)
         async with Mortal(access, fate) as connection, KubernetesCluster(connection, namespaced=True) as cluster:
-            controller = Controller(cluster, stage.coordinator)
+            controller = Controller(cluster, stage.coordinator, keys=_KEYS)
             alive = True
             while alive and await asyncio.to_thread(performance.goes_on):
                 alive = await survives(connection, controller, stage.namespace)

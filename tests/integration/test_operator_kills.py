@@ -93,8 +93,14 @@ def test_an_operator_outlives_the_death_of_the_api_server_and_of_etcd(fragile: A
             fragile.revive(deaths[chapter])
 
     namespace = new_namespace(fragile)
+    lease = (
+        "--lease-seconds",
+        "60",
+        "--renew-seconds",
+        "50",
+    )  # longer than a server takes to come back on a busy machine
     child = operator(
-        fragile.kubeconfig, tmp_path / "log", "--namespace", namespace, "--operator-namespace", namespace
+        fragile.kubeconfig, tmp_path / "log", "--namespace", namespace, "--operator-namespace", namespace, *lease
     )  # fmt: skip
     try:
         with listening(fragile.address) as coordinator:

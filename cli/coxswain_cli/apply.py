@@ -35,7 +35,7 @@ async def apply(cluster: LocalCluster, objects: list[Manifest]) -> Applied:
     wanted = [_in_namespace(o) for o in objects]
     stored = [await cluster.get(o["kind"], NAMESPACE, o["metadata"]["name"]) for o in wanted]
     pairs = [(old, new) for old, new in zip(stored, wanted, strict=True) if old]
-    refused = [text for old, new in pairs for text in frozen_changes(old, new)]
+    refused = [text for old, new in pairs for text in _compared(cluster, old, new)]
     if refused and any(has_trained(old) for old, _ in pairs):
         way_out = "undo the change, or run the changed job in another --workdir with another checkpoint uri"
         raise Refused("Immutable", "\n".join(["refused", *(f"  {text}" for text in refused), way_out]))
@@ -44,6 +44,17 @@ async def apply(cluster: LocalCluster, objects: list[Manifest]) -> Applied:
     changed = any(_content(old) != _content(new) for old, new in pairs) or len(pairs) < len(wanted)
     extended = any(old["kind"] == "TrainingJob" and old["spec"]["stop"] != new["spec"]["stop"] for old, new in pairs)
     return Applied(job, changed, extended)
+
+
+def _compared(cluster: LocalCluster, old: Manifest, new: Manifest) -> list[str]:
+    try:
+        return frozen_changes(old, new)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # of rules over another shape
+        raise Refused(
+            "CorruptObject",
+            f"{cluster.path_of(old)} is no {old['kind']} ({type(error).__name__}: {error}); delete it, or start in another "
+            "--workdir",
+        ) from error
 
 
 def frozen_changes(old: Manifest, new: Manifest) -> list[str]:

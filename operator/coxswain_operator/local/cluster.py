@@ -113,6 +113,10 @@ class LocalCluster:
     def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[WatchEvent]:
         return self._objects.watch(kind, namespace, labels)
 
+    def path_of(self, manifest: Manifest) -> Path:
+        """The file of an object."""
+        return self._objects.path(key_of(manifest))
+
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         return self._objects.get(kind, namespace, name)
 

@@ -130,7 +130,7 @@ class Objects:
 
     def remove(self, key: Key) -> None:
         if (gone := self._objects.pop(key, None)) is not None:
-            self._path(key).unlink(missing_ok=True)
+            self.path(key).unlink(missing_ok=True)
             self._notify(WatchEvent("DELETED", gone))
 
     def deleting(self) -> list[tuple[Key, str]]:
@@ -162,7 +162,7 @@ class Objects:
         self._version += 1
         manifest = {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": str(self._version)}}
         key = key_of(manifest)
-        write_atomically(self._path(key), json.dumps(manifest, indent=1).encode())
+        write_atomically(self.path(key), json.dumps(manifest, indent=1).encode())
         self._objects[key] = manifest
         self._notify(WatchEvent(change, manifest))
         return copy.deepcopy(manifest)
@@ -174,7 +174,8 @@ class Objects:
     def _stamp(self) -> str:
         return timestamp(self._clock())
 
-    def _path(self, key: Key) -> Path:
+    def path(self, key: Key) -> Path:
+        """The object's file."""
         return self._folder / key[0] / key[1] / f"{key[2]}.json"
 
 

@@ -294,6 +294,9 @@ async def test_without_its_record_an_edited_job_replaces_no_pod_and_says_what_wa
     await passes(world)
     assert (world.pod("trainer-1"), world.state) == (None, "Running")
     assert world.condition("Validated")["reason"] == "ConfigurationLost"
+    trains = world.condition("Progressing")
+    assert (trains["status"], trains["reason"]) == ("True", "Training")
+    assert trains["message"].startswith("the pods go on, and none is replaced until this is mended: ")
     world.edit("ParallelismPolicy", "wide", **POLICY)
     await passes(world)
     assert world.pod("trainer-1") is not None and world.condition("Validated")["reason"] == "Resolved"

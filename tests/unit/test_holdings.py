@@ -92,7 +92,7 @@ def test_a_model_of_one_stage_holds_a_tied_embedding_once() -> None:
         (ParameterSpec("up", (9, 8), 0, split=0), 2, "up: 9 rows cannot be shared evenly by a tensor group of 2"),
         (ParameterSpec("down", (8, 9), 0, split=1), 2, "down: 9 columns cannot be shared evenly by a tensor group of 2"),
         (ParameterSpec("q", (4, 8), 0, split=0, heads=2), 4, "q: 2 heads cannot be shared evenly by a tensor group of 4"),
-        (ParameterSpec("k", (6, 8), 0, split=0, heads=3, partial=True), 2, "k: 3 heads cannot be shared evenly by a tensor group of 2"),
+        (ParameterSpec("k", (6, 8), 0, split=0, heads=3, partial=True), 2, "k: 3 heads cannot be shared evenly by a tensor group of 2"),  # noqa: E501
     ],
 )  # fmt: skip
 def test_a_degree_that_does_not_divide_a_parameter_is_refused_by_name(

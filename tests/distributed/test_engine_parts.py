@@ -15,10 +15,12 @@ from msgspec.structs import replace
 from coxswain.boxes import Box, full_box
 from coxswain.errors import Refused
 from coxswain.layout import Device, uniform_layout
+from coxswain.models import parameter_specs
 from coxswain_link.store import open_store
 from coxswain_train.checkpoint.export import export
 from coxswain_train.checkpoint.pretrained import load_pretrained
 from coxswain_train.engine.engine import check_layout
+from coxswain_train.model.llama import Llama
 from tests.distributed import training
 from tests.distributed.plans import random_plan
 from tests.distributed.reference import Stream
@@ -116,3 +118,10 @@ def test_exported_weights_start_another_job_where_this_one_stood(tmp_path: Path)
     model = replace(training.MODEL, init_from=f"file://{tmp_path}/model.safetensors")
     for started in run_threads(3, training.initial_weights, model):
         assert all(np.array_equal(started[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_list_of_parameters_is_that_of_the_model(tied: bool) -> None:
+    config = replace(training.MODEL, tied_head=tied)
+    shapes = {name: tuple(weight.shape) for name, weight in Llama(config, training.VOCABULARY).weights().items()}
+    assert {spec.name: spec.shape for spec in parameter_specs(config, training.VOCABULARY)} == shapes

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from coxswain.config import ModelConfig, OptimizerConfig
+from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.membership.values import Cursor
 from coxswain.planlog import manifest_key
 from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import open_store
 from coxswain_train.checkpoint import save_load
 from coxswain_train.engine.engine import Engine, StepInput
-from coxswain_train.engine.step import Batch, Part, StepClock, TaskRunner, parts, run_operations
+from coxswain_train.engine.step import Batch, Part, StepClock, parts
 from coxswain_train.parallel.process_groups import ProcessGroups
 from tests.distributed.plans import Plan, random_plan
 from tests.distributed.reference import Stream
@@ -64,8 +65,12 @@ def engine_of(
     model: ModelConfig = MODEL,
     optimizer: OptimizerConfig = OPTIMIZER,
     steps: int = 20,
+    layout: Layout | None = None,
 ) -> Engine:
-    return Engine(model, VOCABULARY, optimizer, steps, world, torch.device("cpu"), dtype)
+    """This rank's engine; without a layout every rank is a replica."""
+    layout = layout or uniform_layout([Device(0, r) for r in range(world.ranks)], model.layers)
+    seat = layout.ranks()[world.rank]
+    return Engine(model, VOCABULARY, optimizer, steps, layout, seat, world, torch.device("cpu"), dtype)
 
 
 def weights_of(engine: Engine) -> dict[str, np.ndarray]:
@@ -93,9 +98,7 @@ def gradients(world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: S
 
 
 def _gradient(world: ProcessGroups, engine: Engine, work: StepInput) -> Tensor:
-    runner = TaskRunner(engine.model, work.batch, 1 / work.labels, world.rank, world.exchange)
-    clock = StepClock(lambda: world.waited, time.perf_counter())
-    run_operations(runner, work.parts, work.operations, engine.optimizer.accumulate, clock)
+    engine.compute(work, StepClock(lambda: world.waited, time.perf_counter()))
     return engine.optimizer.reduce()
 
 

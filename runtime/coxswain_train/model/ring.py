@@ -30,6 +30,10 @@ class Pending(Protocol):
         """Returns when all have ended."""
         ...
 
+    def arrived(self) -> None:
+        """Returns when all that is received is here."""
+        ...
+
 
 class Exchange(Protocol):
     """How members of one ring pass tensors. All transfers of one call go out together."""

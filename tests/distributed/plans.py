@@ -34,7 +34,7 @@ def random_plan(
     lengths: Sequence[int], replicas: int, seed: int, rings: float = 0.6, idle: Sequence[int] = (), degree: int = 0,
     layout: Layout | None = None,
 ) -> Plan:  # fmt: skip
-    """Sequences become rings with probability `rings` (of exactly `degree` members, if given), else packs of one to three.
+    """Sequences become rings with probability `rings` (of exactly `degree` members, if given), else packs; both of one to three.
 
     Replicas in `idle` get no task. Backward of a task comes some time after its forward, in the same order on all replicas
     of as many stages; the stages of a `layout` warm up as in 1F1B. Rings have replicas of one layer split and tensor degree.
@@ -49,8 +49,8 @@ def random_plan(
         alike = [w for w in workers if splits[w] == split]
         if len(alike) > 1 and rng.random() < rings:
             members = rng.sample(alike, min(len(alike), degree or rng.randint(2, len(alike))))
-            sequence = order.pop()
-            slices = ring_slices(sequence, lengths[sequence], members)
+            shared = [order.pop() for _ in range(min(len(order), rng.choice((1, 1, 1, 2, 3))))]
+            slices = tuple(s for sequence in shared for s in ring_slices(sequence, lengths[sequence], members))
             tasks.append(Task(index=len(tasks), kind="ring", replicas=tuple(members), slices=slices))
         else:
             replica, packed = rng.choice(workers), [order.pop() for _ in range(min(len(order), rng.randint(1, 3)))]

@@ -19,7 +19,7 @@ from coxswain.wire import TaskTiming
 from coxswain_train.engine.links import Coming, StageLinks
 from coxswain_train.model.attention import pack_attention
 from coxswain_train.model.llama import AttentionFn, Decoder, Layer, Rotary
-from coxswain_train.model.ring import Exchange, Ring, ring_attention
+from coxswain_train.model.ring import Chunk, Chunks, Exchange, Ring, ring_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,15 @@ def attend_of(part: Part, replica: int, exchange_of: ExchangeOf) -> AttentionFn:
     task = part.task
     if task.kind == "pack":
         return pack_attention([s.stop - s.start for s in part.slices])
-    chunks = tuple(tuple((s.start, s.stop) for s in task.slices if s.replica == member) for member in task.replicas)
-    return ring_attention(Ring(task.replicas.index(replica), chunks, exchange_of(task.replicas)))
+    return ring_attention(Ring(task.replicas.index(replica), chunk_table(task), exchange_of(task.replicas)))
+
+
+def chunk_table(task: Task) -> tuple[tuple[Chunks, ...], ...]:
+    """Per sequence of a ring, in the plan's order, the chunks of each member. Slices come sequence by sequence."""
+    chunks: dict[int, dict[int, list[Chunk]]] = {}
+    for s in task.slices:
+        chunks.setdefault(s.sequence, {member: [] for member in task.replicas})[s.replica].append((s.start, s.stop))
+    return tuple(tuple(tuple(mine) for mine in members.values()) for members in chunks.values())
 
 
 def run_layer(layer: Layer, hidden: Tensor, rotary: Rotary, attend: AttentionFn) -> Tensor:

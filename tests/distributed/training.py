@@ -172,14 +172,20 @@ def manifest(step: int, shards: tuple[Shard, ...]) -> CheckpointManifest:
 def held_gradient(
     world: ProcessGroups, model: ModelConfig, layout: Layout, stream: Stream, plan: Plan
 ) -> tuple[float, list[tuple[Holding, np.ndarray]]]:
-    """The replica's loss, where it counts, and this rank's gradient of step 0 by holding, before any reduction."""
+    """The replica's loss, where it counts, and this rank's gradient of step 0 by holding, before any reduction.
+
+    Embedding and head have zeros in the rows beyond the stream's vocabulary, as imported weights may have.
+    """
     engine, seat = engine_of(world, torch.float64, model, layout=layout), layout.ranks()[world.rank]
+    ids = stream.vocabulary
     held = holdings_of(parameter_specs(model, VOCABULARY), layout, seat, model.layers)
     weights = engine.model.weights()
     assert list(weights) == [h.box.name for h in held]
     with torch.no_grad():
         for h in held:
             weights[h.box.name].copy_(torch.from_numpy(init_box(SEED, h.box, engine.shapes[h.box.name], model)))
+            if engine.shapes[h.box.name][0] == VOCABULARY:
+                weights[h.box.name][max(0, ids - h.box.offset[0]) :] = 0
     engine.model.leave_out_empty_rows()
     work = work_of(stream, 0, plan, seat.replica, seat.stage)
     outcome = engine.compute(work, StepClock(lambda: world.waited, time.perf_counter()))

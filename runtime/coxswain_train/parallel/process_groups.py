@@ -112,7 +112,7 @@ class RingExchange:
         return RingTransfer(self.world, works, arriving, tuple(out))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RingTransfer:
     world: ProcessGroups
     works: list[dist.Work]  # of sends, then of receives (gloo), or one of the whole batch (NCCL)
@@ -120,15 +120,18 @@ class RingTransfer:
     sent: tuple[Message, ...]  # keeps the tensors
 
     def wait(self) -> None:
-        self._wait(self.works)
+        self._wait(0)
 
     def arrived(self) -> None:
-        self._wait(self.works[-self.receives :] if self.receives else [])
+        if self.receives:
+            self._wait(max(0, len(self.works) - self.receives))
+            self.receives = 0
 
-    def _wait(self, works: list[dist.Work]) -> None:
+    def _wait(self, first: int) -> None:
+        """Waits for each work only once: gloo would wait for another message."""
         began = time.perf_counter()
-        for work in works:
-            work.wait()
+        while len(self.works) > first:
+            self.works.pop().wait()
         self.world.waited += time.perf_counter() - began
 
 

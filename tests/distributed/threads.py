@@ -6,13 +6,14 @@ import itertools
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from coxswain_train.model.ring import Message
+from coxswain_train.parallel.clock import DeviceClock
 
 
 class Mail:
@@ -43,10 +44,10 @@ class ThreadWorld:
     mail: Mail
     rank: int
     ranks: int
-    waited: float = 0.0
+    clock: DeviceClock = field(default_factory=DeviceClock)
 
     def exchange(self, ranks: tuple[int, ...]) -> Member:
-        return Member(self.mail, ranks, self.rank)
+        return Member(self.mail, ranks, self.rank, self.clock)
 
     def to_owners(self, packed: Tensor, sizes: list[int], me: int) -> list[Tensor]:
         return self._swap(torch.split(packed, sizes))
@@ -71,6 +72,7 @@ class Member:
     mail: Mail
     ranks: tuple[int, ...]
     rank: int
+    clock: DeviceClock
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Arrivals:
         for place, tensor in sends:
@@ -84,8 +86,9 @@ class Arrivals:
     receives: Sequence[Message]
 
     def wait(self) -> None:
-        for place, tensor in self.receives:
-            tensor.copy_(self.member.mail.receive(self.member.ranks[place], self.member.rank))
+        with self.member.clock.waiting():
+            for place, tensor in self.receives:
+                tensor.copy_(self.member.mail.receive(self.member.ranks[place], self.member.rank))
 
 
 def run_threads(n: int, fn: Callable[..., Any], *args: Any) -> list[Any]:

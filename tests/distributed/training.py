@@ -18,7 +18,7 @@ from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import open_store
 from coxswain_train.checkpoint import save_load
 from coxswain_train.engine.engine import Engine, StepInput
-from coxswain_train.engine.step import Batch, Part, StepClock, TaskRunner, parts, run_operations
+from coxswain_train.engine.step import Batch, Part, TaskRunner, parts, run_operations
 from coxswain_train.parallel.process_groups import ProcessGroups
 from tests.distributed.plans import Plan, random_plan
 from tests.distributed.reference import Stream
@@ -94,8 +94,7 @@ def gradients(world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: S
 
 def _gradient(world: ProcessGroups, engine: Engine, work: StepInput) -> Tensor:
     runner = TaskRunner(engine.model, work.batch, 1 / work.labels, world.rank, world.exchange)
-    clock = StepClock(lambda: world.waited, time.perf_counter())
-    run_operations(runner, work.parts, work.operations, engine.optimizer.accumulate, clock)
+    run_operations(runner, work.parts, work.operations, engine.optimizer.accumulate, world.clock)
     return engine.optimizer.reduce()
 
 

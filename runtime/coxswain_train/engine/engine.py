@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from coxswain.layout import Layout
 from coxswain.plan.values import Operation
 from coxswain.wire import TaskTiming
 from coxswain_train.checkpoint.pretrained import load_pretrained
+from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.engine.step import Batch, Part, StepClock, TaskRunner, run_operations
 from coxswain_train.model.init_weights import init_box
@@ -55,8 +55,9 @@ class Engine:
 
     def __init__(
         self, model: ModelConfig, vocabulary: int, optimizer: OptimizerConfig, total_steps: int, world: ProcessGroups,
-        device: torch.device, dtype: torch.dtype,
+        device: torch.device, dtype: torch.dtype, memory: MemoryPolicy | None = None,
     ) -> None:  # fmt: skip
+        self._memory = memory or MemoryPolicy()
         self._config, self._optimizer_config, self._total_steps, self._world = model, optimizer, total_steps, world
         self.model = Llama(model, vocabulary).to(device, dtype)
         self.shapes = {name: tuple(weight.shape) for name, weight in self.model.weights().items()}
@@ -88,21 +89,24 @@ class Engine:
 
     def step(self, work: StepInput, began: float) -> StepResult:
         """Computes, reduces and updates. If it raises, only gradients have changed. `began`: by `time.perf_counter`."""
-        clock = StepClock(lambda: self._world.waited, began)
-        runner = TaskRunner(self.model, work.batch, 1 / work.labels, self._world.rank, self._world.exchange)
-        outcome = run_operations(runner, work.parts, work.operations, self.optimizer.accumulate, clock)
-        computed = time.perf_counter()
+        clock = StepClock(self._world.clock, began)
+        runner = TaskRunner(
+            self.model, work.batch, 1 / work.labels, self._world.rank, self._world.exchange, self._memory
+        )
+        outcome = run_operations(runner, work.parts, work.operations, self.optimizer.accumulate, clock.device)
+        computed = clock.device.mark()
         gradient = self.optimizer.reduce()
         stats = self.optimizer.reduce_stats(gradient, RankStats(outcome.loss_sum, work.valid, work.labels, work.plan))
         rate = learning_rate(self._optimizer_config, work.step, self._total_steps)
         self.optimizer.apply(gradient, stats, self._optimizer_config, rate, work.step)
+        timings, reduced = clock.timings(outcome.spans), clock.device.between(computed, clock.device.mark())
         return StepResult(
             loss_sum=outcome.loss_sum,
             gradient_norm=stats.norm,
             learning_rate=rate,
-            compute_seconds=sum(t.stop - t.start - t.waited for t in outcome.timings),
-            reduce_seconds=time.perf_counter() - computed,
-            timings=tuple(outcome.timings),
+            compute_seconds=sum(t.stop - t.start - t.waited for t in timings),
+            reduce_seconds=reduced,
+            timings=timings,
         )
 
 

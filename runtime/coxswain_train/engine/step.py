@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from coxswain.plan.values import Operation, Slice, Task
 from coxswain.wire import TaskTiming
-from coxswain_train.model.attention import pack_attention
-from coxswain_train.model.llama import AttentionFn, Decoder
+from coxswain_train.engine.memory import MemoryPolicy
+from coxswain_train.model.attention import TaskAttention, pack_attention
+from coxswain_train.model.llama import Decoder
 from coxswain_train.model.ring import Exchange, Ring, ring_attention
+from coxswain_train.parallel.clock import DeviceClock, Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,15 @@ class Batch:
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What a step leaves besides gradients. `loss_sum`: of this rank's tokens, not divided."""
+    """What a step leaves besides gradients. Nothing waits for the device until it is read."""
 
-    loss_sum: float = 0.0
-    timings: list[TaskTiming] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+    @property
+    def loss_sum(self) -> float:
+        """Of this rank's tokens, not divided."""
+        return sum((float(loss) for loss in self.losses), 0.0)
 
 
 # From the members of a ring (replicas in ring order) to their exchange of tensors.
@@ -62,7 +68,7 @@ def parts(tasks: Iterable[Task], replica: int) -> dict[int, Part]:
     return found
 
 
-def attend_of(part: Part, replica: int, exchange_of: ExchangeOf) -> AttentionFn:
+def attend_of(part: Part, replica: int, exchange_of: ExchangeOf) -> TaskAttention:
     """The attention of a part: of a pack within this replica, of a ring together with its other members."""
     task = part.task
     if task.kind == "pack":
@@ -74,38 +80,50 @@ def attend_of(part: Part, replica: int, exchange_of: ExchangeOf) -> AttentionFn:
 class TaskRunner:
     """Runs operations on a model. `scale` is 1 / (valid tokens of the whole step), the same on every rank."""
 
-    def __init__(self, model: Decoder, batch: Batch, scale: float, replica: int, exchange_of: ExchangeOf) -> None:
-        self._model, self._batch, self._scale = model, batch, scale
+    def __init__(
+        self, model: Decoder, batch: Batch, scale: float, replica: int, exchange_of: ExchangeOf,
+        memory: MemoryPolicy | None = None,
+    ) -> None:  # fmt: skip
+        self._model, self._batch, self._scale, self._memory = model, batch, scale, memory or MemoryPolicy()
         self._replica, self._exchange_of = replica, exchange_of
         self._losses: dict[int, Tensor] = {}  # of tasks whose backward is still to come: they hold the graph
 
-    def forward(self, part: Part) -> float:
-        """Returns the sum of the part's token losses."""
+    def forward(self, part: Part) -> Tensor:
+        """Returns the sum of the part's token losses, which the device may still be computing."""
         rows = slice(part.start, part.stop)
         attend = attend_of(part, self._replica, self._exchange_of)
         rotary = self._model.rotary(self._batch.positions[rows])
         hidden = self._model.embed(self._batch.tokens[rows])
+        memory = self._memory.begin(part.task, self._model, rotary)
         for layer in self._model.stack:
-            hidden = layer(hidden, rotary, attend)
+            hidden = memory.run_layer(layer, hidden, rotary, attend)
         loss = self._model.token_losses(hidden, self._batch.labels[rows])
         self._losses[part.task.index] = loss
-        return float(loss.detach())
+        return loss.detach()
 
     def backward(self, part: Part) -> None:
         (self._losses.pop(part.task.index) * self._scale).backward()  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True, slots=True)
+Span = tuple[Operation, Mark, Mark, int, int]  # an operation: its begin, its end, and the numbers of its waits
+
+
 class StepClock:
-    """Seconds since the step began, and those among them spent waiting for ring peers."""
+    """Seconds since the step began (`began`: by time.perf_counter). Reads the device's marks when they are asked for."""
 
-    waited: Callable[[], float]
-    began: float  # by time.perf_counter
+    def __init__(self, device: DeviceClock, began: float) -> None:
+        self.device = device
+        device.reset()
+        self._zero, self._offset = device.mark(), time.perf_counter() - began
 
-    def now(self) -> float:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # a launched kernel is not yet a computed one
-        return time.perf_counter() - self.began
+    def timings(self, spans: Sequence[Span]) -> tuple[TaskTiming, ...]:
+        return tuple(
+            TaskTiming(o.task, o.kind, self.since(start), self.since(stop), self.device.waited(first, last))
+            for o, start, stop, first, last in spans
+        )
+
+    def since(self, mark: Mark) -> float:
+        return self._offset + self.device.between(self._zero, mark)
 
 
 def run_operations(
@@ -113,17 +131,16 @@ def run_operations(
     mine: dict[int, Part],
     operations: Sequence[Operation],
     accumulate: Callable[[], None],
-    clock: StepClock,
+    clock: DeviceClock,
 ) -> StepOutcome:
     """Runs this stage's operations in the plan's order; calls `accumulate` after each backward."""
     outcome = StepOutcome()
     for operation in operations:
-        part, start, waited = mine[operation.task], clock.now(), clock.waited()
+        part, start, first = mine[operation.task], clock.mark(), len(clock.waits)
         if operation.kind == "F":
-            outcome.loss_sum += runner.forward(part)
+            outcome.losses.append(runner.forward(part))
         else:
             runner.backward(part)
             accumulate()
-        timing = TaskTiming(operation.task, operation.kind, start, clock.now(), clock.waited() - waited)
-        outcome.timings.append(timing)
+        outcome.spans.append((operation, start, clock.mark(), first, len(clock.waits)))
     return outcome

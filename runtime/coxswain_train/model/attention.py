@@ -1,6 +1,6 @@
 """Attention on one device: the kernel with its log-sum-exp, and packs of several causal sequences.
 
-A `Kernel` is the attention of one task; `Attend` makes it differentiable. Recompute keeps a kernel's result (`Kept`).
+A `Kernel` is the attention of one task; `TaskAttention` makes it differentiable. Recompute keeps a kernel's result (`Kept`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Kernel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Attend:
+class TaskAttention:
     """An `AttentionFn`: a kernel with its backward."""
 
     kernel: Kernel
@@ -110,9 +110,9 @@ def _check_lse(lse: Tensor) -> None:
         raise ValueError(f"attention: log-sum-exp of shape {tuple(lse.shape)}, strides {lse.stride()}: not contiguous")
 
 
-def pack_attention(lengths: Sequence[int]) -> Attend:
+def pack_attention(lengths: Sequence[int]) -> TaskAttention:
     """Block-diagonal causal attention over consecutive sequences."""
-    return Attend(PackKernel(tuple(lengths)))
+    return TaskAttention(PackKernel(tuple(lengths)))
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from coxswain_train.model import attention
-from coxswain_train.model.attention import Attend, Gradients
+from coxswain_train.model.attention import Gradients, TaskAttention
 
 Chunk = tuple[int, int]  # tokens [start, stop) of the sequence
 Message = tuple[int, Tensor]  # the peer's index in the ring, and the tensor to send to or receive from it
@@ -100,9 +100,9 @@ def blocks(mine: Sequence[Chunk], theirs: Sequence[Chunk]) -> list[Block]:
     return [Block(g[0].start, g[-1].stop, g[0].keys) for g in merged if g[0].keys and g[-1].stop > g[0].start]
 
 
-def ring_attention(ring: Ring) -> Attend:
+def ring_attention(ring: Ring) -> TaskAttention:
     """Causal attention of one sequence whose chunks lie on the members of a ring."""
-    return Attend(RingKernel(ring))
+    return TaskAttention(RingKernel(ring))
 
 
 @dataclass(frozen=True, slots=True)

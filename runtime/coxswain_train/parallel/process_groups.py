@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
 from coxswain_train.model.ring import Message
+from coxswain_train.parallel.clock import DeviceClock
 
 # A collective that waits longer than this has lost a peer. The coordinator judges shorter stalls.
 _PATIENCE = timedelta(minutes=30)
@@ -41,7 +41,7 @@ class ProcessGroups:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=_PATIENCE)
         self._p2p, self._sums = _member(dist.group.WORLD), _member(dist.new_group(timeout=_PATIENCE))
-        self.waited = 0.0  # seconds spent waiting for ring peers so far
+        self.clock = DeviceClock.of(device)
         for group in (self._p2p, self._sums):  # the first use of a group must not be a batch that only some ranks run
             dist.all_reduce(torch.zeros(1, device=device), group=group)
 
@@ -105,10 +105,9 @@ class RingTransfer:
     sent: tuple[Message, ...]  # keeps the tensors
 
     def wait(self) -> None:
-        began = time.perf_counter()
-        for work in self.works:
-            work.wait()
-        self.world.waited += time.perf_counter() - began
+        with self.world.clock.waiting():
+            for work in self.works:
+                work.wait()
 
 
 def _member(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from coxswain.plan.values import Task
 from coxswain_train.engine.offload import Copies, HostCopies, Offloader
-from coxswain_train.model.attention import Kept, TaskAttention
+from coxswain_train.model.attention import Kept, Repeated, TaskAttention
 from coxswain_train.model.llama import Decoder, Layer, Rotary
 
 Recompute = Literal["None", "Selective", "Full"]
@@ -85,7 +85,7 @@ class _Recomputed(torch.autograd.Function):
         hidden, *flat = ctx.saved_tensors
         attend: TaskAttention = ctx.attend
         if ctx.keep:
-            attend = TaskAttention(Kept(attend.kernel, list(zip(flat[::2], flat[1::2], strict=True))))
+            attend = TaskAttention(Repeated(attend.kernel, list(zip(flat[::2], flat[1::2], strict=True))))
         with torch.enable_grad():
             again = hidden.detach().requires_grad_()
             out = ctx.layer(again, ctx.rotary, attend)

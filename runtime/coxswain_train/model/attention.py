@@ -1,6 +1,7 @@
 """Attention on one device: the kernel with its log-sum-exp, and packs of several causal sequences.
 
-A `Kernel` is the attention of one task; `TaskAttention` makes it differentiable. Recompute keeps a kernel's result (`Kept`).
+A `Kernel` is the attention of one task; `TaskAttention` makes it differentiable. Recompute keeps a kernel's results
+(`Kept`) and repeats them.
 """
 
 from __future__ import annotations
@@ -181,19 +182,38 @@ def _join(like: Tensor, parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.transpose(0, 1) for part in parts] or [like.transpose(0, 1)[:0]]).transpose(0, 1)
 
 
-@dataclass(slots=True)
+Result = tuple[Tensor, Tensor]  # output and log-sum-exp
+
+
+@dataclass(frozen=True, slots=True)
 class Kept:
-    """A kernel whose forward is computed once for each call of a layer, and given again when the layer is recomputed."""
+    """A kernel that keeps the result of every forward in `results`, for `Repeated`."""
 
     kernel: Kernel
-    results: list[tuple[Tensor, Tensor]]
-    _calls: int = 0
+    results: list[Result]
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        if self._calls == len(self.results):
-            self.results.append(self.kernel.forward(query, key, value))
-        self._calls += 1
-        return self.results[self._calls - 1]
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Result:
+        self.results.append(self.kernel.forward(query, key, value))
+        return self.results[-1]
+
+    def backward(
+        self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
+    ) -> Gradients:
+        return self.kernel.backward(gradient, query, key, value, out, lse)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A kernel whose forwards are those that were kept, in their order.
+
+    Each leaves the list: its output becomes part of a graph that holds this kernel, and must not be held by it.
+    """
+
+    kernel: Kernel
+    results: list[Result]
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Result:
+        return self.results.pop(0)
 
     def backward(
         self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor

@@ -146,7 +146,10 @@ def _nothing(query: Tensor) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp over no keys yet."""
     wide = torch.promote_types(query.dtype, torch.float32)
     lse = query.new_full(query.shape[:2], -torch.inf, dtype=wide)
-    return torch.zeros_like(query, dtype=wide, memory_format=torch.contiguous_format), lse
+    tokens_first = query.new_zeros(
+        (query.shape[1], query.shape[0], query.shape[2]), dtype=wide
+    )  # as projections want it
+    return tokens_first.transpose(0, 1), lse
 
 
 def _attend(query: Tensor, kv: Tensor, work: Sequence[Block], out: Tensor, lse: Tensor) -> None:

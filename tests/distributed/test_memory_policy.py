@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from coxswain.layout import Layout
 from coxswain_train.engine.memory import MemoryPolicy, Recompute
 from coxswain_train.engine.offload import HostCopies
-from coxswain_train.engine.step import TaskRunner, run_operations
 from tests.distributed import training
-from tests.distributed.plans import Plan, random_plan
+from tests.distributed.plans import layout_of, random_plan
 from tests.distributed.reference import Stream
 from tests.distributed.threads import ThreadWorld, run_threads
 
@@ -40,34 +41,33 @@ class Counting(HostCopies):
 
 
 def gradients(
-    world: ThreadWorld, dtype: torch.dtype, plan: Plan, recompute: Recompute, ratio: float, stream: Stream = STREAM
-) -> tuple[dict[str, Tensor], Counting, int]:
-    """This rank's gradients of one step by parameter, the copies to host memory, and the rings' transfers."""
+    world: ThreadWorld, layout: Layout, dtype: torch.dtype, recompute: Recompute, ratio: float, stream: Stream = STREAM
+) -> tuple[list[np.ndarray], Counting, int]:
+    """This rank's gradients of one step, its copies to host memory, and its waits for peers."""
     copies = Counting()
-    engine = training.engine_of(world, dtype, MODEL)  # type: ignore[arg-type]
-    engine.initialise(training.SEED)
-    work = training.work_of(stream, 0, plan, world.rank)
     memory = MemoryPolicy(recompute, lambda _: ratio, copies)
-    runner = TaskRunner(engine.model, work.batch, 1 / work.labels, world.rank, world.exchange, memory)
-    run_operations(runner, work.parts, work.operations, lambda: None, world.clock)
-    return {n: w.grad for n, w in engine.model.weights().items() if w.grad is not None}, copies, len(world.clock.waits)
+    plan = random_plan(stream.lengths, len(layout.replicas), 4, layout=layout)
+    _, held = training.held_gradient(world, MODEL, layout, stream, plan, dtype, memory)  # type: ignore[arg-type]
+    return [gradient for _, gradient in held], copies, len(world.clock.waits)
+
+
+LAYOUTS = {"three replicas": layout_of(*[[(3, 1)]] * 3), "stages of tensor groups": layout_of(*[[(2, 2), (1, 1)]] * 2)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("seed", [6, 7])
-def test_no_way_to_save_memory_changes_a_bit_of_a_gradient_of_packs_or_rings(dtype: torch.dtype, seed: int) -> None:
-    plan = random_plan(STREAM.lengths, 3, seed, rings=0.5)
-    kinds = {task.kind for task in plan[0]}
-    assert kinds == {"pack", "ring"}
-    expected = run_threads(3, gradients, dtype, plan, "None", 0.0)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_no_way_to_save_memory_changes_a_bit_of_a_gradient(layout: Layout, dtype: torch.dtype) -> None:
+    """Of packs and rings, tensor groups and stages."""
+    ranks = len(layout.ranks())
+    assert {t.kind for t in random_plan(STREAM.lengths, len(layout.replicas), 4, layout=layout)[0]} == {"pack", "ring"}
+    expected = run_threads(ranks, gradients, layout, dtype, "None", 0.0)
     for recompute, ratio in itertools.product(MODES, (0.0, 0.3, 1.0)):
-        found = run_threads(3, gradients, dtype, plan, recompute, ratio)
+        found = run_threads(ranks, gradients, layout, dtype, recompute, ratio)
         for (mine, copies, _), (theirs, _, _) in zip(found, expected, strict=True):
-            assert mine.keys() == theirs.keys()
-            assert all(torch.equal(mine[name], theirs[name]) for name in mine), (recompute, ratio)
-            goes = ratio == 1 or (ratio > 0 and recompute != "Full")  # of two equal inputs of layers none is 0.3
-            assert bool(copies.saved) == (goes and bool(mine))
+            assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True)), (recompute, ratio)
             assert sum(copies.loaded) >= sum(copies.saved)
+        goes = ratio == 1 or (ratio > 0 and recompute != "Full")  # of two equal inputs of layers none is 0.3
+        assert any(copies.saved for _, copies, _ in found) == goes
 
 
 @pytest.mark.parametrize(("recompute", "forwards"), [("None", 1), ("Selective", 1), ("Full", 2)])
@@ -76,6 +76,7 @@ def test_a_ring_repeats_its_forward_hops_in_backward_only_under_full_recompute(
 ) -> None:
     """A layer has a hop a member forward, and one more backward: the way home of the gradients."""
     stream = Stream(lengths=(64,), vocabulary=training.VOCABULARY)
-    plan = random_plan(stream.lengths, 2, 1, rings=1.0)
-    for _, _, waits in run_threads(2, gradients, torch.float32, plan, recompute, 0.0, stream):
+    two = layout_of(*[[(3, 1)]] * 2)
+    assert random_plan(stream.lengths, 2, 4, layout=two)[0][0].kind == "ring"
+    for _, _, waits in run_threads(2, gradients, two, torch.float32, recompute, 0.0, stream):
         assert waits == MODEL.layers * (2 * forwards + 3)

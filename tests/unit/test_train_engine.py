@@ -18,9 +18,11 @@ from torch.nn import functional
 
 from coxswain.boxes import Box, full_box
 from coxswain.config import ModelConfig, OptimizerConfig
+from coxswain.neighbours import Neighbours
 from coxswain.plan.values import Operation, Slice, Task
+from coxswain_train.engine.links import StageLinks
 from coxswain_train.engine.schedule import learning_rate
-from coxswain_train.engine.step import Part, StepClock, parts, run_operations
+from coxswain_train.engine.step import Part, StepClock, StepOutcome, parts, run_operations
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.model.loss import IGNORED, linear_cross_entropy
 from coxswain_train.parallel.clock import DeviceClock
@@ -183,11 +185,11 @@ class Device:
     def __post_init__(self) -> None:
         self.clock = DeviceClock(lambda: FakeEvent(self))
 
-    def forward(self, part: Part) -> Tensor:
+    def forward(self, part: Part, received: None) -> tuple[Tensor, None]:
         self._run("F", part, 3, 1)
-        return torch.tensor(1.5)
+        return torch.tensor(1.5), None
 
-    def backward(self, part: Part) -> None:
+    def backward(self, part: Part, received: None) -> None:
         self._run("B", part, 5, 2)
 
     def accumulate(self) -> None:
@@ -203,9 +205,16 @@ class Device:
 ORDER = [Operation("F", 0), Operation("F", 3), Operation("B", 0), Operation("B", 3)]
 
 
+def run(device: Any) -> StepOutcome:
+    """On a stage without neighbours."""
+    exchange: Any = None
+    links = StageLinks(Neighbours(None, (), None, ()), exchange, 8, torch.float32, torch.device("cpu"))
+    return run_operations(device, links, parts([PACK, LATER], 1), ORDER, device.accumulate, device.clock)
+
+
 def test_a_step_runs_in_the_plans_order_and_accumulates_after_each_backward() -> None:
     device: Any = Device()
-    found = run_operations(device, parts([PACK, LATER], 1), ORDER, device.accumulate, device.clock)
+    found = run(device)
     assert device.done == ["F0", "F3", "B0", "accumulate", "B3", "accumulate"]
     assert found.loss_sum == 3.0
 
@@ -213,7 +222,7 @@ def test_a_step_runs_in_the_plans_order_and_accumulates_after_each_backward() ->
 def test_times_and_waits_of_a_device_are_recorded_as_events_and_read_only_at_the_end_of_the_step() -> None:
     device: Any = Device()
     clock = StepClock(device.clock, time.perf_counter())
-    found = run_operations(device, parts([PACK, LATER], 1), ORDER, device.accumulate, clock.device)
+    found = run(device)
     assert device.synchronised == 0
     timings = clock.timings(found.spans)
     assert [(t.task, t.kind, t.waited) for t in timings] == [(0, "F", 1), (3, "F", 1), (0, "B", 2), (3, "B", 2)]

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain import digests
-from coxswain.config import CheckpointConfig
+from coxswain.config import CheckpointConfig, ReplicaShape, StageShape
 from coxswain.digests import STREAM_SEED
 from coxswain.errors import Refused, Retryable
 from coxswain.layout import Device
@@ -245,6 +245,39 @@ def test_too_few_replicas_for_the_longest_sequence_are_a_reason_to_wait(tmp_path
     assert capacity_fault(small, layout_of(small, agents(2))).startswith("CapacityLost: 2 replicas hold 200 tokens")
     exact = replace(job, parallelism=replace(job.parallelism, tokens_per_replica=128))
     assert capacity_fault(exact, layout_of(exact, agents(2))) == ""
+
+
+SHAPES = (ReplicaShape((StageShape(1, 2), StageShape(1))), ReplicaShape((StageShape(2),)))
+
+
+def test_a_world_has_the_layout_that_the_job_gives(tmp_path):
+    job = make_job(tmp_path)
+    shaped = replace(job, parallelism=replace(job.parallelism, layout=SHAPES))
+    record = next_generation(shaped, 1, "me", agents(2, devices=2), (), None)
+    assert record.layout.summary() == "1 x tp2/1pp2 + 1 x tp1pp1"
+    assert [(s.device, s.replica, s.stage, s.tensor) for s in record.layout.ranks()] == [
+        (Device(0, 0), 0, 0, 0), (Device(0, 1), 0, 0, 1), (Device(1, 0), 0, 1, 0), (Device(1, 1), 1, 0, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"), [({"layout": SHAPES}, 4), ({"tensor": 2, "pipeline": 2}, 4), ({"pipeline": 3}, 3)]
+)
+def test_fewer_devices_than_the_layout_needs_are_a_reason_to_wait(tmp_path, changes, needed):
+    job = make_job(tmp_path)
+    deep = replace(job, parallelism=replace(job.parallelism, **changes))
+    words = f"CapacityLost: 2 devices, the layout needs {needed}; waiting for more trainers"
+    assert capacity_fault(deep, layout_of(deep, agents(1, devices=2))) == words
+    assert capacity_fault(deep, layout_of(deep, agents(2, devices=2))) == ""
+
+
+def test_only_replicas_of_equal_stages_hold_a_sequence_together(tmp_path):
+    job = make_job(tmp_path)
+    parallelism = replace(job.parallelism, layout=SHAPES, tokens_per_replica=200)
+    unequal = replace(job, parallelism=parallelism)
+    assert capacity_fault(unequal, layout_of(unequal, agents(2, devices=2))).startswith(
+        "CapacityLost: 1 replicas hold 200 tokens of one sequence, batch.maxSequenceTokens is 256"
+    )
 
 
 def test_the_vocabulary_follows_the_tokenizer_unless_the_model_has_its_own(tmp_path):

@@ -48,6 +48,9 @@ class ThreadWorld:
     def exchange(self, ranks: tuple[int, ...]) -> Member:
         return Member(self.mail, ranks, self.rank)
 
+    def tensor_group(self, ranks: tuple[int, ...]) -> ThreadGroup | None:
+        return ThreadGroup(self, ranks) if len(ranks) > 1 else None
+
     def to_owners(self, packed: Tensor, sizes: list[int], me: int) -> list[Tensor]:
         return self._swap(torch.split(packed, sizes))
 
@@ -59,9 +62,34 @@ class ThreadWorld:
 
     def _swap(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Sends every rank its part; returns what every rank sent here."""
-        for rank, part in enumerate(parts):
+        return self.swap(range(self.ranks), parts)
+
+    def swap(self, ranks: Sequence[int], parts: Sequence[Tensor]) -> list[Tensor]:
+        for rank, part in zip(ranks, parts, strict=True):
             self.mail.send(self.rank, rank, part)
-        return [self.mail.receive(rank, self.rank) for rank in range(self.ranks)]
+        return [self.mail.receive(rank, self.rank) for rank in ranks]
+
+
+@dataclass(frozen=True)
+class ThreadGroup:
+    """As `TensorGroup`. Its messages share the queues of all others: a group's ranks run the same operations."""
+
+    world: ThreadWorld
+    ranks: tuple[int, ...]
+
+    @property
+    def index(self) -> int:
+        return self.ranks.index(self.world.rank)
+
+    @property
+    def degree(self) -> int:
+        return len(self.ranks)
+
+    def sum(self, x: Tensor) -> None:
+        x.copy_(torch.stack(self.world.swap(self.ranks, [x] * self.degree)).sum(0))
+
+    def maximum(self, x: Tensor) -> None:
+        x.copy_(torch.stack(self.world.swap(self.ranks, [x] * self.degree)).amax(0))
 
 
 @dataclass(frozen=True)
@@ -74,18 +102,24 @@ class Member:
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Arrivals:
         for place, tensor in sends:
-            self.mail.send(self.rank, self.ranks[place], tensor)
+            if tensor.numel():
+                self.mail.send(self.rank, self.ranks[place], tensor)
         return Arrivals(self, receives)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Arrivals:
     member: Member
     receives: Sequence[Message]
 
     def wait(self) -> None:
+        self.arrived()
+
+    def arrived(self) -> None:
         for place, tensor in self.receives:
-            tensor.copy_(self.member.mail.receive(self.member.ranks[place], self.member.rank))
+            if tensor.numel():
+                tensor.copy_(self.member.mail.receive(self.member.ranks[place], self.member.rank))
+        self.receives = ()
 
 
 def run_threads(n: int, fn: Callable[..., Any], *args: Any) -> list[Any]:

@@ -12,13 +12,17 @@ import torch
 from torch import Tensor
 
 from coxswain.config import ModelConfig, OptimizerConfig
+from coxswain.holdings import Holding, holdings_of
+from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.membership.values import Cursor
+from coxswain.models import parameter_specs
 from coxswain.planlog import manifest_key
 from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import open_store
 from coxswain_train.checkpoint import save_load
 from coxswain_train.engine.engine import Engine, StepInput
-from coxswain_train.engine.step import Batch, Part, StepClock, TaskRunner, parts, run_operations
+from coxswain_train.engine.step import Batch, Part, StepClock, parts
+from coxswain_train.model.init_weights import init_box
 from coxswain_train.parallel.process_groups import ProcessGroups
 from tests.distributed.plans import Plan, random_plan
 from tests.distributed.reference import Stream
@@ -43,14 +47,15 @@ def batch_of(stream: Stream, step: int, mine: dict[int, Part]) -> Batch:
     return Batch(*(torch.from_numpy(a) for a in joined))
 
 
-def work_of(stream: Stream, step: int, plan: Plan, replica: int) -> StepInput:
+def work_of(stream: Stream, step: int, plan: Plan, replica: int, stage: int = 0) -> StepInput:
     tasks, operations = plan
+    (own,) = (o.operations for o in operations if (o.replica, o.stage) == (replica, stage))
     mine = parts(tasks, replica)
     batch = batch_of(stream, step, mine)
     return StepInput(
         step=step,
         parts=mine,
-        operations=operations[replica].operations,
+        operations=own,
         batch=batch,
         valid=int((batch.labels >= 0).sum()),
         labels=stream.labels(step),
@@ -64,8 +69,12 @@ def engine_of(
     model: ModelConfig = MODEL,
     optimizer: OptimizerConfig = OPTIMIZER,
     steps: int = 20,
+    layout: Layout | None = None,
 ) -> Engine:
-    return Engine(model, VOCABULARY, optimizer, steps, world, torch.device("cpu"), dtype)
+    """This rank's engine; without a layout every rank is a replica."""
+    layout = layout or uniform_layout([Device(0, r) for r in range(world.ranks)], model.layers)
+    seat = layout.ranks()[world.rank]
+    return Engine(model, VOCABULARY, optimizer, steps, layout, seat, world, torch.device("cpu"), dtype)
 
 
 def weights_of(engine: Engine) -> dict[str, np.ndarray]:
@@ -93,9 +102,7 @@ def gradients(world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: S
 
 
 def _gradient(world: ProcessGroups, engine: Engine, work: StepInput) -> Tensor:
-    runner = TaskRunner(engine.model, work.batch, 1 / work.labels, world.rank, world.exchange)
-    clock = StepClock(lambda: world.waited, time.perf_counter())
-    run_operations(runner, work.parts, work.operations, engine.optimizer.accumulate, clock)
+    engine.compute(work, StepClock(lambda: world.waited, time.perf_counter()))
     return engine.optimizer.reduce()
 
 
@@ -160,3 +167,29 @@ def manifest(step: int, shards: tuple[Shard, ...]) -> CheckpointManifest:
         shards=shards,
         time=0.0,
     )
+
+
+def held_gradient(
+    world: ProcessGroups, model: ModelConfig, layout: Layout, stream: Stream, plan: Plan
+) -> tuple[float, list[tuple[Holding, np.ndarray]]]:
+    """The replica's loss, where it counts, and this rank's gradient of step 0 by holding, before any reduction.
+
+    Embedding and head have zeros in the rows beyond the stream's vocabulary, as imported weights may have.
+    """
+    engine, seat = engine_of(world, torch.float64, model, layout=layout), layout.ranks()[world.rank]
+    ids = stream.vocabulary
+    held = holdings_of(parameter_specs(model, VOCABULARY), layout, seat, model.layers)
+    weights = engine.model.weights()
+    assert list(weights) == [h.box.name for h in held]
+    with torch.no_grad():
+        for h in held:
+            weights[h.box.name].copy_(torch.from_numpy(init_box(SEED, h.box, engine.shapes[h.box.name], model)))
+            if engine.shapes[h.box.name][0] == VOCABULARY:
+                weights[h.box.name][max(0, ids - h.box.offset[0]) :] = 0
+    engine.model.leave_out_empty_rows()
+    work = work_of(stream, 0, plan, seat.replica, seat.stage)
+    outcome = engine.compute(work, StepClock(lambda: world.waited, time.perf_counter()))
+    grads = [weights[h.box.name].grad for h in held]
+    return outcome.loss_sum if engine.counts else 0.0, [
+        (h, np.zeros(h.box.shape) if g is None else g.numpy()) for h, g in zip(held, grads, strict=True)
+    ]

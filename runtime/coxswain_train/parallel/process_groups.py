@@ -1,6 +1,7 @@
-"""The communicators of one generation: two over all ranks (P2P and reductions), made once, and no group after that.
+"""The communicators of one generation: two over all ranks (P2P and reductions), and one a tensor group.
 
-Rings are batches of P2P on the first; sub-rings need no groups of their own once it is warm.
+All are made and warmed at the start; no group is made after that. Rings and links between stages are batches of P2P on
+the first; sub-rings need no groups of their own.
 """
 
 from __future__ import annotations
@@ -41,9 +42,20 @@ class ProcessGroups:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=_PATIENCE)
         self._p2p, self._sums = _member(dist.group.WORLD), _member(dist.new_group(timeout=_PATIENCE))
-        self.waited = 0.0  # seconds spent waiting for ring peers so far
+        self._tensor_groups: dict[tuple[int, ...], SharedSums] = {}
+        self.waited = 0.0  # seconds spent waiting for ring peers and other stages so far
         for group in (self._p2p, self._sums):  # the first use of a group must not be a batch that only some ranks run
             dist.all_reduce(torch.zeros(1, device=device), group=group)
+
+    def tensor_group(self, ranks: tuple[int, ...]) -> SharedSums | None:
+        """The communicator of a tensor group, of which this rank is one; None when it is alone. Call it at the start."""
+        if len(ranks) == 1:
+            return None
+        if ranks not in self._tensor_groups:
+            made = _member(dist.new_group(list(ranks), timeout=_PATIENCE, use_local_synchronization=True))
+            dist.all_reduce(torch.zeros(1, device=self._device), group=made)
+            self._tensor_groups[ranks] = SharedSums(made, ranks.index(self.rank), len(ranks))
+        return self._tensor_groups[ranks]
 
     def exchange(self, ranks: tuple[int, ...]) -> RingExchange:
         """The ring whose members are these ranks, in ring order."""
@@ -95,20 +107,44 @@ class RingExchange:
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> RingTransfer:
         out, into = ([(self.ranks[place], tensor) for place, tensor in each] for each in (sends, receives))
         # What is sent must exist until it has gone.
-        return RingTransfer(self.world, self.world.transfer(out, into), tuple(out))
+        works = self.world.transfer(out, into)
+        arriving = sum(bool(tensor.numel()) for _, tensor in into)
+        return RingTransfer(self.world, works, arriving, tuple(out))
 
 
 @dataclass(frozen=True, slots=True)
 class RingTransfer:
     world: ProcessGroups
-    works: list[dist.Work]
+    works: list[dist.Work]  # of sends, then of receives (gloo), or one of the whole batch (NCCL)
+    receives: int
     sent: tuple[Message, ...]  # keeps the tensors
 
     def wait(self) -> None:
+        self._wait(self.works)
+
+    def arrived(self) -> None:
+        self._wait(self.works[-self.receives :] if self.receives else [])
+
+    def _wait(self, works: list[dist.Work]) -> None:
         began = time.perf_counter()
-        for work in self.works:
+        for work in works:
             work.wait()
         self.world.waited += time.perf_counter() - began
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSums:
+    """A tensor group in a world: as `TensorGroup`."""
+
+    group: dist.ProcessGroup
+    index: int
+    degree: int
+
+    def sum(self, x: Tensor) -> None:
+        dist.all_reduce(x, group=self.group)
+
+    def maximum(self, x: Tensor) -> None:
+        dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
 
 
 def _member(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:

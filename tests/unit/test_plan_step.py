@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.errors import Refused
-from coxswain.layout import Device, Layout, uniform_layout
-from coxswain.plan.operations import operations
+from coxswain.layout import Device, uniform_layout
 from coxswain.plan.planners import plan
 from coxswain.plan.problem import Draft, make_problem
 from coxswain.plan.simulate import Timeline, ring_bytes, simulate
@@ -72,12 +73,16 @@ def test_operations_follow_the_global_order_on_every_replica() -> None:
         assert stage.operations == tuple(Operation(kind, i) for i in mine for kind in ("F", "B"))
 
 
-def test_a_layout_with_pipelines_is_refused_by_name() -> None:
-    """The first replica with several stages is named."""
-    replicas = [uniform_layout([Device(r, s) for s in range(r)], 4, pipeline=r).replicas[0] for r in (1, 2, 3)]
-    layout = Layout(tuple(replicas))
-    with pytest.raises(Refused, match="replica 1 has 2 stages"):
-        operations(layout, ())
+def test_a_step_on_pipelines_orders_every_stage() -> None:
+    layout = uniform_layout([Device(r, s) for r in range(3) for s in range(2)], layers=4, pipeline=2)
+    placement = plan_step([2000, 1500, 30, 1024, 7, 900, 800, 1000], layout, settings(), MODEL)
+    assert [(o.replica, o.stage) for o in placement.operations] == [(r, s) for r in range(3) for s in range(2)]
+    for stage in placement.operations:
+        mine = [t.index for t in placement.tasks if stage.replica in t.replicas]
+        assert [o.task for o in stage.operations if o.kind == "F"] == mine
+    assert any(
+        first.kind == second.kind == "F" for o in placement.operations for first, second in pairwise(o.operations)
+    )
 
 
 def test_replicas_of_one_trainer_count_as_a_node() -> None:

@@ -39,11 +39,18 @@ def plan_step(
     )
     drafts = one_sequence_a_ring(planner(parallelism.balance)(problem))
     placement = assemble(problem, parallelism.balance.lower(), drafts)
-    placement = replace(placement, operations=operations(layout, placement.tasks))
+    placement = replace(placement, operations=operations(layout, placement.tasks, loss_layers(model)))
     faults = validate(placement, sequence_lengths, layout, parallelism.tokens_per_replica, parallelism.max_degree)
     if faults:
         raise AssertionError(f"planner {parallelism.balance}: {len(faults)} faults in its own plan, first: {faults[0]}")
     return placement
+
+
+def loss_layers(model: ModelConfig) -> float:
+    """The last stage's head, in layers: by the elements of their matrices."""
+    head = model.hidden // model.heads
+    layer = model.hidden * (2 * model.heads + 2 * model.kv_heads) * head + 3 * model.hidden * model.feed_forward
+    return model.hidden * model.vocabulary / layer
 
 
 def replicas_per_trainer(layout: Layout) -> int:

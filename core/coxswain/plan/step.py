@@ -16,6 +16,9 @@ from coxswain.plan.problem import make_problem
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Placement
 
+PACKED_RINGS = False
+"""Whether the engine runs rings of several sequences. Where it does not, they are committed as rings of one each."""
+
 
 def plan_step(
     sequence_lengths: Sequence[int],
@@ -37,7 +40,9 @@ def plan_step(
         max_degree=parallelism.max_degree,
         node_size=replicas_per_trainer(layout),
     )
-    drafts = one_sequence_a_ring(planner(parallelism.balance)(problem))
+    drafts = planner(parallelism.balance)(problem)
+    if not PACKED_RINGS:
+        drafts = one_sequence_a_ring(drafts)
     placement = assemble(problem, parallelism.balance.lower(), drafts)
     placement = replace(placement, operations=operations(layout, placement.tasks, loss_layers(model)))
     faults = validate(placement, sequence_lengths, layout, parallelism.tokens_per_replica, parallelism.max_degree)

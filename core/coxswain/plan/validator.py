@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 
 from coxswain.layout import Layout
 from coxswain.plan.chunks import ring_slices
@@ -70,20 +72,25 @@ def _pack(task: Task, lengths: Sequence[int]) -> Iterator[str]:
 
 
 def _ring(task: Task, lengths: Sequence[int]) -> Iterator[str]:
-    sequence = task.slices[0].sequence
-    if any(s.sequence != sequence for s in task.slices):
-        yield f"it has sequences {sorted({s.sequence for s in task.slices})}; a ring has one"
+    """Demands the chunks of `ring_slices`, sequence by sequence."""
+    sequences = [sequence for sequence, _ in groupby(task.slices, key=attrgetter("sequence"))]
+    again = [sequence for sequence, runs in Counter(sequences).items() if runs > 1]
+    if again:
+        yield f"sequence {again[0]}: its slices are not together"
         return
-    wanted = ring_slices(sequence, lengths[sequence], task.replicas)
-    for place, (have, want) in enumerate(zip(task.slices, wanted, strict=False)):
+    wanted = ring_slices(sequences, lengths, task.replicas)
+    places = Counter[int]()
+    for have, want in zip(task.slices, wanted, strict=False):
         if have != want:
             yield (
-                f"sequence {sequence}: slice {place} is [{have.start}, {have.stop}) on replica {have.replica}; "
-                f"head-tail chunks over {list(task.replicas)} want [{want.start}, {want.stop}) on replica {want.replica}"
+                f"sequence {want.sequence}: slice {places[want.sequence]} is [{have.start}, {have.stop}) on replica "
+                f"{have.replica}; head-tail chunks over {list(task.replicas)} want [{want.start}, {want.stop}) on "
+                f"replica {want.replica}"
             )
             return
+        places[want.sequence] += 1
     if len(task.slices) != len(wanted):
-        yield f"sequence {sequence}: {len(task.slices)} slices instead of {len(wanted)}"
+        yield f"sequence {sequences[-1]}: {len(task.slices)} slices instead of {len(wanted)}"
 
 
 def _coverage(placement: Placement, lengths: Sequence[int]) -> list[str]:

@@ -9,16 +9,23 @@ from operator import attrgetter
 
 from coxswain.layout import Layout
 from coxswain.plan.chunks import ring_slices
+from coxswain.plan.kinds import shape
 from coxswain.plan.replay import replay
 from coxswain.plan.values import Placement, Task
 
 
-def validate(placement: Placement, lengths: Sequence[int], layout: Layout, capacity: int, max_degree: int) -> list[str]:
-    """Returns everything that is wrong with the placement, naming replica and sequence."""
+def validate(
+    placement: Placement, lengths: Sequence[int], layout: Layout, capacity: int | Sequence[int], max_degree: int
+) -> list[str]:
+    """Returns everything that is wrong with the placement, naming replica and sequence.
+
+    `capacity`: tokens of a task on every replica, or on each.
+    """
+    room = [capacity] * len(layout.replicas) if isinstance(capacity, int) else capacity
     faults = [*_order(placement)]
     for task in placement.tasks:
-        shape = [*_members(task, layout, max_degree)] or [*_slices(task, lengths, capacity)]
-        faults += [f"task {task.index} ({task.kind}): {fault}" for fault in shape]
+        found = [*_members(task, layout, max_degree)] or [*_slices(task, lengths, room)]
+        faults += [f"task {task.index} ({task.kind}): {fault}" for fault in found]
     faults += _coverage(placement, lengths)
     return faults or replay(placement, layout)
 
@@ -41,12 +48,11 @@ def _members(task: Task, layout: Layout, max_degree: int) -> Iterator[str]:
         yield f"a pack has one replica, not {degree}"
     if task.kind == "ring" and not 2 <= degree <= max_degree:
         yield f"a ring has between 2 and {max_degree} replicas, not {degree}"
-    shapes = {tuple((s.start, s.stop, len(s.devices)) for s in layout.replicas[r].stages) for r in task.replicas}
-    if len(shapes) > 1:
+    if len({shape(layout.replicas[r]) for r in task.replicas}) > 1:
         yield f"replicas {list(task.replicas)} differ in layer split or tensor degree; a ring needs them equal"
 
 
-def _slices(task: Task, lengths: Sequence[int], capacity: int) -> Iterator[str]:
+def _slices(task: Task, lengths: Sequence[int], room: Sequence[int]) -> Iterator[str]:
     if not task.slices:
         yield "it has no slices"
         return
@@ -59,8 +65,9 @@ def _slices(task: Task, lengths: Sequence[int], capacity: int) -> Iterator[str]:
     for s in task.slices:
         held[s.replica] += s.stop - s.start
     for replica, tokens in held.items():
-        if tokens > capacity:
-            yield f"sequence {task.slices[0].sequence}: replica {replica} would hold {tokens} tokens, but has room for {capacity}"
+        if replica in task.replicas and tokens > room[replica]:
+            sequence = task.slices[0].sequence
+            yield f"sequence {sequence}: replica {replica} would hold {tokens} tokens, but has room for {room[replica]}"
 
 
 def _pack(task: Task, lengths: Sequence[int]) -> Iterator[str]:

@@ -110,9 +110,7 @@ def fuzzed_tasks(
         for _ in range(1 if ring else rng.randint(1, 3)):
             lengths.append(rng.randint(1, longest))
             sequence = len(lengths) - 1
-            slices += (
-                ring_slices(sequence, lengths[-1], members) if ring else [Slice(*members, sequence, 0, lengths[-1])]
-            )
+            slices += ring_slices([sequence], lengths, members) if ring else [Slice(*members, sequence, 0, lengths[-1])]
         tasks.append(
             Task(index, "ring" if ring else "pack", members, tuple(slices), rng.choice((1.0, rng.random() * 9)))
         )

@@ -17,12 +17,17 @@ def operations(
     Every stage follows the tasks' global order in its forwards, and in its backwards, and skips tasks of others. With
     one stage a replica, backward follows its forward at once. `loss`, `in_flight`: see `schedule`.
     """
-    if all(len(replica.stages) == 1 for replica in layout.replicas):
-        return _in_turn(layout, tasks)
+    if is_flat(layout):
+        return in_turn(layout, tasks)
     return schedule(layout, tasks, loss, in_flight).operations
 
 
-def _in_turn(layout: Layout, tasks: Sequence[Task]) -> tuple[StageOperations, ...]:
+def is_flat(layout: Layout) -> bool:
+    """Whether every replica has one stage."""
+    return all(len(replica.stages) == 1 for replica in layout.replicas)
+
+
+def in_turn(layout: Layout, tasks: Sequence[Task]) -> tuple[StageOperations, ...]:
     """Runs forward and backward of each task in global order, so rings cannot wait for each other in a circle."""
     mine: list[list[Operation]] = [[] for _ in layout.replicas]
     for task in tasks:

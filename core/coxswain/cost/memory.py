@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from coxswain.config import ModelConfig
-from coxswain.holdings import Holding, ParameterSpec, holdings_of
+from coxswain.holdings import ParameterSpec, holdings_of
 from coxswain.layout import Layout, Seat
 
 Recompute = Literal["None", "Selective", "Full"]
 
 MASTER = 4  # bytes of an element of masters, moments, sums of gradients, and what is computed in at least fp32
 STATES = 3  # master copy and two moments, on the owner
+BUCKETS = 100 << 20  # of gradients on their way to owners: two of 25 MiB, each sent and received
 LOSS_ROWS = 1024  # whose logits exist at one time
 RESERVED = (
     2 << 30
@@ -32,7 +33,6 @@ class Workload:
     element: int
     tokens: int
     recompute: Recompute = "None"
-    ring: bool = False  # whether a task may be a part of a ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,12 @@ class Peak:
     optimizer: int
     activations: int  # kept for backward, of all graphs in flight
     transient: int  # of the one layer, or the loss, that is being computed
+    reduction: int  # beside the gradients while these go to their owners: there are no activations then
 
     @property
     def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer + self.activations + self.transient
+        states = self.parameters + self.gradients + self.optimizer
+        return states + max(self.activations + self.transient, self.reduction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,74 +61,64 @@ class Widths:
     key: int
     inner: int
     heads: int
-    rows: int  # of the head
+    rows: int  # of the embedding, and so of the head
+
+    @property
+    def head(self) -> int:
+        return self.query // self.heads
 
 
 def peaks(
-    model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, work: Workload, replica: int = 0
-) -> dict[tuple[int, int], Peak]:
-    """The peak of each (stage, tensor) of a replica."""
-    replicas = len(layout.replicas)
-    return {
-        (seat.stage, seat.tensor): _peak(model, specs, layout, seat, work, replicas)
-        for seat in layout.ranks()
-        if seat.replica == replica
-    }
+    model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, work: Workload
+) -> dict[tuple[int, int, int], Peak]:
+    """The peak of each (replica, stage, tensor). The owners of the optimizer's state are all replicas alike."""
+    return {(s.replica, s.stage, s.tensor): _peak(model, specs, layout, s, work) for s in layout.ranks()}
 
 
-def _peak(
-    model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, seat: Seat, work: Workload, replicas: int
-) -> Peak:
-    stages = layout.replicas[seat.replica].stages
-    stage = stages[seat.stage]
-    held = holdings_of(specs, layout, seat, model.layers)
-    elements = sum(holding.box.elements for holding in held)
-    widths = _widths(model, specs, held, seat.tensor, len(stage.devices))
-    layers, graphs, last = stage.stop - stage.start, len(stages) - seat.stage, seat.stage == len(stages) - 1
-    kept = layers * _kept(widths, work) + 2 * work.element * (widths.query // widths.heads) + last * _head(widths, work)
+def _peak(model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, seat: Seat, work: Workload) -> Peak:
+    stages, replicas = layout.replicas[seat.replica].stages, len(layout.replicas)
+    stage, last = stages[seat.stage], seat.stage == len(stages) - 1
+    elements = sum(holding.box.elements for holding in holdings_of(specs, layout, seat, model.layers))
+    owned = -(-elements // replicas)
+    widths = widths_of(model, specs, seat.tensor, len(stage.devices))
+    kept = (stage.stop - stage.start) * kept_bytes(widths, work) + _edges(widths, work, seat.stage > 0, last)
     return Peak(
         parameters=work.element * elements,
-        gradients=gradient_bytes(elements, work),
-        optimizer=STATES * MASTER * -(-elements // replicas),
-        activations=graphs * kept * work.tokens,
+        gradients=MASTER * elements,
+        optimizer=STATES * MASTER * owned,
+        activations=(len(stages) - seat.stage) * kept * work.tokens,
         transient=max(_layer_transient(widths, work), _loss_transient(widths, work) if last else 0),
+        reduction=MASTER * owned + BUCKETS if replicas > 1 else 0,
     )
 
 
-def gradient_bytes(elements: int, work: Workload) -> int:
-    """Of the sums of gradients; below fp32 also those of one backward beside them."""
-    return elements * (MASTER + (work.element if work.element < MASTER else 0))
-
-
-def _widths(
-    model: ModelConfig, specs: Sequence[ParameterSpec], held: Sequence[Holding], tensor: int, degree: int
-) -> Widths:
-    """From the boxes of this rank's first layer, so that they follow whatever the model's family does."""
-    boxes = {spec.name.rpartition("self_attn.")[2].rpartition("mlp.")[2]: spec.box(tensor, degree) for spec in specs}
-    heads = max(1, model.heads // degree)
-    head = next((box.shape[0] for name, box in boxes.items() if "lm_head" in name), 0)
-    embedding = next((box.shape[0] for name, box in boxes.items() if "embed" in name), 0)
+def widths_of(model: ModelConfig, specs: Sequence[ParameterSpec], tensor: int, degree: int) -> Widths:
+    """From the boxes of a rank's matrices."""
+    boxes = {spec.name.split(".")[-2]: spec.box(tensor, degree) for spec in specs}
     return Widths(
         hidden=model.hidden,
-        query=boxes["q_proj.weight"].shape[0],
-        key=boxes["k_proj.weight"].shape[0],
-        inner=boxes["up_proj.weight"].shape[0],
-        heads=heads,
-        rows=head or embedding,
+        query=boxes["q_proj"].shape[0],
+        key=boxes["k_proj"].shape[0],
+        inner=boxes["up_proj"].shape[0],
+        heads=max(1, model.heads // degree),
+        rows=boxes["embed_tokens"].shape[0],
     )
 
 
 def layer_bytes(widths: Widths, element: int) -> int:
-    """Bytes a token that one layer saves for its backward: its input and the middle of its residual stream (widened to fp32),
-    each with its normed values before and after the norm's weight; queries, keys, values, the attention's output and
-    log-sum-exp; four tensors of the feed-forward block."""
+    """Bytes a token that one layer saves for its backward.
+
+    Its input and the middle of its residual stream, widened to fp32 as norms compute, with a scale each; the normed values
+    before and after the norm's weight; queries, keys, values, the attention's output and log-sum-exp; four tensors of the
+    feed-forward block.
+    """
     w, wide = widths, max(element, MASTER)
     stream = 2 * (wide + 2 * element) * w.hidden + 2 * wide
     attention = 2 * element * (w.query + w.key) + wide * w.heads
     return stream + attention + 4 * element * w.inner
 
 
-def _kept(widths: Widths, work: Workload) -> int:
+def kept_bytes(widths: Widths, work: Workload) -> int:
     """Bytes a token that a layer holds between its forward and its backward."""
     if work.recompute == "None":
         return layer_bytes(widths, work.element)
@@ -136,22 +128,22 @@ def _kept(widths: Widths, work: Workload) -> int:
     return kept
 
 
-def _head(widths: Widths, work: Workload) -> int:
-    """Bytes a token of the last norm, and the gradient that the loss has made in forward."""
-    return (max(work.element, MASTER) + 3 * work.element) * widths.hidden
+def _edges(widths: Widths, work: Workload, receives: bool, last: bool) -> int:
+    """Bytes a token besides the layers: rotations; of the last stage the last norm and the gradient that the loss has made in
+    forward, of others the output; of all but the first the input."""
+    wide, element, hidden = max(work.element, MASTER), work.element, widths.hidden
+    end = (wide + 3 * element) * hidden if last else element * hidden
+    return 2 * element * widths.head + end + receives * element * hidden
 
 
 def _loss_transient(widths: Widths, work: Workload) -> int:
-    """Logits and probabilities of some rows; the gradient of the head, and that of these rows."""
-    wide, rows = max(work.element, MASTER), min(work.tokens, LOSS_ROWS)
-    narrow = work.element if work.element < MASTER else 0
-    logits = rows * widths.rows * (2 * wide)
-    return logits + wide * widths.rows * widths.hidden + narrow * 0
+    """Logits and probabilities of some rows, and the gradient of the head."""
+    wide = max(work.element, MASTER)
+    return wide * widths.rows * (2 * min(work.tokens, LOSS_ROWS) + widths.hidden)
 
 
 def _layer_transient(widths: Widths, work: Workload) -> int:
-    """The layer whose backward begins: what is recomputed, its gradients, and that of its largest matrix."""
+    """The layer whose backward begins: what was recomputed, the first gradients, and that of a matrix."""
     again = layer_bytes(widths, work.element) - work.element * widths.hidden if work.recompute != "None" else 0
     gradients = work.element * (2 * widths.hidden + widths.inner)
-    matrix = work.element * widths.hidden * widths.inner
-    return work.tokens * (again + gradients) + matrix
+    return work.tokens * (again + gradients) + work.element * widths.hidden * widths.inner

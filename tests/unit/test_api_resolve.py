@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coxswain.api.field_errors import FieldError
-from coxswain.api.presets import PRESETS
 from coxswain.api.resolve import claims, resolve
 from coxswain.api.validate import check
 from coxswain.config import JobConfig
+from coxswain.presets import PRESETS
 from tests.api_samples import PHASE, REMOVED, SHAPE, Manifest, sample
 
 BY_REFERENCE = {"spec.parallelism": REMOVED, "spec.parallelismRef": {"name": "policy"}}
@@ -160,12 +160,6 @@ def test_too_long_a_sequence_is_refused_with_the_numbers_and_the_way_out() -> No
     for number in ("2049", "minCount", "1024", "64"):
         assert number in fault.message
     assert "tokensPerReplica" in fault.way_out
-
-
-def test_a_replica_larger_than_all_devices_holds_nothing() -> None:
-    policy = sample("ParallelismPolicy", {"spec.pipeline": 3})
-    (fault,) = wrong({**BY_REFERENCE, "spec.batch.maxSequenceTokens": 1}, policies=[policy])
-    assert "2 devices at minCount make 0 replicas of 3 devices" in fault.message
 
 
 def test_an_object_of_a_wrong_shape_is_a_fault_and_no_crash() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
 from coxswain_train.model.ring import Message
+from coxswain_train.parallel.clock import DeviceClock
 from coxswain_train.parallel.grid import Grid
 
 # A collective that waits longer than this has lost a peer. The coordinator judges shorter stalls.
@@ -43,8 +43,8 @@ class ProcessGroups:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=_PATIENCE)
         self._p2p, self._sums = _member(dist.group.WORLD), _member(dist.new_group(timeout=_PATIENCE))
+        self.clock = DeviceClock.of(device)
         self._tensor_groups: dict[tuple[int, ...], SharedSums] = {}
-        self.waited = 0.0  # seconds spent waiting for ring peers and other stages so far
         self.grid = Grid(ranks)
         self._hops = _grid_groups(self.grid, rank) if self.grid.hops == 2 else ()
         # The first use of a group must not be a batch that only some ranks run.
@@ -58,7 +58,7 @@ class ProcessGroups:
         if ranks not in self._tensor_groups:
             made = _member(dist.new_group(list(ranks), timeout=_PATIENCE, use_local_synchronization=True))
             dist.all_reduce(torch.zeros(1, device=self._device), group=made)
-            self._tensor_groups[ranks] = SharedSums(made, ranks.index(self.rank), len(ranks))
+            self._tensor_groups[ranks] = SharedSums(made, ranks.index(self.rank), len(ranks), self.clock)
         return self._tensor_groups[ranks]
 
     def exchange(self, ranks: tuple[int, ...]) -> RingExchange:
@@ -119,10 +119,9 @@ class RingTransfer:
 
     def _wait(self, first: int) -> None:
         """Waits for each work only once: gloo would wait for another message."""
-        began = time.perf_counter()
-        while len(self.works) > first:
-            self.works.pop().wait()
-        self.world.waited += time.perf_counter() - began
+        with self.world.clock.waiting():
+            while len(self.works) > first:
+                self.works.pop().wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +131,15 @@ class SharedSums:
     group: dist.ProcessGroup
     index: int
     degree: int
+    clock: DeviceClock
 
     def sum(self, x: Tensor) -> None:
-        dist.all_reduce(x, group=self.group)
+        with self.clock.waiting():
+            dist.all_reduce(x, group=self.group)
 
     def maximum(self, x: Tensor) -> None:
-        dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
+        with self.clock.waiting():
+            dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
 
 
 def _member(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:

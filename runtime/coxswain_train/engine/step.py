@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -137,22 +138,37 @@ class StepClock:
         return time.perf_counter() - self.began
 
 
+class GradientSums(Protocol):
+    """Where the gradients of backwards go."""
+
+    def expect_last(self) -> None:
+        """The next backward is the step's last."""
+        ...
+
+    def accumulate(self) -> None:
+        """A backward has ended."""
+        ...
+
+
 def run_operations(
     runner: TaskRunner,
     links: StageLinks,
     mine: dict[int, Part],
     operations: Sequence[Operation],
-    accumulate: Callable[[], None],
+    gradients: GradientSums,
     clock: StepClock,
 ) -> StepOutcome:
-    """Runs this stage's operations in the plan's order; calls `accumulate` after each backward.
+    """Runs this stage's operations in the plan's order; calls `accumulate` after each backward, `expect_last` before the last.
 
     What an operation sends leaves in one batch with what the next one receives: the order that plans are checked for.
     """
     outcome = StepOutcome()
     coming = [Coming(o, mine[o.task].stop - mine[o.task].start) for o in operations]
+    last = max((number for number, operation in enumerate(operations) if operation.kind == "B"), default=-1)
     links.trade(None, None, coming[0] if coming else None)
-    for operation, following in zip_longest(operations, coming[1:]):
+    for number, (operation, following) in enumerate(zip_longest(operations, coming[1:])):
+        if number == last:
+            gradients.expect_last()
         part, start, waited = mine[operation.task], clock.now(), clock.waited()
         received = links.received(operation)
         if operation.kind == "F":
@@ -160,7 +176,7 @@ def run_operations(
             outcome.loss_sum += loss
         else:
             leaving = runner.backward(part, received)
-            accumulate()
+            gradients.accumulate()
         links.trade(operation, leaving, following)
         timing = TaskTiming(operation.task, operation.kind, start, clock.now(), clock.waited() - waited)
         outcome.timings.append(timing)

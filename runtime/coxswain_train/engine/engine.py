@@ -73,7 +73,7 @@ class Engine:
         specs = parameter_specs(model, vocabulary)
         _check_degrees(specs, layout)
         self._config, self._optimizer_config, self._total_steps, self._world = model, optimizer, total_steps, world
-        self._seat, self._neighbours, self._ranks = seat, neighbours_of(layout, seat), rank_of(layout)
+        self.seat, self._neighbours, self._ranks = seat, neighbours_of(layout, seat), rank_of(layout)
         stage = layout.replicas[seat.replica].stages[seat.stage]
         group = world.tensor_group(tuple(self._ranks[seat.replica, seat.stage, t] for t in range(len(stage.devices))))
         part = ModelPart(stage.start, stage.stop, model.layers, group)
@@ -130,12 +130,12 @@ class Engine:
     def compute(self, work: StepInput, clock: StepClock) -> StepOutcome:
         """Runs the operations of this rank's stage. Gradients are in the parameters then."""
         links = StageLinks(self._neighbours, self._everyone, self._config.hidden, self._dtype, self._device)
-        runner = TaskRunner(self.model, work.batch, 1 / work.labels, self._seat.replica, self._ring, links.last)
+        runner = TaskRunner(self.model, work.batch, 1 / work.labels, self.seat.replica, self._ring, links.last)
         return run_operations(runner, links, work.parts, work.operations, self.optimizer, clock)
 
     def _ring(self, replicas: tuple[int, ...]) -> Exchange:
         """The ring of the ranks that have this stage and tensor index in these replicas."""
-        return self._world.exchange(tuple(self._ranks[r, self._seat.stage, self._seat.tensor] for r in replicas))
+        return self._world.exchange(tuple(self._ranks[r, self.seat.stage, self.seat.tensor] for r in replicas))
 
 
 def _check_degrees(specs: Sequence[ParameterSpec], layout: Layout) -> None:

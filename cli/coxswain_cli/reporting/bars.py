@@ -85,11 +85,8 @@ def _operation(timing: StepTiming, name: str, o: TaskTiming) -> Iterator[Bar]:
     side = "forward" if forward else "backward"
     words = f"{name}, task {o.task} {side}: {seconds(o.stop - o.start)}"
     yield Bar(o.start, o.stop, shade, "" if forward else str(o.task), words)
+    peers = "ring peers and other stages" if deep(timing) else "ring peers"
     if o.waited > 0:
         yield Bar(
-            o.start,
-            o.start + o.waited,
-            "wait",
-            "",
-            f"{words}, of it {seconds(o.waited)} waiting for {'ring peers and stages' if deep(timing) else 'ring peers'}",
-        )
+            o.start, o.start + o.waited, "wait", "", f"{words}, of it {seconds(o.waited)} waiting for {peers}"
+        )  # fmt: skip

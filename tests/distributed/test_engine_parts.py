@@ -19,7 +19,6 @@ from coxswain.models import parameter_specs
 from coxswain_link.store import open_store
 from coxswain_train.checkpoint.export import export
 from coxswain_train.checkpoint.pretrained import load_pretrained
-from coxswain_train.engine.engine import check_layout
 from coxswain_train.model.llama import Llama
 from tests.distributed import training
 from tests.distributed.plans import random_plan
@@ -47,10 +46,12 @@ def test_bf16_weights_train_on_fp32_masters() -> None:
         assert not np.array_equal(found, torch.from_numpy(found).bfloat16().float().numpy())
 
 
-def test_a_layout_with_stages_is_refused_with_the_fields_to_change() -> None:
-    layout = uniform_layout([Device(0, i) for i in range(4)], layers=2, pipeline=2)
-    with pytest.raises(Refused, match=r"parallelism.pipeline must be 1"):
-        check_layout(layout)
+def test_a_tensor_degree_that_cannot_share_the_model_is_refused_with_the_field_to_change() -> None:
+    layout = uniform_layout([Device(0, i) for i in range(3)], layers=2, tensor=3)
+    with pytest.raises(
+        Refused, match=r"parallelism.tensor: .*embed_tokens.weight: 64 rows cannot be shared evenly .* of 3"
+    ):
+        run_threads(1, training.engine_of, torch.float32, training.MODEL, training.OPTIMIZER, 1, layout)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

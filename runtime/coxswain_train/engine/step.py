@@ -1,6 +1,7 @@
-"""One step on one rank: runs the plan's operations; gradients accumulate in the parameters.
+"""One step on one rank: runs its stage's operations; gradients accumulate in the parameters.
 
-A replica without tasks runs nothing here (no dummy forward); it joins the reduction with zeros.
+A replica without tasks runs nothing here (no dummy forward); it joins the reduction with zeros. Activations come from
+the stage before and go to the stage after, gradients the other way round.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from coxswain.plan.values import Operation, Slice, Task
 from coxswain.wire import TaskTiming
+from coxswain_train.engine.links import Coming, StageLinks
 from coxswain_train.model.attention import pack_attention
-from coxswain_train.model.llama import AttentionFn, Decoder
-from coxswain_train.model.ring import Exchange, Ring, ring_attention
+from coxswain_train.model.llama import AttentionFn, Decoder, Layer, Rotary
+from coxswain_train.model.ring import Chunk, Chunks, Exchange, Ring, ring_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A replica's tokens of a step in task order, int64 [tokens]; label -100: none."""
+    """A replica's tokens of a step in task order, int64 [tokens]; label -100: none.
+
+    The first stage alone reads tokens, the last one labels: elsewhere they may be empty.
+    """
 
     tokens: Tensor
     labels: Tensor
@@ -67,32 +74,55 @@ def attend_of(part: Part, replica: int, exchange_of: ExchangeOf) -> AttentionFn:
     task = part.task
     if task.kind == "pack":
         return pack_attention([s.stop - s.start for s in part.slices])
-    chunks = tuple(tuple((s.start, s.stop) for s in task.slices if s.replica == member) for member in task.replicas)
-    return ring_attention(Ring(task.replicas.index(replica), chunks, exchange_of(task.replicas)))
+    return ring_attention(Ring(task.replicas.index(replica), chunk_table(task), exchange_of(task.replicas)))
+
+
+def chunk_table(task: Task) -> tuple[tuple[Chunks, ...], ...]:
+    """Per sequence of a ring, in the plan's order, the chunks of each member. Slices come sequence by sequence."""
+    chunks: dict[int, dict[int, list[Chunk]]] = {}
+    for s in task.slices:
+        chunks.setdefault(s.sequence, {member: [] for member in task.replicas})[s.replica].append((s.start, s.stop))
+    return tuple(tuple(tuple(mine) for mine in members.values()) for members in chunks.values())
+
+
+def run_layer(layer: Layer, hidden: Tensor, rotary: Rotary, attend: AttentionFn) -> Tensor:
+    """The one place where a layer is called."""
+    return layer(hidden, rotary, attend)
 
 
 class TaskRunner:
-    """Runs operations on a model. `scale` is 1 / (valid tokens of the whole step), the same on every rank."""
+    """Runs tasks on a rank's part of a model. `scale` is 1 / (valid tokens of the whole step), the same on every rank.
 
-    def __init__(self, model: Decoder, batch: Batch, scale: float, replica: int, exchange_of: ExchangeOf) -> None:
-        self._model, self._batch, self._scale = model, batch, scale
+    `last`: this stage has the losses. `exchange_of`: from replicas to the ring of this rank and its like on them.
+    """
+
+    def __init__(
+        self, model: Decoder, batch: Batch, scale: float, replica: int, exchange_of: ExchangeOf, last: bool = True
+    ) -> None:
+        self._model, self._batch, self._scale, self._last = model, batch, scale, last
         self._replica, self._exchange_of = replica, exchange_of
-        self._losses: dict[int, Tensor] = {}  # of tasks whose backward is still to come: they hold the graph
+        # Input from another stage, and output, of tasks whose backward is still to come: the output holds the graph.
+        self._held: dict[int, tuple[Tensor | None, Tensor]] = {}
 
-    def forward(self, part: Part) -> float:
-        """Returns the sum of the part's token losses."""
+    def forward(self, part: Part, received: Tensor | None = None) -> tuple[float, Tensor | None]:
+        """The sum of the part's token losses (of the last stage), and the output for the next stage (of the others)."""
         rows = slice(part.start, part.stop)
         attend = attend_of(part, self._replica, self._exchange_of)
         rotary = self._model.rotary(self._batch.positions[rows])
-        hidden = self._model.embed(self._batch.tokens[rows])
+        hidden = self._model.embed(self._batch.tokens[rows]) if received is None else received.requires_grad_()
         for layer in self._model.stack:
-            hidden = layer(hidden, rotary, attend)
-        loss = self._model.token_losses(hidden, self._batch.labels[rows])
-        self._losses[part.task.index] = loss
-        return float(loss.detach())
+            hidden = run_layer(layer, hidden, rotary, attend)
+        output = self._model.token_losses(hidden, self._batch.labels[rows]) if self._last else hidden
+        self._held[part.task.index] = received, output
+        return (float(output.detach()), None) if self._last else (0.0, output.detach())
 
-    def backward(self, part: Part) -> None:
-        (self._losses.pop(part.task.index) * self._scale).backward()  # type: ignore[no-untyped-call]
+    def backward(self, part: Part, received: Tensor | None = None) -> Tensor | None:
+        """The gradient of the task's input, for the stage before; None on the first. `received`: that of its output."""
+        given, output = self._held.pop(part.task.index)
+        if self._last:
+            output = output * self._scale
+        output.backward(received)  # type: ignore[no-untyped-call]
+        return None if given is None else given.grad
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,22 +138,47 @@ class StepClock:
         return time.perf_counter() - self.began
 
 
+class GradientSums(Protocol):
+    """Where the gradients of backwards go."""
+
+    def expect_last(self) -> None:
+        """The next backward is the step's last."""
+        ...
+
+    def accumulate(self) -> None:
+        """A backward has ended."""
+        ...
+
+
 def run_operations(
     runner: TaskRunner,
+    links: StageLinks,
     mine: dict[int, Part],
     operations: Sequence[Operation],
-    accumulate: Callable[[], None],
+    gradients: GradientSums,
     clock: StepClock,
 ) -> StepOutcome:
-    """Runs this stage's operations in the plan's order; calls `accumulate` after each backward."""
+    """Runs this stage's operations in the plan's order; calls `accumulate` after each backward, `expect_last` before the last.
+
+    What an operation sends leaves in one batch with what the next one receives: the order that plans are checked for.
+    """
     outcome = StepOutcome()
-    for operation in operations:
+    coming = [Coming(o, mine[o.task].stop - mine[o.task].start) for o in operations]
+    last = max((number for number, operation in enumerate(operations) if operation.kind == "B"), default=-1)
+    links.trade(None, None, coming[0] if coming else None)
+    for number, (operation, following) in enumerate(zip_longest(operations, coming[1:])):
+        if number == last:
+            gradients.expect_last()
         part, start, waited = mine[operation.task], clock.now(), clock.waited()
+        received = links.received(operation)
         if operation.kind == "F":
-            outcome.loss_sum += runner.forward(part)
+            loss, leaving = runner.forward(part, received)
+            outcome.loss_sum += loss
         else:
-            runner.backward(part)
-            accumulate()
+            leaving = runner.backward(part, received)
+            gradients.accumulate()
+        links.trade(operation, leaving, following)
         timing = TaskTiming(operation.task, operation.kind, start, clock.now(), clock.waited() - waited)
         outcome.timings.append(timing)
+    links.finish()
     return outcome

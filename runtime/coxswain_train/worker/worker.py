@@ -25,7 +25,7 @@ from coxswain_link.outbox import Outbox
 from coxswain_link.plan_feed import PlanFeed
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
-from coxswain_train.engine.engine import Engine, StepResult, check_layout
+from coxswain_train.engine.engine import Engine, StepResult
 from coxswain_train.parallel.process_groups import WorldAborter, leave_world
 from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, AssignmentChannel
 from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient
@@ -146,10 +146,13 @@ class Worker:
 
     def _build(self) -> Engine:
         job, device = self._env.job, self._device
-        check_layout(self._world.layout)
         groups = rendezvous(self._client, self._outbox, self._assignment, self._world, self._env.pod_ip, device)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        return Engine(job.model, self._world.vocabulary, job.optimizer, job.total_steps, groups, device, dtype)
+        seat = self._world.seats[self._assignment.rank]
+        return Engine(
+            job.model, self._world.vocabulary, job.optimizer, job.total_steps, self._world.layout, seat, groups, device,
+            dtype,
+        )  # fmt: skip
 
     def _restore(self) -> None:
         """Fills the state from the world's checkpoint, or initialises it from the seed."""

@@ -85,6 +85,20 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     init_from: str = ""  # uri of safetensors in Hugging Face's layout
 
 
+class StageShape(msgspec.Struct, frozen=True):
+    """Consecutive layers on one tensor group."""
+
+    layers: int
+    tensor: int = 1
+
+
+class ReplicaShape(msgspec.Struct, frozen=True):
+    """`count` replicas with these stages."""
+
+    stages: tuple[StageShape, ...]
+    count: int = 1
+
+
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["Fixed", "Auto"] = "Fixed"
     tensor: int = 1
@@ -95,6 +109,13 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention: Literal["Ring", "Ulysses", "Auto"] = "Ring"
     offload: Literal["Auto", "Off"] = "Off"
     hardware: str = "cpu"  # constants file of the cost model
+    layout: tuple[ReplicaShape, ...] = ()  # empty: equal replicas of `tensor` x `pipeline` devices
+
+    @property
+    def least_devices(self) -> int:
+        """Devices that training needs: those of a whole layout, or of one replica."""
+        shaped = sum(shape.count * sum(stage.tensor for stage in shape.stages) for shape in self.layout)
+        return shaped or self.tensor * self.pipeline
 
 
 class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.api_samples import PHASE, REMOVED, SHAPE
+from tests.api_samples import LAYOUT, PHASE, REMOVED, SHAPE
 
 Changes = Mapping[str, Any]
 
@@ -107,6 +107,26 @@ def _suspended(name: str, old: Any, new: Any) -> Case:
         words,
         {path: old},
     )
+
+
+def _policy(rule: str, good: Any, bad: Any, message: str, at: str) -> list[Case]:
+    """The same case for a ParallelismPolicy and for a policy written in line."""
+    held = {"hybridData": {"tokensPerReplica": 2048}}
+    kinds = (("ParallelismPolicy", "spec"), ("TrainingJob", "spec.parallelism"))
+    return [
+        Case(rule, kind, _under(place, held, good), _under(place, held, bad), place + at, message)
+        for kind, place in kinds
+    ]
+
+
+def _under(place: str, *parts: dict[str, Any]) -> dict[str, Any]:
+    """Changes of single fields below a place."""
+    fields = {f"{name}.{inner}": v for part in parts for name, value in part.items() for inner, v in _inner(value)}
+    return {f"{place}.{name}".removesuffix("."): value for name, value in fields.items()}
+
+
+def _inner(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else [("", value)]
 
 
 _CORPUS = "create another DataSource: the change gives another corpus"
@@ -232,8 +252,8 @@ CASES: list[Case] = [
     ),
     Case(
         "parallelism-tensor", "TrainingJob", {"spec.parallelism.tensor": 2, "spec.trainers.devicesPerTrainer": 4},
-        {"spec.parallelism.tensor": 3, "spec.trainers.devicesPerTrainer": 4}, "spec.parallelism.tensor",
-        "parallelism.tensor 3 must divide trainers.devicesPerTrainer 4; change one of the two",
+        {"spec.parallelism.tensor": 2, "spec.trainers.devicesPerTrainer": 5}, "spec.parallelism.tensor",
+        "parallelism.tensor 2 must divide trainers.devicesPerTrainer 5; change one of the two",
     ),
     _job(
         "parallelism-capacity", "spec.batch.maxSequenceTokens", 2048, 2049,
@@ -252,6 +272,36 @@ CASES: list[Case] = [
     _job(
         "data-loaders", "spec.data.loaders", {"min": 2, "max": 2}, {"min": 3, "max": 2},
         "min 3 may not be above max 2; lower min, or raise max", "spec.data.loaders.min",
+    ),
+    _job(
+        "data-loaders-fixed", "spec.data.loaders", {"min": 2}, {"min": 2, "max": 3},
+        "the pool of loaders does not grow in this release: max 3 may not be above min 2; "
+        "remove max, and set min to the number of loaders", "spec.data.loaders.max",
+    ),
+    _job(
+        "stragglers-action", "spec.stragglers", {"action": "None"}, {"action": "Warn"},
+        "this release takes no measure against slow devices, such as action Warn; "
+        "remove action; the report names a slow trainer", "spec.stragglers.action",
+    ),
+    _job(
+        "stragglers-window", "spec.stragglers", {"windowSteps": 3}, {"windowSteps": 4},
+        "thresholdPercent and windowSteps have no effect without an action; remove them",
+    ),
+    *_policy(
+        "parallelism-mode", {"mode": "Fixed"}, {"mode": "Auto"},
+        "this release has no mode Auto; set mode: Fixed, and give tensor and pipeline", ".mode",
+    ),
+    *_policy(
+        "parallelism-attention", {"hybridData": {"attention": "Ring"}}, {"hybridData": {"attention": "Ulysses"}},
+        "this release has no attention Ulysses, only Ring; set attention: Ring", ".hybridData.attention",
+    ),
+    *_policy(
+        "parallelism-offload", {"offload": "Off"}, {"offload": "Auto"},
+        "this release has no offload; set offload: Off", ".offload",
+    ),
+    *_policy(
+        "parallelism-layout", {"layout": LAYOUT}, {"layout": LAYOUT, "pipeline": 2},
+        "tensor and pipeline have no effect beside layout; remove them, or remove layout", ".layout",
     ),
     _job(
         "checkpoint-keep-every", "spec.checkpoint.keepEvery", 200, 150,
@@ -314,7 +364,7 @@ CASES: list[Case] = [
         "parallelismRef may change only while the job is suspended; set suspend: true first, and change it then",
         {"spec.parallelism": REMOVED, "spec.parallelismRef": {"name": "a"}},
     ),
-    _suspended("parallelism", {"offload": "Auto", "hybridData": {}}, {"offload": "Off", "hybridData": {}}),
+    _suspended("parallelism", {"hardware": "cpu", "hybridData": {}}, {"hardware": "h100-80g", "hybridData": {}}),
     _suspended("checkpoint.endpoint", {"region": "a"}, {"region": "b"}),
     _suspended("checkpoint.everySteps", 100, 50),
     _suspended("checkpoint.keepLast", 3, 5),

@@ -89,6 +89,8 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "job.json mix": config.MixConfig,
     "job.json model": config.ModelConfig,
     "job.json parallelism": config.ParallelConfig,
+    "job.json replica of a layout": config.ReplicaShape,
+    "job.json stage of a layout": config.StageShape,
     "job.json batch": config.BatchConfig,
     "job.json optimizer": config.OptimizerConfig,
     "job.json checkpoint": config.CheckpointConfig,

@@ -162,12 +162,6 @@ def test_too_long_a_sequence_is_refused_with_the_numbers_and_the_way_out() -> No
     assert "tokensPerReplica" in fault.way_out
 
 
-def test_a_replica_larger_than_all_devices_holds_nothing() -> None:
-    policy = sample("ParallelismPolicy", {"spec.pipeline": 3})
-    (fault,) = wrong({**BY_REFERENCE, "spec.batch.maxSequenceTokens": 1}, policies=[policy])
-    assert "2 devices at minCount make 0 replicas of 3 devices" in fault.message
-
-
 def test_an_object_of_a_wrong_shape_is_a_fault_and_no_crash() -> None:
     faults = wrong(mixes=[sample("DataMix", {"spec.sources": []})])
     assert [fault.path for fault in faults] == ["DataMix/mix spec.sources"]

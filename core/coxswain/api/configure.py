@@ -32,9 +32,9 @@ def job_config(
         namespace=metadata.get("namespace", "default"),
         uid=uid,
         seed=spec.seed,
-        model=_model(spec.model),
+        model=model_config(spec.model),
         mix=mix,
-        parallelism=_parallelism(policy),
+        parallelism=parallel_config(policy),
         batch=config.BatchConfig(
             tokens_per_step=spec.batch.tokens_per_step, max_sequence_tokens=spec.batch.max_sequence_tokens
         ),
@@ -102,7 +102,7 @@ def _endpoint(endpoint: Endpoint | None) -> config.EndpointConfig:
     return config.EndpointConfig(url=endpoint.url, region=endpoint.region, secret=secret)
 
 
-def _model(model: ModelSpec) -> config.ModelConfig:
+def model_config(model: ModelSpec) -> config.ModelConfig:
     start = mounted(model.init_from.uri) if model.init_from else ""
     if model.config is None:
         assert model.preset is not None, "rule: exactly one of preset and config"
@@ -124,8 +124,9 @@ def _model(model: ModelSpec) -> config.ModelConfig:
     )
 
 
-def _parallelism(policy: ParallelismPolicySpec) -> config.ParallelConfig:
+def parallel_config(policy: ParallelismPolicySpec) -> config.ParallelConfig:
     hybrid = policy.hybrid_data
+    shapes = policy.layout.replicas if policy.layout else ()
     return config.ParallelConfig(
         mode=policy.mode,
         tensor=policy.tensor,
@@ -136,6 +137,10 @@ def _parallelism(policy: ParallelismPolicySpec) -> config.ParallelConfig:
         attention=hybrid.attention,
         offload=policy.offload,
         hardware=policy.hardware,
+        layout=tuple(
+            config.ReplicaShape(tuple(config.StageShape(s.layers, s.tensor) for s in shape.stages), shape.count)
+            for shape in shapes
+        ),
     )
 
 

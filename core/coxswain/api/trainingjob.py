@@ -139,8 +139,8 @@ class Loaders(Model):
 
     min: Annotated[int, Field(ge=1, le=1024)] = 1
     """Number of loaders: the pool does not grow yet."""
-    max: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Most loaders that the pool is to grow to. No effect yet."""
+    max: Annotated[int | None, Field(ge=1, le=1024)] = None
+    """Most loaders that the pool is to grow to. Empty: `min`. This release refuses more than that."""
 
 
 class Data(Model):
@@ -176,14 +176,15 @@ class Checkpoint(Model):
 
 
 class Stragglers(Model):
-    """What is to happen to slow devices. No effect yet."""
+    """What is to happen to slow devices. This release refuses all but the defaults; it names a slow trainer."""
 
     action: Literal["None", "Warn", "Rebalance", "Migrate", "ReplaceNode"] = "None"
-    """The strongest measure that may be taken; each includes those before it. No effect yet."""
+    """The strongest measure that may be taken; each includes those before it. This release refuses all but
+    None."""
     threshold_percent: Annotated[int, Field(ge=1, le=1000)] = 10
-    """How many percent slower than its peers a device must be. No effect yet."""
+    """How many percent slower than its peers a device must be. This release refuses all but 10."""
     window_steps: Annotated[int, Field(ge=1, le=1000)] = 3
-    """Over how many steps it must be so. No effect yet."""
+    """Over how many steps it must be so. This release refuses all but 3."""
 
 
 class OnExitCodes(Model):
@@ -301,7 +302,7 @@ class TrainingJobSpec(Model):
     checkpoint: Checkpoint
     """Where and how often state is saved."""
     stragglers: Annotated[Stragglers, Effect.NEXT_ATTEMPT] = Stragglers()
-    """What is to happen to slow devices. No effect yet."""
+    """What is to happen to slow devices. This release refuses all but the defaults."""
     failure_policy: Annotated[FailurePolicy, Effect.AT_ONCE] = FailurePolicy()
     """What failures lead to."""
     scheduling: Annotated[Scheduling, Effect.SUSPENDED] = Scheduling()

@@ -23,6 +23,7 @@ from coxswain_link.handover import Handover
 from coxswain_link.http_client import Client, JobEnded
 from coxswain_link.outbox import Outbox
 from coxswain_link.plan_feed import PlanFeed
+from coxswain_link.step_buffer import columns_of
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
 from coxswain_train.engine.engine import Engine, StepResult
@@ -114,7 +115,8 @@ class Worker:
         self._outbox = Outbox(client, wire.Heartbeat(assignment.generation, assignment.rank))
         self._feed = PlanFeed(client, assignment.generation, world.first_step)
         seat = world.seats[assignment.rank]
-        self._prefetcher = BatchPrefetcher(handover, seat, world.vocabulary, self._device)
+        columns = columns_of(world.layout, seat)
+        self._prefetcher = BatchPrefetcher(handover, seat, world.vocabulary, self._device, columns)
         self._directive_client = Client(env.coordinator_url, env.token, REACH_DEADLINE, retry=False)
         self._directives = DirectiveClient(
             self._directive_client, self._outbox, self._feed, assignment.generation, env.job.checkpoint.every_steps,

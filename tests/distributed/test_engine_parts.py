@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,8 +121,10 @@ def test_exported_weights_start_another_job_where_this_one_stood(tmp_path: Path)
         assert all(np.array_equal(started[name], weights[name]) for name in weights)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_list_of_parameters_is_that_of_the_model(tied: bool) -> None:
-    config = replace(training.MODEL, tied_head=tied)
+@pytest.mark.parametrize(
+    "changes", [{}, {"tied_head": True}, {"qkv_bias": True}, {"qk_norm": True, "head_size": 16}], ids=str
+)
+def test_the_list_of_parameters_is_that_of_the_model(changes: dict[str, Any]) -> None:
+    config = replace(training.MODEL, **changes)
     shapes = {name: tuple(weight.shape) for name, weight in Llama(config, training.VOCABULARY).weights().items()}
     assert {spec.name: spec.shape for spec in parameter_specs(config, training.VOCABULARY)} == shapes

@@ -84,7 +84,7 @@ class TaskRunner:
         rows = slice(part.start, part.stop)
         attend = attend_of(part, self._replica, self._exchange_of)
         rotary = self._model.rotary(self._batch.positions[rows])
-        hidden = self._model.embed(self._batch.tokens[rows])
+        hidden = self._model.embed(self._batch.tokens[rows], self._batch.positions[rows])
         for layer in self._model.stack:
             hidden = layer(hidden, rotary, attend)
         loss = self._model.token_losses(hidden, self._batch.labels[rows])

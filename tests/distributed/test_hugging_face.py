@@ -263,8 +263,8 @@ def edit(folder: Path, **changes: object) -> None:
         ({"sliding_window": 4096, "model_type": "mistral"}, "sliding_window is 4096"),
         ({"model_type": "mistral", "sliding_window": None, "num_key_value_heads": 4}, "num_key_value_heads is 4"),
         ({"model_type": "gemma"}, "model_type is 'gemma', allowed are llama, mistral, qwen2, qwen3"),
-        ({"model_type": "qwen2"}, "model_type is 'qwen2', this job's model.config.qkvBias is false"),
-        ({"model_type": "qwen3"}, "model_type is 'qwen3', this job's model.config.qkNorm is false"),
+        ({"model_type": "qwen2"}, "model_type is 'qwen2', this job's model.config.qkvBias is None"),
+        ({"model_type": "qwen3"}, "model_type is 'qwen3', this job's model.config.qkNorm is None"),
         (
             {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 5e5},
             "is 'linear'",

@@ -42,7 +42,7 @@ def resolve(
     used, source_faults = _sources(mix, place, by_name(sources)) if mix else ([], [])
     faults = mix_faults + source_faults + policy_faults
     faults += _tokenizer_faults(used, place)
-    faults += capacity_faults(spec, policy) if policy else []
+    faults += capacity_faults(spec, policy) + custom_model_faults(spec, policy) if policy else []
     if faults:
         return faults
     assert mix is not None
@@ -134,6 +134,15 @@ def capacity_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> lis
             "spec.batch.maxSequenceTokens", message, str(longest), f"at most {held}", way_out, reason="CapacityTooSmall"
         )
     ]
+
+
+def custom_model_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> list[FieldError]:
+    """A model of the user's own is whole on each device: only the Llama family's layers are written to be split."""
+    if spec.model.custom is None or replica_devices(policy) == 1:
+        return []
+    message = f"a model of your own is whole on each device; the policy has tensor {policy.tensor}, pipeline {policy.pipeline}"
+    way_out = "set tensor and pipeline to 1, or train a model of the Llama family"
+    return [FieldError("spec.model.custom", message, way_out=way_out, reason="CustomModelNotSplit")]
 
 
 def replica_devices(policy: ParallelismPolicySpec) -> int:

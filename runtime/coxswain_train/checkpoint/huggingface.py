@@ -77,9 +77,10 @@ def _model_type(model: ModelConfig) -> str:
 
 
 def _family_differences(kind: str, model: ModelConfig) -> Iterator[str]:
-    for field, owner, ours in (("qkvBias", "qwen2", model.qkv_bias), ("qkNorm", "qwen3", model.qk_norm)):
-        if ours != (kind == owner):
-            yield f"model_type is {kind!r}, this job's model.config.{field} is {str(ours).lower()}"
+    bias, norm = "Learned" if model.qkv_bias else "None", "RMSNorm" if model.qk_norm else "None"
+    for field, owner, ours in (("qkvBias", "qwen2", bias), ("qkNorm", "qwen3", norm)):
+        if (ours != "None") != (kind == owner):
+            yield f"model_type is {kind!r}, this job's model.config.{field} is {ours}"
 
 
 def _window_differences(kind: str, meant: Mapping[str, Any]) -> Iterator[str]:

@@ -18,8 +18,8 @@ from coxswain.wire import TaskTiming
 from coxswain_train.checkpoint.pretrained import load_pretrained
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.engine.step import Batch, Part, StepClock, TaskRunner, run_operations
+from coxswain_train.model.custom import decoder_of
 from coxswain_train.model.init_weights import init_box
-from coxswain_train.model.llama import Llama
 from coxswain_train.parallel.process_groups import ProcessGroups
 from coxswain_train.parallel.shards import shard
 from coxswain_train.parallel.zero1 import RankStats, Zero1Optimizer
@@ -58,7 +58,7 @@ class Engine:
         device: torch.device, dtype: torch.dtype,
     ) -> None:  # fmt: skip
         self._config, self._optimizer_config, self._total_steps, self._world = model, optimizer, total_steps, world
-        self.model = Llama(model, vocabulary).to(device, dtype)
+        self.model = decoder_of(model, vocabulary).to(device, dtype)
         self.shapes = {name: tuple(weight.shape) for name, weight in self.model.weights().items()}
         shards = shard(self.shapes, world.ranks)
         self.optimizer = Zero1Optimizer(self.model.weights(), shards, world.rank, world)

@@ -32,7 +32,7 @@ def init_box(seed: int, box: Box, shape: tuple[int, ...], model: ModelConfig) ->
 
 def _deviation(name: str, model: ModelConfig) -> float:
     """Divides projections into the residual stream by the square root of their number, as GPT-2 does."""
-    residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+    residual = name.endswith(("o_proj.weight", "down_proj.weight", "c_proj.weight"))
     return _STD / (2 * model.layers) ** 0.5 if residual else _STD
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,14 @@ class Decoder(Protocol):
 
     def weights(self) -> Mapping[str, nn.Parameter]:
         """Every parameter by its name in Hugging Face's layout."""
+        ...
+
+    def leave_out_empty_rows(self) -> None:
+        """Called once the weights have their values: takes rows that are zero at the vocabulary's end out of the loss."""
+        ...
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """As of every module of torch."""
         ...
 
 

@@ -195,7 +195,7 @@ def test_a_job_of_its_own_gives_the_same_logits_in_transformers(tmp_path):
 
 def test_a_vocabulary_that_is_no_multiple_of_64_keeps_its_rows(tmp_path):
     logits = theirs(tmp_path, MODEL, vocabulary=50)
-    model = ours(tmp_path.as_uri(), MODEL)
+    model = ours(tmp_path.as_uri(), MODEL, ids=50)
     mine = our_logits(model, TOKENS.clamp(max=49))
     assert_same(mine[:, :50], logits)
 
@@ -216,13 +216,43 @@ def test_the_loss_of_imported_weights_leaves_out_the_rows_that_rounding_adds(tmp
             assert float(mine.weights()[name].grad[:50].abs().max()) > 0
 
 
-def test_ids_that_the_weights_lack_begin_at_random_and_count(tmp_path):
-    theirs(tmp_path, MODEL, vocabulary=50)
-    mine = ours(tmp_path.as_uri(), MODEL, ids=55)
-    labels = torch.full_like(TOKENS, 54)
-    mine.token_losses(last_hidden(mine, TOKENS.clamp(max=54)), labels).backward()
-    grad = mine.weights()["lm_head.weight"].grad.abs().amax(1)
-    assert bool((grad[:55] > 0).all()) and not grad[55:].any()
+@pytest.mark.parametrize(("rows", "ids", "says"), [
+    (50, 55, r"\[50, 32\], .* \[64, 32\] \(the tokenizer has 55 ids: give the tokenizer of these weights"),
+    (50, 0, r"\[50, 32\], .* \[64, 32\] \(set model\.config\.vocabulary to 50\)"),
+    (90, 55, r"\[90, 32\], .* \[64, 32\] \(set model\.config\.vocabulary to 90\)"),
+])  # fmt: skip
+def test_a_vocabulary_that_is_not_the_tokenizers_is_refused_with_the_way_out(tmp_path, rows, ids, says):
+    theirs(tmp_path, MODEL, vocabulary=rows)
+    with pytest.raises(Refused, match=f"embed_tokens.weight has shape {says}"):
+        ours(tmp_path.as_uri(), MODEL, ids=ids)
+
+
+def test_a_file_with_fewer_key_heads_is_refused_though_it_has_no_config(tmp_path):
+    theirs(tmp_path, replace(MODEL, kv_heads=1))
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(Refused, match=r"k_proj\.weight has shape \[8, 32\], this model needs \[16, 32\]"):
+        ours(tmp_path.as_uri(), MODEL)
+
+
+def test_files_that_the_index_does_not_name_are_not_read(tmp_path):
+    logits = theirs(tmp_path, MODEL, max_shard_size="8KB")
+    safetensors.torch.save_file({"layers.0.attention.wq.weight": torch.zeros(2)}, tmp_path / "consolidated.safetensors")
+    assert_same(our_logits(ours(tmp_path.as_uri(), MODEL)), logits)
+
+
+@pytest.mark.parametrize(("harm", "says"), [
+    (lambda folder: sorted(folder.glob("model-*"))[0].unlink(), "index.json names model-00001-of-.*, which does not exist"),
+    (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), r"damaged model\.safetensors\.index\.json"),
+    (lambda folder: [
+        (folder / "model.safetensors.index.json").unlink(),
+        safetensors.torch.save_file({"model.norm.weight": torch.ones(32)}, folder / "norm.safetensors"),
+    ], r"model\.norm\.weight is in .* and in norm\.safetensors"),
+])  # fmt: skip
+def test_a_torn_set_of_files_is_refused_by_name(tmp_path, harm, says):
+    theirs(tmp_path, MODEL, max_shard_size="8KB")
+    harm(tmp_path)
+    with pytest.raises(Refused, match=says):
+        ours(tmp_path.as_uri(), MODEL)
 
 
 @heads

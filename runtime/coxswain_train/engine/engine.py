@@ -66,15 +66,16 @@ class Engine:
     def initialise(
         self, seed: int, secrets: Path | None = None, endpoint: EndpointConfig | None = None, ids: int = 0
     ) -> None:
-        """Fills the owned boxes from the job's seed, then from `initFrom` (at `endpoint`) if there is one.
+        """Fills the owned boxes from `initFrom` (at `endpoint`), or without it from the job's seed.
 
         `ids`: of the tokenizer; 0: unknown.
         """
         boxes = self.optimizer.boxes()["parameter"]
-        for box, values in boxes.items():
-            values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
         if self._config.init_from:
             load_pretrained(self._config.init_from, boxes, self.shapes, secrets, endpoint, self._config, ids)
+        else:
+            for box, values in boxes.items():
+                values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
         self.gather()
 
     def gather(self) -> None:

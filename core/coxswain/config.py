@@ -24,6 +24,9 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     secret: str = ""
 
 
+COMMON_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")  # usual names of an end-of-text token
+
+
 class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`bytes`: ids 0-255 and EOS 256. `file`: a Hugging Face tokenizer.json at `uri`.
 

@@ -169,9 +169,11 @@ def initial_weights(world: ProcessGroups, model: ModelConfig) -> dict[str, np.nd
     return weights_of(engine)
 
 
-def save_with_manifest(world: ProcessGroups, stream: Stream, uri: str) -> dict[str, np.ndarray]:
+def save_with_manifest(
+    world: ProcessGroups, stream: Stream, uri: str, model: ModelConfig = MODEL
+) -> dict[str, np.ndarray]:
     """One step, then a checkpoint; the weights in it."""
-    engine, store = engine_of(world, torch.float32), open_store(uri, create=True)
+    engine, store = engine_of(world, torch.float32, model), open_store(uri, create=True)
     engine.initialise(SEED)
     engine.step(work_of(stream, 0, random_plan(stream.lengths, 1, 0), 0), time.perf_counter())
     shards = tuple(save_load.write_shards(store, save_load.snapshot(engine.boxes())))

@@ -268,7 +268,7 @@ class ShardsSaved(msgspec.Struct, frozen=True):
     generation: int
     step: int
     rank: int
-    ranks: int
+    ranks: int  # of the world; nothing reads it: the world's own number counts, and earlier releases send it
     shards: tuple[Shard, ...]
     seconds: float
     end: Literal["", "Completed", "Suspended"] = ""  # of the directive that requested it: a later coordinator needs it

@@ -9,8 +9,11 @@ from functools import reduce
 import msgspec
 
 from coxswain import digests
+from coxswain.config import ModelConfig
 from coxswain.errors import Refused
-from coxswain.layout import Seat, loss_ranks, token_ranks
+from coxswain.layout import Layout, Seat, loss_ranks, token_ranks
+from coxswain.plan.pipelines import loads
+from coxswain.plan.step import loss_layers
 from coxswain.plan.values import Task
 from coxswain.wire import DeliveredDigests, StepLine, StepPlan, StepReport, TaskTiming
 
@@ -112,6 +115,15 @@ class StepTracker:
         self.open = plan.step + 1
         self.stream_digests[self.open] = digest
         return step_line(plan, reports, self.seats, digest, now), timing_line(plan, reports, self.seats, self._shares)
+
+
+def shares(layout: Layout, model: ModelConfig) -> dict[int, float]:
+    """By rank, its part of a task's planned seconds, which are those of the replica's slowest stage."""
+    loss, found = loss_layers(model), {}
+    for seat in layout.ranks():
+        parts = loads(layout.replicas[seat.replica], loss)
+        found[seat.rank] = parts[seat.stage] / max(parts)
+    return found
 
 
 def step_line(

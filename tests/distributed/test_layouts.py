@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace as with_
 
 import numpy as np
@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from coxswain.boxes import Box, full_box, window
 from coxswain.config import ModelConfig
-from coxswain.holdings import Holding, ParameterSpec
-from coxswain.layout import Layout, Stage
+from coxswain.holdings import Holding, ParameterSpec, all_holdings
+from coxswain.layout import Layout
 from coxswain.models import parameter_specs
+from coxswain_train.engine import engine
 from tests.distributed import reference, training
 from tests.distributed.plans import layout_of, random_plan
 from tests.distributed.reference import Stream
@@ -47,23 +48,14 @@ def plain(model: ModelConfig) -> tuple[float, Gradient]:
     return loss, {name: weight.grad.numpy() for name, weight in weights.items() if weight.grad is not None}
 
 
-def summed(
-    model: ModelConfig,
-    layout: Layout,
-    seed: int,
-    stream: Stream = STREAM,
-    counts: Callable[[Holding, Stage], bool] = lambda holding, stage: holding.counts,
-) -> tuple[float, Gradient]:
-    """The loss and the gradient of all ranks together, as the holdings say."""
+def summed(model: ModelConfig, layout: Layout, seed: int, stream: Stream = STREAM) -> tuple[float, Gradient]:
+    """The loss and the gradient of all ranks together."""
     plan = random_plan(STREAM.lengths, len(layout.replicas), seed, layout=layout)
-    ranks = run_threads(len(layout.ranks()), training.held_gradient, model, layout, stream, plan)
-    total = {spec.name: np.zeros(spec.shape) for spec in parameter_specs(model, training.VOCABULARY)}
-    stages = [layout.replicas[seat.replica].stages[seat.stage] for seat in layout.ranks()]
-    for (_, held), stage in zip(ranks, stages, strict=True):
-        for holding, gradient in held:
-            if counts(holding, stage):
-                name = holding.box.name
-                total[name][window(full_box(name, total[name].shape), holding.box)] += gradient
+    ranks = run_threads(len(layout.ranks()), training.owned_gradient, model, layout, stream, plan)
+    total = {spec.name: np.full(spec.shape, np.nan) for spec in parameter_specs(model, training.VOCABULARY)}
+    for _, owned in ranks:
+        for box, gradient in owned:
+            total[box.name][window(full_box(box.name, total[box.name].shape), box)] = gradient
     return sum(loss for loss, _ in ranks), total
 
 
@@ -78,7 +70,7 @@ def test_every_layout_has_the_loss_and_the_gradient_of_one_plain_process(layout:
 
 
 def difference(a: Gradient, b: Gradient) -> float:
-    return max(float(np.abs(a[name] - b[name]).max()) for name in b)
+    return float(np.max([np.abs(a[name] - b[name]).max() for name in b]))
 
 
 @pytest.mark.parametrize("ids", [20, 32, 50])
@@ -93,16 +85,19 @@ def test_empty_rows_of_the_head_stay_out_of_the_loss_of_a_tensor_group(ids: int,
     assert not gradient["model.embed_tokens.weight"][ids:].any()
 
 
-def test_a_tied_gradient_that_is_dropped_is_seen() -> None:
-    def without_the_last(holding: Holding, stage: Stage) -> bool:
-        return holding.counts and (holding.box.name != "model.embed_tokens.weight" or stage.start == 0)
+def test_a_tied_gradient_that_is_dropped_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_the_last(specs: Sequence[ParameterSpec], layout: Layout, layers: int) -> list[tuple[Holding, ...]]:
+        first, last = all_holdings(specs, layout, layers)
+        return [first, tuple(Holding(h.box, h.box.name != "model.embed_tokens.weight") for h in last)]
 
-    _, gradient = summed(TIED, LAYOUTS["2 stages"], 0, counts=without_the_last)
+    monkeypatch.setattr(engine, "all_holdings", without_the_last)
+    _, gradient = summed(TIED, LAYOUTS["2 stages"], 0)
     assert difference(gradient, plain(TIED)[1]) > 1e-4
 
 
-def test_a_norm_whose_gradient_counts_on_every_rank_of_a_group_is_seen() -> None:
-    _, gradient = summed(MODEL, LAYOUTS["a tensor group of 2"], 0, counts=lambda holding, stage: True)
+def test_a_norm_whose_gradient_counts_on_every_rank_of_a_group_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ParameterSpec, "counts", lambda spec, tensor, degree: True)
+    _, gradient = summed(MODEL, LAYOUTS["a tensor group of 2"], 0)
     assert difference(gradient, plain(MODEL)[1]) > 1e-4
 
 

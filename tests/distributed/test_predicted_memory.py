@@ -39,7 +39,7 @@ def measured(world: ThreadWorld, model: ModelConfig, rows: int, tokens: int, wor
     layout, stream = layout_of([(model.layers, 1)]), Stream(lengths=(tokens, tokens), vocabulary=rows)
     engine = Engine(
         model, rows, training.OPTIMIZER, 10, layout, layout.ranks()[0], world, torch.device("cpu"), dtype,  # type: ignore[arg-type]
-        MemoryPolicy(work.recompute),
+        memory=MemoryPolicy(work.recompute),
     )  # fmt: skip
     engine.initialise(training.SEED)
     step = training.work_of(stream, 0, two_packs(tokens), 0)

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coxswain.boxes import Box
 from coxswain.config import ModelConfig, OptimizerConfig
-from coxswain.holdings import Holding, holdings_of
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.membership.values import Cursor
-from coxswain.models import parameter_specs
 from coxswain.planlog import manifest_key
 from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import open_store
@@ -23,8 +22,8 @@ from coxswain_train.checkpoint import save_load
 from coxswain_train.engine.engine import Engine, StepInput
 from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.engine.step import Batch, Part, parts
-from coxswain_train.model.init_weights import init_box
 from coxswain_train.parallel.process_groups import ProcessGroups
+from coxswain_train.parallel.state import views
 from tests.distributed.plans import Plan, random_plan
 from tests.distributed.reference import Stream
 
@@ -76,7 +75,7 @@ def engine_of(
     """This rank's engine; without a layout every rank is a replica."""
     layout = layout or uniform_layout([Device(0, r) for r in range(world.ranks)], model.layers)
     seat = layout.ranks()[world.rank]
-    return Engine(model, VOCABULARY, optimizer, steps, layout, seat, world, torch.device("cpu"), dtype, memory)
+    return Engine(model, VOCABULARY, optimizer, steps, layout, seat, world, torch.device("cpu"), dtype, memory=memory)
 
 
 def weights_of(engine: Engine) -> dict[str, np.ndarray]:
@@ -171,28 +170,21 @@ def manifest(step: int, shards: tuple[Shard, ...]) -> CheckpointManifest:
     )
 
 
-def held_gradient(
+def owned_gradient(
     world: ProcessGroups, model: ModelConfig, layout: Layout, stream: Stream, plan: Plan,
     dtype: torch.dtype = torch.float64, memory: MemoryPolicy | None = None,
-) -> tuple[float, list[tuple[Holding, np.ndarray]]]:  # fmt: skip
-    """The replica's loss, where it counts, and this rank's gradient of step 0 by holding, before any reduction.
+) -> tuple[float, list[tuple[Box, np.ndarray]]]:  # fmt: skip
+    """The replica's loss, where it counts, and the reduced gradient of step 0 in the boxes that this rank owns.
 
     Embedding and head have zeros in the rows beyond the stream's vocabulary, as imported weights may have.
     """
     engine, seat = engine_of(world, dtype, model, layout=layout, memory=memory), layout.ranks()[world.rank]
-    ids = stream.vocabulary
-    held = holdings_of(parameter_specs(model, VOCABULARY), layout, seat, model.layers)
-    weights = engine.model.weights()
-    assert list(weights) == [h.box.name for h in held]
-    with torch.no_grad():
-        for h in held:
-            weights[h.box.name].copy_(torch.from_numpy(init_box(SEED, h.box, engine.shapes[h.box.name], model)))
-            if engine.shapes[h.box.name][0] == VOCABULARY:
-                weights[h.box.name][max(0, ids - h.box.offset[0]) :] = 0
-    engine.model.leave_out_empty_rows()
+    engine.initialise(SEED)
+    for box, values in engine.boxes()["parameter"].items():
+        if engine.shapes[box.name][0] == VOCABULARY:
+            values[max(0, stream.vocabulary - box.offset[0]) :] = 0
+    engine.gather()
     work = work_of(stream, 0, plan, seat.replica, seat.stage)
     outcome = engine.compute(work)
-    grads = [weights[h.box.name].grad for h in held]
-    return outcome.loss_sum if engine.counts else 0.0, [
-        (h, np.zeros(h.box.shape) if g is None else g.numpy()) for h, g in zip(held, grads, strict=True)
-    ]
+    owned = views(engine.optimizer.reduce(), list(engine.boxes()["parameter"]))
+    return outcome.loss_sum if engine.counts else 0.0, [(box, values.numpy()) for box, values in owned]

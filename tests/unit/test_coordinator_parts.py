@@ -33,7 +33,7 @@ from coxswain_coordinator.state.jsonl import JsonlWriter
 from coxswain_coordinator.state.notifier import Notifier
 from coxswain_coordinator.state.registry import MemberRegistry, join
 from coxswain_coordinator.state.session import Session
-from coxswain_coordinator.steps import StepTracker, planned_tasks
+from coxswain_coordinator.steps import StepTracker, planned_tasks, shares
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_coordinator.world.formation import capacity_fault, layout_of, next_generation, vocabulary_of, world_of
 from tests.unit.coordinator_fakes import make_job
@@ -105,6 +105,17 @@ def test_losses_and_tokens_count_once_a_replica_and_idle_time_over_all_ranks(tmp
         (0, 0, 0, 1.0), (0, 0, 1, 1.0), (0, 1, 0, 0.5), (1, 0, 0, 1.0),
     ]  # fmt: skip
     assert timing.replicas == 2
+
+
+def test_a_rank_has_the_part_of_the_planned_time_that_its_stage_computes(tmp_path):
+    job = make_job(tmp_path)
+    even = ReplicaShape((StageShape(1), StageShape(1)))
+    layout = replace(job, parallelism=replace(job.parallelism, layout=(*SHAPES, even)))
+    record = next_generation(layout, 1, "me", agents(3, devices=2), (), None)
+    found = shares(record.layout, replace(job.model, vocabulary=320))
+    head = 320 * 32 / (32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 64)  # in layers
+    first = pytest.approx(1 / (1 + head))
+    assert found == {0: pytest.approx(0.5 / (1 + head)), 1: found[0], 2: 1.0, 3: 1.0, 4: first, 5: 1.0}
 
 
 def test_a_sequence_that_changes_while_it_is_read_is_refused(tmp_path):

@@ -88,9 +88,5 @@ def _operation(timing: StepTiming, name: str, o: TaskTiming) -> Iterator[Bar]:
     peers = "ring peers and other stages" if deep(timing) else "ring peers"
     if o.waited > 0:
         yield Bar(
-            o.start,
-            o.start + o.waited,
-            "wait",
-            "",
-            f"{words}, of it {seconds(o.waited)} waiting for {'ring peers and stages' if deep(timing) else 'ring peers'}",
-        )
+            o.start, o.start + o.waited, "wait", "", f"{words}, of it {seconds(o.waited)} waiting for {peers}"
+        )  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from coxswain.boxes import Box
 from coxswain.config import EndpointConfig, ModelConfig, OptimizerConfig
 from coxswain.errors import Refused
-from coxswain.holdings import ParameterSpec, tensor_faults
+from coxswain.holdings import ParameterSpec, all_holdings, tensor_faults
 from coxswain.layout import Layout, Seat
 from coxswain.models import parameter_specs
 from coxswain.neighbours import neighbours_of, rank_of
@@ -27,7 +27,8 @@ from coxswain_train.model.llama import Llama
 from coxswain_train.model.ring import Exchange
 from coxswain_train.model.tensor_parallel import ModelPart
 from coxswain_train.parallel.process_groups import ProcessGroups
-from coxswain_train.parallel.shards import shard
+from coxswain_train.parallel.shards import shards
+from coxswain_train.parallel.state import State
 from coxswain_train.parallel.zero1 import RankStats, Zero1Optimizer
 
 
@@ -67,7 +68,8 @@ class Engine:
 
     def __init__(
         self, model: ModelConfig, vocabulary: int, optimizer: OptimizerConfig, total_steps: int, layout: Layout,
-        seat: Seat, world: ProcessGroups, device: torch.device, dtype: torch.dtype, memory: MemoryPolicy | None = None,
+        seat: Seat, world: ProcessGroups, device: torch.device, dtype: torch.dtype, state: State | None = None,
+        memory: MemoryPolicy | None = None,
     ) -> None:  # fmt: skip
         specs = parameter_specs(model, vocabulary)
         _check_degrees(specs, layout)
@@ -81,8 +83,8 @@ class Engine:
         self._everyone, self._device, self._dtype = world.exchange(tuple(range(world.ranks))), device, dtype
         self.model = Llama(model, vocabulary, part).to(device, dtype)
         self.shapes = {spec.name: spec.shape for spec in specs}
-        shards = shard(self.shapes, world.ranks)
-        self.optimizer = Zero1Optimizer(self.model.weights(), shards, world.rank, world)
+        owned = shards(all_holdings(specs, layout, model.layers))
+        self.optimizer = Zero1Optimizer(self.model.weights(), owned, seat.rank, world, state)
 
     def initialise(
         self, seed: int, secrets: Path | None = None, endpoint: EndpointConfig | None = None, ids: int = 0
@@ -91,6 +93,7 @@ class Engine:
 
         `ids`: of the tokenizer; 0: unknown.
         """
+        self.optimizer.state.clear()
         boxes = self.optimizer.boxes()["parameter"]
         for box, values in boxes.items():
             values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
@@ -133,7 +136,7 @@ class Engine:
         runner = TaskRunner(
             self.model, work.batch, 1 / work.labels, self._seat.replica, self._ring, links.last, self._memory
         )
-        return run_operations(runner, links, work.parts, work.operations, self.optimizer.accumulate, self._world.clock)
+        return run_operations(runner, links, work.parts, work.operations, self.optimizer, self._world.clock)
 
     def _ring(self, replicas: tuple[int, ...]) -> Exchange:
         """The ring of the ranks that have this stage and tensor index in these replicas."""

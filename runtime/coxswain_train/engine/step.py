@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Protocol
 
 from torch import Tensor
 
@@ -152,22 +153,37 @@ class StepClock:
         return self._offset + self.device.between(self._zero, mark)
 
 
+class GradientSums(Protocol):
+    """Where the gradients of backwards go."""
+
+    def expect_last(self) -> None:
+        """The next backward is the step's last."""
+        ...
+
+    def accumulate(self) -> None:
+        """A backward has ended."""
+        ...
+
+
 def run_operations(
     runner: TaskRunner,
     links: StageLinks,
     mine: dict[int, Part],
     operations: Sequence[Operation],
-    accumulate: Callable[[], None],
+    gradients: GradientSums,
     clock: DeviceClock,
 ) -> StepOutcome:
-    """Runs this stage's operations in the plan's order; calls `accumulate` after each backward.
+    """Runs this stage's operations in the plan's order; calls `accumulate` after each backward, `expect_last` before the last.
 
     What an operation sends leaves in one batch with what the next one receives: the order that plans are checked for.
     """
     outcome = StepOutcome()
     coming = [Coming(o, mine[o.task].stop - mine[o.task].start) for o in operations]
+    last = max((number for number, operation in enumerate(operations) if operation.kind == "B"), default=-1)
     links.trade(None, None, coming[0] if coming else None)
-    for operation, following in zip_longest(operations, coming[1:]):
+    for number, (operation, following) in enumerate(zip_longest(operations, coming[1:])):
+        if number == last:
+            gradients.expect_last()
         part, start, first = mine[operation.task], clock.mark(), len(clock.waits)
         received = links.received(operation)
         if operation.kind == "F":
@@ -175,7 +191,7 @@ def run_operations(
             outcome.losses += [] if loss is None else [loss]
         else:
             leaving = runner.backward(part, received)
-            accumulate()
+            gradients.accumulate()
         links.trade(operation, leaving, following)
         outcome.spans.append((operation, start, clock.mark(), first, len(clock.waits)))
     links.finish()

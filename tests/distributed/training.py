@@ -18,7 +18,7 @@ from coxswain.membership.values import Cursor
 from coxswain.planlog import manifest_key
 from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import open_store
-from coxswain_train.checkpoint import save_load
+from coxswain_train.checkpoint import save_load, snapshots
 from coxswain_train.engine.engine import Engine, StepInput
 from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.engine.step import Batch, Part, parts
@@ -139,7 +139,7 @@ def save_with_manifest(world: ProcessGroups, stream: Stream, uri: str) -> dict[s
     engine, store = engine_of(world, torch.float32), open_store(uri, create=True)
     engine.initialise(SEED)
     engine.step(work_of(stream, 0, random_plan(stream.lengths, 1, 0), 0), time.perf_counter())
-    shards = tuple(save_load.write_shards(store, save_load.snapshot(engine.boxes())))
+    shards = tuple(save_load.write_shards(store, snapshots.snapshot(engine.boxes())))
     store.put(manifest_key(1), msgspec.json.encode(manifest(1, shards)))
     return weights_of(engine)
 
@@ -148,7 +148,7 @@ def start_and_save(world: ProcessGroups, model: ModelConfig, uri: str, ids: int 
     """This rank's shards of a job that has begun and taken no step: what came in by `initFrom`, if it names any."""
     engine = engine_of(world, torch.float32, model)
     engine.initialise(SEED, ids=ids)
-    return tuple(save_load.write_shards(open_store(uri, create=True), save_load.snapshot(engine.boxes())))
+    return tuple(save_load.write_shards(open_store(uri, create=True), snapshots.snapshot(engine.boxes())))
 
 
 def manifest(step: int, shards: tuple[Shard, ...]) -> CheckpointManifest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +74,7 @@ class Engine:
         specs = parameter_specs(model, vocabulary)
         _check_degrees(specs, layout)
         self._memory = memory or MemoryPolicy()
+        self.before_update: Callable[[], None] = lambda: None  # runs in every step before its state changes
         self._config, self._optimizer_config, self._total_steps, self._world = model, optimizer, total_steps, world
         self._seat, self._neighbours, self._ranks = seat, neighbours_of(layout, seat), rank_of(layout)
         stage = layout.replicas[seat.replica].stages[seat.stage]
@@ -119,6 +120,7 @@ class Engine:
         loss_sum, valid = (outcome.loss_sum, work.valid) if self.counts else (0.0, 0)
         stats = self.optimizer.reduce_stats(gradient, RankStats(loss_sum, valid, work.labels, work.plan))
         rate = learning_rate(self._optimizer_config, work.step, self._total_steps)
+        self.before_update()
         self.optimizer.apply(gradient, stats, self._optimizer_config, rate, work.step)
         timings, reduced = clock.timings(outcome.spans), clock.device.between(computed, clock.device.mark())
         return StepResult(

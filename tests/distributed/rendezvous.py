@@ -86,7 +86,6 @@ class Communicator:
             del self.waiting[rank]
         return True
 
-
     def _copy(self, sent: Tensor, received: Tensor) -> None:
         """Messages have no names: one that meets that of another ring has another size at best."""
         if sent.shape == received.shape:

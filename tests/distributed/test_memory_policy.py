@@ -48,8 +48,8 @@ def gradients(
     copies = Counting()
     memory = MemoryPolicy(recompute, lambda _: ratio, copies)
     plan = random_plan(stream.lengths, len(layout.replicas), 4, layout=layout)
-    _, held = training.owned_gradient(world, MODEL, layout, stream, plan, dtype, memory)  # type: ignore[arg-type]
-    return [gradient for _, gradient in held], copies, len(world.clock.waits)
+    _, owned = training.owned_gradient(world, MODEL, layout, stream, plan, dtype, memory)  # type: ignore[arg-type]
+    return [gradient for _, gradient in owned], copies, len(world.clock.waits)
 
 
 LAYOUTS = {"three replicas": layout_of(*[[(1, 3)]] * 3), "stages of tensor groups": layout_of(*[[(2, 2), (1, 3)]] * 2)}

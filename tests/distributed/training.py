@@ -18,7 +18,7 @@ from coxswain.membership.values import Cursor
 from coxswain.planlog import manifest_key
 from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import open_store
-from coxswain_train.checkpoint import save_load
+from coxswain_train.checkpoint import save_load, snapshots
 from coxswain_train.engine.engine import Engine, StepInput
 from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.engine.step import Batch, Part, parts
@@ -75,7 +75,7 @@ def engine_of(
     """This rank's engine; without a layout every rank is a replica."""
     layout = layout or uniform_layout([Device(0, r) for r in range(world.ranks)], model.layers)
     seat = layout.ranks()[world.rank]
-    return Engine(model, VOCABULARY, optimizer, steps, layout, seat, world, torch.device("cpu"), dtype, memory)
+    return Engine(model, VOCABULARY, optimizer, steps, layout, seat, world, torch.device("cpu"), dtype, memory=memory)
 
 
 def weights_of(engine: Engine) -> dict[str, np.ndarray]:
@@ -176,7 +176,7 @@ def save_with_manifest(
     engine, store = engine_of(world, torch.float32, model), open_store(uri, create=True)
     engine.initialise(SEED)
     engine.step(work_of(stream, 0, random_plan(stream.lengths, 1, 0), 0), time.perf_counter())
-    shards = tuple(save_load.write_shards(store, save_load.snapshot(engine.boxes())))
+    shards = tuple(save_load.write_shards(store, snapshots.snapshot(engine.boxes())))
     store.put(manifest_key(1), msgspec.json.encode(manifest(1, shards)))
     return weights_of(engine)
 
@@ -185,7 +185,7 @@ def start_and_save(world: ProcessGroups, model: ModelConfig, uri: str, ids: int 
     """This rank's shards of a job that has begun and taken no step: what came in by `initFrom`, if it names any."""
     engine = engine_of(world, torch.float32, model)
     engine.initialise(SEED, ids=ids)
-    return tuple(save_load.write_shards(open_store(uri, create=True), save_load.snapshot(engine.boxes())))
+    return tuple(save_load.write_shards(open_store(uri, create=True), snapshots.snapshot(engine.boxes())))
 
 
 def manifest(step: int, shards: tuple[Shard, ...]) -> CheckpointManifest:
@@ -221,6 +221,7 @@ def owned_gradient(
         if engine.shapes[box.name][0] == VOCABULARY:
             values[max(0, stream.vocabulary - box.offset[0]) :] = 0
     engine.gather()
-    outcome = engine.compute(work_of(stream, 0, plan, seat.replica, seat.stage))
+    work = work_of(stream, 0, plan, seat.replica, seat.stage)
+    outcome = engine.compute(work)
     owned = views(engine.optimizer.reduce(), list(engine.boxes()["parameter"]))
     return outcome.loss_sum if engine.counts else 0.0, [(box, values.numpy()) for box, values in owned]

@@ -27,8 +27,11 @@ Accepts = Callable[[ParallelismPolicySpec], bool]
 def memory_faults(
     spec: TrainingJobSpec, policy: ParallelismPolicySpec, under: str, accepts: Accepts
 ) -> list[FieldError]:
-    """`accepts`: whether another policy has no fault of its layout. Without GPUs nothing is judged: any memory may be there."""
-    limit = device_memory(policy.hardware)
+    """`accepts`: whether another policy has no fault of its layout. Without GPUs nothing is judged: any memory may be there.
+
+    Nor is a model of the user's own, whose parameters only its class knows.
+    """
+    limit = 0 if spec.model.custom else device_memory(policy.hardware)
     found = largest(spec, policy) if limit else None
     if found is None or found[1].total + RESERVED <= limit:
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,12 +67,13 @@ class Engine:
 
     def __init__(
         self, model: ModelConfig, vocabulary: int, optimizer: OptimizerConfig, total_steps: int, layout: Layout,
-        seat: Seat, world: ProcessGroups, device: torch.device, dtype: torch.dtype, memory: MemoryPolicy | None = None,
-        state: State | None = None,
+        seat: Seat, world: ProcessGroups, device: torch.device, dtype: torch.dtype, state: State | None = None,
+        memory: MemoryPolicy | None = None,
     ) -> None:  # fmt: skip
         specs = specs_of(model, vocabulary)
         _check_degrees(specs, layout)
         self._memory = memory or MemoryPolicy()
+        self.before_update: Callable[[], None] = lambda: None  # runs in every step before its state changes
         self._config, self._optimizer_config, self._total_steps, self._world = model, optimizer, total_steps, world
         self.seat, self._neighbours, self._ranks = seat, neighbours_of(layout, seat), rank_of(layout)
         stage = layout.replicas[seat.replica].stages[seat.stage]
@@ -119,6 +120,7 @@ class Engine:
         loss_sum, valid = (outcome.loss_sum, work.valid) if self.counts else (0.0, 0)
         stats = self.optimizer.reduce_stats(gradient, RankStats(loss_sum, valid, work.labels, work.plan))
         rate = learning_rate(self._optimizer_config, work.step, self._total_steps)
+        self.before_update()
         self.optimizer.apply(gradient, stats, self._optimizer_config, rate, work.step)
         timings, reduced = clock.timings(outcome.spans), clock.device.between(computed, clock.device.mark())
         return StepResult(

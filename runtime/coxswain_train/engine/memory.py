@@ -7,6 +7,7 @@ and log-sum-exp as well, so no hop and no attention is repeated.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -15,8 +16,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from coxswain.config import ModelConfig, ParallelConfig
+from coxswain.cost import constants_for
+from coxswain.cost.constants import host_bandwidth
+from coxswain.cost.memory import Workload, kept_bytes, widths_of
+from coxswain.cost.offload import offload_ratio
+from coxswain.models import parameter_specs
 from coxswain.plan.values import Task
-from coxswain_train.engine.offload import Copies, HostCopies, Offloader
+from coxswain_train.engine.offload import Copies, CudaCopies, HostCopies, Offloader
 from coxswain_train.model.attention import Kept, Repeated, TaskAttention
 from coxswain_train.model.llama import Decoder, Layer, Rotary
 
@@ -42,6 +49,23 @@ class MemoryPolicy:
             return TaskMemory(self.recompute, None, len(model.stack))
         stays = (x.untyped_storage().data_ptr() for x in (*model.weights().values(), *rotary))
         return TaskMemory(self.recompute, Offloader(ratio, frozenset(stays), self.copies), len(model.stack))
+
+
+def memory_policy(model: ModelConfig, parallel: ParallelConfig, vocabulary: int, device: torch.device) -> MemoryPolicy:
+    """What the job asks for. A CPU has no other memory to move activations to."""
+    if parallel.offload == "Off" or device.type != "cuda":
+        return MemoryPolicy(parallel.recompute)
+    widths = widths_of(model, parameter_specs(model, vocabulary), 0, 1)
+    kept = kept_bytes(widths, Workload(torch.bfloat16.itemsize, 0, parallel.recompute))
+    constants, bandwidth = constants_for(parallel.hardware, model), host_bandwidth(parallel.hardware)
+
+    def ratio(task: Task) -> float:
+        lengths: Counter[int] = Counter()
+        for s in task.slices:
+            lengths[s.sequence] += s.stop - s.start
+        return offload_ratio(list(lengths.values()), constants, model.layers, kept, bandwidth)
+
+    return MemoryPolicy(parallel.recompute, ratio, CudaCopies(device))
 
 
 @dataclass(slots=True)

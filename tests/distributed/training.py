@@ -20,6 +20,7 @@ from coxswain_train.checkpoint import save_load
 from coxswain_train.engine.engine import Engine, StepInput
 from coxswain_train.engine.step import Batch, Part, StepClock, TaskRunner, parts, run_operations
 from coxswain_train.parallel.process_groups import ProcessGroups
+from coxswain_train.parallel.state import State
 from tests.distributed.plans import Plan, random_plan
 from tests.distributed.reference import Stream
 
@@ -64,8 +65,9 @@ def engine_of(
     model: ModelConfig = MODEL,
     optimizer: OptimizerConfig = OPTIMIZER,
     steps: int = 20,
+    state: State | None = None,
 ) -> Engine:
-    return Engine(model, VOCABULARY, optimizer, steps, world, torch.device("cpu"), dtype)
+    return Engine(model, VOCABULARY, optimizer, steps, world, torch.device("cpu"), dtype, state)
 
 
 def weights_of(engine: Engine) -> dict[str, np.ndarray]:

@@ -27,6 +27,7 @@ from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
 from coxswain_train.engine.engine import Engine, StepResult, check_layout
 from coxswain_train.parallel.process_groups import WorldAborter, leave_world
+from coxswain_train.parallel.state import State
 from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, AssignmentChannel
 from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient
 from coxswain_train.worker.prefetch import PATIENCE, BatchPrefetcher
@@ -57,8 +58,10 @@ def main(env: Environment) -> int:
         try:
             store = open_store(config.uri, config.endpoint, env.secrets_dir, create=True, known=True)
 
+            state = State()  # outlives worlds
+
             def train(assignment: Assignment) -> int:
-                with closing(Worker(env, assignment, client, handover, store)) as worker:
+                with closing(Worker(env, assignment, client, handover, store, state)) as worker:
                     return worker.run()
 
             return run_worlds(assignments, aborter, train)
@@ -105,9 +108,10 @@ class Worker:
     """A worker in one world."""
 
     def __init__(
-        self, env: Environment, assignment: Assignment, client: Client, handover: Handover, store: Store
+        self, env: Environment, assignment: Assignment, client: Client, handover: Handover, store: Store, state: State
     ) -> None:
         self._env, self._assignment, self._client, self._store = env, assignment, client, store
+        self._state = state
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._world = world = fetch_world(client, assignment)
         self._saver = save_load.Saver(store)
@@ -149,7 +153,9 @@ class Worker:
         check_layout(self._world.layout)
         groups = rendezvous(self._client, self._outbox, self._assignment, self._world, self._env.pod_ip, device)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        return Engine(job.model, self._world.vocabulary, job.optimizer, job.total_steps, groups, device, dtype)
+        return Engine(
+            job.model, self._world.vocabulary, job.optimizer, job.total_steps, groups, device, dtype, self._state
+        )
 
     def _restore(self) -> None:
         """Fills the state from the world's checkpoint, or initialises it from the seed."""

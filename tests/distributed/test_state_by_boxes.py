@@ -19,7 +19,7 @@ from coxswain.holdings import all_holdings
 from coxswain.layout import Layout
 from coxswain.wire import Shard
 from coxswain_link.store import Store, open_store
-from coxswain_train.checkpoint import save_load
+from coxswain_train.checkpoint import save_load, snapshots
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.parallel.process_groups import ProcessGroups
 from coxswain_train.parallel.shards import shards
@@ -55,7 +55,7 @@ def load_and_save(
     engine, store = training.engine_of(world, torch.float32), open_store(uri)
     save_load.load(store, saved, engine.boxes())
     engine.optimizer.all_gather()
-    again = tuple(save_load.write_shards(store, save_load.snapshot(engine.boxes())))
+    again = tuple(save_load.write_shards(store, snapshots.snapshot(engine.boxes())))
     return again, _flat(engine.boxes()), training.weights_of(engine)
 
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_of_any_holdings_is_read_into_any_others_box_by_box(tmp_pat
         for box, values in boxes.items():
             values.copy_(values_of(kind, box))
     for _ in range(2):
-        saved = [s for state in states for s in save_load.write_shards(store, save_load.snapshot(state.boxes()))]
+        saved = [s for state in states for s in save_load.write_shards(store, snapshots.snapshot(state.boxes()))]
         states = states_of(random_layout(rng, rng.randint(1, 3)))
         for state in states:
             save_load.load(store, saved, state.boxes())
@@ -131,7 +131,7 @@ def begin_again(world: ProcessGroups, uri: str) -> tuple[dict[str, np.ndarray], 
     for step in range(2):
         engine.step(training.work_of(STREAM, step, random_plan(STREAM.lengths, 1, step), 0), time.perf_counter())
     trained, address = _flat(engine.boxes()), state["parameter"].data_ptr()
-    saved = list(save_load.write_shards(open_store(uri, create=True), save_load.snapshot(engine.boxes())))
+    saved = list(save_load.write_shards(open_store(uri, create=True), snapshots.snapshot(engine.boxes())))
     engine = training.engine_of(world, torch.float32, state=state)
     engine.initialise(training.SEED)
     fresh, weights = _flat(engine.boxes()), training.weights_of(engine)
@@ -202,7 +202,7 @@ def test_a_damaged_shard_is_replaced_when_the_same_content_is_saved_again(one_sh
 
 def test_a_snapshot_shares_no_memory_with_the_state() -> None:
     room = torch.ones(3)
-    ((_, _, copy),) = save_load.snapshot({"parameter": {full_box("w", (3,)): room}})
+    ((_, _, copy),) = snapshots.snapshot({"parameter": {full_box("w", (3,)): room}})
     room.zero_()
     assert copy.tolist() == [1, 1, 1]
 

@@ -352,6 +352,11 @@ class JobReport(msgspec.Struct, frozen=True):
     reason: str = ""  # of the end: Completed's reason (StopReached, DataExhausted)
     trainers: tuple[TrainerReport, ...] = ()  # of the current world, the slowest first, at most 64
     slow: str = ""  # names slow trainers; empty: none is slow
+    gradient_norm: float | None = None  # of the last step, before clipping
+    learning_rate: float | None = None
+    mfu: float | None = None
+    evaluation_loss: float | None = None  # the latest
+    evaluation_step: int = -1  # the step behind which it was evaluated; -1: none yet
 
     def revision(self) -> str:
         """Changes with what needs an action at once, not with counters that grow while the job runs."""
@@ -395,3 +400,7 @@ class StepLine(msgspec.Struct, frozen=True):
     tokens_by_source: dict[str, int]
     data_wait_seconds: float
     time: float  # when the first rank ended the step, by its clock
+    mfu: float | None = None  # model FLOPs over the devices' peak; None: the peak is unknown
+    evaluation_loss: float | None = None  # of held-out tokens with the step's new weights; None: not evaluated then
+    evaluation_tokens: int = 0
+    evaluation_seconds: float = 0.0  # of the slowest rank; not part of `seconds`

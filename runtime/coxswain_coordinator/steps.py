@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from functools import reduce
 
 import msgspec
+from msgspec.structs import replace
 
 from coxswain import digests
+from coxswain.config import JobConfig
+from coxswain.cost import peak_tflops
 from coxswain.errors import Refused
+from coxswain.flops import step_flops, utilisation
 from coxswain.layout import Seat
 from coxswain.plan.values import Task
-from coxswain.wire import DeliveredDigests, StepLine, StepPlan, StepReport, TaskTiming
+from coxswain.wire import DeliveredDigests, StepLine, StepPlan, StepReport, TaskTiming, World
 
 
 class PlannedTask(msgspec.Struct, frozen=True):
@@ -136,6 +140,15 @@ def step_line(plan: StepPlan, reports: Mapping[int, StepReport], stream_digest: 
         data_wait_seconds=max(r.data_wait_seconds for r in ranks),
         time=ranks[0].ended or now,
     )
+
+
+def with_utilisation(job: JobConfig, world: World, plan: StepPlan, line: StepLine) -> StepLine:
+    """The line with the share of the devices' peak that the step reached, where the peak is known."""
+    peak = peak_tflops(job.parallelism.hardware)
+    if not peak:
+        return line
+    flops = step_flops(job.model, world.vocabulary, (s.tokens for s in plan.sequences))
+    return replace(line, mfu=utilisation(flops, line.seconds, len(world.seats), peak))
 
 
 def timing_line(plan: StepPlan, reports: Mapping[int, StepReport], seats: tuple[Seat, ...]) -> TimingLine:

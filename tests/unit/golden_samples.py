@@ -91,6 +91,8 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "job.json parallelism": config.ParallelConfig,
     "job.json batch": config.BatchConfig,
     "job.json optimizer": config.OptimizerConfig,
+    "job.json parameter group": config.ParameterGroupConfig,
+    "job.json evaluation": config.EvaluationConfig,
     "job.json checkpoint": config.CheckpointConfig,
     "job.json stragglers": config.StragglerConfig,
     "Flight ticket": flight.Request,

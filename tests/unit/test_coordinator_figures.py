@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.digests import STREAM_SEED
+from coxswain.flops import step_flops
 from coxswain.membership.stream import initial_cursor
 from coxswain.trainer_figures import RankStep, StepFigures, slow_words, trainer_figures
 from coxswain.wire import CheckpointManifest, DeliveredDigests, Fault, Finished, JobReport, StepLine
@@ -217,6 +218,29 @@ def test_metrics_have_one_series_for_each_trainer_of_the_present_world(run):
     run.enter(session(run.state.job))
     run.state.log_steps(now=True)
     assert series() == []
+
+
+def test_rate_norm_and_utilisation_of_a_step_are_in_its_line_the_report_the_metrics_and_on_the_page(run):
+    hardware = replace(run.state.job.parallelism, hardware="h100-80g")
+    run.state.job = replace(run.state.job, parallelism=hardware)
+    run.step(0)
+    (line,), found = run.state.history.recent, run.report()
+    flops = step_flops(run.state.job.model, run.session.world.vocabulary, [6, 5])
+    assert line.mfu == pytest.approx(flops / (4.0 * 2 * 989e12), rel=1e-12)
+    assert (found.gradient_norm, found.learning_rate, found.mfu) == (1.5, 1e-3, line.mfu)
+    text = run.metrics.exposition().decode()
+    assert "coxswain_gradient_norm 1.5\n" in text
+    assert "coxswain_learning_rate 0.001\n" in text
+    assert f'coxswain_model_flops_utilization{{hardware="cpu"}} {line.mfu}' in text
+    assert "<td>Gradient norm<td>1.5</tr>" in page("demo", found)
+    assert "<td>Model FLOPs utilisation<td>0.0%</tr>" in page("demo", found)
+
+
+def test_without_a_known_peak_no_utilisation_is_shown(run):
+    run.step(0)
+    assert (run.state.history.recent[0].mfu, run.report().mfu) == (None, None)
+    assert "coxswain_model_flops_utilization{" not in run.metrics.exposition().decode()
+    assert "utilisation" not in page("demo", run.report())
 
 
 def test_a_rank_that_does_not_finish_is_named_with_its_trainer_and_node(run):

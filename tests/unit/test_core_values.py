@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from coxswain import digests
 from coxswain.boxes import Box, full_box, intersect, match, window, zero_shard
 from coxswain.config import (
     BatchConfig,
     CheckpointConfig,
+    EvaluationConfig,
     JobConfig,
     MixConfig,
     ModelConfig,
@@ -169,6 +171,15 @@ def test_moved_data_and_raised_limits_are_the_same_stream(change):
 @pytest.mark.parametrize("change", [{"name": "docs"}, {"text_field": "body"}, {"format": "Jsonl"}])
 def test_another_reading_of_the_data_is_another_stream(change):
     assert config(**change).stream_hash() != config().stream_hash()
+
+
+def test_held_out_tokens_make_another_stream_and_how_often_they_are_evaluated_does_not():
+    without, some = config(), [replace(config(), evaluation=EvaluationConfig(**e)) for e in EVALUATIONS]
+    assert [job.stream_hash() == without.stream_hash() for job in some] == [False, False, False]
+    assert [job.stream_hash() == some[0].stream_hash() for job in some] == [True, True, False]
+
+
+EVALUATIONS = ({"every_steps": 5, "tokens": 100}, {"every_steps": 9, "tokens": 100}, {"every_steps": 5, "tokens": 101})
 
 
 # --- reasons of events -----------------------------------------------------------------------------------------------

@@ -17,7 +17,9 @@ from coxswain.api.field_errors import FieldError, parse
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.pod_template import template_faults
 from coxswain.api.trainingjob import TrainingJobSpec
+from coxswain.models import parameter_specs
 from coxswain.names import CLAIMS_ROOT
+from coxswain.parameter_groups import idle_groups
 from coxswain.uris import file_uri
 
 Manifest = Mapping[str, Any]
@@ -47,7 +49,8 @@ def resolve(
         return faults
     assert mix is not None
     assert policy is not None
-    return job_config(job["metadata"], spec, mix_config(spec, mix, used), policy, uid)
+    found = job_config(job["metadata"], spec, mix_config(spec, mix, used), policy, uid)
+    return group_faults(found) or found
 
 
 def by_name(objects: Iterable[Manifest]) -> dict[str, Manifest]:
@@ -134,6 +137,19 @@ def capacity_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> lis
             "spec.batch.maxSequenceTokens", message, str(longest), f"at most {held}", way_out, reason="CapacityTooSmall"
         )
     ]
+
+
+def group_faults(job: config.JobConfig) -> list[FieldError]:
+    """The groups of the optimizer that choose no parameter: a misspelt one would change nothing."""
+    names = [spec.name for spec in parameter_specs(job.model, job.model.vocabulary or 64)]
+    way_out = f"correct the glob, or remove the group; names are such as {names[0]}, {names[2]} and {names[-1]}"
+    return [
+        FieldError(
+            f"spec.optimizer.groups[{place}].match", f"{job.optimizer.groups[place].match!r} {why}",
+            job.optimizer.groups[place].match, way_out=way_out, reason="GroupMatchesNothing",
+        )
+        for place, why in idle_groups(job.optimizer.groups, names).items()
+    ]  # fmt: skip
 
 
 def replica_devices(policy: ParallelismPolicySpec) -> int:

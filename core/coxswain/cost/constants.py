@@ -47,9 +47,13 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A constants file: rates for any model's shape, and measured constants of known models."""
+    """A constants file: rates for any model's shape, and measured constants of known models.
+
+    `peak_tflops`: what a device could do at most, by its maker; 0: unknown, so no utilisation is shown.
+    """
 
     rates: Rates
+    peak_tflops: float = 0.0
     models: dict[str, Constants] = {}
     note: str = ""
 
@@ -77,6 +81,12 @@ def constants_for(hardware: str, model: ModelConfig) -> Constants:
     """
     loaded = _load(hardware)
     return loaded if isinstance(loaded, Constants) else scaled(loaded.rates, model)
+
+
+def peak_tflops(hardware: str) -> float:
+    """Peak of one device in TFLOP/s; 0: unknown."""
+    loaded = _load(hardware)
+    return loaded.peak_tflops if isinstance(loaded, Hardware) else 0.0
 
 
 def scaled(rates: Rates, model: ModelConfig) -> Constants:
@@ -110,6 +120,11 @@ def _load(name_or_path: str) -> Hardware | Constants:
             "BadHardware", f"hardware {name_or_path!r}: {error}; see the shipped files for the format"
         ) from None
     _check(name_or_path, loaded.rates if isinstance(loaded, Hardware) else loaded)
+    if isinstance(loaded, Hardware) and not 0 <= loaded.peak_tflops < float("inf"):
+        raise Refused(
+            "BadHardware",
+            f"hardware {name_or_path!r}: peak_tflops is {loaded.peak_tflops}; it must be finite and not below 0",
+        )
     for constants in loaded.models.values() if isinstance(loaded, Hardware) else ():
         _check(name_or_path, constants)
     return loaded

@@ -6,8 +6,9 @@ its owner. State changes in `apply` alone, after all ranks have agreed on the st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from math import isfinite, sqrt
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from torch.optim.adamw import adamw
 from coxswain.boxes import Box, full_box, window
 from coxswain.config import OptimizerConfig
 from coxswain.errors import Refused, Retryable
+from coxswain.parameter_groups import Settings, settings_of
 from coxswain_train.parallel.shards import Shards
 
 KINDS = ("parameter", "exp_avg", "exp_avg_sq")
@@ -118,14 +120,13 @@ class Zero1Optimizer:
         self.all_gather()
 
     def _adamw(self, gradient: Tensor, config: OptimizerConfig, rate: float, count: int) -> None:
-        """Runs torch's fused kernel over the matrices, which decay, and over the norms, which do not."""
-        matrices = self._shards.decayed(self._me)
-        for rows, decay in ((slice(matrices), config.weight_decay), (slice(matrices, None), 0.0)):
+        """Runs torch's fused kernel over each stretch of boxes with the same settings."""
+        for rows, settings in _stretches(self._shards.boxes[self._me], config):
             master, first, second = ([self._state[kind][rows]] for kind in KINDS)
             done = [torch.tensor(count - 1.0, device=self._device)]
             adamw(
                 master, [gradient[rows]], first, second, [], done, fused=True, amsgrad=False, beta1=config.beta1,
-                beta2=config.beta2, lr=rate, weight_decay=decay, eps=config.epsilon, maximize=False,
+                beta2=config.beta2, lr=rate * settings.scale, weight_decay=settings.decay, eps=config.epsilon, maximize=False,
             )  # fmt: skip
 
     @torch.no_grad()
@@ -153,6 +154,15 @@ class Zero1Optimizer:
     @staticmethod
     def _rows(tensor: Tensor, box: Box) -> Tensor:
         return tensor[window(full_box(box.name, tuple(tensor.shape)), box)]
+
+
+def _stretches(boxes: Iterable[Box], config: OptimizerConfig) -> Iterator[tuple[slice, Settings]]:
+    """Successive boxes with the same settings: their elements in the packed buffer."""
+    start = 0
+    for settings, same in groupby(boxes, lambda box: settings_of(box.name, len(box.shape), config)):
+        stop = start + sum(box.elements for box in same)
+        yield slice(start, stop), settings
+        start = stop
 
 
 def _views(flat: Tensor, boxes: tuple[Box, ...]) -> list[tuple[Box, Tensor]]:

@@ -178,6 +178,22 @@ BLOCKS_IN_MESSAGE = 50_000
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
+class Evaluation(msgspec.Struct, frozen=True):
+    """Held-out sequences that the world evaluates after a step's update, forward only.
+
+    Their positions and tasks are numbered behind those of the step.
+    """
+
+    sequences: tuple[Sequence, ...]
+    tasks: tuple[Task, ...]
+    operations: tuple[StageOperations, ...]
+    labels: int  # valid tokens of all sequences
+
+    @property
+    def tokens(self) -> int:
+        return sum(s.tokens for s in self.sequences)
+
+
 class StepPlan(msgspec.Struct, frozen=True):
     """Membership and placement of one step: all that constructors and workers need."""
 
@@ -187,9 +203,19 @@ class StepPlan(msgspec.Struct, frozen=True):
     tasks: tuple[Task, ...]
     operations: tuple[StageOperations, ...]
     labels: int  # valid tokens of the whole step
-    digest: str  # of the four fields above: workers compare it
+    digest: str  # of the four fields above and the evaluation: workers compare it
     makespan_seconds: float
     makespan_over_bound: float
+    evaluation: Evaluation | None = None  # None: no evaluation follows the step
+
+    @property
+    def all_sequences(self) -> tuple[Sequence, ...]:
+        """Those of the step, then those of its evaluation."""
+        return (*self.sequences, *self.evaluation.sequences) if self.evaluation else self.sequences
+
+    @property
+    def all_tasks(self) -> tuple[Task, ...]:
+        return (*self.tasks, *self.evaluation.tasks) if self.evaluation else self.tasks
 
 
 class StepPlans(msgspec.Struct, frozen=True):
@@ -245,6 +271,8 @@ class StepReport(msgspec.Struct, frozen=True):
     reduce_seconds: float
     timings: tuple[TaskTiming, ...] = ()
     ended: float = 0.0  # unix time on this rank's clock
+    evaluation_loss_sum: float | None = None  # of this rank's held-out tokens; None: no evaluation, or not finite
+    evaluation_seconds: float = 0.0  # not part of `seconds`
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------

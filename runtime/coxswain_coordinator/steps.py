@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import reduce
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -139,7 +140,23 @@ def step_line(plan: StepPlan, reports: Mapping[int, StepReport], stream_digest: 
         tokens_by_source=dict(sorted(by_source.items())),
         data_wait_seconds=max(r.data_wait_seconds for r in ranks),
         time=ranks[0].ended or now,
+        **_evaluated(plan, ranks),
     )
+
+
+def _evaluated(plan: StepPlan, ranks: list[StepReport]) -> dict[str, Any]:
+    """Fields of the line of a step that an evaluation follows. Without a label, or not finite, the loss is None."""
+    if plan.evaluation is None:
+        return {}
+    sums = [r.evaluation_loss_sum for r in ranks]
+    known = [s for s in sums if s is not None]
+    return {
+        "evaluation_loss": sum(known) / plan.evaluation.labels
+        if len(known) == len(sums) and plan.evaluation.labels
+        else None,
+        "evaluation_tokens": plan.evaluation.tokens,
+        "evaluation_seconds": max(r.evaluation_seconds for r in ranks),
+    }
 
 
 def with_utilisation(job: JobConfig, world: World, plan: StepPlan, line: StepLine) -> StepLine:

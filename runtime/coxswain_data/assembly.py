@@ -5,12 +5,14 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from collections.abc import Sequence as List
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice
 from coxswain.wire import StepPlan
 from coxswain_link.flight import SliceRequest
@@ -26,17 +28,18 @@ class Need(NamedTuple):
 
 
 def needs(plan: StepPlan, replicas: Collection[int]) -> list[Need]:
-    """What these replicas need for a step, in task order."""
-    tasks = sorted(plan.tasks, key=lambda t: t.index)
-    return [Need(t.index, s, _request(plan, s)) for t in tasks for s in t.slices if s.replica in replicas]
+    """What these replicas need for a step and the evaluation behind it, in task order."""
+    tasks, sequences = sorted(plan.all_tasks, key=lambda t: t.index), plan.all_sequences
+    return [
+        Need(t.index, s, _request(sequences[s.sequence], s)) for t in tasks for s in t.slices if s.replica in replicas
+    ]
 
 
-def _request(plan: StepPlan, part: Slice) -> SliceRequest:
-    sequence = plan.sequences[part.sequence]
+def _request(sequence: Sequence, part: Slice) -> SliceRequest:
     return SliceRequest(sequence, part.start, min(part.stop + 1, sequence.length - sequence.start))
 
 
-def arrays(plan: StepPlan, mine: Sequence[Need], tokens: Sequence[NDArray[np.int32]]) -> StepArrays:
+def arrays(plan: StepPlan, mine: List[Need], tokens: List[NDArray[np.int32]]) -> StepArrays:
     """One replica's step.
 
     `tokens` answers the request of each need. A sample's last token has no label.

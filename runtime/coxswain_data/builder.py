@@ -80,8 +80,9 @@ class Builder:
             tokens, digests = self._fetcher.fetch([n.request for n in wanted], self._is_current)
             buffers = {r: self._buffer(plan, r, wanted, tokens) for r in self._replicas}
         self._step_cache.put(self._generation, plan.step, buffers)
-        served = tuple((wanted[place].slice.sequence, digest) for place, digest in sorted(digests.items()))
-        self._outbox.put("/v1/served", plan.step, DeliveredDigests(self._generation, plan.step, served))
+        served = [(wanted[place].slice.sequence, digest) for place, digest in sorted(digests.items())]
+        trained = tuple((position, digest) for position, digest in served if position < len(plan.sequences))
+        self._outbox.put("/v1/served", plan.step, DeliveredDigests(self._generation, plan.step, trained))
 
     def _buffer(self, plan: StepPlan, replica: int, wanted: Sequence[Need], tokens: Sequence[Tokens]) -> Buffer:
         mine = [(n, t) for n, t in zip(wanted, tokens, strict=True) if n.slice.replica == replica]

@@ -230,6 +230,12 @@ CASES: list[Case] = [
         "spec.optimizer.decaySteps",
     ),
     _job(
+        "evaluation-size", "spec.evaluation", {"everySteps": 5, "tokens": 32 * 8192},
+        {"everySteps": 5, "tokens": 32 * 8192 + 1},
+        "evaluation.tokens may be at most 32 times batch.tokensPerStep; lower it: a step waits for its evaluation",
+        "spec.evaluation.tokens",
+    ),
+    _job(
         "stop-one-of", "spec.stop", {"tokens": 1_000_000}, {"steps": 5, "tokens": 5},
         "exactly one of steps and tokens is needed; give one of the two",
     ),

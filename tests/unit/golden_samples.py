@@ -91,6 +91,7 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "job.json parallelism": config.ParallelConfig,
     "job.json batch": config.BatchConfig,
     "job.json optimizer": config.OptimizerConfig,
+    "StepPlan evaluation": wire.Evaluation,
     "job.json parameter group": config.ParameterGroupConfig,
     "job.json evaluation": config.EvaluationConfig,
     "job.json checkpoint": config.CheckpointConfig,

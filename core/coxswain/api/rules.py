@@ -197,6 +197,11 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
         field=".optimizer.decaySteps",
     ),
     Rule(
+        "evaluation-size", (_JOB,), "!has(self.evaluation) || self.evaluation.tokens <= 32 * self.batch.tokensPerStep",
+        "evaluation.tokens may be at most 32 times batch.tokensPerStep", "lower it: a step waits for its evaluation",
+        field=".evaluation.tokens",
+    ),
+    Rule(
         "stop-one-of", (f"{_JOB}.stop",), "has(self.steps) != has(self.tokens)",
         "exactly one of steps and tokens is needed", "give one of the two",
     ),

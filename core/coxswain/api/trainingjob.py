@@ -132,7 +132,7 @@ class Evaluation(Model):
     """Steps between evaluations. The last step is always evaluated."""
     tokens: Annotated[Tokens, Effect.NEVER]
     """Tokens of one evaluation, in equal parts from the sources of the mix. The documents that they are from are the same each
-    time, and in no pass trained on. At most half of a source's tokens."""
+    time, and in no pass trained on: at most half of each source's. At most 32 times batch.tokensPerStep."""
 
 
 class Stop(Model):

@@ -36,6 +36,7 @@ class StepInput:
     valid: int  # labels among this rank's tokens
     labels: int
     plan: int
+    evaluation: Sequence[Operation] | None = None  # forward operations after the update; None: no evaluation follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class StepResult:
     compute_seconds: float
     reduce_seconds: float
     timings: tuple[TaskTiming, ...]
+    evaluation_loss_sum: float | None = None  # of this rank's held-out tokens; None: not evaluated
+    evaluation_seconds: float = 0.0
 
 
 class Engine:
@@ -87,7 +90,8 @@ class Engine:
         return self.optimizer.boxes()
 
     def step(self, work: StepInput, began: float) -> StepResult:
-        """Computes, reduces and updates. If it raises, only gradients have changed. `began`: by `time.perf_counter`."""
+        """Computes, reduces, updates and evaluates. If it raises before the vote on the step (`reduce_stats`), only gradients
+        have changed. `began`: by `time.perf_counter`."""
         clock = StepClock(lambda: self._world.waited, began)
         runner = TaskRunner(self.model, work.batch, 1 / work.labels, self._world.rank, self._world.exchange)
         outcome = run_operations(runner, work.parts, work.operations, self.optimizer.accumulate, clock)
@@ -96,14 +100,25 @@ class Engine:
         stats = self.optimizer.reduce_stats(gradient, RankStats(outcome.loss_sum, work.valid, work.labels, work.plan))
         rate = learning_rate(self._optimizer_config, work.step, self._total_steps)
         self.optimizer.apply(gradient, stats, self._optimizer_config, rate, work.step)
+        updated = time.perf_counter()
         return StepResult(
             loss_sum=outcome.loss_sum,
             gradient_norm=stats.norm,
             learning_rate=rate,
             compute_seconds=sum(t.stop - t.start - t.waited for t in outcome.timings),
-            reduce_seconds=time.perf_counter() - computed,
+            reduce_seconds=updated - computed,
             timings=tuple(outcome.timings),
+            evaluation_loss_sum=self._evaluate(work, clock),
+            evaluation_seconds=time.perf_counter() - updated,
         )
+
+    @torch.no_grad()
+    def _evaluate(self, work: StepInput, clock: StepClock) -> float | None:
+        """Sum of the token losses of this rank's held-out tokens, by the forward operations of the evaluation."""
+        if work.evaluation is None:
+            return None
+        runner = TaskRunner(self.model, work.batch, 0.0, self._world.rank, self._world.exchange)
+        return run_operations(runner, work.parts, work.evaluation, self.optimizer.accumulate, clock).loss_sum
 
 
 def check_layout(layout: Layout) -> None:

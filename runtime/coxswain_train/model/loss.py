@@ -45,9 +45,22 @@ def _loss_and_gradient(hidden: Tensor, weight: Tensor, labels: Tensor, wide: tor
     return loss, gradient.mul_(valid).to(hidden.dtype)
 
 
+def _losses(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> Tensor:
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    total = torch.zeros((), dtype=wide, device=hidden.device)
+    for start in range(0, len(labels), chunk):
+        rows, mine = hidden[start : start + chunk], labels[start : start + chunk].unsqueeze(1)
+        log_probability = (rows @ weight.T).to(wide).log_softmax(-1)
+        total -= log_probability.gather(1, mine.clamp(min=0)).mul(mine != IGNORED).sum()
+    return total
+
+
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int = CHUNK) -> Tensor:
     """Sum over rows of -log softmax(hidden @ weight.T)[label], in nats.
 
     hidden [n, h], weight [vocabulary, h], labels [n]. The logits of `chunk` rows exist at one time.
+    Where gradients are disabled, none are made.
     """
+    if not torch.is_grad_enabled():
+        return _losses(hidden, weight, labels, chunk)
     return _LinearCrossEntropy.apply(hidden, weight, labels, chunk)  # type: ignore[no-any-return]

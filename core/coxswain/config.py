@@ -122,6 +122,8 @@ class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     minimum_ratio: float = 0.1  # of the peak rate, where the schedule ends
     decay_steps: int = 0  # of WSD
     groups: tuple[ParameterGroupConfig, ...] = ()  # the first that matches counts
+    kind: Literal["AdamW", "Muon"] = "AdamW"
+    momentum: float = 0.95  # of Muon
 
 
 class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True):

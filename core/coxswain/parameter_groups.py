@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from coxswain.config import OptimizerConfig, ParameterGroupConfig
+from coxswain.holdings import ParameterSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,13 @@ def settings_of(name: str, dimensions: int, config: OptimizerConfig) -> Settings
     if group is None:
         return Settings(1.0, usual)
     return Settings(group.learning_rate_scale, usual if group.weight_decay is None else group.weight_decay)
+
+
+def muon_matrices(specs: Iterable[ParameterSpec], config: OptimizerConfig) -> frozenset[str]:
+    """The matrices within layers, which Muon updates as wholes. Embedding, head and norms stay with AdamW."""
+    if config.kind != "Muon":
+        return frozenset()
+    return frozenset(spec.name for spec in specs if isinstance(spec.place, int) and len(spec.shape) == 2)
 
 
 def group_of(name: str, groups: Iterable[ParameterGroupConfig]) -> ParameterGroupConfig | None:

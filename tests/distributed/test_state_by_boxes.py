@@ -19,8 +19,7 @@ from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.parallel.process_groups import ProcessGroups
-from coxswain_train.parallel.shards import shard
-from coxswain_train.parallel.zero1 import KINDS
+from coxswain_train.parallel.state import KINDS
 from tests.distributed import training
 from tests.distributed.plans import random_plan
 from tests.distributed.reference import Stream
@@ -251,15 +250,6 @@ def test_a_box_of_columns_has_the_same_initial_values_too() -> None:
     box, all_ = Box(NAME, (3, 7), (9, 11)), full_box(NAME, SHAPE)
     full = init_box(5, all_, SHAPE, training.MODEL)
     assert np.array_equal(init_box(5, box, SHAPE, training.MODEL), full[window(all_, box)])
-
-
-@pytest.mark.parametrize("owners", [1, 3, 50])
-def test_owners_share_every_element_once_and_matrices_come_first(owners: int) -> None:
-    shapes = {"norm": (8,), "a": (8, 3), "b": (50, 2)}
-    shards = shard(shapes, owners)
-    assert sum(shards.sizes()) == 8 + 24 + 100
-    assert sum(shards.decayed(owner) for owner in range(owners)) == 124
-    assert all(box.name == "norm" for boxes in shards.boxes for box in boxes[sum(len(b.shape) > 1 for b in boxes) :])
 
 
 def test_kinds_of_state_are_those_of_the_manifest() -> None:

@@ -212,6 +212,10 @@ CASES: list[Case] = [
         "minimumRatio may be at most 1; give a share of the peak such as 0.1",
     ),
     _job(
+        "optimizer-momentum", "spec.optimizer.momentum", "0.99", "1",
+        "momentum must be below 1; give a share such as 0.95",
+    ),
+    _job(
         "optimizer-decay-steps", "spec.optimizer", {**_OPTIMIZER, "schedule": "WSD", "decaySteps": 5},
         {**_OPTIMIZER, "schedule": "WSD"},
         "decaySteps is needed with schedule WSD, and must be empty with the others; set both or none",

@@ -152,6 +152,8 @@ def _optimizer(optimizer: Optimizer) -> config.OptimizerConfig:
         epsilon=float(optimizer.epsilon),
         minimum_ratio=float(optimizer.minimum_ratio),
         decay_steps=optimizer.decay_steps or 0,
+        kind=optimizer.kind,
+        momentum=float(optimizer.momentum),
         groups=tuple(_group(group) for group in optimizer.groups),
     )
 

@@ -44,7 +44,7 @@ def resolve(
     used, source_faults = _sources(mix, place, by_name(sources)) if mix else ([], [])
     faults = mix_faults + source_faults + policy_faults
     faults += _tokenizer_faults(used, place)
-    faults += capacity_faults(spec, policy) if policy else []
+    faults += capacity_faults(spec, policy) + muon_faults(spec, policy) if policy else []
     if faults:
         return faults
     assert mix is not None
@@ -150,6 +150,15 @@ def group_faults(job: config.JobConfig) -> list[FieldError]:
         )
         for place, why in idle_groups(job.optimizer.groups, names).items()
     ]  # fmt: skip
+
+
+def muon_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> list[FieldError]:
+    """Muon needs whole matrices, and a tensor group has parts of them."""
+    if spec.optimizer.kind != "Muon" or policy.tensor == 1:
+        return []
+    message = f"Muon needs whole matrices, and parallelism.tensor {policy.tensor} splits them"
+    way_out = "this release cannot join them: set parallelism.tensor to 1, or optimizer.kind to AdamW"
+    return [FieldError("spec.optimizer.kind", message, "Muon", "AdamW", way_out, reason="MuonUnsupported")]
 
 
 def replica_devices(policy: ParallelismPolicySpec) -> int:

@@ -186,6 +186,10 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
         "minimumRatio may be at most 1", "give a share of the peak such as 0.1", field=".minimumRatio",
     ),
     Rule(
+        "optimizer-momentum", (f"{_JOB}.optimizer",), "double(self.momentum) < 1.0",
+        "momentum must be below 1", "give a share such as 0.95", field=".momentum",
+    ),
+    Rule(
         "optimizer-decay-steps", (f"{_JOB}.optimizer",), "has(self.decaySteps) == (self.schedule == 'WSD')",
         "decaySteps is needed with schedule WSD, and must be empty with the others", "set both or none", field=".decaySteps",
     ),

@@ -96,7 +96,11 @@ class ParameterGroup(Model):
 
 
 class Optimizer(Model):
-    """AdamW."""
+    """How gradients change the parameters."""
+
+    kind: Literal["AdamW", "Muon"] = "AdamW"
+    """Muon: the matrices within layers take orthogonalised updates as large as AdamW's, at the same rate and decay; embedding,
+    head and norms stay with AdamW. It needs a tensor-parallel degree of 1."""
 
     learning_rate: Decimal
     """Peak learning rate, a decimal string such as "3e-4"."""
@@ -117,6 +121,8 @@ class Optimizer(Model):
     """Decay of the first moment."""
     beta2: Decimal = "0.95"
     """Decay of the second moment."""
+    momentum: Decimal = "0.95"
+    """Of Muon's matrices, below 1."""
     epsilon: Decimal = "1e-8"
     """Added to the denominator of the update."""
     groups: Annotated[list[ParameterGroup], Field(max_length=16, json_schema_extra=ATOMIC)] = Field(
@@ -322,7 +328,7 @@ class TrainingJobSpec(Model):
     batch: Annotated[Batch, Effect.NEVER]
     """Size of a step and of its sequences."""
     optimizer: Annotated[Optimizer, Effect.SUSPENDED]
-    """AdamW and its schedule."""
+    """How gradients change the parameters, and the schedule of the learning rate."""
     evaluation: Annotated[Evaluation | None, Effect.NEVER] = None
     """Loss on held-out documents. Empty: all documents are trained on. It decides the stream, so it cannot be added later."""
     stop: Annotated[Stop, Effect.NEXT_ATTEMPT]

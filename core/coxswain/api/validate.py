@@ -19,7 +19,7 @@ from coxswain.api.resolve import resolve
 from coxswain.api.schema import repeated, with_defaults
 
 # Found between objects that are both in the files. A missing object is no fault: it may be on the cluster, or come later.
-_BETWEEN = ("TokenizerMismatch", "CapacityTooSmall", "GroupMatchesNothing")
+_BETWEEN = ("TokenizerMismatch", "CapacityTooSmall", "GroupMatchesNothing", "MuonUnsupported")
 _MISSING = ("SourceNotFound", "MixNotFound", "PolicyNotFound")
 
 

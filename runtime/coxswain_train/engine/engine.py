@@ -9,10 +9,13 @@ from pathlib import Path
 
 import torch
 
-from coxswain.boxes import Box
+from coxswain.boxes import Box, full_box
 from coxswain.config import EndpointConfig, ModelConfig, OptimizerConfig
 from coxswain.errors import Refused
+from coxswain.holdings import Holding
 from coxswain.layout import Layout
+from coxswain.models import parameter_specs
+from coxswain.parameter_groups import muon_matrices
 from coxswain.plan.values import Operation
 from coxswain.wire import TaskTiming
 from coxswain_train.checkpoint.pretrained import load_pretrained
@@ -21,7 +24,8 @@ from coxswain_train.engine.step import Batch, Part, StepClock, TaskRunner, run_o
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.model.llama import Llama
 from coxswain_train.parallel.process_groups import ProcessGroups
-from coxswain_train.parallel.shards import shard
+from coxswain_train.parallel.shards import shards
+from coxswain_train.parallel.state import State
 from coxswain_train.parallel.zero1 import RankStats, Zero1Optimizer
 
 
@@ -58,13 +62,16 @@ class Engine:
 
     def __init__(
         self, model: ModelConfig, vocabulary: int, optimizer: OptimizerConfig, total_steps: int, world: ProcessGroups,
-        device: torch.device, dtype: torch.dtype,
+        device: torch.device, dtype: torch.dtype, state: State | None = None,
     ) -> None:  # fmt: skip
         self._config, self._optimizer_config, self._total_steps, self._world = model, optimizer, total_steps, world
         self.model = Llama(model, vocabulary).to(device, dtype)
         self.shapes = {name: tuple(weight.shape) for name, weight in self.model.weights().items()}
-        shards = shard(self.shapes, world.ranks)
-        self.optimizer = Zero1Optimizer(self.model.weights(), shards, world.rank, world)
+        whole = tuple(Holding(full_box(name, shape)) for name, shape in self.shapes.items())
+        matrices = muon_matrices(parameter_specs(model, vocabulary), optimizer)
+        owners = shards([whole] * world.ranks, whole=matrices.__contains__)
+        weights = self.model.weights()
+        self.optimizer = Zero1Optimizer(weights, owners, world.rank, world, state, matrices=matrices)
 
     def initialise(
         self, seed: int, secrets: Path | None = None, endpoint: EndpointConfig | None = None, ids: int = 0
@@ -73,6 +80,7 @@ class Engine:
 
         `ids`: of the tokenizer; 0: unknown.
         """
+        self.optimizer.state.clear()
         boxes = self.optimizer.boxes()["parameter"]
         for box, values in boxes.items():
             values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
@@ -94,7 +102,9 @@ class Engine:
         have changed. `began`: by `time.perf_counter`."""
         clock = StepClock(lambda: self._world.waited, began)
         runner = TaskRunner(self.model, work.batch, 1 / work.labels, self._world.rank, self._world.exchange)
-        outcome = run_operations(runner, work.parts, work.operations, self.optimizer.accumulate, clock)
+        outcome = run_operations(
+            runner, work.parts, work.operations, self.optimizer.accumulate, clock, self.optimizer.expect_last
+        )
         computed = time.perf_counter()
         gradient = self.optimizer.reduce()
         stats = self.optimizer.reduce_stats(gradient, RankStats(outcome.loss_sum, work.valid, work.labels, work.plan))

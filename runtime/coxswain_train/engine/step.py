@@ -114,10 +114,14 @@ def run_operations(
     operations: Sequence[Operation],
     accumulate: Callable[[], None],
     clock: StepClock,
+    expect_last: Callable[[], None] = lambda: None,
 ) -> StepOutcome:
-    """Runs this stage's operations in the plan's order; calls `accumulate` after each backward."""
+    """Runs this stage's operations in the plan's order; calls `accumulate` after each backward, `expect_last` before the last."""
     outcome = StepOutcome()
-    for operation in operations:
+    last = max((number for number, operation in enumerate(operations) if operation.kind == "B"), default=-1)
+    for number, operation in enumerate(operations):
+        if number == last:
+            expect_last()
         part, start, waited = mine[operation.task], clock.now(), clock.waited()
         if operation.kind == "F":
             outcome.loss_sum += runner.forward(part)

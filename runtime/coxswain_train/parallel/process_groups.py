@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
 from coxswain_train.model.ring import Message
+from coxswain_train.parallel.grid import Grid
 
 # A collective that waits longer than this has lost a peer. The coordinator judges shorter stalls.
 _PATIENCE = timedelta(minutes=30)
@@ -42,7 +43,10 @@ class ProcessGroups:
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=_PATIENCE)
         self._p2p, self._sums = _member(dist.group.WORLD), _member(dist.new_group(timeout=_PATIENCE))
         self.waited = 0.0  # seconds spent waiting for ring peers so far
-        for group in (self._p2p, self._sums):  # the first use of a group must not be a batch that only some ranks run
+        self.grid = Grid(ranks)
+        self._hops = _grid_groups(self.grid, rank) if self.grid.hops == 2 else ()
+        # The first use of a group must not be a batch that only some ranks run.
+        for group in (self._p2p, self._sums, *self._hops):
             dist.all_reduce(torch.zeros(1, device=device), group=group)
 
     def exchange(self, ranks: tuple[int, ...]) -> RingExchange:
@@ -59,23 +63,9 @@ class ProcessGroups:
         ]
         return list(dist.batch_isend_irecv(operations)) if operations else []
 
-    def to_owners(self, packed: Tensor, sizes: list[int], me: int) -> list[Tensor]:
-        if self.ranks == 1:
-            return [packed]
-        arrived = packed.new_empty(self.ranks * sizes[me])
-        dist.all_to_all_single(arrived, packed, [sizes[me]] * self.ranks, sizes, group=self._sums)
-        return list(torch.split(arrived, sizes[me])) if sizes[me] else [arrived] * self.ranks
-
-    def to_all(self, mine: Tensor, sizes: list[int]) -> list[Tensor]:
-        """Sizes differ by a few rows, so every rank sends as much as the largest owner."""
-        if self.ranks == 1:
-            return [mine]
-        largest = max(sizes)
-        sent = mine.new_zeros(largest)
-        sent[: len(mine)] = mine
-        gathered = mine.new_empty(self.ranks * largest)
-        dist.all_gather_into_tensor(gathered, sent, group=self._sums)
-        return [part[:size] for part, size in zip(torch.split(gathered, largest), sizes, strict=True)]
+    def all_to_all(self, received: Tensor, sent: Tensor, receives: list[int], sends: list[int], hop: int) -> dist.Work:
+        group = self._hops[hop] if self._hops else self._sums
+        return dist.all_to_all_single(received, sent, receives, sends, group=group, async_op=True)  # type: ignore[return-value]
 
     def scalars(self, mine: list[float]) -> list[list[float]]:
         sent = torch.tensor(mine, dtype=torch.float64, device=self._device)
@@ -115,6 +105,13 @@ def _member(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:
     """Narrows the type: every rank is in every group here, torch allows for ranks that are not."""
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+def _grid_groups(grid: Grid, rank: int) -> tuple[dist.ProcessGroup, ...]:
+    """The row and the column of a rank. Only their members join in making them."""
+    members = list(grid.row(grid.row_of(rank))), grid.column(grid.column_of(rank))
+    made = (dist.new_group(ranks, timeout=_PATIENCE, use_local_synchronization=True) for ranks in members)
+    return tuple(_member(group) for group in made)
 
 
 def leave_world() -> None:

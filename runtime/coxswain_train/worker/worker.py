@@ -204,7 +204,7 @@ class Worker:
         if (following := self._feed.peek(plan.step + 1)) is not None:
             self._prefetcher.begin(following)
         result = self._engine.step(fetched.work, began)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began - result.evaluation_seconds
         report = _report(plan, self._assignment.rank, result, fetched.delivered, seconds, waited)
         self._outbox.put("/v1/reports", plan.step, report)
 
@@ -243,5 +243,6 @@ def _report(
         generation=plan.generation, step=plan.step, rank=rank, loss_sum=result.loss_sum, delivered=delivered,
         gradient_norm=result.gradient_norm, learning_rate=result.learning_rate, seconds=seconds,
         compute_seconds=result.compute_seconds, data_wait_seconds=waited, reduce_seconds=result.reduce_seconds,
-        timings=result.timings, ended=time.time(),
+        timings=result.timings, ended=time.time() - result.evaluation_seconds,
+        evaluation_loss_sum=result.evaluation_loss_sum, evaluation_seconds=result.evaluation_seconds,
     )  # fmt: skip

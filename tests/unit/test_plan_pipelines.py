@@ -177,9 +177,9 @@ def deeper(rng: random.Random) -> tuple[Layout, tuple[Task, ...], Lists]:
     """Pipelines whose stages keep any number of graphs, never fewer than the next stage."""
     shapes = [tuple((1, rng.choice((1, 2))) for _ in range(rng.randint(2, 4))) for _ in range(rng.randint(1, 2))]
     words, members = list[str](), list[tuple[int]]()
-    for replica, shape in enumerate(shapes):
+    for replica, stages in enumerate(shapes):
         mine = range(len(members), len(members) + rng.randint(4, 9))
-        words += [with_warm_up(mine, most) for most in sorted((rng.randint(1, 8) for _ in shape), reverse=True)]
+        words += [with_warm_up(mine, most) for most in sorted((rng.randint(1, 8) for _ in stages), reverse=True)]
         members += [(replica,)] * len(mine)
     layout = layout_of_shapes(shapes)
     return layout, tasks_of(*members), lists_of(layout, *words)

@@ -16,9 +16,10 @@ from coxswain_train.engine.engine import Engine
 from coxswain_train.engine.memory import MemoryPolicy
 from tests.distributed import training
 from tests.distributed.live_bytes import peak_bytes
-from tests.distributed.plans import Plan, layout_of
+from tests.distributed.plans import Plan
 from tests.distributed.reference import Stream
 from tests.distributed.threads import ThreadWorld, run_threads
+from tests.layouts import layout_of
 
 SHAPES = {
     "many tokens": (ModelConfig(layers=4, hidden=64, heads=4, kv_heads=2, feed_forward=192), 512, 1024),
@@ -36,7 +37,7 @@ def two_packs(tokens: int) -> Plan:
 
 def measured(world: ThreadWorld, model: ModelConfig, rows: int, tokens: int, work: Workload, dtype: torch.dtype) -> int:
     """The most bytes at one time in a step of two packs, with weights and the optimizer's state."""
-    layout, stream = layout_of([(model.layers, 1)]), Stream(lengths=(tokens, tokens), vocabulary=rows)
+    layout, stream = layout_of([(1, model.layers)]), Stream(lengths=(tokens, tokens), vocabulary=rows)
     engine = Engine(
         model, rows, training.OPTIMIZER, 10, layout, layout.ranks()[0], world, torch.device("cpu"), dtype,  # type: ignore[arg-type]
         memory=MemoryPolicy(work.recompute),
@@ -49,7 +50,7 @@ def measured(world: ThreadWorld, model: ModelConfig, rows: int, tokens: int, wor
 
 @pytest.mark.parametrize(("model", "rows", "tokens"), SHAPES.values(), ids=SHAPES.keys())
 def test_the_predicted_peak_is_within_a_tenth_of_the_measured_one(model: ModelConfig, rows: int, tokens: int) -> None:
-    layout: Layout = layout_of([(model.layers, 1)])
+    layout: Layout = layout_of([(1, model.layers)])
     for recompute, dtype in itertools.product(MODES, (torch.float32, torch.bfloat16)):
         work = Workload(dtype.itemsize, tokens, recompute)
         predicted = peaks(model, parameter_specs(model, rows), layout, work)[0, 0, 0].total

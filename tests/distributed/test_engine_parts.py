@@ -17,11 +17,11 @@ import safetensors.torch
 import torch
 from msgspec.structs import replace
 
-from coxswain.api.presets import PRESETS
 from coxswain.boxes import Box, full_box, zero_shard
 from coxswain.errors import Refused
 from coxswain.layout import Device, uniform_layout
 from coxswain.models import parameter_specs
+from coxswain.presets import PRESETS
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import foreign_files
 from coxswain_train.checkpoint.export import export

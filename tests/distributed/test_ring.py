@@ -13,6 +13,7 @@ from torch import Tensor
 from coxswain_train.model import attention
 from coxswain_train.model.attention import pack_attention
 from coxswain_train.model.ring import Block, Chunk, Exchange, Message, Pending, Ring, blocks, merge, ring_attention
+from tests.distributed.cuda_kernels import CudaKernels
 from tests.distributed.threads import ThreadWorld, run_threads
 
 LENGTH, HEADS, KV_HEADS, SIZE = 131, 4, 2, 8
@@ -53,7 +54,7 @@ def run(tensors: list[Tensor], *sequences: tuple[tuple[Chunk, ...], ...]) -> lis
 
 def alone(tensors: list[Tensor], *lengths: int) -> list[Tensor]:
     q, k, v = (x.clone().requires_grad_() for x in tensors[:3])
-    out = pack_attention(lengths or [q.shape[1]])(q, k, v)
+    out = pack_attention(lengths or (q.shape[1],))(q, k, v)
     out.backward(tensors[3])
     return [out.detach(), *(x.grad for x in (q, k, v))]
 
@@ -148,3 +149,49 @@ def test_the_kernels_gradients_of_shared_keys_are_sums_over_their_heads() -> Non
     many = attention.backward(g, q, *wide, out, lse, causal=True)
     assert torch.allclose(few[1], many[1].view(KV_HEADS, -1, 9, SIZE).sum(1), atol=1e-14)
     assert torch.allclose(few[2], many[2].view(KV_HEADS, -1, 9, SIZE).sum(1), atol=1e-14)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> CudaKernels:
+    """CUDA's kernels for tensors on the CPU."""
+    kernels = CudaKernels()
+    monkeypatch.setattr(attention, "_aten", kernels)
+    monkeypatch.setattr(attention, "_on_cuda", lambda _: True)
+    return kernels
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3, 4, 8, 16])
+def test_a_ring_on_kernels_that_ignore_strides_equals_one_device(degree: int, cuda: CudaKernels) -> None:
+    tensors = inputs(LENGTH, torch.float64)
+    found = run(tensors, table(LENGTH, degree))
+    assert {"forward", "backward"} == set(cuda.calls)
+    assert error(found, alone(tensors)) <= 1e-13
+
+
+@pytest.mark.parametrize("lengths", [[LENGTH], [40, 1, 90], [1] * LENGTH])
+def test_a_pack_takes_one_call_of_the_kernel_for_all_its_sequences(lengths: list[int], cuda: CudaKernels) -> None:
+    tensors = inputs(LENGTH, torch.float64)
+    found = alone(tensors, *lengths)
+    assert cuda.calls == ["varlen forward", "varlen backward"]
+    ends = torch.tensor(lengths).cumsum(0).tolist()
+    parts = [
+        alone([x[:, end - n : end].contiguous() for x in tensors], n) for n, end in zip(lengths, ends, strict=True)
+    ]
+    assert error(found, [torch.cat(each, 1) for each in zip(*parts, strict=True)]) <= 1e-15
+
+
+def test_a_strided_log_sum_exp_is_refused_on_every_device() -> None:
+    """CUDA's backward would read other rows there; the CPU's would not notice."""
+    q, k, v, g = inputs(9, torch.float64)
+    out, lse = attention.forward(q, k, v, causal=True)
+    rows = slice(2, 9)
+    with pytest.raises(ValueError, match=r"log-sum-exp of shape \(4, 7\), strides \(9, 1\): not contiguous"):
+        attention.backward(g[:, rows], q[:, rows], k, v, out[:, rows], lse[:, rows], causal=False)
+    attention.backward(g[:, rows], q[:, rows], k, v, out[:, rows], lse[:, rows].contiguous(), causal=False)
+
+
+def test_rows_whose_elements_are_apart_are_refused_on_every_device() -> None:
+    q, k, v, _ = inputs(9, torch.float64)
+    apart = k.transpose(1, 2).contiguous().transpose(1, 2)
+    with pytest.raises(ValueError, match="elements of a row must be next to each other"):
+        attention.forward(q, apart, v, causal=True)

@@ -6,13 +6,14 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from coxswain_train.model.ring import Message
+from coxswain_train.parallel.clock import DeviceClock
 from coxswain_train.parallel.grid import FLAT_RANKS, Grid
 
 Box = queue.Queue[Tensor | None]
@@ -55,11 +56,11 @@ class ThreadWorld:
     mail: Mail
     rank: int
     ranks: int
-    waited: float = 0.0
+    clock: DeviceClock = field(default_factory=DeviceClock)
     flat_ranks: int = FLAT_RANKS
 
     def exchange(self, ranks: tuple[int, ...]) -> Member:
-        return Member(self.mail, ranks, self.rank)
+        return Member(self.mail, ranks, self.rank, self.clock)
 
     @property
     def grid(self) -> Grid:
@@ -139,6 +140,7 @@ class Member:
     mail: Mail
     ranks: tuple[int, ...]
     rank: int
+    clock: DeviceClock
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Arrivals:
         for place, tensor in sends:
@@ -156,9 +158,10 @@ class Arrivals:
         self.arrived()
 
     def arrived(self) -> None:
-        for place, tensor in self.receives:
-            if tensor.numel():
-                tensor.copy_(self.member.mail.receive(self.member.ranks[place], self.member.rank))
+        with self.member.clock.waiting():
+            for place, tensor in self.receives:
+                if tensor.numel():
+                    tensor.copy_(self.member.mail.receive(self.member.ranks[place], self.member.rank))
         self.receives = ()
 
 

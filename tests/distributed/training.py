@@ -18,9 +18,10 @@ from coxswain.membership.values import Cursor
 from coxswain.planlog import manifest_key
 from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import open_store
-from coxswain_train.checkpoint import save_load
+from coxswain_train.checkpoint import save_load, snapshots
 from coxswain_train.engine.engine import Engine, StepInput
-from coxswain_train.engine.step import Batch, Part, StepClock, parts
+from coxswain_train.engine.memory import MemoryPolicy
+from coxswain_train.engine.step import Batch, Part, parts
 from coxswain_train.parallel.process_groups import ProcessGroups
 from coxswain_train.parallel.state import views
 from tests.distributed.plans import Plan, random_plan
@@ -69,11 +70,12 @@ def engine_of(
     optimizer: OptimizerConfig = OPTIMIZER,
     steps: int = 20,
     layout: Layout | None = None,
+    memory: MemoryPolicy | None = None,
 ) -> Engine:
     """This rank's engine; without a layout every rank is a replica."""
     layout = layout or uniform_layout([Device(0, r) for r in range(world.ranks)], model.layers)
     seat = layout.ranks()[world.rank]
-    return Engine(model, VOCABULARY, optimizer, steps, layout, seat, world, torch.device("cpu"), dtype)
+    return Engine(model, VOCABULARY, optimizer, steps, layout, seat, world, torch.device("cpu"), dtype, memory=memory)
 
 
 def weights_of(engine: Engine) -> dict[str, np.ndarray]:
@@ -136,7 +138,7 @@ def gradients(world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: S
 
 
 def _gradient(world: ProcessGroups, engine: Engine, work: StepInput) -> Tensor:
-    engine.compute(work, StepClock(lambda: world.waited, time.perf_counter()))
+    engine.compute(work)
     return engine.optimizer.reduce()
 
 
@@ -174,7 +176,7 @@ def save_with_manifest(
     engine, store = engine_of(world, torch.float32, model), open_store(uri, create=True)
     engine.initialise(SEED)
     engine.step(work_of(stream, 0, random_plan(stream.lengths, 1, 0), 0), time.perf_counter())
-    shards = tuple(save_load.write_shards(store, save_load.snapshot(engine.boxes())))
+    shards = tuple(save_load.write_shards(store, snapshots.snapshot(engine.boxes())))
     store.put(manifest_key(1), msgspec.json.encode(manifest(1, shards)))
     return weights_of(engine)
 
@@ -183,7 +185,7 @@ def start_and_save(world: ProcessGroups, model: ModelConfig, uri: str, ids: int 
     """This rank's shards of a job that has begun and taken no step: what came in by `initFrom`, if it names any."""
     engine = engine_of(world, torch.float32, model)
     engine.initialise(SEED, ids=ids)
-    return tuple(save_load.write_shards(open_store(uri, create=True), save_load.snapshot(engine.boxes())))
+    return tuple(save_load.write_shards(open_store(uri, create=True), snapshots.snapshot(engine.boxes())))
 
 
 def manifest(step: int, shards: tuple[Shard, ...]) -> CheckpointManifest:
@@ -206,19 +208,20 @@ def manifest(step: int, shards: tuple[Shard, ...]) -> CheckpointManifest:
 
 
 def owned_gradient(
-    world: ProcessGroups, model: ModelConfig, layout: Layout, stream: Stream, plan: Plan
-) -> tuple[float, list[tuple[Box, np.ndarray]]]:
+    world: ProcessGroups, model: ModelConfig, layout: Layout, stream: Stream, plan: Plan,
+    dtype: torch.dtype = torch.float64, memory: MemoryPolicy | None = None,
+) -> tuple[float, list[tuple[Box, np.ndarray]]]:  # fmt: skip
     """The replica's loss, where it counts, and the reduced gradient of step 0 in the boxes that this rank owns.
 
     Embedding and head have zeros in the rows beyond the stream's vocabulary, as imported weights may have.
     """
-    engine, seat = engine_of(world, torch.float64, model, layout=layout), layout.ranks()[world.rank]
+    engine, seat = engine_of(world, dtype, model, layout=layout, memory=memory), layout.ranks()[world.rank]
     engine.initialise(SEED)
     for box, values in engine.boxes()["parameter"].items():
         if engine.shapes[box.name][0] == VOCABULARY:
             values[max(0, stream.vocabulary - box.offset[0]) :] = 0
     engine.gather()
     work = work_of(stream, 0, plan, seat.replica, seat.stage)
-    outcome = engine.compute(work, StepClock(lambda: world.waited, time.perf_counter()))
+    outcome = engine.compute(work)
     owned = views(engine.optimizer.reduce(), list(engine.boxes()["parameter"]))
     return outcome.loss_sum if engine.counts else 0.0, [(box, values.numpy()) for box, values in owned]

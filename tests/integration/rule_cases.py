@@ -329,10 +329,6 @@ CASES: list[Case] = [
         "this release has no attention Ulysses, only Ring; set attention: Ring", ".hybridData.attention",
     ),
     *_policy(
-        "parallelism-offload", {"offload": "Off"}, {"offload": "Auto"},
-        "this release has no offload; set offload: Off", ".offload",
-    ),
-    *_policy(
         "parallelism-layout", {"layout": LAYOUT}, {"layout": LAYOUT, "pipeline": 2},
         "tensor and pipeline have no effect beside layout; remove them, or remove layout", ".layout",
     ),

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coxswain.api.field_errors import FieldError
-from coxswain.api.presets import PRESETS
 from coxswain.api.resolve import claims, resolve
 from coxswain.api.validate import check
 from coxswain.config import CustomModel, JobConfig, RopeScaling
 from coxswain.models import parameter_specs
+from coxswain.presets import PRESETS
 from tests.api_samples import PHASE, REMOVED, SHAPE, Manifest, sample
 
 BY_REFERENCE = {"spec.parallelism": REMOVED, "spec.parallelismRef": {"name": "policy"}}

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coxswain import digests
-from coxswain.api.presets import PRESETS
 from coxswain.boxes import Box, full_box, intersect, match, window, zero_shard
 from coxswain.config import (
     BatchConfig,
@@ -40,6 +39,7 @@ from coxswain.layout import (
 from coxswain.membership.values import Sequence
 from coxswain.names import EVENT_REASONS
 from coxswain.plan.values import Placement
+from coxswain.presets import PRESETS
 
 DEVICES = [Device(t, d) for t in range(3) for d in range(2)]
 

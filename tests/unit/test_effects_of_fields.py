@@ -28,7 +28,7 @@ PARTS = ("core", "runtime", "operator", "cli")
 # Fields whose only reader is a rule: a bound of what a server takes, or the refusal of what has no effect.
 JUDGED = {
     "maxCount": "trainers-maximum", "loaders.max": "data-loaders-fixed", "mode": "parallelism-mode",
-    "attention": "parallelism-attention", "offload": "parallelism-offload", "stragglers": "stragglers-action",
+    "attention": "parallelism-attention", "stragglers": "stragglers-action",
     "action": "stragglers-action", "thresholdPercent": "stragglers-window", "windowSteps": "stragglers-window",
 }  # fmt: skip
 
@@ -40,7 +40,6 @@ KEPT = {
     "Layout.standby": "for people who read a plan log; its hash names the layout",
     "ParallelConfig.mode": "always Fixed: rule mode",
     "ParallelConfig.attention": "always Ring: rule attention",
-    "ParallelConfig.offload": "always Off: rule offload",
     "JobConfig.stragglers": "always the defaults: rule stragglers",
     "StragglerConfig.action": "always None: rule action",
     "StragglerConfig.threshold_percent": "always 10: rule thresholdPercent",

@@ -10,9 +10,9 @@ from coxswain.api.common import Endpoint
 from coxswain.api.datamix import DataMixSpec, MixSource
 from coxswain.api.datasource import DataSourceSpec, Tokenizer
 from coxswain.api.parallelism import ParallelismPolicySpec
-from coxswain.api.presets import PRESETS
 from coxswain.api.trainingjob import Checkpoint, CustomModel, ModelSpec, Optimizer, RopeScaling, TrainingJobSpec
 from coxswain.names import CLAIMS_ROOT
+from coxswain.presets import PRESETS
 from coxswain.uris import file_uri
 
 Used = tuple[MixSource, DataSourceSpec]
@@ -169,6 +169,7 @@ def parallel_config(policy: ParallelismPolicySpec) -> config.ParallelConfig:
         balance=hybrid.balance,
         attention=hybrid.attention,
         offload=policy.offload,
+        recompute=policy.recompute,
         hardware=policy.hardware,
         layout=tuple(
             config.ReplicaShape(tuple(config.StageShape(s.layers, s.tensor) for s in shape.stages), shape.count)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from coxswain.api.configure import model_config, parallel_config
 from coxswain.api.field_errors import FieldError
+from coxswain.api.memory_faults import memory_faults
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.config import ModelConfig, ParallelConfig
@@ -28,6 +29,11 @@ _FIELDS = {
 
 def layout_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec, under: str) -> list[FieldError]:
     """Every fault; `under` is the policy's place, such as `spec.parallelism`."""
+    faults = _shape_faults(spec, policy, under)
+    return faults or memory_faults(spec, policy, under, lambda other: not _shape_faults(spec, other, under))
+
+
+def _shape_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec, under: str) -> list[FieldError]:
     model = model_config(spec.model)
     if faults := [*_whole_model(spec, policy)]:
         return faults

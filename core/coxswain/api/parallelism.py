@@ -64,8 +64,12 @@ class ParallelismPolicySpec(Model):
     stand by. Empty: equal replicas of `tensor` x `pipeline` devices, as many as the devices make."""
     hybrid_data: HybridData = HybridData()
     """How sequences are spread over replicas."""
+    recompute: Literal["None", "Selective", "Full"] = "None"
+    """What layers compute again in backward instead of keeping it. Selective: all but attention. Full: all; rings then repeat
+    their hops. Gradients stay the same, bit for bit."""
     offload: Literal["Auto", "Off"] = "Off"
-    """Auto is to move activations to host memory as far as the copy hides behind compute: this release refuses it."""
+    """Auto moves activations to host memory as far as the copy hides behind compute. Without GPUs it has nothing to move to, and
+    moves nothing."""
     optimizer_sharding: Literal["ZeRO1"] = "ZeRO1"
     """How the optimizer's state is spread over the replicas. ZeRO1: each owns a part of it."""
     hardware: Literal["a100-40g", "a100-80g", "h100-80g", "cpu"] = "a100-80g"

@@ -342,10 +342,6 @@ POLICY_RULES: Final[tuple[Rule, ...]] = (
         says="this release has no attention %s, only Ring", values=("self.hybridData.attention",),
     ),
     Rule(
-        "parallelism-offload", _POLICY, "self.offload != 'Auto'",
-        "this release has no offload", "set offload: Off", field=".offload",
-    ),
-    Rule(
         "parallelism-layout", _POLICY, "!has(self.layout) || self.tensor == 1 && self.pipeline == 1",
         "tensor and pipeline have no effect beside layout", "remove them, or remove layout", field=".layout",
     ),

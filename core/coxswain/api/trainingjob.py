@@ -28,7 +28,7 @@ from coxswain.api.common import (
 from coxswain.api.datamix import DataMixSpec
 from coxswain.api.effects import Effect
 from coxswain.api.parallelism import ParallelismPolicySpec
-from coxswain.api.presets import PresetName
+from coxswain.presets import PresetName
 
 LabelKey = Annotated[str, Field(max_length=317)]
 Overlay = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from coxswain.plan.values import Operation
 from coxswain.wire import TaskTiming
 from coxswain_train.checkpoint.pretrained import load_pretrained
 from coxswain_train.engine.links import StageLinks
+from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.engine.step import Batch, Part, StepClock, StepOutcome, TaskRunner, run_operations
 from coxswain_train.model.custom import decoder_of, specs_of
@@ -68,9 +68,12 @@ class Engine:
     def __init__(
         self, model: ModelConfig, vocabulary: int, optimizer: OptimizerConfig, total_steps: int, layout: Layout,
         seat: Seat, world: ProcessGroups, device: torch.device, dtype: torch.dtype, state: State | None = None,
+        memory: MemoryPolicy | None = None,
     ) -> None:  # fmt: skip
         specs = specs_of(model, vocabulary)
         _check_degrees(specs, layout)
+        self._memory = memory or MemoryPolicy()
+        self.before_update: Callable[[], None] = lambda: None  # runs in every step before its state changes
         self._config, self._optimizer_config, self._total_steps, self._world = model, optimizer, total_steps, world
         self.seat, self._neighbours, self._ranks = seat, neighbours_of(layout, seat), rank_of(layout)
         stage = layout.replicas[seat.replica].stages[seat.stage]
@@ -110,28 +113,32 @@ class Engine:
 
     def step(self, work: StepInput, began: float) -> StepResult:
         """Computes, reduces and updates. If it raises, only gradients have changed. `began`: by `time.perf_counter`."""
-        clock = StepClock(lambda: self._world.waited, began)
-        outcome = self.compute(work, clock)
-        computed = time.perf_counter()
+        clock = StepClock(self._world.clock, began)
+        outcome = self.compute(work)
+        computed = clock.device.mark()
         gradient = self.optimizer.reduce()
         loss_sum, valid = (outcome.loss_sum, work.valid) if self.counts else (0.0, 0)
         stats = self.optimizer.reduce_stats(gradient, RankStats(loss_sum, valid, work.labels, work.plan))
         rate = learning_rate(self._optimizer_config, work.step, self._total_steps)
+        self.before_update()
         self.optimizer.apply(gradient, stats, self._optimizer_config, rate, work.step)
+        timings, reduced = clock.timings(outcome.spans), clock.device.between(computed, clock.device.mark())
         return StepResult(
             loss_sum=loss_sum,
             gradient_norm=stats.norm,
             learning_rate=rate,
-            compute_seconds=sum(t.stop - t.start - t.waited for t in outcome.timings),
-            reduce_seconds=time.perf_counter() - computed,
-            timings=tuple(outcome.timings),
+            compute_seconds=sum(t.stop - t.start - t.waited for t in timings),
+            reduce_seconds=reduced,
+            timings=timings,
         )
 
-    def compute(self, work: StepInput, clock: StepClock) -> StepOutcome:
+    def compute(self, work: StepInput) -> StepOutcome:
         """Runs the operations of this rank's stage. Gradients are in the parameters then."""
         links = StageLinks(self._neighbours, self._everyone, self._config.hidden, self._dtype, self._device)
-        runner = TaskRunner(self.model, work.batch, 1 / work.labels, self.seat.replica, self._ring, links.last)
-        return run_operations(runner, links, work.parts, work.operations, self.optimizer, clock)
+        runner = TaskRunner(
+            self.model, work.batch, 1 / work.labels, self.seat.replica, self._ring, links.last, self._memory
+        )
+        return run_operations(runner, links, work.parts, work.operations, self.optimizer, self._world.clock)
 
     def _ring(self, replicas: tuple[int, ...]) -> Exchange:
         """The ring of the ranks that have this stage and tensor index in these replicas."""

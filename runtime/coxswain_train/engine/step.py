@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from coxswain.plan.values import Operation, Slice, Task
 from coxswain.wire import TaskTiming
 from coxswain_train.engine.links import Coming, StageLinks
-from coxswain_train.model.attention import pack_attention
-from coxswain_train.model.llama import AttentionFn, Decoder, Layer, Rotary
+from coxswain_train.engine.memory import MemoryPolicy
+from coxswain_train.model.attention import TaskAttention, pack_attention
+from coxswain_train.model.llama import Decoder
 from coxswain_train.model.ring import Chunk, Chunks, Exchange, Ring, ring_attention
+from coxswain_train.parallel.clock import DeviceClock, Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,15 @@ class Batch:
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What a step leaves besides gradients. `loss_sum`: of this rank's tokens, not divided."""
+    """What a step leaves besides gradients. Nothing waits for the device until it is read."""
 
-    loss_sum: float = 0.0
-    timings: list[TaskTiming] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+    @property
+    def loss_sum(self) -> float:
+        """Of this rank's tokens, not divided."""
+        return sum((float(loss) for loss in self.losses), 0.0)
 
 
 # From the members of a ring (replicas in ring order) to their exchange of tensors.
@@ -69,7 +75,7 @@ def parts(tasks: Iterable[Task], replica: int) -> dict[int, Part]:
     return found
 
 
-def attend_of(part: Part, replica: int, exchange_of: ExchangeOf) -> AttentionFn:
+def attend_of(part: Part, replica: int, exchange_of: ExchangeOf) -> TaskAttention:
     """The attention of a part: of a pack within this replica, of a ring together with its other members."""
     task = part.task
     if task.kind == "pack":
@@ -85,11 +91,6 @@ def chunk_table(task: Task) -> tuple[tuple[Chunks, ...], ...]:
     return tuple(tuple(tuple(mine) for mine in members.values()) for members in chunks.values())
 
 
-def run_layer(layer: Layer, hidden: Tensor, rotary: Rotary, attend: AttentionFn) -> Tensor:
-    """The one place where a layer is called."""
-    return layer(hidden, rotary, attend)
-
-
 class TaskRunner:
     """Runs tasks on a rank's part of a model. `scale` is 1 / (valid tokens of the whole step), the same on every rank.
 
@@ -97,24 +98,30 @@ class TaskRunner:
     """
 
     def __init__(
-        self, model: Decoder, batch: Batch, scale: float, replica: int, exchange_of: ExchangeOf, last: bool = True
-    ) -> None:
+        self, model: Decoder, batch: Batch, scale: float, replica: int, exchange_of: ExchangeOf, last: bool = True,
+        memory: MemoryPolicy | None = None,
+    ) -> None:  # fmt: skip
         self._model, self._batch, self._scale, self._last = model, batch, scale, last
+        self._memory = memory or MemoryPolicy()
         self._replica, self._exchange_of = replica, exchange_of
         # Input from another stage, and output, of tasks whose backward is still to come: the output holds the graph.
         self._held: dict[int, tuple[Tensor | None, Tensor]] = {}
 
-    def forward(self, part: Part, received: Tensor | None = None) -> tuple[float, Tensor | None]:
-        """The sum of the part's token losses (of the last stage), and the output for the next stage (of the others)."""
+    def forward(self, part: Part, received: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
+        """The sum of the part's token losses (of the last stage), and the output for the next stage (of the others).
+
+        The device may still be computing them.
+        """
         rows = slice(part.start, part.stop)
         attend = attend_of(part, self._replica, self._exchange_of)
         rotary = self._model.rotary(self._batch.positions[rows])
         hidden = self._embed(rows) if received is None else received.requires_grad_()
+        memory = self._memory.begin(part.task, self._model, rotary)
         for layer in self._model.stack:
-            hidden = run_layer(layer, hidden, rotary, attend)
+            hidden = memory.run_layer(layer, hidden, rotary, attend)
         output = self._model.token_losses(hidden, self._batch.labels[rows]) if self._last else hidden
         self._held[part.task.index] = received, output
-        return (float(output.detach()), None) if self._last else (0.0, output.detach())
+        return (output.detach(), None) if self._last else (None, output.detach())
 
     def _embed(self, rows: slice) -> Tensor:
         return self._model.embed(self._batch.tokens[rows], self._batch.positions[rows])
@@ -128,17 +135,25 @@ class TaskRunner:
         return None if given is None else given.grad
 
 
-@dataclass(frozen=True, slots=True)
+Span = tuple[Operation, Mark, Mark, int, int]  # an operation: its begin, its end, and the numbers of its waits
+
+
 class StepClock:
-    """Seconds since the step began, and those among them spent waiting for ring peers."""
+    """Seconds since the step began (`began`: by time.perf_counter). Reads the device's marks when they are asked for."""
 
-    waited: Callable[[], float]
-    began: float  # by time.perf_counter
+    def __init__(self, device: DeviceClock, began: float) -> None:
+        self.device = device
+        device.reset()
+        self._zero, self._offset = device.mark(), time.perf_counter() - began
 
-    def now(self) -> float:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # a launched kernel is not yet a computed one
-        return time.perf_counter() - self.began
+    def timings(self, spans: Sequence[Span]) -> tuple[TaskTiming, ...]:
+        return tuple(
+            TaskTiming(o.task, o.kind, self.since(start), self.since(stop), self.device.waited(first, last))
+            for o, start, stop, first, last in spans
+        )
+
+    def since(self, mark: Mark) -> float:
+        return self._offset + self.device.between(self._zero, mark)
 
 
 class GradientSums(Protocol):
@@ -159,7 +174,7 @@ def run_operations(
     mine: dict[int, Part],
     operations: Sequence[Operation],
     gradients: GradientSums,
-    clock: StepClock,
+    clock: DeviceClock,
 ) -> StepOutcome:
     """Runs this stage's operations in the plan's order; calls `accumulate` after each backward, `expect_last` before the last.
 
@@ -172,16 +187,15 @@ def run_operations(
     for number, (operation, following) in enumerate(zip_longest(operations, coming[1:])):
         if number == last:
             gradients.expect_last()
-        part, start, waited = mine[operation.task], clock.now(), clock.waited()
+        part, start, first = mine[operation.task], clock.mark(), len(clock.waits)
         received = links.received(operation)
         if operation.kind == "F":
             loss, leaving = runner.forward(part, received)
-            outcome.loss_sum += loss
+            outcome.losses += [] if loss is None else [loss]
         else:
             leaving = runner.backward(part, received)
             gradients.accumulate()
         links.trade(operation, leaving, following)
-        timing = TaskTiming(operation.task, operation.kind, start, clock.now(), clock.waited() - waited)
-        outcome.timings.append(timing)
+        outcome.spans.append((operation, start, clock.mark(), first, len(clock.waits)))
     links.finish()
     return outcome

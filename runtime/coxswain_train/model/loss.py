@@ -39,6 +39,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             total += loss
             hidden_grad[rows] = gradient @ weight
             weight_grad += (gradient.T @ hidden[rows]).to(wide)
+            del gradient  # else it is alive beside the next rows' logits
         ctx.save_for_backward(hidden_grad, weight_grad.to(weight.dtype))
         return total
 

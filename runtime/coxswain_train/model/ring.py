@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from coxswain_train.model import attention
-from coxswain_train.model.llama import AttentionFn
+from coxswain_train.model.attention import Gradients, TaskAttention
 
 Chunk = tuple[int, int]  # tokens [start, stop) of the sequence
 Chunks = tuple[Chunk, ...]  # of one sequence on one member, in order of position
@@ -133,18 +133,19 @@ def blocks(mine: Sequence[Chunk], theirs: Sequence[Chunk]) -> list[Block]:
     return [Block(g[0].start, g[-1].stop, g[0].keys) for g in merged if g[0].keys and g[-1].stop > g[0].start]
 
 
-def ring_attention(ring: Ring) -> AttentionFn:
+def ring_attention(ring: Ring) -> TaskAttention:
     """Causal attention within each sequence of a ring, whose chunks lie on its members."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return _RingAttention.apply(query, key, value, ring)  # type: ignore[no-any-return]
-
-    return attend
+    return TaskAttention(RingKernel(ring))
 
 
-class _RingAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class RingKernel:
+    """Both directions run all hops: the other members must run them too."""
+
+    ring: Ring
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        ring = self.ring
         kv = torch.stack((key, value))  # [2, kv heads, tokens, size]
         out, lse = _nothing(query)
         for hop in range(ring.degree):
@@ -153,16 +154,12 @@ class _RingAttention(torch.autograd.Function):
             _attend(query, kv, ring.work(hop), out, lse)
             transfer.wait()
             kv = kv if next_kv is None else next_kv
-        result = out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, result, lse)
-        ctx.ring = ring
-        return result
+        return out.to(query.dtype), lse
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        query, key, value, out, lse = ctx.saved_tensors
-        ring: Ring = ctx.ring
-        saved = (grads[0], query, out, lse)
+    def backward(
+        self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
+    ) -> Gradients:
+        ring, saved = self.ring, (gradient, query, out, lse)
         kv, query_grad = torch.stack((key, value)), torch.zeros_like(query, dtype=lse.dtype)
         dkv: Tensor | None = None  # gradients of the keys that were here a hop ago: they follow the keys
         for hop in range(ring.degree):
@@ -175,14 +172,17 @@ class _RingAttention(torch.autograd.Function):
             kv = kv if next_kv is None else next_kv
         assert dkv is not None  # a ring has a member
         key_grad, value_grad = _send_home(ring, dkv, key).to(key.dtype)
-        return query_grad.to(query.dtype), key_grad, value_grad, None
+        return query_grad.to(query.dtype), key_grad, value_grad
 
 
 def _nothing(query: Tensor) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp over no keys yet."""
     wide = torch.promote_types(query.dtype, torch.float32)
     lse = query.new_full(query.shape[:2], -torch.inf, dtype=wide)
-    return torch.zeros_like(query, dtype=wide, memory_format=torch.contiguous_format), lse
+    tokens_first = query.new_zeros(
+        (query.shape[1], query.shape[0], query.shape[2]), dtype=wide
+    )  # as projections want it
+    return tokens_first.transpose(0, 1), lse
 
 
 def _attend(query: Tensor, kv: Tensor, work: Sequence[Block], out: Tensor, lse: Tensor) -> None:
@@ -212,7 +212,7 @@ def _gradients(
         rows, keys = block.rows, block.seen
         g, q, o, s = (x[:, rows] for x in saved)
         key, value = kv[:, :, keys]
-        dq, dk, dv = attention.backward(g, q, key, value, o, s, causal=block.causal)
+        dq, dk, dv = attention.backward(g, q, key, value, o, s.contiguous(), causal=block.causal)
         query_grad[:, rows] += dq
         here[0, :, keys] += dk
         here[1, :, keys] += dv

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,7 +19,15 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
 from coxswain_train.model.ring import Message
+from coxswain_train.parallel.clock import DeviceClock
 from coxswain_train.parallel.grid import Grid
+
+# `WorldAborter` alone ends a world: torch's watchdog must neither abort communicators by itself nor end the process, which
+# is to join the next world; waits stay on the device. (torch asks for 0 where communicators are aborted from outside.) A CUDA
+# error still ends the process.
+NCCL_ERRORS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_ENABLE_MONITORING": "0",
+}  # fmt: skip
 
 # A collective that waits longer than this has lost a peer. The coordinator judges shorter stalls.
 _PATIENCE = timedelta(minutes=30)
@@ -38,13 +45,16 @@ def join(host: str, port: int, ranks: int) -> TCPStore:
 class ProcessGroups:
     """All ranks of a generation, joined. Is the engine's `Reduction`, and gives rings their `Exchange`."""
 
-    def __init__(self, store: Store, rank: int, ranks: int, device: torch.device) -> None:
-        self.rank, self.ranks, self._device = rank, ranks, device
+    def __init__(
+        self, store: Store, rank: int, ranks: int, device: torch.device, is_aborted: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.rank, self.ranks, self._device, self._is_aborted = rank, ranks, device, is_aborted
+        os.environ.update(NCCL_ERRORS)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=_PATIENCE)
         self._p2p, self._sums = _member(dist.group.WORLD), _member(dist.new_group(timeout=_PATIENCE))
+        self.clock = DeviceClock.of(device)
         self._tensor_groups: dict[tuple[int, ...], SharedSums] = {}
-        self.waited = 0.0  # seconds spent waiting for ring peers and other stages so far
         self.grid = Grid(ranks)
         self._hops = _grid_groups(self.grid, rank) if self.grid.hops == 2 else ()
         # The first use of a group must not be a batch that only some ranks run.
@@ -84,7 +94,18 @@ class ProcessGroups:
         gathered = sent.new_empty(self.ranks * len(mine))
         dist.all_gather_into_tensor(gathered, sent, group=self._sums)
         rows: list[list[float]] = gathered.view(self.ranks, len(mine)).tolist()
+        self.check()
         return rows
+
+    def check(self) -> None:
+        """Raises RuntimeError once the world is aborted.
+
+        gloo's waits raise by themselves. NCCL's kernels just end, and leave garbage: the step's vote reads the device, so
+        whatever was cut short before it is discarded here, while no state has changed. What an abort spoils after the vote
+        are weights, which the next world gathers again from their owners.
+        """
+        if self._is_aborted():
+            raise RuntimeError("the world was aborted: what its collectives returned is discarded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +140,10 @@ class RingTransfer:
 
     def _wait(self, first: int) -> None:
         """Waits for each work only once: gloo would wait for another message."""
-        began = time.perf_counter()
-        while len(self.works) > first:
-            self.works.pop().wait()
-        self.world.waited += time.perf_counter() - began
+        with self.world.clock.waiting():
+            while len(self.works) > first:
+                self.works.pop().wait()
+        self.world.check()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +189,19 @@ class WorldAborter:
     """
 
     def __init__(self) -> None:
-        self._foreign = frozenset(_sockets())
+        self._foreign, self._aborted = frozenset(_sockets()), False
 
     def begin(self) -> None:
         """Counts sockets opened from now on to the world that is joined next (or to calls that are repeated)."""
-        self._foreign = frozenset(_sockets())
+        self._foreign, self._aborted = frozenset(_sockets()), False
+
+    def is_aborted(self) -> bool:
+        """Whether `abort_world` was called since `begin`."""
+        return self._aborted
 
     def abort_world(self) -> None:
-        """Makes every wait for this world's peers raise RuntimeError."""
+        """Makes every wait for this world's peers raise RuntimeError, or return garbage that `ProcessGroups.check` refuses."""
+        self._aborted = True  # first: once a kernel ends by the abort, a check must see it
         if torch.cuda.is_available() and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
         for name, descriptor in _sockets().items():

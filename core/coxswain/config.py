@@ -150,6 +150,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_steps: int = 2
     checkpoint: CheckpointConfig
     stragglers: StragglerConfig = StragglerConfig()
+    first_step_timeout_seconds: int = 1800  # for a world's start without progress, until its first step ends
 
     @property
     def total_steps(self) -> int:

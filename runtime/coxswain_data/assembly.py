@@ -32,7 +32,7 @@ def needs(plan: StepPlan, replicas: Collection[int]) -> list[Need]:
 
 
 def _request(plan: StepPlan, part: Slice) -> SliceRequest:
-    sequence = plan.sequences[part.sequence]
+    sequence = plan.sequence(part.sequence)
     return SliceRequest(sequence, part.start, min(part.stop + 1, sequence.length - sequence.start))
 
 

@@ -38,7 +38,7 @@ class Builder:
         self._metrics, self._generation = metrics, world.generation
         self._ranks = {s.rank: s.replica for s in world.seats if world.trainers[s.device.trainer] == trainer}
         self._replicas = sorted(set(self._ranks.values()))
-        self._feed = PlanFeed(coordinator, world.generation, world.first_step)
+        self._feed = PlanFeed(coordinator, world.generation, world.first_step, trainer=trainer)
         self._outbox = Outbox(coordinator, Heartbeat(world.generation))
         step_cache.open(world.generation, world.first_step, self._ranks)
 

@@ -25,7 +25,7 @@ from coxswain_link.status import serve_status
 
 log = logging.getLogger(__name__)
 
-_POLL = 5.0  # seconds of one long poll: bounds the delay of registering with a new coordinator
+_POLL = 15.0  # seconds of one long poll: the end of a coordinator cuts it short
 _COORDINATOR_AWAY = 120.0  # seconds until a constructor exits, which restarts it
 _EXIT_DELAY = 30.0  # seconds for the trainer to exit first
 _SWITCH = 0.0005  # seconds between thread switches: a hand-over must not wait for a later step's build

@@ -172,3 +172,48 @@ def test_a_segment_that_another_coordinator_claims_first_counts_and_is_verified(
     other = replace(c.job, mix=replace(c.job.mix, seed=99))
     with pytest.raises(Refused, match="holds other sequences"):
         Committer(other, c.log, c.mixes, stream_of(other), c.generation, c.place).commit(initial_cursor(other.mix), 100)
+
+
+def test_a_segment_that_is_too_large_for_an_object_is_recorded_in_parts_and_read_from_them(tmp_path):
+    job = make_job(tmp_path)
+    mine = committer(job)
+    [whole] = commit(mine)
+    size = len(open_store(job.checkpoint.uri).get(placement_key(1, 0)))
+    parted = committer(job, 2)
+    parted.log.largest = size // 2
+    [found] = commit(parted)
+    assert [(p.step, p.tasks, p.operations) for p in found.plans] == [
+        (p.step, p.tasks, p.operations) for p in whole.plans
+    ]
+    objects = list(open_store(job.checkpoint.uri).list("log/placements/00000002/"))
+    assert [o.path for o in objects] == sorted(placement_key(2, 0, part) for part in range(len(objects)))
+    assert len(objects) > 1
+    assert max(o.size for o in objects) <= size // 2
+
+
+@pytest.mark.parametrize("largest", [1, 1_000_000])
+@pytest.mark.parametrize("start", [0, 5])
+def test_a_coordinator_that_cuts_a_segment_otherwise_follows_the_parts_that_are_there(tmp_path, largest, start):
+    """It would place the steps in another way: the recorded placements count."""
+    job = make_job(tmp_path)
+    mine = committer(job)
+    mine.log.largest = 700
+    [recorded] = commit(mine)
+    other = replace_place(committer(job), job)
+    other.log.largest = largest
+    found = other.commit(recorded.cursors[start], 100)
+    assert [(p.step, p.tasks) for p in found.plans] == [(p.step, p.tasks) for p in recorded.plans[start:]]
+    assert len(open_store(job.checkpoint.uri).list("log/placements/")) == len(recorded_parts(job))
+
+
+def recorded_parts(job) -> list[str]:
+    return [
+        placement_key(1, 0, part)
+        for part in range(8)
+        if open_store(job.checkpoint.uri).exists(placement_key(1, 0, part))
+    ]
+
+
+def replace_place(c: Committer, job) -> Committer:
+    three = next_generation(job, 1, "me", agents(3), (), None).layout
+    return Committer(c.job, c.log, c.mixes, c.stream, c.generation, lambda lengths: place(lengths, three, job))

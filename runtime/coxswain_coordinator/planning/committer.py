@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 import msgspec
 
@@ -114,12 +115,21 @@ class Committer:
     def _placements(self, segment: int, memberships: list[Membership]) -> tuple[StepPlan, ...]:
         if not memberships:
             return ()
-        placements = tuple(self.place([s.tokens for s in m.sequences]) for m in memberships)
-        record = PlacementSegment(self.generation.generation, segment, memberships[0].step, placements)
-        committed = self.log.claim_placement(record)
-        # An earlier coordinator may have begun earlier in the segment.
-        by_step = dict(enumerate(committed.placements, committed.first_step))
+        placed = {m.step: self.place([s.tokens for s in m.sequences]) for m in memberships}
+        by_step = self._claimed(segment, placed)
         return tuple(step_plan(self.generation.generation, m, by_step[m.step]) for m in memberships)
+
+    def _claimed(self, segment: int, placed: dict[int, Placement]) -> dict[int, Placement]:
+        """The committed placements by step: these, or an earlier coordinator's, which may have begun earlier."""
+        found: dict[int, Placement] = {}
+        for part in count():
+            left = [step for step in placed if step not in found]
+            if not left:
+                break
+            record = PlacementSegment(self.generation.generation, segment, left[0], tuple(placed[s] for s in left))
+            committed = self.log.claim_placement(record, part)
+            found |= enumerate(committed.placements, committed.first_step)
+        return found
 
 
 def _end(memberships: list[Membership]) -> int | None:

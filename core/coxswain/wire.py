@@ -165,15 +165,16 @@ class Indexed(msgspec.Struct, frozen=True):
 
 
 class SourceBlocks(msgspec.Struct, frozen=True):
-    """GET /v1/blocks?source=NAME&wait=S[&from=N]: blocks of a source in index order, from the N-th on.
+    """GET /v1/blocks?source=NAME&wait=S[&from=N][&known=FINGERPRINT]: blocks of a source in index order, from the N-th on.
 
     A sample's index counts through them. `total`: how many the source has; the rest is asked for
-    with the next N.
+    with the next N. None of them where the asker knows the source's `fingerprint`.
     """
 
     source: str
     blocks: tuple[BlockEntry, ...]
     total: int = 0
+    fingerprint: str = ""  # of all its blocks; empty: sent by an earlier release
 
 
 BLOCKS_IN_MESSAGE = 50_000

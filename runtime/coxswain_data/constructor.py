@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from coxswain import names
 from coxswain.wire import Register, Registered, World
+from coxswain_data.block_map import BlockMaps
 from coxswain_data.builder import Builder
 from coxswain_data.fetcher import Fetcher
 from coxswain_data.step_cache import StepCache
@@ -37,6 +38,7 @@ class Constructor:
     def __init__(self, env: Environment, coordinator: Client, step_cache: StepCache, metrics: MetricsRegistry) -> None:
         self._env, self._coordinator, self._step_cache, self._metrics = env, coordinator, step_cache, metrics
         self.generation = 0
+        self._blocks = BlockMaps(coordinator)
 
     def follow(self) -> NoReturn:
         """Registers and follows the world until the job ends (raises JobEnded)."""
@@ -51,7 +53,7 @@ class Constructor:
     def _enter(self, world: World) -> None:
         self.generation = world.generation
         log.info("generation %d begins at step %d", world.generation, world.first_step)
-        fetcher = Fetcher(world, self._coordinator, self._env.token, self._metrics)
+        fetcher = Fetcher(world, self._coordinator, self._env.token, self._metrics, self._blocks)
         builder = Builder(world, self._env.name, self._coordinator, fetcher, self._step_cache, self._metrics)
         threading.Thread(target=builder.run, name=f"builder-{world.generation}", daemon=True).start()
 

@@ -310,6 +310,17 @@ def test_half_a_line_of_a_killed_writer_is_dropped(tmp_path):
     assert (tmp_path / "steps.jsonl").read_bytes() == b'{"step":0}\n{"step":1}\n'
 
 
+def test_a_limited_file_keeps_the_newest_lines_whole_and_stays_within_its_limit(tmp_path):
+    writer, path = JsonlWriter(tmp_path, "timings.jsonl", most=1000), tmp_path / "timings.jsonl"
+    for step in range(500):
+        writer.append({"step": step, "filler": "x" * (step % 50)})
+        found = [msgspec.json.decode(line)["step"] for line in path.read_bytes().splitlines()]
+        assert found == list(range(step + 1 - len(found), step + 1))
+        assert path.stat().st_size <= 1000
+    assert path.stat().st_size > 300
+    assert [p.name for p in tmp_path.iterdir()] == ["timings.jsonl"]
+
+
 def test_event_numbers_go_on_growing_after_a_restart():
     before, after = EventLog(lambda: 1000.0), EventLog(lambda: 1010.0)
     for book in (before, after):

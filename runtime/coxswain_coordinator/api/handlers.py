@@ -143,8 +143,12 @@ class Handlers:
         self._state.add_indexed(body)
 
     async def blocks(self, request: web.Request, _: None) -> SourceBlocks | None:
-        source, start = request.query["source"], int(request.query.get("from", "0"))
-        return await self._wait(request, lambda: self._state.index_progress.blocks(source, start), Topic.INDEX)
+        source, start, known = (
+            request.query["source"],
+            int(request.query.get("from", "0")),
+            request.query.get("known", ""),
+        )
+        return await self._wait(request, lambda: self._state.index_progress.blocks(source, start, known), Topic.INDEX)
 
     # --- steps ------------------------------------------------------------------------------------
 

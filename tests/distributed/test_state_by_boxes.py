@@ -16,11 +16,10 @@ from coxswain.boxes import Box, full_box, window, zero_shard
 from coxswain.errors import Refused
 from coxswain.wire import Shard
 from coxswain_link.store import Store, open_store
-from coxswain_train.checkpoint import save_load
+from coxswain_train.checkpoint import save_load, snapshots
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.parallel.process_groups import ProcessGroups
-from coxswain_train.parallel.shards import shard
-from coxswain_train.parallel.zero1 import KINDS
+from coxswain_train.parallel.state import KINDS
 from tests.distributed import training
 from tests.distributed.plans import random_plan
 from tests.distributed.reference import Stream
@@ -50,7 +49,7 @@ def load_and_save(
     engine, store = training.engine_of(world, torch.float32), open_store(uri)
     save_load.load(store, shards, engine.boxes())
     engine.optimizer.all_gather()
-    again = tuple(save_load.write_shards(store, save_load.snapshot(engine.boxes())))
+    again = tuple(save_load.write_shards(store, snapshots.snapshot(engine.boxes())))
     return again, _flat(engine.boxes()), training.weights_of(engine)
 
 
@@ -138,7 +137,7 @@ def test_a_damaged_shard_is_replaced_when_the_same_content_is_saved_again(one_sh
 
 def test_a_snapshot_shares_no_memory_with_the_state() -> None:
     room = torch.ones(3)
-    ((_, _, copy),) = save_load.snapshot({"parameter": {full_box("w", (3,)): room}})
+    ((_, _, copy),) = snapshots.snapshot({"parameter": {full_box("w", (3,)): room}})
     room.zero_()
     assert copy.tolist() == [1, 1, 1]
 
@@ -251,15 +250,6 @@ def test_a_box_of_columns_has_the_same_initial_values_too() -> None:
     box, all_ = Box(NAME, (3, 7), (9, 11)), full_box(NAME, SHAPE)
     full = init_box(5, all_, SHAPE, training.MODEL)
     assert np.array_equal(init_box(5, box, SHAPE, training.MODEL), full[window(all_, box)])
-
-
-@pytest.mark.parametrize("owners", [1, 3, 50])
-def test_owners_share_every_element_once_and_matrices_come_first(owners: int) -> None:
-    shapes = {"norm": (8,), "a": (8, 3), "b": (50, 2)}
-    shards = shard(shapes, owners)
-    assert sum(shards.sizes()) == 8 + 24 + 100
-    assert sum(shards.decayed(owner) for owner in range(owners)) == 124
-    assert all(box.name == "norm" for boxes in shards.boxes for box in boxes[sum(len(b.shape) > 1 for b in boxes) :])
 
 
 def test_kinds_of_state_are_those_of_the_manifest() -> None:

@@ -13,25 +13,35 @@ from torch import Tensor, nn
 from coxswain.boxes import full_box
 from coxswain.config import OptimizerConfig
 from coxswain.errors import Refused, Retryable
-from coxswain_train.parallel.shards import shard
+from coxswain.holdings import Holding
+from coxswain_train.parallel.grid import Grid
+from coxswain_train.parallel.shards import shards
 from coxswain_train.parallel.zero1 import GlobalStats, RankStats, Zero1Optimizer, check_stats
 
 CONFIG = OptimizerConfig(learning_rate=0.1, weight_decay=0.5, gradient_clip=1.0)
 SHAPES = {"norm": (3,), "matrix": (4, 3)}  # the buffer holds the matrix first
 
 
-class Reduction:
-    """The reductions of this rank and of `others`, which sent these gradients before it."""
+class Done:
+    def wait(self) -> None: ...
 
-    def __init__(self, *others: Tensor) -> None:
-        self.others = others
+    def is_completed(self) -> bool:
+        return True
+
+
+class Reduction:
+    """The reductions of the last of several ranks. Each of the others sends one number in every place."""
+
+    def __init__(self, *others: float) -> None:
+        self.others, self.grid = others, Grid(len(others) + 1)
         self.rows: list[list[float]] = []
 
-    def to_owners(self, packed: Tensor, sizes: list[int], me: int) -> list[Tensor]:
-        return [*self.others, packed]
-
-    def to_all(self, mine: Tensor, sizes: list[int]) -> list[Tensor]:
-        return [mine]
+    def all_to_all(self, received: Tensor, sent: Tensor, receives: list[int], sends: list[int], hop: int) -> Done:
+        *parts, mine = torch.split(received, receives)
+        for part, value in zip(parts, self.others, strict=True):
+            part.fill_(value)
+        mine.copy_(torch.split(sent, sends)[-1])
+        return Done()
 
     def scalars(self, mine: list[float]) -> list[list[float]]:
         self.rows.append(mine)
@@ -41,9 +51,12 @@ class Reduction:
 def make(
     dtype: torch.dtype, shapes: Mapping[str, tuple[int, ...]] = SHAPES, reduction: Reduction | None = None
 ) -> tuple[Zero1Optimizer, dict[str, nn.Parameter]]:
-    """An optimizer that owns everything, with masters 0.5, 1.0, 1.5, ... in each parameter."""
+    """An optimizer of replicas of one device, with masters 0.5, 1.0, 1.5, ... in each box."""
     weights = {name: nn.Parameter(torch.empty(shape, dtype=dtype)) for name, shape in shapes.items()}
-    optimizer = Zero1Optimizer(weights, shard(shapes, 1), 0, reduction or Reduction())
+    reduction = reduction or Reduction()
+    held = tuple(Holding(full_box(name, shape)) for name, shape in shapes.items())
+    me = len(reduction.others)
+    optimizer = Zero1Optimizer(weights, shards([held] * (me + 1)), me, reduction)
     for values in optimizer.boxes()["parameter"].values():
         values.copy_((torch.arange(values.numel()) + 1).view(values.shape) / 2)
     optimizer.all_gather()
@@ -104,11 +117,9 @@ def test_a_parameter_without_a_gradient_counts_zeros(dtype: torch.dtype, filled_
 @pytest.mark.parametrize(("values", "total"), [((1.0, 2.0, 4.0), 7.0), ((2.0**24, 1.0, -(2.0**24)), 0.0)])
 def test_gradients_of_all_replicas_are_summed_in_replica_order(values: tuple[float, ...], total: float) -> None:
     """In fp32, (2^24 + 1) - 2^24 is 0, and 1 in any other order."""
-    others = [torch.full((4,), value) for value in values[:-1]]
-    optimizer, weights = make(torch.float32, {"matrix": (2, 2)}, Reduction(*others))
+    optimizer, weights = make(torch.float32, {"matrix": (6, 2)}, Reduction(*values[:-1]))
     backward(weights["matrix"], values[-1])
     assert optimizer.reduce().tolist() == [total] * 4
-    assert others[0].tolist() == [values[0]] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -190,7 +201,7 @@ def test_a_rank_with_an_older_or_a_newer_plan_discards_the_step(plan: float) -> 
 
 def test_state_of_a_narrow_model_is_fp32_and_begins_at_zero() -> None:
     weights = {"w": nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16))}
-    state = Zero1Optimizer(weights, shard({"w": (2, 2)}, 1), 0, Reduction()).boxes()
+    state = Zero1Optimizer(weights, shards([(Holding(full_box("w", (2, 2))),)]), 0, Reduction()).boxes()
     for kind in ("parameter", "exp_avg", "exp_avg_sq"):
         assert state[kind][full_box("w", (2, 2))].dtype == torch.float32
         assert state[kind][full_box("w", (2, 2))].tolist() == [[0.0, 0.0], [0.0, 0.0]]

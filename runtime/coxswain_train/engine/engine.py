@@ -1,9 +1,8 @@
-"""One replica's engine: model, optimizer shard and process groups, and one step of them. Knows no coordinator."""
+"""One rank's engine: its part of the model, optimizer shard and process groups, and one step. Knows no coordinator."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,22 +11,32 @@ import torch
 from coxswain.boxes import Box
 from coxswain.config import EndpointConfig, ModelConfig, OptimizerConfig
 from coxswain.errors import Refused
-from coxswain.layout import Layout
+from coxswain.holdings import ParameterSpec, all_holdings, tensor_faults
+from coxswain.layout import Layout, Seat
+from coxswain.neighbours import neighbours_of, rank_of
 from coxswain.plan.values import Operation
 from coxswain.wire import TaskTiming
 from coxswain_train.checkpoint.pretrained import load_pretrained
+from coxswain_train.engine.links import StageLinks
+from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.engine.schedule import learning_rate
-from coxswain_train.engine.step import Batch, Part, StepClock, TaskRunner, run_operations
+from coxswain_train.engine.step import Batch, Part, StepClock, StepOutcome, TaskRunner, run_operations
+from coxswain_train.model.custom import decoder_of, specs_of
 from coxswain_train.model.init_weights import init_box
-from coxswain_train.model.llama import Llama
+from coxswain_train.model.ring import Exchange
+from coxswain_train.model.tensor_parallel import ModelPart
 from coxswain_train.parallel.process_groups import ProcessGroups
-from coxswain_train.parallel.shards import shard
+from coxswain_train.parallel.shards import shards
+from coxswain_train.parallel.state import State
 from coxswain_train.parallel.zero1 import RankStats, Zero1Optimizer
 
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """One rank's part of a step. `labels` are the valid ones of the whole step, `plan` a number that names the plan."""
+    """One rank's part of a step. `labels` are the valid ones of the whole step, `plan` a number that names the plan.
+
+    `parts` are those of its replica, `operations` those of its stage.
+    """
 
     step: int
     parts: dict[int, Part]
@@ -40,7 +49,10 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One rank's result of a step. Times in seconds; `timings` count from the step's begin."""
+    """One rank's result of a step. Times in seconds; `timings` count from the step's begin.
+
+    `loss_sum` is 0 except on the rank of a replica that counts it (`Engine.counts`).
+    """
 
     loss_sum: float
     gradient_norm: float
@@ -51,30 +63,43 @@ class StepResult:
 
 
 class Engine:
-    """Model state of one rank. Rank = replica, as long as replicas have one stage of one device."""
+    """The model state of one seat (replica, stage, tensor) of a layout, and the steps on it."""
 
     def __init__(
-        self, model: ModelConfig, vocabulary: int, optimizer: OptimizerConfig, total_steps: int, world: ProcessGroups,
-        device: torch.device, dtype: torch.dtype,
+        self, model: ModelConfig, vocabulary: int, optimizer: OptimizerConfig, total_steps: int, layout: Layout,
+        seat: Seat, world: ProcessGroups, device: torch.device, dtype: torch.dtype, state: State | None = None,
+        memory: MemoryPolicy | None = None,
     ) -> None:  # fmt: skip
+        specs = specs_of(model, vocabulary)
+        _check_degrees(specs, layout)
+        self._memory = memory or MemoryPolicy()
+        self.before_update: Callable[[], None] = lambda: None  # runs in every step before its state changes
         self._config, self._optimizer_config, self._total_steps, self._world = model, optimizer, total_steps, world
-        self.model = Llama(model, vocabulary).to(device, dtype)
-        self.shapes = {name: tuple(weight.shape) for name, weight in self.model.weights().items()}
-        shards = shard(self.shapes, world.ranks)
-        self.optimizer = Zero1Optimizer(self.model.weights(), shards, world.rank, world)
+        self.seat, self._neighbours, self._ranks = seat, neighbours_of(layout, seat), rank_of(layout)
+        stage = layout.replicas[seat.replica].stages[seat.stage]
+        group = world.tensor_group(tuple(self._ranks[seat.replica, seat.stage, t] for t in range(len(stage.devices))))
+        part = ModelPart(stage.start, stage.stop, model.layers, group)
+        self.counts = part.last and not seat.tensor  # whether the replica's losses and labels count here
+        self._everyone, self._device, self._dtype = world.exchange(tuple(range(world.ranks))), device, dtype
+        self.model = decoder_of(model, vocabulary, part).to(device, dtype)
+        self.shapes = {spec.name: spec.shape for spec in specs}
+        owned = shards(all_holdings(specs, layout, model.layers))
+        self.optimizer = Zero1Optimizer(self.model.weights(), owned, seat.rank, world, state)
 
     def initialise(
         self, seed: int, secrets: Path | None = None, endpoint: EndpointConfig | None = None, ids: int = 0
     ) -> None:
-        """Fills the owned boxes from the job's seed, then from `initFrom` (at `endpoint`) if there is one.
+        """Fills the owned boxes from `initFrom` (at `endpoint`), or without it from the job's seed.
 
         `ids`: of the tokenizer; 0: unknown.
         """
+        self.optimizer.state.clear()
         boxes = self.optimizer.boxes()["parameter"]
-        for box, values in boxes.items():
-            values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
         if self._config.init_from:
             load_pretrained(self._config.init_from, boxes, self.shapes, secrets, endpoint, self._config, ids)
+        else:
+            for box, values in boxes.items():
+                values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
         self.gather()
 
     def gather(self) -> None:
@@ -88,29 +113,38 @@ class Engine:
 
     def step(self, work: StepInput, began: float) -> StepResult:
         """Computes, reduces and updates. If it raises, only gradients have changed. `began`: by `time.perf_counter`."""
-        clock = StepClock(lambda: self._world.waited, began)
-        runner = TaskRunner(self.model, work.batch, 1 / work.labels, self._world.rank, self._world.exchange)
-        outcome = run_operations(runner, work.parts, work.operations, self.optimizer.accumulate, clock)
-        computed = time.perf_counter()
+        clock = StepClock(self._world.clock, began)
+        outcome = self.compute(work)
+        computed = clock.device.mark()
         gradient = self.optimizer.reduce()
-        stats = self.optimizer.reduce_stats(gradient, RankStats(outcome.loss_sum, work.valid, work.labels, work.plan))
+        loss_sum, valid = (outcome.loss_sum, work.valid) if self.counts else (0.0, 0)
+        stats = self.optimizer.reduce_stats(gradient, RankStats(loss_sum, valid, work.labels, work.plan))
         rate = learning_rate(self._optimizer_config, work.step, self._total_steps)
+        self.before_update()
         self.optimizer.apply(gradient, stats, self._optimizer_config, rate, work.step)
+        timings, reduced = clock.timings(outcome.spans), clock.device.between(computed, clock.device.mark())
         return StepResult(
-            loss_sum=outcome.loss_sum,
+            loss_sum=loss_sum,
             gradient_norm=stats.norm,
             learning_rate=rate,
-            compute_seconds=sum(t.stop - t.start - t.waited for t in outcome.timings),
-            reduce_seconds=time.perf_counter() - computed,
-            timings=tuple(outcome.timings),
+            compute_seconds=sum(t.stop - t.start - t.waited for t in timings),
+            reduce_seconds=reduced,
+            timings=timings,
         )
 
-
-def check_layout(layout: Layout) -> None:
-    """Refuses what this engine cannot run yet."""
-    shapes = {(len(r.stages), max(len(s.devices) for s in r.stages)) for r in layout.replicas}
-    if shapes - {(1, 1)}:
-        raise Refused(
-            "LayoutUnsupported",
-            f"layout {layout.summary()}: parallelism.tensor and parallelism.pipeline must be 1 in this release",
+    def compute(self, work: StepInput) -> StepOutcome:
+        """Runs the operations of this rank's stage. Gradients are in the parameters then."""
+        links = StageLinks(self._neighbours, self._everyone, self._config.hidden, self._dtype, self._device)
+        runner = TaskRunner(
+            self.model, work.batch, 1 / work.labels, self.seat.replica, self._ring, links.last, self._memory
         )
+        return run_operations(runner, links, work.parts, work.operations, self.optimizer, self._world.clock)
+
+    def _ring(self, replicas: tuple[int, ...]) -> Exchange:
+        """The ring of the ranks that have this stage and tensor index in these replicas."""
+        return self._world.exchange(tuple(self._ranks[r, self.seat.stage, self.seat.tensor] for r in replicas))
+
+
+def _check_degrees(specs: Sequence[ParameterSpec], layout: Layout) -> None:
+    if faults := tensor_faults(specs, (len(s.devices) for r in layout.replicas for s in r.stages)):
+        raise Refused("LayoutUnsupported", f"layout {layout.summary()}: parallelism.tensor: {faults[0]}")

@@ -1,37 +1,198 @@
-"""Which rows of which parameter each replica owns (ZeRO-1), in the fixed order of every packed buffer."""
+"""Which rows of which parameter each rank owns (ZeRO-1), for any layout, in the fixed order of every packed buffer.
+
+Each parameter is cut at the boundaries of all its holders' boxes. A cell is then wholly inside or outside each held box,
+and its holders share its rows. So an owner's box is always inside a box that it holds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+from math import gcd, prod
 
-from coxswain.boxes import Box, full_box, zero_shard
+import numpy as np
+import numpy.typing as npt
+
+from coxswain.boxes import Box, intersect
+from coxswain.holdings import Holding
+from coxswain_train.parallel.balance import balance
+
+Numbers = npt.NDArray[np.int64]
+Group = int  # number of a group of ranks with equal holdings
 
 
 @dataclass(frozen=True, slots=True)
-class Shards:
-    """Per owner its boxes, decayed parameters (two and more dimensions) first, and their sizes in elements."""
+class Cell:
+    """A box inside or outside each held box. `owners[i]` (a rank) has its rows [cuts[i], cuts[i + 1])."""
 
-    boxes: tuple[tuple[Box, ...], ...]
+    box: Box
+    unit: int  # elements: in every holder's memory the cell is made of whole, aligned runs of so many
+    holders: tuple[Group, ...]
+    counting: tuple[Group, ...]  # those whose gradients go into the sum
+    owners: Numbers
+    cuts: Numbers
+
+    @property
+    def row(self) -> int:
+        """Elements of one row."""
+        return prod(self.box.shape[1:])
+
+    def rows_of(self, owner: int) -> tuple[int, int]:
+        """The owner's rows [start, stop), counted from the cell's first; empty when it has none."""
+        place = int(np.searchsorted(self.owners, owner))
+        if place == len(self.owners) or self.owners[place] != owner:
+            return 0, 0
+        return int(self.cuts[place]), int(self.cuts[place + 1])
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The cells of all parameters, decayed ones (two and more dimensions) first, else in the model's order."""
+
+    cells: tuple[Cell, ...]
+    group_of: Numbers  # by rank
+    holdings: tuple[tuple[Holding, ...], ...]  # by group
 
     @property
     def owners(self) -> int:
-        return len(self.boxes)
+        return len(self.group_of)
 
-    def size(self, owner: int) -> int:
-        return sum(b.elements for b in self.boxes[owner])
+    def boxes(self, owner: int) -> tuple[Box, ...]:
+        """The owner's boxes, in the order of its packed buffer."""
+        rows = ((cell.box, *cell.rows_of(owner)) for cell in self.cells)
+        return tuple(_rows(box, start, stop) for box, start, stop in rows if stop > start)
 
     def sizes(self) -> list[int]:
-        return [self.size(owner) for owner in range(self.owners)]
+        """Elements by owner."""
+        return [int(size) for size in self._sizes]
 
     def decayed(self, owner: int) -> int:
         """Elements at the beginning of the owner's buffer that are subject to weight decay."""
-        return sum(b.elements for b in self.boxes[owner] if len(b.shape) > 1)
+        return sum(box.elements for box in self.boxes(owner) if len(box.shape) > 1)
+
+    def holds(self, counting: bool) -> npt.NDArray[np.bool_]:
+        """[group, cell]: whether ranks of the group hold the cell, and, with `counting`, send its gradient."""
+        table = np.zeros((len(self.holdings), len(self.cells)), dtype=np.bool_)
+        for number, cell in enumerate(self.cells):
+            table[list(cell.counting if counting else cell.holders), number] = True
+        return table
+
+    def sole(self, rank: int) -> dict[str, int]:
+        """The parameters that only this rank has a part of, and where each begins in its packed buffer."""
+        found, start = {}, 0
+        for number, cell in enumerate(self.cells):
+            first, stop = cell.rows_of(rank)
+            if stop > first and not self.travels[number]:
+                found[cell.box.name] = start
+            start += (stop - first) * cell.row
+        return found
+
+    @cached_property
+    def travels(self) -> list[bool]:
+        """By cell: whether several ranks hold it."""
+        members = np.bincount(self.group_of)
+        held = [{holding.box for holding in holdings} for holdings in self.holdings]
+        return [sum(members[g] for g in c.holders) > 1 or c.box not in held[c.holders[0]] for c in self.cells]
+
+    @cached_property
+    def _sizes(self) -> Numbers:
+        sizes = np.zeros(self.owners, dtype=np.int64)
+        for cell in self.cells:
+            sizes[cell.owners] += np.diff(cell.cuts) * cell.row
+        return sizes
 
 
-def shard(shapes: Mapping[str, tuple[int, ...]], owners: int) -> Shards:
-    """Splits every parameter along its first dimension over `owners` holders of the same stage."""
-    ordered = sorted(shapes, key=lambda name: len(shapes[name]) < 2)  # stable: else in the model's order
-    wholes = [full_box(name, shapes[name]) for name in ordered]
-    mine = ([zero_shard(box, owners, owner) for box in wholes] for owner in range(owners))
-    return Shards(boxes=tuple(tuple(b for b in row if b is not None) for row in mine))
+def nothing_whole(_: str) -> bool:
+    return False
+
+
+def shards(holdings: Iterable[tuple[Holding, ...]], whole: Callable[[str], bool] = nothing_whole) -> Shards:
+    """Owners for the holdings of all ranks, by rank. A cell of a parameter that must stay `whole` has one owner.
+
+    Raises ValueError when no holder's gradient of a cell counts.
+    """
+    group_of, groups = _groups(holdings)
+    found = [cell for name, held in _held(groups).items() for cell in _cut(name, held)]
+    found.sort(key=lambda cell: len(cell.box.shape) < 2)  # stable
+    ranks = [np.flatnonzero(group_of == group) for group in range(len(groups))]
+    shared = [cell for cell in found if not whole(cell.box.name)]
+    members = [len(each) for each in ranks]
+    weights = balance([(cell.box.elements, cell.holders) for cell in shared], members)
+    owned = {id(cell): _share(cell, ranks, weights[cell.holders]) for cell in shared}
+    _give_whole([cell for cell in found if id(cell) not in owned], ranks, owned)
+    return Shards(tuple(owned[id(cell)] for cell in found), group_of, groups)
+
+
+def _groups(holdings: Iterable[tuple[Holding, ...]]) -> tuple[Numbers, tuple[tuple[Holding, ...], ...]]:
+    """By rank the number of its group, and the holdings of each group."""
+    ranks = list(holdings)
+    same = {id(held): held for held in ranks}  # few, so that equal ones are compared once
+    numbers: dict[tuple[Holding, ...], Group] = {}
+    of_id = {each: numbers.setdefault(held, len(numbers)) for each, held in same.items()}
+    return np.array([of_id[id(held)] for held in ranks], dtype=np.int64), tuple(numbers)
+
+
+def _held(groups: Sequence[tuple[Holding, ...]]) -> dict[str, list[tuple[Group, Holding]]]:
+    """The holders of each parameter and what they hold, in the model's order: a replica's ranks come by stage."""
+    found: dict[str, list[tuple[Group, Holding]]] = {}
+    for group, holdings in enumerate(groups):
+        for holding in holdings:
+            found.setdefault(holding.box.name, []).append((group, holding))
+    return found
+
+
+def _cut(name: str, held: Sequence[tuple[Group, Holding]]) -> list[Cell]:
+    """The cells of a parameter, without owners."""
+    dimensions = range(len(held[0][1].box.shape))
+    edges = [
+        sorted({e for _, h in held for e in (h.box.offset[d], h.box.offset[d] + h.box.shape[d])}) for d in dimensions
+    ]
+    unit, none = _unit(edges), np.zeros(0, dtype=np.int64)
+    cells = []
+    for intervals in product(*(pairwise(edge) for edge in edges)):
+        box = Box(name, tuple(a for a, _ in intervals), tuple(b - a for a, b in intervals))
+        inside = [(group, h.counts) for group, h in held if intersect(h.box, box) is not None]
+        if inside:
+            counting = tuple(group for group, counts in inside if counts)
+            if not counting:
+                raise ValueError(f"{box}: no holder's gradient counts")
+            cells.append(Cell(box, unit, tuple(group for group, _ in inside), counting, none, none))
+    return cells
+
+
+def _unit(edges: Sequence[Sequence[int]]) -> int:
+    """Elements of the runs that make up every cell: whole rows, or parts of them where columns are cut."""
+    last = max((d for d, edge in enumerate(edges) if len(edge) > 2), default=0)
+    tail = prod(edge[-1] - edge[0] for edge in edges[last + 1 :])
+    return tail if last == 0 else tail * gcd(*(e - edges[last][0] for e in edges[last]))
+
+
+def _share(cell: Cell, ranks: Sequence[Numbers], weights: Sequence[int]) -> Cell:
+    """Gives the cell's rows to its holders in rank order. `weights`: of a rank of each holding group."""
+    owners = np.concatenate([ranks[group] for group in cell.holders])
+    each = np.concatenate([np.full(len(ranks[g]), w) for g, w in zip(cell.holders, weights, strict=True)])
+    order = np.argsort(owners)
+    bounds = np.concatenate([[0], np.cumsum(each[order])])
+    return _owned(cell, owners[order], cell.box.shape[0] * bounds // bounds[-1])
+
+
+def _give_whole(cells: Sequence[Cell], ranks: Sequence[Numbers], owned: dict[int, Cell]) -> None:
+    """Gives each cell, the largest first, to the holder with the least so far."""
+    loads = np.zeros(sum(len(each) for each in ranks), dtype=np.int64)
+    for cell in owned.values():
+        loads[cell.owners] += np.diff(cell.cuts) * cell.row
+    for cell in sorted(cells, key=lambda cell: -cell.box.elements):
+        holders = np.sort(np.concatenate([ranks[group] for group in cell.holders]))
+        owner = holders[np.argmin(loads[holders]) :][:1]
+        loads[owner] += cell.box.elements
+        owned[id(cell)] = _owned(cell, owner, np.array([0, cell.box.shape[0]]))
+
+
+def _owned(cell: Cell, owners: Numbers, cuts: Numbers) -> Cell:
+    return Cell(cell.box, cell.unit, cell.holders, cell.counting, owners, cuts)
+
+
+def _rows(box: Box, start: int, stop: int) -> Box:
+    return Box(box.name, (box.offset[0] + start, *box.offset[1:]), (stop - start, *box.shape[1:]))

@@ -1,7 +1,7 @@
 """ZeRO-1 by boxes (Rajbhandari et al., arXiv 1910.02054): gradients to their owners, AdamW there, weights back to all.
 
-Parameters are whole on every replica; the master copy (fp32, or fp64 in tests) and both moments of a row exist only on
-its owner. State changes in `apply` alone, after all ranks have agreed on the step.
+Each rank holds its boxes of the parameters; the master copy (fp32, or fp64 in tests) and both moments of a row exist only
+on its owner, which is one of its holders. State changes in `apply` alone, after all ranks have agreed on the step.
 """
 
 from __future__ import annotations
@@ -9,34 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite, sqrt
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from coxswain.boxes import Box, full_box, window
+from coxswain.boxes import Box
 from coxswain.config import OptimizerConfig
 from coxswain.errors import Refused, Retryable
+from coxswain_train.parallel.buckets import BUCKET_BYTES
+from coxswain_train.parallel.flights import Reduction
+from coxswain_train.parallel.gradients import Gradients
+from coxswain_train.parallel.routes import make_routes
 from coxswain_train.parallel.shards import Shards
-
-KINDS = ("parameter", "exp_avg", "exp_avg_sq")
-
-
-class Reduction(Protocol):
-    """The reductions of a step, over all replicas; index = replica."""
-
-    def to_owners(self, packed: Tensor, sizes: list[int], me: int) -> list[Tensor]:
-        """Sends the o-th part of `packed` to owner o; returns what every replica sent here, in replica order."""
-        ...
-
-    def to_all(self, mine: Tensor, sizes: list[int]) -> list[Tensor]:
-        """The parts of all replicas, by owner."""
-        ...
-
-    def scalars(self, mine: list[float]) -> list[list[float]]:
-        """Some fp64 numbers of every replica: the one small collective of a step."""
-        ...
+from coxswain_train.parallel.state import KINDS, State
+from coxswain_train.parallel.weights import WeightSpreader
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,45 +45,45 @@ class GlobalStats:
 
 
 class Zero1Optimizer:
-    """The optimizer of one replica (stage): its shard of the state, and the way to and from all parameters."""
+    """The optimizer of one rank: its boxes of the state, and the way to and from the parameters of all holders.
 
-    def __init__(self, weights: Mapping[str, nn.Parameter], shards: Shards, me: int, reduction: Reduction) -> None:
-        self._weights, self._shards, self._me, self._reduction = weights, shards, me, reduction
+    `weights`: the boxes that the rank holds, by name. `state` keeps what it has if its boxes are this rank's already.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, nn.Parameter], shards: Shards, me: int, reduction: Reduction,
+        state: State | None = None, bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:  # fmt: skip
+        self._shards, self._me, self._reduction = shards, me, reduction
+        self.state = state or State()
         sample = next(iter(weights.values()))
-        wide = torch.promote_types(sample.dtype, torch.float32)
-        self._state = {kind: torch.zeros(shards.size(me), dtype=wide, device=sample.device) for kind in KINDS}
-        self._wide = None if wide == sample.dtype else wide
-        self._accumulated: dict[str, Tensor] = {}  # gradients so far, where parameters are too narrow for a sum
+        wide, self._device = torch.promote_types(sample.dtype, torch.float32), sample.device
+        self.state.hold(shards.boxes(me), wide, sample.device)
+        there, back = make_routes(shards, me, reduction.grid, sample.device, bucket_bytes // wide.itemsize)
+        sole = shards.sole(me)
+        self._gradients = Gradients(weights, there, sole, self.elements, wide, reduction)
+        self._spreader = WeightSpreader(weights, back, sole, reduction)
 
     def boxes(self) -> dict[str, dict[Box, Tensor]]:
         """The owned state by kind and box: views, to be filled or saved."""
-        return {kind: dict(_views(flat, self._shards.boxes[self._me])) for kind, flat in self._state.items()}
+        return self.state.boxes()
 
     @property
     def elements(self) -> int:
         """Of the owned boxes."""
-        return len(self._state["parameter"])
+        return len(self.state["parameter"])
+
+    def expect_last(self) -> None:
+        """Call it before the step's last backward: gradients then leave while it runs."""
+        self._gradients.expect_last()
 
     def accumulate(self) -> None:
         """After each backward: moves gradients of narrow parameters into fp32 sums."""
-        if self._wide is None:
-            return
-        for name, weight in self._weights.items():
-            if weight.grad is not None:
-                total = self._accumulated.setdefault(name, torch.zeros_like(weight, dtype=self._wide))
-                total += weight.grad
-                weight.grad = None
+        self._gradients.accumulate()
 
     def reduce(self) -> Tensor:
-        """The step's gradient of the owned boxes, summed in replica order. Forgets the local gradients."""
-        parts = self._reduction.to_owners(self._packed(), self._shards.sizes(), self._me)
-        total = parts[0].clone()
-        for part in parts[1:]:
-            total += part
-        self._accumulated.clear()
-        for weight in self._weights.values():
-            weight.grad = None
-        return total
+        """The step's gradient of the owned boxes, summed in the order of ranks. Forgets the local gradients."""
+        return self._gradients.reduce()
 
     def reduce_stats(self, gradient: Tensor, mine: RankStats) -> GlobalStats:
         """Exchanges loss, norm and plan with all ranks, in the step's one small collective."""
@@ -121,7 +108,7 @@ class Zero1Optimizer:
         """Runs torch's fused kernel over the matrices, which decay, and over the norms, which do not."""
         matrices = self._shards.decayed(self._me)
         for rows, decay in ((slice(matrices), config.weight_decay), (slice(matrices, None), 0.0)):
-            master, first, second = ([self._state[kind][rows]] for kind in KINDS)
+            master, first, second = ([self.state[kind][rows]] for kind in KINDS)
             done = [torch.tensor(count - 1.0, device=self._device)]
             adamw(
                 master, [gradient[rows]], first, second, [], done, fused=True, amsgrad=False, beta1=config.beta1,
@@ -130,35 +117,8 @@ class Zero1Optimizer:
 
     @torch.no_grad()
     def all_gather(self) -> None:
-        """Copies the boxes of every owner into the parameters of every replica."""
-        dtype = next(iter(self._weights.values())).dtype
-        parts = self._reduction.to_all(self._state["parameter"].to(dtype), self._shards.sizes())
-        for owner, part in enumerate(parts):
-            for box, values in _views(part, self._shards.boxes[owner]):
-                self._rows(self._weights[box.name], box).copy_(values)
-
-    def _packed(self) -> Tensor:
-        """All local gradients, owner after owner; zeros where this replica had no part in a parameter."""
-        flat = torch.empty(sum(self._shards.sizes()), dtype=self._state["parameter"].dtype, device=self._device)
-        order = tuple(box for owned in self._shards.boxes for box in owned)
-        for box, target in _views(flat, order):
-            gradient = self._accumulated.get(box.name, self._weights[box.name].grad)
-            target.zero_() if gradient is None else target.copy_(self._rows(gradient, box))
-        return flat
-
-    @property
-    def _device(self) -> torch.device:
-        return self._state["parameter"].device
-
-    @staticmethod
-    def _rows(tensor: Tensor, box: Box) -> Tensor:
-        return tensor[window(full_box(box.name, tuple(tensor.shape)), box)]
-
-
-def _views(flat: Tensor, boxes: tuple[Box, ...]) -> list[tuple[Box, Tensor]]:
-    """Each box's part of a packed buffer, in the box's shape."""
-    parts = torch.split(flat, [b.elements for b in boxes])
-    return [(box, part.view(box.shape)) for box, part in zip(boxes, parts, strict=True)]
+        """Copies the boxes of every owner into the parameters of every holder."""
+        self._spreader.spread(self.state["parameter"])
 
 
 def check_stats(rows: list[list[float]], mine: RankStats) -> GlobalStats:

@@ -35,9 +35,9 @@ def needs(plan: StepPlan, columns: Mapping[int, Columns]) -> list[Need]:
 
     `columns`: of each replica, those that our stages of it need.
     """
-    tasks, sequences = sorted(plan.all_tasks, key=lambda t: t.index), plan.all_sequences
+    tasks = sorted(plan.all_tasks, key=lambda t: t.index)
     mine = ((t.index, s) for t in tasks for s in t.slices if s.replica in columns)
-    return [Need(task, s, _request(sequences[s.sequence], s, columns[s.replica])) for task, s in mine]
+    return [Need(task, s, _request(plan.sequence(s.sequence), s, columns[s.replica])) for task, s in mine]
 
 
 def _request(sequence: Sequence, part: Slice, columns: Columns) -> SliceRequest | None:

@@ -188,6 +188,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     tasks: tuple[Task, ...]
     operations: tuple[StageOperations, ...]
     labels: int  # valid tokens of all sequences
+    first: int = 0  # position of its first sequence: how many the whole step trains on
 
     @property
     def tokens(self) -> int:
@@ -208,10 +209,15 @@ class StepPlan(msgspec.Struct, frozen=True):
     makespan_over_bound: float
     evaluation: Evaluation | None = None  # None: no evaluation follows the step
 
-    @property
-    def all_sequences(self) -> tuple[Sequence, ...]:
-        """Those of the step, then those of its evaluation."""
-        return (*self.sequences, *self.evaluation.sequences) if self.evaluation else self.sequences
+    def sequence(self, place: int) -> Sequence:
+        """The sequence at this place of the membership, or of the evaluation behind it."""
+        if self.evaluation is not None and place >= self.evaluation.first:
+            return self.evaluation.sequences[place - self.evaluation.first]
+        return self.sequences[place]
+
+    def is_trained(self, place: int) -> bool:
+        """Whether the sequence at this place belongs to the step, and not to the evaluation behind it."""
+        return self.evaluation is None or place < self.evaluation.first
 
     @property
     def all_tasks(self) -> tuple[Task, ...]:

@@ -106,7 +106,7 @@ class Builder:
             buffers = self._buffers(plan, wanted, [answers.get(place, NOTHING) for place in range(len(wanted))])
         self._step_cache.put(self._generation, plan.step, buffers)
         served = [(wanted[places[at]].slice.sequence, digest) for at, digest in sorted(digests.items())]
-        trained = tuple((position, digest) for position, digest in served if position < len(plan.sequences))
+        trained = tuple((position, digest) for position, digest in served if plan.is_trained(position))
         self._outbox.put("/v1/served", plan.step, DeliveredDigests(self._generation, plan.step, trained))
 
     def _buffers(self, plan: StepPlan, wanted: Sequence[Need], tokens: Sequence[Tokens]) -> dict[Part, Buffer]:

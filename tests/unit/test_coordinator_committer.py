@@ -199,7 +199,8 @@ def test_an_evaluation_is_numbered_behind_its_step_and_runs_forward_only(tmp_pat
     evaluation, first = plan.evaluation, len(plan.tasks)
     assert [t.index for t in evaluation.tasks] == list(range(first, first + len(evaluation.tasks)))
     placed = {position for t in evaluation.tasks for s in t.slices for position in [s.sequence]}
-    assert placed == set(range(len(plan.sequences), len(plan.all_sequences)))
+    assert evaluation.first == len(plan.sequences)
+    assert placed == set(range(evaluation.first, evaluation.first + len(evaluation.sequences)))
     listed = [o for stage in evaluation.operations for o in stage.operations]
     assert {o.kind for o in listed} == {"F"}
     assert {o.task for o in listed} == {t.index for t in evaluation.tasks}

@@ -71,6 +71,7 @@ class Members:
             try:
                 async with asyncio.timeout(PATIENCE + (self._shape.steps + WARM_UP) * 4 * self._shape.step_seconds):
                     await asyncio.gather(*ranks)
+                    await self._all_closed()
             finally:
                 for task in tasks + ranks:
                     task.cancel()
@@ -104,6 +105,14 @@ class Members:
         if reply.status >= 400:
             raise aiohttp.ClientError(f"{reply.status}: {content[:200]!r}")
         return (msgspec.json.decode(content, type=type_) if content else None), len(content)
+
+    async def _all_closed(self) -> None:
+        """Returns once the coordinator has closed every step."""
+        while True:
+            report, _ = await self._get("/v1/report", wire.JobReport)
+            if report is not None and report.step >= self._shape.steps + WARM_UP:
+                return
+            await asyncio.sleep(0.05)
 
     async def _loader(self) -> None:
         await self._post("/v1/register", wire.Register("loader", "loader-0", "p", "loader", "h", 7), wire.Registered)
@@ -152,6 +161,7 @@ class Members:
             for step in range(world.first_step, world.first_step + self._shape.steps + WARM_UP):
                 await self._directive(rank, step)
                 await self._compute(rank, step)
+            await rank.sent.wait()
         finally:
             for helper in helpers:
                 helper.cancel()
@@ -218,10 +228,12 @@ class Rank:
     def __init__(self, members: Members, number: int) -> None:
         self._members, self.number = members, number
         self._queue: asyncio.Queue[wire.StepReport] = asyncio.Queue()
+        self.sent = asyncio.Event()  # the queue is empty, and the coordinator has all of it
         self.plans: set[int] = set()  # committed steps that have been fetched
         self.reachable = True
 
     def put(self, report: wire.StepReport) -> None:
+        self.sent.clear()
         self._queue.put_nowait(report)
 
     async def send(self) -> None:
@@ -237,4 +249,6 @@ class Rank:
                 self.reachable = False
                 continue
             self.reachable, message = True, None
+            if self._queue.empty():
+                self.sent.set()
             pause = (ack and ack.heartbeat_seconds) or outbox._HEARTBEAT_SECONDS

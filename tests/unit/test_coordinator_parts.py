@@ -31,7 +31,7 @@ from coxswain_coordinator import termination
 from coxswain_coordinator.planning.committer import Committed, steps_ahead
 from coxswain_coordinator.state.event_log import EventLog
 from coxswain_coordinator.state.jsonl import JsonlWriter
-from coxswain_coordinator.state.notifier import Notifier
+from coxswain_coordinator.state.notifier import Notifier, Topic
 from coxswain_coordinator.state.registry import MemberRegistry, join
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.steps import StepTracker, planned_tasks, shares
@@ -449,3 +449,33 @@ def test_a_timing_line_names_planned_and_measured_tasks(tmp_path):
     assert (line["seconds"], line["makespan"], line["replicas"]) == (5.0, 3.0, 2)
     assert [(t["kind"], t["tokens"], t["sequences"]) for t in line["planned"]] == [("ring", 6, (0,)), ("pack", 5, (1,))]
     assert [r["data_wait"] for r in line["ranks"]] == [0.2, 0.2]
+
+
+async def test_a_change_wakes_the_waiters_of_its_topic_and_the_driver_and_no_others():
+    notifier, looks = Notifier(), dict.fromkeys(Topic, 0)
+
+    def look(topic: Topic) -> None:
+        looks[topic] += 1
+
+    waits = [asyncio.ensure_future(notifier.wait_until(lambda t=topic: look(t), 10, topic)) for topic in Topic]
+    await asyncio.sleep(0)
+    for topics, woken in (((Topic.ANY,), {Topic.ANY}), ((Topic.PLANS,), {Topic.ANY, Topic.PLANS}), ((), set(Topic))):
+        before = dict(looks)
+        notifier.notify(*topics)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert {topic for topic in Topic if looks[topic] > before[topic]} == woken
+    for wait in waits:
+        wait.cancel()
+    await asyncio.gather(*waits, return_exceptions=True)
+
+
+def test_a_member_of_one_role_does_not_know_the_instances_of_another_that_must_register_again():
+    registry = MemberRegistry()
+    registry.register(Register("trainer", "trainer-0", "p", "a", "h", 0, 1))
+    registry.register(Register("constructor", "trainer-0", "p", "b", "h", 0))
+    registry.expect_again("trainer")
+    assert (registry.knows("a"), registry.knows("b"), registry.has_all("trainer", 1)) == (False, True, False)
+    registry.register(Register("trainer", "trainer-0", "p", "c", "h", 0, 1))
+    assert (registry.knows("a"), registry.knows("c"), registry.has_all("trainer", 1)) == (False, True, True)
+    assert not registry.has_all("trainer", 2)

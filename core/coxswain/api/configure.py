@@ -11,7 +11,15 @@ from coxswain.api.datamix import DataMixSpec, MixSource
 from coxswain.api.datasource import DataSourceSpec, Tokenizer
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.presets import PRESETS
-from coxswain.api.trainingjob import Checkpoint, Evaluation, ModelSpec, Optimizer, ParameterGroup, TrainingJobSpec
+from coxswain.api.trainingjob import (
+    Checkpoint,
+    Evaluation,
+    ModelSpec,
+    Optimizer,
+    ParameterGroup,
+    Tracking,
+    TrainingJobSpec,
+)
 from coxswain.names import CLAIMS_ROOT
 from coxswain.uris import file_uri
 
@@ -48,6 +56,7 @@ def job_config(
         prefetch_steps=spec.data.prefetch_steps,
         checkpoint=_checkpoint(spec.checkpoint),
         evaluation=_evaluation(spec.evaluation),
+        tracking=_tracking(spec.tracking),
         stragglers=config.StragglerConfig(
             action=spec.stragglers.action,
             threshold_percent=spec.stragglers.threshold_percent,
@@ -162,6 +171,14 @@ def _evaluation(evaluation: Evaluation | None) -> config.EvaluationConfig:
     if evaluation is None:
         return config.EvaluationConfig()
     return config.EvaluationConfig(every_steps=evaluation.every_steps, tokens=evaluation.tokens)
+
+
+def _tracking(tracking: Tracking | None) -> config.TrackingConfig:
+    board, wandb = (tracking.tensorboard, tracking.wandb) if tracking else (None, None)
+    return config.TrackingConfig(
+        tensorboard=config.TensorBoardConfig(directory=board.directory) if board else None,
+        wandb=config.WandbConfig(project=wandb.project, entity=wandb.entity, mode=wandb.mode) if wandb else None,
+    )
 
 
 def _group(group: ParameterGroup) -> config.ParameterGroupConfig:

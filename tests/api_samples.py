@@ -30,6 +30,8 @@ _SPECS: dict[str, Manifest] = {
 PHASE = {"fromStep": 10, "weights": [{"name": "code", "weight": 1}]}
 SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "kvHeads": 2, "feedForward": 128}
 
+LAYOUT = {"replicas": [{"stages": [{"layers": 3}, {"layers": 1}]}]}  # of the two devices and four layers of the job
+
 
 def sample(kind: str, changes: Mapping[str, Any] | None = None, name: str = "") -> Manifest:
     """A right object of the kind, with `changes` (path -> value, or REMOVED) applied."""

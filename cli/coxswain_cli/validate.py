@@ -48,19 +48,9 @@ def validate_command(
             print(
                 f"note: {absent.path}: {absent.message} in these files; `cox run` needs it there, a cluster may have it"
             )
-        for path, value in without_effect(documents):
-            print(
-                f"note: {path}: {value} has no effect: the pool does not grow; remove it, and set min to the number of loaders"
-            )
         for fault in beyond_restricted(documents):
             print(f"note: {fault.text}; a cluster that admits it takes the job")
     raise typer.Exit(Exit.USER_FAULT if faults else Exit.DONE)
-
-
-def without_effect(documents: Sequence[Document]) -> list[tuple[str, int]]:
-    """Fields of jobs that say what this release does not do, with their values."""
-    pools = (((d.manifest.get("spec") or {}).get("data") or {}).get("loaders") or {} for d in documents)
-    return [("spec.data.loaders.max", pool["max"]) for pool in pools if pool.get("max", 0) > pool.get("min", 1)]
 
 
 def beyond_restricted(documents: Sequence[Document]) -> list[FieldError]:

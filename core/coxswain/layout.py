@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
+
+from coxswain.config import ParallelConfig, ReplicaShape
 
 
 class Device(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -54,10 +56,16 @@ class Layout(msgspec.Struct, frozen=True):
     def digest(self) -> str:
         return "sha256:" + hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
+    def largest_ring(self) -> int:
+        """The most replicas that one sequence may span: those of a ring have equal layer split and tensor degrees."""
+        shapes = Counter(tuple((s.start, s.stop, len(s.devices)) for s in r.stages) for r in self.replicas)
+        return max(shapes.values(), default=0)
+
     def summary(self) -> str:
-        """Describes the layout: `3 x tp1pp2 + 1 x tp1pp1`."""
-        shapes = Counter((max(len(s.devices) for s in r.stages), len(r.stages)) for r in self.replicas)
-        return " + ".join(f"{n} x tp{tp}pp{pp}" for (tp, pp), n in shapes.items())
+        """Describes the layout: `3 x tp1pp2 + 1 x tp2/1pp2`; degrees by stage where they differ."""
+        shapes = Counter(tuple(len(s.devices) for s in r.stages) for r in self.replicas)
+        degrees = {shape: "/".join(map(str, shape if len(set(shape)) > 1 else shape[:1])) for shape in shapes}
+        return " + ".join(f"{n} x tp{degrees[shape]}pp{len(shape)}" for shape, n in shapes.items())
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -68,6 +76,50 @@ class Seat(msgspec.Struct, frozen=True):
     replica: int
     stage: int
     tensor: int
+
+
+def loss_ranks(seats: Iterable[Seat]) -> frozenset[int]:
+    """The rank of each replica that counts its losses and labels: tensor 0 of the last stage."""
+    last: dict[int, Seat] = {}
+    for seat in seats:
+        if seat.tensor == 0 and (seat.replica not in last or seat.stage > last[seat.replica].stage):
+            last[seat.replica] = seat
+    return frozenset(seat.rank for seat in last.values())
+
+
+def token_ranks(seats: Iterable[Seat]) -> frozenset[int]:
+    """The rank of each replica that counts the tokens delivered to it: tensor 0 of the first stage."""
+    return frozenset(seat.rank for seat in seats if seat.stage == seat.tensor == 0)
+
+
+def layout_for(devices: Iterable[Device], layers: int, parallelism: ParallelConfig) -> Layout:
+    """The job's layout on these devices, by trainer and device number; without replicas where they are too few."""
+    mine = sorted(devices)
+    if parallelism.layout:
+        return shaped_layout(mine, parallelism.layout)
+    return uniform_layout(mine, layers, parallelism.tensor, parallelism.pipeline)
+
+
+def shaped_layout(devices: Sequence[Device], shapes: Iterable[ReplicaShape]) -> Layout:
+    """Replicas of these shapes: each stage takes its devices from the first trainer that has enough left.
+
+    Devices that are left over are on standby: all of them where the shapes do not fit.
+    """
+    free: dict[int, list[Device]] = defaultdict(list)
+    for device in devices:
+        free[device.trainer].append(device)
+    replicas = []
+    for wanted in (shape.stages for shape in shapes for _ in range(shape.count)):
+        stages, start = [], 0
+        for stage in wanted:
+            home = next((mine for mine in free.values() if len(mine) >= stage.tensor), None)
+            if home is None:
+                return Layout(replicas=(), standby=tuple(devices))
+            stages.append(Stage(tuple(home[: stage.tensor]), start, start + stage.layers))
+            del home[: stage.tensor]
+            start += stage.layers
+        replicas.append(Replica(tuple(stages)))
+    return Layout(replicas=tuple(replicas), standby=tuple(device for mine in free.values() for device in mine))
 
 
 def uniform_layout(devices: list[Device], layers: int, tensor: int = 1, pipeline: int = 1) -> Layout:

@@ -62,6 +62,8 @@ class Rank(Protocol):
     def compute(self) -> float: ...
     @property
     def data_wait(self) -> float: ...
+    @property
+    def share(self) -> float: ...
 
 
 Seat = tuple[int, int]  # trainer and rank
@@ -74,7 +76,7 @@ def step_figures(planned: Iterable[_Task], ranks: Iterable[Rank]) -> StepFigures
     for task in planned:
         for replica in task.replicas:
             work[replica] += task.stop - task.start
-    return {(r.trainer, r.rank): RankStep(r.seconds, r.compute, r.data_wait, work[r.replica]) for r in ranks}
+    return {(r.trainer, r.rank): RankStep(r.seconds, r.compute, r.data_wait, work[r.replica] * r.share) for r in ranks}
 
 
 def trainer_figures(steps: Sequence[StepFigures]) -> tuple[TrainerFigures, ...]:

@@ -12,7 +12,7 @@ import msgspec
 
 from coxswain.block import BlockEntry
 from coxswain.boxes import Box
-from coxswain.config import ModelConfig
+from coxswain.config import ModelConfig, TokenizerConfig
 from coxswain.layout import Layout, Seat
 from coxswain.membership.values import Cursor, Sequence
 from coxswain.plan.values import StageOperations, Task
@@ -296,7 +296,7 @@ class ShardsSaved(msgspec.Struct, frozen=True):
     generation: int
     step: int
     rank: int
-    ranks: int
+    ranks: int  # of the world; nothing reads it: the world's own number counts, and earlier releases send it
     shards: tuple[Shard, ...]
     seconds: float
     end: Literal["", "Completed", "Suspended"] = ""  # of the directive that requested it: a later coordinator needs it
@@ -323,6 +323,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True):
     time: float
     model: ModelConfig | None = None  # None: written by an earlier release
     longest: int = 0  # the job's maxSequenceTokens
+    tokenizer: TokenizerConfig | None = None  # of the job's sources; None: written by an earlier release
 
 
 # --- the operator and people ----------------------------------------------------------------------------------------

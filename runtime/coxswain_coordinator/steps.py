@@ -11,11 +11,13 @@ import msgspec
 from msgspec.structs import replace
 
 from coxswain import digests
-from coxswain.config import JobConfig
+from coxswain.config import JobConfig, ModelConfig
 from coxswain.cost import peak_tflops
 from coxswain.errors import Refused
 from coxswain.flops import step_flops, utilisation
-from coxswain.layout import Seat
+from coxswain.layout import Layout, Seat, loss_ranks, token_ranks
+from coxswain.plan.pipelines import loads
+from coxswain.plan.step import loss_layers
 from coxswain.plan.values import Task
 from coxswain.wire import DeliveredDigests, StepLine, StepPlan, StepReport, TaskTiming, World
 
@@ -49,6 +51,8 @@ class RankTiming(msgspec.Struct, frozen=True):
     reduce: float
     timings: tuple[TaskTiming, ...]
     ended: float = 0.0  # unix time by the rank's clock
+    tensor: int = 0
+    share: float = 1.0  # of a task's planned seconds: 1 on the replica's slowest stage
 
 
 class TimingLine(msgspec.Struct, frozen=True):
@@ -67,10 +71,15 @@ class TimingLine(msgspec.Struct, frozen=True):
 
 
 class StepTracker:
-    """Reports of the open steps of one generation. Steps close in order, each exactly once."""
+    """Reports of the open steps of one generation. Steps close in order, each exactly once.
 
-    def __init__(self, seats: tuple[Seat, ...], first_step: int, stream_digest: str) -> None:
-        self.seats = seats
+    `shares`: by rank, its part of a task's planned seconds.
+    """
+
+    def __init__(
+        self, seats: tuple[Seat, ...], first_step: int, stream_digest: str, shares: Mapping[int, float] | None = None
+    ) -> None:
+        self.seats, self._shares = seats, shares or {}
         self.open = first_step  # the first step that is not closed
         self.stream_digests = {first_step: stream_digest}  # before that step
         self._reports: dict[int, dict[int, StepReport]] = defaultdict(dict)
@@ -109,14 +118,26 @@ class StepTracker:
         digest = digests.chain(self.stream_digests[plan.step], plan.step, plan.sequences, ordered)
         self.open = plan.step + 1
         self.stream_digests[self.open] = digest
-        return step_line(plan, reports, digest, now), timing_line(plan, reports, self.seats)
+        return step_line(plan, reports, self.seats, digest, now), timing_line(plan, reports, self.seats, self._shares)
 
 
-def step_line(plan: StepPlan, reports: Mapping[int, StepReport], stream_digest: str, now: float) -> StepLine:
+def shares(layout: Layout, model: ModelConfig) -> dict[int, float]:
+    """By rank, its part of a task's planned seconds, which are those of the replica's slowest stage."""
+    loss, found = loss_layers(model), {}
+    for seat in layout.ranks():
+        parts = loads(layout.replicas[seat.replica], loss)
+        found[seat.rank] = parts[seat.stage] / max(parts)
+    return found
+
+
+def step_line(
+    plan: StepPlan, reports: Mapping[int, StepReport], seats: tuple[Seat, ...], stream_digest: str, now: float
+) -> StepLine:
     """loss = sum of token losses / valid tokens; idle = 1 - compute / (ranks x step seconds); `time` is when the first rank ended
     the step, by its clock: the line may arrive much later (`now`), after a coordinator was away.
 
-    Losses and norms are finite here: `JobState.add_report` ends a job that diverges.
+    Losses and tokens count once a replica, whatever its stages and tensor groups; times are of all ranks. Losses and norms
+    are finite here: `JobState.add_report` ends a job that diverges.
     """
     ranks = [reports[rank] for rank in sorted(reports)]
     seconds = max(r.seconds for r in ranks)
@@ -129,9 +150,9 @@ def step_line(plan: StepPlan, reports: Mapping[int, StepReport], stream_digest: 
         worldGeneration=plan.generation,
         tokens=sum(s.tokens for s in plan.sequences),
         sequences=len(plan.sequences),
-        loss=sum(r.loss_sum or 0.0 for r in ranks) / plan.labels,
+        loss=sum(reports[rank].loss_sum or 0.0 for rank in sorted(loss_ranks(seats))) / plan.labels,
         stream_digest=stream_digest,
-        delivered_digest=f"{reduce(digests.add, (r.delivered for r in ranks)):016x}",
+        delivered_digest=f"{reduce(digests.add, (reports[rank].delivered for rank in token_ranks(seats))):016x}",
         seconds=seconds,
         idle_fraction=1 - busy / (len(ranks) * seconds) if seconds else 0.0,
         makespan_over_bound=plan.makespan_over_bound,
@@ -160,16 +181,18 @@ def _evaluated(plan: StepPlan, ranks: list[StepReport]) -> dict[str, Any]:
 
 
 def with_utilisation(job: JobConfig, world: World, plan: StepPlan, line: StepLine) -> StepLine:
-    """The line with the share of the devices' peak that the step reached, where the peak is known."""
+    """The line with the share of the devices' peak that the step reached, where the peak and the model are known."""
     peak = peak_tflops(job.parallelism.hardware)
-    if not peak:
+    if not peak or job.model.custom:
         return line
     flops = step_flops(job.model, world.vocabulary, (s.tokens for s in plan.sequences))
     return replace(line, mfu=utilisation(flops, line.seconds, len(world.seats), peak))
 
 
-def timing_line(plan: StepPlan, reports: Mapping[int, StepReport], seats: tuple[Seat, ...]) -> TimingLine:
-    ranks = tuple(_rank_timing(seat, reports[seat.rank]) for seat in seats)
+def timing_line(
+    plan: StepPlan, reports: Mapping[int, StepReport], seats: tuple[Seat, ...], shares: Mapping[int, float]
+) -> TimingLine:
+    ranks = tuple(_rank_timing(seat, reports[seat.rank], shares.get(seat.rank, 1.0)) for seat in seats)
     return TimingLine(
         step=plan.step,
         worldGeneration=plan.generation,
@@ -181,11 +204,11 @@ def timing_line(plan: StepPlan, reports: Mapping[int, StepReport], seats: tuple[
     )
 
 
-def _rank_timing(seat: Seat, report: StepReport) -> RankTiming:
+def _rank_timing(seat: Seat, report: StepReport, share: float) -> RankTiming:
     return RankTiming(
         rank=seat.rank, replica=seat.replica, stage=seat.stage, trainer=seat.device.trainer, device=seat.device.device,
         seconds=report.seconds, compute=report.compute_seconds, data_wait=report.data_wait_seconds,
-        reduce=report.reduce_seconds, timings=report.timings, ended=report.ended,
+        reduce=report.reduce_seconds, timings=report.timings, ended=report.ended, tensor=seat.tensor, share=share,
     )  # fmt: skip
 
 

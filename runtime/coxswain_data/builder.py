@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from coxswain.errors import CoxswainError, Retryable, Stale
 from coxswain.wire import DeliveredDigests, Heartbeat, StepPlan, World
@@ -14,12 +17,30 @@ from coxswain_link.http_client import Client, JobEnded
 from coxswain_link.metrics import MetricsRegistry
 from coxswain_link.outbox import Outbox
 from coxswain_link.plan_feed import PlanFeed
-from coxswain_link.step_buffer import Buffer, pack
+from coxswain_link.step_buffer import Buffer, Columns, columns_of, pack
 
 log = logging.getLogger(__name__)
 
 _BEHIND = 8  # steps by which a rank may lag behind the step that was built last
 _POLL = 2.0  # seconds of one long poll: bounds the delay of a step that a worker requests out of turn
+
+NOTHING: Tokens = np.empty(0, np.int32)
+
+
+class Part(NamedTuple):
+    """What a rank computes: its replica's tokens, and of these the columns that its stage needs."""
+
+    replica: int
+    columns: Columns
+
+
+def columns_by_replica(parts: Iterable[Part]) -> dict[int, Columns]:
+    """The columns that any of these parts of a replica needs."""
+    found: dict[int, Columns] = {}
+    for replica, columns in sorted(parts):
+        before = found.get(replica, Columns(tokens=False, labels=False))
+        found[replica] = Columns(before.tokens or columns.tokens, before.labels or columns.labels)
+    return found
 
 
 class Builder:
@@ -36,11 +57,12 @@ class Builder:
     ) -> None:
         self._fetcher, self._step_cache = fetcher, step_cache
         self._metrics, self._generation = metrics, world.generation
-        self._ranks = {s.rank: s.replica for s in world.seats if world.trainers[s.device.trainer] == trainer}
-        self._replicas = sorted(set(self._ranks.values()))
+        seats = [s for s in world.seats if world.trainers[s.device.trainer] == trainer]
+        self._parts = {s.rank: Part(s.replica, columns_of(world.layout, s)) for s in seats}
+        self._columns = columns_by_replica(self._parts.values())
         self._feed = PlanFeed(coordinator, world.generation, world.first_step)
         self._outbox = Outbox(coordinator, Heartbeat(world.generation))
-        step_cache.open(world.generation, world.first_step, self._ranks)
+        step_cache.open(world.generation, world.first_step, self._parts)
 
     def run(self) -> None:
         """Runs in a thread. Waiting workers get its errors through the step cache."""
@@ -76,17 +98,26 @@ class Builder:
 
     def _build(self, plan: StepPlan) -> None:
         with self._metrics["coxswain_constructor_assembly_seconds"].time():
-            wanted = needs(plan, self._replicas)
-            tokens, digests = self._fetcher.fetch([n.request for n in wanted], self._is_current)
-            buffers = {r: self._buffer(plan, r, wanted, tokens) for r in self._replicas}
+            wanted = needs(plan, self._columns)
+            fetched = [need.request for need in wanted if need.request is not None]
+            tokens, digests = self._fetcher.fetch(fetched, self._is_current)
+            places = [place for place, need in enumerate(wanted) if need.request is not None]
+            answers = dict(zip(places, tokens, strict=True))
+            buffers = self._buffers(plan, wanted, [answers.get(place, NOTHING) for place in range(len(wanted))])
         self._step_cache.put(self._generation, plan.step, buffers)
-        served = [(wanted[place].slice.sequence, digest) for place, digest in sorted(digests.items())]
+        served = [(wanted[places[at]].slice.sequence, digest) for at, digest in sorted(digests.items())]
         trained = tuple((position, digest) for position, digest in served if position < len(plan.sequences))
         self._outbox.put("/v1/served", plan.step, DeliveredDigests(self._generation, plan.step, trained))
 
-    def _buffer(self, plan: StepPlan, replica: int, wanted: Sequence[Need], tokens: Sequence[Tokens]) -> Buffer:
-        mine = [(n, t) for n, t in zip(wanted, tokens, strict=True) if n.slice.replica == replica]
-        return pack(arrays(plan, [n for n, _ in mine], [t for _, t in mine]))
+    def _buffers(self, plan: StepPlan, wanted: Sequence[Need], tokens: Sequence[Tokens]) -> dict[Part, Buffer]:
+        """One for all ranks that need the same."""
+        found: dict[Part, Buffer] = {}
+        for replica, columns in self._columns.items():
+            mine = [(n, t) for n, t in zip(wanted, tokens, strict=True) if n.slice.replica == replica]
+            whole = arrays(plan, [n for n, _ in mine], [t for _, t in mine], columns)
+            parts = {part for part in self._parts.values() if part.replica == replica}
+            found |= {part: pack(whole.only(part.columns)) for part in parts}
+        return found
 
     def _is_current(self) -> bool:
         return self._step_cache.is_open(self._generation)

@@ -5,24 +5,27 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from coxswain.errors import CoxswainError, Refused, Stale
 from coxswain_link.step_buffer import Buffer
+
+Part = Any
+"""What a rank computes, hashable. Ranks with equal parts get the same buffer."""
 
 
 class _Step(NamedTuple):
     """A built step."""
 
-    buffers: Mapping[int, Buffer]  # by replica
+    buffers: Mapping[Part, Buffer]
     ranks: set[int]  # that have it
 
 
 class StepCache:
-    """Buffers of one generation by step and replica, at most `ahead` beyond the last request.
+    """Buffers of one generation by step and part, at most `ahead` beyond the last request.
 
-    Steps that a worker waits for come first: so a restarted constructor finds the current step. All
-    ranks of a replica get the same buffer. Thread-safe.
+    Steps that a worker waits for come first: so a restarted constructor finds the current step.
+    Thread-safe.
     """
 
     def __init__(self, ahead: int, ready: Callable[[int], None] = lambda steps: None) -> None:
@@ -31,13 +34,13 @@ class StepCache:
         self._asked = Counter[tuple[int, int]]()  # requests that wait, by (generation, step)
         self.close()
 
-    def open(self, generation: int, first_step: int, replicas: Mapping[int, int]) -> None:
+    def open(self, generation: int, first_step: int, parts: Mapping[int, Part]) -> None:
         """Begins a generation and drops the one before.
 
-        `replicas`: our ranks and the replica of each.
+        `parts`: our ranks and the part of each.
         """
         with self._change:
-            self._generation, self._replicas = generation, dict(replicas)
+            self._generation, self._parts = generation, dict(parts)
             self._first, self._front = first_step, first_step - 1  # `front`: the last step handed to a rank
             self._steps: dict[int, _Step] = {}
             self._fault: CoxswainError | None = None
@@ -66,8 +69,8 @@ class StepCache:
     def is_open(self, generation: int) -> bool:
         return generation == self._generation
 
-    def put(self, generation: int, step: int, buffers: Mapping[int, Buffer]) -> None:
-        """Adds a built step: a buffer per replica."""
+    def put(self, generation: int, step: int, buffers: Mapping[Part, Buffer]) -> None:
+        """Adds a built step: a buffer for each part."""
         with self._change:
             if generation == self._generation:
                 self._steps[step] = _Step(buffers, set())
@@ -106,15 +109,15 @@ class StepCache:
         return step in self._steps
 
     def _hand_over(self, step: int, rank: int) -> Buffer:
-        if rank not in self._replicas:
-            raise Refused("WrongRank", f"rank {rank} does not sit in this pod; its ranks are {sorted(self._replicas)}")
+        if rank not in self._parts:
+            raise Refused("WrongRank", f"rank {rank} does not sit in this pod; its ranks are {sorted(self._parts)}")
         built = self._steps[step]
         built.ranks.add(rank)
         self._front = max(self._front, step)
         self._drop()
         self._report()
         self._change.notify_all()
-        return built.buffers[self._replicas[rank]]
+        return built.buffers[self._parts[rank]]
 
     def _drop(self) -> None:
         """Drops steps that all ranks have and one rank has passed, and all steps before those."""
@@ -124,7 +127,7 @@ class StepCache:
                 del self._steps[step]
 
     def _all_ranks_have(self, step: int) -> bool:
-        return self._steps[step].ranks >= set(self._replicas)
+        return self._steps[step].ranks >= set(self._parts)
 
     def _missing(self) -> int | None:
         asked = sorted(s for g, s in self._asked if g == self._generation and s >= self._first)

@@ -57,6 +57,45 @@ def test_an_abort_ends_direct_and_indirect_waits_for_a_silent_peer_and_the_same_
     assert run_ranks(RANKS, silent_peer, str(tmp_path)) == [3.0] * RANKS
 
 
+def abort_within_a_collective(world: ProcessGroups, folder: str) -> list[str]:
+    """An aborted NCCL kernel just ends: here the collective of a vote and the wait of a ring return as if all were well."""
+    leave_world()
+    aborter = WorldAborter()
+    aborted = ProcessGroups(dist.FileStore(f"{folder}/aborted", 1), 0, 1, CPU, aborter.is_aborted)
+    gather, errors = dist.all_gather_into_tensor, []
+    assert aborted.scalars([3.0]) == [[3.0]]
+    transfer = aborted.exchange((0,)).start([], [])
+    transfer.wait()
+    dist.all_gather_into_tensor = lambda *args, **more: (gather(*args, **more), aborter.abort_world())
+    try:
+        for use in (lambda: aborted.scalars([3.0]), transfer.wait):
+            with pytest.raises(RuntimeError, match="the world was aborted") as raised:
+                use()
+            errors.append(str(raised.value))
+    finally:
+        dist.all_gather_into_tensor = gather
+    aborter.begin()
+    assert not aborter.is_aborted()
+    return errors
+
+
+def test_what_a_collective_returns_that_an_abort_cut_short_is_discarded(tmp_path: Path) -> None:
+    ((first, second),) = run_ranks(1, abort_within_a_collective, str(tmp_path))
+    assert first == second == "the world was aborted: what its collectives returned is discarded"
+
+
+def test_torchs_watchdog_leaves_the_end_of_a_world_to_the_abort(tmp_path: Path) -> None:
+    """Its default ends the process, which is to join the next world."""
+    (found,) = run_ranks(1, error_handling)
+    assert found == {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_ENABLE_MONITORING": "0",
+    }  # fmt: skip
+
+
+def error_handling(_: ProcessGroups) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL_")}
+
+
 def test_an_abort_ends_the_wait_for_a_key_that_no_rank_sets(tmp_path: Path) -> None:
     """The store of rank 0 waits for the others for minutes."""
     aborter = WorldAborter()

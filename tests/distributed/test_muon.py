@@ -17,7 +17,7 @@ from coxswain.models import parameter_specs
 from coxswain.parameter_groups import muon_matrices, settings_of
 from coxswain.wire import Shard
 from coxswain_link.store import open_store
-from coxswain_train.checkpoint import save_load
+from coxswain_train.checkpoint import save_load, snapshots
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.model.llama import Llama
 from coxswain_train.parallel.process_groups import ProcessGroups
@@ -90,7 +90,7 @@ def train(
     for step in range(first, stop):
         plan = random_plan(STREAM.lengths, world.ranks, 97 * world.ranks + step)
         engine.step(training.work_of(STREAM, step, plan, world.rank), time.perf_counter())
-    return training.weights_of(engine), tuple(save_load.write_shards(store, save_load.snapshot(engine.boxes())))
+    return training.weights_of(engine), tuple(save_load.write_shards(store, snapshots.snapshot(engine.boxes())))
 
 
 @pytest.mark.parametrize(

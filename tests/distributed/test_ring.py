@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from torch import Tensor
 
 from coxswain_train.model import attention
 from coxswain_train.model.attention import pack_attention
-from coxswain_train.model.ring import Block, Chunk, Ring, blocks, merge, ring_attention
+from coxswain_train.model.ring import Block, Chunk, Exchange, Message, Pending, Ring, blocks, merge, ring_attention
+from tests.distributed.cuda_kernels import CudaKernels
 from tests.distributed.threads import ThreadWorld, run_threads
 
 LENGTH, HEADS, KV_HEADS, SIZE = 131, 4, 2, 8
@@ -30,27 +33,42 @@ def inputs(length: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(shape, generator=g, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
-def run(tensors: list[Tensor], chunks: tuple[tuple[Chunk, ...], ...]) -> list[Tensor]:
-    """Output and gradients of query, key and value of the whole sequence, computed by the members of a ring."""
+def run(tensors: list[Tensor], *sequences: tuple[tuple[Chunk, ...], ...]) -> list[Tensor]:
+    """Output and gradients of query, key and value of whole sequences one after another, computed by a ring."""
+    ends = [max(stop for member in chunks for _, stop in member) for chunks in sequences]
+    begins = [0, *itertools.accumulate(ends)]
 
     def member(world: ThreadWorld) -> list[Tensor]:
         place, everyone = world.rank, tuple(range(world.ranks))
-        rows = torch.cat([torch.arange(*c) for c in chunks[place]] or [torch.arange(0)])
+        mine = [torch.arange(*c) + b for b, chunks in zip(begins, sequences, strict=False) for c in chunks[place]]
+        rows = torch.cat(mine or [torch.arange(0)])
         q, k, v = (x[:, rows].clone().requires_grad_() for x in tensors[:3])
-        out = ring_attention(Ring(place, chunks, world.exchange(everyone)))(q, k, v)
+        out = ring_attention(Ring(place, sequences, world.exchange(everyone)))(q, k, v)
         out.backward(tensors[3][:, rows])
         return [rows, out.detach(), *(x.grad for x in (q, k, v))]
 
-    results = run_threads(len(chunks), member)
+    results = run_threads(len(sequences[0]), member)
     order = torch.cat([r[0] for r in results]).argsort()
     return [torch.cat([r[i] for r in results], 1)[:, order] for i in range(1, 5)]
 
 
-def alone(tensors: list[Tensor]) -> list[Tensor]:
+def alone(tensors: list[Tensor], *lengths: int) -> list[Tensor]:
     q, k, v = (x.clone().requires_grad_() for x in tensors[:3])
-    out = pack_attention([q.shape[1]])(q, k, v)
+    out = pack_attention(lengths or (q.shape[1],))(q, k, v)
     out.backward(tensors[3])
     return [out.detach(), *(x.grad for x in (q, k, v))]
+
+
+@dataclass(frozen=True)
+class CountingExchange:
+    """Writes down the elements of each batch that is sent."""
+
+    exchange: Exchange
+    sent: list[int]
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
+        self.sent.extend([sum(tensor.numel() for _, tensor in sends)] if sends else [])
+        return self.exchange.start(sends, receives)
 
 
 def error(found: list[Tensor], expected: list[Tensor]) -> float:
@@ -70,6 +88,29 @@ def test_any_partition_of_the_sequence_is_a_legal_chunk_table() -> None:
     chunks = (((0, 5), (60, 90)), ((20, 60),), ((5, 20), (90, 91), (100, LENGTH)), ((91, 100),))
     tensors = inputs(LENGTH, torch.float64)
     assert error(run(tensors, chunks), alone(tensors)) <= 1e-13
+
+
+@pytest.mark.parametrize("degree", [2, 3, 5])
+def test_sequences_that_share_a_ring_do_not_see_each_other(degree: int) -> None:
+    """One of them is shorter than the ring, so that some members hold nothing of it."""
+    lengths = (40, 2, 29, 1, 59)
+    tensors = inputs(sum(lengths), torch.float64)
+    found = run(tensors, *(table(length, degree) for length in lengths))
+    assert error(found, alone(tensors, *lengths)) <= 1e-13
+
+
+def test_sequences_share_the_hops_of_their_ring() -> None:
+    """A member sends one tensor a hop, however many sequences it has."""
+    sent: list[int] = []
+
+    def member(world: ThreadWorld) -> None:
+        exchange = world.exchange((0, 1))
+        ring = Ring(world.rank, (table(40, 2), table(8, 2)), CountingExchange(exchange, sent if not world.rank else []))
+        q, k, v = (x[:, :24] for x in inputs(48, torch.float64)[:3])
+        ring_attention(ring)(q, k, v)
+
+    run_threads(2, member)
+    assert sent == [2 * KV_HEADS * 24 * SIZE]
 
 
 def test_the_error_of_a_ring_of_sixteen_is_at_most_one_and_a_half_times_that_of_two() -> None:
@@ -108,3 +149,49 @@ def test_the_kernels_gradients_of_shared_keys_are_sums_over_their_heads() -> Non
     many = attention.backward(g, q, *wide, out, lse, causal=True)
     assert torch.allclose(few[1], many[1].view(KV_HEADS, -1, 9, SIZE).sum(1), atol=1e-14)
     assert torch.allclose(few[2], many[2].view(KV_HEADS, -1, 9, SIZE).sum(1), atol=1e-14)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> CudaKernels:
+    """CUDA's kernels for tensors on the CPU."""
+    kernels = CudaKernels()
+    monkeypatch.setattr(attention, "_aten", kernels)
+    monkeypatch.setattr(attention, "_on_cuda", lambda _: True)
+    return kernels
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3, 4, 8, 16])
+def test_a_ring_on_kernels_that_ignore_strides_equals_one_device(degree: int, cuda: CudaKernels) -> None:
+    tensors = inputs(LENGTH, torch.float64)
+    found = run(tensors, table(LENGTH, degree))
+    assert {"forward", "backward"} == set(cuda.calls)
+    assert error(found, alone(tensors)) <= 1e-13
+
+
+@pytest.mark.parametrize("lengths", [[LENGTH], [40, 1, 90], [1] * LENGTH])
+def test_a_pack_takes_one_call_of_the_kernel_for_all_its_sequences(lengths: list[int], cuda: CudaKernels) -> None:
+    tensors = inputs(LENGTH, torch.float64)
+    found = alone(tensors, *lengths)
+    assert cuda.calls == ["varlen forward", "varlen backward"]
+    ends = torch.tensor(lengths).cumsum(0).tolist()
+    parts = [
+        alone([x[:, end - n : end].contiguous() for x in tensors], n) for n, end in zip(lengths, ends, strict=True)
+    ]
+    assert error(found, [torch.cat(each, 1) for each in zip(*parts, strict=True)]) <= 1e-15
+
+
+def test_a_strided_log_sum_exp_is_refused_on_every_device() -> None:
+    """CUDA's backward would read other rows there; the CPU's would not notice."""
+    q, k, v, g = inputs(9, torch.float64)
+    out, lse = attention.forward(q, k, v, causal=True)
+    rows = slice(2, 9)
+    with pytest.raises(ValueError, match=r"log-sum-exp of shape \(4, 7\), strides \(9, 1\): not contiguous"):
+        attention.backward(g[:, rows], q[:, rows], k, v, out[:, rows], lse[:, rows], causal=False)
+    attention.backward(g[:, rows], q[:, rows], k, v, out[:, rows], lse[:, rows].contiguous(), causal=False)
+
+
+def test_rows_whose_elements_are_apart_are_refused_on_every_device() -> None:
+    q, k, v, _ = inputs(9, torch.float64)
+    apart = k.transpose(1, 2).contiguous().transpose(1, 2)
+    with pytest.raises(ValueError, match="elements of a row must be next to each other"):
+        attention.forward(q, apart, v, causal=True)

@@ -16,7 +16,7 @@ from coxswain.boxes import Box, full_box, window, zero_shard
 from coxswain.errors import Refused
 from coxswain.wire import Shard
 from coxswain_link.store import Store, open_store
-from coxswain_train.checkpoint import save_load
+from coxswain_train.checkpoint import save_load, snapshots
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.parallel.process_groups import ProcessGroups
 from coxswain_train.parallel.state import KINDS
@@ -49,7 +49,7 @@ def load_and_save(
     engine, store = training.engine_of(world, torch.float32), open_store(uri)
     save_load.load(store, shards, engine.boxes())
     engine.optimizer.all_gather()
-    again = tuple(save_load.write_shards(store, save_load.snapshot(engine.boxes())))
+    again = tuple(save_load.write_shards(store, snapshots.snapshot(engine.boxes())))
     return again, _flat(engine.boxes()), training.weights_of(engine)
 
 
@@ -137,7 +137,7 @@ def test_a_damaged_shard_is_replaced_when_the_same_content_is_saved_again(one_sh
 
 def test_a_snapshot_shares_no_memory_with_the_state() -> None:
     room = torch.ones(3)
-    ((_, _, copy),) = save_load.snapshot({"parameter": {full_box("w", (3,)): room}})
+    ((_, _, copy),) = snapshots.snapshot({"parameter": {full_box("w", (3,)): room}})
     room.zero_()
     assert copy.tolist() == [1, 1, 1]
 

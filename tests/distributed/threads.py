@@ -6,13 +6,14 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from coxswain_train.model.ring import Message
+from coxswain_train.parallel.clock import DeviceClock
 from coxswain_train.parallel.grid import FLAT_RANKS, Grid
 
 Box = queue.Queue[Tensor | None]
@@ -55,15 +56,18 @@ class ThreadWorld:
     mail: Mail
     rank: int
     ranks: int
-    waited: float = 0.0
+    clock: DeviceClock = field(default_factory=DeviceClock)
     flat_ranks: int = FLAT_RANKS
 
     def exchange(self, ranks: tuple[int, ...]) -> Member:
-        return Member(self.mail, ranks, self.rank)
+        return Member(self.mail, ranks, self.rank, self.clock)
 
     @property
     def grid(self) -> Grid:
         return Grid(self.ranks, self.flat_ranks)
+
+    def tensor_group(self, ranks: tuple[int, ...]) -> ThreadGroup | None:
+        return ThreadGroup(self, ranks) if len(ranks) > 1 else None
 
     def all_to_all(self, received: Tensor, sent: Tensor, receives: list[int], sends: list[int], hop: int) -> Delivery:
         """Each hop has queues of its own, as it has a group of its own between processes."""
@@ -82,9 +86,34 @@ class ThreadWorld:
 
     def _swap(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Sends every rank its part; returns what every rank sent here."""
-        for rank, part in enumerate(parts):
-            self.mail.send(self.rank, rank, part, -2)
-        return [self.mail.receive(rank, self.rank, -2) for rank in range(self.ranks)]
+        return self.swap(range(self.ranks), parts, -2)
+
+    def swap(self, ranks: Sequence[int], parts: Sequence[Tensor], lane: int) -> list[Tensor]:
+        for rank, part in zip(ranks, parts, strict=True):
+            self.mail.send(self.rank, rank, part, lane)
+        return [self.mail.receive(rank, self.rank, lane) for rank in ranks]
+
+
+@dataclass(frozen=True)
+class ThreadGroup:
+    """As `TensorGroup`."""
+
+    world: ThreadWorld
+    ranks: tuple[int, ...]
+
+    @property
+    def index(self) -> int:
+        return self.ranks.index(self.world.rank)
+
+    @property
+    def degree(self) -> int:
+        return len(self.ranks)
+
+    def sum(self, x: Tensor) -> None:
+        x.copy_(torch.stack(self.world.swap(self.ranks, [x] * self.degree, -3)).sum(0))
+
+    def maximum(self, x: Tensor) -> None:
+        x.copy_(torch.stack(self.world.swap(self.ranks, [x] * self.degree, -3)).amax(0))
 
 
 @dataclass(frozen=True)
@@ -111,21 +140,29 @@ class Member:
     mail: Mail
     ranks: tuple[int, ...]
     rank: int
+    clock: DeviceClock
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Arrivals:
         for place, tensor in sends:
-            self.mail.send(self.rank, self.ranks[place], tensor)
+            if tensor.numel():
+                self.mail.send(self.rank, self.ranks[place], tensor)
         return Arrivals(self, receives)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Arrivals:
     member: Member
     receives: Sequence[Message]
 
     def wait(self) -> None:
-        for place, tensor in self.receives:
-            tensor.copy_(self.member.mail.receive(self.member.ranks[place], self.member.rank))
+        self.arrived()
+
+    def arrived(self) -> None:
+        with self.member.clock.waiting():
+            for place, tensor in self.receives:
+                if tensor.numel():
+                    tensor.copy_(self.member.mail.receive(self.member.ranks[place], self.member.rank))
+        self.receives = ()
 
 
 def run_threads(n: int, fn: Callable[..., Any], *args: Any, flat_ranks: int = FLAT_RANKS) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -11,15 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coxswain.boxes import Box
 from coxswain.config import ModelConfig, OptimizerConfig
+from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.membership.values import Cursor
 from coxswain.planlog import manifest_key
 from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import open_store
-from coxswain_train.checkpoint import save_load
+from coxswain_train.checkpoint import save_load, snapshots
 from coxswain_train.engine.engine import Engine, StepInput
-from coxswain_train.engine.step import Batch, Part, StepClock, TaskRunner, parts, run_operations
+from coxswain_train.engine.memory import MemoryPolicy
+from coxswain_train.engine.step import Batch, Part, parts
 from coxswain_train.parallel.process_groups import ProcessGroups
+from coxswain_train.parallel.state import views
 from tests.distributed.plans import Plan, random_plan
 from tests.distributed.reference import Stream
 
@@ -43,14 +47,15 @@ def batch_of(stream: Stream, step: int, mine: dict[int, Part]) -> Batch:
     return Batch(*(torch.from_numpy(a) for a in joined))
 
 
-def work_of(stream: Stream, step: int, plan: Plan, replica: int) -> StepInput:
+def work_of(stream: Stream, step: int, plan: Plan, replica: int, stage: int = 0) -> StepInput:
     tasks, operations = plan
+    (own,) = (o.operations for o in operations if (o.replica, o.stage) == (replica, stage))
     mine = parts(tasks, replica)
     batch = batch_of(stream, step, mine)
     return StepInput(
         step=step,
         parts=mine,
-        operations=operations[replica].operations,
+        operations=own,
         batch=batch,
         valid=int((batch.labels >= 0).sum()),
         labels=stream.labels(step),
@@ -64,8 +69,13 @@ def engine_of(
     model: ModelConfig = MODEL,
     optimizer: OptimizerConfig = OPTIMIZER,
     steps: int = 20,
+    layout: Layout | None = None,
+    memory: MemoryPolicy | None = None,
 ) -> Engine:
-    return Engine(model, VOCABULARY, optimizer, steps, world, torch.device("cpu"), dtype)
+    """This rank's engine; without a layout every rank is a replica."""
+    layout = layout or uniform_layout([Device(0, r) for r in range(world.ranks)], model.layers)
+    seat = layout.ranks()[world.rank]
+    return Engine(model, VOCABULARY, optimizer, steps, layout, seat, world, torch.device("cpu"), dtype, memory=memory)
 
 
 def weights_of(engine: Engine) -> dict[str, np.ndarray]:
@@ -73,16 +83,51 @@ def weights_of(engine: Engine) -> dict[str, np.ndarray]:
 
 
 def train(
-    world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan], model: ModelConfig = MODEL
-) -> tuple[dict[str, np.ndarray], list[float]]:
+    world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan], model: ModelConfig = MODEL,
+    layout: Layout | None = None,
+) -> tuple[dict[str, np.ndarray], list[float]]:  # fmt: skip
     """One optimizer step per plan from the initial state; the weights, and this rank's part of the losses."""
-    engine = engine_of(world, dtype, model, steps=len(plans))
+    engine = engine_of(world, dtype, model, steps=len(plans), layout=layout)
     engine.initialise(SEED)
-    losses = []
-    for step, plan in enumerate(plans):
-        result = engine.step(work_of(stream, step, plan, world.rank), time.perf_counter())
-        losses.append(result.loss_sum / stream.labels(step))
+    losses = _steps(engine, stream, dict(enumerate(plans)))
     return weights_of(engine), losses
+
+
+def _steps(engine: Engine, stream: Stream, plans: Mapping[int, Plan]) -> list[float]:
+    """Runs these steps; this rank's part of the losses."""
+    losses = []
+    for step, plan in plans.items():
+        result = engine.step(work_of(stream, step, plan, engine.seat.replica, engine.seat.stage), time.perf_counter())
+        losses.append(result.loss_sum / stream.labels(step))
+    return losses
+
+
+def save_after(
+    world: ProcessGroups,
+    stream: Stream,
+    plans: Sequence[Plan],
+    model: ModelConfig,
+    layout: Layout,
+    uri: str,
+    steps: int,
+) -> tuple[tuple[Shard, ...], list[float]]:
+    """Trains, with a checkpoint after some steps; its shards, and the losses of the steps after it."""
+    engine, after = engine_of(world, torch.float64, model, layout=layout), dict(enumerate(plans))
+    engine.initialise(SEED)
+    _steps(engine, stream, {step: after.pop(step) for step in range(steps)})
+    shards = tuple(save_load.write_shards(open_store(uri, create=True), snapshots.snapshot(engine.boxes())))
+    return shards, _steps(engine, stream, after)
+
+
+def resume(
+    world: ProcessGroups, stream: Stream, plans: Mapping[int, Plan], model: ModelConfig, layout: Layout, uri: str,
+    shards: Sequence[Shard],
+) -> list[float]:  # fmt: skip
+    """The losses of these steps from a checkpoint, which another layout may have written."""
+    engine = engine_of(world, torch.float64, model, layout=layout)
+    save_load.load(open_store(uri), shards, engine.boxes())
+    engine.gather()
+    return _steps(engine, stream, plans)
 
 
 def gradients(world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan]) -> list[np.ndarray]:
@@ -93,9 +138,7 @@ def gradients(world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: S
 
 
 def _gradient(world: ProcessGroups, engine: Engine, work: StepInput) -> Tensor:
-    runner = TaskRunner(engine.model, work.batch, 1 / work.labels, world.rank, world.exchange)
-    clock = StepClock(lambda: world.waited, time.perf_counter())
-    run_operations(runner, work.parts, work.operations, engine.optimizer.accumulate, clock)
+    engine.compute(work)
     return engine.optimizer.reduce()
 
 
@@ -126,12 +169,14 @@ def initial_weights(world: ProcessGroups, model: ModelConfig) -> dict[str, np.nd
     return weights_of(engine)
 
 
-def save_with_manifest(world: ProcessGroups, stream: Stream, uri: str) -> dict[str, np.ndarray]:
+def save_with_manifest(
+    world: ProcessGroups, stream: Stream, uri: str, model: ModelConfig = MODEL
+) -> dict[str, np.ndarray]:
     """One step, then a checkpoint; the weights in it."""
-    engine, store = engine_of(world, torch.float32), open_store(uri, create=True)
+    engine, store = engine_of(world, torch.float32, model), open_store(uri, create=True)
     engine.initialise(SEED)
     engine.step(work_of(stream, 0, random_plan(stream.lengths, 1, 0), 0), time.perf_counter())
-    shards = tuple(save_load.write_shards(store, save_load.snapshot(engine.boxes())))
+    shards = tuple(save_load.write_shards(store, snapshots.snapshot(engine.boxes())))
     store.put(manifest_key(1), msgspec.json.encode(manifest(1, shards)))
     return weights_of(engine)
 
@@ -140,7 +185,7 @@ def start_and_save(world: ProcessGroups, model: ModelConfig, uri: str, ids: int 
     """This rank's shards of a job that has begun and taken no step: what came in by `initFrom`, if it names any."""
     engine = engine_of(world, torch.float32, model)
     engine.initialise(SEED, ids=ids)
-    return tuple(save_load.write_shards(open_store(uri, create=True), save_load.snapshot(engine.boxes())))
+    return tuple(save_load.write_shards(open_store(uri, create=True), snapshots.snapshot(engine.boxes())))
 
 
 def manifest(step: int, shards: tuple[Shard, ...]) -> CheckpointManifest:
@@ -160,3 +205,23 @@ def manifest(step: int, shards: tuple[Shard, ...]) -> CheckpointManifest:
         shards=shards,
         time=0.0,
     )
+
+
+def owned_gradient(
+    world: ProcessGroups, model: ModelConfig, layout: Layout, stream: Stream, plan: Plan,
+    dtype: torch.dtype = torch.float64, memory: MemoryPolicy | None = None,
+) -> tuple[float, list[tuple[Box, np.ndarray]]]:  # fmt: skip
+    """The replica's loss, where it counts, and the reduced gradient of step 0 in the boxes that this rank owns.
+
+    Embedding and head have zeros in the rows beyond the stream's vocabulary, as imported weights may have.
+    """
+    engine, seat = engine_of(world, dtype, model, layout=layout, memory=memory), layout.ranks()[world.rank]
+    engine.initialise(SEED)
+    for box, values in engine.boxes()["parameter"].items():
+        if engine.shapes[box.name][0] == VOCABULARY:
+            values[max(0, stream.vocabulary - box.offset[0]) :] = 0
+    engine.gather()
+    work = work_of(stream, 0, plan, seat.replica, seat.stage)
+    outcome = engine.compute(work)
+    owned = views(engine.optimizer.reduce(), list(engine.boxes()["parameter"]))
+    return outcome.loss_sum if engine.counts else 0.0, [(box, values.numpy()) for box, values in owned]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.api_samples import PHASE, REMOVED, SHAPE
+from tests.api_samples import LAYOUT, PHASE, REMOVED, SHAPE
 
 Changes = Mapping[str, Any]
 
@@ -76,6 +76,11 @@ def _shape(**changes: Any) -> dict[str, Any]:
     return {"spec.model": {"config": {**SHAPE, **changes}}}
 
 
+def _custom(**changes: Any) -> dict[str, Any]:
+    shape = {"class": "gpt:GPT", "layers": 2, "hidden": 128, "heads": 4, "feedForward": 512}
+    return {"spec.model": {"custom": {**shape, **changes}}}
+
+
 def _job(rule: str, path: str, good: Any, bad: Any, message: str, at: str = "", **more: Any) -> Case:
     """A job whose `path` is `good`, and one where it is `bad`."""
     return Case(rule, "TrainingJob", {path: good}, {path: bad}, at or path, message, **more)
@@ -107,6 +112,26 @@ def _suspended(name: str, old: Any, new: Any) -> Case:
         words,
         {path: old},
     )
+
+
+def _policy(rule: str, good: Any, bad: Any, message: str, at: str) -> list[Case]:
+    """The same case for a ParallelismPolicy and for a policy written in line."""
+    held = {"hybridData": {"tokensPerReplica": 2048}}
+    kinds = (("ParallelismPolicy", "spec"), ("TrainingJob", "spec.parallelism"))
+    return [
+        Case(rule, kind, _under(place, held, good), _under(place, held, bad), place + at, message)
+        for kind, place in kinds
+    ]
+
+
+def _under(place: str, *parts: dict[str, Any]) -> dict[str, Any]:
+    """Changes of single fields below a place."""
+    fields = {f"{name}.{inner}": v for part in parts for name, value in part.items() for inner, v in _inner(value)}
+    return {f"{place}.{name}".removesuffix("."): value for name, value in fields.items()}
+
+
+def _inner(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else [("", value)]
 
 
 _CORPUS = "create another DataSource: the change gives another corpus"
@@ -187,11 +212,39 @@ CASES: list[Case] = [
     ),
     _job(
         "model-one-of", "spec.model", {"config": SHAPE}, {"preset": "llama-tiny", "config": SHAPE},
-        "exactly one of preset and config is needed; give one of the two",
+        "exactly one of preset, config and custom is needed; give one of the three",
     ),
     Case(
         "model-hidden", "TrainingJob", _shape(), _shape(hidden=100), "spec.model.config.hidden",
-        "hidden 100 must be an even multiple of heads 4; change hidden or heads",
+        "hidden 100 must be an even multiple of heads 4; change hidden or heads, or give headSize",
+    ),
+    Case(
+        "model-head-size", "TrainingJob", _shape(hidden=100, headSize=24), _shape(headSize=25), "spec.model.config.headSize",
+        "headSize 25 must be even; change headSize",
+    ),
+    Case(
+        "model-qk", "TrainingJob", _shape(qkNorm="RMSNorm"), _shape(qkNorm="RMSNorm", qkvBias="Learned"),
+        "spec.model.config.qkNorm",
+        "qkvBias and qkNorm exclude each other: no family has both; set one of the two to None",
+    ),
+    Case(
+        "rope-factor", "TrainingJob", _shape(ropeScaling={"type": "Linear", "factor": "1"}),
+        _shape(ropeScaling={"type": "Linear", "factor": "0.9"}), "spec.model.config.ropeScaling.factor",
+        "factor must be at least 1; give a factor such as 8",
+    ),
+    Case(
+        "rope-frequencies", "TrainingJob", _shape(ropeScaling={"type": "Llama3", "factor": "8", "lowFreqFactor": "3.9"}),
+        _shape(ropeScaling={"type": "Llama3", "factor": "8", "lowFreqFactor": "4"}),
+        "spec.model.config.ropeScaling.lowFreqFactor",
+        "lowFreqFactor must be above 0 and below highFreqFactor; change one of the two",
+    ),
+    Case(
+        "custom-heads", "TrainingJob", _custom(), _custom(hidden=130), "spec.model.custom.hidden",
+        "hidden 130 must be a multiple of heads 4; change hidden or heads",
+    ),
+    Case(
+        "custom-kv-heads", "TrainingJob", _custom(kvHeads=2), _custom(kvHeads=3), "spec.model.custom.kvHeads",
+        "kvHeads 3 must divide heads 4; change heads or kvHeads",
     ),
     Case(
         "model-kv-heads", "TrainingJob", _shape(kvHeads=1), _shape(kvHeads=3), "spec.model.config.kvHeads",
@@ -264,8 +317,8 @@ CASES: list[Case] = [
     ),
     Case(
         "parallelism-tensor", "TrainingJob", {"spec.parallelism.tensor": 2, "spec.trainers.devicesPerTrainer": 4},
-        {"spec.parallelism.tensor": 3, "spec.trainers.devicesPerTrainer": 4}, "spec.parallelism.tensor",
-        "parallelism.tensor 3 must divide trainers.devicesPerTrainer 4; change one of the two",
+        {"spec.parallelism.tensor": 2, "spec.trainers.devicesPerTrainer": 5}, "spec.parallelism.tensor",
+        "parallelism.tensor 2 must divide trainers.devicesPerTrainer 5; change one of the two",
     ),
     _job(
         "parallelism-capacity", "spec.batch.maxSequenceTokens", 2048, 2049,
@@ -284,6 +337,32 @@ CASES: list[Case] = [
     _job(
         "data-loaders", "spec.data.loaders", {"min": 2, "max": 2}, {"min": 3, "max": 2},
         "min 3 may not be above max 2; lower min, or raise max", "spec.data.loaders.min",
+    ),
+    _job(
+        "data-loaders-fixed", "spec.data.loaders", {"min": 2}, {"min": 2, "max": 3},
+        "the pool of loaders does not grow in this release: max 3 may not be above min 2; "
+        "remove max, and set min to the number of loaders", "spec.data.loaders.max",
+    ),
+    _job(
+        "stragglers-action", "spec.stragglers", {"action": "None"}, {"action": "Warn"},
+        "this release takes no measure against slow devices, such as action Warn; "
+        "remove action; the report names a slow trainer", "spec.stragglers.action",
+    ),
+    _job(
+        "stragglers-window", "spec.stragglers", {"windowSteps": 3}, {"windowSteps": 4},
+        "thresholdPercent and windowSteps have no effect without an action; remove them",
+    ),
+    *_policy(
+        "parallelism-mode", {"mode": "Fixed"}, {"mode": "Auto"},
+        "this release has no mode Auto; set mode: Fixed, and give tensor and pipeline", ".mode",
+    ),
+    *_policy(
+        "parallelism-attention", {"hybridData": {"attention": "Ring"}}, {"hybridData": {"attention": "Ulysses"}},
+        "this release has no attention Ulysses, only Ring; set attention: Ring", ".hybridData.attention",
+    ),
+    *_policy(
+        "parallelism-layout", {"layout": LAYOUT}, {"layout": LAYOUT, "pipeline": 2},
+        "tensor and pipeline have no effect beside layout; remove them, or remove layout", ".layout",
     ),
     _job(
         "checkpoint-keep-every", "spec.checkpoint.keepEvery", 200, 150,
@@ -357,7 +436,7 @@ CASES: list[Case] = [
         "parallelismRef may change only while the job is suspended; set suspend: true first, and change it then",
         {"spec.parallelism": REMOVED, "spec.parallelismRef": {"name": "a"}},
     ),
-    _suspended("parallelism", {"offload": "Auto", "hybridData": {}}, {"offload": "Off", "hybridData": {}}),
+    _suspended("parallelism", {"hardware": "cpu", "hybridData": {}}, {"hardware": "h100-80g", "hybridData": {}}),
     _suspended("checkpoint.endpoint", {"region": "a"}, {"region": "b"}),
     _suspended("checkpoint.everySteps", 100, 50),
     _suspended("checkpoint.keepLast", 3, 5),

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from coxswain import config, names
 from coxswain.digests import tokens_digest
-from coxswain.layout import Device, uniform_layout
+from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice, Task
 from coxswain.planlog import LoaderShare
@@ -128,6 +128,7 @@ class CorpusCoordinator(FakeCoordinator):
         super().__init__(TOKEN)
         self.corpus, self.loaders, self.trainers, self.devices = corpus, loaders, trainers, devices
         self.replicas = 0
+        self.layout: Layout | None = None  # None: replicas of one device
         self.forgotten = 0  # steps below it are closed and their plans gone
         self.indexed: dict[LoaderShare, Indexed] = {}
         self.served: dict[int, dict[int, str]] = defaultdict(dict)
@@ -138,9 +139,9 @@ class CorpusCoordinator(FakeCoordinator):
             "/v1/loaders": self._loaders, "/v1/blocks": self._blocks, "/v1/plans": self._plans, "/v1/served": self._serve,
         }  # fmt: skip
 
-    def begin(self, replicas: int) -> int:
-        """The next generation, of so many replicas over all devices in turn."""
-        self.update(generation=self.generation + 1, replicas=replicas)
+    def begin(self, replicas: int, layout: Layout | None = None) -> int:
+        """The next generation, of so many replicas over all devices in turn, or of those of the layout."""
+        self.update(generation=self.generation + 1, replicas=replicas, layout=layout)
         return self.generation
 
     def await_served(self, step: int) -> dict[int, str]:
@@ -155,7 +156,7 @@ class CorpusCoordinator(FakeCoordinator):
 
     def world(self) -> World:
         devices = [Device(i // self.devices, i % self.devices) for i in range(self.replicas)]
-        layout = uniform_layout(devices, 1)
+        layout = self.layout or uniform_layout(devices, 1)
         trainers = tuple(f"trainer-{i}" for i in range(self.trainers))
         return World(self.generation, 0, layout, layout.ranks(), trainers, tuple(self._shares()))
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import httpx
 import msgspec
+import numpy as np
 import pytest
 
 from coxswain import names
 from coxswain.errors import Refused, Stale
 from coxswain.exits import Exit
+from coxswain.layout import Device, Layout, Replica, Stage
 from coxswain.wire import Fault, Finished
 from coxswain_link.flight import Request, SliceClient, SlicePart, SliceRequest
 from coxswain_link.handover import Handover
+from coxswain_link.step_buffer import Columns
 from tests.local.data_plane import TOKEN, DataPlane, check, data_plane, digests_of, sequences_of
 from tests.local.jobs import Footprint
 
@@ -39,6 +44,17 @@ def test_every_token_arrives_once_with_its_label_and_the_digests_are_those_of_th
     for step in range(4):
         check(plane, step, plane.receive(step))
         assert plane.coordinator.await_served(step) == digests_of(plane.corpus, step)
+
+
+def test_each_stage_of_a_replica_gets_its_columns_and_its_tensor_ranks_the_same(plane):
+    stages = (Stage((Device(0, 0), Device(0, 1)), 0, 1), Stage((Device(0, 2),), 1, 2))
+    plane.coordinator.begin(replicas=1, layout=Layout((Replica(stages),)))
+    plane.coordinator.served.clear()
+    first, same, last = plane.receive(0).values()
+    assert (first.columns, last.columns) == (Columns(labels=False), Columns(tokens=False))
+    assert np.array_equal(first.tokens, same.tokens)
+    check(plane, 0, {0: replace(last, tokens=first.tokens)})
+    assert plane.coordinator.await_served(0) == digests_of(plane.corpus, 0)
 
 
 def test_loader_and_constructor_serve_their_readiness_and_metrics(plane):

@@ -48,11 +48,12 @@ def wait_until(condition):
         time.sleep(0.02)
 
 
-async def test_every_seat_of_a_trainer_gets_a_worker_with_its_rank_and_device(tmp_path, coordinator):
+async def test_every_seat_of_a_trainer_gets_a_worker_with_its_rank_and_device(tmp_path, coordinator, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     async with Started(coordinator.url, tmp_path, FOREVER, index=1):
         coordinator.publish(world(1))
         seen = await workers(tmp_path, 1, 2)
-    assert [w["COXSWAIN_DEVICE"] for w in seen] == ["0", "1"]
+    assert [w["CUDA_VISIBLE_DEVICES"] for w in seen] == ["4", "5"]
     assert {path.name for path in tmp_path.glob("*.json")} == {"1-2.json", "1-3.json"}
     assert coordinator.received["/v1/register"][0].devices == 2
 

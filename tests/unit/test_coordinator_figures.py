@@ -12,7 +12,7 @@ from coxswain.digests import STREAM_SEED
 from coxswain.flops import step_flops
 from coxswain.membership.stream import initial_cursor
 from coxswain.membership.values import Sequence
-from coxswain.trainer_figures import RankStep, StepFigures, slow_words, trainer_figures
+from coxswain.trainer_figures import RankStep, StepFigures, slow_words, step_figures, trainer_figures
 from coxswain.wire import CheckpointManifest, DeliveredDigests, Evaluation, Fault, Finished, JobReport, StepLine
 from coxswain_coordinator.api.report import TERMINATION_BYTES, job_report, termination_message
 from coxswain_coordinator.api.status_page import page
@@ -20,7 +20,7 @@ from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.rates import step_seconds, tokens_per_second
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.state.step_log import StepLog, describe, short, slowest_ranks
-from coxswain_coordinator.steps import StepTracker, TimingLine
+from coxswain_coordinator.steps import PlannedTask, RankTiming, StepTracker, TimingLine
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.test_coordinator_parts import agents, committed, plan, replace_cursors, report, session
@@ -99,6 +99,16 @@ def test_a_rank_with_more_work_is_not_slow_and_one_without_work_is_unknown():
     assert [(f.trainer, f.slowdown) for f in found] == [(1, 1.0), (0, 1.0), (3, 0.0), (2, 0.0), (4, 0.0)]
     assert [f.slowdown for f in trainer_figures(figures((0, 0.0, 0.0)))] == [0.0]
     assert [f.slowdown for f in trainer_figures(figures((0, 0.0, 1.0), (1, 1.0, 1.0)))] == [1.0, 0.0]
+
+
+def test_a_stage_with_fewer_layers_is_not_fast_and_one_with_more_is_not_slow():
+    planned = [PlannedTask(0, "pack", (0,), (0,), 10, 0.0, 4.0)]
+
+    def rank(number: int, compute: float, share: float) -> RankTiming:
+        return RankTiming(number, 0, number, number, 0, 9.0, compute, 0.0, 0.0, (), share=share)
+
+    found = step_figures(planned, [rank(0, 4.0, 1.0), rank(1, 1.0, 0.25), rank(2, 2.0, 0.25)])
+    assert [(f.trainer, f.slowdown) for f in trainer_figures([found])] == [(2, 2.0), (0, 1.0), (1, 1.0)]
 
 
 def test_of_trainers_that_are_equally_fast_the_one_that_waits_longest_for_data_is_first():

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain import digests
-from coxswain.config import CheckpointConfig
+from coxswain.config import CheckpointConfig, ReplicaShape, StageShape
 from coxswain.digests import STREAM_SEED
 from coxswain.errors import Refused, Retryable
 from coxswain.layout import Device
@@ -33,7 +33,7 @@ from coxswain_coordinator.state.jsonl import JsonlWriter
 from coxswain_coordinator.state.notifier import Notifier
 from coxswain_coordinator.state.registry import MemberRegistry, join
 from coxswain_coordinator.state.session import Session
-from coxswain_coordinator.steps import StepTracker, planned_tasks
+from coxswain_coordinator.steps import StepTracker, planned_tasks, shares
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_coordinator.world.formation import capacity_fault, layout_of, next_generation, vocabulary_of, world_of
 from tests.unit.coordinator_fakes import make_job
@@ -66,6 +66,8 @@ def committed(*steps: int, end: int | None = None) -> Committed:
     return Committed(tuple(plan(s) for s in steps), {}, end, steps[-1] + 1)
 
 
+SHAPES = (ReplicaShape((StageShape(1, 2), StageShape(1))), ReplicaShape((StageShape(2),)))
+
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
@@ -82,6 +84,38 @@ def test_a_step_closes_when_every_rank_and_every_digest_is_there(tmp_path):
     assert line.stream_digest == digests.chain(STREAM_SEED, 0, plan(0).sequences, (one, two))
     assert (line.loss, line.delivered_digest, line.idle_fraction) == ((10.0 + 11.0) / 10, f"{14:016x}", 0.25)
     assert line.tokens_by_source == {"code": 6, "docs": 5}
+
+
+def test_losses_and_tokens_count_once_a_replica_and_idle_time_over_all_ranks(tmp_path):
+    """Ranks of tensor groups and stages that hold no tokens or losses may say what they like of both."""
+    job = make_job(tmp_path)
+    record = next_generation(
+        replace(job, parallelism=replace(job.parallelism, layout=SHAPES)), 1, "me", agents(2, devices=2), (), None
+    )
+    book = StepTracker(record.layout.ranks(), 0, STREAM_SEED, {2: 0.5})
+    for rank in range(4):
+        assert book.missing_ranks() == list(range(rank, 4))
+        book.add_report(replace(report(rank), delivered=1 << rank, compute_seconds=rank))
+    book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
+    line, timing = book.close(plan(0), 1.0)
+    assert line.loss == (12.0 + 13.0) / 10  # ranks 2 and 3 are the last stages
+    assert line.delivered_digest == f"{0b1001:016x}"  # ranks 0 and 3 are the first ones
+    assert line.idle_fraction == 1 - (0 + 1 + 2 + 3) / (4 * 4.0)
+    assert [(r.replica, r.stage, r.tensor, r.share) for r in timing.ranks] == [
+        (0, 0, 0, 1.0), (0, 0, 1, 1.0), (0, 1, 0, 0.5), (1, 0, 0, 1.0),
+    ]  # fmt: skip
+    assert timing.replicas == 2
+
+
+def test_a_rank_has_the_part_of_the_planned_time_that_its_stage_computes(tmp_path):
+    job = make_job(tmp_path)
+    even = ReplicaShape((StageShape(1), StageShape(1)))
+    layout = replace(job, parallelism=replace(job.parallelism, layout=(*SHAPES, even)))
+    record = next_generation(layout, 1, "me", agents(3, devices=2), (), None)
+    found = shares(record.layout, replace(job.model, vocabulary=320))
+    head = 320 * 32 / (32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 64)  # in layers
+    first = pytest.approx(1 / (1 + head))
+    assert found == {0: pytest.approx(0.5 / (1 + head)), 1: found[0], 2: 1.0, 3: 1.0, 4: first, 5: 1.0}
 
 
 def test_a_sequence_that_changes_while_it_is_read_is_refused(tmp_path):
@@ -245,6 +279,36 @@ def test_too_few_replicas_for_the_longest_sequence_are_a_reason_to_wait(tmp_path
     assert capacity_fault(small, layout_of(small, agents(2))).startswith("CapacityLost: 2 replicas hold 200 tokens")
     exact = replace(job, parallelism=replace(job.parallelism, tokens_per_replica=128))
     assert capacity_fault(exact, layout_of(exact, agents(2))) == ""
+
+
+def test_a_world_has_the_layout_that_the_job_gives(tmp_path):
+    job = make_job(tmp_path)
+    shaped = replace(job, parallelism=replace(job.parallelism, layout=SHAPES))
+    record = next_generation(shaped, 1, "me", agents(2, devices=2), (), None)
+    assert record.layout.summary() == "1 x tp2/1pp2 + 1 x tp1pp1"
+    assert [(s.device, s.replica, s.stage, s.tensor) for s in record.layout.ranks()] == [
+        (Device(0, 0), 0, 0, 0), (Device(0, 1), 0, 0, 1), (Device(1, 0), 0, 1, 0), (Device(1, 1), 1, 0, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"), [({"layout": SHAPES}, 4), ({"tensor": 2, "pipeline": 2}, 4), ({"pipeline": 3}, 3)]
+)
+def test_fewer_devices_than_the_layout_needs_are_a_reason_to_wait(tmp_path, changes, needed):
+    job = make_job(tmp_path)
+    deep = replace(job, parallelism=replace(job.parallelism, **changes))
+    words = f"CapacityLost: 2 devices, the layout needs {needed}; waiting for more trainers"
+    assert capacity_fault(deep, layout_of(deep, agents(1, devices=2))) == words
+    assert capacity_fault(deep, layout_of(deep, agents(2, devices=2))) == ""
+
+
+def test_only_replicas_of_equal_stages_hold_a_sequence_together(tmp_path):
+    job = make_job(tmp_path)
+    parallelism = replace(job.parallelism, layout=SHAPES, tokens_per_replica=200)
+    unequal = replace(job, parallelism=parallelism)
+    assert capacity_fault(unequal, layout_of(unequal, agents(2, devices=2))).startswith(
+        "CapacityLost: 1 replicas hold 200 tokens of one sequence, batch.maxSequenceTokens is 256"
+    )
 
 
 def test_the_vocabulary_follows_the_tokenizer_unless_the_model_has_its_own(tmp_path):

@@ -20,14 +20,27 @@ from coxswain.config import (
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
+    ReplicaShape,
+    RopeScaling,
     SourceConfig,
+    StageShape,
     TokenizerConfig,
 )
 from coxswain.exits import Exit
-from coxswain.layout import Device, Layout, Replica, Stage, uniform_layout
+from coxswain.layout import (
+    Device,
+    Layout,
+    Replica,
+    Stage,
+    loss_ranks,
+    shaped_layout,
+    token_ranks,
+    uniform_layout,
+)
 from coxswain.membership.values import Sequence
 from coxswain.names import EVENT_REASONS
 from coxswain.plan.values import Placement
+from coxswain.presets import PRESETS
 
 DEVICES = [Device(t, d) for t in range(3) for d in range(2)]
 
@@ -70,10 +83,42 @@ def test_a_placement_takes_so_many_times_its_bound_and_an_empty_one_just_its_bou
     assert Placement("naive", 1, 1, (), (), makespan, bound, 0.0, 0.0).makespan_over_bound == times
 
 
-def test_a_summary_counts_replicas_of_a_kind_by_their_widest_stage_and_their_stages():
+def test_a_summary_counts_replicas_of_a_kind_by_their_tensor_degrees_and_their_stages():
     one, two = uniform_layout(DEVICES, 4).replicas[:2]
     wide = Replica((Stage(tuple(DEVICES[2:4]), 0, 2), Stage((DEVICES[4],), 2, 4)))
-    assert Layout((one, two, wide)).summary() == "2 x tp1pp1 + 1 x tp2pp2"
+    assert Layout((one, two, wide)).summary() == "2 x tp1pp1 + 1 x tp2/1pp2"
+
+
+SHAPES = (ReplicaShape((StageShape(1, 2), StageShape(3))), ReplicaShape((StageShape(4),), count=2))
+
+
+def test_a_shaped_layout_keeps_every_tensor_group_on_one_trainer_and_leaves_the_rest_on_standby():
+    layout = shaped_layout([Device(t, d) for t in range(2) for d in range(3)], SHAPES)
+    stages = [[(s.devices, s.start, s.stop) for s in replica.stages] for replica in layout.replicas]
+    assert stages == [
+        [((Device(0, 0), Device(0, 1)), 0, 1), ((Device(0, 2),), 1, 4)], [((Device(1, 0),), 0, 4)], [((Device(1, 1),), 0, 4)],
+    ]  # fmt: skip
+    assert layout.standby == (Device(1, 2),)
+    assert layout.summary() == "1 x tp2/1pp2 + 2 x tp1pp1"
+
+
+@pytest.mark.parametrize("devices", [[Device(0, d) for d in range(4)], [Device(t, 0) for t in range(9)]])
+def test_a_shaped_layout_without_room_for_all_its_replicas_has_none(devices):
+    assert shaped_layout(devices, SHAPES) == Layout(replicas=(), standby=tuple(devices))
+
+
+def test_a_ring_spans_only_replicas_of_equal_stages():
+    layout = shaped_layout([Device(0, d) for d in range(5)], SHAPES)
+    assert layout.largest_ring() == 2
+    assert uniform_layout(DEVICES, 4).largest_ring() == len(DEVICES)
+    assert Layout(replicas=()).largest_ring() == 0
+
+
+def test_one_rank_a_replica_counts_its_losses_and_one_its_tokens():
+    seats = shaped_layout([Device(0, d) for d in range(5)], SHAPES).ranks()
+    assert [(s.replica, s.stage, s.tensor) for s in seats] == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (2, 0, 0)]
+    assert loss_ranks(seats) == {2, 3, 4}
+    assert token_ranks(seats) == {0, 3, 4}
 
 
 def test_a_layout_names_itself_by_content():
@@ -180,6 +225,34 @@ def test_held_out_tokens_make_another_stream_and_how_often_they_are_evaluated_do
 
 
 EVALUATIONS = ({"every_steps": 5, "tokens": 100}, {"every_steps": 9, "tokens": 100}, {"every_steps": 5, "tokens": 101})
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "digest"),
+    [
+        ("llama-tiny", "ddaa8efee2ea14a4760be2b130e8eabace337978a653da3bda88fe4997501e27"),
+        ("llama-70b", "2cabbb3b66510a224de5cd3e61c6c89b8675705ed41e857040a34377b7587093"),
+    ],
+)
+def test_a_model_without_newer_fields_is_the_one_that_checkpoints_of_earlier_releases_name(preset, digest):
+    assert replace(config(), model=PRESETS[preset]).model_hash() == digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"head_size": 16},
+        {"qkv_bias": True},
+        {"qk_norm": True},
+        {"rope_scaling": RopeScaling(kind="Linear", factor=2.0)},
+    ],
+)
+def test_another_computation_is_another_model(change):
+    other = replace(config(), model=replace(PRESETS["llama-tiny"], **change))
+    assert other.model_hash() != replace(config(), model=PRESETS["llama-tiny"]).model_hash()
 
 
 # --- reasons of events -----------------------------------------------------------------------------------------------

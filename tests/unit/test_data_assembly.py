@@ -16,9 +16,12 @@ from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice, Task
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Evaluation, StepPlan
-from coxswain_data.assembly import arrays, needs
+from coxswain_data.assembly import Need, arrays, needs
 from coxswain_data.block_map import BlockMap, owner
-from coxswain_link.step_buffer import NO_LABEL, StepArrays
+from coxswain_data.builder import Part, columns_by_replica
+from coxswain_link.step_buffer import NO_LABEL, Columns, StepArrays
+
+ALL, FIRST, MIDDLE, LAST = (Columns(*c) for c in ((True, True), (True, False), (False, False), (False, True)))
 
 # Three whole samples, and two pieces of a fourth.
 SEQUENCES = (
@@ -37,11 +40,19 @@ def plan(*tasks: Task) -> StepPlan:
     return StepPlan(2, 7, SEQUENCES, tasks, (), labels, "", 0.0, 1.0)
 
 
-def built(plan: StepPlan, replica: int) -> StepArrays:
-    mine = needs(plan, [replica])
-    tokens = [ids(n.request.sequence)[n.request.sequence.start :][n.request.start : n.request.stop] for n in mine]
-    assert [len(t) for t in tokens] == [n.request.stop - n.request.start for n in mine]  # none beyond its sample
-    return arrays(plan, mine, tokens)
+def built(plan: StepPlan, replica: int, columns: Columns = ALL) -> StepArrays:
+    mine = needs(plan, {replica: columns})
+    return arrays(plan, mine, [fetched(need) for need in mine], columns)
+
+
+def fetched(need: Need) -> np.ndarray:
+    """What a loader answers; nothing for a need without a request."""
+    if need.request is None:
+        return np.empty(0, np.int32)
+    whole, wanted = ids(need.request.sequence)[need.request.sequence.start :], need.request
+    tokens = whole[wanted.start : wanted.stop]
+    assert len(tokens) == wanted.stop - wanted.start > 0  # none beyond its sample
+    return tokens
 
 
 def random_plan(seed: int, replicas: int) -> StepPlan:
@@ -85,6 +96,32 @@ def test_any_slicing_gives_the_same_tokens_labels_and_delivered_digest(seed):
     assert digest_of(parts) == digest_of([reference])
     assert triples(parts) == triples([reference])
     assert sum(len(p.tokens) for p in parts) == len(reference.tokens)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("columns", [FIRST, MIDDLE, LAST])
+def test_a_trainer_with_one_stage_of_a_replica_gets_its_columns_as_if_it_had_all(seed, columns):
+    plan = random_plan(seed, 2)
+    whole, part = built(plan, 0), built(plan, 0, columns)
+    assert part.slices == whole.slices
+    assert np.array_equal(part.positions, whole.positions)
+    assert part.tokens.tolist() == (whole.tokens.tolist() if columns.tokens else [])
+    assert part.labels.tolist() == (whole.labels.tolist() if columns.labels else [])
+
+
+def test_a_trainer_fetches_only_what_its_stages_need():
+    def requests(columns: Columns) -> list[tuple[int, int] | None]:
+        return [n.request and (n.request.start, n.request.stop) for n in needs(whole(), {0: columns})]
+
+    assert requests(ALL) == [(0, 5), (0, 1), (0, 10), (0, 11), (0, 40)]
+    assert requests(FIRST) == [(0, 5), (0, 1), (0, 9), (0, 11), (0, 40)]
+    assert requests(MIDDLE) == [None] * 5
+    assert requests(LAST) == [(1, 5), None, (1, 10), (1, 11), (1, 40)]  # the second sample has one token, so no label
+
+
+def test_a_trainer_fetches_a_replicas_tokens_once_for_all_its_stages():
+    parts = [Part(1, FIRST), Part(1, MIDDLE), Part(0, LAST), Part(1, LAST), Part(2, MIDDLE)]
+    assert columns_by_replica(parts) == {0: LAST, 1: ALL, 2: MIDDLE}
 
 
 def test_slices_come_in_task_order_whatever_the_order_of_the_plan():

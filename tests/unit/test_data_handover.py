@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from coxswain.errors import Refused, Retryable, Stale
+from coxswain.layout import Device, uniform_layout
 from coxswain_link.handover import Handover, HandoverServer, Provide
-from coxswain_link.step_buffer import NO_LABEL, Buffer, StepArrays, StepSlice, pack, unpack
+from coxswain_link.step_buffer import NO_LABEL, Buffer, Columns, StepArrays, StepSlice, columns_of, pack, unpack
 
 
 def arrays(generation: int = 1, step: int = 0, tokens: int = 4) -> StepArrays:
@@ -57,6 +58,28 @@ def test_a_step_survives_the_way_through_a_memfd():
     for name in ("tokens", "labels", "positions"):
         assert np.array_equal(getattr(got, name), getattr(sent, name))
         assert not getattr(got, name).flags.writeable
+
+
+@pytest.mark.parametrize("columns", [Columns(t, label) for t in (True, False) for label in (True, False)])
+def test_a_stage_gets_its_columns_and_the_memory_holds_no_others(columns):
+    whole = arrays(tokens=500)
+    buffer = pack(whole.only(columns))
+    got = unpack(buffer.fd)
+    assert (got.columns, got.slices) == (columns, whole.slices)
+    assert got.positions.tolist() == whole.positions.tolist()
+    assert got.tokens.tolist() == (whole.tokens.tolist() if columns.tokens else [])
+    assert got.labels.tolist() == (whole.labels.tolist() if columns.labels else [])
+    assert os.fstat(buffer.fd).st_size < 200 + 4 * 500 * (1 + columns.tokens + columns.labels)
+
+
+def test_the_first_stage_needs_tokens_the_last_one_labels_and_those_between_neither():
+    layout = uniform_layout([Device(0, d) for d in range(6)], layers=3, tensor=2, pipeline=3)
+    found = [columns_of(layout, seat) for seat in layout.ranks()]
+    assert (
+        found == [Columns(labels=False)] * 2 + [Columns(tokens=False, labels=False)] * 2 + [Columns(tokens=False)] * 2
+    )
+    alone = uniform_layout([Device(0, 0)], layers=3)
+    assert columns_of(alone, alone.ranks()[0]) == Columns()
 
 
 def test_a_rank_without_tokens_gets_empty_arrays():

@@ -114,10 +114,12 @@ def row_id(row: tuple[str, str]) -> str:
 
 WAITING = sorted(row for row, effect in ROWS.items() if effect.is_pinned and row not in FIXED)
 # Where another value alone does not fit the rest of the sample, or gives another stream than the checkpoint's.
+_SHAPES = ("tensor", "layout.replicas[].stages[].layers", "layout.replicas[].stages[].tensor")
 _UNFIT = {
+    "LayoutInvalid": {"ParallelismPolicy": _SHAPES, "TrainingJob": tuple(f"parallelism.{field}" for field in _SHAPES)},
     "CapacityTooSmall": {
-        "ParallelismPolicy": ("tensor", "pipeline"),
-        "TrainingJob": ("parallelism.tensor", "parallelism.pipeline", "batch.maxSequenceTokens"),
+        "ParallelismPolicy": ("pipeline", "layout.replicas[].count"),
+        "TrainingJob": ("parallelism.pipeline", "parallelism.layout.replicas[].count", "batch.maxSequenceTokens"),
     },
     "StreamChanged": {
         "DataMix": ("seed", "longSequences", "sources[].name"),

@@ -66,21 +66,6 @@ def test_the_ports_of_the_metrics_table_are_the_services_ports() -> None:
     }  # fmt: skip
 
 
-def test_the_fields_without_effect_are_those_that_say_so_in_the_reference() -> None:
-    page = (ROOT / "docs" / "compare.md").read_text()
-    (sentence,) = re.findall(r"accepted and have no effect yet: (.*?)\. What", page, re.DOTALL)
-    listed = [word.split(":")[0] for word in re.findall(r"`([^`]+)`", sentence)]
-    reference = "".join(page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
-    said = re.findall(r"^\| `([\w.]+)` \|.*[Nn]o effect yet", reference, re.MULTILINE)
-
-    def names(word: str, field: str) -> bool:
-        """Whether the word is the field, or an object that holds it."""
-        return f".{word}." in f".{field}."
-
-    assert [field for field in said if not any(names(word, field) for word in listed)] == []
-    assert [word for word in listed if not any(names(word, field) for field in said)] == []
-
-
 def test_the_readme_shows_the_quickstart_as_it_is() -> None:
     (shown,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     assert shown == (ROOT / "examples" / "quickstart.yaml").read_text()

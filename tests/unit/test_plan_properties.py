@@ -52,9 +52,12 @@ def test_naive_plans_are_runnable_too(step: tuple[list[int], dict[str, Any]]) ->
 
 @many
 @for_all(step=steps())
-def test_a_static_mesh_keeps_every_token_once(step: tuple[list[int], dict[str, Any]]) -> None:
+def test_a_static_mesh_is_runnable_with_its_packed_rings_and_with_one_ring_a_sequence(
+    step: tuple[list[int], dict[str, Any]],
+) -> None:
     lengths, numbers = any_degree(step)
     problem = make_problem(lengths, **numbers)
+    assert faults_of(planned("static", lengths, **numbers), lengths, numbers) == []
     drafts = one_sequence_a_ring(planner("static")(problem))
     assert sorted(i for d in drafts for i in d.sequences) == list(range(len(lengths)))
 
@@ -121,6 +124,5 @@ def test_sequences_that_fit_one_replica_are_never_rings(step: tuple[list[int], d
 def test_edges_are_placed_like_anything_else(balance: str, lengths: list[int], replicas: int, capacity: int) -> None:
     numbers = given(replicas, capacity)
     placement = planned(balance, lengths, **numbers)
-    if balance != "static":  # whose rings hold several sequences until they are split for execution
-        assert faults_of(placement, lengths, numbers) == []
+    assert faults_of(placement, lengths, numbers) == []
     assert {s.sequence for t in placement.tasks for s in t.slices} == set(range(len(lengths)))

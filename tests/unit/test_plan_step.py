@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from itertools import pairwise
+
 import pytest
 
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.errors import Refused
 from coxswain.layout import Device, Layout, uniform_layout
-from coxswain.plan.operations import operations
-from coxswain.plan.planners import plan
+from coxswain.plan.kinds import replicas_per_trainer
+from coxswain.plan.planners import plan, planner
 from coxswain.plan.problem import Draft, make_problem
 from coxswain.plan.simulate import Timeline, ring_bytes, simulate
-from coxswain.plan.step import plan_step, replicas_per_trainer
+from coxswain.plan.step import plan_step
 from coxswain.plan.values import Operation
 from tests.unit.plan_cases import COST, given, layout_of
 
@@ -72,12 +75,75 @@ def test_operations_follow_the_global_order_on_every_replica() -> None:
         assert stage.operations == tuple(Operation(kind, i) for i in mine for kind in ("F", "B"))
 
 
-def test_a_layout_with_pipelines_is_refused_by_name() -> None:
-    """The first replica with several stages is named."""
-    replicas = [uniform_layout([Device(r, s) for s in range(r)], 4, pipeline=r).replicas[0] for r in (1, 2, 3)]
-    layout = Layout(tuple(replicas))
-    with pytest.raises(Refused, match="replica 1 has 2 stages"):
-        operations(layout, ())
+def test_a_step_on_pipelines_orders_every_stage() -> None:
+    layout = uniform_layout([Device(r, s) for r in range(3) for s in range(2)], layers=4, pipeline=2)
+    placement = plan_step([2000, 1500, 30, 1024, 7, 900, 800, 1000], layout, settings(), MODEL)
+    assert [(o.replica, o.stage) for o in placement.operations] == [(r, s) for r in range(3) for s in range(2)]
+    for stage in placement.operations:
+        mine = [t.index for t in placement.tasks if stage.replica in t.replicas]
+        assert [o.task for o in stage.operations if o.kind == "F"] == mine
+    assert any(
+        first.kind == second.kind == "F" for o in placement.operations for first, second in pairwise(o.operations)
+    )
+
+
+def test_the_planned_time_of_pipelines_has_their_bubble() -> None:
+    layout = uniform_layout([Device(0, s) for s in range(2)], layers=4, pipeline=2)
+    one = plan_step([1024], layout, settings(), MODEL)
+    assert one.makespan_seconds == pytest.approx(one.tasks[0].seconds * (1 + STAGES[0] / STAGES[1]))
+    assert one.idle_fraction == pytest.approx(1 - STAGES[1] / sum(STAGES))
+
+
+STAGES = 2.0, 2 + 128 * 1024 / (128 * (2 * 4 + 2 * 2) * 32 + 3 * 128 * 384)  # layers, and the loss in layers
+
+
+UNEQUAL = Layout(
+    (
+        *uniform_layout([Device(0, 0), Device(0, 1), Device(0, 2), Device(0, 3)], 4, pipeline=2).replicas,
+        *uniform_layout([Device(1, d) for d in range(4)], 4, tensor=2).replicas,
+        *uniform_layout([Device(1, 4)], 4).replicas,
+    )
+)
+
+
+@pytest.mark.parametrize("balance", ["Makespan", "Naive", "Static"])
+def test_unequal_replicas_get_what_suits_them_and_rings_of_equal_members(balance: str) -> None:
+    lengths = [2000, 1500, 1800, *[300, 500, 700, 1000] * 12]
+    placement = plan_step(lengths, UNEQUAL, settings(balance=balance), MODEL)
+    rings = [set(t.replicas) for t in placement.tasks if t.kind == "ring"]
+    assert len(rings) >= 3
+    assert all(ring in ({0, 1}, {2, 3}) for ring in rings)
+    tokens = [sum(s.stop - s.start for t in placement.tasks for s in t.slices if s.replica == r) for r in range(5)]
+    assert min(tokens[2:4]) > 1.5 * tokens[4] > 0  # two devices that share each layer, against one device
+    assert sum(tokens[:2]) > 1.5 * tokens[4]
+
+
+def test_work_is_dealt_to_unequal_replicas_by_their_rates() -> None:
+    lengths = [300, 500, 700, 1000] * 40
+    placement = plan_step(lengths, UNEQUAL, settings(), MODEL)
+    busy = [sum(t.seconds for t in placement.tasks if r in t.replicas) for r in range(5)]
+    assert max(busy) <= 1.05 * min(busy)
+    assert placement.makespan_seconds <= 1.15 * placement.lower_bound_seconds
+
+
+def test_a_sequence_that_only_one_kind_of_replica_can_hold_goes_there() -> None:
+    problem = make_problem([100, 128, 30], **given(4, [64, 64, 128, 128], kinds=[0, 0, 0, 1]))
+    assert problem.kinds.tolist() == [0, 0, 1, 2]
+    drafts = planner("makespan")(make_problem([100, 250, 30], **given(4, [64, 64, 128, 128], kinds=[0, 0, 1, 1])))
+    assert {d.sequences: set(d.members) for d in drafts if 1 in d.sequences} == {(1,): {2, 3}}
+    with pytest.raises(Refused, match="has 257 tokens, but 2 replicas of 128 tokens hold only 256"):
+        make_problem([100, 257], **given(4, [64, 64, 128, 128]))
+
+
+@pytest.mark.parametrize("kinds", [[0, 0, 1, 1], [0, 1, 0, 1], [3, 3, 3, 0]])
+@pytest.mark.parametrize("balance", ["makespan", "naive", "static"])
+def test_every_sequence_is_placed_once_on_replicas_of_one_kind(balance: str, kinds: list[int]) -> None:
+    rng = random.Random(1)
+    for _ in range(20):
+        lengths = [rng.randint(1, 16) for _ in range(rng.randint(0, 30))]
+        drafts = planner(balance)(make_problem(lengths, **given(4, 8, kinds=kinds)))
+        assert sorted(i for d in drafts for i in d.sequences) == list(range(len(lengths)))
+        assert all(len({kinds[r] for r in d.members}) == 1 for d in drafts)
 
 
 def test_replicas_of_one_trainer_count_as_a_node() -> None:
@@ -85,8 +151,11 @@ def test_replicas_of_one_trainer_count_as_a_node() -> None:
     assert replicas_per_trainer(layout_of(3)) == 1
     uneven = [Device(0, 0), Device(1, 0), Device(1, 1)]
     assert replicas_per_trainer(uniform_layout(uneven, layers=2)) == 1
+    assert replicas_per_trainer(uniform_layout([*uneven[1:], uneven[0]], layers=2)) == 2
+    assert replicas_per_trainer(uniform_layout([*uneven[1:], uneven[0], Device(2, 0)], layers=2)) == 1
     across = [Device(0, 0), Device(0, 1), Device(0, 2), Device(1, 0)]
-    assert replicas_per_trainer(uniform_layout(across, layers=2, pipeline=2)) == 2
+    assert replicas_per_trainer(uniform_layout(across, layers=2, pipeline=2)) == 1
+    assert replicas_per_trainer(uniform_layout([Device(0, 0), *across[:3]], layers=2, pipeline=2)) == 2
 
 
 def test_rounding_makes_no_idle_time_below_zero() -> None:

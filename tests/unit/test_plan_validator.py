@@ -166,7 +166,7 @@ def _(p: Placement, rng: random.Random) -> Placement:
     return with_task(p, replace(task, slices=(moved, *task.slices[1:])))
 
 
-@mutation("a ring has two sequences", "a ring has one")
+@mutation("a ring takes the sequence of another one too", "missing or computed twice")
 def _(p: Placement, rng: random.Random) -> Placement:
     one, two = rng.sample([t for t in p.tasks if t.kind == "ring"], 2)
     return with_task(p, replace(one, slices=(*one.slices, *two.slices)))
@@ -314,3 +314,30 @@ def test_a_degree_above_the_maximum_is_refused_and_the_maximum_is_not() -> None:
 def test_an_overfull_member_is_named_with_its_sequence() -> None:
     good = planned("naive", [200], **given(4, CAPACITY))
     assert "sequence 0: replica 0 would hold 50 tokens" in validate(good, [200], layout_of(4), 49, 4)[0]
+
+
+def packed_ring() -> tuple[list[int], Placement]:
+    lengths = [5, 7, 9, 100]
+    placement = planned("static", lengths, **given(2, CAPACITY))
+    assert [len({s.sequence for s in t.slices}) for t in placement.tasks] == [4]
+    return lengths, placement
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda s: s, None),
+        (lambda s: (*s[1:], s[0]), "sequence 0: its slices are not together"),
+        (lambda s: (*s[4:8], *s[:4], *s[8:]), "want [5, 7) on replica 0"),
+        (lambda s: (*s[:4], s[5], s[4], *s[6:]), "sequence 1: slice 0 is [6, 7) on replica 0"),
+        (lambda s: s[:-1], "sequence 3: 15 slices instead of 16"),
+    ],
+    ids=["as made", "scattered", "in another order", "tail before head", "cut off"],
+)
+def test_a_ring_of_several_sequences_has_the_chunks_of_each(
+    change: Callable[[tuple[Slice, ...]], tuple[Slice, ...]], says: str | None
+) -> None:
+    lengths, good = packed_ring()
+    task = replace(good.tasks[0], slices=change(good.tasks[0].slices))
+    found = faults(with_task(good, task), lengths, layout_of(2))
+    assert any(says in fault for fault in found) if says else found == []

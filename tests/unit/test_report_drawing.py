@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from coxswain.config import PhaseConfig
 from coxswain.membership.mix_record import record_of
@@ -147,6 +148,16 @@ def test_a_picture_is_sound_markup_and_no_taller_than_a_screen_at_any_number_of_
     heights = [float(svg.attrib["height"]) for svg in root.iter("svg")]
     assert len(heights) == 2
     assert all(h <= max(480, 4 * ranks) for h in heights)
+
+
+def test_a_replica_of_several_ranks_is_one_planned_row_and_each_of_its_ranks_says_its_place() -> None:
+    flat = samples_timing(2)
+    ranks = [replace(r, rank=2 * r.replica + stage, stage=stage) for r in flat.ranks for stage in (0, 1)]
+    deep = replace(flat, ranks=tuple(ranks))
+    assert list(bars.planned_rows(deep)) == [0, 1]
+    assert list(bars.measured_rows(deep)) == [0, 1, 2, 3]
+    assert bars.measured_rows(deep)[3][0].words.startswith("rank 3 (replica 1, stage 1, tensor 0): waited")
+    assert bars.measured_rows(flat)[1][0].words.startswith("rank 1: waited")
 
 
 def samples_timing(ranks: int) -> StepTiming:

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import math
 import struct
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +18,14 @@ from torch.nn import functional
 
 from coxswain.boxes import Box, full_box
 from coxswain.config import ModelConfig, OptimizerConfig
+from coxswain.neighbours import Neighbours
 from coxswain.plan.values import Operation, Slice, Task
-from coxswain.wire import TaskTiming
+from coxswain_train.engine.links import StageLinks
 from coxswain_train.engine.schedule import learning_rate
-from coxswain_train.engine.step import Part, parts, run_operations
+from coxswain_train.engine.step import Part, StepClock, StepOutcome, parts, run_operations
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.model.loss import IGNORED, linear_cross_entropy
+from coxswain_train.parallel.clock import DeviceClock
 
 MODEL = ModelConfig(layers=2, hidden=8, heads=1, kv_heads=1, feed_forward=8)
 
@@ -152,40 +155,97 @@ def test_a_replica_takes_part_in_its_packs_and_rings_also_without_a_token_of_the
 
 
 @dataclass
-class Runner:
-    """Notes what runs. A forward takes 3 s, of which it waits for 1; a backward takes 5 s, of which it waits for 2."""
+class FakeEvent:
+    """A moment of a device that computes behind the host: it is known once the device has come there."""
+
+    device: Device
+    at: float = -1.0
+    read: bool = False
+
+    def record(self) -> None:
+        self.at = self.device.time
+
+    def synchronize(self) -> None:
+        self.device.synchronised += 1
+        self.read = True
+
+    def elapsed_time(self, later: FakeEvent) -> float:
+        assert later.read, "the device may not have come there yet"
+        return 1000 * (later.at - self.at)
+
+
+@dataclass
+class Device:
+    """Notes what runs on it. A forward takes 3 s, of which it waits for 1; a backward takes 5 s, of which it waits for 2."""
 
     done: list[str] = field(default_factory=list)
     time: float = 10.0
-    wait: float = 100.0
+    synchronised: int = 0
 
-    def forward(self, part: Part) -> float:
+    def __post_init__(self) -> None:
+        self.clock = DeviceClock(lambda: FakeEvent(self))
+
+    def forward(self, part: Part, received: None) -> tuple[Tensor, None]:
         self._run("F", part, 3, 1)
-        return 1.5
+        return torch.tensor(1.5), None
 
-    def backward(self, part: Part) -> None:
+    def backward(self, part: Part, received: None) -> None:
         self._run("B", part, 5, 2)
 
     def accumulate(self) -> None:
         self.done.append("accumulate")
 
-    def now(self) -> float:
-        return self.time
-
-    def waited(self) -> float:
-        return self.wait
+    def expect_last(self) -> None:
+        self.done.append("last")
 
     def _run(self, kind: str, part: Part, seconds: float, waits: float) -> None:
         self.done.append(f"{kind}{part.task.index}")
-        self.time, self.wait = self.time + seconds, self.wait + waits
+        self.time += seconds - waits
+        with self.clock.waiting():
+            self.time += waits
+
+
+ORDER = [Operation("F", 0), Operation("F", 3), Operation("B", 0), Operation("B", 3)]
+
+
+def run(device: Any) -> StepOutcome:
+    """On a stage without neighbours."""
+    exchange: Any = None
+    links = StageLinks(Neighbours(None, (), None, ()), exchange, 8, torch.float32, torch.device("cpu"))
+    return run_operations(device, links, parts([PACK, LATER], 1), ORDER, device, device.clock)
 
 
 def test_a_step_runs_in_the_plans_order_and_accumulates_after_each_backward() -> None:
-    runner: Any = Runner()
-    order = [Operation("F", 0), Operation("F", 3), Operation("B", 0), Operation("B", 3)]
-    found = run_operations(runner, parts([PACK, LATER], 1), order, runner.accumulate, runner)
-    assert runner.done == ["F0", "F3", "B0", "accumulate", "B3", "accumulate"]
+    device: Any = Device()
+    found = run(device)
+    assert device.done == ["F0", "F3", "B0", "accumulate", "last", "B3", "accumulate"]
     assert found.loss_sum == 3.0
-    assert found.timings == [
-        TaskTiming(0, "F", 10, 13, 1), TaskTiming(3, "F", 13, 16, 1), TaskTiming(0, "B", 16, 21, 2), TaskTiming(3, "B", 21, 26, 2)
-    ]  # fmt: skip
+
+
+def test_times_and_waits_of_a_device_are_recorded_as_events_and_read_only_at_the_end_of_the_step() -> None:
+    device: Any = Device()
+    clock = StepClock(device.clock, time.perf_counter())
+    found = run(device)
+    assert device.synchronised == 0
+    timings = clock.timings(found.spans)
+    assert [(t.task, t.kind, t.waited) for t in timings] == [(0, "F", 1), (3, "F", 1), (0, "B", 2), (3, "B", 2)]
+    assert [t.stop - t.start for t in timings] == pytest.approx([3, 3, 5, 5])
+    assert timings[0].start == pytest.approx(0, abs=1)  # the host's seconds between the two lines above
+    assert [b.start - a.stop for a, b in itertools.pairwise(timings)] == pytest.approx([0, 0, 0])
+
+
+def test_a_step_forgets_the_waits_of_the_step_before() -> None:
+    device = Device()
+    device._run("F", parts([PACK], 1)[0], 3, 1)
+    StepClock(device.clock, time.perf_counter())
+    assert device.clock.waits == []
+
+
+def test_a_cpu_is_timed_by_the_hosts_clock() -> None:
+    clock = DeviceClock.of(torch.device("cpu"))
+    first = time.perf_counter()
+    with clock.waiting():
+        marks = clock.mark(), clock.mark()
+    assert first <= marks[0] <= marks[1] <= time.perf_counter()
+    assert clock.between(*marks) == marks[1] - marks[0]
+    assert clock.waited(0, 1) >= marks[1] - marks[0]

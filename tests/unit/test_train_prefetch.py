@@ -19,7 +19,7 @@ from coxswain.layout import Device, Seat
 from coxswain.membership.values import Sequence
 from coxswain.plan.values import Operation, Slice, StageOperations, Task
 from coxswain.wire import Evaluation, StepPlan
-from coxswain_link.step_buffer import NO_LABEL, Buffer, StepSlice, pack
+from coxswain_link.step_buffer import NO_LABEL, Buffer, Columns, StepSlice, pack
 from coxswain_train.worker.prefetch import BatchPrefetcher
 from tests.step_samples import LENGTH, arrays, plan
 from tests.unit.test_data_handover import served
@@ -141,7 +141,7 @@ TOO_LONG = dict.fromkeys(("tokens", "labels", "positions"), long(1, LENGTH + 1))
             Retryable,
             r"over slices \[(\([0-9, ]+\), ){3}\(0, 0, 6, 8\)\]\.\.\., the plan has \[\(0, 0, 0, 12\)\]",
         ),
-        (TOO_LONG, Retryable, r"differ in length: \[12, 13\]"),
+        (TOO_LONG, Retryable, r"handed over \[13, 13, 13\] tokens, labels and positions, the plan has \[12, 12, 12\]"),
         ({"tokens": long(VOCABULARY)}, Refused, "step 4: token id 32, model.vocabulary is 32"),
         ({"labels": long(VOCABULARY)}, Refused, "step 4: token id 32, model.vocabulary is 32"),
     ],
@@ -152,6 +152,42 @@ def test_arrays_that_are_not_the_plans_or_hold_an_unknown_token_are_not_trained_
     constructor.provide = lambda step, wait: pack(dataclasses.replace(arrays(step), **change))
     with pytest.raises(error, match=says):
         receiver.take(plan(4))
+
+
+FIRST, LAST = Columns(labels=False), Columns(tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "columns", "counts"), [(0, FIRST, True), (1, FIRST, False), (0, LAST, False), (0, Columns(), True)]
+)
+def test_a_rank_gets_the_columns_of_its_stage_and_one_rank_a_replica_counts_the_tokens(
+    constructor: Constructor, tensor: int, columns: Columns, counts: bool
+) -> None:
+    constructor.provide = lambda step, wait: pack(arrays(step).only(columns))
+    seat = Seat(0, Device(0, 0), 0, 0 if columns.tokens else 1, tensor)
+    with served(constructor) as connect:
+        mine = BatchPrefetcher(connect("t"), seat, VOCABULARY, torch.device("cpu"), columns)
+        lists = (StageOperations(0, seat.stage, (Operation("F", 0),)),)
+        received = mine.take(replace(plan(4), operations=lists))
+        mine.close()
+    batch = received.work.batch
+    assert [len(c) for c in (batch.tokens, batch.labels, batch.positions)] == [
+        LENGTH * columns.tokens, LENGTH * columns.labels, LENGTH,
+    ]  # fmt: skip
+    assert (received.delivered != 0) == counts
+    assert received.work.operations == [Operation("F", 0)]
+
+
+@pytest.mark.parametrize(("columns", "other"), [(FIRST, LAST), (LAST, FIRST), (FIRST, Columns()), (Columns(), FIRST)])
+def test_columns_of_another_stage_are_not_trained_on(
+    constructor: Constructor, columns: Columns, other: Columns
+) -> None:
+    constructor.provide = lambda step, wait: pack(arrays(step).only(other))
+    with served(constructor) as connect:
+        mine = BatchPrefetcher(connect("t"), Seat(0, Device(0, 0), 0, 0, 0), VOCABULARY, torch.device("cpu"), columns)
+        with pytest.raises(Retryable, match="tokens, labels and positions, the plan has"):
+            mine.take(plan(4))
+        mine.close()
 
 
 def test_the_delivered_digest_names_each_sequence_by_its_place(

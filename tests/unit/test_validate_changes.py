@@ -25,6 +25,7 @@ RULES_OF_FAILURE = [
     {"name": "d", "onNodeConditions": [{"type": "Ready", "status": "False"}], "action": "Fail"},
 ]
 GROUP = {"match": "*.mlp.*", "weightDecay": "0"}
+FULL_LAYOUT = {"replicas": [{"count": 2, "stages": [{"layers": 4, "tensor": 1}]}]}
 # Objects that together have every field of their kind: two where fields exclude one another.
 FULL: dict[str, tuple[Manifest, ...]] = {
     "TrainingJob": (
@@ -32,6 +33,7 @@ FULL: dict[str, tuple[Manifest, ...]] = {
             "spec.mixRef": REMOVED,
             "spec.mix": {**sample("DataMix")["spec"], "phases": [PHASE]},
             "spec.image": "train:1",
+            "spec.data.loaders.max": 1,
             "spec.managedBy": "example.org/training",
             "spec.model.initFrom": {"uri": "s3://weights/"},
             "spec.checkpoint.endpoint": {"url": "http://s3", "secretRef": {"name": "s3"}},
@@ -45,12 +47,26 @@ FULL: dict[str, tuple[Manifest, ...]] = {
             "spec.failurePolicy.rules": RULES_OF_FAILURE,
         },
         {
-            "spec.model": {"config": SHAPE},
+            "spec.model": {"config": {**SHAPE, "ropeScaling": {"type": "Llama3", "factor": "8"}}},
             "spec.parallelism": REMOVED,
             "spec.parallelismRef": {"name": "policy"},
             "spec.stop": {"tokens": 1000},
         },
-        {"spec.mixRef": REMOVED, "spec.mix": {**sample("DataMix")["spec"], "phases": [BY_TOKENS]}},
+        {
+            "spec.mixRef": REMOVED,
+            "spec.mix": {**sample("DataMix")["spec"], "phases": [BY_TOKENS]},
+            "spec.parallelism.layout": FULL_LAYOUT,
+            "spec.model": {
+                "custom": {
+                    "class": "a:B",
+                    "args": {"context": 64},
+                    "layers": 2,
+                    "hidden": 8,
+                    "heads": 2,
+                    "feedForward": 8,
+                }
+            },
+        },
     ),
     "DataMix": ({"spec.phases": [PHASE]}, {"spec.phases": [BY_TOKENS]}),
     "DataSource": (
@@ -59,7 +75,7 @@ FULL: dict[str, tuple[Manifest, ...]] = {
             "spec.tokenizer": {"file": {"uri": "s3://corpus/tokenizer.json"}},
         },
     ),
-    "ParallelismPolicy": ({},),
+    "ParallelismPolicy": ({}, {"spec.layout": FULL_LAYOUT}),
 }
 TRANSITIONS = {rule.message for rule in RULES if rule.is_transition}
 
@@ -139,7 +155,7 @@ def test_a_suspended_job_takes_the_changes_that_a_running_one_refuses(field: str
 
 CHANGES: dict[str, dict[str, Any]] = {
     "optimizer": {"spec.optimizer.learningRate": "1e-4"},
-    "data": {"spec.data.loaders": {"min": 2, "max": 4}},
+    "data": {"spec.data.loaders": {"min": 2, "max": 2}},
     "scheduling": {"spec.scheduling.priorityClassName": "high"},
     "parallelism": {"spec.parallelism.hybridData.maxDegree": 8},
     "image": {"spec.image": "train:2"},
@@ -153,7 +169,6 @@ CHANGES: dict[str, dict[str, Any]] = {
         {"spec.suspend": True},
         {"spec.stop": {"steps": 200}},
         {"spec.trainers.count": 8},
-        {"spec.stragglers": {"action": "Migrate"}},
         {"spec.failurePolicy": {"maxRestarts": 3}},
         {"spec.activeDeadlineSeconds": 60, "spec.startTimeoutSeconds": 60, "spec.ttlSecondsAfterFinished": 0},
     ],

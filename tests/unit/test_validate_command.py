@@ -53,15 +53,6 @@ def test_what_a_cluster_may_refuse_in_a_template_is_a_note_and_no_fault(tmp_path
     assert "hostNetwork" not in run(tmp_path, job).stdout  # what the job refers to is not in the file
 
 
-@pytest.mark.parametrize(
-    ("loaders", "noted"), [({"min": 2, "max": 4}, True), ({"min": 2, "max": 2}, False), ({}, False)]
-)
-def test_a_pool_that_is_to_grow_is_noted_by_name(tmp_path: Path, loaders: dict[str, int], noted: bool) -> None:
-    result = run(tmp_path, sample("TrainingJob", {"spec.data.loaders": loaders}))
-    assert result.exit_code == 0
-    assert ("note: spec.data.loaders.max: 4 has no effect: the pool does not grow" in result.stdout) == noted
-
-
 def test_faults_of_all_layers_and_documents_come_at_once(tmp_path: Path) -> None:
     changes = {"spec.bogus": 1, "spec.stragglers.action": "Panic", "spec.stop": {}, "metadata.name": "a" * 41}
     found = faults(tmp_path, sample("TrainingJob", changes), sample("DataSource", {"spec.uri": REMOVED}))

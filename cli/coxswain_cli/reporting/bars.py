@@ -28,12 +28,24 @@ Rows = dict[int, tuple[Bar, ...]]  # by replica (planned) or rank (measured)
 
 def planned_rows(timing: StepTiming) -> Rows:
     bars = [(r, _planned(timing, task)) for task in timing.planned for r in task.replicas]
-    count = max([r for r, _ in bars] + [r.rank for r in timing.ranks], default=-1) + 1
+    replicas = [r.replica if r.replica >= 0 else r.rank for r in timing.ranks]
+    count = max([r for r, _ in bars] + replicas, default=-1) + 1
     return {replica: tuple(bar for r, bar in bars if r == replica) for replica in range(count)}
 
 
 def measured_rows(timing: StepTiming) -> Rows:
     return {r.rank: tuple(_measured(timing, r)) for r in sorted(timing.ranks, key=lambda r: r.rank)}
+
+
+def deep(timing: StepTiming) -> bool:
+    """Whether a replica has several ranks."""
+    return any(r.stage or r.tensor for r in timing.ranks)
+
+
+def place(timing: StepTiming, rank: RankTiming) -> str:
+    """`rank 3`; where a replica has several, with its place."""
+    name = f"rank {rank.rank}"
+    return f"{name} (replica {rank.replica}, stage {rank.stage}, tensor {rank.tensor})" if deep(timing) else name
 
 
 def end(rows: Rows) -> float:
@@ -55,22 +67,26 @@ def _planned(timing: StepTiming, task: PlannedTask) -> Bar:
 
 
 def _measured(timing: StepTiming, rank: RankTiming) -> Iterator[Bar]:
+    name = place(timing, rank)
     if rank.data_wait > 0:
-        yield Bar(0.0, rank.data_wait, "wait", "", f"rank {rank.rank}: waited {seconds(rank.data_wait)} for data")
+        yield Bar(0.0, rank.data_wait, "wait", "", f"{name}: waited {seconds(rank.data_wait)} for data")
     for operation in rank.timings:
-        yield from _operation(timing, rank.rank, operation)
+        yield from _operation(timing, name, operation)
     if rank.reduce > 0:
         last = max((o.stop for o in rank.timings), default=rank.data_wait)
-        words = f"rank {rank.rank}: reduction and update took {seconds(rank.reduce)}"
+        words = f"{name}: reduction and update took {seconds(rank.reduce)}"
         yield Bar(last, last + rank.reduce, "reduce", "", words)
 
 
-def _operation(timing: StepTiming, rank: int, o: TaskTiming) -> Iterator[Bar]:
+def _operation(timing: StepTiming, name: str, o: TaskTiming) -> Iterator[Bar]:
     """Yields the operation with its waits hatched at its front: their places are not measured."""
     forward = o.kind == "F"
     shade = look(timing, o.task) + (" light" if forward else "")
     side = "forward" if forward else "backward"
-    words = f"rank {rank}, task {o.task} {side}: {seconds(o.stop - o.start)}"
+    words = f"{name}, task {o.task} {side}: {seconds(o.stop - o.start)}"
     yield Bar(o.start, o.stop, shade, "" if forward else str(o.task), words)
+    peers = "ring peers and other stages" if deep(timing) else "ring peers"
     if o.waited > 0:
-        yield Bar(o.start, o.start + o.waited, "wait", "", f"{words}, of it {seconds(o.waited)} waiting for ring peers")
+        yield Bar(
+            o.start, o.start + o.waited, "wait", "", f"{words}, of it {seconds(o.waited)} waiting for {peers}"
+        )  # fmt: skip

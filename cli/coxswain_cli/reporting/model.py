@@ -70,6 +70,9 @@ class RankTiming(msgspec.Struct, frozen=True):
     trainer: int = -1  # -1: not recorded
     seconds: float = 0.0  # of the whole step
     compute: float = 0.0
+    stage: int = 0
+    tensor: int = 0
+    share: float = 1.0  # of a task's planned seconds: 1 on the replica's slowest stage
 
 
 class StepTiming(msgspec.Struct, frozen=True):

@@ -10,17 +10,19 @@ from coxswain.api.common import Endpoint
 from coxswain.api.datamix import DataMixSpec, MixSource
 from coxswain.api.datasource import DataSourceSpec, Tokenizer
 from coxswain.api.parallelism import ParallelismPolicySpec
-from coxswain.api.presets import PRESETS
 from coxswain.api.trainingjob import (
     Checkpoint,
+    CustomModel,
     Evaluation,
     ModelSpec,
     Optimizer,
     ParameterGroup,
+    RopeScaling,
     Tracking,
     TrainingJobSpec,
 )
 from coxswain.names import CLAIMS_ROOT
+from coxswain.presets import PRESETS
 from coxswain.uris import file_uri
 
 Used = tuple[MixSource, DataSourceSpec]
@@ -40,9 +42,9 @@ def job_config(
         namespace=metadata.get("namespace", "default"),
         uid=uid,
         seed=spec.seed,
-        model=_model(spec.model),
+        model=model_config(spec.model),
         mix=mix,
-        parallelism=_parallelism(policy),
+        parallelism=parallel_config(policy),
         batch=config.BatchConfig(
             tokens_per_step=spec.batch.tokens_per_step, max_sequence_tokens=spec.batch.max_sequence_tokens
         ),
@@ -112,8 +114,10 @@ def _endpoint(endpoint: Endpoint | None) -> config.EndpointConfig:
     return config.EndpointConfig(url=endpoint.url, region=endpoint.region, secret=secret)
 
 
-def _model(model: ModelSpec) -> config.ModelConfig:
+def model_config(model: ModelSpec) -> config.ModelConfig:
     start = mounted(model.init_from.uri) if model.init_from else ""
+    if model.custom is not None:
+        return _custom(model.custom, start)
     if model.config is None:
         assert model.preset is not None, "rule: exactly one of preset and config"
         shape = PRESETS[model.preset]
@@ -131,11 +135,43 @@ def _model(model: ModelSpec) -> config.ModelConfig:
         norm_epsilon=float(own.norm_epsilon),
         tied_head=own.head == "Tied",
         init_from=start,
+        head_size=own.head_size,
+        qkv_bias=own.qkv_bias == "Learned",
+        qk_norm=own.qk_norm == "RMSNorm",
+        rope_scaling=_rope_scaling(own.rope_scaling),
     )
 
 
-def _parallelism(policy: ParallelismPolicySpec) -> config.ParallelConfig:
+def _rope_scaling(given: RopeScaling | None) -> config.RopeScaling | None:
+    if given is None:
+        return None
+    if given.type == "Linear":
+        return config.RopeScaling(kind="Linear", factor=float(given.factor))
+    return config.RopeScaling(
+        kind="Llama3",
+        factor=float(given.factor),
+        low_frequency_factor=float(given.low_freq_factor),
+        high_frequency_factor=float(given.high_freq_factor),
+        original_context=given.original_max_position_embeddings,
+    )
+
+
+def _custom(own: CustomModel, start: str) -> config.ModelConfig:
+    return config.ModelConfig(
+        layers=own.layers,
+        hidden=own.hidden,
+        heads=own.heads,
+        kv_heads=own.kv_heads or own.heads,
+        feed_forward=own.feed_forward,
+        vocabulary=own.vocabulary,
+        init_from=start,
+        custom=config.CustomModel(path=own.class_, arguments=own.args),
+    )
+
+
+def parallel_config(policy: ParallelismPolicySpec) -> config.ParallelConfig:
     hybrid = policy.hybrid_data
+    shapes = policy.layout.replicas if policy.layout else ()
     return config.ParallelConfig(
         mode=policy.mode,
         tensor=policy.tensor,
@@ -145,7 +181,12 @@ def _parallelism(policy: ParallelismPolicySpec) -> config.ParallelConfig:
         balance=hybrid.balance,
         attention=hybrid.attention,
         offload=policy.offload,
+        recompute=policy.recompute,
         hardware=policy.hardware,
+        layout=tuple(
+            config.ReplicaShape(tuple(config.StageShape(s.layers, s.tensor) for s in shape.stages), shape.count)
+            for shape in shapes
+        ),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from coxswain.api.common import Count, Degree, Model, Tokens
+from pydantic import Field
+
+from coxswain.api.common import ATOMIC, MAX_ITEMS, Count, Degree, Model, Tokens
 
 
 class HybridData(Model):
@@ -18,23 +20,56 @@ class HybridData(Model):
     """How sequences are placed. Makespan: the last replica ends as early as possible, by the cost model. Naive and Static are
     there to compare with."""
     attention: Literal["Ring", "Ulysses", "Auto"] = "Ring"
-    """How the replicas of one sequence share its attention. No effect yet: it is always Ring."""
+    """How the replicas of one sequence share its attention. This release refuses all but Ring."""
+
+
+class StageShape(Model):
+    """One pipeline stage of a replica."""
+
+    layers: Annotated[int, Field(ge=1, le=1024)]
+    """How many consecutive layers it has; those of a replica's stages add up to the model's."""
+    tensor: Degree = 1
+    """Tensor-parallel degree: devices of one trainer that share each of these layers."""
+
+
+class ReplicaShape(Model):
+    """Replicas with the same stages."""
+
+    count: Count = 1
+    """How many replicas have these stages."""
+    stages: Annotated[list[StageShape], Field(min_length=1, max_length=MAX_ITEMS, json_schema_extra=ATOMIC)]
+    """The stages in the order of the layers."""
+
+
+class LayoutShape(Model):
+    """The stages of every replica."""
+
+    replicas: Annotated[list[ReplicaShape], Field(min_length=1, max_length=MAX_ITEMS, json_schema_extra=ATOMIC)]
+    """The replicas. Each stage takes its devices from the first trainer with enough of them left, by device number."""
 
 
 class ParallelismPolicySpec(Model):
     """How work is spread."""
 
     mode: Literal["Fixed", "Auto"] = "Fixed"
-    """Fixed: `tensor` and `pipeline` as given. Auto is to choose them from lengths, model and devices: no effect yet."""
+    """Fixed: `tensor` and `pipeline`, or `layout`, as given. Auto is to choose them from lengths, model and devices: this
+    release refuses it."""
     tensor: Degree = 1
-    """Tensor-parallel degree: devices of one trainer that share each layer; it divides devicesPerTrainer. This release refuses
-    more than 1."""
+    """Tensor-parallel degree: devices of one trainer that share each layer. It divides devicesPerTrainer, and the model's heads,
+    feedForward and vocabulary; it divides kvHeads, or is a multiple of them."""
     pipeline: Degree = 1
-    """Pipeline stages of a replica. This release refuses more than 1."""
+    """Pipeline stages of a replica, at most as many as the model has layers. A replica has tensor x pipeline devices."""
+    layout: LayoutShape | None = None
+    """The stages of each replica, where replicas differ; `tensor` and `pipeline` are then left out. Devices that are left over
+    stand by. Empty: equal replicas of `tensor` x `pipeline` devices, as many as the devices make."""
     hybrid_data: HybridData = HybridData()
     """How sequences are spread over replicas."""
-    offload: Literal["Auto", "Off"] = "Auto"
-    """Auto is to move activations to host memory as far as the copy hides behind compute. No effect yet."""
+    recompute: Literal["None", "Selective", "Full"] = "None"
+    """What layers compute again in backward instead of keeping it. Selective: all but attention. Full: all; rings then repeat
+    their hops. Gradients stay the same, bit for bit."""
+    offload: Literal["Auto", "Off"] = "Off"
+    """Auto moves activations to host memory as far as the copy hides behind compute. Without GPUs it has nothing to move to, and
+    moves nothing."""
     optimizer_sharding: Literal["ZeRO1"] = "ZeRO1"
     """How the optimizer's state is spread over the replicas. ZeRO1: each owns a part of it."""
     hardware: Literal["a100-40g", "a100-80g", "h100-80g", "cpu"] = "a100-80g"

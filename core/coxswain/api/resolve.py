@@ -14,6 +14,7 @@ from coxswain.api.configure import Used, job_config, mix_config
 from coxswain.api.datamix import DataMixSpec
 from coxswain.api.datasource import DataSourceSpec, Tokenizer
 from coxswain.api.field_errors import FieldError, parse
+from coxswain.api.layout_faults import layout_faults
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.pod_template import template_faults
 from coxswain.api.trainingjob import TrainingJobSpec
@@ -44,7 +45,7 @@ def resolve(
     used, source_faults = _sources(mix, place, by_name(sources)) if mix else ([], [])
     faults = mix_faults + source_faults + policy_faults
     faults += _tokenizer_faults(used, place)
-    faults += capacity_faults(spec, policy) + muon_faults(spec, policy) if policy else []
+    faults += layout_faults(spec, policy, policy_place(spec)) + muon_faults(spec, policy) if policy else []
     if faults:
         return faults
     assert mix is not None
@@ -91,6 +92,10 @@ def _policy(
     )
 
 
+def policy_place(spec: TrainingJobSpec) -> str:
+    return f"ParallelismPolicy/{spec.parallelism_ref.name} spec" if spec.parallelism_ref else "spec.parallelism"
+
+
 def _sources(mix: DataMixSpec, place: str, sources: Mapping[str, Manifest]) -> tuple[list[Used], list[FieldError]]:
     used: list[Used] = []
     faults: list[FieldError] = []
@@ -115,32 +120,13 @@ def _describe(tokenizer: Tokenizer) -> str:
     return tokenizer.file.uri if tokenizer.file else "bytes"
 
 
-def capacity_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> list[FieldError]:
-    """Whether the longest sequence fits on the replicas that minCount trainers make.
-
-    Rule `spec.parallelism` of coxswain.api.rules says the same of an inline policy at apply time.
-    """
-    devices = (spec.trainers.min_count or spec.trainers.count) * spec.trainers.devices_per_trainer
-    replicas = devices // replica_devices(policy)
-    held = policy.hybrid_data.tokens_per_replica * min(policy.hybrid_data.max_degree, replicas)
-    longest = spec.batch.max_sequence_tokens
-    if replicas and longest <= held:
-        return []
-    message = (
-        f"a sequence of {longest} tokens does not fit: {devices} devices at minCount make {replicas} replicas of "
-        f"{replica_devices(policy)} devices, which hold tokensPerReplica {policy.hybrid_data.tokens_per_replica} x "
-        f"min(maxDegree {policy.hybrid_data.max_degree}, {replicas}) = {held} tokens"
-    )
-    way_out = "lower batch.maxSequenceTokens, or raise tokensPerReplica, maxDegree or trainers.minCount"
-    return [
-        FieldError(
-            "spec.batch.maxSequenceTokens", message, str(longest), f"at most {held}", way_out, reason="CapacityTooSmall"
-        )
-    ]
-
-
 def group_faults(job: config.JobConfig) -> list[FieldError]:
-    """The groups of the optimizer that choose no parameter: a misspelt one would change nothing."""
+    """The groups of the optimizer that choose no parameter: a misspelt one would change nothing.
+
+    Workers judge those of a model of the user's own: its names need torch.
+    """
+    if job.model.custom:
+        return []
     names = [spec.name for spec in parameter_specs(job.model, job.model.vocabulary or 64)]
     way_out = f"correct the glob, or remove the group; names are such as {names[0]}, {names[2]} and {names[-1]}"
     return [
@@ -154,16 +140,13 @@ def group_faults(job: config.JobConfig) -> list[FieldError]:
 
 def muon_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> list[FieldError]:
     """Muon needs whole matrices, and a tensor group has parts of them."""
-    if spec.optimizer.kind != "Muon" or policy.tensor == 1:
+    stages = [stage.tensor for r in policy.layout.replicas for stage in r.stages] if policy.layout else []
+    degree = max([policy.tensor, *stages])
+    if spec.optimizer.kind != "Muon" or degree == 1:
         return []
-    message = f"Muon needs whole matrices, and parallelism.tensor {policy.tensor} splits them"
-    way_out = "this release cannot join them: set parallelism.tensor to 1, or optimizer.kind to AdamW"
+    message = f"Muon needs whole matrices, and a tensor-parallel degree of {degree} splits them"
+    way_out = "this release cannot join them: set all degrees to 1, or optimizer.kind to AdamW"
     return [FieldError("spec.optimizer.kind", message, "Muon", "AdamW", way_out, reason="MuonUnsupported")]
-
-
-def replica_devices(policy: ParallelismPolicySpec) -> int:
-    """Devices of one replica; with mode Auto at least one, which is then chosen later."""
-    return policy.tensor * policy.pipeline if policy.mode == "Fixed" else 1
 
 
 def claims(job: config.JobConfig) -> list[str]:

@@ -75,7 +75,8 @@ _REPLICAS = (
     " / (self.parallelism.tensor * self.parallelism.pipeline))"
 )
 _HYBRID = "self.parallelism.hybridData"
-_FIXED = "!has(self.parallelism) || self.parallelism.mode != 'Fixed'"
+_SHAPED = "!has(self.parallelism) || has(self.parallelism.layout)"
+_POLICY = ("ParallelismPolicy:spec", f"{_JOB}.parallelism")
 
 MIX_RULES: Final[tuple[Rule, ...]] = (
     Rule(
@@ -158,13 +159,42 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
         "name a ParallelismPolicy in parallelismRef, or write the policy in line",
     ),
     Rule(
-        "model-one-of", (f"{_JOB}.model",), "has(self.preset) != has(self.config)",
-        "exactly one of preset and config is needed", "give one of the two",
+        "model-one-of", (f"{_JOB}.model",),
+        "(has(self.preset) ? 1 : 0) + (has(self.config) ? 1 : 0) + (has(self.custom) ? 1 : 0) == 1",
+        "exactly one of preset, config and custom is needed", "give one of the three",
     ),
     Rule(
-        "model-hidden", (f"{_JOB}.model.config",), "self.hidden % (2 * self.heads) == 0",
-        "hidden must be an even multiple of heads", "change hidden or heads", field=".hidden",
+        "model-hidden", (f"{_JOB}.model.config",), "self.headSize > 0 || self.hidden % (2 * self.heads) == 0",
+        "hidden must be an even multiple of heads", "change hidden or heads, or give headSize", field=".hidden",
         says="hidden %d must be an even multiple of heads %d", values=("self.hidden", "self.heads"),
+    ),
+    Rule(
+        "model-head-size", (f"{_JOB}.model.config",), "self.headSize % 2 == 0",
+        "headSize must be even", "change headSize", field=".headSize",
+        says="headSize %d must be even", values=("self.headSize",),
+    ),
+    Rule(
+        "model-qk", (f"{_JOB}.model.config",), "self.qkvBias == 'None' || self.qkNorm == 'None'",
+        "qkvBias and qkNorm exclude each other: no family has both", "set one of the two to None", field=".qkNorm",
+    ),
+    Rule(
+        "rope-factor", (f"{_JOB}.model.config.ropeScaling",), "double(self.factor) >= 1.0",
+        "factor must be at least 1", "give a factor such as 8", field=".factor",
+    ),
+    Rule(
+        "rope-frequencies", (f"{_JOB}.model.config.ropeScaling",),
+        "double(self.lowFreqFactor) > 0.0 && double(self.lowFreqFactor) < double(self.highFreqFactor)",
+        "lowFreqFactor must be above 0 and below highFreqFactor", "change one of the two", field=".lowFreqFactor",
+    ),
+    Rule(
+        "custom-heads", (f"{_JOB}.model.custom",), "self.hidden % self.heads == 0",
+        "hidden must be a multiple of heads", "change hidden or heads", field=".hidden",
+        says="hidden %d must be a multiple of heads %d", values=("self.hidden", "self.heads"),
+    ),
+    Rule(
+        "custom-kv-heads", (f"{_JOB}.model.custom",), "self.kvHeads == 0 || self.heads % self.kvHeads == 0",
+        "kvHeads must divide heads", "change heads or kvHeads", field=".kvHeads",
+        says="kvHeads %d must divide heads %d", values=("self.kvHeads", "self.heads"),
     ),
     Rule(
         "model-kv-heads", (f"{_JOB}.model.config",), "self.heads % self.kvHeads == 0",
@@ -233,20 +263,31 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
         "set suspend: true first, then set both", field=".trainers.count",
     ),
     Rule(
-        "parallelism-tensor", (_JOB,), f"{_FIXED} || self.trainers.devicesPerTrainer % self.parallelism.tensor == 0",
+        "parallelism-tensor", (_JOB,), f"{_SHAPED} || self.trainers.devicesPerTrainer % self.parallelism.tensor == 0",
         "parallelism.tensor must divide trainers.devicesPerTrainer", "change one of the two", field=".parallelism.tensor",
         says="parallelism.tensor %d must divide trainers.devicesPerTrainer %d",
         values=("self.parallelism.tensor", "self.trainers.devicesPerTrainer"),
     ),
     Rule(
         "parallelism-capacity", (_JOB,),
-        f"{_FIXED} || (self.batch.maxSequenceTokens <= {_HYBRID}.tokensPerReplica * {_REPLICAS} && "
+        f"{_SHAPED} || (self.batch.maxSequenceTokens <= {_HYBRID}.tokensPerReplica * {_REPLICAS} && "
         f"self.batch.maxSequenceTokens <= {_HYBRID}.tokensPerReplica * {_HYBRID}.maxDegree)",
         "maxSequenceTokens may be at most tokensPerReplica x min(maxDegree, replicas at minCount)",
         "lower batch.maxSequenceTokens, or raise tokensPerReplica, maxDegree or trainers.minCount",
         field=".batch.maxSequenceTokens",
         says="a sequence of %d tokens does not fit: tokensPerReplica %d x min(maxDegree %d, %d replicas at minCount)",
         values=("self.batch.maxSequenceTokens", f"{_HYBRID}.tokensPerReplica", f"{_HYBRID}.maxDegree", _REPLICAS),
+    ),
+    Rule(
+        "stragglers-action", (f"{_JOB}.stragglers",),
+        "!(self.action in ['Warn', 'Rebalance', 'Migrate', 'ReplaceNode'])",
+        "this release takes no measure against slow devices", "remove action; the report names a slow trainer",
+        field=".action", says="this release takes no measure against slow devices, such as action %s",
+        values=("self.action",),
+    ),
+    Rule(
+        "stragglers-window", (f"{_JOB}.stragglers",), "self.thresholdPercent == 10 && self.windowSteps == 3",
+        "thresholdPercent and windowSteps have no effect without an action", "remove them",
     ),
     *(
         Rule(
@@ -257,9 +298,16 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
         for field in OWN
     ),
     Rule(
-        "data-loaders", (f"{_JOB}.data.loaders",), "self.min <= self.max",
+        "data-loaders", (f"{_JOB}.data.loaders",), "!has(self.max) || self.min <= self.max",
         "min may not be above max", "lower min, or raise max", field=".min",
         says="min %d may not be above max %d", values=("self.min", "self.max"),
+    ),
+    Rule(
+        "data-loaders-fixed", (f"{_JOB}.data.loaders",), "!has(self.max) || self.max <= self.min",
+        "the pool of loaders does not grow in this release: max may not be above min",
+        "remove max, and set min to the number of loaders", field=".max",
+        says="the pool of loaders does not grow in this release: max %d may not be above min %d",
+        values=("self.max", "self.min"),
     ),
     Rule(
         "checkpoint-keep-every", (f"{_JOB}.checkpoint",), "self.keepEvery % self.everySteps == 0",
@@ -320,4 +368,20 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
     _suspended("checkpoint.resume"),
 )  # fmt: skip
 
-RULES: Final[tuple[Rule, ...]] = (*SOURCE_RULES, *MIX_RULES, *JOB_RULES)
+POLICY_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        "parallelism-mode", _POLICY, "self.mode != 'Auto'",
+        "this release has no mode Auto", "set mode: Fixed, and give tensor and pipeline", field=".mode",
+    ),
+    Rule(
+        "parallelism-attention", _POLICY, "!(self.hybridData.attention in ['Ulysses', 'Auto'])",
+        "this release has no attention but Ring", "set attention: Ring", field=".hybridData.attention",
+        says="this release has no attention %s, only Ring", values=("self.hybridData.attention",),
+    ),
+    Rule(
+        "parallelism-layout", _POLICY, "!has(self.layout) || self.tensor == 1 && self.pipeline == 1",
+        "tensor and pipeline have no effect beside layout", "remove them, or remove layout", field=".layout",
+    ),
+)  # fmt: skip
+
+RULES: Final[tuple[Rule, ...]] = (*SOURCE_RULES, *MIX_RULES, *POLICY_RULES, *JOB_RULES)

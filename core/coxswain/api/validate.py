@@ -13,13 +13,18 @@ from coxswain.api.crd import object_schema
 from coxswain.api.field_errors import FieldError, parse, shorten
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME, Kind
+from coxswain.api.layout_faults import TOO_SMALL, layout_faults
 from coxswain.api.load import Document
 from coxswain.api.pod_template import template_faults
 from coxswain.api.resolve import resolve
 from coxswain.api.schema import repeated, with_defaults
+from coxswain.api.trainingjob import TrainingJobSpec
 
 # Found between objects that are both in the files. A missing object is no fault: it may be on the cluster, or come later.
-_BETWEEN = ("TokenizerMismatch", "CapacityTooSmall", "GroupMatchesNothing", "MuonUnsupported")
+_BETWEEN = (
+    "TokenizerMismatch", "CapacityTooSmall", "LayoutInvalid", "CustomModelNotSplit", "MemoryTooSmall",
+    "GroupMatchesNothing", "MuonUnsupported",
+)  # fmt: skip
 _MISSING = ("SourceNotFound", "MixNotFound", "PolicyNotFound")
 
 
@@ -45,7 +50,22 @@ def check(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[F
     shape = _shape(kind, manifest)
     whole = defaulted(manifest)
     before = defaulted(old) if old is not None else None
-    return shape + check_rules(kind.name, whole, before, well_shaped=not shape)
+    faults = shape + check_rules(kind.name, whole, before, well_shaped=not shape)
+    return faults + (_inline_layout(manifest, faults) if kind.name == "TrainingJob" and not shape else [])
+
+
+def _inline_layout(manifest: dict[str, Any], known: list[FieldError]) -> list[FieldError]:
+    """What a policy in line asks of the job's model and trainers, beyond what rules say.
+
+    The policy of another object is judged once that is known.
+    """
+    spec, _ = parse(TrainingJobSpec, manifest["spec"], "spec")
+    assert isinstance(spec, TrainingJobSpec)
+    if spec.parallelism is None or (spec.model.preset is None) == (spec.model.config is None):
+        return []
+    said = {fault.path: fault.message for fault in known}
+    faults = layout_faults(spec, spec.parallelism, "spec.parallelism")
+    return [f for f in faults if said.get(f.path) != f.message and not (f.path in said and f.reason == TOO_SMALL)]
 
 
 def defaulted(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from coxswain.api.presets import PRESETS
 from coxswain.config import ModelConfig
 from coxswain.errors import Refused
+from coxswain.presets import PRESETS
 
 SHIPPED = ("a100-40g", "a100-80g", "cpu", "h100-80g")
 # ByteScale's models all have 8 key-value heads, unlike the presets of the same names.
@@ -55,6 +55,8 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rates: Rates
     peak_tflops: float = 0.0
     models: dict[str, Constants] = {}
+    memory_gib: float = 0.0  # of a device; 0: that of the machine, which is not judged
+    host_gbps: float = 0.0  # between a device and its host, one way; 0: they share their memory
     note: str = ""
 
 
@@ -89,9 +91,21 @@ def peak_tflops(hardware: str) -> float:
     return loaded.peak_tflops if isinstance(loaded, Hardware) else 0.0
 
 
+def device_memory(hardware: str) -> int:
+    """Returns the bytes of a device; 0: it has no memory of its own."""
+    loaded = _load(hardware)
+    return int(loaded.memory_gib * 2**30) if isinstance(loaded, Hardware) else 0
+
+
+def host_bandwidth(hardware: str) -> float:
+    """Returns the bytes a second between a device and its host, one way; 0: they share their memory."""
+    loaded = _load(hardware)
+    return loaded.host_gbps * 1e9 if isinstance(loaded, Hardware) else 0.0
+
+
 def scaled(rates: Rates, model: ModelConfig) -> Constants:
     """Turns FLOPs into times. Backward is 2 x forward in matrix products, 2.5 x in attention."""
-    head = model.hidden // model.heads
+    head = model.size_of_head
     query, kv = model.heads * head, model.kv_heads * head
     layer = model.hidden * (2 * query + 2 * kv) + 3 * model.hidden * model.feed_forward
     linear_flops = 3 * 2 * (model.layers * layer + model.hidden * model.vocabulary)

@@ -37,11 +37,11 @@ def _slices(lengths: list[int], draft: Draft) -> tuple[Slice, ...]:
     if len(draft.members) == 1:
         (replica,) = draft.members
         return tuple([Slice(replica, i, 0, lengths[i]) for i in draft.sequences])
-    return tuple([s for i in draft.sequences for s in ring_slices(i, lengths[i], draft.members)])
+    return tuple(ring_slices(draft.sequences, lengths, draft.members))
 
 
 def one_sequence_a_ring(drafts: list[Draft]) -> list[Draft]:
-    """Splits rings of several sequences (a static mesh's) into consecutive rings of one."""
+    """Splits rings of several sequences (a static mesh's) into consecutive rings of one, which take longer."""
     return [
         Draft(d.members, part)
         for d in drafts

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coxswain.errors import Refused
 from coxswain.layout import Layout
+from coxswain.plan.pipelines import schedule
 from coxswain.plan.values import Operation, StageOperations, Task
 
 
-def operations(layout: Layout, tasks: Sequence[Task]) -> tuple[StageOperations, ...]:
-    """Returns one list per replica and stage: forward and backward of its tasks in global order.
+def operations(
+    layout: Layout, tasks: Sequence[Task], loss: float = 0.0, in_flight: int = 0
+) -> tuple[StageOperations, ...]:
+    """Returns one list per replica and stage, by replica, then stage.
 
-    Every replica follows the same order and skips tasks of others, so rings cannot wait for each
-    other in a circle. Several stages need more than that: Refused.
+    Every stage follows the tasks' global order in its forwards, and in its backwards, and skips tasks of others. With
+    one stage a replica, backward follows its forward at once. `loss`, `in_flight`: see `schedule`.
     """
-    deep = [r for r, replica in enumerate(layout.replicas) if len(replica.stages) > 1]
-    if deep:
-        stages = len(layout.replicas[deep[0]].stages)
-        raise Refused(
-            "PipelinesUnsupported",
-            f"parallelism.pipeline: replica {deep[0]} has {stages} stages; only 1 is supported: set it to 1",
-        )
+    if is_flat(layout):
+        return in_turn(layout, tasks)
+    return schedule(layout, tasks, loss, in_flight).operations
+
+
+def is_flat(layout: Layout) -> bool:
+    """Whether every replica has one stage."""
+    return all(len(replica.stages) == 1 for replica in layout.replicas)
+
+
+def in_turn(layout: Layout, tasks: Sequence[Task]) -> tuple[StageOperations, ...]:
+    """Runs forward and backward of each task in global order, so rings cannot wait for each other in a circle."""
     mine: list[list[Operation]] = [[] for _ in layout.replicas]
     for task in tasks:
         pair = (Operation("F", task.index), Operation("B", task.index))

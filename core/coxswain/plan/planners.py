@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from numpy import int64
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from coxswain.cost import CostModel
 from coxswain.errors import Refused
 from coxswain.plan.assemble import assemble
+from coxswain.plan.kinds import by_kind
 from coxswain.plan.makespan import makespan
 from coxswain.plan.naive import naive
 from coxswain.plan.problem import Planner, make_problem
@@ -20,11 +22,11 @@ BALANCES: dict[str, Planner] = {"makespan": makespan, "naive": naive, "static": 
 
 
 def planner(balance: str) -> Planner:
-    """Returns the planner of that name; case does not matter (the API says Makespan)."""
+    """Returns the planner of that name, for replicas of any kinds; case does not matter (the API says Makespan)."""
     found = BALANCES.get(balance.lower())
     if found is None:
         raise Refused("UnknownBalance", f"balance {balance!r}: not known; use one of {', '.join(BALANCES)}")
-    return found
+    return partial(by_kind, found)
 
 
 def plan(

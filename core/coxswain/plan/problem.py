@@ -20,16 +20,23 @@ MOST_TOKENS = 1_000_000_000  # of one sequence, and of one task
 class Problem:
     """One step to be placed.
 
-    Replica r belongs to node r // node_size; speed 1 is the cost model's.
+    Replica r belongs to node r // node_size; speed 1 is the cost model's. Only replicas of one kind share a ring; they
+    have equal capacities.
     """
 
     lengths: NDArray[np.int64]
     replicas: int
-    capacity: int
+    capacities: NDArray[np.int64]  # tokens of a task, per replica
     cost: CostModel
     speeds: NDArray[np.float64]
     max_degree: int
     node_size: int
+    kinds: NDArray[np.int64]
+
+    @property
+    def capacity(self) -> int:
+        """The tokens that one replica holds in a task; the most, where kinds differ."""
+        return int(self.capacities.max())
 
     def inside_node(self, members: Sequence[int]) -> bool:
         return min(members) // self.node_size == max(members) // self.node_size
@@ -55,16 +62,20 @@ def make_problem(
     lengths: Sequence[int] | NDArray[np.int64],
     *,
     replicas: int,
-    capacity: int,
+    capacity: int | Sequence[int],
     cost: CostModel,
     speeds: Sequence[float] | None = None,
     max_degree: int,
     node_size: int,
+    kinds: Sequence[int] | None = None,
 ) -> Problem:
-    """Makes the problem of a step's numbers; Refused names the number that is wrong."""
+    """Makes the problem of a step's numbers; Refused names the number that is wrong.
+
+    `capacity` and `kinds`: of all replicas, or one per replica.
+    """
     for name, value, most in (
         ("replicas", replicas, MOST_REPLICAS),
-        ("capacity", capacity, MOST_TOKENS),
+        *(("capacity", c, MOST_TOKENS) for c in ([capacity] if isinstance(capacity, int) else capacity)),
         ("max degree", max_degree, MOST_REPLICAS),
         ("node size", node_size, MOST_REPLICAS),
     ):
@@ -77,8 +88,14 @@ def make_problem(
     if not (np.isfinite(rates).all() and (rates > 0).all()):
         at = int((~(np.isfinite(rates) & (rates > 0))).argmax())
         raise Refused("BadSpeeds", f"speeds[{at}] is {rates[at]}; speeds must be finite and above 0")
-    _must_fit(s, capacity, min(max_degree, replicas))
-    return Problem(s, replicas, capacity, cost, rates, min(max_degree, replicas), node_size)
+    capacities = np.broadcast_to(np.asarray(capacity, dtype=np.int64), (replicas,))
+    named = np.broadcast_to(np.asarray(0 if kinds is None else kinds, dtype=np.int64), (replicas,))
+    _, kind = np.unique(np.stack([named, capacities]), axis=1, return_inverse=True)
+    problem = Problem(
+        s, replicas, capacities, cost, rates, min(max_degree, replicas), node_size, kind.reshape(-1).astype(np.int64)
+    )
+    _must_fit(problem)
+    return problem
 
 
 def _checked_lengths(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -94,7 +111,13 @@ def _checked_lengths(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.i
     return s
 
 
-def _must_fit(lengths: NDArray[np.int64], capacity: int, degree: int) -> None:
+def _must_fit(problem: Problem) -> None:
+    """Demands that one kind of replica holds the longest sequence."""
+    lengths, counts = problem.lengths, np.bincount(problem.kinds)
+    degrees = np.minimum(counts, problem.max_degree)
+    capacities = np.array([problem.capacities[problem.kinds == kind][0] for kind in range(counts.size)])
+    best = int((degrees * capacities).argmax())
+    degree, capacity = int(degrees[best]), int(capacities[best])
     if (lengths > capacity * degree).any():
         raise Refused(
             "CapacityLost",

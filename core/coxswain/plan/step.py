@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -10,11 +11,16 @@ from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost import CostModel, constants_for
 from coxswain.layout import Layout
 from coxswain.plan.assemble import assemble, one_sequence_a_ring
-from coxswain.plan.operations import operations
+from coxswain.plan.kinds import kinds_of, rates_of, replicas_per_trainer
+from coxswain.plan.operations import in_turn, is_flat
+from coxswain.plan.pipelines import schedule
 from coxswain.plan.planners import planner
 from coxswain.plan.problem import make_problem
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Placement
+
+PACKED_RINGS = False
+"""Whether the engine runs rings of several sequences. Where it does not, they are committed as rings of one each."""
 
 
 def plan_step(
@@ -24,10 +30,11 @@ def plan_step(
     model: ModelConfig,
     speeds: Sequence[float] | None = None,
 ) -> Placement:
-    """Places one step on the layout's replicas; speed 1 of a replica is the cost model's.
+    """Places one step on the layout's replicas, which may differ. `speeds`: measured, 1 is what the cost model expects.
 
     Refused "CapacityLost" if the longest sequence does not fit. The result has passed the validator.
     """
+    loss = loss_layers(model)
     problem = make_problem(
         sequence_lengths,
         replicas=len(layout.replicas),
@@ -36,17 +43,32 @@ def plan_step(
         speeds=speeds,
         max_degree=parallelism.max_degree,
         node_size=replicas_per_trainer(layout),
+        kinds=kinds_of(layout),
     )
-    drafts = one_sequence_a_ring(planner(parallelism.balance)(problem))
+    problem = dataclasses.replace(problem, speeds=problem.speeds * rates_of(layout, loss))
+    drafts = planner(parallelism.balance)(problem)
+    if not PACKED_RINGS:
+        drafts = one_sequence_a_ring(drafts)
     placement = assemble(problem, parallelism.balance.lower(), drafts)
-    placement = replace(placement, operations=operations(layout, placement.tasks))
+    placement = _ordered(placement, layout, loss)
     faults = validate(placement, sequence_lengths, layout, parallelism.tokens_per_replica, parallelism.max_degree)
     if faults:
         raise AssertionError(f"planner {parallelism.balance}: {len(faults)} faults in its own plan, first: {faults[0]}")
     return placement
 
 
-def replicas_per_trainer(layout: Layout) -> int:
-    """Counts the replicas of the first trainer: a trainer is a pod on one node."""
-    homes = [replica.stages[0].devices[0].trainer for replica in layout.replicas]
-    return sum(home == homes[0] for home in homes)
+def _ordered(placement: Placement, layout: Layout, loss: float) -> Placement:
+    """Adds the operations; where replicas have several stages, the times are those of all stages."""
+    if is_flat(layout):
+        return replace(placement, operations=in_turn(layout, placement.tasks))
+    found = schedule(layout, placement.tasks, loss)
+    busy = sum(task.seconds * len(task.replicas) for task in placement.tasks)
+    idle = 1 - busy / (placement.replicas * found.seconds) if found.seconds else 0.0
+    return replace(placement, operations=found.operations, makespan_seconds=found.seconds, idle_fraction=idle)
+
+
+def loss_layers(model: ModelConfig) -> float:
+    """The last stage's head, in layers: by the elements of their matrices."""
+    head = model.hidden // model.heads
+    layer = model.hidden * (2 * model.heads + 2 * model.kv_heads) * head + 3 * model.hidden * model.feed_forward
+    return model.hidden * model.vocabulary / layer

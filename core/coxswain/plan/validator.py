@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 
 from coxswain.layout import Layout
 from coxswain.plan.chunks import ring_slices
+from coxswain.plan.kinds import shape
 from coxswain.plan.replay import replay
 from coxswain.plan.values import Placement, Task
 
 
-def validate(placement: Placement, lengths: Sequence[int], layout: Layout, capacity: int, max_degree: int) -> list[str]:
-    """Returns everything that is wrong with the placement, naming replica and sequence."""
+def validate(
+    placement: Placement, lengths: Sequence[int], layout: Layout, capacity: int | Sequence[int], max_degree: int
+) -> list[str]:
+    """Returns everything that is wrong with the placement, naming replica and sequence.
+
+    `capacity`: tokens of a task on every replica, or on each.
+    """
+    room = [capacity] * len(layout.replicas) if isinstance(capacity, int) else capacity
     faults = [*_order(placement)]
     for task in placement.tasks:
-        shape = [*_members(task, layout, max_degree)] or [*_slices(task, lengths, capacity)]
-        faults += [f"task {task.index} ({task.kind}): {fault}" for fault in shape]
+        found = [*_members(task, layout, max_degree)] or [*_slices(task, lengths, room)]
+        faults += [f"task {task.index} ({task.kind}): {fault}" for fault in found]
     faults += _coverage(placement, lengths)
     return faults or replay(placement, layout)
 
@@ -39,12 +48,11 @@ def _members(task: Task, layout: Layout, max_degree: int) -> Iterator[str]:
         yield f"a pack has one replica, not {degree}"
     if task.kind == "ring" and not 2 <= degree <= max_degree:
         yield f"a ring has between 2 and {max_degree} replicas, not {degree}"
-    shapes = {tuple((s.start, s.stop, len(s.devices)) for s in layout.replicas[r].stages) for r in task.replicas}
-    if len(shapes) > 1:
+    if len({shape(layout.replicas[r]) for r in task.replicas}) > 1:
         yield f"replicas {list(task.replicas)} differ in layer split or tensor degree; a ring needs them equal"
 
 
-def _slices(task: Task, lengths: Sequence[int], capacity: int) -> Iterator[str]:
+def _slices(task: Task, lengths: Sequence[int], room: Sequence[int]) -> Iterator[str]:
     if not task.slices:
         yield "it has no slices"
         return
@@ -57,8 +65,9 @@ def _slices(task: Task, lengths: Sequence[int], capacity: int) -> Iterator[str]:
     for s in task.slices:
         held[s.replica] += s.stop - s.start
     for replica, tokens in held.items():
-        if tokens > capacity:
-            yield f"sequence {task.slices[0].sequence}: replica {replica} would hold {tokens} tokens, but has room for {capacity}"
+        if replica in task.replicas and tokens > room[replica]:
+            sequence = task.slices[0].sequence
+            yield f"sequence {sequence}: replica {replica} would hold {tokens} tokens, but has room for {room[replica]}"
 
 
 def _pack(task: Task, lengths: Sequence[int]) -> Iterator[str]:
@@ -70,20 +79,25 @@ def _pack(task: Task, lengths: Sequence[int]) -> Iterator[str]:
 
 
 def _ring(task: Task, lengths: Sequence[int]) -> Iterator[str]:
-    sequence = task.slices[0].sequence
-    if any(s.sequence != sequence for s in task.slices):
-        yield f"it has sequences {sorted({s.sequence for s in task.slices})}; a ring has one"
+    """Demands the chunks of `ring_slices`, sequence by sequence."""
+    sequences = [sequence for sequence, _ in groupby(task.slices, key=attrgetter("sequence"))]
+    again = [sequence for sequence, runs in Counter(sequences).items() if runs > 1]
+    if again:
+        yield f"sequence {again[0]}: its slices are not together"
         return
-    wanted = ring_slices(sequence, lengths[sequence], task.replicas)
-    for place, (have, want) in enumerate(zip(task.slices, wanted, strict=False)):
+    wanted = ring_slices(sequences, lengths, task.replicas)
+    places = Counter[int]()
+    for have, want in zip(task.slices, wanted, strict=False):
         if have != want:
             yield (
-                f"sequence {sequence}: slice {place} is [{have.start}, {have.stop}) on replica {have.replica}; "
-                f"head-tail chunks over {list(task.replicas)} want [{want.start}, {want.stop}) on replica {want.replica}"
+                f"sequence {want.sequence}: slice {places[want.sequence]} is [{have.start}, {have.stop}) on replica "
+                f"{have.replica}; head-tail chunks over {list(task.replicas)} want [{want.start}, {want.stop}) on "
+                f"replica {want.replica}"
             )
             return
+        places[want.sequence] += 1
     if len(task.slices) != len(wanted):
-        yield f"sequence {sequence}: {len(task.slices)} slices instead of {len(wanted)}"
+        yield f"sequence {sequences[-1]}: {len(task.slices)} slices instead of {len(wanted)}"
 
 
 def _coverage(placement: Placement, lengths: Sequence[int]) -> list[str]:

@@ -20,9 +20,9 @@ class Task(msgspec.Struct, frozen=True):
     """The unit of execution.
 
     A *pack* has one replica and whole short sequences. A *ring* has D >= 2 replicas in ring order
-    and one sequence in 2D chunks: the i-th replica holds chunks i and 2D-1-i (head and tail), so
-    that causal work is even. Chunks may be uneven by one token, and empty for very short sequences;
-    an empty one has no slice.
+    and one or more sequences, each in 2D chunks: the i-th replica holds chunks i and 2D-1-i (head and
+    tail), so that causal work is even. Chunks may be uneven by one token, and empty for very short
+    sequences; an empty one has no slice. Slices are listed by sequence, then by replica in ring order.
     """
 
     index: int  # place in the step's one global order

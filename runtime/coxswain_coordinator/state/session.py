@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec.structs import replace
+
 from coxswain.config import JobConfig
 from coxswain.membership.values import Cursor
 from coxswain.planlog import Generation
 from coxswain.wire import Rendezvous, StepDirective, StepPlan, StepPlans, World
 from coxswain_coordinator.checkpoint.pending import PendingCheckpoints
 from coxswain_coordinator.planning.committer import Committed
-from coxswain_coordinator.steps import StepTracker
+from coxswain_coordinator.steps import StepTracker, shares
 
 _PLANS_A_REPLY = 8
 
@@ -27,7 +29,8 @@ class Session:
     def __init__(self, job: JobConfig, record: Generation, world: World, cursor: Cursor, stream_digest: str) -> None:
         first = cursor.step
         self.record, self.world = record, world
-        self.book = StepTracker(world.seats, first, stream_digest)
+        model = replace(job.model, vocabulary=world.vocabulary)
+        self.book = StepTracker(world.seats, first, stream_digest, shares(record.layout, model))
         self.pending = PendingCheckpoints(record.generation)
         self.cursors: dict[int, Cursor] = {first: cursor}
         self.committed = first  # the first step without a committed plan

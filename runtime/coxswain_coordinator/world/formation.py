@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from coxswain.config import JobConfig
 from coxswain.errors import Refused
-from coxswain.layout import Device, Layout, uniform_layout
+from coxswain.layout import Device, Layout, layout_for
 from coxswain.membership.mix_record import without_record
 from coxswain.planlog import Generation, LoaderShare
 from coxswain.wire import CheckpointManifest, Register, World
@@ -19,9 +19,9 @@ from coxswain_coordinator.state.registry import index_of
 
 
 def layout_of(job: JobConfig, agents: Sequence[Register]) -> Layout:
-    """Equal replicas over the agents' devices, by trainer and device number."""
-    devices = sorted(Device(index_of(a.name), d) for a in agents for d in range(a.devices))
-    return uniform_layout(devices, job.model.layers, job.parallelism.tensor, job.parallelism.pipeline)
+    """The job's layout over the agents' devices; without replicas where they are too few."""
+    devices = (Device(index_of(a.name), d) for a in agents for d in range(a.devices))
+    return layout_for(devices, job.model.layers, job.parallelism)
 
 
 def capacity_fault(job: JobConfig, layout: Layout) -> str:
@@ -30,7 +30,10 @@ def capacity_fault(job: JobConfig, layout: Layout) -> str:
     The coordinator waits for more trainers then; the job does not fail.
     """
     parallel, longest = job.parallelism, job.batch.max_sequence_tokens
-    usable = min(parallel.max_degree, len(layout.replicas))
+    if not layout.replicas:
+        needed = parallel.least_devices
+        return f"CapacityLost: {len(layout.standby)} devices, the layout needs {needed}; waiting for more trainers"
+    usable = min(parallel.max_degree, layout.largest_ring())
     if usable * parallel.tokens_per_replica >= longest:
         return ""
     return (

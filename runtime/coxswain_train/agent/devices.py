@@ -15,12 +15,11 @@ def fork_server_environment(inherited: Mapping[str, str], devices: Sequence[str]
 
 def worker_environment(env: Environment, device: int, devices: Sequence[str]) -> dict[str, str]:
     """What one worker has besides the environment of the fork server."""
-    own = {"COXSWAIN_DEVICE": str(device)}
     if not devices:
-        return own
+        return {}
     # A pod sees its own devices only. On one machine all pods see all devices, and divide them by index.
     slot = env.index * env.job.devices_per_trainer + device
-    return own | {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]}
+    return {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]}
 
 
 def visible_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> tuple[str, ...]:

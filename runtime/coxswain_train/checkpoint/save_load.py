@@ -20,9 +20,7 @@ from coxswain.boxes import Box, Piece, match, window
 from coxswain.errors import Refused
 from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import NotFound, Store
-
-State = dict[str, dict[Box, Tensor]]  # kind -> box -> values
-StateEntry = tuple[str, Box, Tensor]
+from coxswain_train.checkpoint.snapshots import Copied, HostSnapshots, Snapshots, State, StateEntry
 
 SHARD_BYTES = 256 << 20  # a shard is closed once it holds this much
 
@@ -30,24 +28,34 @@ SHARD_BYTES = 256 << 20  # a shard is closed once it holds this much
 class Saver:
     """Writes one checkpoint at a time, beside the training."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, snapshots: Snapshots | None = None) -> None:
+        self._store, self._snapshots = store, snapshots or HostSnapshots()
+        self._copied: Copied | None = None  # of the snapshot that a change of state must wait for
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._running: Future[None] | None = None
 
     def begin(self, state: State, done: Callable[[tuple[Shard, ...], float], None]) -> None:
         """Snapshots now, writes later, then calls `done` (in the background) with the shards and the seconds it took.
 
-        Waits for the save before, so that memory holds one snapshot at most.
+        Waits for the save before, so that memory holds one snapshot at most. Call `settle` before the state changes.
         """
         self.wait()
-        began, entries = time.monotonic(), snapshot(state)
+        began = time.monotonic()
+        entries, copied = self._snapshots.take(state)
+        self._copied = copied
 
         def write() -> None:
+            copied.synchronize()
             shards = tuple(write_shards(self._store, entries))
             done(shards, time.monotonic() - began)
 
         self._running = self._thread.submit(write)
+
+    def settle(self) -> None:
+        """Lets the device change the state once its snapshot is taken. The host goes on."""
+        copied, self._copied = self._copied, None
+        if copied is not None:
+            copied.wait()
 
     def check(self) -> None:
         """Raises the error of a save that has ended."""
@@ -59,11 +67,6 @@ class Saver:
         running, self._running = self._running, None
         if running is not None:
             running.result()
-
-
-def snapshot(state: State) -> list[StateEntry]:
-    """A copy in host memory, in a fixed order."""
-    return [(kind, box, x.to("cpu", copy=True)) for kind, boxes in state.items() for box, x in boxes.items()]
 
 
 def write_shards(store: Store, entries: Iterable[StateEntry], shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:

@@ -1,37 +1,44 @@
-"""One replica's engine: model, optimizer shard and process groups, and one step of them. Knows no coordinator."""
+"""One rank's engine: its part of the model, optimizer shard and process groups, and one step. Knows no coordinator."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from coxswain.boxes import Box, full_box
+from coxswain.boxes import Box
 from coxswain.config import EndpointConfig, ModelConfig, OptimizerConfig
 from coxswain.errors import Refused
-from coxswain.holdings import Holding
-from coxswain.layout import Layout
-from coxswain.models import parameter_specs
-from coxswain.parameter_groups import muon_matrices
+from coxswain.holdings import ParameterSpec, all_holdings, tensor_faults
+from coxswain.layout import Layout, Seat
+from coxswain.neighbours import neighbours_of, rank_of
+from coxswain.parameter_groups import idle_groups, muon_matrices
 from coxswain.plan.values import Operation
 from coxswain.wire import TaskTiming
 from coxswain_train.checkpoint.pretrained import load_pretrained
+from coxswain_train.engine.links import StageLinks
+from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.engine.schedule import learning_rate
-from coxswain_train.engine.step import Batch, Part, StepClock, TaskRunner, run_operations
+from coxswain_train.engine.step import Batch, Part, StepClock, StepOutcome, TaskRunner, run_operations
+from coxswain_train.model.custom import decoder_of, specs_of
 from coxswain_train.model.init_weights import init_box
-from coxswain_train.model.llama import Llama
+from coxswain_train.model.ring import Exchange
+from coxswain_train.model.tensor_parallel import ModelPart
 from coxswain_train.parallel.process_groups import ProcessGroups
-from coxswain_train.parallel.shards import shards
+from coxswain_train.parallel.shards import Shards, shards
 from coxswain_train.parallel.state import State
 from coxswain_train.parallel.zero1 import RankStats, Zero1Optimizer
 
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """One rank's part of a step. `labels` are the valid ones of the whole step, `plan` a number that names the plan."""
+    """One rank's part of a step. `labels` are the valid ones of the whole step, `plan` a number that names the plan.
+
+    `parts` are those of its replica, `operations` those of its stage.
+    """
 
     step: int
     parts: dict[int, Part]
@@ -45,7 +52,10 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One rank's result of a step. Times in seconds; `timings` count from the step's begin."""
+    """One rank's result of a step. Times in seconds; `timings` count from the step's begin.
+
+    `loss_sum` is 0 except on the rank of a replica that counts it (`Engine.counts`).
+    """
 
     loss_sum: float
     gradient_norm: float
@@ -58,34 +68,46 @@ class StepResult:
 
 
 class Engine:
-    """Model state of one rank. Rank = replica, as long as replicas have one stage of one device."""
+    """The model state of one seat (replica, stage, tensor) of a layout, and the steps on it."""
 
     def __init__(
-        self, model: ModelConfig, vocabulary: int, optimizer: OptimizerConfig, total_steps: int, world: ProcessGroups,
-        device: torch.device, dtype: torch.dtype, state: State | None = None,
+        self, model: ModelConfig, vocabulary: int, optimizer: OptimizerConfig, total_steps: int, layout: Layout,
+        seat: Seat, world: ProcessGroups, device: torch.device, dtype: torch.dtype, state: State | None = None,
+        memory: MemoryPolicy | None = None,
     ) -> None:  # fmt: skip
+        specs = specs_of(model, vocabulary)
+        _check_degrees(specs, layout)
+        self._memory = memory or MemoryPolicy()
+        self.before_update: Callable[[], None] = lambda: None  # runs in every step before its state changes
         self._config, self._optimizer_config, self._total_steps, self._world = model, optimizer, total_steps, world
-        self.model = Llama(model, vocabulary).to(device, dtype)
-        self.shapes = {name: tuple(weight.shape) for name, weight in self.model.weights().items()}
-        whole = tuple(Holding(full_box(name, shape)) for name, shape in self.shapes.items())
-        matrices = muon_matrices(parameter_specs(model, vocabulary), optimizer)
-        owners = shards([whole] * world.ranks, whole=matrices.__contains__)
-        weights = self.model.weights()
-        self.optimizer = Zero1Optimizer(weights, owners, world.rank, world, state, matrices=matrices)
+        self.seat, self._neighbours, self._ranks = seat, neighbours_of(layout, seat), rank_of(layout)
+        stage = layout.replicas[seat.replica].stages[seat.stage]
+        group = world.tensor_group(tuple(self._ranks[seat.replica, seat.stage, t] for t in range(len(stage.devices))))
+        part = ModelPart(stage.start, stage.stop, model.layers, group)
+        self.counts = part.last and not seat.tensor  # whether the replica's losses and labels count here
+        self._everyone, self._device, self._dtype = world.exchange(tuple(range(world.ranks))), device, dtype
+        self.model = decoder_of(model, vocabulary, part).to(device, dtype)
+        self.shapes = {spec.name: spec.shape for spec in specs}
+        matrices = muon_matrices(specs, optimizer)
+        owned = shards(all_holdings(specs, layout, model.layers), whole=matrices.__contains__)
+        _check_groups(optimizer, self.shapes)
+        _check_whole(matrices, owned, self.shapes)
+        self.optimizer = Zero1Optimizer(self.model.weights(), owned, seat.rank, world, state, matrices=matrices)
 
     def initialise(
         self, seed: int, secrets: Path | None = None, endpoint: EndpointConfig | None = None, ids: int = 0
     ) -> None:
-        """Fills the owned boxes from the job's seed, then from `initFrom` (at `endpoint`) if there is one.
+        """Fills the owned boxes from `initFrom` (at `endpoint`), or without it from the job's seed.
 
         `ids`: of the tokenizer; 0: unknown.
         """
         self.optimizer.state.clear()
         boxes = self.optimizer.boxes()["parameter"]
-        for box, values in boxes.items():
-            values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
         if self._config.init_from:
             load_pretrained(self._config.init_from, boxes, self.shapes, secrets, endpoint, self._config, ids)
+        else:
+            for box, values in boxes.items():
+                values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
         self.gather()
 
     def gather(self) -> None:
@@ -100,42 +122,67 @@ class Engine:
     def step(self, work: StepInput, began: float) -> StepResult:
         """Computes, reduces, updates and evaluates. If it raises before the vote on the step (`reduce_stats`), only gradients
         have changed. `began`: by `time.perf_counter`."""
-        clock = StepClock(lambda: self._world.waited, began)
-        runner = TaskRunner(self.model, work.batch, 1 / work.labels, self._world.rank, self._world.exchange)
-        outcome = run_operations(
-            runner, work.parts, work.operations, self.optimizer.accumulate, clock, self.optimizer.expect_last
-        )
-        computed = time.perf_counter()
+        clock = StepClock(self._world.clock, began)
+        outcome = self.compute(work)
+        computed = clock.device.mark()
         gradient = self.optimizer.reduce()
-        stats = self.optimizer.reduce_stats(gradient, RankStats(outcome.loss_sum, work.valid, work.labels, work.plan))
+        loss_sum, valid = (outcome.loss_sum, work.valid) if self.counts else (0.0, 0)
+        stats = self.optimizer.reduce_stats(gradient, RankStats(loss_sum, valid, work.labels, work.plan))
         rate = learning_rate(self._optimizer_config, work.step, self._total_steps)
+        self.before_update()
         self.optimizer.apply(gradient, stats, self._optimizer_config, rate, work.step)
+        timings, reduced = clock.timings(outcome.spans), clock.device.between(computed, clock.device.mark())
         updated = time.perf_counter()
         return StepResult(
-            loss_sum=outcome.loss_sum,
+            loss_sum=loss_sum,
             gradient_norm=stats.norm,
             learning_rate=rate,
-            compute_seconds=sum(t.stop - t.start - t.waited for t in outcome.timings),
-            reduce_seconds=updated - computed,
-            timings=tuple(outcome.timings),
-            evaluation_loss_sum=self._evaluate(work, clock),
+            compute_seconds=sum(t.stop - t.start - t.waited for t in timings),
+            reduce_seconds=reduced,
+            timings=timings,
+            evaluation_loss_sum=self._evaluate(work),
             evaluation_seconds=time.perf_counter() - updated,
         )
 
+    def compute(self, work: StepInput) -> StepOutcome:
+        """Runs the operations of this rank's stage. Gradients are in the parameters then."""
+        return self._run(work, work.operations, 1 / work.labels, self._memory)
+
     @torch.no_grad()
-    def _evaluate(self, work: StepInput, clock: StepClock) -> float | None:
+    def _evaluate(self, work: StepInput) -> float | None:
         """Sum of the token losses of this rank's held-out tokens, by the forward operations of the evaluation."""
         if work.evaluation is None:
             return None
-        runner = TaskRunner(self.model, work.batch, 0.0, self._world.rank, self._world.exchange)
-        return run_operations(runner, work.parts, work.evaluation, self.optimizer.accumulate, clock).loss_sum
+        outcome = self._run(work, work.evaluation, 0.0, MemoryPolicy())  # no graph is kept, so nothing is saved
+        return outcome.loss_sum if self.counts else 0.0
+
+    def _run(self, work: StepInput, operations: Sequence[Operation], scale: float, memory: MemoryPolicy) -> StepOutcome:
+        links = StageLinks(self._neighbours, self._everyone, self._config.hidden, self._dtype, self._device)
+        runner = TaskRunner(self.model, work.batch, scale, self.seat.replica, self._ring, links.last, memory)
+        return run_operations(runner, links, work.parts, operations, self.optimizer, self._world.clock)
+
+    def _ring(self, replicas: tuple[int, ...]) -> Exchange:
+        """The ring of the ranks that have this stage and tensor index in these replicas."""
+        return self._world.exchange(tuple(self._ranks[r, self.seat.stage, self.seat.tensor] for r in replicas))
 
 
-def check_layout(layout: Layout) -> None:
-    """Refuses what this engine cannot run yet."""
-    shapes = {(len(r.stages), max(len(s.devices) for s in r.stages)) for r in layout.replicas}
-    if shapes - {(1, 1)}:
+def _check_groups(optimizer: OptimizerConfig, names: Collection[str]) -> None:
+    """Refuses groups that choose no parameter. `resolve` judges all models but those of users' own."""
+    for place, why in idle_groups(optimizer.groups, names).items():
+        some = ", ".join(list(names)[:4])
         raise Refused(
-            "LayoutUnsupported",
-            f"layout {layout.summary()}: parallelism.tensor and parallelism.pipeline must be 1 in this release",
+            "GroupMatchesNothing",
+            f"optimizer.groups[{place}].match {optimizer.groups[place].match!r} {why}; names are such as {some}",
         )
+
+
+def _check_whole(matrices: Collection[str], owned: Shards, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses a layout whose tensor groups split what Muon needs whole."""
+    split = sorted({c.box.name for c in owned.cells if c.box.name in matrices and c.box.shape != shapes[c.box.name]})
+    if split:
+        raise Refused("MuonUnsupported", f"optimizer.kind Muon: {split[0]} is split over a tensor group; use AdamW")
+
+
+def _check_degrees(specs: Sequence[ParameterSpec], layout: Layout) -> None:
+    if faults := tensor_faults(specs, (len(s.devices) for r in layout.replicas for s in r.stages)):
+        raise Refused("LayoutUnsupported", f"layout {layout.summary()}: parallelism.tensor: {faults[0]}")

@@ -1,6 +1,7 @@
-"""One step on one rank: runs the plan's operations; gradients accumulate in the parameters.
+"""One step on one rank: runs its stage's operations; gradients accumulate in the parameters.
 
-A replica without tasks runs nothing here (no dummy forward); it joins the reduction with zeros.
+A replica without tasks runs nothing here (no dummy forward); it joins the reduction with zeros. Activations come from
+the stage before and go to the stage after, gradients the other way round.
 """
 
 from __future__ import annotations
@@ -8,15 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from coxswain.plan.values import Operation, Slice, Task
 from coxswain.wire import TaskTiming
-from coxswain_train.model.attention import pack_attention
-from coxswain_train.model.llama import AttentionFn, Decoder
-from coxswain_train.model.ring import Exchange, Ring, ring_attention
+from coxswain_train.engine.links import Coming, StageLinks
+from coxswain_train.engine.memory import MemoryPolicy
+from coxswain_train.model.attention import TaskAttention, pack_attention
+from coxswain_train.model.llama import Decoder
+from coxswain_train.model.ring import Chunk, Chunks, Exchange, Ring, ring_attention
+from coxswain_train.parallel.clock import DeviceClock, Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A replica's tokens of a step in task order, int64 [tokens]; label -100: none."""
+    """A replica's tokens of a step in task order, int64 [tokens]; label -100: none.
+
+    The first stage alone reads tokens, the last one labels: elsewhere they may be empty.
+    """
 
     tokens: Tensor
     labels: Tensor
@@ -40,10 +49,15 @@ class Batch:
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What a step leaves besides gradients. `loss_sum`: of this rank's tokens, not divided."""
+    """What a step leaves besides gradients. Nothing waits for the device until it is read."""
 
-    loss_sum: float = 0.0
-    timings: list[TaskTiming] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+    @property
+    def loss_sum(self) -> float:
+        """Of this rank's tokens, not divided."""
+        return sum((float(loss) for loss in self.losses), 0.0)
 
 
 # From the members of a ring (replicas in ring order) to their exchange of tensors.
@@ -62,72 +76,128 @@ def parts(tasks: Iterable[Task], replica: int) -> dict[int, Part]:
     return found
 
 
-def attend_of(part: Part, replica: int, exchange_of: ExchangeOf) -> AttentionFn:
+def attend_of(part: Part, replica: int, exchange_of: ExchangeOf) -> TaskAttention:
     """The attention of a part: of a pack within this replica, of a ring together with its other members."""
     task = part.task
     if task.kind == "pack":
         return pack_attention([s.stop - s.start for s in part.slices])
-    chunks = tuple(tuple((s.start, s.stop) for s in task.slices if s.replica == member) for member in task.replicas)
-    return ring_attention(Ring(task.replicas.index(replica), chunks, exchange_of(task.replicas)))
+    return ring_attention(Ring(task.replicas.index(replica), chunk_table(task), exchange_of(task.replicas)))
+
+
+def chunk_table(task: Task) -> tuple[tuple[Chunks, ...], ...]:
+    """Per sequence of a ring, in the plan's order, the chunks of each member. Slices come sequence by sequence."""
+    chunks: dict[int, dict[int, list[Chunk]]] = {}
+    for s in task.slices:
+        chunks.setdefault(s.sequence, {member: [] for member in task.replicas})[s.replica].append((s.start, s.stop))
+    return tuple(tuple(tuple(mine) for mine in members.values()) for members in chunks.values())
 
 
 class TaskRunner:
-    """Runs operations on a model. `scale` is 1 / (valid tokens of the whole step), the same on every rank."""
+    """Runs tasks on a rank's part of a model. `scale` is 1 / (valid tokens of the whole step), the same on every rank.
 
-    def __init__(self, model: Decoder, batch: Batch, scale: float, replica: int, exchange_of: ExchangeOf) -> None:
-        self._model, self._batch, self._scale = model, batch, scale
+    `last`: this stage has the losses. `exchange_of`: from replicas to the ring of this rank and its like on them.
+    """
+
+    def __init__(
+        self, model: Decoder, batch: Batch, scale: float, replica: int, exchange_of: ExchangeOf, last: bool = True,
+        memory: MemoryPolicy | None = None,
+    ) -> None:  # fmt: skip
+        self._model, self._batch, self._scale, self._last = model, batch, scale, last
+        self._memory = memory or MemoryPolicy()
         self._replica, self._exchange_of = replica, exchange_of
-        self._losses: dict[int, Tensor] = {}  # of tasks whose backward is still to come: they hold the graph
+        # Input from another stage, and output, of tasks whose backward is still to come: the output holds the graph.
+        self._held: dict[int, tuple[Tensor | None, Tensor]] = {}
 
-    def forward(self, part: Part) -> float:
-        """Returns the sum of the part's token losses."""
+    def forward(self, part: Part, received: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
+        """The sum of the part's token losses (of the last stage), and the output for the next stage (of the others).
+
+        The device may still be computing them.
+        """
         rows = slice(part.start, part.stop)
         attend = attend_of(part, self._replica, self._exchange_of)
         rotary = self._model.rotary(self._batch.positions[rows])
-        hidden = self._model.embed(self._batch.tokens[rows])
+        hidden = self._embed(rows) if received is None else received.requires_grad_()
+        memory = self._memory.begin(part.task, self._model, rotary)
         for layer in self._model.stack:
-            hidden = layer(hidden, rotary, attend)
-        loss = self._model.token_losses(hidden, self._batch.labels[rows])
-        self._losses[part.task.index] = loss
-        return float(loss.detach())
+            hidden = memory.run_layer(layer, hidden, rotary, attend)
+        output = self._model.token_losses(hidden, self._batch.labels[rows]) if self._last else hidden
+        if torch.is_grad_enabled():
+            self._held[part.task.index] = received, output
+        return (output.detach(), None) if self._last else (None, output.detach())
 
-    def backward(self, part: Part) -> None:
-        (self._losses.pop(part.task.index) * self._scale).backward()  # type: ignore[no-untyped-call]
+    def _embed(self, rows: slice) -> Tensor:
+        return self._model.embed(self._batch.tokens[rows], self._batch.positions[rows])
+
+    def backward(self, part: Part, received: Tensor | None = None) -> Tensor | None:
+        """The gradient of the task's input, for the stage before; None on the first. `received`: that of its output."""
+        given, output = self._held.pop(part.task.index)
+        if self._last:
+            output = output * self._scale
+        output.backward(received)  # type: ignore[no-untyped-call]
+        return None if given is None else given.grad
 
 
-@dataclass(frozen=True, slots=True)
+Span = tuple[Operation, Mark, Mark, int, int]  # an operation: its begin, its end, and the numbers of its waits
+
+
 class StepClock:
-    """Seconds since the step began, and those among them spent waiting for ring peers."""
+    """Seconds since the step began (`began`: by time.perf_counter). Reads the device's marks when they are asked for."""
 
-    waited: Callable[[], float]
-    began: float  # by time.perf_counter
+    def __init__(self, device: DeviceClock, began: float) -> None:
+        self.device = device
+        device.reset()
+        self._zero, self._offset = device.mark(), time.perf_counter() - began
 
-    def now(self) -> float:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # a launched kernel is not yet a computed one
-        return time.perf_counter() - self.began
+    def timings(self, spans: Sequence[Span]) -> tuple[TaskTiming, ...]:
+        return tuple(
+            TaskTiming(o.task, o.kind, self.since(start), self.since(stop), self.device.waited(first, last))
+            for o, start, stop, first, last in spans
+        )
+
+    def since(self, mark: Mark) -> float:
+        return self._offset + self.device.between(self._zero, mark)
+
+
+class GradientSums(Protocol):
+    """Where the gradients of backwards go."""
+
+    def expect_last(self) -> None:
+        """The next backward is the step's last."""
+        ...
+
+    def accumulate(self) -> None:
+        """A backward has ended."""
+        ...
 
 
 def run_operations(
     runner: TaskRunner,
+    links: StageLinks,
     mine: dict[int, Part],
     operations: Sequence[Operation],
-    accumulate: Callable[[], None],
-    clock: StepClock,
-    expect_last: Callable[[], None] = lambda: None,
+    gradients: GradientSums,
+    clock: DeviceClock,
 ) -> StepOutcome:
-    """Runs this stage's operations in the plan's order; calls `accumulate` after each backward, `expect_last` before the last."""
+    """Runs this stage's operations in the plan's order; calls `accumulate` after each backward, `expect_last` before the last.
+
+    What an operation sends leaves in one batch with what the next one receives: the order that plans are checked for.
+    """
     outcome = StepOutcome()
+    coming = [Coming(o, mine[o.task].stop - mine[o.task].start) for o in operations]
     last = max((number for number, operation in enumerate(operations) if operation.kind == "B"), default=-1)
-    for number, operation in enumerate(operations):
+    links.trade(None, None, coming[0] if coming else None)
+    for number, (operation, following) in enumerate(zip_longest(operations, coming[1:])):
         if number == last:
-            expect_last()
-        part, start, waited = mine[operation.task], clock.now(), clock.waited()
+            gradients.expect_last()
+        part, start, first = mine[operation.task], clock.mark(), len(clock.waits)
+        received = links.received(operation)
         if operation.kind == "F":
-            outcome.loss_sum += runner.forward(part)
+            loss, leaving = runner.forward(part, received)
+            outcome.losses += [] if loss is None else [loss]
         else:
-            runner.backward(part)
-            accumulate()
-        timing = TaskTiming(operation.task, operation.kind, start, clock.now(), clock.waited() - waited)
-        outcome.timings.append(timing)
+            leaving = runner.backward(part, received)
+            gradients.accumulate()
+        links.trade(operation, leaving, following)
+        outcome.spans.append((operation, start, clock.mark(), first, len(clock.waits)))
+    links.finish()
     return outcome

@@ -1,16 +1,59 @@
-"""Attention on one device: the kernel with its log-sum-exp, and packs of several causal sequences."""
+"""Attention on one device: the kernel with its log-sum-exp, and packs of several causal sequences.
+
+A `Kernel` is the attention of one task; `TaskAttention` makes it differentiable. Recompute keeps a kernel's results
+(`Kept`) and repeats them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from coxswain_train.model.llama import AttentionFn
+Gradients = tuple[Tensor, Tensor, Tensor]
 
 _aten = torch.ops.aten
+
+
+class Kernel(Protocol):
+    """Attention of a task on one of its devices, in shapes of `AttentionFn`. Log-sum-exp: [heads, tokens], contiguous."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp."""
+        ...
+
+    def backward(
+        self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
+    ) -> Gradients:
+        """Gradients of query, key and value."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAttention:
+    """An `AttentionFn`: a kernel with its backward."""
+
+    kernel: Kernel
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return _Attention.apply(query, key, value, self.kernel)  # type: ignore[no-any-return]
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, kernel: Kernel) -> Tensor:
+        out, lse = kernel.forward(query, key, value)
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.kernel = kernel
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        return *ctx.kernel.backward(grads[0], *ctx.saved_tensors), None
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
@@ -18,57 +61,161 @@ def forward(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple
 
     `causal` needs n == m. Flash attention (Dao, arXiv 2307.08691), which on CPU also does fp64.
     """
+    _check_rows(query, key, value)
     q, k, v = query[None], key[None], value[None]
-    if query.is_cuda:
-        k, v = (_expand(x, q.shape[1]) for x in (k, v))
+    if _on_cuda(query):
         out, lse, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
     else:
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
-    return out[0], lse[0]
+    return out[0], lse[0].contiguous()
 
 
 def backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, *, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Gradients:
     """Gradients of query, key and value. `out` and `lse` may be over more keys: then the part of these keys."""
+    _check_rows(query, key, value)
+    _check_lse(lse)
     g, q, k, v, o, s = (x[None] for x in (gradient, query, key, value, out, lse))
-    if query.is_cuda:
-        dq, dk, dv = _cuda_backward(g, q, _expand(k, q.shape[1]), _expand(v, q.shape[1]), o, s, causal)
-        return dq[0], _fold(dk[0], len(key)), _fold(dv[0], len(key))
-    dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(g, q, k, v, o, s, 0.0, causal)
-    return dq[0], dk[0], dv[0]
+    if _on_cuda(query):
+        grads = _aten._scaled_dot_product_flash_attention_backward(
+            g, q, k, v, o, s, None, None, q.shape[2], k.shape[2], 0.0, causal, *_random_state(query)
+        )
+    else:
+        grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(g, q, k, v, o, s, 0.0, causal)
+    return grads[0][0], grads[1][0], grads[2][0]
 
 
-def _cuda_backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, s: Tensor, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    unused = torch.zeros(2, dtype=torch.uint64, device=q.device)  # random state: there is no dropout
-    empty = torch.zeros((), dtype=torch.uint64, device=q.device)
-    grads: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_backward(
-        g, q, k, v, o, s, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, empty
-    )
-    return grads
+def _on_cuda(x: Tensor) -> bool:
+    return x.is_cuda
 
 
-def _expand(x: Tensor, heads: int) -> Tensor:
-    return x.repeat_interleave(heads // x.shape[1], 1)
+def _random_state(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What the CUDA kernels take for dropout: unused, there is none."""
+    return torch.zeros(2, dtype=torch.uint64, device=x.device), torch.zeros((), dtype=torch.uint64, device=x.device)
 
 
-def _fold(x: Tensor, kv_heads: int) -> Tensor:
-    """Sums [heads, n, size] over the query heads that share a key head."""
-    return x.view(kv_heads, -1, *x.shape[1:]).sum(1)
+def _check_rows(*tensors: Tensor) -> None:
+    """As CUDA's kernels check: rows of queries, keys and values may have any distance, their elements none.
+
+    torch makes outputs and their gradients contiguous itself.
+    """
+    for x in tensors:
+        if x.stride(-1) != 1:
+            raise ValueError(f"attention: strides {x.stride()}: the elements of a row must be next to each other")
 
 
-def pack_attention(lengths: Sequence[int]) -> AttentionFn:
+def _check_lse(lse: Tensor) -> None:
+    """CUDA's backward reads the log-sum-exp by its address, whatever its strides are; the CPU's honours them."""
+    if not lse.is_contiguous():
+        raise ValueError(f"attention: log-sum-exp of shape {tuple(lse.shape)}, strides {lse.stride()}: not contiguous")
+
+
+def pack_attention(lengths: Sequence[int]) -> TaskAttention:
     """Block-diagonal causal attention over consecutive sequences."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        pieces = zip(*(torch.split(x, list(lengths), 1) for x in (query, key, value)), strict=True)
-        return torch.cat([_causal(q, k, v) for q, k, v in pieces], 1)
-
-    return attend
+    return TaskAttention(PackKernel(tuple(lengths)))
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    out = scaled_dot_product_attention(query[None], key[None], value[None], is_causal=True, enable_gqa=True)
-    return out[0]
+@dataclass(slots=True)
+class PackKernel:
+    """On CUDA one call for all sequences of a pack, on CPU one a sequence."""
+
+    lengths: tuple[int, ...]
+    _bounds: Tensor | None = field(default=None, repr=False)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if _on_cuda(query):
+            return self._varlen_forward(query, key, value)
+        found = [forward(query[:, rows], key[:, rows], value[:, rows], causal=True) for rows in self._rows()]
+        if len(found) == 1:
+            return found[0]
+        parts, lse = zip(*found, strict=True)
+        return _join(query, parts), torch.cat(lse, 1)
+
+    def backward(
+        self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
+    ) -> Gradients:
+        if _on_cuda(query):
+            return self._varlen_backward(gradient, query, key, value, out, lse)
+        found = []
+        for rows in self._rows():
+            g, q, k, v, o, s = (x[:, rows] for x in (gradient, query, key, value, out, lse))
+            found.append(backward(g, q, k, v, o, s.contiguous(), causal=True))
+        if len(found) == 1:
+            return found[0]
+        dq, dk, dv = zip(*found, strict=True)
+        return _join(query, dq), _join(key, dk), _join(value, dv)
+
+    def _rows(self) -> Iterator[slice]:
+        ends = accumulate(self.lengths)
+        return (slice(end - length, end) for length, end in zip(self.lengths, ends, strict=True))
+
+    def _varlen_forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        _check_rows(query, key, value)
+        q, k, v = (x.transpose(0, 1) for x in (query, key, value))
+        out, lse, *_ = _aten._flash_attention_forward(q, k, v, *self._shape(query), 0.0, True, False)
+        return out.transpose(0, 1), lse
+
+    def _varlen_backward(
+        self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
+    ) -> Gradients:
+        _check_rows(query, key, value)
+        _check_lse(lse)
+        g, q, k, v, o = (x.transpose(0, 1) for x in (gradient, query, key, value, out))
+        shape, state = self._shape(query), _random_state(query)
+        dq, dk, dv = _aten._flash_attention_backward(g, q, k, v, o, lse, *shape, 0.0, True, *state)
+        return dq.transpose(0, 1), dk.transpose(0, 1), dv.transpose(0, 1)
+
+    def _shape(self, query: Tensor) -> tuple[Tensor, Tensor, int, int]:
+        """Bounds of the sequences (int32, contiguous) and their longest, for queries and keys.
+
+        At a longest of 1 the kernel would swap heads and tokens of the log-sum-exp: 2 is as right and does not.
+        """
+        if self._bounds is None:
+            self._bounds = torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32, device=query.device)
+        longest = max((2, *self.lengths))
+        return self._bounds, self._bounds, longest, longest
+
+
+def _join(like: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """Concatenates [heads, n, size] by tokens; in memory tokens come first, as projections want them."""
+    return torch.cat([part.transpose(0, 1) for part in parts] or [like.transpose(0, 1)[:0]]).transpose(0, 1)
+
+
+Result = tuple[Tensor, Tensor]  # output and log-sum-exp
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A kernel that keeps the result of every forward in `results`, for `Repeated`."""
+
+    kernel: Kernel
+    results: list[Result]
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Result:
+        self.results.append(self.kernel.forward(query, key, value))
+        return self.results[-1]
+
+    def backward(
+        self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
+    ) -> Gradients:
+        return self.kernel.backward(gradient, query, key, value, out, lse)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A kernel whose forwards are those that were kept, in their order.
+
+    Each leaves the list: its output becomes part of a graph that holds this kernel, and must not be held by it.
+    """
+
+    kernel: Kernel
+    results: list[Result]
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Result:
+        return self.results.pop(0)
+
+    def backward(
+        self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
+    ) -> Gradients:
+        return self.kernel.backward(gradient, query, key, value, out, lse)

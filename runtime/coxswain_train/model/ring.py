@@ -1,25 +1,27 @@
 """Ring attention over explicit chunk tables (Liu et al., arXiv 2310.01889; causal balance by head and tail chunks).
 
-Member i of a ring holds some chunks of one sequence. Keys and values travel once around. At every hop each member
-merges the attention of its queries over the keys of that hop by (output, log-sum-exp) in fp32 (fp64 for fp64 inputs).
+Member i of a ring holds some chunks of each of its sequences, mostly one. Keys and values travel once around. At every
+hop each member merges the attention of its queries over the keys of that hop by (output, log-sum-exp) in fp32 (fp64 for
+fp64 inputs).
 Backward sends keys and values around again, their gradients one hop behind; these reach their owner last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from coxswain_train.model import attention
-from coxswain_train.model.llama import AttentionFn
+from coxswain_train.model.attention import Gradients, TaskAttention
 
 Chunk = tuple[int, int]  # tokens [start, stop) of the sequence
+Chunks = tuple[Chunk, ...]  # of one sequence on one member, in order of position
 Message = tuple[int, Tensor]  # the peer's index in the ring, and the tensor to send to or receive from it
 
 
@@ -28,6 +30,10 @@ class Pending(Protocol):
 
     def wait(self) -> None:
         """Returns when all have ended."""
+        ...
+
+    def arrived(self) -> None:
+        """Returns when all that is received is here."""
         ...
 
 
@@ -39,25 +45,41 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of the own queries that see the first `keys` keys of another member (or, causally, of itself)."""
+    """Rows of the own queries that see `keys` keys of another member (or, causally, of itself) from its `first` on."""
 
     start: int
     stop: int
     keys: int
     causal: bool = False
+    first: int = 0
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.stop)
+
+    @property
+    def seen(self) -> slice:
+        """The keys."""
+        return slice(self.first, self.first + self.keys)
+
+    def moved(self, rows: int, keys: int) -> Block:
+        return replace(self, start=self.start + rows, stop=self.stop + rows, first=self.first + keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """One member's view of a ring: its index in the ring and the chunks of all members, in order of position."""
+    """One member's view of a ring: its index in the ring, and per sequence the chunks of all members.
+
+    A member's tokens lie sequence by sequence. Sequences share the hops; attention never crosses their edges.
+    """
 
     place: int
-    chunks: tuple[tuple[Chunk, ...], ...]
+    sequences: tuple[tuple[Chunks, ...], ...]
     exchange: Exchange
 
     @property
     def degree(self) -> int:
-        return len(self.chunks)
+        return len(self.sequences[0])
 
     def owner(self, hop: int) -> int:
         """The member whose keys are here at this hop."""
@@ -67,16 +89,17 @@ class Ring:
         """Space for the keys and values of a hop; None after the last one."""
         if hop >= self.degree:
             return None
-        tokens = sum(stop - start for start, stop in self.chunks[self.owner(hop)])
+        tokens = sum(_tokens(chunks[self.owner(hop)]) for chunks in self.sequences)
         return kv.new_empty((*kv.shape[:2], tokens, kv.shape[3]))
 
     def work(self, hop: int) -> list[Block]:
         """The blocks of own queries over the keys of a hop."""
-        mine, theirs = self.chunks[self.place], self.chunks[self.owner(hop)]
-        if hop:
-            return blocks(mine, theirs)
-        tokens = sum(stop - start for start, stop in mine)
-        return [Block(0, tokens, tokens, causal=True)] if tokens else []
+        found, rows, keys = [], 0, 0
+        for chunks in self.sequences:
+            mine, theirs = chunks[self.place], chunks[self.owner(hop)]
+            found += [block.moved(rows, keys) for block in (blocks(mine, theirs) if hop else own_block(mine))]
+            rows, keys = rows + _tokens(mine), keys + _tokens(theirs)
+        return found
 
     def pass_on(self, leaving: Sequence[Tensor | None], next_kv: Sequence[Tensor | None]) -> Pending:
         """Sends to the next member and receives from the one before, in one batch."""
@@ -84,6 +107,16 @@ class Ring:
         return self.exchange.start(
             [(after, x) for x in leaving if x is not None], [(before, x) for x in next_kv if x is not None]
         )
+
+
+def _tokens(chunks: Chunks) -> int:
+    return sum(stop - start for start, stop in chunks)
+
+
+def own_block(mine: Chunks) -> list[Block]:
+    """Chunks in order of position are causal among themselves."""
+    tokens = _tokens(mine)
+    return [Block(0, tokens, tokens, causal=True)] if tokens else []
 
 
 def blocks(mine: Sequence[Chunk], theirs: Sequence[Chunk]) -> list[Block]:
@@ -100,18 +133,19 @@ def blocks(mine: Sequence[Chunk], theirs: Sequence[Chunk]) -> list[Block]:
     return [Block(g[0].start, g[-1].stop, g[0].keys) for g in merged if g[0].keys and g[-1].stop > g[0].start]
 
 
-def ring_attention(ring: Ring) -> AttentionFn:
-    """Causal attention of one sequence whose chunks lie on the members of a ring."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return _RingAttention.apply(query, key, value, ring)  # type: ignore[no-any-return]
-
-    return attend
+def ring_attention(ring: Ring) -> TaskAttention:
+    """Causal attention within each sequence of a ring, whose chunks lie on its members."""
+    return TaskAttention(RingKernel(ring))
 
 
-class _RingAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class RingKernel:
+    """Both directions run all hops: the other members must run them too."""
+
+    ring: Ring
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        ring = self.ring
         kv = torch.stack((key, value))  # [2, kv heads, tokens, size]
         out, lse = _nothing(query)
         for hop in range(ring.degree):
@@ -120,16 +154,12 @@ class _RingAttention(torch.autograd.Function):
             _attend(query, kv, ring.work(hop), out, lse)
             transfer.wait()
             kv = kv if next_kv is None else next_kv
-        result = out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, result, lse)
-        ctx.ring = ring
-        return result
+        return out.to(query.dtype), lse
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        query, key, value, out, lse = ctx.saved_tensors
-        ring: Ring = ctx.ring
-        saved = (grads[0], query, out, lse)
+    def backward(
+        self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
+    ) -> Gradients:
+        ring, saved = self.ring, (gradient, query, out, lse)
         kv, query_grad = torch.stack((key, value)), torch.zeros_like(query, dtype=lse.dtype)
         dkv: Tensor | None = None  # gradients of the keys that were here a hop ago: they follow the keys
         for hop in range(ring.degree):
@@ -142,20 +172,23 @@ class _RingAttention(torch.autograd.Function):
             kv = kv if next_kv is None else next_kv
         assert dkv is not None  # a ring has a member
         key_grad, value_grad = _send_home(ring, dkv, key).to(key.dtype)
-        return query_grad.to(query.dtype), key_grad, value_grad, None
+        return query_grad.to(query.dtype), key_grad, value_grad
 
 
 def _nothing(query: Tensor) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp over no keys yet."""
     wide = torch.promote_types(query.dtype, torch.float32)
     lse = query.new_full(query.shape[:2], -torch.inf, dtype=wide)
-    return torch.zeros_like(query, dtype=wide, memory_format=torch.contiguous_format), lse
+    tokens_first = query.new_zeros(
+        (query.shape[1], query.shape[0], query.shape[2]), dtype=wide
+    )  # as projections want it
+    return tokens_first.transpose(0, 1), lse
 
 
 def _attend(query: Tensor, kv: Tensor, work: Sequence[Block], out: Tensor, lse: Tensor) -> None:
     """Merges the attention over the keys of this hop into `out` and `lse`."""
     for block in work:
-        rows, keys = slice(block.start, block.stop), slice(block.keys)
+        rows, keys = block.rows, block.seen
         part, part_lse = attention.forward(query[:, rows], kv[0, :, keys], kv[1, :, keys], causal=block.causal)
         if block.causal:  # the first hop: there is nothing to merge with
             out[:, rows], lse[:, rows] = part, part_lse
@@ -176,10 +209,10 @@ def _gradients(
     """Gradients of the keys and values of this hop; adds that of the queries."""
     here = torch.zeros_like(kv, dtype=query_grad.dtype)
     for block in work:
-        rows, keys = slice(block.start, block.stop), slice(block.keys)
+        rows, keys = block.rows, block.seen
         g, q, o, s = (x[:, rows] for x in saved)
         key, value = kv[:, :, keys]
-        dq, dk, dv = attention.backward(g, q, key, value, o, s, causal=block.causal)
+        dq, dk, dv = attention.backward(g, q, key, value, o, s.contiguous(), causal=block.causal)
         query_grad[:, rows] += dq
         here[0, :, keys] += dk
         here[1, :, keys] += dv

@@ -1,14 +1,14 @@
-"""The communicators of one generation: two over all ranks (P2P and reductions), made once, and no group after that.
+"""The communicators of one generation: two over all ranks (P2P and reductions), and one a tensor group.
 
-Rings are batches of P2P on the first; sub-rings need no groups of their own once it is warm.
+All are made and warmed at the start; no group is made after that. Rings and links between stages are batches of P2P on
+the first; sub-rings need no groups of their own.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,7 +19,15 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
 from coxswain_train.model.ring import Message
+from coxswain_train.parallel.clock import DeviceClock
 from coxswain_train.parallel.grid import Grid
+
+# `WorldAborter` alone ends a world: torch's watchdog must neither abort communicators by itself nor end the process, which
+# is to join the next world; waits stay on the device. (torch asks for 0 where communicators are aborted from outside.) A CUDA
+# error still ends the process.
+NCCL_ERRORS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_ENABLE_MONITORING": "0",
+}  # fmt: skip
 
 # A collective that waits longer than this has lost a peer. The coordinator judges shorter stalls.
 _PATIENCE = timedelta(minutes=30)
@@ -37,17 +45,31 @@ def join(host: str, port: int, ranks: int) -> TCPStore:
 class ProcessGroups:
     """All ranks of a generation, joined. Is the engine's `Reduction`, and gives rings their `Exchange`."""
 
-    def __init__(self, store: Store, rank: int, ranks: int, device: torch.device) -> None:
-        self.rank, self.ranks, self._device = rank, ranks, device
+    def __init__(
+        self, store: Store, rank: int, ranks: int, device: torch.device, is_aborted: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.rank, self.ranks, self._device, self._is_aborted = rank, ranks, device, is_aborted
+        os.environ.update(NCCL_ERRORS)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=_PATIENCE)
         self._p2p, self._sums = _member(dist.group.WORLD), _member(dist.new_group(timeout=_PATIENCE))
-        self.waited = 0.0  # seconds spent waiting for ring peers so far
+        self.clock = DeviceClock.of(device)
+        self._tensor_groups: dict[tuple[int, ...], SharedSums] = {}
         self.grid = Grid(ranks)
         self._hops = _grid_groups(self.grid, rank) if self.grid.hops == 2 else ()
         # The first use of a group must not be a batch that only some ranks run.
         for group in (self._p2p, self._sums, *self._hops):
             dist.all_reduce(torch.zeros(1, device=device), group=group)
+
+    def tensor_group(self, ranks: tuple[int, ...]) -> SharedSums | None:
+        """The communicator of a tensor group, of which this rank is one; None when it is alone. Call it at the start."""
+        if len(ranks) == 1:
+            return None
+        if ranks not in self._tensor_groups:
+            made = _member(dist.new_group(list(ranks), timeout=_PATIENCE, use_local_synchronization=True))
+            dist.all_reduce(torch.zeros(1, device=self._device), group=made)
+            self._tensor_groups[ranks] = SharedSums(made, ranks.index(self.rank), len(ranks))
+        return self._tensor_groups[ranks]
 
     def exchange(self, ranks: tuple[int, ...]) -> RingExchange:
         """The ring whose members are these ranks, in ring order."""
@@ -72,7 +94,18 @@ class ProcessGroups:
         gathered = sent.new_empty(self.ranks * len(mine))
         dist.all_gather_into_tensor(gathered, sent, group=self._sums)
         rows: list[list[float]] = gathered.view(self.ranks, len(mine)).tolist()
+        self.check()
         return rows
+
+    def check(self) -> None:
+        """Raises RuntimeError once the world is aborted.
+
+        gloo's waits raise by themselves. NCCL's kernels just end, and leave garbage: the step's vote reads the device, so
+        whatever was cut short before it is discarded here, while no state has changed. What an abort spoils after the vote
+        are weights, which the next world gathers again from their owners.
+        """
+        if self._is_aborted():
+            raise RuntimeError("the world was aborted: what its collectives returned is discarded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +118,47 @@ class RingExchange:
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> RingTransfer:
         out, into = ([(self.ranks[place], tensor) for place, tensor in each] for each in (sends, receives))
         # What is sent must exist until it has gone.
-        return RingTransfer(self.world, self.world.transfer(out, into), tuple(out))
+        works = self.world.transfer(out, into)
+        arriving = sum(bool(tensor.numel()) for _, tensor in into)
+        return RingTransfer(self.world, works, arriving, tuple(out))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RingTransfer:
     world: ProcessGroups
-    works: list[dist.Work]
+    works: list[dist.Work]  # of sends, then of receives (gloo), or one of the whole batch (NCCL)
+    receives: int
     sent: tuple[Message, ...]  # keeps the tensors
 
     def wait(self) -> None:
-        began = time.perf_counter()
-        for work in self.works:
-            work.wait()
-        self.world.waited += time.perf_counter() - began
+        self._wait(0)
+
+    def arrived(self) -> None:
+        if self.receives:
+            self._wait(max(0, len(self.works) - self.receives))
+            self.receives = 0
+
+    def _wait(self, first: int) -> None:
+        """Waits for each work only once: gloo would wait for another message."""
+        with self.world.clock.waiting():
+            while len(self.works) > first:
+                self.works.pop().wait()
+        self.world.check()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSums:
+    """A tensor group in a world: as `TensorGroup`."""
+
+    group: dist.ProcessGroup
+    index: int
+    degree: int
+
+    def sum(self, x: Tensor) -> None:
+        dist.all_reduce(x, group=self.group)
+
+    def maximum(self, x: Tensor) -> None:
+        dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
 
 
 def _member(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:
@@ -129,14 +189,19 @@ class WorldAborter:
     """
 
     def __init__(self) -> None:
-        self._foreign = frozenset(_sockets())
+        self._foreign, self._aborted = frozenset(_sockets()), False
 
     def begin(self) -> None:
         """Counts sockets opened from now on to the world that is joined next (or to calls that are repeated)."""
-        self._foreign = frozenset(_sockets())
+        self._foreign, self._aborted = frozenset(_sockets()), False
+
+    def is_aborted(self) -> bool:
+        """Whether `abort_world` was called since `begin`."""
+        return self._aborted
 
     def abort_world(self) -> None:
-        """Makes every wait for this world's peers raise RuntimeError."""
+        """Makes every wait for this world's peers raise RuntimeError, or return garbage that `ProcessGroups.check` refuses."""
+        self._aborted = True  # first: once a kernel ends by the abort, a check must see it
         if torch.cuda.is_available() and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
         for name, descriptor in _sockets().items():

@@ -12,22 +12,31 @@ from torch import Tensor
 
 from coxswain import digests
 from coxswain.errors import Refused, Retryable
-from coxswain_link.step_buffer import StepArrays
+from coxswain_link.step_buffer import Columns, StepArrays
 from coxswain_train.engine.step import Batch, Part
 from coxswain_train.model.loss import IGNORED
 
+WHOLE = Columns()
 
-def check(arrays: StepArrays, mine: Iterable[Part], vocabulary: int) -> None:
-    """Refuses arrays that are not the plan's. Retryable: the constructor may have built another generation's."""
+
+def check(arrays: StepArrays, mine: Iterable[Part], vocabulary: int, columns: Columns = WHOLE) -> None:
+    """Refuses arrays that are not the plan's. Retryable: the constructor may have built another generation's.
+
+    `columns`: those that this rank's stage needs; the others must be empty.
+    """
     planned = [(p.task.index, s.sequence, s.start, s.stop) for p in mine for s in p.slices]
     handed = [tuple(s[:4]) for s in arrays.slices]
     if handed != planned:
         raise Retryable(
             f"step {arrays.step}: the constructor handed over slices {handed[:4]}..., the plan has {planned[:4]}..."
         )
-    counts = {len(arrays.tokens), len(arrays.labels), len(arrays.positions), sum(s[3] - s[2] for s in planned)}
-    if len(counts) > 1:
-        raise Retryable(f"step {arrays.step}: tokens, labels, positions and plan differ in length: {sorted(counts)}")
+    count = sum(s[3] - s[2] for s in planned)
+    needed = [count * columns.tokens, count * columns.labels, count]
+    lengths = [len(arrays.tokens), len(arrays.labels), len(arrays.positions)]
+    if lengths != needed:
+        raise Retryable(
+            f"step {arrays.step}: the constructor handed over {lengths} tokens, labels and positions, the plan has {needed}"
+        )
     largest = max(int(x.max(initial=0)) for x in (arrays.tokens, arrays.labels))
     if largest >= vocabulary:
         raise Refused(
@@ -46,7 +55,7 @@ def trained_part(arrays: StepArrays, sequences: int) -> StepArrays:
 
 
 def delivered(arrays: StepArrays) -> int:
-    """This rank's part of the delivered digest."""
+    """The delivered digest of these arrays, which have tokens."""
     places = np.array([s.sequence for s in arrays.slices], np.uint64)
     counts = [s.stop - s.start for s in arrays.slices]  # slices are contiguous
     return digests.delivered(np.repeat(places, counts), arrays.positions, arrays.tokens)

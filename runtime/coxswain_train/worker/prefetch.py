@@ -14,7 +14,7 @@ from coxswain.layout import Seat
 from coxswain.plan.values import Operation, StageOperations
 from coxswain.wire import StepPlan
 from coxswain_link.handover import Handover
-from coxswain_link.step_buffer import StepArrays
+from coxswain_link.step_buffer import Columns, StepArrays
 from coxswain_train.engine.engine import StepInput
 from coxswain_train.engine.step import parts
 from coxswain_train.worker import batch as batches
@@ -25,7 +25,7 @@ PATIENCE = 600.0  # seconds without data until a worker gives up
 
 
 class FetchedBatch(NamedTuple):
-    """One rank's part of a step, and its part of the delivered digest."""
+    """One rank's part of a step, and its part of the delivered digest, which counts once a replica."""
 
     work: StepInput
     delivered: int
@@ -34,8 +34,11 @@ class FetchedBatch(NamedTuple):
 class BatchPrefetcher:
     """The steps of one rank in one world, in order. Only one thread at a time uses `handover`."""
 
-    def __init__(self, handover: Handover, seat: Seat, vocabulary: int, device: torch.device) -> None:
+    def __init__(
+        self, handover: Handover, seat: Seat, vocabulary: int, device: torch.device, columns: Columns = batches.WHOLE
+    ) -> None:
         self._handover, self._seat, self._vocabulary, self._device = handover, seat, vocabulary, device
+        self._columns = columns
         self._thread = ThreadPoolExecutor(1, "prefetch")
         self._ahead: tuple[str, Future[FetchedBatch]] | None = None  # the digest of its plan, and its data
 
@@ -61,15 +64,15 @@ class BatchPrefetcher:
 
     def _fetch(self, plan: StepPlan, patience: float) -> FetchedBatch:
         arrays = self._handover.receive(plan.generation, plan.step, self._seat.rank, patience)
-        return FetchedBatch(
-            self._work(plan, arrays), batches.delivered(batches.trained_part(arrays, len(plan.sequences)))
-        )
+        work, counts = self._work(plan, arrays), self._columns.tokens and not self._seat.tensor
+        trained = batches.trained_part(arrays, len(plan.sequences))
+        return FetchedBatch(work, batches.delivered(trained) if counts else 0)
 
     def _work(self, plan: StepPlan, arrays: StepArrays) -> StepInput:
         """This rank's part of the plan with its tokens. Raises as `batch.check`."""
         seat = self._seat
         mine = parts(plan.all_tasks, seat.replica)
-        batches.check(arrays, mine.values(), self._vocabulary)
+        batches.check(arrays, mine.values(), self._vocabulary, self._columns)
         return StepInput(
             step=plan.step,
             parts=mine,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -28,8 +29,9 @@ def fetch_world(client: Client, assignment: Assignment) -> wire.World:
 
 
 def rendezvous(
-    client: Client, outbox: Outbox, assignment: Assignment, world: wire.World, host: str, device: torch.device
-) -> ProcessGroups:
+    client: Client, outbox: Outbox, assignment: Assignment, world: wire.World, host: str, device: torch.device,
+    is_aborted: Callable[[], bool],
+) -> ProcessGroups:  # fmt: skip
     """Rank 0 opens a store and reports its address; every rank joins it."""
     ranks = len(world.seats)
     if assignment.rank == 0:
@@ -39,7 +41,7 @@ def rendezvous(
     else:
         address = _find_rendezvous(client, assignment)
         store = join(address.host, address.port, ranks)
-    return ProcessGroups(store, assignment.rank, ranks, device)
+    return ProcessGroups(store, assignment.rank, ranks, device, is_aborted)
 
 
 def _find_rendezvous(client: Client, assignment: Assignment) -> wire.Rendezvous:

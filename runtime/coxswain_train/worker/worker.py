@@ -5,6 +5,7 @@ The agent's fork server forks it. It outlives its world: when peers are lost, it
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import signal
@@ -23,9 +24,12 @@ from coxswain_link.handover import Handover
 from coxswain_link.http_client import Client, JobEnded
 from coxswain_link.outbox import Outbox
 from coxswain_link.plan_feed import PlanFeed
+from coxswain_link.step_buffer import columns_of
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
-from coxswain_train.engine.engine import Engine, StepResult, check_layout
+from coxswain_train.checkpoint.snapshots import snapshots_of
+from coxswain_train.engine.engine import Engine, StepResult
+from coxswain_train.engine.memory import memory_policy
 from coxswain_train.parallel.process_groups import WorldAborter, leave_world
 from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, AssignmentChannel
 from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient
@@ -58,7 +62,7 @@ def main(env: Environment) -> int:
             store = open_store(config.uri, config.endpoint, env.secrets_dir, create=True, known=True)
 
             def train(assignment: Assignment) -> int:
-                with closing(Worker(env, assignment, client, handover, store)) as worker:
+                with closing(Worker(env, assignment, client, handover, store, aborter.is_aborted)) as worker:
                     return worker.run()
 
             return run_worlds(assignments, aborter, train)
@@ -101,20 +105,29 @@ def _first_line(error: Exception) -> str:
     return str(error)[:500].partition("\n")[0]
 
 
+@functools.cache  # once a process
+def warn_untested(device: str) -> None:
+    if device == "cuda":
+        log.warning("training on CUDA is untested in this release: compare its losses with those of another trainer")
+
+
 class Worker:
     """A worker in one world."""
 
     def __init__(
-        self, env: Environment, assignment: Assignment, client: Client, handover: Handover, store: Store
-    ) -> None:
+        self, env: Environment, assignment: Assignment, client: Client, handover: Handover, store: Store,
+        is_aborted: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._is_aborted = is_aborted
         self._env, self._assignment, self._client, self._store = env, assignment, client, store
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._world = world = fetch_world(client, assignment)
-        self._saver = save_load.Saver(store)
+        self._saver = save_load.Saver(store, snapshots_of(self._device))
         self._outbox = Outbox(client, wire.Heartbeat(assignment.generation, assignment.rank))
         self._feed = PlanFeed(client, assignment.generation, world.first_step)
         seat = world.seats[assignment.rank]
-        self._prefetcher = BatchPrefetcher(handover, seat, world.vocabulary, self._device)
+        columns = columns_of(world.layout, seat)
+        self._prefetcher = BatchPrefetcher(handover, seat, world.vocabulary, self._device, columns)
         self._directive_client = Client(env.coordinator_url, env.token, REACH_DEADLINE, retry=False)
         self._directives = DirectiveClient(
             self._directive_client, self._outbox, self._feed, assignment.generation, env.job.checkpoint.every_steps,
@@ -146,10 +159,20 @@ class Worker:
 
     def _build(self) -> Engine:
         job, device = self._env.job, self._device
-        check_layout(self._world.layout)
-        groups = rendezvous(self._client, self._outbox, self._assignment, self._world, self._env.pod_ip, device)
+        if self._assignment.rank == 0:
+            warn_untested(device.type)
+        groups = rendezvous(
+            self._client, self._outbox, self._assignment, self._world, self._env.pod_ip, device, self._is_aborted
+        )
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        return Engine(job.model, self._world.vocabulary, job.optimizer, job.total_steps, groups, device, dtype)
+        seat = self._world.seats[self._assignment.rank]
+        memory = memory_policy(job.model, job.parallelism, self._world.vocabulary, device)
+        engine = Engine(
+            job.model, self._world.vocabulary, job.optimizer, job.total_steps, self._world.layout, seat, groups, device,
+            dtype, memory=memory,
+        )  # fmt: skip
+        engine.before_update = self._saver.settle
+        return engine
 
     def _restore(self) -> None:
         """Fills the state from the world's checkpoint, or initialises it from the seed."""

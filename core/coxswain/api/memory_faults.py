@@ -1,0 +1,126 @@
+"""Whether a job's replicas fit into the memory of their devices: judged before a pod starts, with what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from coxswain.api.configure import model_config, parallel_config
+from coxswain.api.field_errors import FieldError
+from coxswain.api.parallelism import ParallelismPolicySpec
+from coxswain.api.trainingjob import TrainingJobSpec
+from coxswain.cost.constants import device_memory
+from coxswain.cost.memory import RESERVED, Peak, Workload, peaks
+from coxswain.layout import Device, layout_for
+from coxswain.models import parameter_specs
+
+OUT_OF_MEMORY = "MemoryTooSmall"  # reason of a condition
+
+_BF16 = 2
+_LEAST_ROWS = 64  # of a vocabulary that follows a tokenizer: more of them need more memory
+_DEGREES = (1, 2, 4, 8, 16, 32, 64)
+_GIB = 2**30
+
+Accepts = Callable[[ParallelismPolicySpec], bool]
+
+
+def memory_faults(
+    spec: TrainingJobSpec, policy: ParallelismPolicySpec, under: str, accepts: Accepts
+) -> list[FieldError]:
+    """`accepts`: whether another policy has no fault of its layout. Without GPUs nothing is judged: any memory may be there.
+
+    Nor is a model of the user's own, whose parameters only its class knows.
+    """
+    limit = 0 if spec.model.custom else device_memory(policy.hardware)
+    found = largest(spec, policy) if limit else None
+    if found is None or found[1].total + RESERVED <= limit:
+        return []
+    (replica, stage, tensor), peak = found
+    message = (
+        f"replica {replica}, stage {stage}, tensor rank {tensor} needs {_gib(peak.total)} "
+        f"({_parts(peak)}), and {_gib(RESERVED)} beside tensors; a device of {policy.hardware} has {_gib(limit)}"
+    )
+    outs = list(ways_out(spec, policy, limit, accepts))
+    way_out = f"set {' or '.join(outs)}" if outs else "use devices with more memory, more trainers, or a smaller model"
+    value, allowed = _gib(peak.total + RESERVED), f"at most {_gib(limit)}"
+    return [FieldError(f"{under}.hardware", message, value, allowed, way_out, reason=OUT_OF_MEMORY)]
+
+
+def largest(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> tuple[tuple[int, int, int], Peak] | None:
+    """The place that needs most, with the fewest trainers that the job may have; None: they make no replica."""
+    model, parallel = model_config(spec.model), parallel_config(policy)
+    trainers = spec.trainers.min_count or spec.trainers.count
+    devices = (Device(t, d) for t in range(trainers) for d in range(spec.trainers.devices_per_trainer))
+    layout = layout_for(devices, model.layers, parallel)
+    specs = parameter_specs(model, model.vocabulary or _LEAST_ROWS)
+    tokens = min(parallel.tokens_per_replica, spec.batch.tokens_per_step + spec.batch.max_sequence_tokens)
+    found = peaks(model, specs, layout, Workload(_BF16, tokens, parallel.recompute))
+    return max(found.items(), key=lambda item: item[1].total, default=None)
+
+
+def ways_out(spec: TrainingJobSpec, policy: ParallelismPolicySpec, limit: int, accepts: Accepts) -> Iterator[str]:
+    """Changes of the policy with which the job fits, each computed: of one field where that is enough, else of several."""
+
+    def fits(change: dict[str, Any]) -> bool:
+        changed = policy.model_copy(update=change)
+        if not accepts(changed):
+            return False
+        found = largest(spec, changed)
+        return found is not None and found[1].total + RESERVED <= limit
+
+    single = [change for change in _single(policy) if change and fits(change)]
+    yield from dict.fromkeys(_say(change) for change in _first_of_each(single))
+    if (tokens := _fewer_tokens(policy, fits)) is not None:
+        yield f"hybridData.tokensPerReplica at most {tokens}"
+    elif not single and (both := next((change for change in _several(policy) if fits(change)), None)):
+        yield _say(both)
+
+
+def _single(policy: ParallelismPolicySpec) -> Iterator[dict[str, Any]]:
+    modes = ("None", "Selective", "Full")
+    yield from ({"recompute": mode} for mode in modes[modes.index(policy.recompute) + 1 :])
+    if policy.layout is None:
+        yield from ({"tensor": degree} for degree in _DEGREES if degree > policy.tensor)
+        yield from ({"pipeline": degree} for degree in _DEGREES if degree > policy.pipeline)
+
+
+def _first_of_each(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The mildest change of every field."""
+    return list({next(iter(change)): change for change in reversed(changes)}.values())[::-1]
+
+
+def _several(policy: ParallelismPolicySpec) -> Iterator[dict[str, Any]]:
+    """Recompute and more devices a replica, the fewest first."""
+    grid = [(t, p) for t in _DEGREES for p in _DEGREES if t >= policy.tensor and p >= policy.pipeline]
+    for tensor, pipeline in (
+        sorted(grid, key=lambda pair: (pair[0] * pair[1], pair[1])) if policy.layout is None else ()
+    ):
+        for mode in ("None", "Selective", "Full"):
+            yield {"recompute": mode, "tensor": tensor, "pipeline": pipeline}
+
+
+def _fewer_tokens(policy: ParallelismPolicySpec, fits: Callable[[dict[str, Any]], bool]) -> int | None:
+    """The most tokens in steps of a sixteenth; memory grows evenly with them."""
+    whole = policy.hybrid_data.tokens_per_replica
+    for sixteenths in range(15, 0, -1):
+        tokens = whole * sixteenths // 16
+        if tokens and fits({"hybrid_data": policy.hybrid_data.model_copy(update={"tokens_per_replica": tokens})}):
+            return tokens
+    return None
+
+
+def _say(change: dict[str, Any]) -> str:
+    return " and ".join(f"{name}: {value}" for name, value in change.items())
+
+
+def _parts(peak: Peak) -> str:
+    if peak.activations + peak.transient >= peak.reduction:
+        rest = {"activations": peak.activations, "the layer or loss at work": peak.transient}
+    else:
+        rest = {"their exchange": peak.reduction}
+    named = {"parameters": peak.parameters, "gradients": peak.gradients, "optimizer": peak.optimizer} | rest
+    return ", ".join(f"{name} {_gib(size)}" for name, size in named.items())
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.1f} GiB"

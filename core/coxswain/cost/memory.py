@@ -1,0 +1,149 @@
+"""How much memory each device of a layout needs at its peak: a sum of what the engine holds, by shapes alone.
+
+Counted are tensors, not what an allocator loses between them; a device keeps `RESERVED` bytes for that, for its context
+and for the buffers of its communicators. Activations are those of the Llama family's layers as `coxswain_train` computes
+them; a comparison with torch's allocator is in the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from coxswain.config import ModelConfig
+from coxswain.holdings import ParameterSpec, holdings_of
+from coxswain.layout import Layout, Seat
+
+Recompute = Literal["None", "Selective", "Full"]
+
+MASTER = 4  # bytes of an element of masters, moments, sums of gradients, and what is computed in at least fp32
+STATES = 3  # master copy and two moments, on the owner
+BUCKETS = 100 << 20  # of gradients on their way to owners: two of 25 MiB, each sent and received
+LOSS_ROWS = 1024  # whose logits exist at one time
+RESERVED = (
+    2 << 30
+)  # of a device: its context, its communicators, and gaps between tensors. Not measured by this project.
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What does not depend on the place: bytes of a parameter or activation (2: bf16, 4: fp32), and the tokens of a task."""
+
+    element: int
+    tokens: int
+    recompute: Recompute = "None"
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Bytes of one device at the moment of a step when it holds most."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int  # kept for backward, of all graphs in flight
+    transient: int  # of the one layer, or the loss, that is being computed
+    reduction: int  # beside the gradients while these go to their owners: there are no activations then
+
+    @property
+    def total(self) -> int:
+        states = self.parameters + self.gradients + self.optimizer
+        return states + max(self.activations + self.transient, self.reduction)
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Elements of each token on one device: hidden is whole in every tensor group, the others are its part."""
+
+    hidden: int
+    query: int
+    key: int
+    inner: int
+    heads: int
+    rows: int  # of the embedding, and so of the head
+
+    @property
+    def head(self) -> int:
+        return self.query // self.heads
+
+
+def peaks(
+    model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, work: Workload
+) -> dict[tuple[int, int, int], Peak]:
+    """The peak of each (replica, stage, tensor). The owners of the optimizer's state are all replicas alike."""
+    return {(s.replica, s.stage, s.tensor): _peak(model, specs, layout, s, work) for s in layout.ranks()}
+
+
+def _peak(model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, seat: Seat, work: Workload) -> Peak:
+    stages, replicas = layout.replicas[seat.replica].stages, len(layout.replicas)
+    stage, last = stages[seat.stage], seat.stage == len(stages) - 1
+    elements = sum(holding.box.elements for holding in holdings_of(specs, layout, seat, model.layers))
+    owned = -(-elements // replicas)
+    widths = widths_of(model, specs, seat.tensor, len(stage.devices))
+    kept = (stage.stop - stage.start) * kept_bytes(widths, work) + _edges(widths, work, seat.stage > 0, last)
+    return Peak(
+        parameters=work.element * elements,
+        gradients=MASTER * elements,
+        optimizer=STATES * MASTER * owned,
+        activations=(len(stages) - seat.stage) * kept * work.tokens,
+        transient=max(_layer_transient(widths, work), _loss_transient(widths, work) if last else 0),
+        reduction=MASTER * owned + BUCKETS if replicas > 1 else 0,
+    )
+
+
+def widths_of(model: ModelConfig, specs: Sequence[ParameterSpec], tensor: int, degree: int) -> Widths:
+    """From the boxes of a rank's matrices."""
+    boxes = {spec.name.split(".")[-2]: spec.box(tensor, degree) for spec in specs}
+    return Widths(
+        hidden=model.hidden,
+        query=boxes["q_proj"].shape[0],
+        key=boxes["k_proj"].shape[0],
+        inner=boxes["up_proj"].shape[0],
+        heads=max(1, model.heads // degree),
+        rows=boxes["embed_tokens"].shape[0],
+    )
+
+
+def layer_bytes(widths: Widths, element: int) -> int:
+    """Bytes a token that one layer saves for its backward.
+
+    Its input and the middle of its residual stream, widened to fp32 as norms compute, with a scale each; the normed values
+    before and after the norm's weight; queries, keys, values, the attention's output and log-sum-exp; four tensors of the
+    feed-forward block.
+    """
+    w, wide = widths, max(element, MASTER)
+    stream = 2 * (wide + 2 * element) * w.hidden + 2 * wide
+    attention = 2 * element * (w.query + w.key) + wide * w.heads
+    return stream + attention + 4 * element * w.inner
+
+
+def kept_bytes(widths: Widths, work: Workload) -> int:
+    """Bytes a token that a layer holds between its forward and its backward."""
+    if work.recompute == "None":
+        return layer_bytes(widths, work.element)
+    kept = work.element * widths.hidden
+    if work.recompute == "Selective":
+        kept += work.element * widths.query + max(work.element, MASTER) * widths.heads
+    return kept
+
+
+def _edges(widths: Widths, work: Workload, receives: bool, last: bool) -> int:
+    """Bytes a token besides the layers: rotations; of the last stage the last norm and the gradient that the loss has made in
+    forward, of others the output; of all but the first the input."""
+    wide, element, hidden = max(work.element, MASTER), work.element, widths.hidden
+    end = (wide + 3 * element) * hidden if last else element * hidden
+    return 2 * element * widths.head + end + receives * element * hidden
+
+
+def _loss_transient(widths: Widths, work: Workload) -> int:
+    """Logits and probabilities of some rows, and the gradient of the head."""
+    wide = max(work.element, MASTER)
+    return wide * widths.rows * (2 * min(work.tokens, LOSS_ROWS) + widths.hidden)
+
+
+def _layer_transient(widths: Widths, work: Workload) -> int:
+    """The layer whose backward begins: what was recomputed, the first gradients, and that of a matrix."""
+    again = layer_bytes(widths, work.element) - work.element * widths.hidden if work.recompute != "None" else 0
+    gradients = work.element * (2 * widths.hidden + widths.inner)
+    return work.tokens * (again + gradients) + work.element * widths.hidden * widths.inner

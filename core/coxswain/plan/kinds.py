@@ -1,0 +1,111 @@
+"""Layouts whose replicas differ: rings need equal ones, so each kind of replica is planned by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import gcd
+from operator import itemgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coxswain.layout import Layout, Replica
+from coxswain.plan.degrees import least_degrees
+from coxswain.plan.pipelines import loads
+from coxswain.plan.problem import Draft, Planner, Problem
+from coxswain.plan.rings import ring_seconds
+from coxswain.plan.simulate import simulate
+
+Ints = NDArray[np.int64]
+Shape = tuple[tuple[int, int, int], ...]
+
+
+def shape(replica: Replica) -> Shape:
+    """Layer split and tensor degrees. Replicas of equal shape may share a ring."""
+    return tuple((stage.start, stage.stop, len(stage.devices)) for stage in replica.stages)
+
+
+def kinds_of(layout: Layout) -> list[int]:
+    """Numbers the kind of every replica, in the order of their first ones."""
+    known: dict[Shape, int] = {}
+    return [known.setdefault(shape(replica), len(known)) for replica in layout.replicas]
+
+
+def rates_of(layout: Layout, loss: float) -> list[float]:
+    """How many times faster than one device each replica works through tasks: as its slowest stage does.
+
+    `loss`: what the last stage does besides its layers, in layers.
+    """
+    return [1 / max(loads(replica, loss)) for replica in layout.replicas]
+
+
+def replicas_per_trainer(layout: Layout) -> int:
+    """Returns how many replicas in a row are always on the same trainers: a trainer is a pod on one node."""
+    homes = [tuple({d.trainer: 0 for stage in r.stages for d in stage.devices}) for r in layout.replicas]
+    return run_length(homes)
+
+
+def run_length(homes: Sequence[object]) -> int:
+    """The greatest n for which every block of n, counted from the first, is of equal values."""
+    changes = [at for at, (one, two) in enumerate(pairwise(homes), start=1) if one != two]
+    return gcd(*changes) or max(1, len(homes))
+
+
+def by_kind(planner: Planner, problem: Problem) -> list[Draft]:
+    """Deals the sequences to the kinds of replicas and lets the planner place those of each kind."""
+    if (problem.kinds == problem.kinds[0]).all():
+        return planner(problem)
+    timed: list[tuple[float, Draft]] = []
+    dealt = _deal(problem)
+    for kind in range(int(problem.kinds.max()) + 1):
+        members, sequences = np.flatnonzero(problem.kinds == kind), np.flatnonzero(dealt == kind)
+        part = _part(problem, members, sequences)
+        drafts = planner(part)
+        for start, draft in zip(simulate(part, drafts).starts, drafts, strict=True):
+            names = tuple(members[[*draft.members]].tolist()), tuple(sequences[[*draft.sequences]].tolist())
+            timed.append((start, Draft(*names)))
+    return [draft for _, draft in sorted(timed, key=itemgetter(0))]
+
+
+def _part(problem: Problem, members: Ints, sequences: Ints) -> Problem:
+    return replace(
+        problem,
+        lengths=problem.lengths[sequences],
+        replicas=members.size,
+        capacities=problem.capacities[members],
+        speeds=problem.speeds[members],
+        max_degree=min(problem.max_degree, members.size),
+        node_size=run_length((members // problem.node_size).tolist()),
+        kinds=np.zeros(members.size, dtype=np.int64),
+    )
+
+
+def _deal(problem: Problem) -> Ints:
+    """Returns the kind of replica for every sequence.
+
+    Longest first, each goes to the kind that holds it and ends it first: by the work that it has, or by the time of the
+    sequence alone on as many members as it may have.
+    """
+    kinds = [np.flatnonzero(problem.kinds == kind) for kind in range(int(problem.kinds.max()) + 1)]
+    speed = [float(problem.speeds[members].sum()) for members in kinds]
+    work = problem.cost.work_seconds(problem.lengths).tolist()
+    every = np.arange(problem.lengths.size)
+    alone = np.stack([_alone(_part(problem, members, every)) for members in kinds]).T.tolist()
+    taken, dealt = [0.0] * len(kinds), np.zeros_like(every)
+    for i in np.argsort(-problem.lengths, kind="stable").tolist():
+        ends = [max((taken[k] + work[i]) / speed[k], alone[i][k]) for k in range(len(kinds))]
+        dealt[i] = best = ends.index(min(ends))
+        taken[best] += work[i]
+    return dealt
+
+
+def _alone(part: Problem) -> NDArray[np.float64]:
+    """Seconds of each sequence as the only one of a kind; inf where it does not fit."""
+    seconds = part.cost.task + part.cost.work_seconds(part.lengths)
+    long = part.lengths > part.capacity
+    holds = long & (part.lengths <= part.capacity * part.max_degree)
+    seconds[long] = np.inf
+    seconds[holds] = ring_seconds(part, part.lengths[holds], least_degrees(part, part.lengths[holds], 0.0))
+    return seconds / float(np.median(part.speeds))

@@ -1,0 +1,117 @@
+"""What a layer keeps for its backward: everything, or what it is recomputed from; on the device, or in host memory.
+
+Neither changes a bit of any gradient. `Full` keeps a layer's input alone; in a ring its attention repeats the hops of
+forward within backward, on every member at the same place of its operations. `Selective` keeps the attention's output
+and log-sum-exp as well, so no hop and no attention is repeated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from coxswain.config import ModelConfig, ParallelConfig
+from coxswain.cost import constants_for
+from coxswain.cost.constants import host_bandwidth
+from coxswain.cost.memory import Workload, kept_bytes, widths_of
+from coxswain.cost.offload import offload_ratio
+from coxswain.models import parameter_specs
+from coxswain.plan.values import Task
+from coxswain_train.engine.offload import Copies, CudaCopies, HostCopies, Offloader
+from coxswain_train.model.attention import Kept, Repeated, TaskAttention
+from coxswain_train.model.llama import Decoder, Layer, Rotary
+
+Recompute = Literal["None", "Selective", "Full"]
+
+
+def no_offload(_: Task) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPolicy:
+    """How one rank saves memory. `offload`: the share of a task's activations that goes to host memory, 0 to 1."""
+
+    recompute: Recompute = "None"
+    offload: Callable[[Task], float] = no_offload
+    copies: Copies = field(default_factory=HostCopies)
+
+    def begin(self, task: Task, model: Decoder, rotary: Rotary) -> TaskMemory:
+        """For one forward of a task. Weights and rotary tables stay where they are."""
+        ratio = self.offload(task) if torch.is_grad_enabled() else 0.0
+        if ratio <= 0:
+            return TaskMemory(self.recompute, None, len(model.stack))
+        stays = (x.untyped_storage().data_ptr() for x in (*model.weights().values(), *rotary))
+        return TaskMemory(self.recompute, Offloader(ratio, frozenset(stays), self.copies), len(model.stack))
+
+
+def memory_policy(model: ModelConfig, parallel: ParallelConfig, vocabulary: int, device: torch.device) -> MemoryPolicy:
+    """What the job asks for. A CPU has no other memory to move activations to."""
+    if parallel.offload == "Off" or device.type != "cuda":
+        return MemoryPolicy(parallel.recompute)
+    widths = widths_of(model, parameter_specs(model, vocabulary), 0, 1)
+    kept = kept_bytes(widths, Workload(torch.bfloat16.itemsize, 0, parallel.recompute))
+    constants, bandwidth = constants_for(parallel.hardware, model), host_bandwidth(parallel.hardware)
+
+    def ratio(task: Task) -> float:
+        lengths: Counter[int] = Counter()
+        for s in task.slices:
+            lengths[s.sequence] += s.stop - s.start
+        return offload_ratio(list(lengths.values()), constants, model.layers, kept, bandwidth)
+
+    return MemoryPolicy(parallel.recompute, ratio, CudaCopies(device))
+
+
+@dataclass(slots=True)
+class TaskMemory:
+    """Runs the layers of one forward."""
+
+    recompute: Recompute
+    offloader: Offloader | None
+    stack: int
+    _done: int = 0
+
+    def run_layer(self, layer: Layer, hidden: Tensor, rotary: Rotary, attend: TaskAttention) -> Tensor:
+        """One layer. The last one's activations stay on the device: its backward comes first."""
+        self._done += 1
+        with self._hooks():
+            if self.recompute == "None" or not torch.is_grad_enabled():
+                return layer(hidden, rotary, attend)
+            if not hidden.requires_grad:  # else the layer would be no part of the graph
+                hidden = hidden.detach().requires_grad_()
+            return _Recomputed.apply(hidden, rotary, layer, attend, self.recompute == "Selective")  # type: ignore[no-any-return]
+
+    def _hooks(self) -> AbstractContextManager[Any]:
+        if self.offloader is None or self._done == self.stack > 1:
+            return nullcontext()
+        return self.offloader.layer(self._done)
+
+
+class _Recomputed(torch.autograd.Function):
+    """A layer that is computed again in backward. Parameters' gradients accumulate within, as without recompute."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, rotary: Rotary, layer: Layer, attend: TaskAttention, keep: bool) -> Tensor:
+        kept: list[tuple[Tensor, Tensor]] = []
+        out = layer(hidden, rotary, TaskAttention(Kept(attend.kernel, kept)) if keep else attend)
+        ctx.save_for_backward(hidden, *(tensor for pair in kept for tensor in pair))
+        ctx.layer, ctx.rotary, ctx.attend, ctx.keep = layer, rotary, attend, keep
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        hidden, *flat = ctx.saved_tensors
+        attend: TaskAttention = ctx.attend
+        if ctx.keep:
+            attend = TaskAttention(Repeated(attend.kernel, list(zip(flat[::2], flat[1::2], strict=True))))
+        with torch.enable_grad():
+            again = hidden.detach().requires_grad_()
+            out = ctx.layer(again, ctx.rotary, attend)
+            torch.autograd.backward(out, grads[0])
+        return again.grad, None, None, None, None

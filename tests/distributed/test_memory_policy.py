@@ -1,0 +1,83 @@
+"""Recompute and offload save memory and change no bit of a gradient; ranks are threads."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from coxswain.layout import Layout
+from coxswain_train.engine.memory import MemoryPolicy, Recompute
+from coxswain_train.engine.offload import HostCopies
+from tests.distributed import training
+from tests.distributed.plans import random_plan
+from tests.distributed.reference import Stream
+from tests.distributed.threads import ThreadWorld, run_threads
+from tests.layouts import layout_of
+
+MODEL = replace(training.MODEL, layers=3)
+STREAM = Stream(lengths=(5, 16, 29, 41), vocabulary=training.VOCABULARY)
+MODES: tuple[Recompute, ...] = ("None", "Selective", "Full")
+
+
+@dataclass
+class Counting(HostCopies):
+    """Notes how many bytes go to host memory and come back."""
+
+    saved: list[int] = field(default_factory=list)
+    loaded: list[int] = field(default_factory=list)
+
+    def save(self, x: Tensor) -> Tensor:
+        self.saved.append(x.nbytes)
+        return super().save(x)
+
+    def load(self, host: Tensor) -> tuple[Tensor, None]:
+        self.loaded.append(host.nbytes)
+        return host, None
+
+
+def gradients(
+    world: ThreadWorld, layout: Layout, dtype: torch.dtype, recompute: Recompute, ratio: float, stream: Stream = STREAM
+) -> tuple[list[np.ndarray], Counting, int]:
+    """This rank's gradients of one step, its copies to host memory, and its waits for peers."""
+    copies = Counting()
+    memory = MemoryPolicy(recompute, lambda _: ratio, copies)
+    plan = random_plan(stream.lengths, len(layout.replicas), 4, layout=layout)
+    _, owned = training.owned_gradient(world, MODEL, layout, stream, plan, dtype, memory)  # type: ignore[arg-type]
+    return [gradient for _, gradient in owned], copies, len(world.clock.waits)
+
+
+LAYOUTS = {"three replicas": layout_of(*[[(1, 3)]] * 3), "stages of tensor groups": layout_of(*[[(2, 2), (1, 3)]] * 2)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_no_way_to_save_memory_changes_a_bit_of_a_gradient(layout: Layout, dtype: torch.dtype) -> None:
+    """Of packs and rings, tensor groups and stages."""
+    ranks = len(layout.ranks())
+    assert {t.kind for t in random_plan(STREAM.lengths, len(layout.replicas), 4, layout=layout)[0]} == {"pack", "ring"}
+    expected = run_threads(ranks, gradients, layout, dtype, "None", 0.0)
+    for recompute, ratio in itertools.product(MODES, (0.0, 0.3, 1.0)):
+        found = run_threads(ranks, gradients, layout, dtype, recompute, ratio)
+        for (mine, copies, _), (theirs, _, _) in zip(found, expected, strict=True):
+            assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True)), (recompute, ratio)
+            assert sum(copies.loaded) >= sum(copies.saved)
+        goes = ratio == 1 or (ratio > 0 and recompute != "Full")  # of two equal inputs of layers none is 0.3
+        assert any(copies.saved for _, copies, _ in found) == goes
+
+
+@pytest.mark.parametrize(("recompute", "forwards"), [("None", 1), ("Selective", 1), ("Full", 2)])
+def test_a_ring_repeats_its_forward_hops_in_backward_only_under_full_recompute(
+    recompute: Recompute, forwards: int
+) -> None:
+    """A layer has a hop a member forward, and one more backward: the way home of the gradients."""
+    stream = Stream(lengths=(64,), vocabulary=training.VOCABULARY)
+    two = layout_of(*[[(1, 3)]] * 2)
+    assert random_plan(stream.lengths, 2, 4, layout=two)[0][0].kind == "ring"
+    for _, _, waits in run_threads(2, gradients, two, torch.float32, recompute, 0.0, stream):
+        assert waits == MODEL.layers * (2 * forwards + 3)

@@ -1,0 +1,100 @@
+"""Tensor groups, pipelines and replicas that differ: the stream and the losses of one replica of one device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.local.failures import note
+from tests.local.jobs import (
+    ENDLESS,
+    LONGEST,
+    NEW_WORLD,
+    SERVICES,
+    STEPS,
+    Run,
+    job_objects,
+    kill_service,
+    stop_recovered,
+)
+
+pytestmark = pytest.mark.timeout(300)
+
+# Of four devices on two trainers, for a model of two layers, two heads and one key head.
+SQUARE = {"tensor": 2, "pipeline": 2}  # the second stage is on the second trainer
+UNEQUAL = {
+    "layout": {
+        "replicas": [
+            {"stages": [{"layers": 1, "tensor": 2}, {"layers": 1}]},
+            {"stages": [{"layers": 2}]},
+        ]
+    }
+}  # fmt: skip
+
+
+PIPELINES = {"pipeline": 2}  # two replicas of two stages
+
+
+def run_of(
+    folder: Path, corpus: str, checkpoints: Path, parallelism: dict[str, Any], capacity: int = LONGEST, **spec: Any
+) -> Run:
+    objects = job_objects(corpus, f"file://{checkpoints}", trainers=2, **spec)
+    job = objects[-1]["spec"]
+    job["trainers"]["devicesPerTrainer"] = 2
+    job["parallelism"] |= parallelism
+    job["parallelism"]["hybridData"]["tokensPerReplica"] = capacity
+    return Run(folder, objects)
+
+
+def layout_of(run: Run) -> str:
+    """As the job's status sums it up."""
+    job = json.loads((run.workdir / "cluster/TrainingJob/default/small.json").read_text())
+    return str(job["status"]["layout"]["summary"])
+
+
+def test_tensor_groups_and_stages_and_then_unequal_replicas_train_as_one_replica(
+    tmp_path: Path, corpus: str, baseline: Run
+) -> None:
+    """The second run resumes from the first one's checkpoint, which another layout has written."""
+    first = run_of(tmp_path / "square", corpus, tmp_path / "checkpoints", SQUARE)
+    assert first.run("--until-step", "10") == 0, first.output + first.logs()
+    second = run_of(tmp_path / "unequal", corpus, tmp_path / "checkpoints", UNEQUAL)
+    assert second.run() == 0, second.output + second.logs()
+    stopped, resumed = max(first.steps()) + 1, min(second.steps())
+    assert resumed == stopped < STEPS
+    joined = first.steps() | second.steps()
+    assert [(joined[k]["stream_digest"], joined[k]["delivered_digest"]) for k in sorted(joined)] == baseline.digests()
+    assert [joined[k]["loss"] for k in sorted(joined)] == pytest.approx(baseline.losses(), rel=1e-5)
+    assert [layout_of(run) for run in (first, second)] == ["1 x tp2pp2", "1 x tp2/1pp2 + 1 x tp1pp1"]
+
+
+@pytest.mark.slow
+def test_rings_over_pipelines_train_as_one_replica(tmp_path: Path, corpus: str, baseline: Run) -> None:
+    run = run_of(tmp_path, corpus, tmp_path / "checkpoints", PIPELINES, capacity=LONGEST // 2)
+    assert run.run() == 0, run.output + run.logs()
+    assert layout_of(run) == "2 x tp1pp2"
+    timings = [json.loads(line) for line in (run.workdir / "timings.jsonl").read_text().splitlines()]
+    assert any(task["kind"] == "ring" for line in timings for task in line["planned"])
+    assert {(rank["replica"], rank["stage"]) for rank in timings[0]["ranks"]} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert run.digests() == baseline.digests()
+    assert run.losses() == pytest.approx(baseline.losses(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "service", ["worker", *(pytest.param(s, marks=pytest.mark.slow) for s in SERVICES if s != "worker")]
+)
+def test_a_killed_service_costs_no_data_under_tensor_groups_and_stages(
+    tmp_path: Path, corpus: str, baseline: Run, service: str
+) -> None:
+    run = run_of(tmp_path, corpus, tmp_path / "checkpoints", SQUARE, stop={"steps": ENDLESS})
+    cox = run.start()
+    footprint = kill_service(run, cox, SERVICES[service], after_step=7)
+    generation = 2 if service in NEW_WORLD else 1
+    assert stop_recovered(run, cox, generation) == 0, run.output + run.logs()
+    assert run.digests()[:STEPS] == baseline.digests()
+    assert run.losses()[:STEPS] == pytest.approx(baseline.losses(), rel=1e-5)
+    footprint.assert_gone()
+    note(run.warnings())

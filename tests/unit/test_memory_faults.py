@@ -1,0 +1,106 @@
+"""A job that cannot fit into its devices is refused before a pod starts, with changes that make it fit."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from coxswain.api.field_errors import FieldError
+from coxswain.api.resolve import resolve
+from coxswain.api.validate import check
+from tests.api_samples import sample
+
+
+def job(preset: str, trainers: int, devices: int, batch: dict[str, int] | None = None, **policy: Any) -> dict[str, Any]:
+    changes = {
+        "spec.model": {"preset": preset},
+        "spec.trainers": {"count": trainers, "devicesPerTrainer": devices},
+        "spec.batch": batch or {"tokensPerStep": 1 << 20, "maxSequenceTokens": 8192},
+        "spec.parallelism": {"hardware": "a100-80g", **policy},
+    }
+    return sample("TrainingJob", changes)
+
+
+def fault(manifest: dict[str, Any]) -> FieldError:
+    (found,) = check(manifest)
+    assert (found.path, found.reason) == ("spec.parallelism.hardware", "MemoryTooSmall")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("preset", "trainers", "devices", "policy"),
+    [("llama-1b", 1, 1, {}), ("llama-7b", 1, 8, {"recompute": "Full"}), ("llama-7b", 1, 8, {"tensor": 2}),
+     ("llama-70b", 16, 8, {"recompute": "Full", "tensor": 8}), ("llama-70b", 1, 1, {"hardware": "cpu"})],
+)  # fmt: skip
+def test_a_job_that_fits_or_runs_without_gpus_is_accepted(
+    preset: str, trainers: int, devices: int, policy: dict[str, Any]
+) -> None:
+    assert check(job(preset, trainers, devices, **policy)) == []
+
+
+def test_a_refusal_names_the_bytes_their_parts_and_the_limit() -> None:
+    text = fault(job("llama-7b", 1, 8)).message
+    found = re.fullmatch(
+        r"replica 0, stage 0, tensor rank 0 needs ([\d.]+) GiB \(parameters ([\d.]+) GiB, gradients ([\d.]+) GiB, optimizer "
+        r"([\d.]+) GiB, activations ([\d.]+) GiB, the layer or loss at work ([\d.]+) GiB\), and 2.0 GiB beside tensors; "
+        r"a device of a100-80g has 80.0 GiB",
+        text,
+    )
+    assert found, text
+    total, *parts = (float(x) for x in found.groups())
+    assert total == pytest.approx(sum(parts), abs=0.3)
+    assert total > 78
+    assert parts[:3] == pytest.approx([12.1, 24.1, 9.0], abs=0.1)  # 6.5 G parameters: 2, 4 and 12 / 8 bytes of each
+
+
+CHANGES = re.compile(r"(recompute|tensor|pipeline): (\w+)|hybridData\.tokensPerReplica at most (\d+)")
+
+
+def changed(way_out: str) -> list[dict[str, Any]]:
+    """The policies that a way out names."""
+    policies = []
+    for alternative in way_out.removeprefix("set ").split(" or "):
+        policy: dict[str, Any] = {}
+        for name, value, tokens in CHANGES.findall(alternative):
+            change = {"hybridData": {"tokensPerReplica": int(tokens)}} if tokens else {name: value}
+            policy |= {k: int(v) if str(v).isdigit() else v for k, v in change.items()} if not tokens else change
+        policies.append(policy)
+    return policies
+
+
+@pytest.mark.parametrize(
+    ("preset", "trainers", "devices", "fields"),
+    [("llama-7b", 1, 8, [["recompute"], ["tensor"], ["pipeline"], ["hybridData"]]), ("llama-13b", 1, 8, [["tensor"]]),
+     ("llama-70b", 4, 8, [["recompute", "tensor", "pipeline"]])],
+)  # fmt: skip
+def test_every_way_out_that_a_refusal_names_makes_the_job_fit(
+    preset: str, trainers: int, devices: int, fields: list[list[str]]
+) -> None:
+    policies = changed(fault(job(preset, trainers, devices)).way_out)
+    assert [list(policy) for policy in policies] == fields
+    for policy in policies:
+        assert check(job(preset, trainers, devices, **policy)) == []
+
+
+def test_a_job_that_nothing_makes_fit_is_told_to_change_devices_or_model() -> None:
+    assert fault(job("llama-70b", 1, 1)).way_out == "use devices with more memory, more trainers, or a smaller model"
+
+
+def test_fewer_tokens_are_no_way_out_where_the_longest_sequence_needs_them() -> None:
+    """8 replicas of 8,192 tokens are what a sequence of 65,536 needs."""
+    batch = {"tokensPerStep": 1 << 20, "maxSequenceTokens": 65_536}
+    assert "tokensPerReplica" not in fault(job("llama-7b", 1, 8, batch)).way_out
+    assert "tensor" not in fault(job("llama-7b", 1, 8, batch)).way_out
+
+
+def test_a_policy_of_another_object_is_judged_when_both_are_known() -> None:
+    manifest = job("llama-7b", 1, 8)
+    manifest["spec"]["parallelismRef"] = {"name": "policy"}
+    del manifest["spec"]["parallelism"]
+    policy = sample("ParallelismPolicy", {"spec": {"hardware": "a100-80g"}})
+    policy["metadata"]["name"] = "policy"
+    found = resolve(manifest, [sample("DataSource")], [sample("DataMix")], [policy], uid="")
+    assert isinstance(found, list)
+    assert [f.reason for f in found] == ["MemoryTooSmall"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import reduce
 from typing import Any
 
@@ -161,22 +161,25 @@ def step_line(
         tokens_by_source=dict(sorted(by_source.items())),
         data_wait_seconds=max(r.data_wait_seconds for r in ranks),
         time=ranks[0].ended or now,
-        **_evaluated(plan, ranks),
+        **_evaluated(plan, reports, loss_ranks(seats)),
     )
 
 
-def _evaluated(plan: StepPlan, ranks: list[StepReport]) -> dict[str, Any]:
-    """Fields of the line of a step that an evaluation follows. Without a label, or not finite, the loss is None."""
+def _evaluated(plan: StepPlan, reports: Mapping[int, StepReport], losses: Collection[int]) -> dict[str, Any]:
+    """Fields of the line of a step that an evaluation follows. Without a label, or not finite, the loss is None.
+
+    `losses`: the ranks that count it.
+    """
     if plan.evaluation is None:
         return {}
-    sums = [r.evaluation_loss_sum for r in ranks]
+    sums = [reports[rank].evaluation_loss_sum for rank in sorted(losses)]
     known = [s for s in sums if s is not None]
     return {
         "evaluation_loss": sum(known) / plan.evaluation.labels
         if len(known) == len(sums) and plan.evaluation.labels
         else None,
         "evaluation_tokens": plan.evaluation.tokens,
-        "evaluation_seconds": max(r.evaluation_seconds for r in ranks),
+        "evaluation_seconds": max(r.evaluation_seconds for r in reports.values()),
     }
 
 

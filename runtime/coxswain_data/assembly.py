@@ -33,7 +33,7 @@ class Need(NamedTuple):
 def needs(plan: StepPlan, columns: Mapping[int, Columns]) -> list[Need]:
     """What our replicas need for a step and the evaluation behind it, in task order.
 
-    `columns`: of each of them, those that our stages of it need.
+    `columns`: of each replica, those that our stages of it need.
     """
     tasks, sequences = sorted(plan.all_tasks, key=lambda t: t.index), plan.all_sequences
     mine = ((t.index, s) for t in tasks for s in t.slices if s.replica in columns)

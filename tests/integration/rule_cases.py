@@ -400,7 +400,9 @@ CASES: list[Case] = [
         "at most one of required and preferred may be set; keep one of the two",
     ),
     _immutable("TrainingJob", "seed", 1, 2, _MODEL),
-    _immutable("TrainingJob", "model", {"preset": "llama-tiny"}, {"preset": "llama-7b"}, _MODEL),
+    _immutable(
+        "TrainingJob", "model", _custom(args={"context": 1})["spec.model"], _custom(args={"context": 2})["spec.model"], _MODEL
+    ),
     _immutable("TrainingJob", "batch", _BATCH, {**_BATCH, "tokensPerStep": 1024}, _STREAM),
     _job(
         "trainingjob-evaluation-immutable", "spec.evaluation", {"everySteps": 5, "tokens": 100},

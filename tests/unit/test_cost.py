@@ -14,6 +14,8 @@ from coxswain.cost import CostModel, constants_for, load_constants, peak_tflops
 from coxswain.cost.constants import SHIPPED, Rates
 from coxswain.errors import Refused
 from coxswain.flops import step_flops, utilisation
+from coxswain.plan.step import loss_layers
+from coxswain.presets import PRESETS
 
 H100 = CostModel(load_constants("h100-80g"))
 
@@ -29,6 +31,14 @@ def test_the_shape_of_the_7b_model_gives_the_shipped_numbers_within_a_percent() 
     derived, shipped = constants_for("h100-80g", shape), H100.constants
     for field in shipped.__struct_fields__:
         assert getattr(derived, field) == pytest.approx(getattr(shipped, field), rel=0.01), field
+
+
+def test_heads_of_their_own_size_cost_what_they_compute_and_send() -> None:
+    shape = PRESETS["qwen3-0.6b"]  # its heads have twice the size of hidden / heads
+    own, derived = constants_for("h100-80g", shape), constants_for("h100-80g", replace(shape, head_size=0))
+    assert own.kv_bytes_per_token == 2 * derived.kv_bytes_per_token
+    assert own.attention_ns_per_token2 == pytest.approx(2 * derived.attention_ns_per_token2)
+    assert loss_layers(shape) < loss_layers(replace(shape, head_size=0))
 
 
 @pytest.mark.parametrize("name", SHIPPED)

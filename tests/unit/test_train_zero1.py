@@ -107,11 +107,15 @@ def test_a_reduced_gradient_is_not_part_of_the_next_step(dtype: torch.dtype, fil
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_a_parameter_without_a_gradient_counts_zeros(dtype: torch.dtype, filled_memory: None) -> None:
-    optimizer, weights = make(dtype)
+@pytest.mark.parametrize(("others", "own"), [((), 12), ((0.0,), 6)])
+def test_a_parameter_without_a_gradient_counts_zeros(
+    dtype: torch.dtype, others: tuple[float, ...], own: int, filled_memory: None
+) -> None:
+    """Also what goes to other owners is filled: nothing of the memory's last use leaves."""
+    optimizer, weights = make(dtype, reduction=Reduction(*others))
     backward(weights["norm"], 2.0)
     optimizer.accumulate()
-    assert optimizer.reduce().tolist() == [0.0] * 12 + [2.0] * 3
+    assert optimizer.reduce().tolist() == [0.0] * own + [2.0] * (optimizer.elements - own)
 
 
 @pytest.mark.parametrize(("values", "total"), [((1.0, 2.0, 4.0), 7.0), ((2.0**24, 1.0, -(2.0**24)), 0.0)])

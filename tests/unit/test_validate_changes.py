@@ -24,8 +24,8 @@ RULES_OF_FAILURE = [
     {"name": "c", "onPodConditions": [{"type": "DisruptionTarget"}], "action": "Fail"},
     {"name": "d", "onNodeConditions": [{"type": "Ready", "status": "False"}], "action": "Fail"},
 ]
-GROUP = {"match": "*.mlp.*", "weightDecay": "0"}
 FULL_LAYOUT = {"replicas": [{"count": 2, "stages": [{"layers": 4, "tensor": 1}]}]}
+GROUP = {"match": "*.mlp.*", "weightDecay": "0"}
 # Objects that together have every field of their kind: two where fields exclude one another.
 FULL: dict[str, tuple[Manifest, ...]] = {
     "TrainingJob": (

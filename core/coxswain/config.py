@@ -205,6 +205,23 @@ class StragglerConfig(msgspec.Struct, frozen=True, kw_only=True):
     window_steps: int = 3
 
 
+class TensorBoardConfig(msgspec.Struct, frozen=True, kw_only=True):
+    directory: str = ""  # empty: `tensorboard` in the run directory
+
+
+class WandbConfig(msgspec.Struct, frozen=True, kw_only=True):
+    project: str
+    entity: str = ""  # empty: the key's own
+    mode: Literal["Online", "Offline"] = "Online"
+
+
+class TrackingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Trackers that the coordinator writes steps to; None: not to that one."""
+
+    tensorboard: TensorBoardConfig | None = None
+    wandb: WandbConfig | None = None
+
+
 class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a service of the job knows when it starts."""
 
@@ -228,6 +245,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     stragglers: StragglerConfig = StragglerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     first_step_timeout_seconds: int = 1800  # for a world's start without progress, until its first step ends
+    tracking: TrackingConfig = TrackingConfig()
 
     @property
     def total_steps(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,7 @@ class Coordinator:
         return self._state.finished
 
     async def stop(self) -> None:
+        await asyncio.to_thread(self._state.tracking.close)
         if self._claim is not None:
             await self._claim.release()
         await self._service.stop()

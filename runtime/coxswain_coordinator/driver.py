@@ -28,6 +28,7 @@ from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.notifier import Topic
 from coxswain_coordinator.state.session import Session
+from coxswain_coordinator.tracking.sinks import check_packages
 from coxswain_coordinator.world.manager import Planner, WorldManager
 from coxswain_coordinator.world.stalls import StallDetector
 from coxswain_link.store import Store
@@ -115,6 +116,7 @@ class Driver:
 
     async def _open(self) -> None:
         check_batch(self._state.job)
+        check_packages(self._state.job)
         run = self._state
         run.manifest = await self._store_call(self._checkpoints.open, run.recorded_step)
         if self._claim is not None and await self._claim.acquire(self._store_call, run.wait_for_claim):

@@ -189,9 +189,9 @@ def _evaluated(plan: StepPlan, reports: Mapping[int, StepReport], losses: Collec
 
 
 def with_utilisation(job: JobConfig, world: World, plan: StepPlan, line: StepLine) -> StepLine:
-    """The line with the share of the devices' peak that the step reached, where the peak is known."""
+    """The line with the share of the devices' peak that the step reached, where the peak and the model are known."""
     peak = peak_tflops(job.parallelism.hardware)
-    if not peak:
+    if not peak or job.model.custom:
         return line
     flops = step_flops(job.model, world.vocabulary, (s.tokens for s in plan.sequences))
     return replace(line, mfu=utilisation(flops, line.seconds, len(world.seats), peak))

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
-from coxswain.membership.values import Cursor, Membership, Sequence
-from coxswain.plan.values import Placement
+from coxswain.boxes import full_box, window
+from coxswain.layout import Layout, Seat
+from coxswain.membership.values import Cursor, Membership
+from coxswain.membership.values import Sequence as Drawn
+from coxswain.models import parameter_specs
+from coxswain.plan.values import Operation, Placement, StageOperations
 from coxswain.wire import Evaluation
 from coxswain_coordinator.planning.evaluations import evaluation_of
 from coxswain_train.engine.engine import Engine, StepInput, StepResult
@@ -20,11 +26,22 @@ from tests.distributed import reference, training
 from tests.distributed.plans import Plan, random_plan
 from tests.distributed.reference import Stream
 from tests.distributed.threads import run_threads
+from tests.layouts import layout_of
 
 TRAINED, HELD_OUT, STEPS = (1, 7, 29, 16), (41, 2, 13, 30), 3
 STREAM = Stream(lengths=TRAINED + HELD_OUT, vocabulary=training.VOCABULARY)
-# (replicas, degree of the rings (0: any), replicas without held-out tokens)
-LAYOUTS = [(1, 0, ()), (2, 2, ()), (3, 0, (1,)), (4, 4, ()), (5, 3, (0, 4))]
+MODEL = replace(training.MODEL, layers=3)
+WHOLE = [(1, 3)]  # a replica of one device
+# (layout, replicas without held-out tokens)
+LAYOUTS = {
+    "one device": (layout_of(WHOLE), ()),
+    "two replicas": (layout_of(WHOLE, WHOLE), ()),
+    "five replicas, two of them idle": (layout_of(*[WHOLE] * 5), (0, 4)),
+    "a tensor group": (layout_of([(2, 3)]), ()),
+    "three stages": (layout_of([(1, 1), (1, 2), (1, 3)]), ()),
+    "two stages of tensor groups, twice": (layout_of([(2, 2), (2, 3)], [(2, 2), (2, 3)]), ()),
+    "unequal replicas": (layout_of(WHOLE, [(2, 3)], [(1, 1), (2, 3)]), ()),
+}
 
 
 def labels_of(step: int, first: int, count: int) -> int:
@@ -33,60 +50,73 @@ def labels_of(step: int, first: int, count: int) -> int:
 
 def evaluation(plan: Plan, tasks: int) -> Evaluation:
     """Of this plan of the held-out sequences, behind a step of so many tasks."""
-    made = tuple(Sequence("code", -1, i, 0, n, n) for i, n in enumerate(HELD_OUT))
-    step = Membership(0, tuple(Sequence("code", 0, i, 0, n, n) for i, n in enumerate(TRAINED)), Cursor(0, 0, 0, ()))
+    made = tuple(Drawn("code", -1, i, 0, n, n) for i, n in enumerate(HELD_OUT))
+    step = Membership(0, tuple(Drawn("code", 0, i, 0, n, n) for i, n in enumerate(TRAINED)), Cursor(0, 0, 0, ()))
     return evaluation_of(made, Placement("x", 1, 0, *plan, 0.0, 0.0, 0.0, 0.0), step, tasks)
 
 
-def work_of(step: int, plan: Plan, held_out: Plan | None, rank: int) -> StepInput:
+def work_of(step: int, plan: Plan, held_out: Plan | None, seat: Seat) -> StepInput:
     follows = None if held_out is None else evaluation(held_out, len(plan[0]))
-    mine = parts((*plan[0], *(follows.tasks if follows else ())), rank)
+    mine = parts((*plan[0], *(follows.tasks if follows else ())), seat.replica)
     trained = labels_of(step, 0, len(TRAINED))
     valid = sum(
         int((STREAM.sequence(step, s.sequence)[1][s.start : s.stop] >= 0).sum())
         for part in mine.values() for s in part.slices if s.sequence < len(TRAINED)
     )  # fmt: skip
-    operations = follows.operations[rank].operations if follows else None
+    own, forward = (operations_of(lists, seat) for lists in (plan[1], follows.operations if follows else ()))
     batch = training.batch_of(STREAM, step, mine)
-    return StepInput(step, mine, plan[1][rank].operations, batch, valid, trained, step, operations)
+    return StepInput(step, mine, own or (), batch, valid, trained, step, forward)
 
 
-def train(world: ProcessGroups, plans: list[Plan], held_out: list[Plan] | None) -> tuple[Engine, list[StepResult]]:
-    engine = training.engine_of(world, torch.float64, steps=STEPS)
+def operations_of(lists: Iterable[StageOperations], seat: Seat) -> Sequence[Operation] | None:
+    return next((o.operations for o in lists if (o.replica, o.stage) == (seat.replica, seat.stage)), None)
+
+
+def train(
+    world: ProcessGroups, layout: Layout, plans: list[Plan], held_out: list[Plan] | None
+) -> tuple[Engine, list[StepResult]]:
+    engine = training.engine_of(world, torch.float64, MODEL, steps=STEPS, layout=layout)
     engine.initialise(training.SEED)
-    work = [work_of(k, plans[k], held_out[k] if held_out else None, world.rank) for k in range(STEPS)]
+    work = [work_of(k, plans[k], held_out[k] if held_out else None, engine.seat) for k in range(STEPS)]
     return engine, [engine.step(part, time.perf_counter()) for part in work]
 
 
-def plans_for(replicas: int, degree: int = 0, idle: tuple[int, ...] = ()) -> tuple[list[Plan], list[Plan]]:
+def plans_for(layout: Layout, idle: tuple[int, ...] = ()) -> tuple[list[Plan], list[Plan]]:
+    replicas = len(layout.replicas)
     seeds = range(7 * replicas, 7 * replicas + STEPS)
-    return [random_plan(TRAINED, replicas, s) for s in seeds], [
-        random_plan(HELD_OUT, replicas, s + 1000, degree=degree, idle=idle) for s in seeds
+    return [random_plan(TRAINED, replicas, s, layout=layout) for s in seeds], [
+        random_plan(HELD_OUT, replicas, s + 1000, idle=idle, layout=layout) for s in seeds
     ]
 
 
-@pytest.mark.parametrize(("replicas", "degree", "idle"), LAYOUTS)
-def test_the_loss_is_that_of_a_plain_process_with_the_new_weights(
-    replicas: int, degree: int, idle: tuple[int, ...]
-) -> None:
-    found = run_threads(replicas, train, *plans_for(replicas, degree, idle))
-    weights = {name: torch.from_numpy(w) for name, w in training.weights_of(found[0][0]).items()}
+def masters(engines: Iterable[Engine]) -> dict[str, torch.Tensor]:
+    """The whole parameters, of what each rank owns."""
+    specs = parameter_specs(MODEL, training.VOCABULARY)
+    whole = {spec.name: torch.full(spec.shape, torch.nan, dtype=torch.float64) for spec in specs}
+    for engine in engines:
+        for box, values in engine.boxes()["parameter"].items():
+            whole[box.name][window(full_box(box.name, tuple(whole[box.name].shape)), box)] = values
+    return whole
+
+
+@pytest.mark.parametrize(("layout", "idle"), LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_the_loss_is_that_of_a_plain_process_with_the_new_weights(layout: Layout, idle: tuple[int, ...]) -> None:
+    found = run_threads(len(layout.ranks()), train, layout, *plans_for(layout, idle))
+    weights = masters(engine for engine, _ in found)
     pairs = [STREAM.sequence(STEPS - 1, len(TRAINED) + i) for i in range(len(HELD_OUT))]
     with torch.no_grad():
-        wanted = sum(
-            float(reference.loss_sum(training.MODEL, weights, torch.from_numpy(t), torch.from_numpy(n)))
-            for t, n in pairs
-        )
+        losses = [reference.loss_sum(MODEL, weights, torch.from_numpy(t), torch.from_numpy(n)) for t, n in pairs]
     total = sum(results[-1].evaluation_loss_sum or 0.0 for _, results in found)
-    assert total == pytest.approx(wanted, rel=1e-12)
+    assert total == pytest.approx(float(sum(losses)), rel=1e-12)
     for rank in idle:
         assert found[rank][1][-1].evaluation_loss_sum == 0.0
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
-def test_training_has_the_same_bits_with_and_without_evaluations(replicas: int) -> None:
-    plans, held_out = plans_for(replicas)
-    with_, without = (run_threads(replicas, train, plans, part) for part in (held_out, None))
+@pytest.mark.parametrize("name", ["one device", "two stages of tensor groups, twice"])
+def test_training_has_the_same_bits_with_and_without_evaluations(name: str) -> None:
+    layout = LAYOUTS[name][0]
+    plans, held_out = plans_for(layout)
+    with_, without = (run_threads(len(layout.ranks()), train, layout, plans, part) for part in (held_out, None))
     for (one, _), (other, results) in zip(with_, without, strict=True):
         theirs = training.weights_of(other)
         assert all(np.array_equal(w, theirs[name]) for name, w in training.weights_of(one).items())

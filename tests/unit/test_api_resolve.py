@@ -175,6 +175,20 @@ def test_a_group_that_decides_for_no_parameter_is_refused_with_names_that_exist(
     assert "model.embed_tokens.weight" in fault.way_out
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [{"tensor": 2}, {"layout": {"replicas": [{"stages": [{"layers": 4, "tensor": 2}]}]}}],
+    ids=["degree", "layout"],
+)
+def test_muon_is_refused_where_a_tensor_group_splits_its_matrices(policy) -> None:
+    base = {"spec.optimizer.kind": "Muon", "spec.trainers.devicesPerTrainer": 2}
+    faults = wrong({**base, **{f"spec.parallelism.{name}": value for name, value in policy.items()}})
+    (fault,) = [f for f in faults if f.reason == "MuonUnsupported"]
+    assert (fault.path, fault.value, fault.allowed) == ("spec.optimizer.kind", "Muon", "AdamW")
+    assert "degree of 2" in fault.message
+    assert right(base).optimizer.kind == "Muon"
+
+
 def test_a_missing_source_is_named() -> None:
     (fault,) = wrong(sources=[sample("DataSource", name="docs")])
     assert (fault.reason, fault.path, fault.value) == (

@@ -164,7 +164,9 @@ def test_phases_change_the_mix_and_not_the_identity_of_the_stream(corpus, datase
     [("stream", BATCH, 4), ("stream", msgspec.structs.replace(BATCH, tokens_per_step=701), 3)],
 )
 def test_a_state_of_another_stream_is_refused(corpus, dataset, part, batch, seed):
-    with pytest.raises(Refused, match=f"the state's {part} is v1:.* seed, batch and longSequences") as caught:
+    with pytest.raises(
+        Refused, match=f"the state's {part} is v1:.* seed, batch, evaluation.tokens and longSequences"
+    ) as caught:
         dataset(mix_of(corpus, seed=seed), batch).load_state_dict(dataset().state_dict())
     assert caught.value.reason == "ForeignCheckpoint"
 

@@ -42,6 +42,7 @@ FULL: dict[str, tuple[Manifest, ...]] = {
             "spec.activeDeadlineSeconds": 60,
             "spec.ttlSecondsAfterFinished": 60,
             "spec.evaluation": {"everySteps": 10, "tokens": 1000},
+            "spec.tracking": {"tensorboard": {"directory": "/tb"}, "wandb": {"project": "p", "entity": "e"}},
             "spec.optimizer": {"learningRate": "3e-4", "schedule": "WSD", "decaySteps": 5, "groups": [GROUP]},
             "spec.failurePolicy.rules": RULES_OF_FAILURE,
         },

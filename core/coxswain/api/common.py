@@ -44,6 +44,7 @@ _URI = r"^(s3://|file:///|pvc://)"
 _URL = r"^(https?://.+)?$"
 _DECIMAL = r"^[0-9]{1,15}(\.[0-9]{1,15})?([eE][-+]?[0-9]{1,2})?$"
 _PREFIXED = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
+FOLDER = r"^(/.*)?$"
 PYTHON_CLASS = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 # What the patterns mean, for people.
 PATTERNS = {
@@ -53,6 +54,7 @@ PATTERNS = {
     SUBDOMAIN: "lower-case letters, digits, - and .",
     _URI: "s3://bucket/path, file:///path or pvc://claim/path",
     _URL: "http:// or https:// and a host",
+    FOLDER: "an absolute path",
     _DECIMAL: 'a decimal string such as "0.1" or "3e-4"',
 }
 

@@ -18,6 +18,7 @@ from coxswain.api.trainingjob import (
     Optimizer,
     ParameterGroup,
     RopeScaling,
+    Tracking,
     TrainingJobSpec,
 )
 from coxswain.names import CLAIMS_ROOT
@@ -58,6 +59,7 @@ def job_config(
         first_step_timeout_seconds=spec.first_step_timeout_seconds,
         checkpoint=_checkpoint(spec.checkpoint),
         evaluation=_evaluation(spec.evaluation),
+        tracking=_tracking(spec.tracking),
         stragglers=config.StragglerConfig(
             action=spec.stragglers.action,
             threshold_percent=spec.stragglers.threshold_percent,
@@ -211,6 +213,14 @@ def _evaluation(evaluation: Evaluation | None) -> config.EvaluationConfig:
     if evaluation is None:
         return config.EvaluationConfig()
     return config.EvaluationConfig(every_steps=evaluation.every_steps, tokens=evaluation.tokens)
+
+
+def _tracking(tracking: Tracking | None) -> config.TrackingConfig:
+    board, wandb = (tracking.tensorboard, tracking.wandb) if tracking else (None, None)
+    return config.TrackingConfig(
+        tensorboard=config.TensorBoardConfig(directory=board.directory) if board else None,
+        wandb=config.WandbConfig(project=wandb.project, entity=wandb.entity, mode=wandb.mode) if wandb else None,
+    )
 
 
 def _group(group: ParameterGroup) -> config.ParameterGroupConfig:

@@ -123,7 +123,7 @@ def _describe(tokenizer: Tokenizer) -> str:
 def group_faults(job: config.JobConfig) -> list[FieldError]:
     """The groups of the optimizer that choose no parameter: a misspelt one would change nothing.
 
-    The parameters of a model of the user's own are not known here.
+    Workers judge those of a model of the user's own: its names need torch.
     """
     if job.model.custom:
         return []
@@ -140,12 +140,12 @@ def group_faults(job: config.JobConfig) -> list[FieldError]:
 
 def muon_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> list[FieldError]:
     """Muon needs whole matrices, and a tensor group has parts of them."""
-    shapes = policy.layout.replicas if policy.layout else ()
-    widest = max([policy.tensor, *(stage.tensor for shape in shapes for stage in shape.stages)])
-    if spec.optimizer.kind != "Muon" or widest == 1:
+    stages = [stage.tensor for r in policy.layout.replicas for stage in r.stages] if policy.layout else []
+    degree = max([policy.tensor, *stages])
+    if spec.optimizer.kind != "Muon" or degree == 1:
         return []
-    message = f"Muon needs whole matrices, and a tensor group of {widest} splits them"
-    way_out = "this release cannot join them: set tensor to 1, or optimizer.kind to AdamW"
+    message = f"Muon needs whole matrices, and a tensor-parallel degree of {degree} splits them"
+    way_out = "this release cannot join them: set all degrees to 1, or optimizer.kind to AdamW"
     return [FieldError("spec.optimizer.kind", message, "Muon", "AdamW", way_out, reason="MuonUnsupported")]
 
 

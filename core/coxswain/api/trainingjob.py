@@ -8,6 +8,7 @@ from pydantic import Field
 
 from coxswain.api.common import (
     ATOMIC,
+    FOLDER,
     PYTHON_CLASS,
     ControllerName,
     Count,
@@ -260,6 +261,36 @@ class Checkpoint(Model):
     """Auto: resume from the latest checkpoint, if there is one. Never: refuse a folder that holds another run."""
 
 
+class TensorBoard(Model):
+    """TensorBoard's event files, written by the coordinator."""
+
+    directory: Annotated[str, Field(max_length=1024, pattern=FOLDER)] = ""
+    """Folder in the coordinator's container, such as that of a volume of data.template. Empty: `tensorboard` in the run's
+    directory, which `cox run` keeps."""
+
+
+class Wandb(Model):
+    """A run of Weights & Biases, written by the coordinator. Its key is WANDB_API_KEY, from data.template's environment or, for
+    `cox run`, from this process's."""
+
+    project: Annotated[str, Field(min_length=1, max_length=128)]
+    """Project of the run."""
+    entity: Annotated[str, Field(max_length=128)] = ""
+    """User or team of the project. Empty: the key's own."""
+    mode: Literal["Online", "Offline"] = "Online"
+    """Offline: files in the run's directory, for `wandb sync`."""
+
+
+class Tracking(Model):
+    """Experiment trackers that each step is written to. The coordinator's image needs their packages, `coxswain[tracking]`. A
+    tracker that fails never stops the training."""
+
+    tensorboard: TensorBoard | None = None
+    """TensorBoard. Empty: no event files."""
+    wandb: Wandb | None = None
+    """Weights & Biases. Empty: no run there."""
+
+
 class Stragglers(Model):
     """What is to happen to slow devices. This release refuses all but the defaults; it names a slow trainer."""
 
@@ -388,6 +419,8 @@ class TrainingJobSpec(Model):
     """The data services."""
     checkpoint: Checkpoint
     """Where and how often state is saved."""
+    tracking: Annotated[Tracking | None, Effect.NEXT_ATTEMPT] = None
+    """Experiment trackers. Empty: none; steps are in steps.jsonl and in the metrics anyhow."""
     stragglers: Annotated[Stragglers, Effect.NEXT_ATTEMPT] = Stragglers()
     """What is to happen to slow devices. This release refuses all but the defaults."""
     failure_policy: Annotated[FailurePolicy, Effect.AT_ONCE] = FailurePolicy()

@@ -85,6 +85,12 @@ def constants_for(hardware: str, model: ModelConfig) -> Constants:
     return loaded if isinstance(loaded, Constants) else scaled(loaded.rates, model)
 
 
+def peak_tflops(hardware: str) -> float:
+    """Peak of one device in TFLOP/s; 0: unknown."""
+    loaded = _load(hardware)
+    return loaded.peak_tflops if isinstance(loaded, Hardware) else 0.0
+
+
 def device_memory(hardware: str) -> int:
     """Returns the bytes of a device; 0: it has no memory of its own."""
     loaded = _load(hardware)
@@ -95,12 +101,6 @@ def host_bandwidth(hardware: str) -> float:
     """Returns the bytes a second between a device and its host, one way; 0: they share their memory."""
     loaded = _load(hardware)
     return loaded.host_gbps * 1e9 if isinstance(loaded, Hardware) else 0.0
-
-
-def peak_tflops(hardware: str) -> float:
-    """Peak of one device in TFLOP/s; 0: unknown."""
-    loaded = _load(hardware)
-    return loaded.peak_tflops if isinstance(loaded, Hardware) else 0.0
 
 
 def scaled(rates: Rates, model: ModelConfig) -> Constants:

@@ -39,6 +39,8 @@ from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.state.trainers import Trainers, forget
 from coxswain_coordinator.steps import with_utilisation
 from coxswain_coordinator.store_executor import StoreExecutor
+from coxswain_coordinator.tracking.sinks import sinks_of
+from coxswain_coordinator.tracking.tracking import Tracking
 from coxswain_link.metrics import MetricsRegistry as Metrics
 
 log = logging.getLogger(__name__)
@@ -78,6 +80,7 @@ class JobState:
         self.instance = secrets.token_hex(8)  # senders repeat unsaved messages to a new one
         self.notifier, self.registry, self.store_executor = Notifier(), MemberRegistry(), StoreExecutor()
         self.events = EventLog(clock)
+        self.tracking = Tracking(sinks_of(job, run_dir), self._tracker_failed)
         self.history = History(run_dir, metrics, job.parallelism.hardware)
         self.index_progress = IndexProgress(job.mix)
         self.manifest: CheckpointManifest | None = None  # the newest checkpoint
@@ -202,6 +205,7 @@ class JobState:
         if not self.history.recent:
             self.record_event("TrainingStarted", f"step {line.step} is done, loss {line.loss:.4f}")
         self.history.add(line, timing)
+        self.tracking.add(line)
         for source in used_up(session.cursors[line.step], session.cursors[session.book.open]):
             passes = f"its maxPasses, {source.epoch}, are used up"
             self.record_event("SourceExhausted", f"{source.name} has left the mix in step {line.step}: {passes}")
@@ -210,6 +214,10 @@ class JobState:
         session.forget_before(session.book.open)
         self.notifier.notify(Topic.ANY)
         return True
+
+    def _tracker_failed(self, field: str, error: str) -> None:
+        """From a tracker's thread: training goes on without it."""
+        log.warning("tracking.%s is given up, and training goes on: %s", field, error)
 
     def log_steps(self, now: bool = False) -> None:
         """Logs closed steps once a line is due, or `now`, and measures the trainers with them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from coxswain.errors import Refused
 from coxswain.holdings import ParameterSpec, all_holdings, tensor_faults
 from coxswain.layout import Layout, Seat
 from coxswain.neighbours import neighbours_of, rank_of
-from coxswain.parameter_groups import muon_matrices
+from coxswain.parameter_groups import idle_groups, muon_matrices
 from coxswain.plan.values import Operation
 from coxswain.wire import TaskTiming
 from coxswain_train.checkpoint.pretrained import load_pretrained
@@ -28,7 +28,7 @@ from coxswain_train.model.init_weights import init_box
 from coxswain_train.model.ring import Exchange
 from coxswain_train.model.tensor_parallel import ModelPart
 from coxswain_train.parallel.process_groups import ProcessGroups
-from coxswain_train.parallel.shards import shards
+from coxswain_train.parallel.shards import Shards, shards
 from coxswain_train.parallel.state import State
 from coxswain_train.parallel.zero1 import RankStats, Zero1Optimizer
 
@@ -90,6 +90,8 @@ class Engine:
         self.shapes = {spec.name: spec.shape for spec in specs}
         matrices = muon_matrices(specs, optimizer)
         owned = shards(all_holdings(specs, layout, model.layers), whole=matrices.__contains__)
+        _check_groups(optimizer, self.shapes)
+        _check_whole(matrices, owned, self.shapes)
         self.optimizer = Zero1Optimizer(self.model.weights(), owned, seat.rank, world, state, matrices=matrices)
 
     def initialise(
@@ -142,27 +144,43 @@ class Engine:
             evaluation_seconds=time.perf_counter() - updated,
         )
 
+    def compute(self, work: StepInput) -> StepOutcome:
+        """Runs the operations of this rank's stage. Gradients are in the parameters then."""
+        return self._run(work, work.operations, 1 / work.labels, self._memory)
+
     @torch.no_grad()
     def _evaluate(self, work: StepInput) -> float | None:
         """Sum of the token losses of this rank's held-out tokens, by the forward operations of the evaluation."""
         if work.evaluation is None:
             return None
-        links = StageLinks(self._neighbours, self._everyone, self._config.hidden, self._dtype, self._device)
-        runner = TaskRunner(self.model, work.batch, 0.0, self.seat.replica, self._ring, links.last)
-        clock = self._world.clock
-        return run_operations(runner, links, work.parts, work.evaluation, self.optimizer, clock).loss_sum
+        outcome = self._run(work, work.evaluation, 0.0, MemoryPolicy())  # no graph is kept, so nothing is saved
+        return outcome.loss_sum if self.counts else 0.0
 
-    def compute(self, work: StepInput) -> StepOutcome:
-        """Runs the operations of this rank's stage. Gradients are in the parameters then."""
+    def _run(self, work: StepInput, operations: Sequence[Operation], scale: float, memory: MemoryPolicy) -> StepOutcome:
         links = StageLinks(self._neighbours, self._everyone, self._config.hidden, self._dtype, self._device)
-        runner = TaskRunner(
-            self.model, work.batch, 1 / work.labels, self.seat.replica, self._ring, links.last, self._memory
-        )
-        return run_operations(runner, links, work.parts, work.operations, self.optimizer, self._world.clock)
+        runner = TaskRunner(self.model, work.batch, scale, self.seat.replica, self._ring, links.last, memory)
+        return run_operations(runner, links, work.parts, operations, self.optimizer, self._world.clock)
 
     def _ring(self, replicas: tuple[int, ...]) -> Exchange:
         """The ring of the ranks that have this stage and tensor index in these replicas."""
         return self._world.exchange(tuple(self._ranks[r, self.seat.stage, self.seat.tensor] for r in replicas))
+
+
+def _check_groups(optimizer: OptimizerConfig, names: Collection[str]) -> None:
+    """Refuses groups that choose no parameter. `resolve` judges all models but those of users' own."""
+    for place, why in idle_groups(optimizer.groups, names).items():
+        some = ", ".join(list(names)[:4])
+        raise Refused(
+            "GroupMatchesNothing",
+            f"optimizer.groups[{place}].match {optimizer.groups[place].match!r} {why}; names are such as {some}",
+        )
+
+
+def _check_whole(matrices: Collection[str], owned: Shards, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses a layout whose tensor groups split what Muon needs whole."""
+    split = sorted({c.box.name for c in owned.cells if c.box.name in matrices and c.box.shape != shapes[c.box.name]})
+    if split:
+        raise Refused("MuonUnsupported", f"optimizer.kind Muon: {split[0]} is split over a tensor group; use AdamW")
 
 
 def _check_degrees(specs: Sequence[ParameterSpec], layout: Layout) -> None:

@@ -121,7 +121,7 @@ class TaskRunner:
         for layer in self._model.stack:
             hidden = memory.run_layer(layer, hidden, rotary, attend)
         output = self._model.token_losses(hidden, self._batch.labels[rows]) if self._last else hidden
-        if torch.is_grad_enabled():  # an evaluation has no backward
+        if torch.is_grad_enabled():
             self._held[part.task.index] = received, output
         return (output.detach(), None) if self._last else (None, output.detach())
 

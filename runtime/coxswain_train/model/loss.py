@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,35 +60,58 @@ def _loss_and_gradient(hidden: Tensor, weight: Tensor, labels: Tensor, wide: tor
     return loss, gradient.mul_(valid).to(hidden.dtype)
 
 
-def _losses(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> Tensor:
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    total = torch.zeros((), dtype=wide, device=hidden.device)
-    for start in range(0, len(labels), chunk):
-        rows, mine = hidden[start : start + chunk], labels[start : start + chunk].unsqueeze(1)
-        log_probability = (rows @ weight.T).to(wide).log_softmax(-1)
-        total -= log_probability.gather(1, mine.clamp(min=0)).mul(mine != IGNORED).sum()
-    return total
+def _loss(hidden: Tensor, weight: Tensor, labels: Tensor, wide: torch.dtype) -> Tensor:
+    """Summed loss of some rows."""
+    log_probability = (hidden @ weight.T).to(wide).log_softmax(-1)
+    return -log_probability.gather(1, labels.clamp(min=0).unsqueeze(1)).mul((labels != IGNORED).unsqueeze(1)).sum()
+
+
+class _Shared(NamedTuple):
+    """Some rows over the ids of one rank, of which its group has all."""
+
+    exponentials: Tensor  # of the logits, with the largest of the group subtracted
+    sums: Tensor  # [2, rows]: of the exponentials, and the label's own logit, over the group
+    here: Tensor  # rows whose label is one of these ids
+    local: Tensor  # labels, counted from the first of these ids
+
+    def loss(self, labels: Tensor) -> Tensor:
+        return (self.sums[0].log() - self.sums[1]).mul(labels != IGNORED).sum()
+
+
+def _shared(hidden: Tensor, weight: Tensor, labels: Tensor, wide: torch.dtype, ids: IdRange) -> _Shared:
+    """`weight` has the rows of some ids only, or of none."""
+    logits = (hidden @ weight.T).to(wide)
+    largest = logits.amax(-1) if len(weight) else logits.new_full(labels.shape, -torch.inf)
+    ids.group.maximum(largest)
+    logits.sub_(largest.unsqueeze(1))
+    local = labels - ids.first
+    here = ((local >= 0) & (local < len(weight))).nonzero().squeeze(1)
+    own = logits.new_zeros(labels.shape).index_put_((here,), logits[here, local[here]])
+    exponentials = logits.exp_()
+    sums = torch.stack((exponentials.sum(-1), own))
+    ids.group.sum(sums)
+    return _Shared(exponentials, sums, here, local)
 
 
 def _shared_loss_and_gradient(
     hidden: Tensor, weight: Tensor, labels: Tensor, wide: torch.dtype, ids: IdRange
 ) -> tuple[Tensor, Tensor]:
     """The same where `weight` has the rows of some ids only, or of none. The loss is whole on each rank of the group."""
-    logits = (hidden @ weight.T).to(wide)
-    largest = logits.amax(-1) if len(weight) else logits.new_full(labels.shape, -torch.inf)
-    ids.group.maximum(largest)
-    logits.sub_(largest.unsqueeze(1))
-    local = labels - ids.first
-    here = ((local >= 0) & (local < len(weight))).nonzero().squeeze(1)  # tokens whose label is one of these ids
-    own = logits.new_zeros(labels.shape).index_put_((here,), logits[here, local[here]])
-    gradient = logits.exp_()
-    sums = torch.stack((gradient.sum(-1), own))
-    ids.group.sum(sums)
-    valid = labels != IGNORED
-    loss = (sums[0].log() - sums[1]).mul(valid).sum()
-    gradient.div_(sums[0].unsqueeze(1))
-    gradient[here, local[here]] -= 1
-    return loss, gradient.mul_(valid.unsqueeze(1)).to(hidden.dtype)
+    found = _shared(hidden, weight, labels, wide, ids)
+    gradient = found.exponentials.div_(found.sums[0].unsqueeze(1))
+    gradient[found.here, found.local[found.here]] -= 1
+    return found.loss(labels), gradient.mul_((labels != IGNORED).unsqueeze(1)).to(hidden.dtype)
+
+
+def _losses(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int, ids: IdRange | None) -> Tensor:
+    """Without gradients."""
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    total = torch.zeros((), dtype=wide, device=hidden.device)
+    for start in range(0, len(labels), chunk):
+        rows, mine = hidden[start : start + chunk], labels[start : start + chunk]
+        shared = None if ids is None else _shared(rows, weight, mine, wide, ids)
+        total += _loss(rows, weight, mine, wide) if shared is None else shared.loss(mine)
+    return total
 
 
 def linear_cross_entropy(
@@ -97,11 +120,11 @@ def linear_cross_entropy(
     """Sum over rows of -log softmax(hidden @ weight.T)[label], in nats.
 
     hidden [n, h], weight [vocabulary, h], labels [n]. The logits of `chunk` rows exist at one time. With `ids`,
-    `weight` has the rows of these ids, and the other ranks of the group compute the same with theirs.
-    Where gradients are disabled, none are made for whole weights.
+    `weight` has the rows of these ids, and the other ranks of the group compute the same with theirs. Where gradients
+    are disabled, none are made.
     """
-    if ids is None and not torch.is_grad_enabled():
-        return _losses(hidden, weight, labels, chunk)
+    if not torch.is_grad_enabled():
+        return _losses(hidden, weight, labels, chunk, ids)
     if ids is not None:
         hidden = enter(hidden, ids.group)
     return _LinearCrossEntropy.apply(hidden, weight, labels, chunk, ids)  # type: ignore[no-any-return]

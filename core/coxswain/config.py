@@ -109,8 +109,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention: Literal["Ring", "Ulysses", "Auto"] = "Ring"
     offload: Literal["Auto", "Off"] = "Off"
     hardware: str = "cpu"  # constants file of the cost model
-    recompute: Literal["None", "Selective", "Full"] = "None"
     layout: tuple[ReplicaShape, ...] = ()  # empty: equal replicas of `tensor` x `pipeline` devices
+    recompute: Literal["None", "Selective", "Full"] = "None"
 
     @property
     def least_devices(self) -> int:

@@ -23,7 +23,7 @@ SHAPES = {
     "bf16": (ModelConfig(layers=3, hidden=32, heads=2, kv_heads=1, feed_forward=96), 64, 256, torch.bfloat16),
     "wide feed-forward": (ModelConfig(layers=2, hidden=32, heads=4, kv_heads=4, feed_forward=256), 64, 256, torch.float32),
     "large tied head": (
-        ModelConfig(layers=3, hidden=32, heads=4, kv_heads=1, feed_forward=64, tied_head=True), 1024, 1500, torch.float32
+        ModelConfig(layers=3, hidden=32, heads=4, kv_heads=1, feed_forward=64, tied_head=True), 512, 1100, torch.float32
     ),
     "mostly weights": (ModelConfig(layers=6, hidden=128, heads=8, kv_heads=2, feed_forward=384), 256, 128, torch.float32),
     "mostly weights in bf16": (ModelConfig(layers=6, hidden=64, heads=2, kv_heads=1, feed_forward=192), 64, 64, torch.bfloat16),

@@ -97,7 +97,7 @@ class Loop:
 
     def loss(self, step: StepBatch, attention: Attention, loss: Loss) -> Tensor:
         model, attend = self.model, attention(step)
-        rotary, hidden = model.rotary(step.positions), model.embed(step.tokens)
+        rotary, hidden = model.rotary(step.positions), model.embed(step.tokens, step.positions)
         for layer in model.stack:
             hidden = layer(hidden, rotary, attend)
         head = model.model.embed_tokens if model.lm_head is None else model.lm_head

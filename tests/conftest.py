@@ -23,8 +23,25 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(trylast=True)  # after the deselections of -m and -k
-def pytest_collection_modifyitems(items):
-    """Refuses a selection whose tests need tools that are not built. A build inside a test would outlast the test."""
+def pytest_collection_modifyitems(config, items):
+    """Refuses a selection whose tests need tools that are not built. A build inside a test would outlast the test.
+
+    A worker that raised here would end with an error of xdist's own: the process that reports says it.
+    """
     needed = {name for item in items for mark in item.iter_markers("binaries") for name in mark.args}
-    if missing := sorted(name for name in needed if not is_current(name)):
-        raise pytest.UsageError(f"not built: {', '.join(missing)}; run `make binaries` (once, some minutes)")
+    missing = sorted(name for name in needed if not is_current(name))
+    if missing and hasattr(config, "workeroutput"):
+        config.workeroutput["missing binaries"] = missing
+        items.clear()
+    elif missing:
+        raise _not_built(missing)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    if missing := getattr(node, "workeroutput", {}).get("missing binaries"):
+        raise _not_built(missing)
+
+
+def _not_built(missing):
+    return pytest.UsageError(f"not built: {', '.join(missing)}; run `make binaries` (once, some minutes)")

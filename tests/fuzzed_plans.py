@@ -98,7 +98,7 @@ def _shape(rng: random.Random, layers: int, ranks: int) -> Shape:
 def fuzzed_tasks(
     rng: random.Random, shapes: list[Shape], longest: int, most: int = 12
 ) -> tuple[tuple[Task, ...], tuple[int, ...]]:
-    """Up to `most` tasks with random durations, and the lengths of their sequences: rings over equal replicas only."""
+    """Up to `most` tasks with random durations, and the lengths of their one to three sequences: rings over equal replicas."""
     tasks: list[Task] = []
     lengths: list[int] = []
     for index in range(rng.randint(1, most)):
@@ -106,11 +106,9 @@ def fuzzed_tasks(
         equal = [r for r, other in enumerate(shapes) if other == shape]
         ring = len(equal) > 1 and rng.random() < 0.6
         members = tuple(rng.sample(equal, rng.randint(2, len(equal)) if ring else 1))
-        slices: list[Slice] = []
-        for _ in range(1 if ring else rng.randint(1, 3)):
-            lengths.append(rng.randint(1, longest))
-            sequence = len(lengths) - 1
-            slices += ring_slices([sequence], lengths, members) if ring else [Slice(*members, sequence, 0, lengths[-1])]
+        mine = range(len(lengths), len(lengths) + rng.randint(1, 3))
+        lengths += [rng.randint(1, longest) for _ in mine]
+        slices = ring_slices(mine, lengths, members) if ring else [Slice(*members, i, 0, lengths[i]) for i in mine]
         tasks.append(
             Task(index, "ring" if ring else "pack", members, tuple(slices), rng.choice((1.0, rng.random() * 9)))
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,6 +22,9 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""
     region: str = ""
     secret: str = ""
+
+
+COMMON_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")  # usual names of an end-of-text token
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +72,27 @@ class MixConfig(msgspec.Struct, frozen=True, kw_only=True):
     long_sequences: Literal["Split", "Truncate", "Drop"] = "Split"
 
 
+class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
+    """How rotary frequencies are stretched. Linear: all by `factor`. Llama3: long waves by `factor`, short ones not, the rest
+    in between; a wave is long beyond `original_context` / `low_frequency_factor` tokens."""
+
+    kind: Literal["Linear", "Llama3"]
+    factor: float
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_context: int = 8192
+
+
+class CustomModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model of the user's own: `path` is MODULE:CLASS, `arguments` the class's own keyword arguments."""
+
+    path: str
+    arguments: dict[str, Any] = {}
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder of the Llama family. `vocabulary` 0: the tokenizer's size, rounded up to 64."""
+    """A decoder of the Llama family, or with `custom` the shape of another. `vocabulary` 0: the tokenizer's size, rounded up
+    to 64."""
 
     preset: str = ""
     layers: int
@@ -83,6 +105,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     norm_epsilon: float = 1e-5
     tied_head: bool = False
     init_from: str = ""  # uri of safetensors in Hugging Face's layout
+    head_size: int = 0  # 0: hidden / heads
+    qkv_bias: bool = False  # Qwen 2
+    qk_norm: bool = False  # Qwen 3: RMSNorm of each head's query and key, before the rotation
+    rope_scaling: RopeScaling | None = None
+    custom: CustomModel | None = None
+
+    @property
+    def size_of_head(self) -> int:
+        return self.head_size or self.hidden // self.heads
+
+
+_NEWER_FIELDS = ("head_size", "qkv_bias", "qk_norm", "rope_scaling", "custom")
+"""Fields of a model that a checkpoint of an earlier release did not hash. They are hashed where they are not at their default."""
 
 
 class StageShape(msgspec.Struct, frozen=True):
@@ -109,8 +144,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention: Literal["Ring", "Ulysses", "Auto"] = "Ring"
     offload: Literal["Auto", "Off"] = "Off"
     hardware: str = "cpu"  # constants file of the cost model
-    layout: tuple[ReplicaShape, ...] = ()  # empty: equal replicas of `tensor` x `pipeline` devices
     recompute: Literal["None", "Selective", "Full"] = "None"
+    layout: tuple[ReplicaShape, ...] = ()  # empty: equal replicas of `tensor` x `pipeline` devices
 
     @property
     def least_devices(self) -> int:
@@ -186,8 +221,10 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         return stream_hash(self.mix, self.batch)
 
     def model_hash(self) -> str:
-        what = msgspec.structs.replace(self.model, preset="", init_from="")
-        return hashlib.sha256(msgspec.json.encode(what)).hexdigest()
+        """Hashes the model's shape. A checkpoint with another hash belongs to another model."""
+        what = msgspec.to_builtins(msgspec.structs.replace(self.model, preset="", init_from=""))
+        hashed = {name: value for name, value in what.items() if value or name not in _NEWER_FIELDS}
+        return hashlib.sha256(msgspec.json.encode(hashed)).hexdigest()
 
 
 def stream_hash(mix: MixConfig, batch: BatchConfig) -> str:

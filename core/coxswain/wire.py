@@ -12,7 +12,7 @@ import msgspec
 
 from coxswain.block import BlockEntry
 from coxswain.boxes import Box
-from coxswain.config import ModelConfig
+from coxswain.config import ModelConfig, TokenizerConfig
 from coxswain.layout import Layout, Seat
 from coxswain.membership.values import Cursor, Sequence
 from coxswain.plan.values import StageOperations, Task
@@ -295,6 +295,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True):
     time: float
     model: ModelConfig | None = None  # None: written by an earlier release
     longest: int = 0  # the job's maxSequenceTokens
+    tokenizer: TokenizerConfig | None = None  # of the job's sources; None: written by an earlier release
 
 
 # --- the operator and people ----------------------------------------------------------------------------------------

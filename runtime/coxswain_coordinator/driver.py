@@ -210,7 +210,7 @@ class Driver:
             stream_digest=session.book.stream_digests[step], tokens=cursor.offset, model_hash=run.job.model_hash(),
             stream_hash=stream_hash(run.job), index_hash=run.index_progress.index.hash, vocabulary=session.world.vocabulary,
             shards=session.pending.shards(step), time=run.clock(), model=run.job.model,
-            longest=run.job.batch.max_sequence_tokens,
+            longest=run.job.batch.max_sequence_tokens, tokenizer=run.job.mix.sources[0].tokenizer,
         )  # fmt: skip
 
     async def _await_workers(self, session: Session) -> bool:

@@ -13,14 +13,13 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from coxswain.config import EndpointConfig, TokenizerConfig
+from coxswain.config import COMMON_EOS, EndpointConfig, TokenizerConfig
 from coxswain.errors import Refused
 from coxswain.uris import folder_and_key
 from coxswain_data.formats.base import Content
 from coxswain_link.store import BucketNotFound, NotFound, open_store
 
 _WAY_OUT = "correct the uri, or write the file again with `tokenizer.save()`"
-COMMON_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 
 
 class Tokenizer(Protocol):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Sequence
 
-from coxswain.layout import Device, Layout, Replica, Stage
+from coxswain.layout import Layout, Replica
 from coxswain.plan.values import Operation, Slice, StageOperations, Task
 
 Plan = tuple[tuple[Task, ...], tuple[StageOperations, ...]]
@@ -18,16 +17,6 @@ def ring_slices(sequence: int, length: int, members: Sequence[int]) -> tuple[Sli
     cuts = [length * i // count for i in range(count + 1)]
     chunks = [(m, cuts[c], cuts[c + 1]) for i, m in enumerate(members) for c in (i, count - 1 - i)]
     return tuple(Slice(m, sequence, start, stop) for m, start, stop in chunks if stop > start)
-
-
-def layout_of(*replicas: Sequence[tuple[int, int]]) -> Layout:
-    """Of replicas given by (layers, tensor degree) of each stage."""
-    devices, found = iter(itertools.count()), []
-    for stages in replicas:
-        cuts = list(itertools.accumulate((layers for layers, _ in stages), initial=0))
-        groups = [tuple(Device(0, next(devices)) for _ in range(degree)) for _, degree in stages]
-        found.append(Replica(tuple(Stage(*each) for each in zip(groups, cuts, cuts[1:], strict=False))))
-    return Layout(tuple(found))
 
 
 def random_plan(

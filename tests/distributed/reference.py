@@ -65,11 +65,13 @@ def _norm(config: ModelConfig, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _attention(config: ModelConfig, w: Weights, p: str, x: Tensor) -> Tensor:
-    n, size = len(x), config.hidden // config.heads
+    n, size = len(x), config.head_size or config.hidden // config.heads
     q, k, v = (
-        (x @ w[f"{p}{name}_proj.weight"].T).view(n, heads, size).transpose(0, 1)
+        (x @ w[f"{p}{name}_proj.weight"].T + w.get(f"{p}{name}_proj.bias", 0)).view(n, heads, size).transpose(0, 1)
         for name, heads in (("q", config.heads), ("k", config.kv_heads), ("v", config.kv_heads))
     )
+    if config.qk_norm:
+        q, k = (_norm(config, t, w[f"{p}{name}_norm.weight"]) for name, t in (("q", q), ("k", k)))
     q, k = _rope(config, q), _rope(config, k)
     k, v = (t.repeat_interleave(config.heads // config.kv_heads, 0) for t in (k, v))
     scores = (q @ k.transpose(1, 2)) / size**0.5

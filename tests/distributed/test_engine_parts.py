@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
+import tracemalloc
+from collections.abc import Mapping
 from contextlib import nullcontext
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +17,15 @@ import safetensors.torch
 import torch
 from msgspec.structs import replace
 
-from coxswain.boxes import Box, full_box
+from coxswain.boxes import Box, full_box, zero_shard
 from coxswain.errors import Refused
 from coxswain.layout import Device, uniform_layout
 from coxswain.models import parameter_specs
-from coxswain_link.store import open_store
+from coxswain.presets import PRESETS
+from coxswain_link.store import Store, open_store
+from coxswain_train.checkpoint import foreign_files
 from coxswain_train.checkpoint.export import export
-from coxswain_train.checkpoint.pretrained import load_pretrained
+from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD, load_pretrained
 from coxswain_train.model.llama import Llama
 from tests.distributed import training
 from tests.distributed.plans import random_plan
@@ -64,11 +71,14 @@ def test_weights_come_from_a_safetensors_file_by_rows(tmp_path: Path, dtype: tor
     assert torch.equal(room, values[10:15].float())
 
 
-def test_rows_beyond_the_files_vocabulary_keep_their_initial_values(tmp_path: Path) -> None:
-    safetensors.torch.save_file({"w": torch.ones(30, 8)}, tmp_path / "model.safetensors")
-    room = torch.zeros(SHAPE)
-    load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): room}, {"w": SHAPE})
-    assert (float(room[:30].min()), float(room[30:].max())) == (1.0, 0.0)
+@pytest.mark.parametrize("rows", [slice(0, 40), slice(20, 35), slice(30, 40), slice(33, 37)], ids=str)
+def test_the_rows_that_round_a_vocabulary_up_are_zero_in_any_box(tmp_path: Path, rows: slice) -> None:
+    safetensors.torch.save_file({HEAD: torch.ones(30, 8)}, tmp_path / "model.safetensors")
+    whole, count = torch.zeros(SHAPE), rows.stop - rows.start
+    whole[:30] = 1.0
+    room = torch.full((count, 8), 5.0)
+    load_pretrained(f"file://{tmp_path}", {Box(HEAD, (rows.start, 0), (count, 8)): room}, {HEAD: SHAPE}, ids=29)
+    assert torch.equal(room, whole[rows])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
@@ -81,18 +91,90 @@ def test_a_box_of_columns_is_cut_out_of_its_rows(tmp_path: Path, dtype: torch.dt
     assert torch.equal(room, values[35:, 4:7].float())
 
 
-def test_an_owner_of_only_the_rows_beyond_the_files_vocabulary_keeps_them(tmp_path: Path) -> None:
-    safetensors.torch.save_file({"w": torch.ones(30, 8)}, tmp_path / "model.safetensors")
-    room = torch.full((10, 8), 5.0)
-    load_pretrained(f"file://{tmp_path}", {Box("w", (30, 0), (10, 8)): room}, {"w": SHAPE})
-    assert room.eq(5.0).all()
+@pytest.mark.parametrize("name", [EMBEDDING, HEAD, "model.layers.0.self_attn.k_proj.weight"])
+@pytest.mark.parametrize(
+    ("rows", "ids", "fits"),
+    [
+        (100, 0, True),
+        (99, 0, False),
+        (99, 99, True),
+        (99, 100, False),
+        (37, 30, True),
+        (36, 30, False),
+        (101, 30, False),
+    ],
+)
+def test_only_a_vocabulary_may_lack_rows_and_only_those_of_no_id(
+    tmp_path: Path, name: str, rows: int, ids: int, fits: bool
+) -> None:
+    safetensors.torch.save_file({name: torch.ones(rows, 2)}, tmp_path / "model.safetensors")
+    right = fits if name in (EMBEDDING, HEAD) else rows == 100
+    with nullcontext() if right else pytest.raises(Refused, match=rf"{name} has shape \[{rows}, 2\], this model needs"):
+        shape = (100, 2)
+        load_pretrained(f"file://{tmp_path}", {full_box(name, shape): torch.zeros(shape)}, {name: shape}, ids=ids)
 
 
-@pytest.mark.parametrize(("rows", "fits"), [(100, True), (37, True), (36, False), (101, False)])
-def test_a_vocabulary_may_lack_up_to_63_rows_and_have_none_too_many(tmp_path: Path, rows: int, fits: bool) -> None:
-    safetensors.torch.save_file({"w": torch.ones(rows, 2)}, tmp_path / "model.safetensors")
-    with nullcontext() if fits else pytest.raises(Refused, match=rf"w has shape \[{rows}, 2\], this model needs"):
-        load_pretrained(f"file://{tmp_path}", {full_box("w", (100, 2)): torch.zeros(100, 2)}, {"w": (100, 2)})
+def ranges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the ranges that are read from now on."""
+    sizes: list[int] = []
+    plain = Store.get_range
+
+    def counted(self: Store, key: str, start: int, stop: int, etag: str = "") -> bytes:
+        sizes.append(stop - start)
+        return plain(self, key, start, stop, etag)
+
+    monkeypatch.setattr(Store, "get_range", counted)
+    return sizes
+
+
+@pytest.mark.parametrize("piece", [1, 100, 1 << 20])
+def test_a_box_is_read_in_pieces_of_bounded_size_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    values = torch.arange(320.0).view(SHAPE)
+    safetensors.torch.save_file({"w": values}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(foreign_files, "PIECE_BYTES", piece)
+    sizes, room = ranges(monkeypatch), torch.zeros(13, 8)
+    load_pretrained(f"file://{tmp_path}", {Box("w", (7, 0), (13, 8)): room}, {"w": SHAPE})
+    assert torch.equal(room, values[7:20])
+    assert sum(sizes[2:]) == 13 * 8 * 4
+    assert max(sizes[2:]) <= max(piece, 8 * 4)
+
+
+def sparse_70b(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """A checkpoint of 70 billion zeros in bf16, in files with holes and an index; its bytes."""
+    at = {name: f"model-{i // 50:05d}.safetensors" for i, name in enumerate(shapes)}
+    for key in sorted(set(at.values())):
+        table, end = {}, 0
+        for name in (n for n in shapes if at[n] == key):
+            begin, end = end, end + 2 * prod(shapes[name])
+            table[name] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": [begin, end]}
+        header = json.dumps(table).encode()
+        with (folder / key).open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + end)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": at}))
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def test_a_rank_of_70_billion_parameters_reads_its_own_rows_and_holds_one_piece_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = PRESETS["llama-3.1-70b"]
+    shapes = {spec.name: spec.shape for spec in parameter_specs(model, model.vocabulary)}
+    assert sparse_70b(tmp_path, shapes) > 141e9
+    mine = [box for name, shape in shapes.items() if (box := zero_shard(full_box(name, shape), 4096, 77))]
+    state = {box: torch.full(box.shape, 5.0, dtype=torch.bfloat16) for box in mine}
+    sizes = ranges(monkeypatch)
+    tracemalloc.start()
+    load_pretrained(tmp_path.as_uri(), state, shapes, model=None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    headers = 2 * len(list(tmp_path.glob("*.safetensors")))
+    assert sum(sizes[headers:]) == 2 * sum(box.elements for box in mine)
+    assert max(sizes) <= foreign_files.PIECE_BYTES
+    assert peak < 3 * foreign_files.PIECE_BYTES
+    assert not any(bool(values.any()) for values in state.values())
 
 
 def test_a_folders_subfolders_are_not_read_for_weights(tmp_path: Path) -> None:
@@ -121,8 +203,10 @@ def test_exported_weights_start_another_job_where_this_one_stood(tmp_path: Path)
         assert all(np.array_equal(started[name], weights[name]) for name in weights)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_list_of_parameters_is_that_of_the_model(tied: bool) -> None:
-    config = replace(training.MODEL, tied_head=tied)
+@pytest.mark.parametrize(
+    "changes", [{}, {"tied_head": True}, {"qkv_bias": True}, {"qk_norm": True, "head_size": 16}], ids=str
+)
+def test_the_list_of_parameters_is_that_of_the_model(changes: dict[str, Any]) -> None:
+    config = replace(training.MODEL, **changes)
     shapes = {name: tuple(weight.shape) for name, weight in Llama(config, training.VOCABULARY).weights().items()}
     assert {spec.name: spec.shape for spec in parameter_specs(config, training.VOCABULARY)} == shapes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from coxswain.boxes import full_box
-from coxswain.config import ModelConfig
+from coxswain.config import ModelConfig, RopeScaling
 from coxswain.errors import Refused
 from coxswain.planlog import manifest_key
 from coxswain_link.store import Store, open_store
@@ -37,25 +37,32 @@ shapes = pytest.mark.parametrize("kv_heads", [1, 2, 4], ids=lambda n: f"{n} key 
 heads = pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied head"])
 
 
-def theirs(folder: Path, model: ModelConfig, vocabulary: int = training.VOCABULARY, **save: object) -> Tensor:
+def theirs(
+    folder: Path, model: ModelConfig, vocabulary: int = training.VOCABULARY, family: str = "Llama",
+    rope: Mapping[str, object] | None = None, **save: object,
+) -> Tensor:  # fmt: skip
     """Saves a random model of `transformers`; its logits. Weights are large enough for attention to matter."""
     torch.manual_seed(5)
-    config = transformers.LlamaConfig(
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=vocabulary, hidden_size=model.hidden, num_hidden_layers=model.layers, num_attention_heads=model.heads,
         num_key_value_heads=model.kv_heads, intermediate_size=model.feed_forward, rms_norm_eps=model.norm_epsilon,
-        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta}, tie_word_embeddings=model.tied_head,
-        initializer_range=0.3,
+        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta, **(rope or {})},
+        tie_word_embeddings=model.tied_head, initializer_range=0.3, max_position_embeddings=128, head_dim=model.size_of_head,
+        **({"sliding_window": None} if family == "Mistral" else {}),
     )  # fmt: skip
-    found = transformers.LlamaForCausalLM(config)
-    for layer in found.model.layers:
-        torch.nn.init.uniform_(layer.input_layernorm.weight, 0.5, 1.5)
+    found = getattr(transformers, f"{family}ForCausalLM")(config)
+    for name, parameter in found.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        elif name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
     found.save_pretrained(folder, **save)
     return their_logits(folder)
 
 
 @torch.no_grad()
 def their_logits(folder: Path) -> Tensor:
-    found = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+    found = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     return found(TOKENS[None].clamp(max=found.config.vocab_size - 1)).logits[0]
 
 
@@ -69,7 +76,8 @@ def ours(uri: str, model: ModelConfig, vocabulary: int = training.VOCABULARY, id
 
 
 def last_hidden(model: Llama, tokens: Tensor) -> Tensor:
-    hidden, rotary = model.embed(tokens), model.rotary(torch.arange(len(tokens)))
+    positions = torch.arange(len(tokens))
+    hidden, rotary = model.embed(tokens, positions), model.rotary(positions)
     for layer in model.stack:
         hidden = layer(hidden, rotary, pack_attention([len(tokens)]))
     return hidden
@@ -93,6 +101,62 @@ def run(folder: Path, model: ModelConfig, ranks: int, ids: int = 0) -> Store:
 
 def assert_same(mine: Tensor, other: Tensor) -> None:
     assert float((mine - other).abs().max() / other.abs().max()) < ROUNDING
+
+
+LLAMA3 = RopeScaling(kind="Llama3", factor=8.0, original_context=64)
+FAMILIES = {
+    "Llama 3.1": ("Llama", {"rope_scaling": LLAMA3}, {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }),
+    "Llama, longer": ("Llama", {"rope_scaling": RopeScaling(kind="Linear", factor=4.0)}, {"rope_type": "linear", "factor": 4.0}),
+    "Llama, heads of their own size": ("Llama", {"head_size": 12}, {}),
+    "Mistral": ("Mistral", {"head_size": 16}, {}),
+    "Qwen 2.5": ("Qwen2", {"qkv_bias": True}, {}),
+    "Qwen 3": ("Qwen3", {"qk_norm": True, "head_size": 16, "norm_epsilon": 1e-6}, {}),
+}  # fmt: skip
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+@families
+def test_a_checkpoint_of_each_family_gives_the_logits_of_transformers_and_its_export_again(tmp_path, family):
+    name, fields, rope = FAMILIES[family]
+    model = replace(MODEL, rope_theta=100.0, **fields)
+    logits = theirs(tmp_path / "in", model, family=name, rope=rope)
+    assert_same(our_logits(ours((tmp_path / "in").as_uri(), model)), logits)
+    export(run(tmp_path / "run", replace(model, init_from=(tmp_path / "in").as_uri()), ranks=1), tmp_path / "out")
+    assert torch.equal(their_logits(tmp_path / "out"), logits)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "says"),
+    [
+        ("Mistral", {"sliding_window": 32}, "sliding_window is 32, this engine's attention has none"),
+        ("Qwen 2.5", {"use_sliding_window": True, "sliding_window": 32}, "sliding_window is 32"),
+        ("Qwen 3", {"head_dim": 8}, r"head_dim is 8, this job's model\.config\.headSize is 16"),
+        ("Llama 3.1", {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, "ropeScaling means 'llama3'"),
+        (
+            "Llama 3.1",
+            {"rope_parameters": {**FAMILIES["Llama 3.1"][2], "rope_theta": 100.0, "factor": 4.0}},
+            r"factor is 4\.0, .*has 8",
+        ),
+    ],
+)
+def test_a_familys_own_fields_are_compared_too(tmp_path, family, changes, says):
+    name, fields, rope = FAMILIES[family]
+    model = replace(MODEL, rope_theta=100.0, **fields)
+    theirs(tmp_path, model, family=name, rope=rope)
+    edit(tmp_path, **changes)
+    with pytest.raises(Refused, match=says):
+        ours(tmp_path.as_uri(), model)
+
+
+def test_a_config_of_mistral_that_names_no_window_has_one(tmp_path):
+    theirs(tmp_path, MODEL, family="Mistral")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "sliding_window"}))
+    with pytest.raises(Refused, match="sliding_window is 4096"):
+        ours(tmp_path.as_uri(), MODEL)
 
 
 @shapes
@@ -131,7 +195,7 @@ def test_a_job_of_its_own_gives_the_same_logits_in_transformers(tmp_path):
 
 def test_a_vocabulary_that_is_no_multiple_of_64_keeps_its_rows(tmp_path):
     logits = theirs(tmp_path, MODEL, vocabulary=50)
-    model = ours(tmp_path.as_uri(), MODEL)
+    model = ours(tmp_path.as_uri(), MODEL, ids=50)
     mine = our_logits(model, TOKENS.clamp(max=49))
     assert_same(mine[:, :50], logits)
 
@@ -152,13 +216,43 @@ def test_the_loss_of_imported_weights_leaves_out_the_rows_that_rounding_adds(tmp
             assert float(mine.weights()[name].grad[:50].abs().max()) > 0
 
 
-def test_ids_that_the_weights_lack_begin_at_random_and_count(tmp_path):
-    theirs(tmp_path, MODEL, vocabulary=50)
-    mine = ours(tmp_path.as_uri(), MODEL, ids=55)
-    labels = torch.full_like(TOKENS, 54)
-    mine.token_losses(last_hidden(mine, TOKENS.clamp(max=54)), labels).backward()
-    grad = mine.weights()["lm_head.weight"].grad.abs().amax(1)
-    assert bool((grad[:55] > 0).all()) and not grad[55:].any()
+@pytest.mark.parametrize(("rows", "ids", "says"), [
+    (50, 55, r"\[50, 32\], .* \[64, 32\] \(the tokenizer has 55 ids: give the tokenizer of these weights"),
+    (50, 0, r"\[50, 32\], .* \[64, 32\] \(set model\.config\.vocabulary to 50\)"),
+    (90, 55, r"\[90, 32\], .* \[64, 32\] \(set model\.config\.vocabulary to 90\)"),
+])  # fmt: skip
+def test_a_vocabulary_that_is_not_the_tokenizers_is_refused_with_the_way_out(tmp_path, rows, ids, says):
+    theirs(tmp_path, MODEL, vocabulary=rows)
+    with pytest.raises(Refused, match=f"embed_tokens.weight has shape {says}"):
+        ours(tmp_path.as_uri(), MODEL, ids=ids)
+
+
+def test_a_file_with_fewer_key_heads_is_refused_though_it_has_no_config(tmp_path):
+    theirs(tmp_path, replace(MODEL, kv_heads=1))
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(Refused, match=r"k_proj\.weight has shape \[8, 32\], this model needs \[16, 32\]"):
+        ours(tmp_path.as_uri(), MODEL)
+
+
+def test_files_that_the_index_does_not_name_are_not_read(tmp_path):
+    logits = theirs(tmp_path, MODEL, max_shard_size="8KB")
+    safetensors.torch.save_file({"layers.0.attention.wq.weight": torch.zeros(2)}, tmp_path / "consolidated.safetensors")
+    assert_same(our_logits(ours(tmp_path.as_uri(), MODEL)), logits)
+
+
+@pytest.mark.parametrize(("harm", "says"), [
+    (lambda folder: sorted(folder.glob("model-*"))[0].unlink(), "index.json names model-00001-of-.*, which does not exist"),
+    (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), r"damaged model\.safetensors\.index\.json"),
+    (lambda folder: [
+        (folder / "model.safetensors.index.json").unlink(),
+        safetensors.torch.save_file({"model.norm.weight": torch.ones(32)}, folder / "norm.safetensors"),
+    ], r"model\.norm\.weight is in .* and in norm\.safetensors"),
+])  # fmt: skip
+def test_a_torn_set_of_files_is_refused_by_name(tmp_path, harm, says):
+    theirs(tmp_path, MODEL, max_shard_size="8KB")
+    harm(tmp_path)
+    with pytest.raises(Refused, match=says):
+        ours(tmp_path.as_uri(), MODEL)
 
 
 @heads
@@ -197,7 +291,19 @@ def edit(folder: Path, **changes: object) -> None:
         ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06, this job's model.config.normEpsilon is 1e-05"),
         ({"hidden_act": "gelu"}, "hidden_act is gelu, this engine's is silu"),
         ({"sliding_window": 4096, "model_type": "mistral"}, "sliding_window is 4096"),
-        ({"model_type": "qwen2"}, "model_type is 'qwen2', allowed are llama, mistral"),
+        ({"model_type": "mistral", "sliding_window": None, "num_key_value_heads": 4}, "num_key_value_heads is 4"),
+        ({"model_type": "gemma"}, "model_type is 'gemma', allowed are llama, mistral, qwen2, qwen3"),
+        ({"model_type": "qwen2"}, "model_type is 'qwen2', this job's model.config.qkvBias is None"),
+        ({"model_type": "qwen3"}, "model_type is 'qwen3', this job's model.config.qkNorm is None"),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 5e5},
+            "is 'linear'",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5e5}},
+            "'dynamic', allowed are default",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, this engine's is 1.0"),
         ({"attention_bias": True}, "attention_bias is True"),
     ],
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace as with_
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,24 +19,26 @@ from coxswain.layout import Layout
 from coxswain.models import parameter_specs
 from coxswain_train.engine import engine
 from tests.distributed import reference, training
-from tests.distributed.plans import layout_of, random_plan
+from tests.distributed.plans import random_plan
+from tests.distributed.ranks import run_ranks
 from tests.distributed.reference import Stream
 from tests.distributed.threads import run_threads
+from tests.layouts import layout_of
 
 STREAM = Stream(lengths=(1, 2, 3, 7, 16, 29, 41), vocabulary=training.VOCABULARY)
 MODEL = replace(training.MODEL, layers=3)
 TIED = replace(MODEL, tied_head=True, kv_heads=1)
-WHOLE, SHARED = [(3, 1)], [(3, 2)]  # replicas of one device, and of one tensor group
+WHOLE, SHARED = [(1, 3)], [(2, 3)]  # replicas of one device, and of one tensor group
 
 LAYOUTS = {
     "a tensor group of 2": layout_of(SHARED),
-    "a tensor group of 4": layout_of([(3, 4)]),
+    "a tensor group of 4": layout_of([(4, 3)]),
     "two tensor groups": layout_of(SHARED, SHARED),
-    "2 stages": layout_of([(1, 1), (2, 1)]),
-    "3 stages, twice": layout_of(*[[(1, 1)] * 3] * 2),
-    "2 stages of tensor groups": layout_of([(2, 2), (1, 2)], [(2, 2), (1, 2)]),
-    "degrees that rise and fall": layout_of([(1, 1), (1, 4), (1, 2)], [(1, 2), (1, 1), (1, 1)]),
-    "unequal replicas": layout_of(WHOLE, SHARED, [(2, 2), (1, 1)], WHOLE, [(1, 1), (2, 2)]),
+    "2 stages": layout_of([(1, 1), (1, 3)]),
+    "3 stages, twice": layout_of(*[[(1, 1), (1, 2), (1, 3)]] * 2),
+    "2 stages of tensor groups": layout_of([(2, 2), (2, 3)], [(2, 2), (2, 3)]),
+    "degrees that rise and fall": layout_of([(1, 1), (4, 2), (2, 3)], [(2, 1), (1, 2), (1, 3)]),
+    "unequal replicas": layout_of(WHOLE, SHARED, [(2, 2), (1, 3)], WHOLE, [(1, 1), (2, 3)]),
 }
 Gradient = dict[str, np.ndarray]
 
@@ -48,10 +51,12 @@ def plain(model: ModelConfig) -> tuple[float, Gradient]:
     return loss, {name: weight.grad.numpy() for name, weight in weights.items() if weight.grad is not None}
 
 
-def summed(model: ModelConfig, layout: Layout, seed: int, stream: Stream = STREAM) -> tuple[float, Gradient]:
+def summed(
+    model: ModelConfig, layout: Layout, seed: int, stream: Stream = STREAM, run: Callable[..., Any] = run_threads
+) -> tuple[float, Gradient]:
     """The loss and the gradient of all ranks together."""
     plan = random_plan(STREAM.lengths, len(layout.replicas), seed, layout=layout)
-    ranks = run_threads(len(layout.ranks()), training.owned_gradient, model, layout, stream, plan)
+    ranks = run(len(layout.ranks()), training.owned_gradient, model, layout, stream, plan)
     total = {spec.name: np.full(spec.shape, np.nan) for spec in parameter_specs(model, training.VOCABULARY)}
     for _, owned in ranks:
         for box, gradient in owned:
@@ -69,6 +74,12 @@ def test_every_layout_has_the_loss_and_the_gradient_of_one_plain_process(layout:
         assert difference(gradient, expected) <= 1e-14
 
 
+def test_stages_and_tensor_groups_meet_over_processes_as_between_threads() -> None:
+    layout = layout_of(*[[(1, 1), (2, 2), (1, 3)]] * 2)
+    _, gradient = summed(MODEL, layout, 0, run=run_ranks)
+    assert difference(gradient, plain(MODEL)[1]) <= 1e-14
+
+
 def difference(a: Gradient, b: Gradient) -> float:
     return float(np.max([np.abs(a[name] - b[name]).max() for name in b]))
 
@@ -79,7 +90,7 @@ def test_empty_rows_of_the_head_stay_out_of_the_loss_of_a_tensor_group(ids: int,
     """The second of two ranks has none, the first or more than one of the ids that the weights have."""
     stream = with_(STREAM, vocabulary=ids)
     loss, expected = summed(model, layout_of(WHOLE), 0, stream)
-    found, gradient = summed(model, layout_of([(2, 1), (1, 2)]), 0, stream)
+    found, gradient = summed(model, layout_of([(1, 2), (2, 3)]), 0, stream)
     assert found == pytest.approx(loss, rel=1e-13)
     assert difference(gradient, expected) <= 1e-14
     assert not gradient["model.embed_tokens.weight"][ids:].any()

@@ -15,9 +15,10 @@ from coxswain.layout import Layout
 from coxswain_train.engine.memory import MemoryPolicy, Recompute
 from coxswain_train.engine.offload import HostCopies
 from tests.distributed import training
-from tests.distributed.plans import layout_of, random_plan
+from tests.distributed.plans import random_plan
 from tests.distributed.reference import Stream
 from tests.distributed.threads import ThreadWorld, run_threads
+from tests.layouts import layout_of
 
 MODEL = replace(training.MODEL, layers=3)
 STREAM = Stream(lengths=(5, 16, 29, 41), vocabulary=training.VOCABULARY)
@@ -51,7 +52,7 @@ def gradients(
     return [gradient for _, gradient in owned], copies, len(world.clock.waits)
 
 
-LAYOUTS = {"three replicas": layout_of(*[[(3, 1)]] * 3), "stages of tensor groups": layout_of(*[[(2, 2), (1, 1)]] * 2)}
+LAYOUTS = {"three replicas": layout_of(*[[(1, 3)]] * 3), "stages of tensor groups": layout_of(*[[(2, 2), (1, 3)]] * 2)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -76,7 +77,7 @@ def test_a_ring_repeats_its_forward_hops_in_backward_only_under_full_recompute(
 ) -> None:
     """A layer has a hop a member forward, and one more backward: the way home of the gradients."""
     stream = Stream(lengths=(64,), vocabulary=training.VOCABULARY)
-    two = layout_of(*[[(3, 1)]] * 2)
+    two = layout_of(*[[(1, 3)]] * 2)
     assert random_plan(stream.lengths, 2, 4, layout=two)[0][0].kind == "ring"
     for _, _, waits in run_threads(2, gradients, two, torch.float32, recompute, 0.0, stream):
         assert waits == MODEL.layers * (2 * forwards + 3)

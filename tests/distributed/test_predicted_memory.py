@@ -13,14 +13,18 @@ from coxswain_train.engine.engine import Engine
 from coxswain_train.engine.memory import MemoryPolicy
 from tests.distributed import training
 from tests.distributed.live_bytes import peak_bytes
-from tests.distributed.plans import Plan, layout_of
+from tests.distributed.plans import Plan
 from tests.distributed.reference import Stream
 from tests.distributed.threads import ThreadWorld, run_threads
+from tests.layouts import layout_of
 
 # Model, rows of its embedding, tokens of a task, bytes of a parameter.
 SHAPES = {
     "many tokens": (ModelConfig(layers=4, hidden=32, heads=4, kv_heads=2, feed_forward=96), 64, 512, torch.float32),
     "bf16": (ModelConfig(layers=3, hidden=32, heads=2, kv_heads=1, feed_forward=96), 64, 256, torch.bfloat16),
+    "norms of queries and keys": (
+        ModelConfig(layers=3, hidden=32, heads=4, kv_heads=2, feed_forward=48, head_size=16, qk_norm=True), 64, 256, torch.float32
+    ),
     "wide feed-forward": (ModelConfig(layers=2, hidden=32, heads=4, kv_heads=4, feed_forward=256), 64, 256, torch.float32),
     "large tied head": (
         ModelConfig(layers=3, hidden=32, heads=4, kv_heads=1, feed_forward=64, tied_head=True), 512, 1100, torch.float32
@@ -38,7 +42,7 @@ def two_packs(tokens: int) -> Plan:
 
 def measured(world: ThreadWorld, model: ModelConfig, rows: int, tokens: int, work: Workload, dtype: torch.dtype) -> int:
     """The most bytes at one time in a step of two packs, with weights and the optimizer's state."""
-    layout, stream = layout_of([(model.layers, 1)]), Stream(lengths=(tokens, tokens), vocabulary=rows)
+    layout, stream = layout_of([(1, model.layers)]), Stream(lengths=(tokens, tokens), vocabulary=rows)
     engine = Engine(
         model, rows, training.OPTIMIZER, 10, layout, layout.ranks()[0], world, torch.device("cpu"), dtype,  # type: ignore[arg-type]
         memory=MemoryPolicy(work.recompute),
@@ -53,7 +57,7 @@ def measured(world: ThreadWorld, model: ModelConfig, rows: int, tokens: int, wor
 def test_the_predicted_peak_is_within_a_tenth_of_the_measured_one(
     model: ModelConfig, rows: int, tokens: int, dtype: torch.dtype
 ) -> None:
-    layout = layout_of([(model.layers, 1)])
+    layout = layout_of([(1, model.layers)])
     for recompute in MODES:
         work = Workload(dtype.itemsize, tokens, recompute)
         predicted = peaks(model, parameter_specs(model, rows), layout, work)[0, 0, 0].total

@@ -23,6 +23,7 @@ STEPS = 20
 STREAM = Stream(lengths=(1, 2, 3, 7, 16, 29, 41), vocabulary=training.VOCABULARY)
 RATES = [learning_rate(training.OPTIMIZER, step, STEPS) for step in range(STEPS)]
 TIED = replace(training.MODEL, tied_head=True, kv_heads=4)
+BIASED = replace(training.MODEL, qkv_bias=True, qk_norm=True, head_size=12)
 
 # (replicas, degree of the rings (0: any), idle replicas): pairwise, so that the tier stays short.
 WORLDS = [(1, 0, ()), (2, 2, ()), (3, 0, ()), (3, 3, (1,)), (4, 3, (0,)), (5, 5, ()), (8, 7, (3,)), (8, 8, ())]
@@ -65,9 +66,10 @@ def test_twenty_steps_in_fp32_stay_within_rounding_of_the_plain_process(replicas
     assert max(difference(weights, expected) for weights, _ in results) <= 3e-5
 
 
-def test_a_tied_head_without_shared_keys_trains_the_same() -> None:
-    expected, _ = plain(torch.float64, TIED)
-    results = run_ranks(3, training.train, torch.float64, STREAM, plans_for(3), TIED)
+@pytest.mark.parametrize("model", [TIED, BIASED], ids=["tied head without shared keys", "biases and norms of heads"])
+def test_another_model_of_the_family_trains_the_same(model: ModelConfig) -> None:
+    expected, _ = plain(torch.float64, model)
+    results = run_ranks(3, training.train, torch.float64, STREAM, plans_for(3), model)
     assert max(difference(weights, expected) for weights, _ in results) <= 1e-12
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -83,16 +83,51 @@ def weights_of(engine: Engine) -> dict[str, np.ndarray]:
 
 
 def train(
-    world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan], model: ModelConfig = MODEL
-) -> tuple[dict[str, np.ndarray], list[float]]:
+    world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan], model: ModelConfig = MODEL,
+    layout: Layout | None = None,
+) -> tuple[dict[str, np.ndarray], list[float]]:  # fmt: skip
     """One optimizer step per plan from the initial state; the weights, and this rank's part of the losses."""
-    engine = engine_of(world, dtype, model, steps=len(plans))
+    engine = engine_of(world, dtype, model, steps=len(plans), layout=layout)
     engine.initialise(SEED)
-    losses = []
-    for step, plan in enumerate(plans):
-        result = engine.step(work_of(stream, step, plan, world.rank), time.perf_counter())
-        losses.append(result.loss_sum / stream.labels(step))
+    losses = _steps(engine, stream, dict(enumerate(plans)))
     return weights_of(engine), losses
+
+
+def _steps(engine: Engine, stream: Stream, plans: Mapping[int, Plan]) -> list[float]:
+    """Runs these steps; this rank's part of the losses."""
+    losses = []
+    for step, plan in plans.items():
+        result = engine.step(work_of(stream, step, plan, engine.seat.replica, engine.seat.stage), time.perf_counter())
+        losses.append(result.loss_sum / stream.labels(step))
+    return losses
+
+
+def save_after(
+    world: ProcessGroups,
+    stream: Stream,
+    plans: Sequence[Plan],
+    model: ModelConfig,
+    layout: Layout,
+    uri: str,
+    steps: int,
+) -> tuple[tuple[Shard, ...], list[float]]:
+    """Trains, with a checkpoint after some steps; its shards, and the losses of the steps after it."""
+    engine, after = engine_of(world, torch.float64, model, layout=layout), dict(enumerate(plans))
+    engine.initialise(SEED)
+    _steps(engine, stream, {step: after.pop(step) for step in range(steps)})
+    shards = tuple(save_load.write_shards(open_store(uri, create=True), save_load.snapshot(engine.boxes())))
+    return shards, _steps(engine, stream, after)
+
+
+def resume(
+    world: ProcessGroups, stream: Stream, plans: Mapping[int, Plan], model: ModelConfig, layout: Layout, uri: str,
+    shards: Sequence[Shard],
+) -> list[float]:  # fmt: skip
+    """The losses of these steps from a checkpoint, which another layout may have written."""
+    engine = engine_of(world, torch.float64, model, layout=layout)
+    save_load.load(open_store(uri), shards, engine.boxes())
+    engine.gather()
+    return _steps(engine, stream, plans)
 
 
 def gradients(world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan]) -> list[np.ndarray]:
@@ -134,9 +169,11 @@ def initial_weights(world: ProcessGroups, model: ModelConfig) -> dict[str, np.nd
     return weights_of(engine)
 
 
-def save_with_manifest(world: ProcessGroups, stream: Stream, uri: str) -> dict[str, np.ndarray]:
+def save_with_manifest(
+    world: ProcessGroups, stream: Stream, uri: str, model: ModelConfig = MODEL
+) -> dict[str, np.ndarray]:
     """One step, then a checkpoint; the weights in it."""
-    engine, store = engine_of(world, torch.float32), open_store(uri, create=True)
+    engine, store = engine_of(world, torch.float32, model), open_store(uri, create=True)
     engine.initialise(SEED)
     engine.step(work_of(stream, 0, random_plan(stream.lengths, 1, 0), 0), time.perf_counter())
     shards = tuple(save_load.write_shards(store, snapshots.snapshot(engine.boxes())))

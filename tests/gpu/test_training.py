@@ -21,10 +21,11 @@ from coxswain_train.engine.step import Batch
 from coxswain_train.parallel.clock import DeviceClock
 from coxswain_train.parallel.process_groups import ProcessGroups, WorldAborter, leave_world
 from tests.distributed import training
-from tests.distributed.plans import Plan, layout_of, random_plan
+from tests.distributed.plans import Plan, random_plan
 from tests.distributed.ranks import run_ranks
 from tests.distributed.reference import Stream
 from tests.distributed.threads import ThreadWorld, run_threads
+from tests.layouts import layout_of
 
 MODEL = ModelConfig(layers=4, hidden=256, heads=4, kv_heads=2, feed_forward=512)
 STREAM = Stream(lengths=(100, 700, 1000, 2000), vocabulary=training.VOCABULARY)
@@ -46,7 +47,7 @@ def engine_of(
     world: ThreadWorld, device: torch.device, dtype: torch.dtype, memory: MemoryPolicy | None = None
 ) -> Engine:
     world.clock = DeviceClock.of(device)
-    layout, seat = layout_of([(MODEL.layers, 1)]), layout_of([(MODEL.layers, 1)]).ranks()[0]
+    layout, seat = layout_of([(1, MODEL.layers)]), layout_of([(1, MODEL.layers)]).ranks()[0]
     rows = training.VOCABULARY
     engine = Engine(MODEL, rows, OPTIMIZER, 20, layout, seat, world, device, dtype, memory=memory)  # type: ignore[arg-type]
     engine.initialise(training.SEED)

@@ -76,6 +76,11 @@ def _shape(**changes: Any) -> dict[str, Any]:
     return {"spec.model": {"config": {**SHAPE, **changes}}}
 
 
+def _custom(**changes: Any) -> dict[str, Any]:
+    shape = {"class": "gpt:GPT", "layers": 2, "hidden": 128, "heads": 4, "feedForward": 512}
+    return {"spec.model": {"custom": {**shape, **changes}}}
+
+
 def _job(rule: str, path: str, good: Any, bad: Any, message: str, at: str = "", **more: Any) -> Case:
     """A job whose `path` is `good`, and one where it is `bad`."""
     return Case(rule, "TrainingJob", {path: good}, {path: bad}, at or path, message, **more)
@@ -207,11 +212,39 @@ CASES: list[Case] = [
     ),
     _job(
         "model-one-of", "spec.model", {"config": SHAPE}, {"preset": "llama-tiny", "config": SHAPE},
-        "exactly one of preset and config is needed; give one of the two",
+        "exactly one of preset, config and custom is needed; give one of the three",
     ),
     Case(
         "model-hidden", "TrainingJob", _shape(), _shape(hidden=100), "spec.model.config.hidden",
-        "hidden 100 must be an even multiple of heads 4; change hidden or heads",
+        "hidden 100 must be an even multiple of heads 4; change hidden or heads, or give headSize",
+    ),
+    Case(
+        "model-head-size", "TrainingJob", _shape(hidden=100, headSize=24), _shape(headSize=25), "spec.model.config.headSize",
+        "headSize 25 must be even; change headSize",
+    ),
+    Case(
+        "model-qk", "TrainingJob", _shape(qkNorm="RMSNorm"), _shape(qkNorm="RMSNorm", qkvBias="Learned"),
+        "spec.model.config.qkNorm",
+        "qkvBias and qkNorm exclude each other: no family has both; set one of the two to None",
+    ),
+    Case(
+        "rope-factor", "TrainingJob", _shape(ropeScaling={"type": "Linear", "factor": "1"}),
+        _shape(ropeScaling={"type": "Linear", "factor": "0.9"}), "spec.model.config.ropeScaling.factor",
+        "factor must be at least 1; give a factor such as 8",
+    ),
+    Case(
+        "rope-frequencies", "TrainingJob", _shape(ropeScaling={"type": "Llama3", "factor": "8", "lowFreqFactor": "3.9"}),
+        _shape(ropeScaling={"type": "Llama3", "factor": "8", "lowFreqFactor": "4"}),
+        "spec.model.config.ropeScaling.lowFreqFactor",
+        "lowFreqFactor must be above 0 and below highFreqFactor; change one of the two",
+    ),
+    Case(
+        "custom-heads", "TrainingJob", _custom(), _custom(hidden=130), "spec.model.custom.hidden",
+        "hidden 130 must be a multiple of heads 4; change hidden or heads",
+    ),
+    Case(
+        "custom-kv-heads", "TrainingJob", _custom(kvHeads=2), _custom(kvHeads=3), "spec.model.custom.kvHeads",
+        "kvHeads 3 must divide heads 4; change heads or kvHeads",
     ),
     Case(
         "model-kv-heads", "TrainingJob", _shape(kvHeads=1), _shape(kvHeads=3), "spec.model.config.kvHeads",

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from tests.local.failures import note
-from tests.local.jobs import ENDLESS, NEW_WORLD, SERVICES, STEPS, Run, job_objects, kill_service, stop_recovered
+from tests.local.jobs import (
+    ENDLESS,
+    LONGEST,
+    NEW_WORLD,
+    SERVICES,
+    STEPS,
+    Run,
+    job_objects,
+    kill_service,
+    stop_recovered,
+)
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -25,12 +35,17 @@ UNEQUAL = {
 }  # fmt: skip
 
 
-def run_of(folder: Path, corpus: str, checkpoints: Path, parallelism: dict[str, Any], **spec: Any) -> Run:
+PIPELINES = {"pipeline": 2}  # two replicas of two stages
+
+
+def run_of(
+    folder: Path, corpus: str, checkpoints: Path, parallelism: dict[str, Any], capacity: int = LONGEST, **spec: Any
+) -> Run:
     objects = job_objects(corpus, f"file://{checkpoints}", trainers=2, **spec)
     job = objects[-1]["spec"]
     job["trainers"]["devicesPerTrainer"] = 2
     job["parallelism"] |= parallelism
-    job["parallelism"]["hybridData"]["tokensPerReplica"] = job["batch"]["maxSequenceTokens"]
+    job["parallelism"]["hybridData"]["tokensPerReplica"] = capacity
     return Run(folder, objects)
 
 
@@ -54,6 +69,18 @@ def test_tensor_groups_and_stages_and_then_unequal_replicas_train_as_one_replica
     assert [(joined[k]["stream_digest"], joined[k]["delivered_digest"]) for k in sorted(joined)] == baseline.digests()
     assert [joined[k]["loss"] for k in sorted(joined)] == pytest.approx(baseline.losses(), rel=1e-5)
     assert [layout_of(run) for run in (first, second)] == ["1 x tp2pp2", "1 x tp2/1pp2 + 1 x tp1pp1"]
+
+
+@pytest.mark.slow
+def test_rings_over_pipelines_train_as_one_replica(tmp_path: Path, corpus: str, baseline: Run) -> None:
+    run = run_of(tmp_path, corpus, tmp_path / "checkpoints", PIPELINES, capacity=LONGEST // 2)
+    assert run.run() == 0, run.output + run.logs()
+    assert layout_of(run) == "2 x tp1pp2"
+    timings = [json.loads(line) for line in (run.workdir / "timings.jsonl").read_text().splitlines()]
+    assert any(task["kind"] == "ring" for line in timings for task in line["planned"])
+    assert {(rank["replica"], rank["stage"]) for rank in timings[0]["ranks"]} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert run.digests() == baseline.digests()
+    assert run.losses() == pytest.approx(baseline.losses(), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The job that README shows is run as it is."""
+"""The jobs of the examples are run as they are."""
 
 from pathlib import Path
 
@@ -15,3 +15,17 @@ def test_the_job_of_the_readme_trains_on_the_corpus_beside_it_to_its_last_step(t
     assert len(losses) == 6
     assert losses[-1] < losses[0]
     assert (tmp_path / "runs" / "quickstart" / "checkpoints" / "manifests" / "step-0000000006.json").exists()
+
+
+def test_the_example_of_ones_own_model_trains_with_rings_and_resumes_from_its_checkpoint(tmp_path):
+    write_corpus(tmp_path / "runs" / "corpus")
+    job = (EXAMPLES / "gpt2.yaml").read_bytes()
+    run = Run(tmp_path / "examples", [], {"PYTHONPATH": str(EXAMPLES)}, job)
+    assert run.run("--until-step", "3") == 0, run.output + run.logs()
+    before = run.losses()
+    assert len(before) == 3
+    assert run.run() == 0, run.output + run.logs()
+    assert run.losses()[:3] == before
+    assert len(run.losses()) == 6
+    assert run.losses()[-1] < before[0]
+    assert any(task["kind"] == "ring" for line in run._lines("timings.jsonl") for task in line["planned"])

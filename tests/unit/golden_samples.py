@@ -88,6 +88,8 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "job.json phase": config.PhaseConfig,
     "job.json mix": config.MixConfig,
     "job.json model": config.ModelConfig,
+    "job.json rope scaling": config.RopeScaling,
+    "job.json custom model": config.CustomModel,
     "job.json parallelism": config.ParallelConfig,
     "job.json replica of a layout": config.ReplicaShape,
     "job.json stage of a layout": config.StageShape,
@@ -167,7 +169,7 @@ def _plain(kind: kinds.Type, numbers: Iterator[int]) -> Any:
             return n
         case kinds.FloatType():
             return n + 0.5
-        case kinds.StrType():
+        case kinds.StrType() | kinds.AnyType():
             return f"text {n}"
         case kinds.LiteralType(values=values):
             return values[0]

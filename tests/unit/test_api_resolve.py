@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import msgspec
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from coxswain.api.field_errors import FieldError
 from coxswain.api.resolve import claims, resolve
 from coxswain.api.validate import check
-from coxswain.config import JobConfig
+from coxswain.config import CustomModel, JobConfig, RopeScaling
+from coxswain.models import parameter_specs
 from coxswain.presets import PRESETS
 from tests.api_samples import PHASE, REMOVED, SHAPE, Manifest, sample
 
@@ -79,6 +81,32 @@ def test_a_model_without_preset_keeps_its_given_shape() -> None:
         5e5,
         512,
     )
+
+
+def test_a_shape_of_another_family_keeps_its_own_fields() -> None:
+    scaling = {"type": "Llama3", "factor": "8", "lowFreqFactor": "2", "originalMaxPositionEmbeddings": 4096}
+    own = {"headSize": 64, "qkvBias": "Learned", "ropeScaling": scaling}
+    model = right({"spec.model": {"config": {**SHAPE, **own}}}).model
+    assert (model.head_size, model.qkv_bias, model.qk_norm) == (64, True, False)
+    assert model.rope_scaling == RopeScaling(
+        kind="Llama3", factor=8.0, low_frequency_factor=2.0, high_frequency_factor=4.0, original_context=4096
+    )
+    linear = {"config": {**SHAPE, "ropeScaling": {"type": "Linear", "factor": "2.5"}}}
+    assert right({"spec.model": linear}).model.rope_scaling == RopeScaling(kind="Linear", factor=2.5)
+
+
+CUSTOM = {"class": "my.gpt:GPT", "args": {"context": 512}, "layers": 2, "hidden": 128, "heads": 4, "feedForward": 512}
+
+
+def test_a_model_of_ones_own_keeps_its_class_and_arguments_beside_its_shape() -> None:
+    model = right({"spec.model": {"custom": CUSTOM}}).model
+    assert model.custom == CustomModel(path="my.gpt:GPT", arguments={"context": 512})
+    assert (model.layers, model.hidden, model.heads, model.kv_heads, model.feed_forward) == (2, 128, 4, 4, 512)
+
+
+def test_a_model_of_ones_own_is_refused_where_the_policy_splits_it() -> None:
+    faults = wrong({"spec.model": {"custom": CUSTOM}, "spec.parallelism": {"tensor": 2}, "spec.trainers": {"count": 8}})
+    assert [fault.reason for fault in faults] == ["CustomModelNotSplit"]
 
 
 def test_sources_are_sorted_by_their_name_in_the_mix() -> None:
@@ -185,8 +213,22 @@ def test_rule_and_resolve_agree_on_what_fits(
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_keeps_the_rules_of_a_shape(name: str) -> None:
     shape = PRESETS[name]  # type: ignore[index]
-    assert shape.hidden % (2 * shape.heads) == 0
-    assert shape.heads % shape.kv_heads == 0
+    assert shape.head_size or shape.hidden % (2 * shape.heads) == 0
+    assert shape.size_of_head % 2 == shape.heads % shape.kv_heads == 0
+
+
+PUBLISHED = {
+    "llama-2-7b": 6_738_415_616, "llama-3-8b": 8_030_261_248, "llama-3.1-8b": 8_030_261_248, "llama-3.1-70b": 70_553_706_496,
+    "llama-3.2-1b": 1_235_814_400, "llama-3.2-3b": 3_212_749_824, "mistral-7b-v0.3": 7_248_023_552,
+    "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "qwen2.5-7b": 7_615_616_512, "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360,
+}  # fmt: skip
+
+
+def test_a_preset_with_a_version_has_the_parameters_of_the_published_model() -> None:
+    versions = {name: shape for name, shape in PRESETS.items() if shape.vocabulary}
+    found = {name: sum(prod(spec.shape) for spec in parameter_specs(s, s.vocabulary)) for name, s in versions.items()}
+    assert found == PUBLISHED
 
 
 def test_a_tokenizer_file_keeps_its_end_of_text() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from coxswain import digests
 from coxswain.boxes import Box, full_box, intersect, match, window, zero_shard
@@ -19,6 +20,7 @@ from coxswain.config import (
     OptimizerConfig,
     ParallelConfig,
     ReplicaShape,
+    RopeScaling,
     SourceConfig,
     StageShape,
     TokenizerConfig,
@@ -37,6 +39,7 @@ from coxswain.layout import (
 from coxswain.membership.values import Sequence
 from coxswain.names import EVENT_REASONS
 from coxswain.plan.values import Placement
+from coxswain.presets import PRESETS
 
 DEVICES = [Device(t, d) for t in range(3) for d in range(2)]
 
@@ -212,6 +215,34 @@ def test_moved_data_and_raised_limits_are_the_same_stream(change):
 @pytest.mark.parametrize("change", [{"name": "docs"}, {"text_field": "body"}, {"format": "Jsonl"}])
 def test_another_reading_of_the_data_is_another_stream(change):
     assert config(**change).stream_hash() != config().stream_hash()
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "digest"),
+    [
+        ("llama-tiny", "ddaa8efee2ea14a4760be2b130e8eabace337978a653da3bda88fe4997501e27"),
+        ("llama-70b", "2cabbb3b66510a224de5cd3e61c6c89b8675705ed41e857040a34377b7587093"),
+    ],
+)
+def test_a_model_without_newer_fields_is_the_one_that_checkpoints_of_earlier_releases_name(preset, digest):
+    assert replace(config(), model=PRESETS[preset]).model_hash() == digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"head_size": 16},
+        {"qkv_bias": True},
+        {"qk_norm": True},
+        {"rope_scaling": RopeScaling(kind="Linear", factor=2.0)},
+    ],
+)
+def test_another_computation_is_another_model(change):
+    other = replace(config(), model=replace(PRESETS["llama-tiny"], **change))
+    assert other.model_hash() != replace(config(), model=PRESETS["llama-tiny"]).model_hash()
 
 
 # --- reasons of events -----------------------------------------------------------------------------------------------

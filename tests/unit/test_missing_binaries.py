@@ -38,8 +38,9 @@ def run_pytest(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=60)
 
 
-def test_pytest_alone_is_refused_in_one_line_while_tools_are_missing(checkout: Path) -> None:
-    done = run_pytest(checkout, "tests")
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_pytest_is_refused_in_one_line_while_tools_are_missing(checkout: Path, workers: tuple[str, ...]) -> None:
+    done = run_pytest(checkout, "tests", *workers)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert done.stderr.strip() == "ERROR: not built: etcd, helm; run `make binaries` (once, some minutes)"
     assert "passed" not in done.stdout
@@ -48,3 +49,12 @@ def test_pytest_alone_is_refused_in_one_line_while_tools_are_missing(checkout: P
 def test_a_selection_that_needs_none_runs_without_them(checkout: Path) -> None:
     done = run_pytest(checkout, "tests", "-k", "needs_none")
     assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_make_binaries_builds_every_tool_that_the_selected_tests_need(request: pytest.FixtureRequest) -> None:
+    """In `make test` that is every test of the quick tier; the slow one builds more."""
+    makefile = (REPOSITORY / "Makefile").read_text()
+    built = next(line for line in makefile.splitlines() if line.startswith("TEST_TOOLS :=")).split()[2:]
+    quick = [item for item in request.session.items if not item.get_closest_marker("slow")]
+    needed = {name for item in quick for mark in item.iter_markers("binaries") for name in mark.args}
+    assert needed <= set(built)

@@ -10,6 +10,7 @@ import pytest
 
 from coxswain.layout import Layout
 from coxswain.plan import pipelines
+from coxswain.plan.kinds import shape
 from coxswain.plan.operations import operations
 from coxswain.plan.pipelines import Simulation, schedule
 from coxswain.plan.replay import replay
@@ -126,6 +127,30 @@ def test_lists_of_the_simulation_end_on_the_machine_and_pass_the_validator(plans
             assert flying(stage.operations) <= len(plan.layout.replicas[stage.replica].stages) - stage.stage
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(250), pytest.param(range(250, 10_000), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_fuzzed_plans_pass_the_validator_and_end_on_the_machine(seeds: range) -> None:
+    """The plans that `tests/distributed` runs on gloo."""
+    for seed in seeds:
+        plan = fuzzed_plan(seed)
+        assert validate(plan.placement, plan.lengths, plan.layout, 1 << 20, 12) == [], seed
+        assert walk(plan.layout, plan.tasks, plan.operations) == "done", seed
+
+
+def test_fuzzed_plans_are_of_many_worlds_and_orders(plans: list[FuzzedPlan]) -> None:
+    assert {len(p.layout.ranks()) for p in plans} == set(range(2, 13))
+    assert {len(replica.stages) for p in plans for replica in p.layout.replicas} == {1, 2, 3}
+    assert sum(len({shape(replica) for replica in p.layout.replicas}) > 1 for p in plans) >= 50
+    assert sum(p.operations != operations(p.layout, p.tasks) for p in plans) >= 50
+    rings = [t for p in plans for t in p.tasks if t.kind == "ring"]
+    assert sum(len({s.sequence for s in t.slices}) > 1 for t in rings) >= 50
+    assert (
+        sum(len(p.layout.replicas[t.replicas[0]].stages) > 1 for p in plans for t in p.tasks if t.kind == "ring") >= 50
+    )
+    assert fuzzed_plan(7) == fuzzed_plan(7)
+
+
 @pytest.mark.parametrize("near", [True, False], ids=["neighbours", "any two"])
 def test_a_plan_with_two_swapped_operations_is_refused_just_when_it_hangs_or_mixes_messages_up(
     plans: list[FuzzedPlan], near: bool
@@ -152,9 +177,9 @@ def deeper(rng: random.Random) -> tuple[Layout, tuple[Task, ...], Lists]:
     """Pipelines whose stages keep any number of graphs, never fewer than the next stage."""
     shapes = [tuple((1, rng.choice((1, 2))) for _ in range(rng.randint(2, 4))) for _ in range(rng.randint(1, 2))]
     words, members = list[str](), list[tuple[int]]()
-    for replica, shape in enumerate(shapes):
+    for replica, stages in enumerate(shapes):
         mine = range(len(members), len(members) + rng.randint(4, 9))
-        words += [with_warm_up(mine, most) for most in sorted((rng.randint(1, 8) for _ in shape), reverse=True)]
+        words += [with_warm_up(mine, most) for most in sorted((rng.randint(1, 8) for _ in stages), reverse=True)]
         members += [(replica,)] * len(mine)
     layout = layout_of_shapes(shapes)
     return layout, tasks_of(*members), lists_of(layout, *words)

@@ -43,7 +43,7 @@ FULL: dict[str, tuple[Manifest, ...]] = {
             "spec.failurePolicy.rules": RULES_OF_FAILURE,
         },
         {
-            "spec.model": {"config": SHAPE},
+            "spec.model": {"config": {**SHAPE, "ropeScaling": {"type": "Llama3", "factor": "8"}}},
             "spec.parallelism": REMOVED,
             "spec.parallelismRef": {"name": "policy"},
             "spec.stop": {"tokens": 1000},
@@ -52,6 +52,16 @@ FULL: dict[str, tuple[Manifest, ...]] = {
             "spec.mixRef": REMOVED,
             "spec.mix": {**sample("DataMix")["spec"], "phases": [BY_TOKENS]},
             "spec.parallelism.layout": FULL_LAYOUT,
+            "spec.model": {
+                "custom": {
+                    "class": "a:B",
+                    "args": {"context": 64},
+                    "layers": 2,
+                    "hidden": 8,
+                    "heads": 2,
+                    "feedForward": 8,
+                }
+            },
         },
     ),
     "DataMix": ({"spec.phases": [PHASE]}, {"spec.phases": [BY_TOKENS]}),

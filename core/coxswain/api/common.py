@@ -44,8 +44,10 @@ _URI = r"^(s3://|file:///|pvc://)"
 _URL = r"^(https?://.+)?$"
 _DECIMAL = r"^[0-9]{1,15}(\.[0-9]{1,15})?([eE][-+]?[0-9]{1,2})?$"
 _PREFIXED = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
+PYTHON_CLASS = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 # What the patterns mean, for people.
 PATTERNS = {
+    PYTHON_CLASS: "MODULE:CLASS, such as my_package.gpt:GPT",
     _PREFIXED: "PREFIX/NAME, such as example.org/training",
     _LABEL: "lower-case letters, digits and -",
     SUBDOMAIN: "lower-case letters, digits, - and .",

@@ -10,7 +10,7 @@ from coxswain.api.common import Endpoint
 from coxswain.api.datamix import DataMixSpec, MixSource
 from coxswain.api.datasource import DataSourceSpec, Tokenizer
 from coxswain.api.parallelism import ParallelismPolicySpec
-from coxswain.api.trainingjob import Checkpoint, ModelSpec, Optimizer, TrainingJobSpec
+from coxswain.api.trainingjob import Checkpoint, CustomModel, ModelSpec, Optimizer, RopeScaling, TrainingJobSpec
 from coxswain.names import CLAIMS_ROOT
 from coxswain.presets import PRESETS
 from coxswain.uris import file_uri
@@ -104,6 +104,8 @@ def _endpoint(endpoint: Endpoint | None) -> config.EndpointConfig:
 
 def model_config(model: ModelSpec) -> config.ModelConfig:
     start = mounted(model.init_from.uri) if model.init_from else ""
+    if model.custom is not None:
+        return _custom(model.custom, start)
     if model.config is None:
         assert model.preset is not None, "rule: exactly one of preset and config"
         shape = PRESETS[model.preset]
@@ -121,6 +123,37 @@ def model_config(model: ModelSpec) -> config.ModelConfig:
         norm_epsilon=float(own.norm_epsilon),
         tied_head=own.head == "Tied",
         init_from=start,
+        head_size=own.head_size,
+        qkv_bias=own.qkv_bias == "Learned",
+        qk_norm=own.qk_norm == "RMSNorm",
+        rope_scaling=_rope_scaling(own.rope_scaling),
+    )
+
+
+def _rope_scaling(given: RopeScaling | None) -> config.RopeScaling | None:
+    if given is None:
+        return None
+    if given.type == "Linear":
+        return config.RopeScaling(kind="Linear", factor=float(given.factor))
+    return config.RopeScaling(
+        kind="Llama3",
+        factor=float(given.factor),
+        low_frequency_factor=float(given.low_freq_factor),
+        high_frequency_factor=float(given.high_freq_factor),
+        original_context=given.original_max_position_embeddings,
+    )
+
+
+def _custom(own: CustomModel, start: str) -> config.ModelConfig:
+    return config.ModelConfig(
+        layers=own.layers,
+        hidden=own.hidden,
+        heads=own.heads,
+        kv_heads=own.kv_heads or own.heads,
+        feed_forward=own.feed_forward,
+        vocabulary=own.vocabulary,
+        init_from=start,
+        custom=config.CustomModel(path=own.class_, arguments=own.args),
     )
 
 

@@ -16,7 +16,7 @@ from coxswain.holdings import tensor_faults
 from coxswain.layout import Device, layout_for
 from coxswain.models import parameter_specs
 
-TOO_SMALL, NO_LAYOUT = "CapacityTooSmall", "LayoutInvalid"  # reasons of conditions
+TOO_SMALL, NO_LAYOUT, NOT_SPLIT = "CapacityTooSmall", "LayoutInvalid", "CustomModelNotSplit"  # reasons of conditions
 
 _ROUNDED = 64  # a vocabulary that follows the tokenizer is a multiple of it
 
@@ -35,9 +35,22 @@ def layout_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec, under: s
 
 def _shape_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec, under: str) -> list[FieldError]:
     model = model_config(spec.model)
+    if faults := [*_whole_model(spec, policy)]:
+        return faults
     faults = [*_degrees(spec, policy, model, under)]
     faults += _layers(policy, model, under)
     return faults or _capacity(spec, policy, under)
+
+
+def _whole_model(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> Iterator[FieldError]:
+    """A model of the user's own is whole on each device: only the Llama family's layers are written to be split."""
+    shapes = [[stage.tensor for stage in r.stages] for r in policy.layout.replicas] if policy.layout else []
+    split = any(len(stages) > 1 or stages[0] > 1 for stages in shapes) or policy.tensor * policy.pipeline > 1
+    if spec.model.custom and split:
+        asked = "a layout" if shapes else f"tensor {policy.tensor}, pipeline {policy.pipeline}"
+        message = f"a model of your own is whole on each device; the policy has {asked}"
+        way_out = "use one device a replica, or train a model of the Llama family"
+        yield FieldError("spec.model.custom", message, way_out=way_out, reason=NOT_SPLIT)
 
 
 def least_trainers(spec: TrainingJobSpec) -> int:

@@ -29,8 +29,11 @@ Fullest = tuple[tuple[int, int, int], Peak]  # replica, stage, tensor rank, and 
 def memory_faults(
     spec: TrainingJobSpec, policy: ParallelismPolicySpec, under: str, accepts: Accepts
 ) -> list[FieldError]:
-    """`accepts`: whether another policy has no fault of its layout. Without GPUs nothing is judged: any memory may be there."""
-    limit = device_memory(policy.hardware)
+    """`accepts`: whether another policy has no fault of its layout. Without GPUs nothing is judged: any memory may be there.
+
+    Nor is a model of the user's own, whose parameters only its class knows.
+    """
+    limit = 0 if spec.model.custom else device_memory(policy.hardware)
     found = largest(spec, policy) if limit else None
     if found is None or found[1].total + RESERVED <= limit:
         return []
@@ -62,6 +65,8 @@ def fullest(model: ModelConfig, parallel: ParallelConfig, tokens: int, trainers:
 
 def memory_note(job: JobConfig) -> str:
     """How full the fullest device is to be; nothing without GPUs."""
+    if job.model.custom:
+        return ""
     limit, tokens = device_memory(job.parallelism.hardware), job.batch.tokens_per_step + job.batch.max_sequence_tokens
     found = fullest(job.model, job.parallelism, tokens, job.min_trainers, job.devices_per_trainer) if limit else None
     if found is None:

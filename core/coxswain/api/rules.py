@@ -159,13 +159,42 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
         "name a ParallelismPolicy in parallelismRef, or write the policy in line",
     ),
     Rule(
-        "model-one-of", (f"{_JOB}.model",), "has(self.preset) != has(self.config)",
-        "exactly one of preset and config is needed", "give one of the two",
+        "model-one-of", (f"{_JOB}.model",),
+        "(has(self.preset) ? 1 : 0) + (has(self.config) ? 1 : 0) + (has(self.custom) ? 1 : 0) == 1",
+        "exactly one of preset, config and custom is needed", "give one of the three",
     ),
     Rule(
-        "model-hidden", (f"{_JOB}.model.config",), "self.hidden % (2 * self.heads) == 0",
-        "hidden must be an even multiple of heads", "change hidden or heads", field=".hidden",
+        "model-hidden", (f"{_JOB}.model.config",), "self.headSize > 0 || self.hidden % (2 * self.heads) == 0",
+        "hidden must be an even multiple of heads", "change hidden or heads, or give headSize", field=".hidden",
         says="hidden %d must be an even multiple of heads %d", values=("self.hidden", "self.heads"),
+    ),
+    Rule(
+        "model-head-size", (f"{_JOB}.model.config",), "self.headSize % 2 == 0",
+        "headSize must be even", "change headSize", field=".headSize",
+        says="headSize %d must be even", values=("self.headSize",),
+    ),
+    Rule(
+        "model-qk", (f"{_JOB}.model.config",), "self.qkvBias == 'None' || self.qkNorm == 'None'",
+        "qkvBias and qkNorm exclude each other: no family has both", "set one of the two to None", field=".qkNorm",
+    ),
+    Rule(
+        "rope-factor", (f"{_JOB}.model.config.ropeScaling",), "double(self.factor) >= 1.0",
+        "factor must be at least 1", "give a factor such as 8", field=".factor",
+    ),
+    Rule(
+        "rope-frequencies", (f"{_JOB}.model.config.ropeScaling",),
+        "double(self.lowFreqFactor) > 0.0 && double(self.lowFreqFactor) < double(self.highFreqFactor)",
+        "lowFreqFactor must be above 0 and below highFreqFactor", "change one of the two", field=".lowFreqFactor",
+    ),
+    Rule(
+        "custom-heads", (f"{_JOB}.model.custom",), "self.hidden % self.heads == 0",
+        "hidden must be a multiple of heads", "change hidden or heads", field=".hidden",
+        says="hidden %d must be a multiple of heads %d", values=("self.hidden", "self.heads"),
+    ),
+    Rule(
+        "custom-kv-heads", (f"{_JOB}.model.custom",), "self.kvHeads == 0 || self.heads % self.kvHeads == 0",
+        "kvHeads must divide heads", "change heads or kvHeads", field=".kvHeads",
+        says="kvHeads %d must divide heads %d", values=("self.kvHeads", "self.heads"),
     ),
     Rule(
         "model-kv-heads", (f"{_JOB}.model.config",), "self.heads % self.kvHeads == 0",

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from coxswain.api.common import (
     ATOMIC,
+    PYTHON_CLASS,
     ControllerName,
     Count,
     Decimal,
@@ -33,13 +34,28 @@ LabelKey = Annotated[str, Field(max_length=317)]
 Overlay = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 
 
+class RopeScaling(Model):
+    """How rotary frequencies are stretched for texts longer than those of the first training; Hugging Face's `rope_scaling`."""
+
+    type: Literal["Linear", "Llama3"]
+    """Linear: all frequencies are divided by `factor`. Llama3: only those of long waves."""
+    factor: Decimal
+    """By how much, at least 1."""
+    low_freq_factor: Decimal = "1"
+    """Llama3: waves longer than originalMaxPositionEmbeddings / lowFreqFactor are stretched by the whole factor."""
+    high_freq_factor: Decimal = "4"
+    """Llama3: waves shorter than originalMaxPositionEmbeddings / highFreqFactor are not stretched."""
+    original_max_position_embeddings: Tokens = 8192
+    """Llama3: longest text of the first training, in tokens."""
+
+
 class ModelShape(Model):
-    """A decoder of the Llama family (RMSNorm, RoPE, grouped-query attention, SwiGLU)."""
+    """A decoder of the Llama family (RMSNorm, RoPE, grouped-query attention, SwiGLU): Llama, Mistral, Qwen 2 and 3."""
 
     layers: Annotated[int, Field(ge=1, le=1024)]
     """Transformer layers."""
     hidden: Annotated[int, Field(ge=2, le=131_072)]
-    """Width of the residual stream; a multiple of `heads`."""
+    """Width of the residual stream; without headSize a multiple of `heads`."""
     heads: Annotated[int, Field(ge=1, le=1024)]
     """Attention heads."""
     kv_heads: Annotated[int, Field(ge=1, le=1024)]
@@ -54,6 +70,36 @@ class ModelShape(Model):
     """Epsilon of RMSNorm."""
     head: Literal["Untied", "Tied"] = "Untied"
     """Tied: the output head shares the embedding's weights."""
+    head_size: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Elements of one attention head, an even number. 0: hidden / heads."""
+    qkv_bias: Literal["None", "Learned"] = "None"
+    """Learned: queries, keys and values have a bias, as in Qwen 2 and 2.5."""
+    qk_norm: Literal["None", "RMSNorm"] = "None"
+    """RMSNorm: each head's query and key pass one before the rotation, as in Qwen 3."""
+    rope_scaling: RopeScaling | None = None
+    """How the rotary frequencies are stretched, as in Llama 3.1 and later. Empty: not at all."""
+
+
+class CustomModel(Model):
+    """A model of your own: a class of Python, whose module is in the trainers' image. The shape is for the plan, which reckons
+    with a decoder of these sizes, and is handed to the class; see docs/models.md."""
+
+    class_: Annotated[str, Field(alias="class", max_length=253, pattern=PYTHON_CLASS)]
+    """MODULE:CLASS, such as my_package.gpt:GPT."""
+    args: Overlay = Field(default_factory=dict)
+    """The class's own keyword arguments."""
+    layers: Annotated[int, Field(ge=1, le=1024)]
+    """How many layers the model's stack has."""
+    hidden: Annotated[int, Field(ge=1, le=131_072)]
+    """Width of the activations between layers; a multiple of `heads`."""
+    heads: Annotated[int, Field(ge=1, le=1024)]
+    """Attention heads."""
+    kv_heads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Key and value heads; divides `heads`. 0: as many as `heads`."""
+    feed_forward: Annotated[int, Field(ge=1, le=1_048_576)]
+    """Width within the feed-forward block."""
+    vocabulary: Annotated[int, Field(ge=0, le=16_777_216)] = 0
+    """Rows of the embedding. 0: the tokenizer's size, rounded up to 64."""
 
 
 class InitFrom(Model):
@@ -64,12 +110,14 @@ class InitFrom(Model):
 
 
 class ModelSpec(Model):
-    """What is trained. Exactly one of preset and config."""
+    """What is trained. Exactly one of preset, config and custom."""
 
     preset: PresetName | None = None
     """A published shape by name."""
     config: ModelShape | None = None
     """A shape of your own."""
+    custom: CustomModel | None = None
+    """A model of your own."""
     init_from: InitFrom | None = None
     """Start from these weights. Empty: random ones, from the job's seed."""
 

@@ -21,7 +21,7 @@ from coxswain.api.schema import repeated, with_defaults
 from coxswain.api.trainingjob import TrainingJobSpec
 
 # Found between objects that are both in the files. A missing object is no fault: it may be on the cluster, or come later.
-_BETWEEN = ("TokenizerMismatch", "CapacityTooSmall", "LayoutInvalid", "MemoryTooSmall")
+_BETWEEN = ("TokenizerMismatch", "CapacityTooSmall", "LayoutInvalid", "CustomModelNotSplit", "MemoryTooSmall")
 _MISSING = ("SourceNotFound", "MixNotFound", "PolicyNotFound")
 
 

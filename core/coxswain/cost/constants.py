@@ -95,7 +95,7 @@ def host_bandwidth(hardware: str) -> float:
 
 def scaled(rates: Rates, model: ModelConfig) -> Constants:
     """Turns FLOPs into times. Backward is 2 x forward in matrix products, 2.5 x in attention."""
-    head = model.hidden // model.heads
+    head = model.size_of_head
     query, kv = model.heads * head, model.kv_heads * head
     layer = model.hidden * (2 * query + 2 * kv) + 3 * model.hidden * model.feed_forward
     linear_flops = 3 * 2 * (model.layers * layer + model.hidden * model.vocabulary)

@@ -13,7 +13,6 @@ from coxswain.config import EndpointConfig, ModelConfig, OptimizerConfig
 from coxswain.errors import Refused
 from coxswain.holdings import ParameterSpec, all_holdings, tensor_faults
 from coxswain.layout import Layout, Seat
-from coxswain.models import parameter_specs
 from coxswain.neighbours import neighbours_of, rank_of
 from coxswain.plan.values import Operation
 from coxswain.wire import TaskTiming
@@ -22,8 +21,8 @@ from coxswain_train.engine.links import StageLinks
 from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.engine.step import Batch, Part, StepClock, StepOutcome, TaskRunner, run_operations
+from coxswain_train.model.custom import decoder_of, specs_of
 from coxswain_train.model.init_weights import init_box
-from coxswain_train.model.llama import Llama
 from coxswain_train.model.ring import Exchange
 from coxswain_train.model.tensor_parallel import ModelPart
 from coxswain_train.parallel.process_groups import ProcessGroups
@@ -71,18 +70,18 @@ class Engine:
         seat: Seat, world: ProcessGroups, device: torch.device, dtype: torch.dtype, state: State | None = None,
         memory: MemoryPolicy | None = None,
     ) -> None:  # fmt: skip
-        specs = parameter_specs(model, vocabulary)
+        specs = specs_of(model, vocabulary)
         _check_degrees(specs, layout)
         self._memory = memory or MemoryPolicy()
         self.before_update: Callable[[], None] = lambda: None  # runs in every step before its state changes
         self._config, self._optimizer_config, self._total_steps, self._world = model, optimizer, total_steps, world
-        self._seat, self._neighbours, self._ranks = seat, neighbours_of(layout, seat), rank_of(layout)
+        self.seat, self._neighbours, self._ranks = seat, neighbours_of(layout, seat), rank_of(layout)
         stage = layout.replicas[seat.replica].stages[seat.stage]
         group = world.tensor_group(tuple(self._ranks[seat.replica, seat.stage, t] for t in range(len(stage.devices))))
         part = ModelPart(stage.start, stage.stop, model.layers, group)
         self.counts = part.last and not seat.tensor  # whether the replica's losses and labels count here
         self._everyone, self._device, self._dtype = world.exchange(tuple(range(world.ranks))), device, dtype
-        self.model = Llama(model, vocabulary, part).to(device, dtype)
+        self.model = decoder_of(model, vocabulary, part).to(device, dtype)
         self.shapes = {spec.name: spec.shape for spec in specs}
         owned = shards(all_holdings(specs, layout, model.layers))
         self.optimizer = Zero1Optimizer(self.model.weights(), owned, seat.rank, world, state)
@@ -90,16 +89,17 @@ class Engine:
     def initialise(
         self, seed: int, secrets: Path | None = None, endpoint: EndpointConfig | None = None, ids: int = 0
     ) -> None:
-        """Fills the owned boxes from the job's seed, then from `initFrom` (at `endpoint`) if there is one.
+        """Fills the owned boxes from `initFrom` (at `endpoint`), or without it from the job's seed.
 
         `ids`: of the tokenizer; 0: unknown.
         """
         self.optimizer.state.clear()
         boxes = self.optimizer.boxes()["parameter"]
-        for box, values in boxes.items():
-            values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
         if self._config.init_from:
             load_pretrained(self._config.init_from, boxes, self.shapes, secrets, endpoint, self._config, ids)
+        else:
+            for box, values in boxes.items():
+                values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
         self.gather()
 
     def gather(self) -> None:
@@ -136,13 +136,13 @@ class Engine:
         """Runs the operations of this rank's stage. Gradients are in the parameters then."""
         links = StageLinks(self._neighbours, self._everyone, self._config.hidden, self._dtype, self._device)
         runner = TaskRunner(
-            self.model, work.batch, 1 / work.labels, self._seat.replica, self._ring, links.last, self._memory
+            self.model, work.batch, 1 / work.labels, self.seat.replica, self._ring, links.last, self._memory
         )
         return run_operations(runner, links, work.parts, work.operations, self.optimizer, self._world.clock)
 
     def _ring(self, replicas: tuple[int, ...]) -> Exchange:
         """The ring of the ranks that have this stage and tensor index in these replicas."""
-        return self._world.exchange(tuple(self._ranks[r, self._seat.stage, self._seat.tensor] for r in replicas))
+        return self._world.exchange(tuple(self._ranks[r, self.seat.stage, self.seat.tensor] for r in replicas))
 
 
 def _check_degrees(specs: Sequence[ParameterSpec], layout: Layout) -> None:

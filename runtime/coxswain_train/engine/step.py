@@ -115,13 +115,16 @@ class TaskRunner:
         rows = slice(part.start, part.stop)
         attend = attend_of(part, self._replica, self._exchange_of)
         rotary = self._model.rotary(self._batch.positions[rows])
-        hidden = self._model.embed(self._batch.tokens[rows]) if received is None else received.requires_grad_()
+        hidden = self._embed(rows) if received is None else received.requires_grad_()
         memory = self._memory.begin(part.task, self._model, rotary)
         for layer in self._model.stack:
             hidden = memory.run_layer(layer, hidden, rotary, attend)
         output = self._model.token_losses(hidden, self._batch.labels[rows]) if self._last else hidden
         self._held[part.task.index] = received, output
         return (output.detach(), None) if self._last else (None, output.detach())
+
+    def _embed(self, rows: slice) -> Tensor:
+        return self._model.embed(self._batch.tokens[rows], self._batch.positions[rows])
 
     def backward(self, part: Part, received: Tensor | None = None) -> Tensor | None:
         """The gradient of the task's input, for the stage before; None on the first. `received`: that of its output."""

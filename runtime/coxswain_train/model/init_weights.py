@@ -20,9 +20,9 @@ _STD = 0.02
 
 
 def init_box(seed: int, box: Box, shape: tuple[int, ...], model: ModelConfig) -> NDArray[np.float32]:
-    """Values of a box of the parameter `box.name`, whose whole shape is `shape`. Norms begin at one."""
+    """Values of a box of the parameter `box.name`, whose whole shape is `shape`. Norms begin at one, biases at zero."""
     if len(shape) == 1:
-        return np.ones(box.shape, dtype=np.float32)
+        return np.full(box.shape, not box.name.endswith("bias"), dtype=np.float32)
     flat = _offsets(box, shape).ravel()
     out = np.empty(flat.size, dtype=np.float32)
     for start in range(0, flat.size, _ROWS):
@@ -32,7 +32,7 @@ def init_box(seed: int, box: Box, shape: tuple[int, ...], model: ModelConfig) ->
 
 def _deviation(name: str, model: ModelConfig) -> float:
     """Divides projections into the residual stream by the square root of their number, as GPT-2 does."""
-    residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+    residual = name.endswith(("o_proj.weight", "down_proj.weight", "c_proj.weight"))
     return _STD / (2 * model.layers) ** 0.5 if residual else _STD
 
 

@@ -1,13 +1,14 @@
-"""Decoders of the Llama family, and the narrow Protocol that is all the engine knows of a model.
+"""Decoders of the Llama family (Llama, Mistral, Qwen 2 and 3), and the narrow Protocol that is all the engine knows of a model.
 
-Parameters are named as in Hugging Face's Llama safetensors files. Activations of a task are [tokens, hidden], without
+Parameters are named as in Hugging Face's safetensors files. Activations of a task are [tokens, hidden], without
 a batch dimension; only `attend` and the positions know where sequences begin.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +36,8 @@ class Decoder(Protocol):
         """Cosines and sines of the positions [tokens], made once a task."""
         ...
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Token ids [tokens] to activations [tokens, hidden]."""
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Token ids [tokens] at their positions [tokens] to activations [tokens, hidden]."""
         ...
 
     def token_losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -47,16 +48,25 @@ class Decoder(Protocol):
         """Every parameter by its name in Hugging Face's layout."""
         ...
 
+    def leave_out_empty_rows(self) -> None:
+        """Called once the weights have their values: takes rows that are zero at the vocabulary's end out of the loss."""
+        ...
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """As of every module of torch."""
+        ...
+
 
 class Linear(nn.Module):
     """A weight [outputs, inputs] without values yet. (torch's layers draw values, or on `meta` import for 4 s.)"""
 
-    def __init__(self, outputs: int, inputs: int) -> None:
+    def __init__(self, outputs: int, inputs: int, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight)
+        return functional.linear(x, self.weight, self.bias)
 
 
 class RMSNorm(nn.Module):
@@ -81,18 +91,21 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: ModelConfig, part: ModelPart) -> None:
         super().__init__()
-        size = config.hidden // config.heads
+        size = self.size = config.size_of_head
         heads, kv_heads = config.heads // part.degree, max(1, config.kv_heads // part.degree)
-        self.size, self.group = size, part.group
-        self.q_proj = Linear(heads * size, config.hidden)
-        self.k_proj = Linear(kv_heads * size, config.hidden)
-        self.v_proj = Linear(kv_heads * size, config.hidden)
+        self.group = part.group
+        self.q_proj = Linear(heads * size, config.hidden, config.qkv_bias)
+        self.k_proj = Linear(kv_heads * size, config.hidden, config.qkv_bias)
+        self.v_proj = Linear(kv_heads * size, config.hidden, config.qkv_bias)
         self.o_proj = Linear(config.hidden, heads * size)
+        norms = (RMSNorm(size, config.norm_epsilon) if config.qk_norm else nn.Identity() for _ in "qk")
+        self.q_norm, self.k_norm = norms
 
     def forward(self, x: Tensor, rotary: Rotary, attend: AttentionFn) -> Tensor:
         x = enter(x, self.group)
         q, k, v = (proj(x).unflatten(-1, (-1, self.size)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        out = attend(rotate(q, rotary).transpose(0, 1), rotate(k, rotary).transpose(0, 1), v.transpose(0, 1))
+        q, k = rotate(self.q_norm(q), rotary), rotate(self.k_norm(k), rotary)
+        out = attend(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1))
         return leave(self.o_proj(out.transpose(0, 1).flatten(1)), self.group)
 
 
@@ -169,14 +182,12 @@ class Llama(nn.Module):
 
     def rotary(self, positions: Tensor) -> Rotary:
         """Angles in fp64, so that positions of millions keep their fraction."""
-        size = self.config.hidden // self.config.heads
-        exponents = torch.arange(0, size, 2, dtype=torch.float64, device=positions.device) / size
-        angles = positions.double()[:, None] * self.config.rope_theta**-exponents
+        angles = positions.double()[:, None] * frequencies(self.config, positions.device)
         angles = torch.cat((angles, angles), -1)
         dtype = next(self.parameters()).dtype
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
-    def embed(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         return embed(tokens, self.model.embed_tokens.weight, self.part.group)
 
     def token_losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -188,6 +199,21 @@ class Llama(nn.Module):
 
     def weights(self) -> Mapping[str, nn.Parameter]:
         return dict(self.named_parameters())
+
+
+def frequencies(config: ModelConfig, device: torch.device) -> Tensor:
+    """Angle of one position, by pair of a head's elements: fp64 [size / 2]."""
+    exponents = torch.arange(0, config.size_of_head, 2, dtype=torch.float64, device=device) / config.size_of_head
+    plain, scaling = config.rope_theta**-exponents, config.rope_scaling
+    if scaling is None:
+        return plain
+    stretched = plain / scaling.factor
+    if scaling.kind == "Linear":
+        return stretched
+    waves = scaling.original_context * plain / (2 * math.pi)  # of the original context
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    share = ((waves - low) / (high - low)).clamp(0, 1)
+    return torch.lerp(stretched, plain, share)
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:

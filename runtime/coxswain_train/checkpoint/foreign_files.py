@@ -1,0 +1,127 @@
+"""Safetensors files of others, in any store: which there are, where each tensor lies, and its rows, a piece at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coxswain.config import EndpointConfig
+from coxswain.errors import Refused
+from coxswain.uris import folder_and_key
+from coxswain_link.store import BucketNotFound, NotFound, Store, open_store
+
+INDEX = "model.safetensors.index.json"
+PIECE_BYTES = 16 << 20  # of a tensor, in memory at one time
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a tensor is stored: bytes from `start` of the object `key`."""
+
+    key: str
+    start: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return prod(self.shape[1:]) * self.dtype.itemsize
+
+
+def foreign(uri: str, what: str) -> Refused:
+    return Refused(
+        "ForeignWeights", f"model.initFrom {uri!r}: {what}; change model.config, or give the weights of this model"
+    )
+
+
+def open_files(uri: str, secrets: Path | None, endpoint: EndpointConfig | None) -> tuple[Store, list[str]]:
+    """The store and the keys of a file, of the files that a folder's index names, or of all files of a folder without one."""
+    folder, name = folder_and_key(uri) if uri.endswith(".safetensors") else (uri, "")
+    try:
+        store = open_store(folder, endpoint or EndpointConfig(), secrets)
+        if name and not store.exists(name):
+            raise foreign(uri, "does not exist")
+        keys = [name] if name else _indexed(store, uri) or [o.path for o in store.list() if _is_weights(o.path)]
+    except (NotFound, BucketNotFound) as error:
+        raise foreign(uri, "does not exist") from error
+    if not keys:
+        raise foreign(uri, "holds no safetensors file")
+    return store, keys
+
+
+def tensors_of(store: Store, uri: str, keys: list[str]) -> dict[str, Stored]:
+    """Every tensor of the files. Raises Refused where a file is absent or damaged, or where two have one tensor."""
+    found: dict[str, Stored] = {}
+    for key in keys:
+        for name, entry in _header(store, uri, key):
+            if name in found:
+                raise foreign(uri, f"{name} is in {found[name].key} and in {key}")
+            found[name] = entry
+    return found
+
+
+def rows_of(store: Store, entry: Stored, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
+    """Rows [first, last) of a tensor: the number of the first row of a piece, and the piece."""
+    step = max(1, PIECE_BYTES // max(1, entry.row_bytes))
+    for row in range(first, last, step):
+        stop = min(row + step, last)
+        data = bytearray(
+            store.get_range(entry.key, entry.start + row * entry.row_bytes, entry.start + stop * entry.row_bytes)
+        )
+        yield row, torch.frombuffer(data, dtype=entry.dtype).view(stop - row, *entry.shape[1:])
+
+
+def _is_weights(path: str) -> bool:
+    return path.endswith(".safetensors") and "/" not in path
+
+
+def _indexed(store: Store, uri: str) -> list[str]:
+    """The files that the folder's index names; empty without an index."""
+    try:
+        names = json.loads(store.get(INDEX))["weight_map"].values()
+        return sorted(set(names))
+    except NotFound:
+        return []
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise foreign(uri, f"has a damaged {INDEX} ({error})") from error
+
+
+def _header(store: Store, uri: str, key: str) -> Iterator[tuple[str, Stored]]:
+    """The table at the beginning of a safetensors file: its length in 8 bytes, then JSON."""
+    where = f"{store.uri.rstrip('/')}/{key}"
+    try:
+        size = store.head(key).size
+        length = int.from_bytes(store.get_range(key, 0, min(8, size)), "little")
+        if not 0 < length <= size - 8:
+            raise ValueError(f"its table has {length} bytes, the file {size}")
+        table = json.loads(store.get_range(key, 8, 8 + length))
+        table.pop("__metadata__", None)
+        found = [(name, _stored(key, 8 + length, name, entry)) for name, entry in table.items()]
+        ends = [8 + length + entry["data_offsets"][1] for entry in table.values()]
+        if max(ends, default=size) != size:
+            raise ValueError(f"its tensors end at byte {max(ends)}, the file at {size}")
+    except NotFound as error:
+        raise foreign(uri, f"its {INDEX} names {key}, which does not exist") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise foreign(where, f"is damaged or no safetensors file ({error})") from error
+    yield from found
+
+
+def _stored(key: str, begin: int, name: str, entry: Mapping[str, Any]) -> Stored:
+    if entry["dtype"] not in _DTYPES:
+        raise ValueError(f"{name} is of type {entry['dtype']}; allowed are {', '.join(_DTYPES)}")
+    start, stop = entry["data_offsets"]
+    found = Stored(key, begin + start, _DTYPES[entry["dtype"]], tuple(entry["shape"]))
+    if stop - start != prod(found.shape) * found.dtype.itemsize:
+        raise ValueError(
+            f"{name} has {stop - start} bytes, which are not those of {entry['dtype']} {list(found.shape)}"
+        )
+    return found

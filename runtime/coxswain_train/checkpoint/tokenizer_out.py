@@ -1,0 +1,83 @@
+"""The job's tokenizer in Hugging Face's files, beside exported weights: what `AutoTokenizer.from_pretrained` reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from coxswain.config import COMMON_EOS, TokenizerConfig
+from coxswain.errors import CoxswainError, Refused
+from coxswain.uris import folder_and_key
+from coxswain_link.store import NotFound, open_store
+
+_BESIDE = ("special_tokens_map.json", "chat_template.jinja", "generation_config.json")  # copied where they exist
+BYTES_EOS = "<|endoftext|>"
+
+
+def write_tokenizer(folder: Path, tokenizer: TokenizerConfig, longest: int) -> int | None:
+    """Writes tokenizer.json and what belongs to it; returns the id of the end of a text, None where it is not to be found.
+
+    `longest` is the job's maxSequenceTokens. Raises Refused "NoTokenizer" where the tokenizer's file cannot be read.
+    """
+    files = _files_of(tokenizer)
+    vocabulary = _vocabulary(json.loads(files["tokenizer.json"]))
+    eos = tokenizer.eos or next((name for name in COMMON_EOS if name in vocabulary), "")
+    given = json.loads(files.get("tokenizer_config.json", b"{}"))
+    known = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest, "eos_token": eos or None}
+    files["tokenizer_config.json"] = (json.dumps({**known, **given}, indent=2) + "\n").encode()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return vocabulary.get(eos)
+
+
+def bytes_tokenizer() -> dict[str, Any]:
+    """A tokenizer.json with the ids of the job's `bytes`: 0-255 for the bytes of UTF-8, 256 for the end of a text."""
+    special = {
+        "id": 256, "content": BYTES_EOS, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
+        "normalized": False,
+    }  # fmt: skip
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    vocabulary = {symbol: byte for byte, symbol in enumerate(_symbols())}
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [special], "normalizer": None,
+        "pre_tokenizer": level, "post_processor": None, "decoder": level,
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+            "fuse_unk": False, "byte_fallback": False, "vocab": {**vocabulary, BYTES_EOS: 256}, "merges": [],
+        },
+    }  # fmt: skip
+
+
+def _symbols() -> list[str]:
+    """By byte, the letter that stands for it in byte-level vocabularies: itself where it can be seen, else one from 256 on."""
+    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]
+
+
+def _files_of(tokenizer: TokenizerConfig) -> dict[str, bytes]:
+    if tokenizer.kind == "bytes":
+        return {"tokenizer.json": json.dumps(bytes_tokenizer()).encode()}
+    uri = tokenizer.uri
+    folder, name = folder_and_key(uri)
+    try:
+        store = open_store(f"{folder}/")
+        found = {"tokenizer.json": store.get(name)}
+    except CoxswainError as error:
+        raise Refused(
+            "NoTokenizer",
+            f"tokenizer {uri!r}: {error}; give --tokenizer PATH, or --tokenizer none for the weights without one",
+        ) from error
+    for other in ("tokenizer_config.json", *_BESIDE):
+        try:
+            found[other] = store.get(other)
+        except NotFound:
+            continue
+    return found
+
+
+def _vocabulary(tokenizer: dict[str, Any]) -> dict[str, int]:
+    model = tokenizer.get("model", {}).get("vocab", {})
+    words = {word: i for i, (word, *_) in enumerate(model)} if isinstance(model, list) else model  # Unigram's is a list
+    return {**words, **{token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}}

@@ -1,0 +1,183 @@
+"""A model of the user's own trains as one of the Llama family does; what is wrong with it is named as the user's fault."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+from torch.nn import functional
+
+from coxswain.boxes import full_box
+from coxswain.config import CustomModel, ModelConfig
+from coxswain.errors import Refused
+from coxswain.planlog import manifest_key
+from coxswain_link.store import open_store
+from coxswain_train.checkpoint import save_load
+from coxswain_train.engine.schedule import learning_rate
+from coxswain_train.model.custom import decoder_of
+from coxswain_train.model.init_weights import init_box
+from tests.distributed import training
+from tests.distributed.plans import random_plan
+from tests.distributed.reference import Stream
+from tests.distributed.threads import ThreadWorld, run_threads
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STREAM = Stream(lengths=(1, 3, 7, 16, 29), vocabulary=training.VOCABULARY)
+GPT2 = ModelConfig(
+    layers=2, hidden=32, heads=4, kv_heads=4, feed_forward=48,
+    custom=CustomModel(path="gpt2:GPT2", arguments={"context": 64}),
+)  # fmt: skip
+STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def _examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def plain(steps: int) -> tuple[dict[str, np.ndarray], list[float]]:
+    """A plain torch loop with the user's class, one sequence at a time."""
+    model: Any = decoder_of(GPT2, training.VOCABULARY)
+    model.double()
+    for name, weight in model.named_parameters():
+        shape = tuple(weight.shape)
+        weight.data = torch.from_numpy(init_box(training.SEED, full_box(name, shape), shape, GPT2)).double()
+    groups = [
+        {"params": [w for w in model.parameters() if (w.ndim > 1) == matrices], "weight_decay": decay}
+        for matrices, decay in ((True, training.OPTIMIZER.weight_decay), (False, 0.0))
+    ]
+    optimizer, losses = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8), []
+    for step in range(steps):
+        loss = plain_loss(model, step)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.OPTIMIZER.gradient_clip)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(training.OPTIMIZER, step, steps)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: w.detach().numpy() for name, w in model.named_parameters()}, losses
+
+
+def plain_loss(model: Any, step: int) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for index in range(len(STREAM.lengths)):
+        tokens, labels = (torch.from_numpy(a) for a in STREAM.sequence(step, index))
+        hidden = model.wte(tokens) + model.wpe(torch.arange(len(tokens)))
+        for block in model.h:
+            hidden = block(hidden, None, causal)
+        total = total + functional.cross_entropy(
+            model.ln_f(hidden) @ model.wte.weight.T, labels, ignore_index=-100, reduction="sum"
+        )
+    return total / STREAM.labels(step)
+
+
+def test_a_model_of_ones_own_trains_in_rings_as_a_plain_torch_loop_trains_it() -> None:
+    expected, losses = plain(STEPS)
+    plans = [random_plan(STREAM.lengths, 3, seed, degree=3) for seed in range(STEPS)]
+    assert any(task.kind == "ring" for tasks, _ in plans for task in tasks)
+    results = run_threads(3, training.train, torch.float64, STREAM, plans, GPT2)
+    for weights, _ in results:
+        assert weights.keys() == expected.keys()
+        assert max(float(np.abs(weights[name] - expected[name]).max()) for name in expected) <= 1e-12
+    assert np.allclose(np.sum([part for _, part in results], axis=0), losses, rtol=1e-12)
+
+
+def restored(world: ThreadWorld, uri: str) -> dict[str, np.ndarray]:
+    engine = training.engine_of(world, torch.float32, GPT2)  # type: ignore[arg-type]
+    store = open_store(uri)
+    save_load.load(store, save_load.read_manifest(store, manifest_key(1)).shards, engine.boxes())
+    engine.gather()
+    return training.weights_of(engine)
+
+
+def test_a_checkpoint_of_a_model_of_ones_own_loads_into_another_number_of_replicas(tmp_path: Path) -> None:
+    uri = tmp_path.as_uri()
+    (saved,) = run_threads(1, training.save_with_manifest, STREAM, uri, GPT2)
+    for weights in run_threads(3, restored, uri):
+        assert all(np.array_equal(weights[name], saved[name]) for name in saved)
+
+
+WHOLE = """
+    from torch import nn
+    import torch
+    from coxswain.holdings import ParameterSpec
+    from coxswain_train.model.custom import CustomDecoder
+
+    class Tiny(CustomDecoder):
+        def __init__(self, model, vocabulary, extra=0):
+            super().__init__()
+            self.table = nn.Parameter(torch.empty(vocabulary + extra, model.hidden))
+
+        stack = (1, 2)
+
+        def embed(self, tokens, positions): ...
+        def token_losses(self, hidden, labels): ...
+
+        @staticmethod
+        def parameter_specs(model, vocabulary, extra=0):
+            return [ParameterSpec("table", (vocabulary, model.hidden), "first")]
+
+    class Bare(nn.Module):
+        def __init__(self, model, vocabulary):
+            super().__init__()
+
+    class Nameless(Tiny):
+        parameter_specs = None
+
+    function = print
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, text in (("mine", WHOLE), ("broken", "import no_such_dependency"), ("torn", "def f(:")):
+        (tmp_path / f"{name}.py").write_text(dedent(text))
+    yield
+    for name in ("mine", "broken", "torn"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("module")
+def test_a_class_that_keeps_the_protocol_is_the_model() -> None:
+    custom = replace(GPT2, custom=CustomModel(path="mine:Tiny"))
+    assert decoder_of(custom, 64).weights()["table"].shape == (64, 32)
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("path", "arguments", "layers", "says"),
+    [
+        ("no_such_package.gpt:GPT", {}, 2, "(ModuleNotFoundError: No module named 'no_such_package'); put no"),
+        ("broken:GPT", {}, 2, "cannot be imported (ModuleNotFoundError: No module named 'no_such_dependency')"),
+        ("torn:GPT", {}, 2, "cannot be imported (SyntaxError: "),
+        ("mine:GPT", {}, 2, "mine has no class GPT"),
+        ("mine:function", {}, 2, "mine has no class function"),
+        ("mine:Tiny", {"context": 3}, 2, "cannot be made (TypeError: Tiny.__init__() got an unexpected keyword argument"),
+        ("mine:Bare", {}, 2, "lacks stack, rotary, embed, token_losses, weights, leave_out_empty_rows, parameter_specs, which"),
+        ("mine:Nameless", {}, 2, "has no parameter_specs (TypeError: 'NoneType' object is not callable)"),
+        ("mine:Tiny", {"extra": 1}, 2, "other weights than its parameter_specs: table is [65, 32], the specs say [64, 32]"),
+        ("mine:Tiny", {}, 3, "has 2 layers in its stack, model.custom.layers is 3"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_the_users_class_is_said_on_one_line(
+    path: str, arguments: dict[str, Any], layers: int, says: str
+) -> None:
+    with pytest.raises(Refused) as caught:
+        decoder_of(replace(GPT2, layers=layers, custom=CustomModel(path=path, arguments=arguments)), 64)
+    assert caught.value.reason == "BadModel"
+    assert f"model.custom.class {path!r}: " in str(caught.value)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,209 @@
+"""Exported folders are whole, in files of bounded size, and read by `transformers` with the job's tokenizer."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+import safetensors.torch
+import tokenizers
+import torch
+import transformers
+from msgspec.structs import replace
+from torch import Tensor
+
+from coxswain.boxes import full_box, window, zero_shard
+from coxswain.config import CustomModel, EndpointConfig, ModelConfig, TokenizerConfig
+from coxswain.errors import Refused
+from coxswain.models import parameter_specs
+from coxswain.planlog import manifest_key
+from coxswain_data.tokenizer import open_tokenizer
+from coxswain_link.store import Store, open_store
+from coxswain_train.checkpoint import save_load
+from coxswain_train.checkpoint.export import Options, export, main
+from coxswain_train.checkpoint.tokenizer_out import BYTES_EOS
+from tests.distributed import training
+from tests.distributed.test_hugging_face import MODEL, TOKENS, our_logits, ours, their_logits
+
+pytestmark = pytest.mark.timeout(300)  # the first test imports transformers
+TEXT = "Ein Schiff, which 帆 carries <|endoftext|>\n\tno sail."
+
+
+def drawn(model: ModelConfig, vocabulary: int = training.VOCABULARY) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(9)
+    specs = parameter_specs(model, vocabulary)
+    return {s.name: torch.randn(s.shape, generator=draw) * (0.3 if len(s.shape) > 1 else 1.0) for s in specs}
+
+
+def checkpoint(
+    folder: Path, weights: Mapping[str, Tensor], model: ModelConfig | None, owners: int = 3, shard_bytes: int = 20_000,
+    tokenizer: TokenizerConfig | None = None,
+) -> Store:  # fmt: skip
+    """As ranks save it: each has its rows of every tensor, in shards, with moments behind the parameters."""
+    store = open_store(folder.as_uri(), create=True)
+    shards = []
+    for owner in range(owners):
+        wholes = [full_box(name, tuple(values.shape)) for name, values in weights.items()]
+        mine = [(whole, box) for whole in wholes if (box := zero_shard(whole, owners, owner))]
+        for kind in ("parameter", "exp_avg"):
+            entries = [(kind, box, weights[box.name][window(whole, box)].contiguous()) for whole, box in mine]
+            shards += save_load.write_shards(store, entries, shard_bytes)
+    whole = replace(training.manifest(3, tuple(shards)), model=model, longest=128, tokenizer=tokenizer)
+    store.put(manifest_key(3), msgspec.json.encode(whole))
+    return store
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_export_in_several_files_gives_the_logits_of_its_weights(tmp_path: Path, dtype: str) -> None:
+    weights = drawn(MODEL)
+    store = checkpoint(tmp_path / "run", weights, MODEL)
+    assert export(store, tmp_path / "out", options=Options(dtype, 8_000)) == 3
+    files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 3
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert sorted(set(index["weight_map"].values())) == files
+    kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    found: dict[str, Tensor] = {}
+    for name in files:
+        found |= safetensors.torch.load_file(tmp_path / "out" / name)
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name].to(kind)) for name in weights)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert loaded.dtype == kind
+    with torch.no_grad():
+        logits = loaded.float()(TOKENS[None]).logits[0]
+    mine = our_logits(ours((tmp_path / "out").as_uri(), MODEL))
+    assert float((mine - logits).abs().max() / logits.abs().max()) < 2e-5
+
+
+def test_an_export_reads_every_shard_once_and_holds_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ModelConfig(layers=8, hidden=256, heads=4, kv_heads=4, feed_forward=1024)
+    weights = drawn(model)
+    store = checkpoint(tmp_path / "run", weights, model, owners=2, shard_bytes=1 << 20)
+    manifest, read = save_load.read_manifest(store, manifest_key(3)), []
+    plain = Store.get
+    monkeypatch.setattr(Store, "get", lambda self, key: read.append(key) or plain(self, key))
+    tracemalloc.start()
+    export(store, tmp_path / "out")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sorted(key for key in read if key.startswith("shards/")) == sorted(
+        shard.key for shard in manifest.shards if "parameter" in shard.kinds
+    )
+    largest, total = max(shard.bytes for shard in manifest.shards), sum(4 * w.numel() for w in weights.values())
+    assert total > 10 * largest
+    assert peak < 3 * largest
+
+
+def file_tokenizer(folder: Path) -> TokenizerConfig:
+    """A small byte-level BPE, with a file beside it that the export must keep."""
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["</s>"], initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    trained.train_from_iterator([TEXT * 3, "carries carried sailing sails"], trainer)
+    folder.mkdir()
+    trained.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return TokenizerConfig(kind="file", uri=(folder / "tokenizer.json").as_uri())
+
+
+@pytest.mark.parametrize("kind", ["bytes", "file"])
+def test_the_tokenizer_of_an_export_has_the_ids_of_the_jobs(tmp_path: Path, kind: str) -> None:
+    config = TokenizerConfig(kind="bytes") if kind == "bytes" else file_tokenizer(tmp_path / "tokenizer")
+    job = open_tokenizer(config, EndpointConfig(), None)
+    model = replace(MODEL, vocabulary=320)
+    export(checkpoint(tmp_path / "run", drawn(model, 320), model, tokenizer=config), tmp_path / "out")
+    found = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = TEXT.replace(BYTES_EOS, "")
+    ids = found(text, add_special_tokens=False)["input_ids"]
+    assert ids == job.encode(text)[:-1].tolist()
+    assert found.decode(ids) == text
+    assert found.eos_token_id == job.eos
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "out").eos_token_id == job.eos
+    assert found.model_max_length == 128
+    assert (tmp_path / "out" / "chat_template.jinja").exists() == (kind == "file")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    more = loaded.generate(torch.tensor([ids]), max_new_tokens=4, do_sample=False)
+    assert more.shape[1] <= len(ids) + 4
+
+
+def test_a_tokenizer_may_be_given_instead_of_the_jobs_or_left_out(tmp_path: Path) -> None:
+    gone = TokenizerConfig(kind="file", uri=(tmp_path / "gone" / "tokenizer.json").as_uri())
+    store = checkpoint(tmp_path / "run", drawn(MODEL), MODEL, tokenizer=gone)
+    with pytest.raises(Refused, match=r"gone/tokenizer\.json.*give --tokenizer PATH, or --tokenizer none"):
+        export(store, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    given = file_tokenizer(tmp_path / "given")
+    export(store, tmp_path / "out", options=Options(tokenizer=str(tmp_path / "given" / "tokenizer.json")))
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tmp_path / "given" / "tokenizer.json").read_bytes()
+    assert given.uri.endswith("tokenizer.json")
+    export(store, tmp_path / "bare", options=Options(tokenizer="none"))
+    assert sorted(path.name for path in (tmp_path / "bare").iterdir()) == ["config.json", "model.safetensors"]
+
+
+class Killed(BaseException):
+    """What ends an export without its consent."""
+
+
+@pytest.mark.parametrize("name", ["out", "weights.safetensors"])
+def test_an_interrupted_export_leaves_nothing_and_the_next_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    store = checkpoint(tmp_path / "run", drawn(MODEL), MODEL)
+    calls, plain = [], save_load.read_shard
+
+    def failing(store: Store, shard: object) -> object:
+        calls.append(shard)
+        if len(calls) == 3:
+            raise Killed
+        return plain(store, shard)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(save_load, "read_shard", failing)
+    with pytest.raises(Killed):
+        export(store, tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    (tmp_path / f".{name}.partial").mkdir()  # of an export that was killed by SIGKILL
+    (tmp_path / f".{name}.partial" / "half").write_bytes(b"x")
+    assert export(store, tmp_path / name) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["run", name])
+
+
+def test_an_export_never_mixes_with_what_a_folder_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    uri = checkpoint(tmp_path / "run", drawn(MODEL), MODEL).uri
+    (tmp_path / "empty").mkdir()
+    assert main([uri, str(tmp_path / "empty"), "--dtype", "bf16", "--file-gb", "0.000008"]) == 0
+    assert main([uri, str(tmp_path / "empty")]) == 2
+    assert "OutputExists" in capsys.readouterr().err
+    assert json.loads((tmp_path / "empty" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert torch.isfinite(their_logits(tmp_path / "empty")).all()
+
+
+def test_a_model_of_ones_own_is_exported_as_weights_alone(tmp_path: Path) -> None:
+    weights = {"wte.weight": torch.randn(64, 8), "ln_f.bias": torch.randn(8)}
+    model = replace(MODEL, custom=CustomModel(path="gpt2:GPT2"))
+    store = checkpoint(tmp_path / "run", weights, model)
+    with pytest.raises(Refused, match=r"is of a model of your own, .*OUTPUT that ends in \.safetensors"):
+        export(store, tmp_path / "out")
+    export(store, tmp_path / "out.safetensors")
+    found = safetensors.torch.load_file(tmp_path / "out.safetensors")
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+
+
+def test_a_checkpoint_that_lacks_a_shard_is_refused_by_the_tensors_name(tmp_path: Path) -> None:
+    store = checkpoint(tmp_path / "run", drawn(MODEL), MODEL)
+    manifest = save_load.read_manifest(store, manifest_key(3))
+    store.put(manifest_key(3), msgspec.json.encode(replace(manifest, shards=manifest.shards[1:])))
+    with pytest.raises(Refused, match=r"no shard holds all of .*embed_tokens"):
+        export(store, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

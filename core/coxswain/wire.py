@@ -178,6 +178,22 @@ BLOCKS_IN_MESSAGE = 50_000
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
+class Evaluation(msgspec.Struct, frozen=True):
+    """Held-out sequences that the world evaluates after a step's update, forward only.
+
+    Their positions and tasks are numbered behind those of the step.
+    """
+
+    sequences: tuple[Sequence, ...]
+    tasks: tuple[Task, ...]
+    operations: tuple[StageOperations, ...]
+    labels: int  # valid tokens of all sequences
+
+    @property
+    def tokens(self) -> int:
+        return sum(s.tokens for s in self.sequences)
+
+
 class StepPlan(msgspec.Struct, frozen=True):
     """Membership and placement of one step: all that constructors and workers need."""
 
@@ -187,9 +203,19 @@ class StepPlan(msgspec.Struct, frozen=True):
     tasks: tuple[Task, ...]
     operations: tuple[StageOperations, ...]
     labels: int  # valid tokens of the whole step
-    digest: str  # of the four fields above: workers compare it
+    digest: str  # of the four fields above and the evaluation: workers compare it
     makespan_seconds: float
     makespan_over_bound: float
+    evaluation: Evaluation | None = None  # None: no evaluation follows the step
+
+    @property
+    def all_sequences(self) -> tuple[Sequence, ...]:
+        """Those of the step, then those of its evaluation."""
+        return (*self.sequences, *self.evaluation.sequences) if self.evaluation else self.sequences
+
+    @property
+    def all_tasks(self) -> tuple[Task, ...]:
+        return (*self.tasks, *self.evaluation.tasks) if self.evaluation else self.tasks
 
 
 class StepPlans(msgspec.Struct, frozen=True):
@@ -245,6 +271,8 @@ class StepReport(msgspec.Struct, frozen=True):
     reduce_seconds: float
     timings: tuple[TaskTiming, ...] = ()
     ended: float = 0.0  # unix time on this rank's clock
+    evaluation_loss_sum: float | None = None  # of this rank's held-out tokens; None: no evaluation, or not finite
+    evaluation_seconds: float = 0.0  # not part of `seconds`
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------
@@ -353,6 +381,11 @@ class JobReport(msgspec.Struct, frozen=True):
     reason: str = ""  # of the end: Completed's reason (StopReached, DataExhausted)
     trainers: tuple[TrainerReport, ...] = ()  # of the current world, the slowest first, at most 64
     slow: str = ""  # names slow trainers; empty: none is slow
+    gradient_norm: float | None = None  # of the last step, before clipping
+    learning_rate: float | None = None
+    mfu: float | None = None
+    evaluation_loss: float | None = None  # the latest
+    evaluation_step: int = -1  # the step behind which it was evaluated; -1: none yet
 
     def revision(self) -> str:
         """Changes with what needs an action at once, not with counters that grow while the job runs."""
@@ -396,3 +429,7 @@ class StepLine(msgspec.Struct, frozen=True):
     tokens_by_source: dict[str, int]
     data_wait_seconds: float
     time: float  # when the first rank ended the step, by its clock
+    mfu: float | None = None  # model FLOPs over the devices' peak; None: the peak is unknown
+    evaluation_loss: float | None = None  # of held-out tokens with the step's new weights; None: not evaluated then
+    evaluation_tokens: int = 0
+    evaluation_seconds: float = 0.0  # of the slowest rank; not part of `seconds`

@@ -18,7 +18,8 @@ from coxswain.membership.stream import Stream
 from coxswain.membership.values import Cursor, Membership, MixRecord
 from coxswain.plan.values import Placement
 from coxswain.planlog import Generation, MembershipSegment, PlacementSegment
-from coxswain.wire import StepPlan
+from coxswain.wire import Evaluation, StepPlan
+from coxswain_coordinator.planning.evaluations import evaluation_of, is_due
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.plan_log import PlanLog
 
@@ -115,11 +116,23 @@ class Committer:
         if not memberships:
             return ()
         placements = tuple(self.place([s.tokens for s in m.sequences]) for m in memberships)
-        record = PlacementSegment(self.generation.generation, segment, memberships[0].step, placements)
+        evaluation = self._evaluation_placement(memberships)
+        record = PlacementSegment(self.generation.generation, segment, memberships[0].step, placements, evaluation)
         committed = self.log.claim_placement(record)
         # An earlier coordinator may have begun earlier in the segment.
         by_step = dict(enumerate(committed.placements, committed.first_step))
-        return tuple(step_plan(self.generation.generation, m, by_step[m.step]) for m in memberships)
+        return tuple(self._plan(m, by_step[m.step], committed.evaluation) for m in memberships)
+
+    def _evaluation_placement(self, memberships: list[Membership]) -> Placement | None:
+        if not any(is_due(self.job, m) for m in memberships):
+            return None
+        return self.place([s.tokens for s in self.stream.held_out.sequences])
+
+    def _plan(self, membership: Membership, placement: Placement, evaluation: Placement | None) -> StepPlan:
+        follows = None
+        if evaluation is not None and is_due(self.job, membership):
+            follows = evaluation_of(self.stream.held_out.sequences, evaluation, membership, len(placement.tasks))
+        return step_plan(self.generation.generation, membership, placement, follows)
 
 
 def _end(memberships: list[Membership]) -> int | None:
@@ -130,8 +143,11 @@ def _end(memberships: list[Membership]) -> int | None:
     return last.step + 1 if last.labels else last.step
 
 
-def step_plan(generation: int, membership: Membership, placement: Placement) -> StepPlan:
-    content = (membership.sequences, placement.tasks, placement.operations, membership.labels)
+def step_plan(
+    generation: int, membership: Membership, placement: Placement, evaluation: Evaluation | None = None
+) -> StepPlan:
+    own = (membership.sequences, placement.tasks, placement.operations, membership.labels)
+    content = own if evaluation is None else (*own, evaluation)
     return StepPlan(
         generation=generation,
         step=membership.step,
@@ -142,4 +158,5 @@ def step_plan(generation: int, membership: Membership, placement: Placement) -> 
         digest=hashlib.sha256(msgspec.json.encode(content)).hexdigest(),
         makespan_seconds=placement.makespan_seconds,
         makespan_over_bound=placement.makespan_over_bound,
+        evaluation=evaluation,
     )

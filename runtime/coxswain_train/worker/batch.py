@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -43,6 +44,14 @@ def check(arrays: StepArrays, mine: Iterable[Part], vocabulary: int, columns: Co
             f"step {arrays.step}: token id {largest}, model.vocabulary is {vocabulary}; "
             "it must be at least the tokenizer's size (0: take it from the tokenizer)",
         )
+
+
+def trained_part(arrays: StepArrays, sequences: int) -> StepArrays:
+    """The arrays without those of an evaluation, which follow them. `sequences`: how many the step trains on."""
+    slices = tuple(s for s in arrays.slices if s.sequence < sequences)
+    rows = slice(sum(s.stop - s.start for s in slices))
+    columns = {name: getattr(arrays, name)[rows] for name in ("tokens", "labels", "positions")}
+    return replace(arrays, slices=slices, **columns)
 
 
 def delivered(arrays: StepArrays) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from coxswain.api.field_errors import FieldError
 from coxswain.api.load import Document, load_documents
+from coxswain.api.memory_faults import memory_note
 from coxswain.api.resolve import resolve
 from coxswain.api.validate import missing, validate
 from coxswain.config import JobConfig
@@ -48,21 +49,28 @@ def validate_command(
             print(
                 f"note: {absent.path}: {absent.message} in these files; `cox run` needs it there, a cluster may have it"
             )
+        for _, job in resolved_jobs(documents):
+            if note := memory_note(job):
+                print(f"note: TrainingJob {job.name}: predicted memory: {note}")
         for fault in beyond_restricted(documents):
             print(f"note: {fault.text}; a cluster that admits it takes the job")
     raise typer.Exit(Exit.USER_FAULT if faults else Exit.DONE)
 
 
-def beyond_restricted(documents: Sequence[Document]) -> list[FieldError]:
-    """What a cluster refuses by default in the templates of jobs whose other objects are in the files."""
-    found: list[FieldError] = []
+def resolved_jobs(documents: Sequence[Document]) -> Iterator[tuple[dict[str, Any], JobConfig]]:
+    """The jobs whose other objects are in the files: as manifests, and resolved."""
     for job in (d for d in documents if d.identity[0] == "TrainingJob"):
         others = [[d.manifest for d in documents if d.identity[:2] == (kind, job.identity[1])] for kind in _OTHERS]
         whole = {**job.manifest, "metadata": {"namespace": "default", "uid": "", **job.manifest["metadata"]}}
         config = resolve(whole, others[0], others[1], others[2], uid="")
         if isinstance(config, JobConfig):
-            found += PodPlan(whole, config, Settings(), attempt=0, start=0).template_faults("")
-    return found
+            yield whole, config
+
+
+def beyond_restricted(documents: Sequence[Document]) -> list[FieldError]:
+    """What a cluster refuses by default in the templates of these jobs."""
+    plans = (PodPlan(whole, config, Settings(), attempt=0, start=0) for whole, config in resolved_jobs(documents))
+    return [fault for plan in plans for fault in plan.template_faults("")]
 
 
 def _empty_files(files: list[Path], documents: list[Document], faults: list[FieldError]) -> list[FieldError]:

@@ -159,6 +159,23 @@ def test_a_worker_whose_world_broke_joins_the_next_and_ends_when_there_is_none(a
     assert seen == [1, 2]
 
 
+@pytest.mark.parametrize(("aborted", "expected"), [(True, Retryable), (False, ValueError)])
+def test_a_group_that_is_used_after_the_abort_breaks_the_world_and_any_other_wrong_value_the_worker(
+    agent: Agent, aborted: bool, expected: type[Exception]
+) -> None:
+    """torch forgets an aborted NCCL group: it raises ValueError where that is used."""
+    aborter = WorldAborter()
+
+    def train(_: Assignment) -> int:
+        if aborted:
+            aborter.abort_world()
+        raise ValueError("Invalid process group specified or has been destroyed.")
+
+    agent.assign(1)
+    with pytest.raises(expected, match="Invalid process group"):
+        run_worlds(agent.assignments, aborter, train, next_world_seconds=0)
+
+
 @pytest.mark.parametrize("error", [Stale("generation 1 is over"), Retryable("no data")])
 def test_an_error_of_ours_that_breaks_the_last_world_is_raised_as_it_is(agent: Agent, error: Exception) -> None:
     def train(_: Assignment) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -38,7 +39,17 @@ def faults(folder: Path, *manifests: Manifest) -> list[dict[str, Any]]:
 
 def test_right_files_exit_with_0(tmp_path: Path) -> None:
     result = run(tmp_path, *(sample(kind) for kind in ("DataSource", "DataMix", "ParallelismPolicy", "TrainingJob")))
-    assert (result.exit_code, result.stdout) == (0, "4 objects in 1 file: no faults\n")
+    first, *notes = result.stdout.splitlines()
+    assert (result.exit_code, first) == (0, "4 objects in 1 file: no faults")
+    assert all(note.startswith("note: TrainingJob demo: predicted memory: ") for note in notes)
+
+
+@pytest.mark.parametrize(("hardware", "notes"), [("h100-80g", 1), ("cpu", 0)])
+def test_the_predicted_memory_of_the_fullest_gpu_is_a_note(tmp_path: Path, hardware: str, notes: int) -> None:
+    job = sample("TrainingJob", {"spec.parallelism.hardware": hardware, "spec.parallelism.recompute": "Full"})
+    printed = run(tmp_path, *(sample(kind) for kind in ("DataSource", "DataMix")), job).stdout
+    found = re.findall(r"demo: predicted memory: [\d.]+ GiB of 80.0 GiB on the fullest device \(replica 0", printed)
+    assert len(found) == notes
 
 
 def test_what_a_cluster_may_refuse_in_a_template_is_a_note_and_no_fault(tmp_path: Path) -> None:

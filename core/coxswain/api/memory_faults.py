@@ -9,6 +9,7 @@ from coxswain.api.configure import model_config, parallel_config
 from coxswain.api.field_errors import FieldError
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.trainingjob import TrainingJobSpec
+from coxswain.config import JobConfig, ModelConfig, ParallelConfig
 from coxswain.cost.constants import device_memory
 from coxswain.cost.memory import RESERVED, Peak, Workload, peaks
 from coxswain.layout import Device, layout_for
@@ -22,6 +23,7 @@ _DEGREES = (1, 2, 4, 8, 16, 32, 64)
 _GIB = 2**30
 
 Accepts = Callable[[ParallelismPolicySpec], bool]
+Fullest = tuple[tuple[int, int, int], Peak]  # replica, stage, tensor rank, and what is there
 
 
 def memory_faults(
@@ -46,16 +48,32 @@ def memory_faults(
     return [FieldError(f"{under}.hardware", message, value, allowed, way_out, reason=OUT_OF_MEMORY)]
 
 
-def largest(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> tuple[tuple[int, int, int], Peak] | None:
-    """The place that needs most, with the fewest trainers that the job may have; None: they make no replica."""
-    model, parallel = model_config(spec.model), parallel_config(policy)
+def largest(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> Fullest | None:
     trainers = spec.trainers.min_count or spec.trainers.count
-    devices = (Device(t, d) for t in range(trainers) for d in range(spec.trainers.devices_per_trainer))
-    layout = layout_for(devices, model.layers, parallel)
-    specs = parameter_specs(model, model.vocabulary or _LEAST_ROWS)
-    tokens = min(parallel.tokens_per_replica, spec.batch.tokens_per_step + spec.batch.max_sequence_tokens)
-    found = peaks(model, specs, layout, Workload(_BF16, tokens, parallel.recompute))
+    tokens = spec.batch.tokens_per_step + spec.batch.max_sequence_tokens
+    model, parallel = model_config(spec.model), parallel_config(policy)
+    return fullest(model, parallel, tokens, trainers, spec.trainers.devices_per_trainer)
+
+
+def fullest(model: ModelConfig, parallel: ParallelConfig, tokens: int, trainers: int, each: int) -> Fullest | None:
+    """The place that needs most memory; None: the trainers, of `each` devices, make no replica. `tokens`: of a step, at most."""
+    layout = layout_for((Device(t, d) for t in range(trainers) for d in range(each)), model.layers, parallel)
+    work = Workload(_BF16, min(parallel.tokens_per_replica, tokens), parallel.recompute)
+    found = peaks(model, parameter_specs(model, model.vocabulary or _LEAST_ROWS), layout, work)
     return max(found.items(), key=lambda item: item[1].total, default=None)
+
+
+def memory_note(job: JobConfig) -> str:
+    """How full the fullest device is to be; nothing without GPUs."""
+    if job.model.custom:
+        return ""
+    limit, tokens = device_memory(job.parallelism.hardware), job.batch.tokens_per_step + job.batch.max_sequence_tokens
+    found = fullest(job.model, job.parallelism, tokens, job.min_trainers, job.devices_per_trainer) if limit else None
+    if found is None:
+        return ""
+    (replica, stage, tensor), peak = found
+    place = f"replica {replica}, stage {stage}, tensor rank {tensor}"
+    return f"{_gib(peak.total)} of {_gib(limit)} on the fullest device ({place}): {_parts(peak)}"
 
 
 def ways_out(spec: TrainingJobSpec, policy: ParallelismPolicySpec, limit: int, accepts: Accepts) -> Iterator[str]:

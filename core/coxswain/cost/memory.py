@@ -62,7 +62,7 @@ class Widths:
     inner: int
     heads: int
     rows: int  # of the embedding, and so of the head
-    normed: int = 0  # of queries and keys that pass a norm
+    normed: bool = False  # whether queries and keys have norms
 
     @property
     def head(self) -> int:
@@ -103,7 +103,7 @@ def widths_of(model: ModelConfig, specs: Sequence[ParameterSpec], tensor: int, d
         inner=boxes["up_proj"].shape[0],
         heads=max(1, model.heads // degree),
         rows=boxes["embed_tokens"].shape[0],
-        normed=(boxes["q_proj"].shape[0] + boxes["k_proj"].shape[0]) * model.qk_norm,
+        normed="q_norm" in boxes,
     )
 
 
@@ -111,13 +111,14 @@ def layer_bytes(widths: Widths, element: int) -> int:
     """Bytes a token that one layer saves for its backward.
 
     Its input and the middle of its residual stream, widened to fp32 as norms compute, with a scale each; the normed values
-    before and after the norm's weight; queries, keys, values, the attention's output and log-sum-exp; four tensors of the
-    feed-forward block. Norms of heads keep their input in fp32 and what they scale.
+    before and after the norm's weight; queries, keys, values, the attention's output and log-sum-exp, and where queries and
+    keys have norms, what these save; four tensors of the feed-forward block.
     """
     w, wide = widths, max(element, MASTER)
     stream = 2 * (wide + 2 * element) * w.hidden + 2 * wide
     attention = 2 * element * (w.query + w.key) + wide * w.heads
-    return stream + attention + (wide + element) * w.normed + 4 * element * w.inner
+    norms = (wide + element) * (w.query + w.key) + wide * (w.query + w.key) // w.head if w.normed else 0
+    return stream + attention + norms + 4 * element * w.inner
 
 
 def kept_bytes(widths: Widths, work: Workload) -> int:

@@ -89,7 +89,9 @@ def run_worlds(
         aborter.begin()
         try:
             return train(assignment)
-        except (RuntimeError, Retryable, Stale) as error:  # torch raises RuntimeError when a peer is gone
+        except (RuntimeError, ValueError, Retryable, Stale) as error:  # torch raises RuntimeError when a peer is gone
+            if isinstance(error, ValueError) and not aborter.is_aborted():
+                raise  # torch also raises it where a group is used that was aborted: then it is no fault of this worker
             log.warning("rank %d of world %d: %s", assignment.rank, assignment.generation, _first_line(error))
             following = assignments.next(next_world_seconds)
             if following is None:

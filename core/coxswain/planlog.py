@@ -48,6 +48,9 @@ class PlacementSegment(msgspec.Struct, frozen=True):
     segment: int
     first_step: int
     placements: tuple[Placement, ...]
+    evaluation: Placement | None = (
+        None  # of the held-out sequences, where a step of the segment is followed by an evaluation
+    )
 
 
 def generation_key(generation: int) -> str:

@@ -184,6 +184,29 @@ BLOCKS_IN_MESSAGE = 50_000
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
+class Evaluation(msgspec.Struct, frozen=True):
+    """Held-out sequences that the world evaluates after a step's update, forward only; or a member's part of it.
+
+    Their places and tasks are numbered behind those of the step. Parts are cut as those of `StepPlan`.
+    """
+
+    sequences: tuple[Sequence, ...]
+    tasks: tuple[Task, ...]
+    operations: tuple[StageOperations, ...]
+    labels: int  # valid tokens of all sequences
+    first: int  # place of the first sequence: the number of those that the step trains on
+    places: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Of the sequences that are here."""
+        return sum(s.tokens for s in self.sequences)
+
+    def sequence(self, place: int) -> Sequence:
+        """As `StepPlan.sequence`."""
+        return self.sequences[bisect_left(self.places, place) if self.places else place - self.first]
+
+
 class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     """Membership and placement of one step, or a member's part of it: all that constructors and workers need.
 
@@ -197,15 +220,26 @@ class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     tasks: tuple[Task, ...]
     operations: tuple[StageOperations, ...]
     labels: int  # valid tokens of the whole step
-    digest: str  # of the four fields above in the whole plan: workers compare it
+    digest: str  # of the four fields above and the evaluation in the whole plan: workers compare it
     makespan_seconds: float
     makespan_over_bound: float
-    places: tuple[
-        int, ...
-    ] = ()  # of each of `sequences` in the membership, ascending; empty: they are all of it, or none
+    # Of each of `sequences` in the membership, ascending; empty: they are all of it, or none.
+    places: tuple[int, ...] = ()
+    evaluation: Evaluation | None = None  # None: no evaluation follows the step
+
+    @property
+    def all_tasks(self) -> tuple[Task, ...]:
+        """Those of the step, then those of its evaluation."""
+        return (*self.tasks, *self.evaluation.tasks) if self.evaluation else self.tasks
+
+    def trains(self, place: int) -> bool:
+        """Whether the sequence at this place is the step's; else it is held out."""
+        return self.evaluation is None or place < self.evaluation.first
 
     def sequence(self, place: int) -> Sequence:
-        """The sequence at this place of the membership. Only of a whole plan or a trainer's part."""
+        """The sequence at this place, of the step or of its evaluation. Only of a whole plan or a trainer's part."""
+        if self.evaluation is not None and not self.trains(place):
+            return self.evaluation.sequence(place)
         return self.sequences[bisect_left(self.places, place) if self.places else place]
 
 
@@ -267,6 +301,8 @@ class StepReport(msgspec.Struct, frozen=True):
     reduce_seconds: float
     timings: tuple[TaskTiming, ...] = ()
     ended: float = 0.0  # unix time on this rank's clock
+    evaluation_loss_sum: float | None = None  # of this rank's held-out tokens; None: no evaluation, or not finite
+    evaluation_seconds: float = 0.0  # not part of `seconds`
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------
@@ -375,6 +411,11 @@ class JobReport(msgspec.Struct, frozen=True):
     reason: str = ""  # of the end: Completed's reason (StopReached, DataExhausted)
     trainers: tuple[TrainerReport, ...] = ()  # of the current world, the slowest first, at most 64
     slow: str = ""  # names slow trainers; empty: none is slow
+    gradient_norm: float | None = None  # of the last step, before clipping
+    learning_rate: float | None = None
+    mfu: float | None = None
+    evaluation_loss: float | None = None  # the latest
+    evaluation_step: int = -1  # the step behind which it was evaluated; -1: none yet
 
     def revision(self) -> str:
         """Changes with what needs an action at once, not with counters that grow while the job runs."""
@@ -418,3 +459,7 @@ class StepLine(msgspec.Struct, frozen=True):
     tokens_by_source: dict[str, int]
     data_wait_seconds: float
     time: float  # when the first rank ended the step, by its clock
+    mfu: float | None = None  # model FLOPs over the devices' peak; None: the peak is unknown
+    evaluation_loss: float | None = None  # of held-out tokens with the step's new weights; None: not evaluated then
+    evaluation_tokens: int = 0
+    evaluation_seconds: float = 0.0  # of the slowest rank; not part of `seconds`

@@ -13,6 +13,7 @@ from contextlib import suppress
 from coxswain.config import MixConfig
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
+from coxswain.membership.held_out import hold_out
 from coxswain.membership.stream import Stream
 from coxswain.wire import CheckpointManifest, Fault, Finished
 from coxswain_coordinator import termination
@@ -164,7 +165,9 @@ class Driver:
             check_index(run.manifest, index.hash)
         run.index_progress.reports = await self._store_call(source_reports, run.job.mix, index, lengths)
         await self._offer(run.job.mix)
-        self._worlds.stream = Stream(run.job.mix, run.job.batch, index.views(lengths))
+        views = index.views(lengths)
+        held_out = await self._store_call(hold_out, run.job.mix, run.job.batch, views, run.job.evaluation.tokens)
+        self._worlds.stream = Stream(run.job.mix, run.job.batch, views, held_out=held_out)
         run.index_progress.index = index
         run.notifier.notify(Topic.INDEX)
         return True

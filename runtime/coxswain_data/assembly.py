@@ -5,7 +5,8 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as List
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +30,11 @@ class Need(NamedTuple):
 
 
 def needs(plan: StepPlan, columns: Mapping[int, Columns]) -> list[Need]:
-    """What our replicas need for a step, in task order. `columns`: of each of them, those that our stages of it need."""
-    tasks = sorted(plan.tasks, key=lambda t: t.index)
+    """What our replicas need for a step and the evaluation behind it, in task order.
+
+    `columns`: of each replica, those that our stages of it need.
+    """
+    tasks = sorted(plan.all_tasks, key=lambda t: t.index)
     mine = ((t.index, s) for t in tasks for s in t.slices if s.replica in columns)
     return [Need(task, s, _request(plan, s, columns[s.replica])) for task, s in mine]
 
@@ -42,7 +46,7 @@ def _request(plan: StepPlan, part: Slice, columns: Columns) -> SliceRequest | No
     return SliceRequest(sequence, start, stop) if (columns.tokens or columns.labels) and start < stop else None
 
 
-def arrays(plan: StepPlan, mine: Sequence[Need], tokens: Sequence[NDArray[np.int32]], columns: Columns) -> StepArrays:
+def arrays(plan: StepPlan, mine: List[Need], tokens: List[NDArray[np.int32]], columns: Columns) -> StepArrays:
     """One replica's step.
 
     `tokens` answers the request of each need. A sample's last token has no label.

@@ -105,8 +105,9 @@ class Builder:
             answers = dict(zip(places, tokens, strict=True))
             buffers = self._buffers(plan, wanted, [answers.get(place, NOTHING) for place in range(len(wanted))])
         self._step_cache.put(self._generation, plan.step, buffers)
-        served = tuple((wanted[places[at]].slice.sequence, digest) for at, digest in sorted(digests.items()))
-        self._outbox.put("/v1/served", plan.step, DeliveredDigests(self._generation, plan.step, served))
+        served = [(wanted[places[at]].slice.sequence, digest) for at, digest in sorted(digests.items())]
+        trained = tuple((position, digest) for position, digest in served if plan.trains(position))
+        self._outbox.put("/v1/served", plan.step, DeliveredDigests(self._generation, plan.step, trained))
 
     def _buffers(self, plan: StepPlan, wanted: Sequence[Need], tokens: Sequence[Tokens]) -> dict[Part, Buffer]:
         """One for all ranks that need the same."""

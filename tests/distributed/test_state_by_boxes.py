@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from pathlib import Path
@@ -14,19 +15,24 @@ from msgspec.structs import replace
 
 from coxswain.boxes import Box, full_box, window, zero_shard
 from coxswain.errors import Refused
+from coxswain.holdings import all_holdings
+from coxswain.layout import Layout
 from coxswain.wire import Shard
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load, snapshots
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.parallel.process_groups import ProcessGroups
-from coxswain_train.parallel.state import KINDS
+from coxswain_train.parallel.shards import shards
+from coxswain_train.parallel.state import KINDS, State
 from tests.distributed import training
 from tests.distributed.plans import random_plan
 from tests.distributed.reference import Stream
 from tests.distributed.threads import run_threads
+from tests.layouts import LAYERS, SPECS, random_layout
 
 STREAM = Stream(lengths=(5, 12, 23), vocabulary=training.VOCABULARY)
 SHAPE = (37, 24)
+SHAPES = {spec.name: spec.shape for spec in SPECS}
 NAME = "model.layers.1.self_attn.o_proj.weight"
 Flat = dict[tuple[str, Box], np.ndarray]
 
@@ -44,10 +50,10 @@ def save_after_two_steps(world: ProcessGroups, uri: str) -> tuple[tuple[Shard, .
 
 
 def load_and_save(
-    world: ProcessGroups, uri: str, shards: list[Shard]
+    world: ProcessGroups, uri: str, saved: list[Shard]
 ) -> tuple[tuple[Shard, ...], Flat, dict[str, np.ndarray]]:
     engine, store = training.engine_of(world, torch.float32), open_store(uri)
-    save_load.load(store, shards, engine.boxes())
+    save_load.load(store, saved, engine.boxes())
     engine.optimizer.all_gather()
     again = tuple(save_load.write_shards(store, snapshots.snapshot(engine.boxes())))
     return again, _flat(engine.boxes()), training.weights_of(engine)
@@ -82,6 +88,65 @@ def test_a_checkpoint_travels_from_one_replica_to_three_to_four_and_back_bit_by_
         parameters = {name: values for (kind, name), values in before.items() if kind == "parameter"}
         assert all(np.array_equal(weights[n], p) for _, _, weights in loaded for n, p in parameters.items())
         shards = [s for part, _, _ in loaded for s in part]
+
+
+def values_of(kind: str, box: Box) -> torch.Tensor:
+    """Each element's number in the whole parameter, with the kind in the fraction."""
+    whole = full_box(box.name, SHAPES[box.name])
+    numbers = torch.arange(whole.elements, dtype=torch.float32).view(whole.shape)
+    return numbers[window(whole, box)] + KINDS.index(kind) / 4
+
+
+def states_of(layout: Layout) -> list[State]:
+    """Empty ones of all ranks."""
+    owners = shards(all_holdings(SPECS, layout, LAYERS))
+    states = [State() for _ in range(owners.owners)]
+    for rank, state in enumerate(states):
+        state.hold(owners.boxes(rank), torch.float32, torch.device("cpu"))
+    return states
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_checkpoint_of_any_holdings_is_read_into_any_others_box_by_box(tmp_path: Path, seed: int) -> None:
+    """Stages, tensor groups and unequal replicas, on to another layout and from there to a third."""
+    rng, store = random.Random(seed), open_store(f"file://{tmp_path}", create=True)
+    states = states_of(random_layout(rng, rng.randint(1, 3)))
+    for kind, boxes in ((k, b) for state in states for k, b in state.boxes().items()):
+        for box, values in boxes.items():
+            values.copy_(values_of(kind, box))
+    for _ in range(2):
+        saved = [s for state in states for s in save_load.write_shards(store, snapshots.snapshot(state.boxes()))]
+        states = states_of(random_layout(rng, rng.randint(1, 3)))
+        for state in states:
+            save_load.load(store, saved, state.boxes())
+            for kind, boxes in state.boxes().items():
+                assert all(torch.equal(values, values_of(kind, box)) for box, values in boxes.items())
+
+
+def begin_again(world: ProcessGroups, uri: str) -> tuple[dict[str, np.ndarray], Flat, Flat]:
+    """Trains two steps, then makes an engine of the next world on the same state, from the seed and from a checkpoint."""
+    state = State()
+    engine = training.engine_of(world, torch.float32, state=state)
+    engine.initialise(training.SEED)
+    for step in range(2):
+        engine.step(training.work_of(STREAM, step, random_plan(STREAM.lengths, 1, step), 0), time.perf_counter())
+    trained, address = _flat(engine.boxes()), state["parameter"].data_ptr()
+    saved = list(save_load.write_shards(open_store(uri, create=True), snapshots.snapshot(engine.boxes())))
+    engine = training.engine_of(world, torch.float32, state=state)
+    engine.initialise(training.SEED)
+    fresh, weights = _flat(engine.boxes()), training.weights_of(engine)
+    assert all(not values.any() for (kind, _), values in fresh.items() if kind != "parameter")
+    save_load.load(open_store(uri), saved, engine.boxes())
+    assert state["parameter"].data_ptr() == address
+    return weights, trained, _flat(engine.boxes())
+
+
+def test_a_worker_that_goes_on_in_another_world_has_the_state_of_the_seed_or_of_the_checkpoint(tmp_path: Path) -> None:
+    ((weights, trained, loaded),) = run_threads(1, begin_again, f"file://{tmp_path}")
+    (fresh,) = run_threads(1, training.initial_weights, training.MODEL)
+    assert all(np.array_equal(weights[name], fresh[name]) for name in fresh)
+    assert trained.keys() == loaded.keys()
+    assert all(np.array_equal(trained[key], loaded[key]) for key in trained)
 
 
 @pytest.fixture

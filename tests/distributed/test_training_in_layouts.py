@@ -27,9 +27,10 @@ from tests.distributed.threads import run_threads
 from tests.layouts import layout_of
 
 STEPS, LARGEST = 20, 12
-STREAM = Stream(lengths=(1, 2, 3, 7, 16, 29, 41), vocabulary=training.VOCABULARY)
+STREAM = Stream(lengths=(1, 3, 16, 29, 41), vocabulary=training.VOCABULARY)
 MODEL = replace(training.MODEL, layers=3, tied_head=True)
 Weights = dict[str, np.ndarray]
+pytestmark = pytest.mark.timeout(300)  # threads that share a busy machine
 
 
 class Case(NamedTuple):
@@ -109,10 +110,6 @@ def differences(run: Callable[..., Any], layout: Layout | None, dtype: torch.dty
 @pytest.mark.parametrize("case", QUICK, ids=str)
 def test_twenty_steps_in_fp64_equal_one_plain_process_whatever_the_layout(case: Case) -> None:
     assert max(differences(run_threads, case.layout, torch.float64)) <= 1e-12
-
-
-def test_twenty_steps_in_fp32_stay_within_rounding_of_the_plain_process() -> None:
-    assert differences(run_threads, QUICK[0].layout, torch.float32)[0] <= 3e-5
 
 
 @pytest.mark.slow

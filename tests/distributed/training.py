@@ -23,7 +23,7 @@ from coxswain_train.engine.engine import Engine, StepInput
 from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.engine.step import Batch, Part, parts
 from coxswain_train.parallel.process_groups import ProcessGroups
-from coxswain_train.parallel.state import views
+from coxswain_train.parallel.state import State, views
 from tests.distributed.plans import Plan, random_plan
 from tests.distributed.reference import Stream
 
@@ -71,11 +71,13 @@ def engine_of(
     steps: int = 20,
     layout: Layout | None = None,
     memory: MemoryPolicy | None = None,
+    state: State | None = None,
 ) -> Engine:
     """This rank's engine; without a layout every rank is a replica."""
     layout = layout or uniform_layout([Device(0, r) for r in range(world.ranks)], model.layers)
     seat = layout.ranks()[world.rank]
-    return Engine(model, VOCABULARY, optimizer, steps, layout, seat, world, torch.device("cpu"), dtype, memory=memory)
+    device = torch.device("cpu")
+    return Engine(model, VOCABULARY, optimizer, steps, layout, seat, world, device, dtype, state, memory)
 
 
 def weights_of(engine: Engine) -> dict[str, np.ndarray]:
@@ -115,7 +117,7 @@ def save_after(
     engine, after = engine_of(world, torch.float64, model, layout=layout), dict(enumerate(plans))
     engine.initialise(SEED)
     _steps(engine, stream, {step: after.pop(step) for step in range(steps)})
-    shards = tuple(save_load.write_shards(open_store(uri, create=True), save_load.snapshot(engine.boxes())))
+    shards = tuple(save_load.write_shards(open_store(uri, create=True), snapshots.snapshot(engine.boxes())))
     return shards, _steps(engine, stream, after)
 
 

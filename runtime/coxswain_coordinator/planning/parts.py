@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable
 from functools import cached_property
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from coxswain.layout import Seat
-from coxswain.plan.values import StageOperations, Task
-from coxswain.wire import StepPlan
+from coxswain.plan.values import Task
+from coxswain.wire import Evaluation, StepPlan
+
+Whole = TypeVar("Whole", StepPlan, Evaluation)
 
 
 class EncodedPlans(msgspec.Struct, frozen=True):
@@ -51,29 +53,44 @@ class PlanParts:
         return self._encoded[key]
 
     def _seat_part(self, seat: Seat) -> StepPlan:
-        stage = self._operations.get((seat.replica, seat.stage))
-        tasks = tuple(self._tasks.get(seat.replica, ()))
-        return replace(self.plan, sequences=(), tasks=tasks, operations=(stage,) if stage else ())
+        follows = self._evaluation and replace(self._evaluation.whole, **self._evaluation.of_seat(seat))
+        return replace(self.plan, **self._step.of_seat(seat), evaluation=follows)
 
     def _trainer_part(self, replicas: Collection[int]) -> StepPlan:
+        follows = self._evaluation and replace(self._evaluation.whole, **self._evaluation.of_replicas(replicas))
+        return replace(self.plan, **self._step.of_replicas(replicas), evaluation=follows)
+
+    @cached_property
+    def _step(self) -> _Members[StepPlan]:
+        return _Members(self.plan)
+
+    @cached_property
+    def _evaluation(self) -> _Members[Evaluation] | None:
+        return None if self.plan.evaluation is None else _Members(self.plan.evaluation)
+
+
+class _Members(Generic[Whole]):
+    """Tasks and operations of a step, or of the evaluation behind it, by member: the fields of each one's part."""
+
+    def __init__(self, whole: Whole) -> None:
+        self.whole: Whole = whole
+        self._tasks: dict[int, list[Task]] = defaultdict(list)  # by replica, in the plan's order
+        for task in whole.tasks:
+            for replica in task.replicas:
+                self._tasks[replica].append(task)
+        self._operations = {(s.replica, s.stage): s for s in whole.operations}
+
+    def of_seat(self, seat: Seat) -> dict[str, Any]:
+        stage = self._operations.get((seat.replica, seat.stage))
+        tasks = tuple(self._tasks.get(seat.replica, ()))
+        return {"sequences": (), "tasks": tasks, "operations": (stage,) if stage else ()}
+
+    def of_replicas(self, replicas: Collection[int]) -> dict[str, Any]:
         by_index = {t.index: t for replica in replicas for t in self._tasks.get(replica, ())}
         tasks = tuple(_slices_of(by_index[index], replicas) for index in sorted(by_index))
         places = tuple(sorted({s.sequence for t in tasks for s in t.slices}))
-        sequences = tuple(self.plan.sequences[place] for place in places)
-        return replace(self.plan, sequences=sequences, tasks=tasks, operations=(), places=places)
-
-    @cached_property
-    def _tasks(self) -> dict[int, list[Task]]:
-        """By replica, in the plan's order."""
-        found: dict[int, list[Task]] = defaultdict(list)
-        for task in self.plan.tasks:
-            for replica in task.replicas:
-                found[replica].append(task)
-        return found
-
-    @cached_property
-    def _operations(self) -> dict[tuple[int, int], StageOperations]:
-        return {(s.replica, s.stage): s for s in self.plan.operations}
+        sequences = tuple(self.whole.sequence(place) for place in places)
+        return {"sequences": sequences, "tasks": tasks, "operations": (), "places": places}
 
 
 def _slices_of(task: Task, replicas: Collection[int]) -> Task:

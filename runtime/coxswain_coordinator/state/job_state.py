@@ -37,6 +37,7 @@ from coxswain_coordinator.state.notifier import Notifier, Topic
 from coxswain_coordinator.state.registry import MemberRegistry
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.state.trainers import Trainers, forget
+from coxswain_coordinator.steps import with_utilisation
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.metrics import MetricsRegistry as Metrics
 
@@ -77,7 +78,7 @@ class JobState:
         self.instance = secrets.token_hex(8)  # senders repeat unsaved messages to a new one
         self.notifier, self.registry, self.store_executor = Notifier(), MemberRegistry(), StoreExecutor()
         self.events = EventLog(clock)
-        self.history = History(run_dir, metrics)
+        self.history = History(run_dir, metrics, job.parallelism.hardware)
         self.index_progress = IndexProgress(job.mix)
         self.manifest: CheckpointManifest | None = None  # the newest checkpoint
         self.recorded_step = 0  # of the newest checkpoint that the job's status names
@@ -195,9 +196,9 @@ class JobState:
         """Closes the open step if all of it has been reported."""
         plan = session.open_plan()
         closed = session.book.close(plan, self.clock()) if plan is not None else None
-        if closed is None:
+        if plan is None or closed is None:
             return False
-        line, timing = closed
+        line, timing = with_utilisation(self.job, session.world, plan, closed[0]), closed[1]
         if not self.history.recent:
             self.record_event("TrainingStarted", f"step {line.step} is done, loss {line.loss:.4f}")
         self.history.add(line, timing)

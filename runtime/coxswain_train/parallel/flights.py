@@ -108,14 +108,9 @@ def _same(buffer: Tensor) -> Tensor:
 
 
 def _add_up(received: Tensor, hop: Hop, unit: int) -> Tensor:
-    total = None
+    total = received.new_empty(hop.units, unit)
     for part, arrival in zip(torch.split(in_units(received, unit), hop.receives), hop.arrivals, strict=True):
-        if total is None:
-            total = part if len(part) == hop.units else part.new_empty(hop.units, unit)
-            if total is part:
-                continue
         _add(total, part, arrival)
-    assert total is not None
     return total.view(-1)
 
 

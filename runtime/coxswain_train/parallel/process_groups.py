@@ -56,9 +56,9 @@ class ProcessGroups:
         self.clock = DeviceClock.of(device)
         self._tensor_groups: dict[tuple[int, ...], SharedSums] = {}
         self.grid = Grid(ranks)
-        self._hops = _grid_groups(self.grid, rank) if self.grid.hops == 2 else ()
+        self.hops = hop_groups(self.grid, rank) if self.grid.hops == 2 else ()
         # The first use of a group must not be a batch that only some ranks run.
-        for group in (self._p2p, self._sums, *self._hops):
+        for group in (self._p2p, self._sums, *self.hops):
             dist.all_reduce(torch.zeros(1, device=device), group=group)
 
     def tensor_group(self, ranks: tuple[int, ...]) -> SharedSums | None:
@@ -68,7 +68,7 @@ class ProcessGroups:
         if ranks not in self._tensor_groups:
             made = _member(dist.new_group(list(ranks), timeout=_PATIENCE, use_local_synchronization=True))
             dist.all_reduce(torch.zeros(1, device=self._device), group=made)
-            self._tensor_groups[ranks] = SharedSums(made, ranks.index(self.rank), len(ranks))
+            self._tensor_groups[ranks] = SharedSums(made, ranks.index(self.rank), len(ranks), self.clock)
         return self._tensor_groups[ranks]
 
     def exchange(self, ranks: tuple[int, ...]) -> RingExchange:
@@ -86,7 +86,7 @@ class ProcessGroups:
         return list(dist.batch_isend_irecv(operations)) if operations else []
 
     def all_to_all(self, received: Tensor, sent: Tensor, receives: list[int], sends: list[int], hop: int) -> dist.Work:
-        group = self._hops[hop] if self._hops else self._sums
+        group = self.hops[hop] if self.hops else self._sums
         return dist.all_to_all_single(received, sent, receives, sends, group=group, async_op=True)  # type: ignore[return-value]
 
     def scalars(self, mine: list[float]) -> list[list[float]]:
@@ -153,12 +153,15 @@ class SharedSums:
     group: dist.ProcessGroup
     index: int
     degree: int
+    clock: DeviceClock
 
     def sum(self, x: Tensor) -> None:
-        dist.all_reduce(x, group=self.group)
+        with self.clock.waiting():
+            dist.all_reduce(x, group=self.group)
 
     def maximum(self, x: Tensor) -> None:
-        dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
+        with self.clock.waiting():
+            dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
 
 
 def _member(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:
@@ -167,7 +170,7 @@ def _member(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:
     return group
 
 
-def _grid_groups(grid: Grid, rank: int) -> tuple[dist.ProcessGroup, ...]:
+def hop_groups(grid: Grid, rank: int) -> tuple[dist.ProcessGroup, ...]:
     """The row and the column of a rank. Only their members join in making them."""
     members = list(grid.row(grid.row_of(rank))), grid.column(grid.column_of(rank))
     made = (dist.new_group(ranks, timeout=_PATIENCE, use_local_synchronization=True) for ranks in members)

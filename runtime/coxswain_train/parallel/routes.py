@@ -96,6 +96,7 @@ class RouteMaker:
     def __init__(self, shards: Shards, me: int, grid: Grid, device: torch.device, counting: bool) -> None:
         self._shards, self._me, self._grid, self._device = shards, me, grid, device
         self._holds = shards.holds(counting)
+        self._tables: dict[range, Flags] = {}  # by ranks, which cells they hold
         self._held = {h.box.name: h.box for h in shards.holdings[shards.group_of[me]]}
         self._columns = np.array([grid.column_of(rank) for rank in range(grid.ranks)])
         sizes = ((stop - start) * cell.row for cell in shards.cells for start, stop in [cell.rows_of(me)])
@@ -107,24 +108,26 @@ class RouteMaker:
 
     def make(self, bucket: Bucket) -> Route:
         entries = entries_of(self._shards, bucket)
-        mine = entries.where(self._held_by([self._me], entries))
+        mine = entries.where(self._held_by(range(self._me, self._me + 1), entries))
         mine = mine.where(np.argsort(self._columns[mine.owner], kind="stable"))
         hops = [self._row_hop(entries, mine)] + ([self._column_hop(entries)] if self._grid.hops == 2 else [])
         own = entries.where(entries.owner == self._me)
         loads, owned = list(self._loads(bucket, mine)), list(self._owned(bucket, own))
         return Route(bucket.unit, frozenset(load.name for load in loads), loads, hops, owned)
 
-    def _held_by(self, ranks: Sequence[int], entries: Entries) -> Flags:
+    def _held_by(self, ranks: range, entries: Entries) -> Flags:
         """Which entries at least one of the ranks holds."""
-        groups = np.unique(self._shards.group_of[list(ranks)])
-        found: Flags = np.logical_or.reduce(self._holds[groups])[entries.cell]
+        if ranks not in self._tables:
+            groups = np.unique(self._shards.group_of[ranks.start : ranks.stop])
+            self._tables[ranks] = np.logical_or.reduce(self._holds[groups])
+        found: Flags = self._tables[ranks][entries.cell]
         return found
 
     def _row_hop(self, entries: Entries, mine: Entries) -> Hop:
         row = self._grid.row(self._grid.row_of(self._me))
         sends = np.bincount(self._columns[mine.owner], mine.units, minlength=len(row)).astype(np.int64)
         passing = self._passing(entries, row)
-        senders = [self._held_by([sender], passing) for sender in row]
+        senders = [self._held_by(range(sender, sender + 1), passing) for sender in row]
         return self._hop(sends, passing, senders)
 
     def _column_hop(self, entries: Entries) -> Hop:
@@ -135,7 +138,7 @@ class RouteMaker:
             np.int64
         )
         own = entries.where(entries.owner == me)
-        rows = [grid.row(grid.row_of(peer)) if grid.forwards(peer) else () for peer in column]
+        rows = [grid.row(grid.row_of(peer)) if grid.forwards(peer) else range(0) for peer in column]
         return self._hop(sends, own, [self._held_by(row, own) for row in rows])
 
     def _passing(self, entries: Entries, row: range) -> Entries:

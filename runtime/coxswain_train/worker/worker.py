@@ -31,6 +31,7 @@ from coxswain_train.checkpoint.snapshots import snapshots_of
 from coxswain_train.engine.engine import Engine, StepResult
 from coxswain_train.engine.memory import memory_policy
 from coxswain_train.parallel.process_groups import WorldAborter, leave_world
+from coxswain_train.parallel.state import State
 from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, AssignmentChannel
 from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient
 from coxswain_train.worker.prefetch import PATIENCE, BatchPrefetcher
@@ -61,8 +62,10 @@ def main(env: Environment) -> int:
         try:
             store = open_store(config.uri, config.endpoint, env.secrets_dir, create=True, known=True)
 
+            state = State()  # outlives worlds
+
             def train(assignment: Assignment) -> int:
-                with closing(Worker(env, assignment, client, handover, store, aborter.is_aborted)) as worker:
+                with closing(Worker(env, assignment, client, handover, store, aborter.is_aborted, state)) as worker:
                     return worker.run()
 
             return run_worlds(assignments, aborter, train)
@@ -116,9 +119,9 @@ class Worker:
 
     def __init__(
         self, env: Environment, assignment: Assignment, client: Client, handover: Handover, store: Store,
-        is_aborted: Callable[[], bool],
+        is_aborted: Callable[[], bool], state: State,
     ) -> None:  # fmt: skip
-        self._is_aborted = is_aborted
+        self._is_aborted, self._state = is_aborted, state
         self._env, self._assignment, self._client, self._store = env, assignment, client, store
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._world = world = fetch_world(client, assignment)
@@ -135,6 +138,7 @@ class Worker:
         )  # fmt: skip
 
     def close(self) -> None:
+        self._saver.settle()  # the next world fills the state that a snapshot may still be taken of
         self._prefetcher.close()
         self._outbox.close()
         self._feed.close()
@@ -171,7 +175,7 @@ class Worker:
         memory = memory_policy(job.model, job.parallelism, self._world.vocabulary, device)
         engine = Engine(
             job.model, self._world.vocabulary, job.optimizer, job.total_steps, self._world.layout, seat, groups, device,
-            dtype, memory=memory,
+            dtype, self._state, memory,
         )  # fmt: skip
         engine.before_update = self._saver.settle
         return engine
@@ -202,7 +206,7 @@ class Worker:
         if (following := self._feed.peek(plan.step + 1)) is not None:
             self._prefetcher.begin(following)
         result = self._engine.step(fetched.work, began)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began - result.evaluation_seconds
         report = _report(plan, self._assignment.rank, result, fetched.delivered, seconds, waited)
         self._outbox.put("/v1/reports", plan.step, report)
 
@@ -241,5 +245,6 @@ def _report(
         generation=plan.generation, step=plan.step, rank=rank, loss_sum=result.loss_sum, delivered=delivered,
         gradient_norm=result.gradient_norm, learning_rate=result.learning_rate, seconds=seconds,
         compute_seconds=result.compute_seconds, data_wait_seconds=waited, reduce_seconds=result.reduce_seconds,
-        timings=result.timings, ended=time.time(),
+        timings=result.timings, ended=time.time() - result.evaluation_seconds,
+        evaluation_loss_sum=result.evaluation_loss_sum, evaluation_seconds=result.evaluation_seconds,
     )  # fmt: skip

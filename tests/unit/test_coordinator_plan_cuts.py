@@ -35,7 +35,9 @@ def operations(mine: tuple[Task, ...], kinds: str) -> tuple[StageOperations, ...
 
 STEP, BEHIND = tasks(0, 0, 3), tasks(3, 3, 2)
 EVALUATION = Evaluation(HELD_OUT, BEHIND, operations(BEHIND, "F"), labels=6, first=3)
-PLAN = StepPlan(1, 5, SEQUENCES, STEP, operations(STEP, "FB"), 15, "sha256:" + 64 * "0", 1.0, 1.0, evaluation=EVALUATION)
+PLAN = StepPlan(
+    1, 5, SEQUENCES, STEP, operations(STEP, "FB"), 15, "sha256:" + 64 * "0", 1.0, 1.0, evaluation=EVALUATION
+)
 
 
 def of_seat(seat: Seat, plan: StepPlan = PLAN) -> StepPlan:

@@ -25,8 +25,7 @@ class JsonlWriter:
         if self._path is not None:
             with self._path.open("ab") as file:
                 file.write(msgspec.json.encode(value) + b"\n")
-                size = file.tell()
-            if 0 < self._most < size:
+            if 0 < self._most < (size := self._path.stat().st_size):
                 _drop_older_half(self._path, size)
 
 

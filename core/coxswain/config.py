@@ -244,6 +244,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: CheckpointConfig
     stragglers: StragglerConfig = StragglerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    first_step_timeout_seconds: int = 1800  # for a world's start without progress, until its first step ends
     tracking: TrackingConfig = TrackingConfig()
 
     @property

@@ -42,7 +42,7 @@ class MembershipSegment(msgspec.Struct, frozen=True):
 
 
 class PlacementSegment(msgspec.Struct, frozen=True):
-    """Placements of consecutive steps, valid in one generation."""
+    """Placements of consecutive steps of a segment, valid in one generation. Large ones are in several parts, in order."""
 
     generation: int
     segment: int
@@ -70,8 +70,10 @@ def membership_key(segment: int) -> str:
     return f"log/membership/{segment:08d}.json.zst"
 
 
-def placement_key(generation: int, segment: int) -> str:
-    return f"log/placements/{generation:08d}/{segment:08d}.json.zst"
+def placement_key(generation: int, segment: int, part: int = 0) -> str:
+    """`part`: of a segment that is too large for one object."""
+    behind = f"-{part:02d}" if part else ""
+    return f"log/placements/{generation:08d}/{segment:08d}{behind}.json.zst"
 
 
 def manifest_key(step: int) -> str:

@@ -109,9 +109,14 @@ class StepTracker:
     def missing_digests(self, plan: StepPlan) -> int:
         return len(plan.sequences) - len(self._served[self.open])
 
+    def _is_complete(self, plan: StepPlan) -> bool:
+        """Counts first: this is asked at every report of every rank."""
+        reported = len(self._reports[self.open]) >= len(self.seats)
+        return reported and not self.missing_digests(plan) and not self.missing_ranks()
+
     def close(self, plan: StepPlan, now: float) -> tuple[StepLine, TimingLine] | None:
         """Closes the open step once all reports and digests are there; `plan` is its plan."""
-        if self.missing_ranks() or self.missing_digests(plan):
+        if not self._is_complete(plan):
             return None
         reports, served = self._reports.pop(plan.step), self._served.pop(plan.step)
         ordered = [served[i] for i in range(len(plan.sequences))]

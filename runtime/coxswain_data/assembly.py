@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice
 from coxswain.wire import StepPlan
 from coxswain_link.flight import SliceRequest
@@ -35,12 +34,13 @@ def needs(plan: StepPlan, columns: Mapping[int, Columns]) -> list[Need]:
 
     `columns`: of each replica, those that our stages of it need.
     """
-    tasks, sequences = sorted(plan.all_tasks, key=lambda t: t.index), plan.all_sequences
+    tasks = sorted(plan.all_tasks, key=lambda t: t.index)
     mine = ((t.index, s) for t in tasks for s in t.slices if s.replica in columns)
-    return [Need(task, s, _request(sequences[s.sequence], s, columns[s.replica])) for task, s in mine]
+    return [Need(task, s, _request(plan, s, columns[s.replica])) for task, s in mine]
 
 
-def _request(sequence: Sequence, part: Slice, columns: Columns) -> SliceRequest | None:
+def _request(plan: StepPlan, part: Slice, columns: Columns) -> SliceRequest | None:
+    sequence = plan.sequence(part.sequence)
     start = part.start if columns.tokens else part.start + 1
     stop = min(part.stop + 1, sequence.length - sequence.start) if columns.labels else part.stop
     return SliceRequest(sequence, start, stop) if (columns.tokens or columns.labels) and start < stop else None

@@ -69,10 +69,9 @@ def summed(
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_every_layout_has_the_loss_and_the_gradient_of_one_plain_process(layout: Layout, model: ModelConfig) -> None:
     loss, expected = plain(model)
-    for seed in range(2):
-        found, gradient = summed(model, layout, seed)
-        assert found == pytest.approx(loss, rel=1e-13)
-        assert difference(gradient, expected) <= 1e-14
+    found, gradient = summed(model, layout, 0)
+    assert found == pytest.approx(loss, rel=1e-13)
+    assert difference(gradient, expected) <= 1e-14
 
 
 @pytest.mark.parametrize("name", ["a tensor group of 4", "2 stages of tensor groups", "unequal replicas"])

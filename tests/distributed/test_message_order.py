@@ -83,8 +83,8 @@ def test_a_plan_with_two_operations_swapped_hangs_just_where_the_validator_says(
     legal = [changed for changed, faults in judged if not faults]
     hanging = [changed for changed, faults in judged if faults and faults[0].startswith("hang")]
     assert legal and hanging
-    for changed in random.Random(1).sample(legal, min(4, len(legal))):
+    for changed in random.Random(1).sample(legal, min(2, len(legal))):
         run(layout, changed)
-    for changed in random.Random(2).sample(hanging, min(6, len(hanging))):
+    for changed in random.Random(2).sample(hanging, min(3, len(hanging))):
         with pytest.raises(Hang):
             run(layout, changed)

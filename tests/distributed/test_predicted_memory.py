@@ -25,6 +25,9 @@ SHAPES = {
     "many tokens": (ModelConfig(layers=4, hidden=64, heads=4, kv_heads=2, feed_forward=192), 512, 1024),
     "wide feed-forward": (ModelConfig(layers=2, hidden=128, heads=4, kv_heads=4, feed_forward=1024), 256, 512),
     "large tied head": (ModelConfig(layers=3, hidden=128, heads=4, kv_heads=1, feed_forward=256, tied_head=True), 4096, 2500),
+    "norms of large heads": (
+        ModelConfig(layers=4, hidden=64, heads=4, kv_heads=2, feed_forward=192, qk_norm=True, head_size=32), 512, 1024
+    ),
     "mostly weights": (ModelConfig(layers=8, hidden=256, heads=8, kv_heads=2, feed_forward=768), 1024, 256),
 }  # fmt: skip
 MODES: tuple[Recompute, ...] = ("None", "Selective", "Full")

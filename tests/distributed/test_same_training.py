@@ -75,11 +75,14 @@ def test_another_model_of_the_family_trains_the_same(model: ModelConfig) -> None
 
 def test_the_planners_own_plans_train_the_same() -> None:
     layout = uniform_layout([Device(0, i) for i in range(4)], layers=training.MODEL.layers)
-    parallel = ParallelConfig(tokens_per_replica=24, max_degree=4)
-    placement = plan_step(STREAM.lengths, layout, parallel, training.MODEL)
-    assert any(task.kind == "ring" for task in placement.tasks)
-    plan = (placement.tasks, placement.operations)
-    results = run_ranks(4, training.train, torch.float64, STREAM, [plan] * STEPS)
+    plans = []
+    for balance in ("Makespan", "Static"):
+        parallel = ParallelConfig(tokens_per_replica=24, max_degree=4, balance=balance)
+        placement = plan_step(STREAM.lengths, layout, parallel, training.MODEL)
+        plans.append((placement.tasks, placement.operations))
+        assert any(task.kind == "ring" for task in placement.tasks)
+    assert max(len({s.sequence for s in task.slices}) for task in plans[1][0] if task.kind == "ring") == 5
+    results = run_ranks(4, training.train, torch.float64, STREAM, plans * (STEPS // 2))
     assert max(difference(weights, plain(torch.float64)[0]) for weights, _ in results) <= 1e-12
 
 

@@ -199,7 +199,8 @@ def test_an_evaluation_is_numbered_behind_its_step_and_runs_forward_only(tmp_pat
     evaluation, first = plan.evaluation, len(plan.tasks)
     assert [t.index for t in evaluation.tasks] == list(range(first, first + len(evaluation.tasks)))
     placed = {position for t in evaluation.tasks for s in t.slices for position in [s.sequence]}
-    assert placed == set(range(len(plan.sequences), len(plan.all_sequences)))
+    assert placed == set(range(evaluation.first, evaluation.first + len(evaluation.sequences)))
+    assert evaluation.first == len(plan.sequences)
     listed = [o for stage in evaluation.operations for o in stage.operations]
     assert {o.kind for o in listed} == {"F"}
     assert {o.task for o in listed} == {t.index for t in evaluation.tasks}
@@ -251,3 +252,48 @@ def test_the_data_end_with_an_evaluation(tmp_path):
     once = replace(job, mix=replace(job.mix, sources=tuple(replace(s, max_passes=1) for s in job.mix.sources)))
     found = commit_to_end(committer(once))
     assert [p.evaluation is not None for p in found.plans] == [False] * (len(found.plans) - 1) + [True]
+
+
+def test_a_segment_that_is_too_large_for_an_object_is_recorded_in_parts_and_read_from_them(tmp_path):
+    job = make_job(tmp_path)
+    mine = committer(job)
+    [whole] = commit(mine)
+    size = len(open_store(job.checkpoint.uri).get(placement_key(1, 0)))
+    parted = committer(job, 2)
+    parted.log.largest = size // 2
+    [found] = commit(parted)
+    assert [(p.step, p.tasks, p.operations) for p in found.plans] == [
+        (p.step, p.tasks, p.operations) for p in whole.plans
+    ]
+    objects = list(open_store(job.checkpoint.uri).list("log/placements/00000002/"))
+    assert [o.path for o in objects] == sorted(placement_key(2, 0, part) for part in range(len(objects)))
+    assert len(objects) > 1
+    assert max(o.size for o in objects) <= size // 2
+
+
+@pytest.mark.parametrize("largest", [1, 1_000_000])
+@pytest.mark.parametrize("start", [0, 5])
+def test_a_coordinator_that_cuts_a_segment_otherwise_follows_the_parts_that_are_there(tmp_path, largest, start):
+    """It would place the steps in another way: the recorded placements count."""
+    job = make_job(tmp_path)
+    mine = committer(job)
+    mine.log.largest = 700
+    [recorded] = commit(mine)
+    other = replace_place(committer(job), job)
+    other.log.largest = largest
+    found = other.commit(recorded.cursors[start], 100)
+    assert [(p.step, p.tasks) for p in found.plans] == [(p.step, p.tasks) for p in recorded.plans[start:]]
+    assert len(open_store(job.checkpoint.uri).list("log/placements/")) == len(recorded_parts(job))
+
+
+def recorded_parts(job) -> list[str]:
+    return [
+        placement_key(1, 0, part)
+        for part in range(8)
+        if open_store(job.checkpoint.uri).exists(placement_key(1, 0, part))
+    ]
+
+
+def replace_place(c: Committer, job) -> Committer:
+    three = next_generation(job, 1, "me", agents(3), (), None).layout
+    return Committer(c.job, c.log, c.mixes, c.stream, c.generation, lambda lengths: place(lengths, three, job))

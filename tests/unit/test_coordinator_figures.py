@@ -255,7 +255,7 @@ def test_the_line_of_a_step_has_the_loss_of_all_ranks_over_the_labels_of_its_eva
     for rank, part in enumerate(sums):
         book.add_report(report(rank, 0, evaluation_loss_sum=part, evaluation_seconds=0.5 + rank))
     book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
-    held_out = Evaluation((Sequence("code", -1, 9, 0, 5, 9),), (), (), 4)
+    held_out = Evaluation((Sequence("code", -1, 9, 0, 5, 9),), (), (), 4, 0)
     line, _ = book.close(replace(plan(0), evaluation=held_out), 5000.0)
     assert (line.evaluation_loss, line.evaluation_tokens, line.evaluation_seconds) == (loss, 5, 1.5)
     assert (line.tokens, line.sequences, line.tokens_by_source) == (11, 2, {"code": 6, "docs": 5})
@@ -265,7 +265,7 @@ def test_the_latest_evaluation_stays_in_report_metrics_and_page(run):
     run.step(0)
     assert (run.report().evaluation_loss, run.report().evaluation_step) == (None, -1)
     assert "coxswain_evaluation_loss{" not in run.metrics.exposition().decode()
-    held_out = Evaluation((Sequence("code", -1, 9, 0, 5, 9),), (), (), 4)
+    held_out = Evaluation((Sequence("code", -1, 9, 0, 5, 9),), (), (), 4, 0)
     run.session._plans[1] = replace(run.session._plans[1], evaluation=held_out)
     run.step(1, evaluation_loss_sum=5.0)
     run.step(2)

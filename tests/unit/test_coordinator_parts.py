@@ -31,7 +31,7 @@ from coxswain_coordinator import termination
 from coxswain_coordinator.planning.committer import Committed, steps_ahead
 from coxswain_coordinator.state.event_log import EventLog
 from coxswain_coordinator.state.jsonl import JsonlWriter
-from coxswain_coordinator.state.notifier import Notifier
+from coxswain_coordinator.state.notifier import Notifier, Topic
 from coxswain_coordinator.state.registry import MemberRegistry, join
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.steps import StepTracker, planned_tasks, shares
@@ -99,7 +99,7 @@ def test_losses_and_tokens_count_once_a_replica_and_idle_time_over_all_ranks(tmp
         mine = replace(report(rank), delivered=1 << rank, compute_seconds=rank, evaluation_loss_sum=float(rank))
         book.add_report(mine)
     book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
-    line, timing = book.close(replace(plan(0), evaluation=Evaluation((), (), (), labels=2)), 1.0)
+    line, timing = book.close(replace(plan(0), evaluation=Evaluation((), (), (), labels=2, first=0)), 1.0)
     assert line.loss == (12.0 + 13.0) / 10  # ranks 2 and 3 are the last stages
     assert line.evaluation_loss == (2.0 + 3.0) / 2
     assert line.delivered_digest == f"{0b1001:016x}"  # ranks 0 and 3 are the first ones
@@ -377,6 +377,17 @@ def test_half_a_line_of_a_killed_writer_is_dropped(tmp_path):
     assert (tmp_path / "steps.jsonl").read_bytes() == b'{"step":0}\n{"step":1}\n'
 
 
+def test_a_limited_file_keeps_the_newest_lines_whole_and_stays_within_its_limit(tmp_path):
+    writer, path = JsonlWriter(tmp_path, "timings.jsonl", most=1000), tmp_path / "timings.jsonl"
+    for step in range(500):
+        writer.append({"step": step, "filler": "x" * (step % 50)})
+        found = [msgspec.json.decode(line)["step"] for line in path.read_bytes().splitlines()]
+        assert found == list(range(step + 1 - len(found), step + 1))
+        assert path.stat().st_size <= 1000
+    assert path.stat().st_size > 300
+    assert [p.name for p in tmp_path.iterdir()] == ["timings.jsonl"]
+
+
 def test_event_numbers_go_on_growing_after_a_restart():
     before, after = EventLog(lambda: 1000.0), EventLog(lambda: 1010.0)
     for book in (before, after):
@@ -438,3 +449,33 @@ def test_a_timing_line_names_planned_and_measured_tasks(tmp_path):
     assert (line["seconds"], line["makespan"], line["replicas"]) == (5.0, 3.0, 2)
     assert [(t["kind"], t["tokens"], t["sequences"]) for t in line["planned"]] == [("ring", 6, (0,)), ("pack", 5, (1,))]
     assert [r["data_wait"] for r in line["ranks"]] == [0.2, 0.2]
+
+
+async def test_a_change_wakes_the_waiters_of_its_topic_and_the_driver_and_no_others():
+    notifier, looks = Notifier(), dict.fromkeys(Topic, 0)
+
+    def look(topic: Topic) -> None:
+        looks[topic] += 1
+
+    waits = [asyncio.ensure_future(notifier.wait_until(lambda t=topic: look(t), 10, topic)) for topic in Topic]
+    await asyncio.sleep(0)
+    for topics, woken in (((Topic.ANY,), {Topic.ANY}), ((Topic.PLANS,), {Topic.ANY, Topic.PLANS}), ((), set(Topic))):
+        before = dict(looks)
+        notifier.notify(*topics)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert {topic for topic in Topic if looks[topic] > before[topic]} == woken
+    for wait in waits:
+        wait.cancel()
+    await asyncio.gather(*waits, return_exceptions=True)
+
+
+def test_a_member_of_one_role_does_not_know_the_instances_of_another_that_must_register_again():
+    registry = MemberRegistry()
+    registry.register(Register("trainer", "trainer-0", "p", "a", "h", 0, 1))
+    registry.register(Register("constructor", "trainer-0", "p", "b", "h", 0))
+    registry.expect_again("trainer")
+    assert (registry.knows("a"), registry.knows("b"), registry.has_all("trainer", 1)) == (False, True, False)
+    registry.register(Register("trainer", "trainer-0", "p", "c", "h", 0, 1))
+    assert (registry.knows("a"), registry.knows("c"), registry.has_all("trainer", 1)) == (False, True, True)
+    assert not registry.has_all("trainer", 2)

@@ -133,7 +133,7 @@ def test_slices_come_in_task_order_whatever_the_order_of_the_plan():
 def test_a_replicas_arrays_hold_its_part_of_the_evaluation_behind_those_of_the_step():
     held_out, first = Sequence("a", -1, 7, 0, 6, 9), len(SEQUENCES)
     task = Task(1, "ring", (0, 1), (Slice(0, first, 0, 2), Slice(1, first, 2, 4), Slice(0, first, 4, 6)))
-    got = built(replace(whole(), evaluation=Evaluation((held_out,), (task,), (), held_out.labels)), 0)
+    got = built(replace(whole(), evaluation=Evaluation((held_out,), (task,), (), held_out.labels, first)), 0)
     step = built(whole(), 0)
     tokens = len(step.tokens)
     assert got.tokens[:tokens].tolist() == step.tokens.tolist()

@@ -22,18 +22,21 @@ class Scripted:
 
     def __init__(self) -> None:
         self.coordinator, self.saved, self.away = "one", 0, False
+        self.heartbeat_seconds, self.end = 0.0, None
         self.fault: Exception | None = None
         self.got: list[tuple[str, Any]] = []
         self.plans: list[StepPlan] = []
         self.beats = threading.Event()
+        self.beaten: list[Heartbeat] = []
 
     def post(self, path: str, body: Any, _: type, **__: Any) -> Ack:
         self._answer()
         if path == "/v1/beats":
             self.beats.set()
+            self.beaten.append(body)
         else:
             self.got.append((self.coordinator, body))
-        return Ack(self.coordinator, self.saved)
+        return Ack(self.coordinator, self.saved, self.heartbeat_seconds, self.end)
 
     def get(self, _: str, __: type, **query: Any) -> StepPlans | None:
         self._answer()
@@ -239,3 +242,45 @@ def test_the_plans_of_closed_steps_are_skipped(client):
     feed = PlanFeed(client, 1, 0)
     assert feed.get(0, 20).step == 7
     feed.close()
+
+
+def test_heartbeats_are_as_rare_as_the_coordinator_wishes_until_it_is_missed(client, box):
+    client.heartbeat_seconds = 1000.0
+    box.put("/v1/reports", 0, 0)
+    until(lambda: client.got)
+    until(lambda: box._log.heartbeat_seconds == 1000.0)
+    before = len(client.beaten)
+    box.mark_unreachable()  # another caller got no answer
+    until(lambda: len(client.beaten) > before)
+    until(lambda: box.reachable)
+
+
+def test_a_flush_does_not_wait_for_a_rare_heartbeat(client, box):
+    client.heartbeat_seconds = 1000.0
+    box.put("/v1/saved", 6, "all")
+    until(lambda: box._log.heartbeat_seconds == 1000.0)
+    client.saved = 6
+    box.flush(20, saved=6)
+
+
+def test_an_announced_end_is_known_until_a_coordinator_says_otherwise(client, box):
+    client.end = 7
+    until(lambda: box.end == 7)
+    client.coordinator, client.end = "two", None
+    until(lambda: box.end is None)
+
+
+def test_a_heartbeat_says_how_far_the_start_of_a_rank_is(client, box):
+    box.advance()
+    box.advance()
+    until(lambda: client.beaten and client.beaten[-1] == Heartbeat(1, progress=2))
+
+
+def test_a_caller_waits_for_an_answer_and_no_longer_than_it_says(client, box):
+    client.away = True
+    until(lambda: not box.reachable)
+    box.await_answer(0.05)
+    assert not box.reachable
+    client.away = False
+    box.await_answer(20)
+    assert box.reachable

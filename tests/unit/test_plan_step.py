@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from coxswain.config import ModelConfig, ParallelConfig
@@ -25,12 +27,38 @@ def settings(**more: object) -> ParallelConfig:
     return ParallelConfig(**{"tokens_per_replica": 1024, "max_degree": 4, **more})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("balance", ["Makespan", "Naive", "Static"])
-def test_a_step_comes_with_operations_and_rings_of_one_sequence(balance: str) -> None:
+@pytest.mark.parametrize(("balance", "most"), [("Makespan", 1), ("Naive", 1), ("Static", 4)])
+def test_a_step_comes_with_operations_and_only_a_mesh_has_rings_of_several_sequences(balance: str, most: int) -> None:
     placement = plan_step([4000, 1500, 30, 1024, 7], layout_of(4), settings(balance=balance), MODEL)
     assert len(placement.operations) == 4
-    assert all(len({s.sequence for s in t.slices}) == 1 for t in placement.tasks if t.kind == "ring")
+    assert max(len({s.sequence for s in t.slices}) for t in placement.tasks if t.kind == "ring") == most
     assert placement.balance == balance.lower()
+
+
+@pytest.mark.parametrize(
+    ("balance", "replicas", "golden"),
+    [
+        ("Makespan", 1, "980421de46195fd7"),
+        ("Makespan", 4, "c255085e08e9cfc6"),
+        ("Makespan", 6, "f6293093772c509d"),
+        ("Naive", 1, "dd4e816d4d468a70"),
+        ("Naive", 4, "afd70bdfc7c827fb"),
+        ("Naive", 6, "503b783d07e1ea24"),
+    ],
+)
+def test_plans_of_equal_replicas_of_one_stage_keep_their_bytes(balance: str, replicas: int, golden: str) -> None:
+    """Those of release 0.1: a placement is stored, and its digest is compared."""
+    layout = uniform_layout([Device(r // 2, r % 2) for r in range(replicas)], layers=4)
+    lengths = [1000, 1500, 30, 1024, 7, 900, 600] * 3
+    placement = plan_step(lengths, layout, settings(tokens_per_replica=1536, balance=balance), MODEL)
+    assert hashlib.sha256(msgspec.json.encode(placement)).hexdigest()[:16] == golden
+
+
+def test_an_engine_without_packed_rings_gets_one_ring_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coxswain.plan.step.PACKED_RINGS", False)
+    placement = plan_step([4000, 1500, 30, 1024, 7], layout_of(4), settings(balance="Static"), MODEL)
+    assert [[s.sequence for s in t.slices[:1]] for t in placement.tasks] == [[0], [1], [2], [3], [4]]
+    assert all(len({s.sequence for s in t.slices}) == 1 for t in placement.tasks)
 
 
 def test_a_sequence_that_no_ring_can_hold_is_refused_with_the_way_out() -> None:

@@ -90,7 +90,7 @@ def with_evaluation(step: int) -> StepPlan:
     tasks = (Task(1, "pack", (0,), (Slice(0, 1, 0, 5),)), Task(2, "pack", (1,), (Slice(1, 2, 0, 3),)))
     operations = (StageOperations(0, 0, (Operation("F", 1),)), StageOperations(1, 0, (Operation("F", 2),)))
     sequences = (Sequence("code", -1, 8, 0, 5, 5), Sequence("code", -1, 9, 0, 3, 3))
-    return replace(plan(step), evaluation=Evaluation(sequences, tasks, operations, 6))
+    return replace(plan(step), evaluation=Evaluation(sequences, tasks, operations, 6, len(plan(step).sequences)))
 
 
 def with_held_out(step: int, tokens: int) -> Buffer:

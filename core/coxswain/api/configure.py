@@ -56,6 +56,7 @@ def job_config(
         min_trainers=trainers.min_count or trainers.count,
         loaders=spec.data.loaders.min,
         prefetch_steps=spec.data.prefetch_steps,
+        first_step_timeout_seconds=spec.first_step_timeout_seconds,
         checkpoint=_checkpoint(spec.checkpoint),
         evaluation=_evaluation(spec.evaluation),
         tracking=_tracking(spec.tracking),

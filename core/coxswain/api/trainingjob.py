@@ -435,6 +435,9 @@ class TrainingJobSpec(Model):
     active_deadline_seconds: Annotated[Seconds | None, Effect.AT_ONCE] = None
     """Seconds from the first start, without those of suspensions and in a queue, after which the job fails. Empty: no
     deadline."""
+    first_step_timeout_seconds: Annotated[int, Field(ge=60, le=86_400), Effect.NEXT_ATTEMPT] = 1800
+    """Seconds that workers may take to load their state and run a world's first step, from the last progress of any of them.
+    Beyond, they count as hanging and start again from the last checkpoint."""
     start_timeout_seconds: Annotated[Seconds, Effect.AT_ONCE] = 900
     """Seconds from when a pod has a node until its containers run; after that it is replaced, and the restart counts. A pod
     without a node waits and counts nothing (but see trainers.minCount). Indexing is not part of it."""

@@ -62,6 +62,7 @@ class Widths:
     inner: int
     heads: int
     rows: int  # of the embedding, and so of the head
+    normed: int = 0  # of queries and keys that pass a norm
 
     @property
     def head(self) -> int:
@@ -102,6 +103,7 @@ def widths_of(model: ModelConfig, specs: Sequence[ParameterSpec], tensor: int, d
         inner=boxes["up_proj"].shape[0],
         heads=max(1, model.heads // degree),
         rows=boxes["embed_tokens"].shape[0],
+        normed=(boxes["q_proj"].shape[0] + boxes["k_proj"].shape[0]) * model.qk_norm,
     )
 
 
@@ -110,12 +112,12 @@ def layer_bytes(widths: Widths, element: int) -> int:
 
     Its input and the middle of its residual stream, widened to fp32 as norms compute, with a scale each; the normed values
     before and after the norm's weight; queries, keys, values, the attention's output and log-sum-exp; four tensors of the
-    feed-forward block.
+    feed-forward block. Norms of heads keep their input in fp32 and what they scale.
     """
     w, wide = widths, max(element, MASTER)
     stream = 2 * (wide + 2 * element) * w.hidden + 2 * wide
     attention = 2 * element * (w.query + w.key) + wide * w.heads
-    return stream + attention + 4 * element * w.inner
+    return stream + attention + (wide + element) * w.normed + 4 * element * w.inner
 
 
 def kept_bytes(widths: Widths, work: Workload) -> int:
@@ -145,5 +147,5 @@ def _loss_transient(widths: Widths, work: Workload) -> int:
 def _layer_transient(widths: Widths, work: Workload) -> int:
     """The layer whose backward begins: what was recomputed, the first gradients, and that of a matrix."""
     again = layer_bytes(widths, work.element) - work.element * widths.hidden if work.recompute != "None" else 0
-    gradients = work.element * (2 * widths.hidden + widths.inner)
+    gradients = work.element * (2 * widths.hidden + widths.inner) + max(work.element, MASTER) * widths.normed
     return work.tokens * (again + gradients) + work.element * widths.hidden * widths.inner

@@ -18,7 +18,7 @@ def operations(
     one stage a replica, backward follows its forward at once. `loss`, `in_flight`: see `schedule`.
     """
     if is_flat(layout):
-        return in_turn(layout, tasks)
+        return _in_turn(layout, tasks)
     return schedule(layout, tasks, loss, in_flight).operations
 
 
@@ -27,7 +27,7 @@ def is_flat(layout: Layout) -> bool:
     return all(len(replica.stages) == 1 for replica in layout.replicas)
 
 
-def in_turn(layout: Layout, tasks: Sequence[Task]) -> tuple[StageOperations, ...]:
+def _in_turn(layout: Layout, tasks: Sequence[Task]) -> tuple[StageOperations, ...]:
     """Runs forward and backward of each task in global order, so rings cannot wait for each other in a circle."""
     mine: list[list[Operation]] = [[] for _ in layout.replicas]
     for task in tasks:

@@ -12,14 +12,14 @@ from coxswain.cost import CostModel, constants_for
 from coxswain.layout import Layout
 from coxswain.plan.assemble import assemble, one_sequence_a_ring
 from coxswain.plan.kinds import kinds_of, rates_of, replicas_per_trainer
-from coxswain.plan.operations import in_turn, is_flat
+from coxswain.plan.operations import is_flat, operations
 from coxswain.plan.pipelines import schedule
 from coxswain.plan.planners import planner
 from coxswain.plan.problem import make_problem
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Placement
 
-PACKED_RINGS = False
+PACKED_RINGS = True
 """Whether the engine runs rings of several sequences. Where it does not, they are committed as rings of one each."""
 
 
@@ -60,7 +60,7 @@ def plan_step(
 def _ordered(placement: Placement, layout: Layout, loss: float) -> Placement:
     """Adds the operations; where replicas have several stages, the times are those of all stages."""
     if is_flat(layout):
-        return replace(placement, operations=in_turn(layout, placement.tasks))
+        return replace(placement, operations=operations(layout, placement.tasks))
     found = schedule(layout, placement.tasks, loss)
     busy = sum(task.seconds * len(task.replicas) for task in placement.tasks)
     idle = 1 - busy / (placement.replicas * found.seconds) if found.seconds else 0.0

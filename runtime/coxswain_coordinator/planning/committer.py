@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 import msgspec
 
@@ -115,13 +116,9 @@ class Committer:
     def _placements(self, segment: int, memberships: list[Membership]) -> tuple[StepPlan, ...]:
         if not memberships:
             return ()
-        placements = tuple(self.place([s.tokens for s in m.sequences]) for m in memberships)
-        evaluation = self._evaluation_placement(memberships)
-        record = PlacementSegment(self.generation.generation, segment, memberships[0].step, placements, evaluation)
-        committed = self.log.claim_placement(record)
-        # An earlier coordinator may have begun earlier in the segment.
-        by_step = dict(enumerate(committed.placements, committed.first_step))
-        return tuple(self._plan(m, by_step[m.step], committed.evaluation) for m in memberships)
+        placed = {m.step: self.place([s.tokens for s in m.sequences]) for m in memberships}
+        by_step, evaluation = self._claimed(segment, placed, self._evaluation_placement(memberships))
+        return tuple(self._plan(m, by_step[m.step], evaluation) for m in memberships)
 
     def _evaluation_placement(self, memberships: list[Membership]) -> Placement | None:
         if not any(is_due(self.job, m) for m in memberships):
@@ -133,6 +130,25 @@ class Committer:
         if evaluation is not None and is_due(self.job, membership):
             follows = evaluation_of(self.stream.held_out.sequences, evaluation, membership, len(placement.tasks))
         return step_plan(self.generation.generation, membership, placement, follows)
+
+    def _claimed(
+        self, segment: int, placed: dict[int, Placement], evaluation: Placement | None
+    ) -> tuple[dict[int, Placement], Placement | None]:
+        """The committed placements by step, and that of the evaluation, which is in the first part.
+
+        They are these, or an earlier coordinator's, which may have begun earlier.
+        """
+        found: dict[int, Placement] = {}
+        for part in count():
+            left = [step for step in placed if step not in found]
+            if not left:
+                break
+            placements, follows = tuple(placed[s] for s in left), None if part else evaluation
+            record = PlacementSegment(self.generation.generation, segment, left[0], placements, follows)
+            committed = self.log.claim_placement(record, part)
+            found |= enumerate(committed.placements, committed.first_step)
+            evaluation = evaluation if part else committed.evaluation
+        return found, evaluation
 
 
 def _end(memberships: list[Membership]) -> int | None:

@@ -28,6 +28,7 @@ def evaluation_of(sequences: List[Sequence], placement: Placement, behind: Membe
         tasks=tuple(_renumbered(task, first, tasks) for task in placement.tasks),
         operations=tuple(_forward_only(stage, tasks) for stage in placement.operations),
         labels=sum(s.labels for s in sequences),
+        first=first,
     )
 
 

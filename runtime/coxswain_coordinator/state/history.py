@@ -16,11 +16,16 @@ _MOST_UNSAVED = 1024
 """Lines of closed steps that are kept in memory: half a MB."""
 
 
+_MOST_TIMINGS = 256 << 20
+"""Bytes of timings.jsonl: some 200 steps of 1,024 ranks, 200,000 of one rank."""
+
+
 class History:
     """The steps that this process has closed."""
 
     def __init__(self, run_dir: Path | None, metrics: Metrics, hardware: str = "cpu") -> None:
-        self.steps, self.timings = JsonlWriter(run_dir, "steps.jsonl"), JsonlWriter(run_dir, "timings.jsonl")
+        self.steps = JsonlWriter(run_dir, "steps.jsonl")
+        self.timings = JsonlWriter(run_dir, "timings.jsonl", _MOST_TIMINGS)
         self.recent: deque[StepLine] = deque(maxlen=20)
         self.log = StepLog()
         self.unsaved: list[StepLine] = []  # in no record of the store

@@ -55,7 +55,8 @@ class Zero1Optimizer:
         self, weights: Mapping[str, nn.Parameter], shards: Shards, me: int, reduction: Reduction,
         state: State | None = None, bucket_bytes: int = BUCKET_BYTES, matrices: Collection[str] = (),
     ) -> None:  # fmt: skip
-        self._shards, self._me, self._reduction, self._matrices = shards, me, reduction, matrices
+        self._shards, self._me, self._reduction = shards, me, reduction
+        self._matrices, self._bucket_bytes = matrices, bucket_bytes
         self.state = state or State()
         sample = next(iter(weights.values()))
         wide, self._device = torch.promote_types(sample.dtype, torch.float32), sample.device
@@ -88,7 +89,8 @@ class Zero1Optimizer:
 
     def reduce_stats(self, gradient: Tensor, mine: RankStats) -> GlobalStats:
         """Exchanges loss, norm and plan with all ranks, in the step's one small collective."""
-        square = float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2  # without a copy in fp64
+        parts = torch.split(gradient, self._bucket_bytes // 8)  # torch makes a copy in fp64
+        square = sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts)
         rows = self._reduction.scalars([square, mine.loss_sum, float(mine.labels), float(mine.plan)])
         return check_stats(rows, mine)
 

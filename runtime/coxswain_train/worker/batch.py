@@ -12,6 +12,7 @@ from torch import Tensor
 
 from coxswain import digests
 from coxswain.errors import Refused, Retryable
+from coxswain.wire import StepPlan
 from coxswain_link.step_buffer import Columns, StepArrays
 from coxswain_train.engine.step import Batch, Part
 from coxswain_train.model.loss import IGNORED
@@ -46,9 +47,9 @@ def check(arrays: StepArrays, mine: Iterable[Part], vocabulary: int, columns: Co
         )
 
 
-def trained_part(arrays: StepArrays, sequences: int) -> StepArrays:
-    """The arrays without those of an evaluation, which follow them. `sequences`: how many the step trains on."""
-    slices = tuple(s for s in arrays.slices if s.sequence < sequences)
+def trained_part(arrays: StepArrays, plan: StepPlan) -> StepArrays:
+    """The arrays without those of an evaluation, which follow them."""
+    slices = tuple(s for s in arrays.slices if plan.trains(s.sequence))
     rows = slice(sum(s.stop - s.start for s in slices))
     columns = {name: getattr(arrays, name)[rows] for name in ("tokens", "labels", "positions")}
     return replace(arrays, slices=slices, **columns)

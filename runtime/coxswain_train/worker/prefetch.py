@@ -65,7 +65,7 @@ class BatchPrefetcher:
     def _fetch(self, plan: StepPlan, patience: float) -> FetchedBatch:
         arrays = self._handover.receive(plan.generation, plan.step, self._seat.rank, patience)
         work, counts = self._work(plan, arrays), self._columns.tokens and not self._seat.tensor
-        trained = batches.trained_part(arrays, len(plan.sequences))
+        trained = batches.trained_part(arrays, plan)
         return FetchedBatch(work, batches.delivered(trained) if counts else 0)
 
     def _work(self, plan: StepPlan, arrays: StepArrays) -> StepInput:
@@ -78,7 +78,7 @@ class BatchPrefetcher:
             parts=mine,
             operations=self._mine(plan.operations),
             batch=batches.load(arrays, self._device),
-            valid=batches.valid_labels(batches.trained_part(arrays, len(plan.sequences))),
+            valid=batches.valid_labels(batches.trained_part(arrays, plan)),
             labels=plan.labels,
             plan=int(plan.digest[-12:], 16),
             evaluation=self._mine(plan.evaluation.operations) if plan.evaluation else None,

@@ -14,6 +14,7 @@ import time
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coxswain.cost import CostModel, load_constants
 from coxswain.plan.lengths import draw_lengths
@@ -22,14 +23,26 @@ from coxswain.plan.problem import make_problem
 from coxswain.plan.simulate import drafts_of, ring_bytes, simulate
 
 K = 1024
-SETS = tuple((name, context) for name in ("wikipedia", "github", "byted") for context in (256 * K, K * K, 2 * K * K))
 CAPACITY = 8 * K
+SETS = (
+    *((name, context) for name in ("wikipedia", "github", "byted") for context in (256 * K, K * K, 2 * K * K)),
+    *(("long", rings) for rings in (2, 4, 8)),  # uniform up to 8 x the capacity: so many rings a replica
+)
 TOKENS_PER_REPLICA = 32 * K  # 32M tokens at 1,024 replicas; other numbers scale the tokens
+
+
+def lengths_of(name: str, context: int, replicas: int, seed: int) -> NDArray[np.int64]:
+    """A step's lengths. Of "long", nearly all exceed the capacity, and each replica is in `context` rings of least degree."""
+    if name != "long":
+        return draw_lengths(name, context=context, tokens=TOKENS_PER_REPLICA * replicas, seed=seed)
+    drawn = np.random.default_rng(seed).integers(1, 8 * CAPACITY + 1, size=replicas * context)
+    members = np.cumsum(-(-drawn // CAPACITY))
+    return drawn[: int(np.searchsorted(members, replicas * context)) + 1]
 
 
 def measure(name: str, context: int, replicas: int, seed: int, balances: list[str], slow: float) -> dict[str, float]:
     """One step planned by every balance."""
-    lengths = draw_lengths(name, context=context, tokens=TOKENS_PER_REPLICA * replicas, seed=seed)
+    lengths = lengths_of(name, context, replicas, seed)
     speeds = None if slow == 1 else [1 / slow] + [1.0] * (replicas - 1)
     given = {
         "replicas": replicas, "capacity": CAPACITY, "cost": CostModel(load_constants("h100-80g")), "speeds": speeds,
@@ -69,7 +82,7 @@ def main() -> None:
     parser.add_argument("--replicas", default="64,256,1024")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--balances", default="makespan,static,naive")
-    parser.add_argument("--sets", default="wikipedia,github,byted")
+    parser.add_argument("--sets", default="wikipedia,github,byted,long")
     parser.add_argument("--slow", type=float, default=1.0, help="replica 0 is this many times slower")
     args = parser.parse_args()
     balances = args.balances.split(",")
@@ -82,7 +95,8 @@ def main() -> None:
             rows = [measure(name, context, replicas, seed, balances, args.slow) for seed in range(args.seeds)]
             results.append({"replicas": replicas, "set": name, "context": context, **summarise(rows, balances)})
             text = ", ".join(f"{k} {v}" for k, v in list(results[-1].items())[3:])
-            print(f"N={replicas} {name} {context // K}K: {text}", file=sys.stderr, flush=True)
+            size = f"{context // K}K" if context >= K else f"{context} rings"
+            print(f"N={replicas} {name} {size}: {text}", file=sys.stderr, flush=True)
     print(json.dumps({"bench": "plan_step", "seeds": args.seeds, "slow": args.slow, "results": results}))
 
 

@@ -111,9 +111,17 @@ class Panels:
 def _step(view: View, line: StepLine) -> str:
     speed = amount(line.tokens / line.seconds if line.seconds else 0)
     return (
-        f"step {line.step + 1}/{view.steps or '?'}  loss {line.loss:.4f}  {speed} tokens/s  "
-        f"idle {line.idle_fraction:.1%}{_left(view, line.step)}"
+        f"step {line.step + 1}/{view.steps or '?'}  loss {line.loss:.4f}{_evaluated(line)}  gradient {line.gradient_norm:.3g}  "
+        f"rate {line.learning_rate:.3g}  {speed} tokens/s{_used(line.mfu)}  idle {line.idle_fraction:.1%}{_left(view, line.step)}"
     )
+
+
+def _evaluated(line: StepLine) -> str:
+    return "" if line.evaluation_loss is None else f"  held-out {line.evaluation_loss:.4f}"
+
+
+def _used(mfu: float | None) -> str:
+    return "" if mfu is None else f"  MFU {mfu:.1%}"
 
 
 def _left(view: View, step: int) -> str:
@@ -142,12 +150,14 @@ def _line(text: str, style: str = "") -> Text:
 
 def _numbers(view: View) -> Columns:
     """As many beside each other as the terminal has room for."""
-    idle = "-" if view.idle_fraction is None else f"{view.idle_fraction:.1%}"
+    last, idle = view.last, "-" if view.idle_fraction is None else f"{view.idle_fraction:.1%}"
     texts = (
         f"step {view.step}/{view.steps or '?'}",
         f"loss {'-' if view.loss is None else f'{view.loss:.4f}'}",
-        f"{amount(view.tokens_per_second)} tokens/s",
+        "" if view.evaluation_loss is None else f"held-out {view.evaluation_loss:.4f}",
+        "" if last is None else f"gradient {last.gradient_norm:.3g}, rate {last.learning_rate:.3g}",
+        f"{amount(view.tokens_per_second)} tokens/s{_used(last.mfu if last else None)}",
         f"idle {idle}",
         f"left {'-' if view.eta_seconds is None else duration(view.eta_seconds)}",
     )
-    return Columns([_line(text) for text in texts], padding=(0, 3))
+    return Columns([_line(text) for text in texts if text], padding=(0, 3))

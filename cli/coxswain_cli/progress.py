@@ -38,6 +38,8 @@ class View:
     new_events: tuple[LoggedEvent, ...]
     events: tuple[LoggedEvent, ...]
     known_until: float  # seconds since 1970: every event up to then is among the events
+    last: StepLine | None = None  # the latest step
+    evaluation_loss: float | None = None  # the latest
 
     @property
     def ended(self) -> bool:
@@ -51,10 +53,13 @@ class Watcher:
         self._steps, self._events = Tail(workdir / "steps.jsonl"), Tail(workdir / "events.jsonl")
         self._recent: deque[StepLine] = deque(maxlen=_RECENT_STEPS)
         self._shown: deque[LoggedEvent] = deque(maxlen=_RECENT_EVENTS)
+        self._evaluation_loss: float | None = None
 
     def look(self, job: Manifest, report: JobReport | None, known_until: float = 0.0) -> View:
         new_steps, new_events = tuple(steps_of(self._steps)), tuple(events_of(self._events))
         self._recent.extend(new_steps)
+        for line in new_steps:
+            self._evaluation_loss = line.evaluation_loss if line.evaluation_loss is not None else self._evaluation_loss
         self._shown.extend(new_events)
         summary, last = condition(job, "Succeeded"), self._recent[-1] if self._recent else None
         step = last.step + 1 if last else report.step if report else 0
@@ -77,7 +82,13 @@ class Watcher:
             new_events=new_events,
             events=tuple(self._shown),
             known_until=known_until,
+            last=last,
+            evaluation_loss=self._evaluation_loss if self._evaluation_loss is not None else _reported(report),
         )
+
+
+def _reported(report: JobReport | None) -> float | None:
+    return report.evaluation_loss if report else None
 
 
 def _saved(job: Manifest, report: JobReport | None) -> int:

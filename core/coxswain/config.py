@@ -159,16 +159,35 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_sequence_tokens: int
 
 
+class ParameterGroupConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the parameters whose name matches the glob `match`."""
+
+    match: str
+    learning_rate_scale: float = 1.0
+    weight_decay: float | None = None  # None: the optimizer's, for matrices
+
+
 class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate: float
     warmup_steps: int = 0
     weight_decay: float = 0.0
     gradient_clip: float = 0.0  # 0 = off
-    schedule: Literal["Cosine", "Constant"] = "Cosine"
+    schedule: Literal["Cosine", "Linear", "WSD", "Constant"] = "Cosine"
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
-    minimum_ratio: float = 0.1  # of the peak rate, at the end of the cosine
+    minimum_ratio: float = 0.1  # of the peak rate, where the schedule ends
+    decay_steps: int = 0  # of WSD
+    groups: tuple[ParameterGroupConfig, ...] = ()  # the first that matches counts
+    kind: Literal["AdamW", "Muon"] = "AdamW"
+    momentum: float = 0.95  # of Muon
+
+
+class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`tokens` of held-out documents are evaluated after every `every_steps` steps; 0: none are held out."""
+
+    every_steps: int = 0
+    tokens: int = 0
 
 
 class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,10 +226,12 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_steps: int = 2
     checkpoint: CheckpointConfig
     stragglers: StragglerConfig = StragglerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    first_step_timeout_seconds: int = 1800  # for a world's start without progress, until its first step ends
 
     @property
     def total_steps(self) -> int:
-        """The length of the cosine: stop.steps, or ceil(stop.tokens / tokensPerStep)."""
+        """The length of the schedule: stop.steps, or ceil(stop.tokens / tokensPerStep)."""
         return self.stop_steps or -(-self.stop_tokens // self.batch.tokens_per_step)
 
     def stream_hash(self) -> str:
@@ -218,7 +239,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
 
         A checkpoint with another hash belongs to another stream.
         """
-        return stream_hash(self.mix, self.batch)
+        return stream_hash(self.mix, self.batch, self.evaluation.tokens)
 
     def model_hash(self) -> str:
         """Hashes the model's shape. A checkpoint with another hash belongs to another model."""
@@ -227,14 +248,14 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(hashed)).hexdigest()
 
 
-def stream_hash(mix: MixConfig, batch: BatchConfig) -> str:
-    """Hashes what defines a stream besides the contents of its sources.
+def stream_hash(mix: MixConfig, batch: BatchConfig, held_out: int = 0) -> str:
+    """Hashes what defines a stream besides the contents of its sources. `held_out`: tokens of an evaluation.
 
     Locations, and what may change under a running job, are left out: moved data with the same
     contents is the same stream.
     """
     sources = [(s.name, s.format, s.text_field, s.tokenizer.kind, s.tokenizer.eos) for s in mix.sources]
-    what = (sources, mix.seed, mix.long_sequences, batch)
+    what = (sources, mix.seed, mix.long_sequences, batch, *((held_out,) if held_out else ()))
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()
 
 

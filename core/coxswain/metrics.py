@@ -26,6 +26,23 @@ METRICS: tuple[Metric, ...] = (
     Metric("coordinator", "coxswain_step", "gauge", "Last completed step."),
     Metric("coordinator", "coxswain_tokens_total", "counter", "Tokens trained on.", ("source",)),
     Metric("coordinator", "coxswain_loss", "gauge", "Loss of the last completed step."),
+    Metric(
+        "coordinator",
+        "coxswain_evaluation_loss",
+        "gauge",
+        "Loss of the last evaluation, over so many tokens of held-out documents. Absent before the first one.",
+        ("tokens",),
+    ),
+    Metric("coordinator", "coxswain_evaluation_seconds", "histogram", "Wall time of an evaluation.", (), _SECONDS),
+    Metric("coordinator", "coxswain_gradient_norm", "gauge", "Norm of the last step's gradient, before clipping."),
+    Metric("coordinator", "coxswain_learning_rate", "gauge", "Learning rate of the last step."),
+    Metric(
+        "coordinator",
+        "coxswain_model_flops_utilization",
+        "gauge",
+        "Model FLOPs of the last step over the devices' peak. Absent where the peak is unknown, as on cpu.",
+        ("hardware",),
+    ),
     Metric("coordinator", "coxswain_step_seconds", "histogram", "Wall time of a step.", (), _SECONDS),
     Metric(
         "coordinator",

@@ -42,12 +42,15 @@ class MembershipSegment(msgspec.Struct, frozen=True):
 
 
 class PlacementSegment(msgspec.Struct, frozen=True):
-    """Placements of consecutive steps, valid in one generation."""
+    """Placements of consecutive steps of a segment, valid in one generation. Large ones are in several parts, in order."""
 
     generation: int
     segment: int
     first_step: int
     placements: tuple[Placement, ...]
+    evaluation: Placement | None = (
+        None  # of the held-out sequences, where a step of the segment is followed by an evaluation
+    )
 
 
 def generation_key(generation: int) -> str:
@@ -67,8 +70,10 @@ def membership_key(segment: int) -> str:
     return f"log/membership/{segment:08d}.json.zst"
 
 
-def placement_key(generation: int, segment: int) -> str:
-    return f"log/placements/{generation:08d}/{segment:08d}.json.zst"
+def placement_key(generation: int, segment: int, part: int = 0) -> str:
+    """`part`: of a segment that is too large for one object."""
+    behind = f"-{part:02d}" if part else ""
+    return f"log/placements/{generation:08d}/{segment:08d}{behind}.json.zst"
 
 
 def manifest_key(step: int) -> str:

@@ -6,6 +6,7 @@ generation is answered 409 (`Stale`), a wrong token 401; refusals are 422 with a
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Literal
 
 import msgspec
@@ -61,7 +62,7 @@ class Registered(msgspec.Struct, frozen=True):
     generation: int  # current, 0 = none yet
 
 
-class Ack(msgspec.Struct, frozen=True):
+class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
     """Reply to reports of a world's members: what has arrived and what is durable.
 
     `coxswain_link.outbox` acts on it.
@@ -69,6 +70,8 @@ class Ack(msgspec.Struct, frozen=True):
 
     coordinator: str  # another one has not what was sent before
     saved: int  # steps below are in a checkpoint
+    heartbeat_seconds: float = 0.0  # from a message to a heartbeat; 0: as the sender likes, which is a second
+    end: int | None = None  # work ends before this step, as far as it is decided; None: no end is known
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -76,6 +79,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
     generation: int
     rank: int = -1  # a worker's
+    progress: int = 0  # of a worker's start: grows while it loads its state
 
 
 class World(msgspec.Struct, frozen=True):
@@ -93,6 +97,7 @@ class World(msgspec.Struct, frozen=True):
     checkpoint: str = ""  # manifest key, relative to the checkpoint uri; empty: initialise from the seed
     vocabulary: int = 0  # rows of the embedding: the tokenizer's size rounded up to 64, or the model's own
     ids: int = 0  # the tokenizer's size; 0: sent by an earlier release
+    stacks: bool = False  # the world before hung: workers that run write their stacks to their logs first
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -160,15 +165,16 @@ class Indexed(msgspec.Struct, frozen=True):
 
 
 class SourceBlocks(msgspec.Struct, frozen=True):
-    """GET /v1/blocks?source=NAME&wait=S[&from=N]: blocks of a source in index order, from the N-th on.
+    """GET /v1/blocks?source=NAME&wait=S[&from=N][&known=FINGERPRINT]: blocks of a source in index order, from the N-th on.
 
     A sample's index counts through them. `total`: how many the source has; the rest is asked for
-    with the next N.
+    with the next N. None of them where the asker knows the source's `fingerprint`.
     """
 
     source: str
     blocks: tuple[BlockEntry, ...]
     total: int = 0
+    fingerprint: str = ""  # of all its blocks; empty: sent by an earlier release
 
 
 BLOCKS_IN_MESSAGE = 50_000
@@ -178,8 +184,35 @@ BLOCKS_IN_MESSAGE = 50_000
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
-class StepPlan(msgspec.Struct, frozen=True):
-    """Membership and placement of one step: all that constructors and workers need."""
+class Evaluation(msgspec.Struct, frozen=True):
+    """Held-out sequences that the world evaluates after a step's update, forward only; or a member's part of it.
+
+    Their places and tasks are numbered behind those of the step. Parts are cut as those of `StepPlan`.
+    """
+
+    sequences: tuple[Sequence, ...]
+    tasks: tuple[Task, ...]
+    operations: tuple[StageOperations, ...]
+    labels: int  # valid tokens of all sequences
+    first: int  # place of the first sequence: the number of those that the step trains on
+    places: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Of the sequences that are here."""
+        return sum(s.tokens for s in self.sequences)
+
+    def sequence(self, place: int) -> Sequence:
+        """As `StepPlan.sequence`."""
+        return self.sequences[bisect_left(self.places, place) if self.places else place - self.first]
+
+
+class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Membership and placement of one step, or a member's part of it: all that constructors and workers need.
+
+    A rank's part has the tasks of its replica, the operations of its stage and no sequences. A
+    trainer's part has the tasks and sequences of its replicas, and of each task only their slices.
+    """
 
     generation: int
     step: int
@@ -187,22 +220,45 @@ class StepPlan(msgspec.Struct, frozen=True):
     tasks: tuple[Task, ...]
     operations: tuple[StageOperations, ...]
     labels: int  # valid tokens of the whole step
-    digest: str  # of the four fields above: workers compare it
+    digest: str  # of the four fields above and the evaluation in the whole plan: workers compare it
     makespan_seconds: float
     makespan_over_bound: float
+    # Of each of `sequences` in the membership, ascending; empty: they are all of it, or none.
+    places: tuple[int, ...] = ()
+    evaluation: Evaluation | None = None  # None: no evaluation follows the step
+
+    @property
+    def all_tasks(self) -> tuple[Task, ...]:
+        """Those of the step, then those of its evaluation."""
+        return (*self.tasks, *self.evaluation.tasks) if self.evaluation else self.tasks
+
+    def trains(self, place: int) -> bool:
+        """Whether the sequence at this place is the step's; else it is held out."""
+        return self.evaluation is None or place < self.evaluation.first
+
+    def sequence(self, place: int) -> Sequence:
+        """The sequence at this place, of the step or of its evaluation. Only of a whole plan or a trainer's part."""
+        if self.evaluation is not None and not self.trains(place):
+            return self.evaluation.sequence(place)
+        return self.sequences[bisect_left(self.places, place) if self.places else place]
 
 
 class StepPlans(msgspec.Struct, frozen=True):
-    """GET /v1/plans?from=K&wait=S (constructors, ahead of time): committed plans from step K on, at most 8."""
+    """GET /v1/plans?from=K&wait=S&rank=R (or &trainer=NAME), ahead of time: parts of committed plans from step K on, at most 8.
+
+    With neither a rank nor a trainer, whole plans: for tools.
+    """
 
     plans: tuple[StepPlan, ...]
 
 
 class StepDirective(msgspec.Struct, frozen=True):
-    """GET /v1/steps?step=K&wait=S (workers, when they begin step K): what to do at the boundary before step K, and its plan.
+    """GET /v1/steps?step=K&wait=S&rank=R (workers, when they begin step K): what to do at the boundary before step K, and the
+    rank's part of its plan.
 
-    The same for every rank: `checkpoint`: save the state as of now under step K; `end`: then leave; else run `plan`. With neither
-    an end nor a plan: this coordinator has not caught up with a world that lived on without one; work goes on as without it.
+    The same for every rank but for `plan`: `checkpoint`: save the state as of now under step K; `end`: then leave; else run
+    `plan`. With neither an end nor a plan: this coordinator has not caught up with a world that ran without one; work goes on
+    as without it.
     """
 
     step: int
@@ -245,6 +301,8 @@ class StepReport(msgspec.Struct, frozen=True):
     reduce_seconds: float
     timings: tuple[TaskTiming, ...] = ()
     ended: float = 0.0  # unix time on this rank's clock
+    evaluation_loss_sum: float | None = None  # of this rank's held-out tokens; None: no evaluation, or not finite
+    evaluation_seconds: float = 0.0  # not part of `seconds`
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------
@@ -353,6 +411,11 @@ class JobReport(msgspec.Struct, frozen=True):
     reason: str = ""  # of the end: Completed's reason (StopReached, DataExhausted)
     trainers: tuple[TrainerReport, ...] = ()  # of the current world, the slowest first, at most 64
     slow: str = ""  # names slow trainers; empty: none is slow
+    gradient_norm: float | None = None  # of the last step, before clipping
+    learning_rate: float | None = None
+    mfu: float | None = None
+    evaluation_loss: float | None = None  # the latest
+    evaluation_step: int = -1  # the step behind which it was evaluated; -1: none yet
 
     def revision(self) -> str:
         """Changes with what needs an action at once, not with counters that grow while the job runs."""
@@ -396,3 +459,7 @@ class StepLine(msgspec.Struct, frozen=True):
     tokens_by_source: dict[str, int]
     data_wait_seconds: float
     time: float  # when the first rank ended the step, by its clock
+    mfu: float | None = None  # model FLOPs over the devices' peak; None: the peak is unknown
+    evaluation_loss: float | None = None  # of held-out tokens with the step's new weights; None: not evaluated then
+    evaluation_tokens: int = 0
+    evaluation_seconds: float = 0.0  # of the slowest rank; not part of `seconds`

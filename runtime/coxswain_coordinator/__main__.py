@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
+import sys
 import time
 
 from coxswain import names
@@ -28,9 +30,21 @@ from coxswain_coordinator.planning.mix_edits import MixEdits
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.store import Store, open_store
 
+_SWITCH = 0.0005
+"""Seconds between thread switches. A planning thread would else hold the interpreter for 5 ms at every call to a socket, so
+that thousands of ranks wait for one segment of plans."""
+
 
 def main(environment: Environment) -> int:
+    prepare()
     return asyncio.run(_serve(environment))
+
+
+def prepare() -> None:
+    """Makes this process fit for thousands of connections beside a planner."""
+    sys.setswitchinterval(_SWITCH)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _serve(environment: Environment) -> int:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +13,7 @@ from contextlib import suppress
 from coxswain.config import MixConfig
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
+from coxswain.membership.held_out import hold_out
 from coxswain.membership.stream import Stream
 from coxswain.wire import CheckpointManifest, Fault, Finished
 from coxswain_coordinator import termination
@@ -24,6 +26,7 @@ from coxswain_coordinator.planning.committer import steps_ahead
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.state.notifier import Topic
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.world.manager import Planner, WorldManager
 from coxswain_coordinator.world.stalls import StallDetector
@@ -57,8 +60,9 @@ class Driver:
         self._checkpoints = CheckpointStore(state.job, store)
         self._worlds = WorldManager(state, self._log, self._mixes, self._checkpoints, planner, author)
         state.store_executor.watch(lambda: store.last_error)
-        self._stall_detector = StallDetector()
+        self._stall_detector = StallDetector(state.job.first_step_timeout_seconds)
         self._end_acks = 0  # services that have received the end
+        self._garbage: asyncio.Task[None] | None = None  # a collection that runs beside the driver
         self._advanced: float | None = None  # when the current action began, by time.monotonic()
 
     async def drive(self) -> Finished:
@@ -76,6 +80,10 @@ class Driver:
                     await run.notifier.wait_until(lambda: run.notifier.count > seen, _STALL_CHECK_SECONDS)  # noqa: B023  called at once
         except Refused as error:
             return run.finish(termination.failed(run.fail(Fault(error.reason, error.message))))
+        except BaseException:
+            if self._garbage is not None:
+                self._garbage.cancel()
+            raise
         finally:
             run.log_steps(now=True)
         with suppress(Refused, Retryable, Stale):  # cleaning up cannot spoil a good end
@@ -84,6 +92,7 @@ class Driver:
 
     async def _collect_garbage(self, finished: Finished) -> None:
         """Deletes what a crash left behind: no save is under way any more."""
+        await self._end_garbage(wait=True)
         if finished.exit_code in (Exit.DONE, Exit.STOPPED):
             if self._state.session is not None:
                 await self._store_call(self._log.check_current, self._state.generation)
@@ -102,7 +111,7 @@ class Driver:
 
     def ack_end(self) -> None:
         self._end_acks += 1
-        self._state.notifier.notify()
+        self._state.notifier.notify(Topic.ANY)
 
     async def _open(self) -> None:
         check_batch(self._state.job)
@@ -115,6 +124,7 @@ class Driver:
     async def _advance(self) -> bool:
         """Does the next thing that can be done; False when there is nothing to do but wait."""
         run, session = self._state, self._state.session
+        await self._end_garbage(wait=False)
         if (end := self._ended()) is not None:
             run.finish(end)
             return True
@@ -124,7 +134,7 @@ class Driver:
             return await self._worlds.form()
         durations = [line.seconds for line in run.history.recent]
         if stall := self._stall_detector.judge(session, durations, time.monotonic(), run.trainers.place):
-            run.mark_world_lost(stall)
+            run.mark_world_hung(stall)
             return True
         if run.close_step(session):
             return True
@@ -155,9 +165,11 @@ class Driver:
             check_index(run.manifest, index.hash)
         run.index_progress.reports = await self._store_call(source_reports, run.job.mix, index, lengths)
         await self._offer(run.job.mix)
-        self._worlds.stream = Stream(run.job.mix, run.job.batch, index.views(lengths))
+        views = index.views(lengths)
+        held_out = await self._store_call(hold_out, run.job.mix, run.job.batch, views, run.job.evaluation.tokens)
+        self._worlds.stream = Stream(run.job.mix, run.job.batch, views, held_out=held_out)
         run.index_progress.index = index
-        run.notifier.notify()
+        run.notifier.notify(Topic.INDEX)
         return True
 
     # --- plans, checkpoints, end ------------------------------------------------------------------
@@ -174,7 +186,7 @@ class Driver:
         cursor = session.cursors[session.committed]
         session.add(await self._store_call(self._worlds.committer.commit, cursor, self._state.job.total_steps))
         self._state.metrics["coxswain_committed_step"].set(session.committed - 1)
-        self._state.notifier.notify()
+        self._state.notifier.notify(Topic.PLANS)
         return True
 
     def _complete_checkpoint(self, session: Session) -> int | None:
@@ -187,9 +199,25 @@ class Driver:
         manifest = self._manifest(session, step)
         await self._store_call(self._log.check_current, session.record.generation)
         await self._store_call(self._checkpoints.record, step, self._state.history.before(step))
-        await self._store_call(self._checkpoints.create, manifest, session.pending.pending_keys())
+        await self._store_call(self._checkpoints.create, manifest)
         self._state.add_manifest(session, manifest, saving + time.monotonic() - began)
+        if self._garbage is None:
+            self._garbage = asyncio.create_task(self._collect_beside(session))
         return True
+
+    async def _collect_beside(self, session: Session) -> None:
+        """Deletes what is no longer kept. Steps, plans and stall checks do not wait for thousands of deletions."""
+        try:
+            await self._store_call(self._log.check_current, session.record.generation)
+            await self._store_call(self._checkpoints.collect, session.pending.pending_keys)
+        finally:
+            self._state.notifier.notify(Topic.ANY)
+
+    async def _end_garbage(self, wait: bool) -> None:
+        """Takes a collection that has ended, or waits for it. Raises its error."""
+        if self._garbage is not None and (wait or self._garbage.done()):
+            await self._garbage
+            self._garbage = None
 
     async def _record(self, session: Session) -> bool:
         """Stores the lines of closed steps between rare checkpoints.

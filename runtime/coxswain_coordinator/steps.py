@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import reduce
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from coxswain import digests
-from coxswain.config import ModelConfig
+from coxswain.config import JobConfig, ModelConfig
+from coxswain.cost import peak_tflops
 from coxswain.errors import Refused
+from coxswain.flops import step_flops, utilisation
 from coxswain.layout import Layout, Seat, loss_ranks, token_ranks
 from coxswain.plan.pipelines import loads
 from coxswain.plan.step import loss_layers
 from coxswain.plan.values import Task
-from coxswain.wire import DeliveredDigests, StepLine, StepPlan, StepReport, TaskTiming
+from coxswain.wire import DeliveredDigests, StepLine, StepPlan, StepReport, TaskTiming, World
 
 
 class PlannedTask(msgspec.Struct, frozen=True):
@@ -105,9 +109,14 @@ class StepTracker:
     def missing_digests(self, plan: StepPlan) -> int:
         return len(plan.sequences) - len(self._served[self.open])
 
+    def _is_complete(self, plan: StepPlan) -> bool:
+        """Counts first: this is asked at every report of every rank."""
+        reported = len(self._reports[self.open]) >= len(self.seats)
+        return reported and not self.missing_digests(plan) and not self.missing_ranks()
+
     def close(self, plan: StepPlan, now: float) -> tuple[StepLine, TimingLine] | None:
         """Closes the open step once all reports and digests are there; `plan` is its plan."""
-        if self.missing_ranks() or self.missing_digests(plan):
+        if not self._is_complete(plan):
             return None
         reports, served = self._reports.pop(plan.step), self._served.pop(plan.step)
         ordered = [served[i] for i in range(len(plan.sequences))]
@@ -157,7 +166,35 @@ def step_line(
         tokens_by_source=dict(sorted(by_source.items())),
         data_wait_seconds=max(r.data_wait_seconds for r in ranks),
         time=ranks[0].ended or now,
+        **_evaluated(plan, reports, loss_ranks(seats)),
     )
+
+
+def _evaluated(plan: StepPlan, reports: Mapping[int, StepReport], losses: Collection[int]) -> dict[str, Any]:
+    """Fields of the line of a step that an evaluation follows. Without a label, or not finite, the loss is None.
+
+    `losses`: the ranks that count it.
+    """
+    if plan.evaluation is None:
+        return {}
+    sums = [reports[rank].evaluation_loss_sum for rank in sorted(losses)]
+    known = [s for s in sums if s is not None]
+    return {
+        "evaluation_loss": sum(known) / plan.evaluation.labels
+        if len(known) == len(sums) and plan.evaluation.labels
+        else None,
+        "evaluation_tokens": plan.evaluation.tokens,
+        "evaluation_seconds": max(r.evaluation_seconds for r in reports.values()),
+    }
+
+
+def with_utilisation(job: JobConfig, world: World, plan: StepPlan, line: StepLine) -> StepLine:
+    """The line with the share of the devices' peak that the step reached, where the peak is known."""
+    peak = peak_tflops(job.parallelism.hardware)
+    if not peak:
+        return line
+    flops = step_flops(job.model, world.vocabulary, (s.tokens for s in plan.sequences))
+    return replace(line, mfu=utilisation(flops, line.seconds, len(world.seats), peak))
 
 
 def timing_line(

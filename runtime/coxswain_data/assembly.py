@@ -5,12 +5,14 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as List
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice
 from coxswain.wire import StepPlan
 from coxswain_link.flight import SliceRequest
@@ -29,20 +31,22 @@ class Need(NamedTuple):
 
 
 def needs(plan: StepPlan, columns: Mapping[int, Columns]) -> list[Need]:
-    """What our replicas need for a step, in task order. `columns`: of each of them, those that our stages of it need."""
-    tasks = sorted(plan.tasks, key=lambda t: t.index)
+    """What our replicas need for a step and the evaluation behind it, in task order.
+
+    `columns`: of each replica, those that our stages of it need.
+    """
+    tasks = sorted(plan.all_tasks, key=lambda t: t.index)
     mine = ((t.index, s) for t in tasks for s in t.slices if s.replica in columns)
-    return [Need(task, s, _request(plan, s, columns[s.replica])) for task, s in mine]
+    return [Need(task, s, _request(plan.sequence(s.sequence), s, columns[s.replica])) for task, s in mine]
 
 
-def _request(plan: StepPlan, part: Slice, columns: Columns) -> SliceRequest | None:
-    sequence = plan.sequences[part.sequence]
+def _request(sequence: Sequence, part: Slice, columns: Columns) -> SliceRequest | None:
     start = part.start if columns.tokens else part.start + 1
     stop = min(part.stop + 1, sequence.length - sequence.start) if columns.labels else part.stop
     return SliceRequest(sequence, start, stop) if (columns.tokens or columns.labels) and start < stop else None
 
 
-def arrays(plan: StepPlan, mine: Sequence[Need], tokens: Sequence[NDArray[np.int32]], columns: Columns) -> StepArrays:
+def arrays(plan: StepPlan, mine: List[Need], tokens: List[NDArray[np.int32]], columns: Columns) -> StepArrays:
     """One replica's step.
 
     `tokens` answers the request of each need. A sample's last token has no label.

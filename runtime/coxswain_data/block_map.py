@@ -8,6 +8,7 @@ import numpy as np
 
 from coxswain.errors import Refused, Retryable
 from coxswain.index import BlockEntry
+from coxswain.index import fingerprint as fingerprint_of
 from coxswain.planlog import LoaderShare
 from coxswain.wire import SourceBlocks
 from coxswain_link.http_client import Client
@@ -23,6 +24,25 @@ def all_blocks(coordinator: Client, source: str, wait: float) -> tuple[BlockEntr
         blocks.extend(found.blocks)
         if len(blocks) >= found.total:
             return tuple(blocks)
+
+
+class BlockMaps:
+    """The sources of a job. A source that is asked for again, in the next world, is sent only if it has changed."""
+
+    def __init__(self, coordinator: Client) -> None:
+        self._coordinator = coordinator
+        self._known: dict[str, tuple[str, BlockMap]] = {}  # by source, with its fingerprint
+
+    def get(self, source: str, wait: float) -> BlockMap:
+        """Raises as `all_blocks`."""
+        fingerprint, known = self._known.get(source, ("", None))
+        if known is not None:
+            found = self._coordinator.get("/v1/blocks", SourceBlocks, source=source, wait=wait, known=fingerprint)
+            if found is not None and found.fingerprint == fingerprint:
+                return known
+        found_map = BlockMap(all_blocks(self._coordinator, source, wait))
+        self._known[source] = fingerprint_of(found_map.blocks), found_map
+        return found_map
 
 
 class BlockMap:

@@ -60,7 +60,7 @@ class Builder:
         seats = [s for s in world.seats if world.trainers[s.device.trainer] == trainer]
         self._parts = {s.rank: Part(s.replica, columns_of(world.layout, s)) for s in seats}
         self._columns = columns_by_replica(self._parts.values())
-        self._feed = PlanFeed(coordinator, world.generation, world.first_step)
+        self._feed = PlanFeed(coordinator, world.generation, world.first_step, trainer=trainer)
         self._outbox = Outbox(coordinator, Heartbeat(world.generation))
         step_cache.open(world.generation, world.first_step, self._parts)
 
@@ -105,8 +105,9 @@ class Builder:
             answers = dict(zip(places, tokens, strict=True))
             buffers = self._buffers(plan, wanted, [answers.get(place, NOTHING) for place in range(len(wanted))])
         self._step_cache.put(self._generation, plan.step, buffers)
-        served = tuple((wanted[places[at]].slice.sequence, digest) for at, digest in sorted(digests.items()))
-        self._outbox.put("/v1/served", plan.step, DeliveredDigests(self._generation, plan.step, served))
+        served = [(wanted[places[at]].slice.sequence, digest) for at, digest in sorted(digests.items())]
+        trained = tuple((position, digest) for position, digest in served if plan.trains(position))
+        self._outbox.put("/v1/served", plan.step, DeliveredDigests(self._generation, plan.step, trained))
 
     def _buffers(self, plan: StepPlan, wanted: Sequence[Need], tokens: Sequence[Tokens]) -> dict[Part, Buffer]:
         """One for all ranks that need the same."""

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from coxswain import names
 from coxswain.wire import Register, Registered, World
+from coxswain_data.block_map import BlockMaps
 from coxswain_data.builder import Builder
 from coxswain_data.fetcher import Fetcher
 from coxswain_data.step_cache import StepCache
@@ -25,7 +26,7 @@ from coxswain_link.status import serve_status
 
 log = logging.getLogger(__name__)
 
-_POLL = 5.0  # seconds of one long poll: bounds the delay of registering with a new coordinator
+_POLL = 15.0  # seconds of one long poll: the end of a coordinator cuts it short
 _COORDINATOR_AWAY = 120.0  # seconds until a constructor exits, which restarts it
 _EXIT_DELAY = 30.0  # seconds for the trainer to exit first
 _SWITCH = 0.0005  # seconds between thread switches: a hand-over must not wait for a later step's build
@@ -37,6 +38,7 @@ class Constructor:
     def __init__(self, env: Environment, coordinator: Client, step_cache: StepCache, metrics: MetricsRegistry) -> None:
         self._env, self._coordinator, self._step_cache, self._metrics = env, coordinator, step_cache, metrics
         self.generation = 0
+        self._blocks = BlockMaps(coordinator)
 
     def follow(self) -> NoReturn:
         """Registers and follows the world until the job ends (raises JobEnded)."""
@@ -51,7 +53,7 @@ class Constructor:
     def _enter(self, world: World) -> None:
         self.generation = world.generation
         log.info("generation %d begins at step %d", world.generation, world.first_step)
-        fetcher = Fetcher(world, self._coordinator, self._env.token, self._metrics)
+        fetcher = Fetcher(world, self._coordinator, self._env.token, self._metrics, self._blocks)
         builder = Builder(world, self._env.name, self._coordinator, fetcher, self._step_cache, self._metrics)
         threading.Thread(target=builder.run, name=f"builder-{world.generation}", daemon=True).start()
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from coxswain.errors import Retryable, Stale
 from coxswain.wire import LoaderAddress, LoaderAddresses, World
-from coxswain_data.block_map import BlockMap, all_blocks, owner
+from coxswain_data.block_map import BlockMap, BlockMaps, owner
 from coxswain_link.flight import Request, SliceClient, SliceRequest
 from coxswain_link.http_client import Client
 from coxswain_link.metrics import MetricsRegistry
@@ -30,8 +30,11 @@ Tokens = NDArray[np.int32]
 class Fetcher:
     """Asks each loader of a world for its part of a step. Follows a loader's new address."""
 
-    def __init__(self, world: World, coordinator: Client, token: str, metrics: MetricsRegistry) -> None:
-        self._world = world
+    def __init__(
+        self, world: World, coordinator: Client, token: str, metrics: MetricsRegistry, blocks: BlockMaps | None = None
+    ) -> None:
+        """`blocks`: what earlier worlds have fetched."""
+        self._world, self._blocks = world, blocks or BlockMaps(coordinator)
         self._coordinator, self._token, self._metrics = coordinator, token, metrics
         self._clients: dict[str, tuple[LoaderAddress, SliceClient]] = {}
         self._block_maps: dict[str, BlockMap] = {}
@@ -68,7 +71,7 @@ class Fetcher:
 
     def _block_map(self, source: str) -> BlockMap:
         if source not in self._block_maps:
-            self._block_maps[source] = BlockMap(all_blocks(self._coordinator, source, _POLL))
+            self._block_maps[source] = self._blocks.get(source, _POLL)
         return self._block_maps[source]
 
     def _from_loader(

@@ -21,6 +21,9 @@ with block_imports("httpx._main"):  # its command line: rich and pygments would 
 
 T = TypeVar("T")
 
+KEEP_ALIVE_SECONDS = 1800.0
+"""Seconds of an idle connection: longer than a step, else every rank connects again at every step."""
+
 
 class Closed(CoxswainError):
     """The client was closed, before the call or by another thread during it."""
@@ -147,6 +150,7 @@ def _settings(base_url: str, token: str) -> dict[str, Any]:
         "headers": {TOKEN_HEADER: f"Bearer {token}", "Content-Type": "application/json"},
         "trust_env": False,  # traffic within a job never goes through a proxy
         "verify": not base_url.startswith("http://"),
+        "limits": httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=KEEP_ALIVE_SECONDS),
     }
 
 

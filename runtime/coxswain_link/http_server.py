@@ -18,6 +18,12 @@ from coxswain_link.status import addresses
 
 Handler = Callable[[web.Request, Any], Awaitable[Any]]
 
+BACKLOG = 4096
+"""Connections that wait to be accepted: all of a large job connect at once, also while the loop is busy."""
+
+KEEP_ALIVE_SECONDS = 3600.0
+"""Seconds of an idle connection: beyond `http_client.KEEP_ALIVE_SECONDS`, so that the client closes it first."""
+
 
 class HttpService:
     """HTTP server of one service.
@@ -71,10 +77,12 @@ class HttpService:
 
     async def start(self, host: str, port: int) -> int:
         """Listens; returns the port (the kernel's choice for 0). `host`: an address."""
-        self._runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            self.app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=KEEP_ALIVE_SECONDS
+        )
         await self._runner.setup()
         for address in addresses(host):
-            await web.TCPSite(self._runner, address, port, reuse_address=True).start()
+            await web.TCPSite(self._runner, address, port, reuse_address=True, backlog=BACKLOG).start()
             port = port or int(self._runner.addresses[0][1])
         return port
 

@@ -12,14 +12,16 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from coxswain.errors import CoxswainError, Retryable
 from coxswain.wire import Ack, Heartbeat
 from coxswain_link.http_client import Client
 
 log = logging.getLogger(__name__)
 
-_ATTEMPT = 2.0  # seconds of one attempt; then the coordinator counts as unreachable
-_HEARTBEAT_SECONDS = 1.0  # seconds without a message until a heartbeat is sent
+_ATTEMPT = 10.0  # seconds of one attempt: a coordinator that answers more slowly counts as unreachable
+_HEARTBEAT_SECONDS = 1.0  # seconds without a message until a heartbeat, as long as no Ack says otherwise
 _FLUSH_SECONDS = 0.1  # the same while `flush` waits
 _PATIENCE = 120.0  # seconds without a coordinator until the sender gives up
 _MOST_KEPT = 4096  # sent messages that no checkpoint covers: some MB
@@ -43,6 +45,8 @@ class MessageLog:
         self._gone = -1  # the latest step of a dropped message
         self._coordinator = ""
         self.saved = 0  # steps below are in a checkpoint
+        self.end: int | None = None  # work ends before this step, by the latest Ack
+        self.heartbeat_seconds = 0.0  # that it wishes; 0: no wish
 
     def put(self, message: Message) -> None:
         self._kept.append(message)
@@ -63,7 +67,7 @@ class MessageLog:
         self._sent += message is not None
         if received is None:
             return
-        self.saved = received.saved
+        self.saved, self.end, self.heartbeat_seconds = received.saved, received.end, received.heartbeat_seconds
         self._forget(received.saved)
         if self._coordinator not in ("", received.coordinator):
             log.info("new coordinator: sending %d messages again", len(self._kept))
@@ -91,7 +95,7 @@ class Outbox:
     ) -> None:
         self._client, self._beat, self._patience = client, beat, patience
         self._change = threading.Condition()
-        self._log, self._pause = MessageLog(), pause
+        self._log, self._pause, self._flushing = MessageLog(), pause, False
         self._fault: CoxswainError | None = None
         self._closed = False
         self.reachable = True
@@ -102,12 +106,28 @@ class Outbox:
             self._log.put(Message(path, step, body))
             self._change.notify_all()
 
+    def advance(self) -> None:
+        """Shows in the next heartbeat that this member gets on with its start."""
+        self._beat = replace(self._beat, progress=self._beat.progress + 1)
+
     def mark_unreachable(self) -> None:
         """Records that another caller got no answer.
 
-        The next message that is received resets it.
+        The next message that is received resets it: heartbeats look for a new coordinator at once.
         """
-        self.reachable = False
+        with self._change:
+            self.reachable = False
+            self._change.notify_all()
+
+    def await_answer(self, seconds: float) -> None:
+        """Returns once the coordinator can be reached, or after `seconds`."""
+        with self._change:
+            self._change.wait_for(lambda: self.reachable or self._fault or self._closed, seconds)
+
+    @property
+    def end(self) -> int | None:
+        """Work ends before this step, as the coordinator said last; None: it did not say so."""
+        return self._log.end
 
     def check(self) -> None:
         """Raises the sender's error: Stale, Refused, JobEnded, or Retryable."""
@@ -121,7 +141,7 @@ class Outbox:
         """
         log = self._log
         with self._change:
-            self._pause = min(self._pause, _FLUSH_SECONDS)
+            self._flushing = True
             self._change.notify_all()
             done = self._change.wait_for(lambda: self._fault or (not log.waiting and log.saved >= saved), seconds)
         self.check()
@@ -153,7 +173,11 @@ class Outbox:
     def _next(self) -> Message | None:
         """The next message; None: there is none, so a heartbeat is due."""
         with self._change:
-            self._change.wait_for(lambda: self._closed or self._log.waiting, self._pause)
+            flushing, pause = self._flushing, self._log.heartbeat_seconds or self._pause
+            self._change.wait_for(
+                lambda: self._closed or self._log.waiting or not self.reachable or self._flushing != flushing,
+                _FLUSH_SECONDS if flushing else pause,
+            )
             return self._log.next()
 
     def _post(self, message: Message | None) -> Ack | None:

@@ -11,15 +11,18 @@ from coxswain_link.http_client import Client
 
 log = logging.getLogger(__name__)
 
-_POLL = 5.0  # seconds of one long poll
+_POLL = 25.0  # seconds of one long poll: thousands of members wait for the next segment at a time
 _ATTEMPT = 2.0  # seconds of one try
 
 
 class PlanFeed:
-    """Fetches from its own thread, from step `first` on."""
+    """Fetches from its own thread, from step `first` on.
 
-    def __init__(self, client: Client, generation: int, first: int) -> None:
-        self._client, self._generation, self._next = client, generation, first
+    `of`: whose part of each plan, as query: `rank` or `trainer`.
+    """
+
+    def __init__(self, client: Client, generation: int, first: int, **of: int | str) -> None:
+        self._client, self._generation, self._next, self._of = client, generation, first, of
         self._plans: dict[int, StepPlan] = {}
         self._change = threading.Condition()
         self._fault: CoxswainError | None = None
@@ -63,7 +66,7 @@ class PlanFeed:
                 return
 
     def _fetch(self) -> StepPlans | None:
-        query = {"from": self._next, "wait": _POLL}
+        query = {"from": self._next, "wait": _POLL, **self._of}
         return self._client.get("/v1/plans", StepPlans, generation=self._generation, deadline=_ATTEMPT, **query)
 
     def _add(self, found: StepPlans | None) -> None:

@@ -27,6 +27,7 @@ from coxswain.config import BatchConfig, MixConfig, stream_hash
 from coxswain.errors import Refused
 from coxswain.index import fingerprint
 from coxswain.membership import permutation
+from coxswain.membership.held_out import hold_out
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.membership.values import Cursor, Membership
 from coxswain.membership.values import Sequence as Piece
@@ -86,18 +87,18 @@ class StreamDataset(IterableDataset[StepBatch]):
     """The steps of a mix, for one of `world` ranks.
 
     `cache` is the uri where block indexes are kept (a job's checkpoint.uri has them already); `steps` 0 means until the
-    data ends. With `DataLoader(batch_size=None, num_workers=n, multiprocessing_context="spawn")` each worker makes every n-th
-    step, in order. Raises Refused as loaders do.
+    data ends; `held_out` tokens are left to a job's evaluation (evaluation.tokens). With `DataLoader(batch_size=None,
+    num_workers=n, multiprocessing_context="spawn")` each worker makes every n-th step, in order. Raises Refused as loaders do.
     """
 
     def __init__(
         self, mix: MixConfig, batch: BatchConfig, cache: str, *, steps: int = 0, rank: int = 0, world: int = 1,
-        secrets_dir: Path | None = None,
+        secrets_dir: Path | None = None, held_out: int = 0,
     ) -> None:  # fmt: skip
         if not 0 <= rank < world:
             raise Refused("BadRank", f"rank is {rank}; with world {world} it must be 0 to {world - 1}")
         self.mix, self.batch, self.steps, self.rank, self.world = mix, batch, steps, rank, world
-        self._cache, self._secrets_dir = cache, secrets_dir
+        self._cache, self._secrets_dir, self._held_out = cache, secrets_dir, held_out
         self._cursor = initial_cursor(mix)
         data = LocalData(mix, open_store(cache, create=True), secrets_dir)
         self.vocabulary = data.vocabulary()
@@ -108,7 +109,9 @@ class StreamDataset(IterableDataset[StepBatch]):
     def of_files(cls, files: Sequence[str | Path], cache: str, **options: Any) -> StreamDataset:
         """Of the one TrainingJob in these YAML files, for as many steps as it has."""
         job = load_config([Path(f) for f in files])
-        return cls(job.mix, job.batch, cache, **{"steps": job.total_steps, **options})
+        return cls(
+            job.mix, job.batch, cache, **{"steps": job.total_steps, "held_out": job.evaluation.tokens, **options}
+        )
 
     def __iter__(self) -> Iterator[StepBatch]:
         """Yields the steps from the dataset's cursor on."""
@@ -124,7 +127,7 @@ class StreamDataset(IterableDataset[StepBatch]):
         """The cursor, and the stream's identity. The workers of a DataLoader have their own copies: use `step.state` there."""
         return {
             "version": STATE_VERSION,
-            "stream": f"v{permutation.VERSION}:{stream_hash(self.mix, self.batch)}",
+            "stream": f"v{permutation.VERSION}:{stream_hash(self.mix, self.batch, self._held_out)}",
             "index": {name: fingerprint(blocks) for name, blocks in self._blocks.items()},
             "cursor": msgspec.to_builtins(self._cursor),
         }
@@ -136,8 +139,8 @@ class StreamDataset(IterableDataset[StepBatch]):
             if state.get(part) != mine[part]:
                 raise Refused(
                     "ForeignCheckpoint",
-                    f"the state's {part} is {state.get(part)}, this dataset's {mine[part]}: sources, tokenizer, seed, batch "
-                    "and longSequences must be those that the state was taken with",
+                    f"the state's {part} is {state.get(part)}, this dataset's {mine[part]}: sources, tokenizer, seed, batch, "
+                    "evaluation.tokens and longSequences must be those that the state was taken with",
                 )
         self._cursor = msgspec.convert(state["cursor"], Cursor)
 
@@ -169,7 +172,9 @@ class StreamDataset(IterableDataset[StepBatch]):
 
     def _open(self, data: LocalData) -> None:
         self._data, self._process = data, os.getpid()
-        self._stream = Stream(self.mix, self.batch, data.views())
+        views = data.views()
+        held_out = hold_out(self.mix, self.batch, views, self._held_out)
+        self._stream = Stream(self.mix, self.batch, views, held_out=held_out)
 
     def _opened(self) -> tuple[LocalData, Stream]:
         """This process's readers. Their threads do not survive a fork, and a wait for them would never end."""

@@ -23,6 +23,7 @@ from coxswain_train.checkpoint import save_load
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.model.custom import decoder_of
 from coxswain_train.model.init_weights import init_box
+from coxswain_train.model.tensor_parallel import ModelPart
 from tests.distributed import training
 from tests.distributed.plans import random_plan
 from tests.distributed.reference import Stream
@@ -181,3 +182,12 @@ def test_what_is_wrong_with_the_users_class_is_said_on_one_line(
     assert f"model.custom.class {path!r}: " in str(caught.value)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("part", [ModelPart(0, 1, 2), ModelPart(1, 2, 2)])
+def test_a_model_of_ones_own_is_not_split(part: ModelPart) -> None:
+    with pytest.raises(
+        Refused, match=r"gpt2:GPT2': is whole on each device; set parallelism\.tensor and \.pipeline to 1"
+    ):
+        decoder_of(GPT2, training.VOCABULARY, part)
+    assert decoder_of(GPT2, training.VOCABULARY, ModelPart(0, 2, 2)).weights()

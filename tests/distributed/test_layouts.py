@@ -28,6 +28,7 @@ from tests.layouts import layout_of
 STREAM = Stream(lengths=(1, 2, 3, 7, 16, 29, 41), vocabulary=training.VOCABULARY)
 MODEL = replace(training.MODEL, layers=3)
 TIED = replace(MODEL, tied_head=True, kv_heads=1)
+QWEN = replace(MODEL, qkv_bias=True, qk_norm=True, head_size=12)  # biases of the second generation, norms of the third
 WHOLE, SHARED = [(1, 3)], [(2, 3)]  # replicas of one device, and of one tensor group
 
 LAYOUTS = {
@@ -64,14 +65,27 @@ def summed(
     return sum(loss for loss, _ in ranks), total
 
 
-@pytest.mark.parametrize("model", [MODEL, TIED], ids=["own head", "tied head, one key head"])
+@pytest.mark.parametrize("model", [MODEL, TIED, QWEN], ids=["own head", "tied head, one key head", "biases and norms"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_every_layout_has_the_loss_and_the_gradient_of_one_plain_process(layout: Layout, model: ModelConfig) -> None:
     loss, expected = plain(model)
-    for seed in range(3):
+    for seed in range(2):
         found, gradient = summed(model, layout, seed)
         assert found == pytest.approx(loss, rel=1e-13)
         assert difference(gradient, expected) <= 1e-14
+
+
+@pytest.mark.parametrize("name", ["a tensor group of 4", "2 stages of tensor groups", "unequal replicas"])
+def test_biases_and_norms_of_heads_have_the_gradient_of_one_plain_process(name: str) -> None:
+    """With two key heads, four ranks hold each twice, and have parts of one norm's gradient."""
+    _, gradient = summed(QWEN, LAYOUTS[name], 0)
+    assert difference(gradient, plain(QWEN)[1]) <= 1e-14
+
+
+def test_a_norm_of_heads_that_counts_on_one_rank_of_a_group_alone_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ParameterSpec, "counts", lambda spec, tensor, degree: spec.split is not None or tensor == 0)
+    _, gradient = summed(QWEN, LAYOUTS["a tensor group of 2"], 0)
+    assert difference(gradient, plain(QWEN)[1]) > 1e-4
 
 
 def test_stages_and_tensor_groups_meet_over_processes_as_between_threads() -> None:

@@ -117,7 +117,7 @@ def save_after(
     engine, after = engine_of(world, torch.float64, model, layout=layout), dict(enumerate(plans))
     engine.initialise(SEED)
     _steps(engine, stream, {step: after.pop(step) for step in range(steps)})
-    shards = tuple(save_load.write_shards(open_store(uri, create=True), save_load.snapshot(engine.boxes())))
+    shards = tuple(save_load.write_shards(open_store(uri, create=True), snapshots.snapshot(engine.boxes())))
     return shards, _steps(engine, stream, after)
 
 

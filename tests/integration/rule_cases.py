@@ -261,6 +261,38 @@ CASES: list[Case] = [
         "learningRate must be above 0; give a rate such as 3e-4",
     ),
     _job(
+        "optimizer-floor", "spec.optimizer.minimumRatio", "1", "1.01",
+        "minimumRatio may be at most 1; give a share of the peak such as 0.1",
+    ),
+    _job(
+        "optimizer-momentum", "spec.optimizer.momentum", "0.99", "1",
+        "momentum must be below 1; give a share such as 0.95",
+    ),
+    _job(
+        "optimizer-decay-steps", "spec.optimizer", {**_OPTIMIZER, "schedule": "WSD", "decaySteps": 5},
+        {**_OPTIMIZER, "schedule": "WSD"},
+        "decaySteps is needed with schedule WSD, and must be empty with the others; set both or none",
+        "spec.optimizer.decaySteps",
+    ),
+    _job(
+        "optimizer-decay-steps", "spec.optimizer", {**_OPTIMIZER, "schedule": "Linear"},
+        {**_OPTIMIZER, "schedule": "Linear", "decaySteps": 5},
+        "decaySteps is needed with schedule WSD, and must be empty with the others; set both or none",
+        "spec.optimizer.decaySteps",
+    ),
+    _job(
+        "optimizer-decay-stop", "spec.optimizer", {**_OPTIMIZER, "schedule": "WSD", "decaySteps": 90, "warmupSteps": 10},
+        {**_OPTIMIZER, "schedule": "WSD", "decaySteps": 91, "warmupSteps": 10},
+        "warmupSteps and decaySteps together may be at most stop.steps; lower one of the two, or raise stop.steps",
+        "spec.optimizer.decaySteps",
+    ),
+    _job(
+        "evaluation-size", "spec.evaluation", {"everySteps": 5, "tokens": 32 * 8192},
+        {"everySteps": 5, "tokens": 32 * 8192 + 1},
+        "evaluation.tokens may be at most 32 times batch.tokensPerStep; lower it: a step waits for its evaluation",
+        "spec.evaluation.tokens",
+    ),
+    _job(
         "stop-one-of", "spec.stop", {"tokens": 1_000_000}, {"steps": 5, "tokens": 5},
         "exactly one of steps and tokens is needed; give one of the two",
     ),
@@ -368,8 +400,21 @@ CASES: list[Case] = [
         "at most one of required and preferred may be set; keep one of the two",
     ),
     _immutable("TrainingJob", "seed", 1, 2, _MODEL),
-    _immutable("TrainingJob", "model", {"preset": "llama-tiny"}, {"preset": "llama-7b"}, _MODEL),
+    _immutable(
+        "TrainingJob", "model", _custom(args={"context": 1})["spec.model"], _custom(args={"context": 2})["spec.model"], _MODEL
+    ),
     _immutable("TrainingJob", "batch", _BATCH, {**_BATCH, "tokensPerStep": 1024}, _STREAM),
+    _job(
+        "trainingjob-evaluation-immutable", "spec.evaluation", {"everySteps": 5, "tokens": 100},
+        {"everySteps": 5, "tokens": 101}, "evaluation and its tokens are immutable; create another job: the change gives "
+        "another stream", before={"spec.evaluation": {"everySteps": 5, "tokens": 100}},
+    ),
+    _job(
+        "trainingjob-evaluation-suspended", "spec.evaluation", {"everySteps": 5, "tokens": 100},
+        {"everySteps": 6, "tokens": 100}, "evaluation.everySteps may change only while the job is suspended; set suspend: true "
+        "first, and change it then", "spec.evaluation.everySteps",
+        before={"spec.evaluation": {"everySteps": 5, "tokens": 100}},
+    ),
     _immutable("TrainingJob", "mixRef", {"name": "mix"}, {"name": "other"}, _STREAM),
     _immutable(
         "TrainingJob", "managedBy", "example.org/a", "example.org/b",

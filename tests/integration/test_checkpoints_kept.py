@@ -84,7 +84,8 @@ def test_the_last_ones_and_every_nth_stay_with_their_shards_and_nothing_else(job
     checkpoints = CheckpointStore(job, store)
     checkpoints.open()
     for step in STEPS:
-        checkpoints.create(saved(job, store, step), set())
+        checkpoints.create(saved(job, store, step))
+        checkpoints.collect(set)
     assert assert_sound(store) == KEPT
     assert shards(store) == {"common", "pair-2", "pair-4", "pair-5", *(f"own-{step}" for step in KEPT)}
 
@@ -93,25 +94,29 @@ def test_a_shard_that_a_checkpoint_under_way_has_saved_stays(job, store):
     checkpoints = CheckpointStore(job, store)
     checkpoints.open()
     for step in STEPS:
-        checkpoints.create(saved(job, store, step), {"shards/own-3.safetensors"})
+        checkpoints.create(saved(job, store, step))
+        checkpoints.collect(lambda: {"shards/own-3.safetensors"})
     assert "own-3" in shards(store)
 
 
 @pytest.mark.parametrize("deletions", range(12))
 def test_a_coordinator_that_is_killed_between_two_deletions_leaves_only_whole_checkpoints(job, store, deletions):
     checkpoints, reached = CheckpointStore(job, mortal(store, deletions)), 0
+    checkpoints.deletes_at_once = 1
     checkpoints.open()
     with pytest.raises(Killed):
         for step in STEPS:
             reached = step
-            checkpoints.create(saved(job, store, step), set())
+            checkpoints.create(saved(job, store, step))
+            checkpoints.collect(set)
     assert reached in assert_sound(store), "the newest checkpoint has been made, and stays"
     again = CheckpointStore(job, store)
     found = again.open()
     assert found is not None
     assert found.step == reached
     for step in range(reached + 3, 31, 3):
-        again.create(saved(job, store, step), set())
+        again.create(saved(job, store, step))
+        again.collect(set)
     again.collect_orphans()
     assert assert_sound(store) == KEPT
     assert shards(store) == {"common", "pair-2", "pair-4", "pair-5", *(f"own-{step}" for step in KEPT)}

@@ -5,6 +5,7 @@ import json
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
 
@@ -72,12 +73,24 @@ def test_what_an_earlier_run_left_is_not_progress(tmp_path):
     assert Watcher(tmp_path).look(JOB, None).new_steps == ()
 
 
+def test_a_line_has_norm_rate_utilisation_and_the_loss_on_held_out_documents(watched):
+    text = printed(Lines, watched(replace(step(0), mfu=0.412, evaluation_loss=2.75)))
+    assert (
+        "step 1/10  loss 2.5000  held-out 2.7500  gradient 1  rate 0.1  2.0 k tokens/s  MFU 41.2%  idle 25.0%" in text
+    )
+
+
+def test_the_panel_keeps_the_last_evaluation(watched):
+    watched(replace(step(0), evaluation_loss=2.75))
+    assert "held-out 2.7500" in printed(Panels, watched(step(1)))
+
+
 def test_lines_show_steps_events_and_the_reason_of_a_wait(watched):
     waiting = watched(events=[{"reason": "GangStarted", "message": "2/2 trainers", "time": "2026-01-01T00:00:00Z"}])
     text = printed(Lines, waiting, watched(step(0), step(1)))
     assert "Running: waiting for trainer-1 to register" in text
     assert "GangStarted: 2/2 trainers" in text
-    assert "step 2/10  loss 2.5000  2.0 k tokens/s  idle 25.0%  left 16 s" in text
+    assert "step 2/10  loss 2.5000  gradient 1  rate 0.1  2.0 k tokens/s  idle 25.0%  left 16 s" in text
 
 
 def test_lines_wait_for_the_events_of_their_time(watched):

@@ -19,6 +19,7 @@ from tests.local.jobs import (
     job_objects,
     kill_service,
     stop_recovered,
+    whole_run,
 )
 
 pytestmark = pytest.mark.timeout(300)
@@ -81,6 +82,17 @@ def test_rings_over_pipelines_train_as_one_replica(tmp_path: Path, corpus: str, 
     assert {(rank["replica"], rank["stage"]) for rank in timings[0]["ranks"]} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert run.digests() == baseline.digests()
     assert run.losses() == pytest.approx(baseline.losses(), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_loss_of_held_out_documents_is_that_of_one_replica(tmp_path: Path, corpus: str) -> None:
+    evaluation = {"evaluation": {"everySteps": 3, "tokens": 700}, "stop": {"steps": 6}}
+    whole = whole_run(tmp_path / "one", job_objects(corpus, f"file://{tmp_path}/one", trainers=1, **evaluation))
+    square = run_of(tmp_path / "square", corpus, tmp_path / "checkpoints", SQUARE, **evaluation)
+    assert square.run() == 0, square.output + square.logs()
+    assert square.digests() == whole.digests()
+    found = [[run.steps()[k]["evaluation_loss"] for k in (2, 5)] for run in (square, whole)]
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 @pytest.mark.parametrize(

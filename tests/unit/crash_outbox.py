@@ -25,6 +25,10 @@ class Outbox:
         self.reachable = True
         self.fault: Exception | None = None
 
+    @property
+    def end(self) -> int | None:
+        return self._log.end
+
     def put(self, path: str, step: int, body: Any) -> None:
         self._log.put(Message(path, step, body))
         self._new.set()

@@ -86,6 +86,7 @@ class Incarnation:
         self.run.history.steps = MortalJsonlWriter(folder, "steps.jsonl", self.process, fate)
         self.run.history.timings = MortalJsonlWriter(folder, "timings.jsonl", self.process, fate)
         self.driver = Driver(self.run, store_of(self.process), planner, self.process.name, edits)
+        self.driver._checkpoints.deletes_at_once = 1  # in a fixed order
         service = HttpService(TOKEN, lambda: self.run.generation, metrics)
         Handlers(self.run, self.driver.ack_end).routes(service)
         self._handlers = {

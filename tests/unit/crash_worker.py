@@ -167,7 +167,7 @@ class Worker:
             alone = not self._mail.reachable if directive is None else not directive.end and directive.plan is None
             if alone:
                 every, first = self._job.checkpoint.every_steps, self._world.first_step
-                directive = autonomous_directive(step, self._feed.plans.get(step), every, first)
+                directive = autonomous_directive(step, self._feed.plans.get(step), every, first, self._mail.end)
             if directive is not None:
                 return directive
             await asyncio.sleep(REACH_DEADLINE)

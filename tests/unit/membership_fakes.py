@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from coxswain.config import BatchConfig, MixConfig, PhaseConfig, SourceConfig, TokenizerConfig
+from coxswain.membership.held_out import hold_out
 from coxswain.membership.order import SourceView
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.membership.values import Cursor, Membership
@@ -35,10 +36,12 @@ def stream(
     passes: int = 0,
     policy: str = "Split",
     phases: tuple[PhaseConfig, ...] = (),
+    held_out: int = 0,
 ) -> Stream:
     sources = tuple(source(v.name, w, passes) for v, w in zip(views, weights, strict=True))
     mix = MixConfig(name="mix", seed=7, sources=sources, phases=phases, long_sequences=policy)
-    return Stream(mix, BatchConfig(tokens_per_step=tokens, max_sequence_tokens=longest), {v.name: v for v in views})
+    batch, by_name = BatchConfig(tokens_per_step=tokens, max_sequence_tokens=longest), {v.name: v for v in views}
+    return Stream(mix, batch, by_name, held_out=hold_out(mix, batch, by_name, held_out))
 
 
 def steps(s: Stream, count: int, cursor: Cursor | None = None) -> list[Membership]:

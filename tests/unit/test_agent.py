@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from coxswain.errors import Retryable
@@ -82,6 +83,20 @@ async def test_a_worker_that_does_not_join_the_new_world_is_killed_and_replaced_
         await workers(tmp_path, 2, 2)
         assert not any(is_alive(w["pid"]) for w in old)
         assert not coordinator.received["/v1/exits"]
+
+
+async def test_running_workers_write_their_stacks_before_they_leave_a_world_that_hung(tmp_path, coordinator):
+    wrote = tmp_path / "stacks"
+    program = f"signal.signal(signal.SIGUSR1, lambda *_: open({str(wrote)!r}, 'a').write('x'))\nwhile True: take()"
+    async with Started(coordinator.url, tmp_path, program):
+        coordinator.publish(world(1))
+        await workers(tmp_path, 1, 2)
+        coordinator.publish(world(2))
+        await workers(tmp_path, 2, 2)
+        assert not wrote.exists()
+        coordinator.publish(msgspec.structs.replace(world(3), stacks=True))
+        await workers(tmp_path, 3, 2)
+        assert wrote.read_text() == "xx"
 
 
 async def test_workers_without_a_seat_in_the_new_world_end(tmp_path, coordinator):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coxswain.api.field_errors import FieldError
 from coxswain.api.resolve import claims, resolve
 from coxswain.api.validate import check
-from coxswain.config import CustomModel, JobConfig, RopeScaling
+from coxswain.config import CustomModel, JobConfig, ParameterGroupConfig, RopeScaling
 from coxswain.models import parameter_specs
 from coxswain.presets import PRESETS
 from tests.api_samples import PHASE, REMOVED, SHAPE, Manifest, sample
@@ -151,6 +151,28 @@ def test_claims_become_folders_that_the_pods_mount() -> None:
         "file:///mnt/claims/corpus/code",
     )
     assert claims(job) == ["corpus", "runs"]
+
+
+def test_the_optimizer_keeps_its_schedule_floor_and_groups() -> None:
+    optimizer = right({"spec.optimizer": {"learningRate": "1", "schedule": "WSD", "decaySteps": 9, "minimumRatio": "0",
+                                          "groups": [{"match": "*.mlp.*", "learningRateScale": "0.5"}]}}).optimizer  # fmt: skip
+    assert (optimizer.schedule, optimizer.decay_steps, optimizer.minimum_ratio) == ("WSD", 9, 0.0)
+    assert optimizer.groups == (ParameterGroupConfig(match="*.mlp.*", learning_rate_scale=0.5),)
+
+
+@pytest.mark.parametrize(
+    ("globs", "wrong_at", "why"),
+    [
+        (["*.mlp.*", "lm_head.*"], 1, "matches no parameter of the model"),  # the head of this model is tied
+        (["*.MLP.*"], 0, "matches no parameter of the model"),
+        (["*.mlp.*", "*.mlp.up_proj.*"], 1, "matches only parameters that groups before it match"),
+    ],
+)
+def test_a_group_that_decides_for_no_parameter_is_refused_with_names_that_exist(globs, wrong_at, why) -> None:
+    (fault,) = wrong({"spec.optimizer.groups": [{"match": glob} for glob in globs]})
+    assert (fault.path, fault.reason) == (f"spec.optimizer.groups[{wrong_at}].match", "GroupMatchesNothing")
+    assert why in fault.message
+    assert "model.embed_tokens.weight" in fault.way_out
 
 
 def test_a_missing_source_is_named() -> None:

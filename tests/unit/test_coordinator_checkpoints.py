@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from threading import Barrier
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -125,7 +127,8 @@ def test_creating_a_checkpoint_drops_the_oldest(tmp_path):
     store = store_with(job, manifest(job, 6, [shard("a")]))
     checkpoints = CheckpointStore(job, store)
     checkpoints.open()
-    checkpoints.create(manifest(job, 12, [shard("b")]), set())
+    checkpoints.create(manifest(job, 12, [shard("b")]))
+    checkpoints.collect(set)
     assert [o.path for o in store.list("manifests/")] == ["manifests/step-0000000012.json"]
     with pytest.raises(NotFound):
         store.get("shards/a.safetensors")
@@ -157,10 +160,12 @@ def test_a_checkpoint_that_a_coordinator_before_has_made_stays_until_it_is_dropp
     checkpoints = CheckpointStore(job, store)
     checkpoints.open()
     store_with(job, manifest(job, 6, [shard("a")]))
-    checkpoints.create(manifest(job, 6, [shard("b")]), set())
+    checkpoints.create(manifest(job, 6, [shard("b")]))
+    checkpoints.collect(set)
     assert [o.path for o in store.list("shards/")] == ["shards/a.safetensors"]
     assert CheckpointStore(job, store).open().shards == (shard("a"),)
-    checkpoints.create(manifest(job, 12), set())
+    checkpoints.create(manifest(job, 12))
+    checkpoints.collect(set)
     assert store.list("shards/") == []
 
 
@@ -194,7 +199,8 @@ def test_a_deleted_manifest_goes_before_its_shards(tmp_path):
     store.delete = deleted.append
     checkpoints = CheckpointStore(job, store)
     checkpoints.open()
-    checkpoints.create(manifest(job, 12, [shard("b")]), set())
+    checkpoints.create(manifest(job, 12, [shard("b")]))
+    checkpoints.collect(set)
     assert deleted == ["manifests/step-0000000006.json", "shards/a.safetensors"]
 
 
@@ -205,3 +211,30 @@ def test_a_location_is_reopened_by_the_same_run_and_by_the_next_one_that_may_res
     config = replace(job.checkpoint, resume=resume)
     found = CheckpointStore(replace(job, uid=uid, checkpoint=config), store_with(job)).open()
     assert found is not None and found.step == 6
+
+
+@pytest.mark.timeout(30)
+def test_sixteen_shards_are_deleted_at_a_time(tmp_path):
+    """The barrier breaks when they come one by one."""
+    job = make_job(tmp_path, checkpoint=CheckpointConfig(uri=f"file://{tmp_path}/store", keep_last=1))
+    store, together = store_with(job, manifest(job, 6, [shard(str(i)) for i in range(32)])), Barrier(16, timeout=10)
+    delete = store.delete
+    store.delete = lambda key: (together.wait() if key.startswith("shards/") else 0, delete(key))
+    checkpoints = CheckpointStore(job, store)
+    checkpoints.open()
+    checkpoints.create(manifest(job, 12))
+    checkpoints.collect(set)
+    assert store.list("shards/") == []
+
+
+def test_a_shard_that_a_rank_saves_again_during_a_collection_stays(tmp_path):
+    job = make_job(tmp_path, checkpoint=CheckpointConfig(uri=f"file://{tmp_path}/store", keep_last=1))
+    store = store_with(job, manifest(job, 6, [shard(f"{i:02d}") for i in range(20)]))
+    pending: set[str] = set()
+    delete = store.delete
+    store.delete = lambda key: (pending.add("shards/19.safetensors"), delete(key))
+    checkpoints = CheckpointStore(job, store)
+    checkpoints.open()
+    checkpoints.create(manifest(job, 12))
+    checkpoints.collect(lambda: set(pending))
+    assert [o.path for o in store.list("shards/")] == ["shards/19.safetensors"]

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from coxswain.config import PhaseConfig
+from coxswain.config import EvaluationConfig, PhaseConfig
 from coxswain.errors import Refused, Stale
+from coxswain.membership.held_out import hold_out
 from coxswain.membership.order import SourceView
 from coxswain.membership.stream import Stream, initial_cursor
+from coxswain.membership.values import Membership
 from coxswain.planlog import Generation, membership_key, placement_key
-from coxswain_coordinator.planning.committer import Committed, Committer
+from coxswain_coordinator.planning.committer import Committed, Committer, step_plan
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.world.formation import next_generation
@@ -31,7 +37,7 @@ def committer(job, generation: int = 1, trainers: int = 2) -> Committer:
 def stream_of(job) -> Stream:
     counts = np.full(BLOCKS, SAMPLES)
     views = {s.name: SourceView(s.name, counts, lambda b, n=s.name: lengths_of(n, b)) for s in job.mix.sources}
-    return Stream(job.mix, job.batch, views)
+    return Stream(job.mix, job.batch, views, held_out=hold_out(job.mix, job.batch, views, job.evaluation.tokens))
 
 
 def commit(c: Committer, segments: int = 1, stop: int = 100) -> list[Committed]:
@@ -172,3 +178,122 @@ def test_a_segment_that_another_coordinator_claims_first_counts_and_is_verified(
     other = replace(c.job, mix=replace(c.job.mix, seed=99))
     with pytest.raises(Refused, match="holds other sequences"):
         Committer(other, c.log, c.mixes, stream_of(other), c.generation, c.place).commit(initial_cursor(other.mix), 100)
+
+
+def evaluated_job(folder, every: int = 3, **changes):
+    return replace(make_job(folder), evaluation=EvaluationConfig(every_steps=every, tokens=500), **changes)
+
+
+def test_an_evaluation_follows_every_third_step_and_the_last_one_with_the_same_sequences(tmp_path):
+    job = evaluated_job(tmp_path, stop_steps=8)
+    [found] = commit(committer(job), stop=8)
+    assert [p.step for p in found.plans if p.evaluation] == [2, 5, 7]
+    assert len({p.evaluation.sequences for p in found.plans if p.evaluation}) == 1
+    held_out = found.plans[2].evaluation
+    assert (held_out.tokens, held_out.labels) == (500, sum(s.labels for s in held_out.sequences))
+
+
+def test_an_evaluation_is_numbered_behind_its_step_and_runs_forward_only(tmp_path):
+    [found] = commit(committer(evaluated_job(tmp_path)))
+    plan = found.plans[2]
+    evaluation, first = plan.evaluation, len(plan.tasks)
+    assert [t.index for t in evaluation.tasks] == list(range(first, first + len(evaluation.tasks)))
+    placed = {position for t in evaluation.tasks for s in t.slices for position in [s.sequence]}
+    assert placed == set(range(evaluation.first, evaluation.first + len(evaluation.sequences)))
+    assert evaluation.first == len(plan.sequences)
+    listed = [o for stage in evaluation.operations for o in stage.operations]
+    assert {o.kind for o in listed} == {"F"}
+    assert {o.task for o in listed} == {t.index for t in evaluation.tasks}
+    members = {t.index: set(t.replicas) for t in evaluation.tasks}
+    ran = {
+        index: {s.replica for s in evaluation.operations if any(o.task == index for o in s.operations)}
+        for index in members
+    }
+    assert ran == members
+
+
+def test_no_held_out_document_is_in_a_step(tmp_path):
+    job = evaluated_job(tmp_path)
+    plans = [p for found in commit(committer(job), 6) for p in found.plans]
+    held_out = {(s.source, s.index) for s in plans[2].evaluation.sequences}
+    assert held_out.isdisjoint((s.source, s.index) for p in plans for s in p.sequences)
+
+
+def test_a_plan_without_an_evaluation_has_the_digest_of_before_and_one_with_it_another(tmp_path):
+    [found] = commit(committer(evaluated_job(tmp_path)))
+    plan = found.plans[2]
+    content = (plan.sequences, plan.tasks, plan.operations, plan.labels)
+    assert found.plans[1].digest == digest_of(found.plans[1])
+    assert plan.digest != digest_of(plan) == hashlib.sha256(msgspec.json.encode(content)).hexdigest()
+
+
+def digest_of(plan) -> str:
+    return step_plan(plan.generation, Membership(plan.step, plan.sequences, None), plan).digest
+
+
+def test_a_coordinator_that_adopts_a_generation_reads_the_recorded_placement_of_the_evaluation(tmp_path):
+    c = committer(evaluated_job(tmp_path))
+    [first] = commit(c)
+    assert with_reversed_tasks(c).commit(first.cursors[5], 100).plans == first.plans[5:]
+
+
+def with_reversed_tasks(c: Committer) -> Committer:
+    """One whose own placements would have the tasks in another order."""
+
+    def reversed_tasks(lengths):
+        found = c.place(lengths)
+        return replace(found, tasks=found.tasks[::-1])
+
+    return dataclasses.replace(c, place=reversed_tasks)
+
+
+def test_the_data_end_with_an_evaluation(tmp_path):
+    job = evaluated_job(tmp_path, every=1000)
+    once = replace(job, mix=replace(job.mix, sources=tuple(replace(s, max_passes=1) for s in job.mix.sources)))
+    found = commit_to_end(committer(once))
+    assert [p.evaluation is not None for p in found.plans] == [False] * (len(found.plans) - 1) + [True]
+
+
+def test_a_segment_that_is_too_large_for_an_object_is_recorded_in_parts_and_read_from_them(tmp_path):
+    job = make_job(tmp_path)
+    mine = committer(job)
+    [whole] = commit(mine)
+    size = len(open_store(job.checkpoint.uri).get(placement_key(1, 0)))
+    parted = committer(job, 2)
+    parted.log.largest = size // 2
+    [found] = commit(parted)
+    assert [(p.step, p.tasks, p.operations) for p in found.plans] == [
+        (p.step, p.tasks, p.operations) for p in whole.plans
+    ]
+    objects = list(open_store(job.checkpoint.uri).list("log/placements/00000002/"))
+    assert [o.path for o in objects] == sorted(placement_key(2, 0, part) for part in range(len(objects)))
+    assert len(objects) > 1
+    assert max(o.size for o in objects) <= size // 2
+
+
+@pytest.mark.parametrize("largest", [1, 1_000_000])
+@pytest.mark.parametrize("start", [0, 5])
+def test_a_coordinator_that_cuts_a_segment_otherwise_follows_the_parts_that_are_there(tmp_path, largest, start):
+    """It would place the steps in another way: the recorded placements count."""
+    job = make_job(tmp_path)
+    mine = committer(job)
+    mine.log.largest = 700
+    [recorded] = commit(mine)
+    other = replace_place(committer(job), job)
+    other.log.largest = largest
+    found = other.commit(recorded.cursors[start], 100)
+    assert [(p.step, p.tasks) for p in found.plans] == [(p.step, p.tasks) for p in recorded.plans[start:]]
+    assert len(open_store(job.checkpoint.uri).list("log/placements/")) == len(recorded_parts(job))
+
+
+def recorded_parts(job) -> list[str]:
+    return [
+        placement_key(1, 0, part)
+        for part in range(8)
+        if open_store(job.checkpoint.uri).exists(placement_key(1, 0, part))
+    ]
+
+
+def replace_place(c: Committer, job) -> Committer:
+    three = next_generation(job, 1, "me", agents(3), (), None).layout
+    return Committer(c.job, c.log, c.mixes, c.stream, c.generation, lambda lengths: place(lengths, three, job))

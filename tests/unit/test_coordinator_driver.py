@@ -32,14 +32,17 @@ ORPHAN = "shards/orphan.safetensors"
 
 
 class HookedExecutor(InTurn):
-    """Runs `before[name]` once, right before the store work of that name."""
+    """Runs `before[name]` once, right before the store work of that name; that of `held[name]` waits for the event."""
 
     def __init__(self) -> None:
         super().__init__()
         self.before: dict[str, Callable[[], Any]] = {}
+        self.held: dict[str, asyncio.Event] = {}
 
     async def __call__(self, work, *args, **kwargs):
         self.before.pop(work.__name__, lambda: None)()
+        if work.__name__ in self.held:
+            await self.held[work.__name__].wait()
         return await super().__call__(work, *args, **kwargs)
 
 
@@ -198,6 +201,53 @@ async def test_metrics_hold_the_last_committed_step_and_the_last_checkpoint(tmp_
             assert line in lead.state.metrics.exposition()
 
 
+async def test_steps_checkpoints_and_the_next_world_do_not_wait_for_garbage(tmp_path):
+    async with training(small(tmp_path, stop_steps=30)) as lead:
+        over = lead.executor.held["collect"] = asyncio.Event()
+        for step in (3, 6, 9, 12):  # behind 8: plans are committed meanwhile
+            await lead.close(step - 3, step - 2, step - 1)
+            lead.save(step, 0, 1)
+            await lead.until(lambda step=step: lead.state.manifest and lead.state.manifest.step == step)
+        assert len(lead.keys("manifests/")) == 4
+        lead.leave(-9, 1)
+        lead.arrive()
+        await lead.world(2)
+        over.set()
+        await lead.until(lambda: len(lead.keys("manifests/")) == 1)
+
+
+async def test_an_error_of_a_collection_ends_the_coordinator_as_one_in_the_driver_does(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        lead.executor.before["collect"] = refuse_as(Stale("another coordinator has taken over"))
+        await lead.close(0, 1, 2)
+        lead.save(3, 0, 1)
+        with pytest.raises(Stale, match="taken over"):
+            await lead.work
+
+
+async def test_the_world_after_a_hang_asks_agents_for_stacks_and_the_one_after_a_crash_does_not(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        why = "step 1 has not ended for 61 s (limit 60 s); not done by rank 1 on trainer-1"
+        lead.driver._stall_detector.judge = lambda *_: why if lead.state.generation == 1 else ""
+        await lead.until(lambda: lead.state.session.lost)
+        assert (lead.state.failures, lead.state.session.lost.startswith(why)) == (1, True)
+        lead.arrive()
+        await lead.world(2)
+        assert lead.state.session.world.stacks
+        lead.leave(-9, 1)
+        lead.arrive()
+        await lead.world(3)
+        assert not lead.state.session.world.stacks
+        assert lead.state.failures == 2
+
+
+def refuse_as(error: Exception) -> Callable[[], None]:
+    def refuse() -> None:
+        raise error
+
+    return refuse
+
+
 async def test_a_shard_that_a_save_under_way_shares_with_a_dropped_checkpoint_stays(tmp_path):
     async with training(small(tmp_path)) as lead:
         await lead.close(0, 1, 2)
@@ -206,8 +256,7 @@ async def test_a_shard_that_a_save_under_way_shares_with_a_dropped_checkpoint_st
         await lead.close(3, 4, 5)
         lead.save(8, 0, key="same")
         lead.save(6, 0, 1, key="other")
-        await lead.until(lambda: lead.state.manifest.step == 6)
-        assert lead.keys("manifests/") == ["manifests/step-0000000006.json"]
+        await lead.until(lambda: lead.keys("manifests/") == ["manifests/step-0000000006.json"])
         assert lead.keys("shards/") == ["shards/other.safetensors", "shards/same.safetensors"]
 
 

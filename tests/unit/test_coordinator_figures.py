@@ -9,9 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.digests import STREAM_SEED
+from coxswain.flops import step_flops
 from coxswain.membership.stream import initial_cursor
+from coxswain.membership.values import Sequence
 from coxswain.trainer_figures import RankStep, StepFigures, slow_words, step_figures, trainer_figures
-from coxswain.wire import CheckpointManifest, DeliveredDigests, Fault, Finished, JobReport, StepLine
+from coxswain.wire import CheckpointManifest, DeliveredDigests, Evaluation, Fault, Finished, JobReport, StepLine
 from coxswain_coordinator.api.report import TERMINATION_BYTES, job_report, termination_message
 from coxswain_coordinator.api.status_page import page
 from coxswain_coordinator.state.job_state import JobState
@@ -152,12 +154,14 @@ class Run:
         self.state.index_progress.index = object()
         self.state.enter_world(found)
 
-    def step(self, number: int, seconds: float = 0.0, compute: tuple[float, float] = (1.0, 3.0)) -> None:
+    def step(
+        self, number: int, seconds: float = 0.0, compute: tuple[float, float] = (1.0, 3.0), **changes: float
+    ) -> None:
         """Closes a step, `seconds` after the one before."""
         self.now += seconds
         for rank in (0, 1):
             ended = self.now - (0.1 * rank)
-            self.session.book.add_report(report(rank, number, ended=ended, compute_seconds=compute[rank]))
+            self.session.book.add_report(report(rank, number, ended=ended, compute_seconds=compute[rank], **changes))
         self.session.book.add_delivered(DeliveredDigests(1, number, ((0, "11" * 32), (1, "22" * 32))))
         assert self.state.close_step(self.session)
         self.state.log_steps()
@@ -227,6 +231,55 @@ def test_metrics_have_one_series_for_each_trainer_of_the_present_world(run):
     run.enter(session(run.state.job))
     run.state.log_steps(now=True)
     assert series() == []
+
+
+def test_rate_norm_and_utilisation_of_a_step_are_in_its_line_the_report_the_metrics_and_on_the_page(run):
+    hardware = replace(run.state.job.parallelism, hardware="h100-80g")
+    run.state.job = replace(run.state.job, parallelism=hardware)
+    run.step(0)
+    (line,), found = run.state.history.recent, run.report()
+    flops = step_flops(run.state.job.model, run.session.world.vocabulary, [6, 5])
+    assert line.mfu == pytest.approx(flops / (4.0 * 2 * 989e12), rel=1e-12)
+    assert (found.gradient_norm, found.learning_rate, found.mfu) == (1.5, 1e-3, line.mfu)
+    text = run.metrics.exposition().decode()
+    assert "coxswain_gradient_norm 1.5\n" in text
+    assert "coxswain_learning_rate 0.001\n" in text
+    assert f'coxswain_model_flops_utilization{{hardware="cpu"}} {line.mfu}' in text
+    assert "<td>Gradient norm<td>1.5</tr>" in page("demo", found)
+    assert "<td>Model FLOPs utilisation<td>0.0%</tr>" in page("demo", found)
+
+
+@pytest.mark.parametrize(("sums", "loss"), [((6.0, 4.0), 2.5), ((6.0, None), None), ((None, None), None)])
+def test_the_line_of_a_step_has_the_loss_of_all_ranks_over_the_labels_of_its_evaluation(tmp_path, sums, loss):
+    book = StepTracker(session(make_job(tmp_path)).world.seats, 0, STREAM_SEED)
+    for rank, part in enumerate(sums):
+        book.add_report(report(rank, 0, evaluation_loss_sum=part, evaluation_seconds=0.5 + rank))
+    book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
+    held_out = Evaluation((Sequence("code", -1, 9, 0, 5, 9),), (), (), 4, 0)
+    line, _ = book.close(replace(plan(0), evaluation=held_out), 5000.0)
+    assert (line.evaluation_loss, line.evaluation_tokens, line.evaluation_seconds) == (loss, 5, 1.5)
+    assert (line.tokens, line.sequences, line.tokens_by_source) == (11, 2, {"code": 6, "docs": 5})
+
+
+def test_the_latest_evaluation_stays_in_report_metrics_and_page(run):
+    run.step(0)
+    assert (run.report().evaluation_loss, run.report().evaluation_step) == (None, -1)
+    assert "coxswain_evaluation_loss{" not in run.metrics.exposition().decode()
+    held_out = Evaluation((Sequence("code", -1, 9, 0, 5, 9),), (), (), 4, 0)
+    run.session._plans[1] = replace(run.session._plans[1], evaluation=held_out)
+    run.step(1, evaluation_loss_sum=5.0)
+    run.step(2)
+    found = run.report()
+    assert (found.evaluation_loss, found.evaluation_step) == (2.5, 1)
+    assert 'coxswain_evaluation_loss{tokens="5"} 2.5' in run.metrics.exposition().decode()
+    assert "<td>Loss on held-out documents<td>2.5000 after step 1</tr>" in page("demo", found)
+
+
+def test_without_a_known_peak_no_utilisation_is_shown(run):
+    run.step(0)
+    assert (run.state.history.recent[0].mfu, run.report().mfu) == (None, None)
+    assert "coxswain_model_flops_utilization{" not in run.metrics.exposition().decode()
+    assert "utilisation" not in page("demo", run.report())
 
 
 def test_a_rank_that_does_not_finish_is_named_with_its_trainer_and_node(run):

@@ -19,6 +19,7 @@ from coxswain.plan.values import Slice, Task
 from coxswain.wire import (
     CheckpointManifest,
     DeliveredDigests,
+    Evaluation,
     Fault,
     LoaderAddress,
     Register,
@@ -95,10 +96,12 @@ def test_losses_and_tokens_count_once_a_replica_and_idle_time_over_all_ranks(tmp
     book = StepTracker(record.layout.ranks(), 0, STREAM_SEED, {2: 0.5})
     for rank in range(4):
         assert book.missing_ranks() == list(range(rank, 4))
-        book.add_report(replace(report(rank), delivered=1 << rank, compute_seconds=rank))
+        mine = replace(report(rank), delivered=1 << rank, compute_seconds=rank, evaluation_loss_sum=float(rank))
+        book.add_report(mine)
     book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
-    line, timing = book.close(plan(0), 1.0)
+    line, timing = book.close(replace(plan(0), evaluation=Evaluation((), (), (), labels=2, first=0)), 1.0)
     assert line.loss == (12.0 + 13.0) / 10  # ranks 2 and 3 are the last stages
+    assert line.evaluation_loss == (2.0 + 3.0) / 2
     assert line.delivered_digest == f"{0b1001:016x}"  # ranks 0 and 3 are the first ones
     assert line.idle_fraction == 1 - (0 + 1 + 2 + 3) / (4 * 4.0)
     assert [(r.replica, r.stage, r.tensor, r.share) for r in timing.ranks] == [
@@ -372,6 +375,17 @@ def test_half_a_line_of_a_killed_writer_is_dropped(tmp_path):
     (tmp_path / "steps.jsonl").write_bytes(b'{"step":0}\n{"st')
     JsonlWriter(tmp_path, "steps.jsonl").append({"step": 1})
     assert (tmp_path / "steps.jsonl").read_bytes() == b'{"step":0}\n{"step":1}\n'
+
+
+def test_a_limited_file_keeps_the_newest_lines_whole_and_stays_within_its_limit(tmp_path):
+    writer, path = JsonlWriter(tmp_path, "timings.jsonl", most=1000), tmp_path / "timings.jsonl"
+    for step in range(500):
+        writer.append({"step": step, "filler": "x" * (step % 50)})
+        found = [msgspec.json.decode(line)["step"] for line in path.read_bytes().splitlines()]
+        assert found == list(range(step + 1 - len(found), step + 1))
+        assert path.stat().st_size <= 1000
+    assert path.stat().st_size > 300
+    assert [p.name for p in tmp_path.iterdir()] == ["timings.jsonl"]
 
 
 def test_event_numbers_go_on_growing_after_a_restart():

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from coxswain.layout import Device, Seat
-from coxswain_coordinator.world.stalls import ARRIVAL, SILENCE, StallDetector, silent, stuck
+from coxswain.wire import DeliveredDigests
+from coxswain_coordinator.state.job_state import MAX_FAILURES, JobState
+from coxswain_coordinator.world.stalls import ARRIVAL, DATA, LONGEST, SILENCE, OpenStep, StallDetector, silent, stuck
+from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.test_coordinator_parts import report, session
+from tests.unit.test_coordinator_parts import committed, session
 
 PLACE = "trainer-{0} (node-{0})".format
 SEATS = tuple(Seat(rank, Device(rank, 0), rank, 0, 0) for rank in range(2))
@@ -25,21 +28,41 @@ def test_a_rank_that_has_yet_to_arrive_gets_more_time():
 
 
 def test_a_step_may_take_twenty_times_the_median_and_a_minute_in_any_case():
-    assert stuck(7, ["0"], [0.1, 0.2], 60.0) == ""
+    assert stuck(OpenStep(7, ["0"]), [0.1, 0.2], 60.0) == ""
     assert (
-        stuck(7, ["0 on a", "1 on b"], [0.1, 0.2], 61.0)
+        stuck(OpenStep(7, ["0 on a", "1 on b"]), [0.1, 0.2], 61.0)
         == "step 7 has not ended for 61 s (limit 60 s); not done by rank 0 on a, 1 on b"
     )
-    assert stuck(7, ["0"], [9.0, 10.0, 11.0], 199.0) == ""
-    assert "limit 200 s" in stuck(7, list("0123456789"), [11.0, 9.0, 10.0], 201.0)
-    assert stuck(7, list("0123456789"), [], 61.0).endswith("not done by rank 0, 1, 2, 3 and 6 more")
-    assert stuck(7, [], [], 61.0).endswith("not done by rank none")
+    assert stuck(OpenStep(7, ["0"]), [9.0, 10.0, 11.0], 199.0) == ""
+    ten = list("0123456789")
+    assert "limit 200 s" in stuck(OpenStep(7, ten), [11.0, 9.0, 10.0], 201.0)
+    assert stuck(OpenStep(7, ten), [], 61.0).endswith("not done by rank 0, 1, 2, 3 and 6 more")
+    assert stuck(OpenStep(7, []), [], 61.0).endswith("not done by rank none")
+
+
+@pytest.mark.parametrize(
+    ("late", "undelivered", "limit"), [(["0"], 3, DATA), (["0"], 0, LONGEST), ([], 3, LONGEST), ([], 0, LONGEST)]
+)
+def test_ranks_that_wait_for_their_data_do_not_hang_and_lost_digests_of_a_step_that_is_done_do(
+    late, undelivered, limit
+):
+    step = OpenStep(7, late, undelivered)
+    assert stuck(step, [0.1], limit) == ""
+    assert f"(limit {limit:.0f} s)" in stuck(step, [0.1], limit + 1)
+    assert ("3 of its sequences are not delivered" in stuck(step, [0.1], limit + 1)) == bool(undelivered)
+
+
+START = 1800.0
 
 
 def watched(tmp_path):
+    """A world that has done step 0 and is in step 1."""
     found = session(make_job(tmp_path))
-    found.begin(0)
-    return found, StallDetector()
+    found.add(committed(*range(8)))
+    found.begin(1)
+    found.book.open = 1
+    found.book.add_delivered(DeliveredDigests(1, 1, ((0, "aa"), (1, "bb"))))
+    return found, StallDetector(START)
 
 
 def test_a_stopped_worker_is_found_by_its_silence_although_no_rank_makes_progress(tmp_path):
@@ -61,7 +84,7 @@ def test_a_hang_with_heartbeats_is_found_by_the_duration_of_its_step(tmp_path):
         found.append(watch.judge(world, [0.1], float(second), PLACE))
     assert (
         next(f for f in found if f)
-        == "step 0 has not ended for 61 s (limit 60 s); not done by rank 0 on trainer-0 (node-0), 1 on trainer-1 (node-1)"
+        == "step 1 has not ended for 61 s (limit 60 s); not done by rank 0 on trainer-0 (node-0), 1 on trainer-1 (node-1)"
     )
 
 
@@ -69,7 +92,7 @@ def test_a_closed_step_starts_the_clock_again(tmp_path):
     world, watch = watched(tmp_path)
     for second in range(100):
         world.last_heard = dict.fromkeys(range(2), float(second))
-        world.book.open = second // 50
+        world.book.open = 1 + second // 50
         world.begin(99)
         assert watch.judge(world, [0.1], float(second), PLACE) == ""
 
@@ -100,7 +123,7 @@ def test_the_next_world_has_its_own_time_to_arrive_and_for_its_first_step(tmp_pa
 
 
 def test_a_step_that_has_not_begun_is_not_late(tmp_path):
-    world, watch = session(make_job(tmp_path)), StallDetector()
+    world, watch = session(make_job(tmp_path)), StallDetector(START)
     for second in range(100):
         world.last_heard = dict.fromkeys(range(2), float(second))
         assert watch.judge(world, [0.1], float(second), PLACE) == ""
@@ -108,6 +131,88 @@ def test_a_step_that_has_not_begun_is_not_late(tmp_path):
 
 def test_a_rank_that_has_exited_is_not_reported_as_silent(tmp_path):
     world, watch = watched(tmp_path)
-    world.book.add_report(report(0))
     world.last_heard, world.exited = {0: 0.0, 1: 0.0}, {0: 0, 1: 0}
     assert [watch.judge(world, [0.1], float(second), PLACE) for second in range(40)] == [""] * 40
+
+
+def starting(tmp_path):
+    found = session(make_job(tmp_path))
+    found.add(committed(*range(8)))
+    return found, StallDetector(START)
+
+
+def judged(world, watch, seconds, each=lambda second: None):
+    """The first stall within these seconds of heartbeats, and when; `each` is called every second."""
+    for second in range(seconds):
+        for rank in range(2):
+            world.hear(rank, float(second), 0)
+        each(second)
+        if why := watch.judge(world, [0.1], float(second), PLACE):
+            return second, why
+    return None
+
+
+@pytest.mark.parametrize(("restore", "first_step"), [(75, 20), (10, 55), (600, 300)])
+def test_a_slow_restore_or_first_step_is_not_a_hang(tmp_path, restore, first_step):
+    world, watch = starting(tmp_path)
+    assert judged(world, watch, restore + first_step, lambda s: s == restore and world.directive(0)) is None
+
+
+def test_a_start_in_which_no_rank_gets_on_is_a_hang_after_its_deadline(tmp_path):
+    world, watch = starting(tmp_path)
+    second, why = judged(world, watch, 4000)
+    assert second == START + 1
+    assert why == (
+        "the first step has not ended, and no rank has got on with its start for 1801 s (limit 1800 s, "
+        "firstStepTimeoutSeconds); not done by rank 0 on trainer-0 (node-0), 1 on trainer-1 (node-1)"
+    )
+
+
+def test_a_start_in_which_a_rank_loads_shards_for_hours_is_not_a_hang(tmp_path):
+    world, watch = starting(tmp_path)
+    assert judged(world, watch, 9000, lambda s: world.hear(1, float(s), s // 1700)) is None
+
+
+def test_the_clock_of_a_step_runs_once_the_first_step_of_the_world_has_closed(tmp_path):
+    world, watch = starting(tmp_path)
+
+    def close(second):
+        if second == 100:
+            world.begin(1)
+            world.book.open = 1
+            world.book.add_delivered(DeliveredDigests(1, 1, ((0, "aa"), (1, "bb"))))
+
+    second, why = judged(world, watch, 400, close)
+    assert (second, why.partition(";")[0]) == (161, "step 1 has not ended for 61 s (limit 60 s)")
+
+
+def test_an_adopted_world_in_which_a_rank_has_reported_has_started(tmp_path):
+    world, _ = starting(tmp_path)
+    world.adopted = True
+    assert not world.started
+    world.begin(2)
+    assert world.started
+
+
+def hang(state: JobState) -> None:
+    state.session = session(state.job)
+    state.mark_world_hung("step 7 has not ended for 61 s (limit 60 s); not done by rank 1 on trainer-1 (node-b)")
+
+
+def test_worlds_that_hang_one_after_another_end_the_job_like_those_that_crash(tmp_path):
+    state = JobState(make_job(tmp_path), build("coordinator"), None, lambda: 0.0)
+    for count in range(1, MAX_FAILURES):
+        hang(state)
+        assert (state.failures, state.fault) == (count, None)
+    hang(state)
+    assert state.fault.reason == "WorkerCrashLoop"
+    assert state.fault.retryable
+    assert "rank 1 on trainer-1 (node-b); the logs of the trainers have the stacks" in state.fault.message
+
+
+def test_a_world_that_is_lost_already_or_has_saved_its_end_does_not_hang(tmp_path):
+    state = JobState(make_job(tmp_path), build("coordinator"), None, lambda: 0.0)
+    state.session = session(state.job)
+    state.mark_world_lost("rank 0 ended")
+    state.mark_world_hung("silence")
+    assert (state.failures, state.session.hung, state.session.lost) == (0, False, "rank 0 ended")

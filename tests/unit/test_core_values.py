@@ -14,6 +14,7 @@ from coxswain.boxes import Box, full_box, intersect, match, window, zero_shard
 from coxswain.config import (
     BatchConfig,
     CheckpointConfig,
+    EvaluationConfig,
     JobConfig,
     MixConfig,
     ModelConfig,
@@ -243,6 +244,15 @@ def test_a_model_without_newer_fields_is_the_one_that_checkpoints_of_earlier_rel
 def test_another_computation_is_another_model(change):
     other = replace(config(), model=replace(PRESETS["llama-tiny"], **change))
     assert other.model_hash() != replace(config(), model=PRESETS["llama-tiny"]).model_hash()
+
+
+def test_held_out_tokens_make_another_stream_and_how_often_they_are_evaluated_does_not():
+    without, some = config(), [replace(config(), evaluation=EvaluationConfig(**e)) for e in EVALUATIONS]
+    assert [job.stream_hash() == without.stream_hash() for job in some] == [False, False, False]
+    assert [job.stream_hash() == some[0].stream_hash() for job in some] == [True, True, False]
+
+
+EVALUATIONS = ({"every_steps": 5, "tokens": 100}, {"every_steps": 9, "tokens": 100}, {"every_steps": 5, "tokens": 101})
 
 
 # --- reasons of events -----------------------------------------------------------------------------------------------

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from coxswain.config import ModelConfig
-from coxswain.cost import CostModel, constants_for, load_constants
-from coxswain.cost.constants import SHIPPED
+from coxswain.cost import CostModel, constants_for, load_constants, peak_tflops
+from coxswain.cost.constants import SHIPPED, Rates
 from coxswain.errors import Refused
+from coxswain.flops import step_flops, utilisation
+from coxswain.plan.step import loss_layers
+from coxswain.presets import PRESETS
 
 H100 = CostModel(load_constants("h100-80g"))
 
@@ -29,9 +33,55 @@ def test_the_shape_of_the_7b_model_gives_the_shipped_numbers_within_a_percent() 
         assert getattr(derived, field) == pytest.approx(getattr(shipped, field), rel=0.01), field
 
 
+def test_heads_of_their_own_size_cost_what_they_compute_and_send() -> None:
+    shape = PRESETS["qwen3-0.6b"]  # its heads have twice the size of hidden / heads
+    own, derived = constants_for("h100-80g", shape), constants_for("h100-80g", replace(shape, head_size=0))
+    assert own.kv_bytes_per_token == 2 * derived.kv_bytes_per_token
+    assert own.attention_ns_per_token2 == pytest.approx(2 * derived.attention_ns_per_token2)
+    assert loss_layers(shape) < loss_layers(replace(shape, head_size=0))
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_file_serves_every_known_model(name: str) -> None:
     assert load_constants(name, "llama-70b").linear_us_per_token > load_constants(name, "llama-7b").linear_us_per_token
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"), [("h100-80g", 989.0), ("a100-80g", 312.0), ("a100-40g", 312.0), ("cpu", 0.0)]
+)
+def test_the_peak_is_that_of_the_data_sheet_and_unknown_on_cpu(name: str, peak: float) -> None:
+    assert peak_tflops(name) == peak
+
+
+def test_model_flops_are_those_of_palms_formula() -> None:
+    """Parameters by hand: an embedding that is only looked up does not count, a tied one counts once, as the head."""
+    shape = ModelConfig(layers=2, hidden=8, heads=2, kv_heads=1, feed_forward=12)
+    layer = 8 * 8 + 2 * 4 * 8 + 8 * 8 + 3 * 8 * 12 + 2 * 8
+    parameters = 2 * layer + 8 + 64 * 8
+    assert step_flops(shape, 64, [10]) == 10 * (6 * parameters + 12 * 2 * 8 * 10)
+    assert step_flops(replace(shape, tied_head=True), 64, [10]) == step_flops(shape, 64, [10])
+    assert step_flops(shape, 64, [10, 30]) == step_flops(shape, 64, [10]) + step_flops(shape, 64, [30])
+
+
+def test_the_7b_model_has_its_published_flops_a_token() -> None:
+    """Touvron et al.: 6.74 G parameters, 131 M of them the embedding."""
+    shape = ModelConfig(layers=32, hidden=4096, heads=32, kv_heads=32, feed_forward=11008)
+    attention = 12 * 32 * 4096 * 2048
+    assert step_flops(shape, 32000, [2048]) / 2048 == pytest.approx(6 * (6.738e9 - 131e6) + attention, rel=1e-4)
+
+
+def test_utilisation_is_a_share_of_all_devices_peak_and_unknown_without_one() -> None:
+    assert utilisation(4e15, seconds=2.0, devices=4, peak_tflops=1000.0) == 0.5
+    assert utilisation(4e15, seconds=2.0, devices=4, peak_tflops=0.0) is None
+    assert utilisation(4e15, seconds=0.0, devices=4, peak_tflops=1000.0) is None
+
+
+def test_a_negative_peak_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    content = {"rates": dict.fromkeys(Rates.__struct_fields__, 4), "peak_tflops": -1}
+    path.write_text(json.dumps(content))
+    with pytest.raises(Refused, match="peak_tflops is -1"):
+        peak_tflops(str(path))
 
 
 def test_a_pack_costs_its_sequences_and_one_task() -> None:

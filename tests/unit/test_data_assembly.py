@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from coxswain.digests import add, delivered
 from coxswain.errors import Refused
@@ -14,7 +15,7 @@ from coxswain.index import BlockEntry
 from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice, Task
 from coxswain.planlog import LoaderShare
-from coxswain.wire import StepPlan
+from coxswain.wire import Evaluation, StepPlan
 from coxswain_data.assembly import Need, arrays, needs
 from coxswain_data.block_map import BlockMap, owner
 from coxswain_data.builder import Part, columns_by_replica
@@ -127,6 +128,18 @@ def test_slices_come_in_task_order_whatever_the_order_of_the_plan():
     first, second = Task(1, "pack", (0,), (Slice(0, 0, 0, 5),)), Task(0, "pack", (0,), (Slice(0, 1, 0, 1),))
     got = built(plan(first, second), 0)
     assert [(s.task, s.offset) for s in got.slices] == [(0, 0), (1, 1)]
+
+
+def test_a_replicas_arrays_hold_its_part_of_the_evaluation_behind_those_of_the_step():
+    held_out, first = Sequence("a", -1, 7, 0, 6, 9), len(SEQUENCES)
+    task = Task(1, "ring", (0, 1), (Slice(0, first, 0, 2), Slice(1, first, 2, 4), Slice(0, first, 4, 6)))
+    got = built(replace(whole(), evaluation=Evaluation((held_out,), (task,), (), held_out.labels, first)), 0)
+    step = built(whole(), 0)
+    tokens = len(step.tokens)
+    assert got.tokens[:tokens].tolist() == step.tokens.tolist()
+    assert [tuple(s)[:4] for s in got.slices[-2:]] == [(1, first, 0, 2), (1, first, 4, 6)]
+    assert got.tokens[tokens:].tolist() == [ids(held_out)[i] for i in (0, 1, 4, 5)]
+    assert got.labels[tokens:].tolist() == [ids(held_out)[i] for i in (1, 2, 5, 6)]
 
 
 def test_a_replica_without_a_task_gets_nothing():

@@ -129,6 +129,14 @@ def test_a_vocabulary_of_ones_own_and_key_heads_below_the_degree_may_be_shared()
     assert "vocabulary 301" in fault.message
 
 
+def test_a_model_of_ones_own_is_not_split_and_has_no_fault_where_it_is_whole() -> None:
+    own = {"class": "my.gpt:GPT", "layers": 4, "hidden": 64, "heads": 4, "feedForward": 128}
+    whole = {"hybridData": {"tokensPerReplica": 2048}}
+    assert check(job(model={"custom": own}, parallelism=whole)) == []
+    (fault,) = check(job(model={"custom": own}, parallelism={**whole, "pipeline": 2}))
+    assert (fault.path, "pipeline 2" in fault.message) == ("spec.model.custom", True)
+
+
 def test_unequal_replicas_do_not_hold_a_sequence_together() -> None:
     """A ring spans replicas of equal layer split and tensor degree."""
     unequal, equal = layout(stages((1, 4)), stages((1, 2), (1, 2))), layout(stages((1, 4), count=2))

@@ -84,7 +84,7 @@ def test_every_way_out_that_a_refusal_names_makes_the_job_fit(
         assert check(job(preset, trainers, devices, **policy)) == []
 
 
-def test_a_job_that_nothing_makes_fit_is_told_to_change_devices_or_model() -> None:
+def test_a_job_that_nothing_makes_fit_is_refused_with_devices_or_model_to_change() -> None:
     assert fault(job("llama-70b", 1, 1)).way_out == "use devices with more memory, more trainers, or a smaller model"
 
 

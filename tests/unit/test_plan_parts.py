@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from coxswain.cost import Constants, CostModel
 from coxswain.plan.assemble import one_sequence_a_ring
+from coxswain.plan.blocks import Blocks, block_sizes, place_blocks
 from coxswain.plan.degrees import least_degrees
 from coxswain.plan.loads import replica_loads
 from coxswain.plan.makespan import makespan, search
 from coxswain.plan.naive import best_fit, naive
-from coxswain.plan.packing import Bins, fill_bins, water_level
+from coxswain.plan.packing import Bins, fill_bins, fit_bins, water_level
 from coxswain.plan.problem import Draft, Problem, make_problem
 from coxswain.plan.rings import SLACK, place_rings, ring_seconds
 from coxswain.plan.static import static
@@ -213,6 +214,104 @@ def test_even_replicas_end_within_one_sequence_of_each_other(lengths: list[int],
     bins = bins_of([np.inf] * replicas, [0.0] * replicas, list(range(replicas)))
     level = fill_bins(problem, problem.lengths, bins).level
     assert level.max() - level.min() <= COST.pack_seconds([max(lengths)]) + 1e-9
+
+
+@calm
+@for_all(
+    lengths=st.lists(st.integers(8193, 8 * 8192), min_size=1, max_size=40),
+    short=st.lists(st.integers(1, 8192), max_size=20),
+    replicas=st.integers(16, 40),
+    slow=st.lists(st.sampled_from([1.0, 1.0, 0.7]), min_size=40, max_size=40),
+)
+def test_blocks_hold_each_ring_once_and_end_no_later_than_longest_first(
+    lengths: list[int], short: list[int], replicas: int, slow: list[float]
+) -> None:
+    lengths, short = sorted(lengths, reverse=True), sorted(short, reverse=True)
+    problem = make_problem([*lengths, *short], **given(replicas, 8192, speeds=slow[:replicas]))
+    long, rest = long_first(problem)
+    schedule = place_blocks(problem, long, rest, 8, np.inf)
+    assert schedule is not None
+    assert sorted(ring.sequence for ring in schedule.rings) == list(range(len(lengths)))
+    blocks = [tuple(range(a, min(a + 8, replicas))) for a in range(0, replicas, 8)]
+    assert {tuple(ring.members.tolist()) for ring in schedule.rings} <= set(blocks)
+    drafts = [Draft(tuple(ring.members.tolist()), (ring.sequence,)) for ring in schedule.rings]
+    ends = reference.run(problem, drafts)
+    assert max(schedule.loads) == pytest.approx(max(ends))
+    assert all(len(d.members) * 8192 >= lengths[d.sequences[0]] for d in drafts)
+    assert max(ends) <= longest_first(problem, blocks, [*lengths, *short[::8]]) + ROUNDING
+
+
+def longest_first(problem: Problem, blocks: list[tuple[int, ...]], lengths: list[int]) -> float:
+    """When the last block ends if each sequence goes, longest first, to the block that then ends first."""
+    c, loads = problem.cost.constants, [0.0] * len(blocks)
+    for length in lengths:
+        ends = []
+        for load, block in zip(loads, blocks, strict=True):
+            pack, fits = length <= problem.capacity, len(block) > 1 and length <= problem.capacity * len(block)
+            seconds = reference.task_seconds(c, [length], 1 if pack else len(block), True) / min(
+                problem.speeds[[*block]]
+            )
+            ends.append(load + seconds * len(blocks[0]) / len(block) if pack else load + seconds if fits else np.inf)
+        loads[ends.index(min(ends))] = min(ends)
+    return max(loads)
+
+
+def test_exchanges_level_what_longest_first_leaves_uneven() -> None:
+    """Of two blocks, longest first gives one 3 + 2 + 2 and the other 3 + 2: exchanged, 3 + 3 and 2 + 2 + 2."""
+    blocks = Blocks(
+        of=np.zeros(2, dtype=np.int64),
+        seconds=np.array([[3.0, 3.0, 2.0, 2.0, 2.0]]),
+        where=np.array([0, 1, 0, 1, 0]),
+        loads=np.array([7.0, 5.0]),
+    )
+    blocks.level(6.0)
+    assert blocks.loads.tolist() == [6.0, 6.0]
+    assert sorted(np.bincount(blocks.where, weights=blocks.seconds[0]).tolist()) == [6.0, 6.0]
+
+
+def test_exchanges_end_where_none_helps() -> None:
+    blocks = Blocks(np.zeros(2, np.int64), np.array([[3.0, 3.0, 3.0]]), np.array([0, 0, 1]), np.array([6.0, 3.0]))
+    blocks.level(0.0)
+    assert sorted(blocks.loads.tolist()) == [3.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("longest", "replicas", "node", "degree", "sizes"),
+    [
+        (64, 32, 8, 32, [8]), (32, 32, 8, 32, [4, 8]), (65, 32, 8, 32, [16]), (65, 31, 8, 31, []), (9, 32, 8, 32, [2, 4, 8]),
+        (32, 32, 1, 32, [4]), (64, 32, 8, 7, []), (32, 32, 8, 7, [4]), (24, 32, 6, 32, [3, 6]), (64, 12, 16, 12, []),
+    ],
+)  # fmt: skip
+def test_blocks_are_even_parts_of_a_node_or_whole_nodes(
+    longest: int, replicas: int, node: int, degree: int, sizes: list[int]
+) -> None:
+    problem = make_problem([1], **given(replicas, 8, node_size=node, max_degree=degree))
+    assert block_sizes(problem, longest) == sizes
+
+
+@calm
+@for_all(
+    lengths=st.lists(st.integers(1, 8192), min_size=1, max_size=40),
+    levels=st.lists(st.floats(0, 3), min_size=1, max_size=8),
+    top=st.floats(0, 4),
+)
+def test_sequences_go_where_they_just_fit_and_the_rest_to_the_lowest(
+    lengths: list[int], levels: list[float], top: float
+) -> None:
+    lengths, count = sorted(lengths, reverse=True), len(levels)
+    problem = make_problem(lengths, **given(count, 8192))
+    packing = fit_bins(problem, problem.lengths, bins_of([np.inf] * count, levels, list(range(count))), top)
+    now, tokens = list(levels), dict[tuple[int, int], int]()
+    for i, length in enumerate(lengths):
+        alone = reference.task_seconds(COST.constants, [length], 1, True)
+        at, key = int(packing.bin[i]), (int(packing.bin[i]), int(packing.pack[i]))
+        fitting = [top - level for level in now if top - level >= alone]
+        wanted = min(fitting) if fitting else top - min(now)
+        assert top - now[at] == pytest.approx(wanted, abs=1e-6)
+        now[at] += alone - (COST.task if key in tokens else 0.0)
+        tokens[key] = tokens.get(key, 0) + length
+    assert max(tokens.values()) <= 8192
+    assert packing.level.tolist() == pytest.approx(now)
 
 
 def test_a_short_sequence_goes_into_the_wait_before_a_ring() -> None:

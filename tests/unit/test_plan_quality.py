@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import combinations, product
 
 import pytest
@@ -22,6 +23,41 @@ def test_a_step_on_256_replicas_ends_within_1_2_percent_of_the_lower_bound(name:
     for seed in range(3):
         lengths = draw_lengths(name, context=context, tokens=8 * K * K, seed=seed)
         assert plan("makespan", lengths, **given(256, 8 * K)).makespan_over_bound <= 1.012, f"seed {seed}"
+
+
+def mostly_long(replicas: int, rings: int, seed: int, most: int = 8) -> list[int]:
+    """Uniform up to `most` times the capacity: each replica is in so many rings of least degree."""
+    rng, lengths, members = random.Random(seed), list[int](), 0
+    while members < replicas * rings:
+        lengths.append(rng.randint(1, most * 8 * K))
+        members += -(-lengths[-1] // (8 * K))
+    return lengths
+
+
+@pytest.mark.parametrize("rings", [2, 4, 8])
+@pytest.mark.parametrize(("replicas", "seeds"), [(64, 8), (256, 4), (1024, 2)])
+def test_a_step_of_mostly_long_sequences_ends_within_6_percent_of_the_lower_bound(
+    replicas: int, seeds: int, rings: int
+) -> None:
+    for seed in range(seeds):
+        found = plan("makespan", mostly_long(replicas, rings, seed), **given(replicas, 8 * K))
+        assert found.makespan_over_bound <= 1.06, f"seed {seed}"
+        assert found.makespan_over_bound <= 1.035 or replicas == 64, f"seed {seed}"
+
+
+@pytest.mark.parametrize(("replicas", "node", "most"), [(100, 8, 4), (64, 1, 8), (64, 16, 4), (96, 8, 16), (60, 4, 3)])
+def test_nodes_of_other_sizes_do_not_spoil_a_step_of_mostly_long_sequences(replicas: int, node: int, most: int) -> None:
+    for seed in range(3):
+        lengths = mostly_long(replicas, 4, seed, most)
+        assert plan("makespan", lengths, **given(replicas, 8 * K, node_size=node)).makespan_over_bound <= 1.06, (
+            f"seed {seed}"
+        )
+
+
+def test_a_slow_replica_among_rings_of_whole_nodes_costs_no_more_than_its_node() -> None:
+    lengths = mostly_long(256, 4, 0)
+    slow = plan("makespan", lengths, **given(256, 8 * K, speeds=[1 / 1.3, *[1.0] * 255]))
+    assert slow.makespan_over_bound <= 1.06
 
 
 @pytest.mark.parametrize("name", sorted(SETS))

@@ -171,6 +171,13 @@ def test_a_coordinator_that_has_seen_no_step_leaves_the_rate_of_the_run() -> Non
     assert (slow.tokens_per_second, none.tokens_per_second) == ("1", "0")
 
 
+def test_the_loss_on_held_out_documents_stays_while_a_new_coordinator_has_seen_none() -> None:
+    before = progress.apply_report(BEFORE, report("Running", 7, evaluation_loss=2.25, evaluation_step=4))
+    for answer, loss in ((report("Running", 8), "2.2500"), (report("Running", 9, evaluation_loss=2.0), "2.0000")):
+        after = progress.apply_report(before, answer).progress
+        assert after is not None and after.evaluation_loss == loss
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_report_without_checkpoint_layout_and_loss_keeps_those_of_before(known: bool) -> None:
     nothing: dict[str, Any] = {"checkpoint_step": -1, "layout_hash": "", "loss": None}

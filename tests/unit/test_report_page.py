@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from coxswain_cli.readers.folder import FolderReader
 from coxswain_cli.report import report_command, write_report
+from coxswain_cli.reporting.curves import charts
 from coxswain_cli.reporting.json_report import facts
 from coxswain_cli.reporting.page import page
 from coxswain_cli.reporting.read import read_run
@@ -142,6 +143,28 @@ def test_scripts_get_the_pages_numbers_as_one_object_and_no_page(tmp_path: Path)
     assert found["sources"][0]["wanted"] == pytest.approx(0.7)
     assert [(p["step"], p["why"], len(p["ranks"])) for p in found["pictured"]] == [(2, "asked for", 4)]
     assert not (tmp_path / "report.html").exists()
+
+
+def test_evaluations_and_utilisation_are_figures_curves_and_facts(tmp_path: Path) -> None:
+    extra = {3: {"evaluation_loss": 4.25}, 7: {"evaluation_loss": 4.125}}
+    steps = [samples.step_line(k, mfu=0.4, **extra.get(k, {})) for k in range(9)]
+    samples.write_lines(tmp_path / "steps.jsonl", steps)
+    run = read_run(tmp_path)
+    found, text = facts(run), page(run)
+    assert found["evaluations"] == [{"step": 3, "loss": 4.25}, {"step": 7, "loss": 4.125}]
+    assert found["model_flops_utilization"] == 0.4
+    assert "<dt>last loss on held-out documents</dt><dd>4.12</dd>" in text
+    assert "<dt>model FLOPs utilisation</dt><dd>40.0 %</dd>" in text
+    (loss,) = (c for c in charts(run) if c.title == "Loss")
+    assert loss.series[-1].values == (None, None, None, 4.25, 4.25, 4.25, 4.25, 4.125, 4.125)
+
+
+def test_a_run_without_evaluations_or_a_known_peak_shows_neither(tmp_path: Path) -> None:
+    run = read_run(samples.write_run(tmp_path, steps=4))
+    assert [c.title for c in charts(run)] == [
+        "Loss", "Gradient norm", "Learning rate", "Throughput", "Idle share", "Plan quality",
+    ]  # fmt: skip
+    assert "held out" not in page(run)
 
 
 def test_a_run_without_a_step_is_an_object_too(tmp_path: Path) -> None:

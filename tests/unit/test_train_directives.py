@@ -32,9 +32,13 @@ class Client:
 
 class Outbox:
     reachable = True
+    end: int | None = None
 
     def mark_unreachable(self) -> None:
         self.reachable = False
+
+    def await_answer(self, seconds: float) -> None:
+        """No time passes here."""
 
 
 class Feed:
@@ -45,11 +49,12 @@ class Feed:
         return self.plan
 
 
-def directives(answer: Any, plan: StepPlan | None = PLAN) -> tuple[DirectiveClient, Client]:
+def directives(answer: Any, plan: StepPlan | None = PLAN, end: int | None = None) -> tuple[DirectiveClient, Client]:
     client: Any = Client(answer)
     feed: Any = Feed(plan)
     outbox: Any = Outbox()
-    return DirectiveClient(client, outbox, feed, generation=1, every=6, first_step=0), client
+    outbox.end = end
+    return DirectiveClient(client, outbox, feed, generation=1, every=6, first_step=0, rank=0), client
 
 
 @pytest.mark.parametrize(
@@ -74,6 +79,11 @@ def test_one_step_asks_a_coordinator_that_is_gone_and_the_next_ones_do_not() -> 
 def test_a_step_without_a_committed_plan_waits() -> None:
     for answer in (None, StepDirective(STEP, False, "", None), Retryable("refused")):
         assert directives(answer, plan=None)[0].next(STEP) is None
+
+
+@pytest.mark.parametrize(("end", "alone"), [(STEP - 1, None), (STEP, None), (STEP + 1, OWN), (None, OWN)])
+def test_a_rank_without_a_coordinator_does_not_pass_an_end_that_was_announced(end: int | None, alone: Any) -> None:
+    assert directives(Retryable("refused"), end=end)[0].next(STEP) == alone
 
 
 @pytest.mark.parametrize("step", [STEP - 1, STEP + 1])

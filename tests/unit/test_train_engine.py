@@ -192,11 +192,11 @@ class Device:
     def backward(self, part: Part, received: None) -> None:
         self._run("B", part, 5, 2)
 
-    def accumulate(self) -> None:
-        self.done.append("accumulate")
-
     def expect_last(self) -> None:
         self.done.append("last")
+
+    def accumulate(self) -> None:
+        self.done.append("accumulate")
 
     def _run(self, kind: str, part: Part, seconds: float, waits: float) -> None:
         self.done.append(f"{kind}{part.task.index}")

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from coxswain import digests
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.layout import Device, Seat
+from coxswain.membership.values import Sequence
 from coxswain.plan.values import Operation, Slice, StageOperations, Task
+from coxswain.wire import Evaluation, StepPlan
 from coxswain_link.step_buffer import NO_LABEL, Buffer, Columns, StepSlice, pack
 from coxswain_train.worker.prefetch import BatchPrefetcher
 from tests.step_samples import LENGTH, arrays, plan
@@ -81,6 +83,42 @@ def test_a_step_is_the_same_whether_or_not_it_was_fetched_ahead(receiver: BatchP
     ahead, late = receiver.take(plan(4)), receiver.take(plan(4))
     assert ahead.delivered == late.delivered
     assert torch.equal(ahead.work.batch.labels, late.work.batch.labels)
+
+
+def with_evaluation(step: int) -> StepPlan:
+    """A held-out sequence behind the step, on this rank, and one on another."""
+    tasks = (Task(1, "pack", (0,), (Slice(0, 1, 0, 5),)), Task(2, "pack", (1,), (Slice(1, 2, 0, 3),)))
+    operations = (StageOperations(0, 0, (Operation("F", 1),)), StageOperations(1, 0, (Operation("F", 2),)))
+    sequences = (Sequence("code", -1, 8, 0, 5, 5), Sequence("code", -1, 9, 0, 3, 3))
+    return replace(plan(step), evaluation=Evaluation(sequences, tasks, operations, 6, len(plan(step).sequences)))
+
+
+def with_held_out(step: int, tokens: int) -> Buffer:
+    """The step's arrays with those of the evaluation behind them."""
+    own = arrays(step, token=step)
+    more = {name: np.append(getattr(own, name), long(3, tokens)) for name in ("tokens", "labels", "positions")}
+    return pack(dataclasses.replace(own, slices=(*own.slices, StepSlice(1, 1, 0, tokens, LENGTH)), **more))
+
+
+def test_held_out_tokens_are_in_the_batch_and_neither_trained_on_nor_delivered(
+    receiver: BatchPrefetcher, constructor: Constructor
+) -> None:
+    alone = receiver.take(plan(4))
+    constructor.provide = lambda step, wait: with_held_out(step, 5)
+    found = receiver.take(with_evaluation(4))
+    assert (found.delivered, found.work.valid) == (alone.delivered, alone.work.valid)
+    assert (found.work.operations, found.work.evaluation) == (alone.work.operations, [Operation("F", 1)])
+    assert (found.work.parts[1].start, found.work.parts[1].stop) == (LENGTH, LENGTH + 5)
+    assert found.work.batch.tokens.tolist() == [4] * LENGTH + [3] * 5
+    assert alone.work.evaluation is None
+
+
+def test_an_evaluation_of_other_slices_than_the_plans_is_not_computed(
+    receiver: BatchPrefetcher, constructor: Constructor
+) -> None:
+    constructor.provide = lambda step, wait: with_held_out(step, 4)
+    with pytest.raises(Retryable, match="handed over slices"):
+        receiver.take(with_evaluation(4))
 
 
 def long(value: int, tokens: int = LENGTH) -> NDArray[np.int32]:

@@ -1,4 +1,4 @@
-"""Snapshots beside the training: when the copy is made, and who waits for it. The device is a fake."""
+"""Snapshots beside the training: when the copy is made, and what waits for it. The device is a fake."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from coxswain.boxes import full_box
-from coxswain.config import OptimizerConfig
+from coxswain.config import OptimizerConfig, ParameterGroupConfig
 from coxswain.errors import Refused, Retryable
 from coxswain.holdings import Holding
 from coxswain_train.parallel.grid import Grid
@@ -144,6 +144,29 @@ def test_five_updates_equal_those_of_torchs_adamw_on_the_masters(dtype: torch.dt
     for name, values in masters(optimizer).items():
         assert torch.allclose(values, theirs[name].detach(), rtol=1e-6 if dtype == torch.bfloat16 else 1e-14)
         assert torch.equal(weights[name].detach(), values.to(dtype))
+
+
+def test_groups_scale_the_rate_and_set_the_decay_of_the_parameters_that_they_match() -> None:
+    groups = (
+        ParameterGroupConfig(match="b*", learning_rate_scale=0.25),
+        ParameterGroupConfig(match="norm", weight_decay=0.3),
+    )
+    config, shapes = (
+        replace(CONFIG, groups=groups),
+        {"norm": (3,), "a": (4, 3), "b1": (2, 3), "b2": (1, 3), "c": (2, 2)},
+    )
+    optimizer, weights = make(torch.float64, shapes)
+    theirs = {name: nn.Parameter(values) for name, values in masters(optimizer).items()}
+    own = {"a": (0.1, 0.5), "b1": (0.025, 0.5), "b2": (0.025, 0.5), "c": (0.1, 0.5), "norm": (0.1, 0.3)}
+    parts = [{"params": [theirs[n]], "lr": rate, "weight_decay": decay} for n, (rate, decay) in own.items()]
+    adam = torch.optim.AdamW(parts, betas=(CONFIG.beta1, CONFIG.beta2), eps=CONFIG.epsilon)
+    for step in range(3):
+        for name, weight in weights.items():
+            weight.grad = torch.sin(weight.detach() + step)
+            theirs[name].grad = weight.grad.clone()
+        optimizer.apply(optimizer.reduce(), stats(norm=0.5), config, 0.1, step)
+        adam.step()
+    assert all(torch.allclose(v, theirs[n].detach(), rtol=1e-14) for n, v in masters(optimizer).items())
 
 
 def test_an_update_too_small_for_bf16_stays_in_the_master() -> None:

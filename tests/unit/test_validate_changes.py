@@ -25,6 +25,7 @@ RULES_OF_FAILURE = [
     {"name": "d", "onNodeConditions": [{"type": "Ready", "status": "False"}], "action": "Fail"},
 ]
 FULL_LAYOUT = {"replicas": [{"count": 2, "stages": [{"layers": 4, "tensor": 1}]}]}
+GROUP = {"match": "*.mlp.*", "weightDecay": "0"}
 # Objects that together have every field of their kind: two where fields exclude one another.
 FULL: dict[str, tuple[Manifest, ...]] = {
     "TrainingJob": (
@@ -40,6 +41,8 @@ FULL: dict[str, tuple[Manifest, ...]] = {
             "spec.data.template": {"nodeSelector": {"gpu": "a"}},
             "spec.activeDeadlineSeconds": 60,
             "spec.ttlSecondsAfterFinished": 60,
+            "spec.evaluation": {"everySteps": 10, "tokens": 1000},
+            "spec.optimizer": {"learningRate": "3e-4", "schedule": "WSD", "decaySteps": 5, "groups": [GROUP]},
             "spec.failurePolicy.rules": RULES_OF_FAILURE,
         },
         {

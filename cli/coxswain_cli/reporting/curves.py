@@ -1,9 +1,9 @@
-"""Which curves a report shows: loss, throughput, idle share, and the plan's distance to its bound."""
+"""Which curves a report shows: loss, gradient, rate, throughput, utilisation, idle share, the plan's distance to its bound."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 
 from coxswain_cli.reporting.charts import Chart, Series
@@ -16,14 +16,42 @@ SMOOTH_FROM = 12  # with fewer steps the raw curve is enough
 def charts(run: RecordedRun) -> tuple[Chart, ...]:
     if not run.steps:
         return ()
-    return (_loss(run), _throughput(run), _idle(run), _planned(run))
+    used = (_utilisation(run),) if any(s.mfu is not None for s in run.steps) else ()
+    return (_loss(run), _gradient(run), _rate(run), _throughput(run), *used, _idle(run), _planned(run))
 
 
 def _loss(run: RecordedRun) -> Chart:
     losses = _values(run, lambda s: s.loss)
     known = [v for v in losses if v is not None]
     note = f"{short(known[0])} at first, {short(known[-1])} at last, {short(min(known))} at best" if known else ""
-    return _chart(run, "Loss", "nats per token", note, _with_average("loss", 0, losses), from_zero=False)
+    return _chart(
+        run, "Loss", "nats per token", note, (*_with_average("loss", 0, losses), *_held_out(run)), from_zero=False
+    )
+
+
+def _held_out(run: RecordedRun) -> tuple[Series, ...]:
+    """The loss on held-out documents, held between evaluations; no curve without an evaluation."""
+    losses = _values(run, lambda s: s.evaluation_loss)
+    if all(v is None for v in losses):
+        return ()
+    return (
+        Series("held out", 3, tuple(accumulate(losses, lambda known, new: known if new is None else new)), "dashed"),
+    )
+
+
+def _gradient(run: RecordedRun) -> Chart:
+    norms = _values(run, lambda s: s.gradient_norm)
+    return _chart(run, "Gradient norm", "before clipping", "", _with_average("norm", 2, norms))
+
+
+def _rate(run: RecordedRun) -> Chart:
+    return _chart(run, "Learning rate", "", "", (Series("rate", 4, _values(run, lambda s: s.learning_rate)),))
+
+
+def _utilisation(run: RecordedRun) -> Chart:
+    shares = _values(run, lambda s: None if s.mfu is None else 100 * s.mfu)
+    note = "model FLOPs of a step over what the devices could do at most in its time"
+    return _chart(run, "Model FLOPs utilisation", "% of the peak", note, _with_average("MFU", 1, shares))
 
 
 def _throughput(run: RecordedRun) -> Chart:

@@ -41,9 +41,12 @@ def facts(run: RecordedRun) -> dict[str, Any]:
 
 def _training(steps: Sequence[RecordedStep]) -> dict[str, Any]:
     losses = [s.loss for s in steps if s.loss is not None]
+    used = [s.mfu for s in steps if s.mfu is not None]
     spent, tokens = sum(s.seconds for s in steps), sum(s.tokens for s in steps)
     return {
         "loss": {"first": losses[0], "last": losses[-1], "best": min(losses)} if losses else None,
+        "evaluations": [{"step": s.step, "loss": s.evaluation_loss} for s in steps if s.evaluation_loss is not None],
+        "model_flops_utilization": median(used) if used else None,
         "tokens": tokens,
         "tokens_per_second": tokens / spent if spent else None,
         "median_step_seconds": median(s.seconds for s in steps) if steps else None,

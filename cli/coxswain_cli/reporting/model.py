@@ -31,6 +31,10 @@ class RecordedStep(msgspec.Struct, frozen=True):
     tokens_by_source: dict[str, int] = {}
     data_wait_seconds: float = 0.0
     time: float = 0.0
+    mfu: float | None = None
+    evaluation_loss: float | None = None
+    evaluation_tokens: int = 0
+    evaluation_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

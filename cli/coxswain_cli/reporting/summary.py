@@ -51,6 +51,8 @@ def figures(run: RecordedRun) -> tuple[tuple[str, str], ...]:
     if not run.steps:
         return (("steps", "none"),)
     losses = [s.loss for s in run.steps if s.loss is not None]
+    held_out = [s.evaluation_loss for s in run.steps if s.evaluation_loss is not None]
+    used = [s.mfu for s in run.steps if s.mfu is not None]
     total = run.job.total_steps if run.job else 0
     spent = sum(s.seconds for s in run.steps)
     tokens = sum(s.tokens for s in run.steps)
@@ -58,9 +60,11 @@ def figures(run: RecordedRun) -> tuple[tuple[str, str], ...]:
     return (
         ("steps", f"{run.steps[-1].step + 1:,}" + (f" of {total:,}" if total else "")),
         ("last loss", short(losses[-1]) if losses else "none"),
+        *((("last loss on held-out documents", short(held_out[-1])),) if held_out else ()),
         ("tokens", short(tokens)),
         ("tokens per second", short(tokens / spent) if spent else "unknown"),
         ("median step", seconds(median(s.seconds for s in run.steps))),
+        *((("model FLOPs utilisation", f"{100 * median(used):.1f} %"),) if used else ()),
         ("idle share", f"{100 * idle / spent:.1f} %" if spent else "unknown"),
     )
 

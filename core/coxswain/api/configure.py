@@ -10,7 +10,16 @@ from coxswain.api.common import Endpoint
 from coxswain.api.datamix import DataMixSpec, MixSource
 from coxswain.api.datasource import DataSourceSpec, Tokenizer
 from coxswain.api.parallelism import ParallelismPolicySpec
-from coxswain.api.trainingjob import Checkpoint, CustomModel, ModelSpec, Optimizer, RopeScaling, TrainingJobSpec
+from coxswain.api.trainingjob import (
+    Checkpoint,
+    CustomModel,
+    Evaluation,
+    ModelSpec,
+    Optimizer,
+    ParameterGroup,
+    RopeScaling,
+    TrainingJobSpec,
+)
 from coxswain.names import CLAIMS_ROOT
 from coxswain.presets import PRESETS
 from coxswain.uris import file_uri
@@ -46,7 +55,9 @@ def job_config(
         min_trainers=trainers.min_count or trainers.count,
         loaders=spec.data.loaders.min,
         prefetch_steps=spec.data.prefetch_steps,
+        first_step_timeout_seconds=spec.first_step_timeout_seconds,
         checkpoint=_checkpoint(spec.checkpoint),
+        evaluation=_evaluation(spec.evaluation),
         stragglers=config.StragglerConfig(
             action=spec.stragglers.action,
             threshold_percent=spec.stragglers.threshold_percent,
@@ -188,7 +199,24 @@ def _optimizer(optimizer: Optimizer) -> config.OptimizerConfig:
         beta1=float(optimizer.beta1),
         beta2=float(optimizer.beta2),
         epsilon=float(optimizer.epsilon),
+        minimum_ratio=float(optimizer.minimum_ratio),
+        decay_steps=optimizer.decay_steps or 0,
+        kind=optimizer.kind,
+        momentum=float(optimizer.momentum),
+        groups=tuple(_group(group) for group in optimizer.groups),
     )
+
+
+def _evaluation(evaluation: Evaluation | None) -> config.EvaluationConfig:
+    if evaluation is None:
+        return config.EvaluationConfig()
+    return config.EvaluationConfig(every_steps=evaluation.every_steps, tokens=evaluation.tokens)
+
+
+def _group(group: ParameterGroup) -> config.ParameterGroupConfig:
+    decay = None if group.weight_decay is None else float(group.weight_decay)
+    scale = float(group.learning_rate_scale)
+    return config.ParameterGroupConfig(match=group.match, learning_rate_scale=scale, weight_decay=decay)
 
 
 def _checkpoint(checkpoint: Checkpoint) -> config.CheckpointConfig:

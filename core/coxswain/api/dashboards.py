@@ -66,7 +66,17 @@ JOB = Dashboard(
             ((f"max(coxswain_world_generation{{{_JOB}}})", ""),), stat=True,
         ),
         Panel("Workers", "Workers alive.", "short", ((f"sum(coxswain_agent_workers{{{_JOB}}})", ""),), stat=True),
-        Panel("Loss", "Nats per token, of each step.", "none", ((f"max(coxswain_loss{{{_JOB}}})", "loss"),)),
+        Panel(
+            "Loss", "Nats per token, of each step, and of the last evaluation on held-out documents.", "none",
+            ((f"max(coxswain_loss{{{_JOB}}})", "loss"), (f"max(coxswain_evaluation_loss{{{_JOB}}})", "held out")),
+        ),
+        Panel("Gradient norm", "Before clipping.", "none", ((f"max(coxswain_gradient_norm{{{_JOB}}})", "norm"),)),
+        Panel("Learning rate", "Of the last step.", "none", ((f"max(coxswain_learning_rate{{{_JOB}}})", "rate"),)),
+        Panel(
+            "Model FLOPs utilisation", "Model FLOPs of the last step over the devices' peak: nothing where the peak is unknown.",
+            "percentunit", ((f"max(coxswain_model_flops_utilization{{{_JOB}}})", "MFU"),),
+        ),
+        Panel("Evaluation time", "Wall time of an evaluation.", "s", _quantiles("coxswain_evaluation_seconds", _JOB)),
         Panel(
             "Tokens per second", "Trained on, by source of the mix.", "short",
             ((f"sum by (source) (rate(coxswain_tokens_total{{{_JOB}}}[$__rate_interval]))", "{{source}}"),),

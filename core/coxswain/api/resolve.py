@@ -18,7 +18,9 @@ from coxswain.api.layout_faults import layout_faults
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.pod_template import template_faults
 from coxswain.api.trainingjob import TrainingJobSpec
+from coxswain.models import parameter_specs
 from coxswain.names import CLAIMS_ROOT
+from coxswain.parameter_groups import idle_groups
 from coxswain.uris import file_uri
 
 Manifest = Mapping[str, Any]
@@ -43,12 +45,13 @@ def resolve(
     used, source_faults = _sources(mix, place, by_name(sources)) if mix else ([], [])
     faults = mix_faults + source_faults + policy_faults
     faults += _tokenizer_faults(used, place)
-    faults += layout_faults(spec, policy, policy_place(spec)) if policy else []
+    faults += layout_faults(spec, policy, policy_place(spec)) + muon_faults(spec, policy) if policy else []
     if faults:
         return faults
     assert mix is not None
     assert policy is not None
-    return job_config(job["metadata"], spec, mix_config(spec, mix, used), policy, uid)
+    found = job_config(job["metadata"], spec, mix_config(spec, mix, used), policy, uid)
+    return group_faults(found) or found
 
 
 def by_name(objects: Iterable[Manifest]) -> dict[str, Manifest]:
@@ -115,6 +118,35 @@ def _tokenizer_faults(used: list[Used], place: str) -> list[FieldError]:
 
 def _describe(tokenizer: Tokenizer) -> str:
     return tokenizer.file.uri if tokenizer.file else "bytes"
+
+
+def group_faults(job: config.JobConfig) -> list[FieldError]:
+    """The groups of the optimizer that choose no parameter: a misspelt one would change nothing.
+
+    The parameters of a model of the user's own are not known here.
+    """
+    if job.model.custom:
+        return []
+    names = [spec.name for spec in parameter_specs(job.model, job.model.vocabulary or 64)]
+    way_out = f"correct the glob, or remove the group; names are such as {names[0]}, {names[2]} and {names[-1]}"
+    return [
+        FieldError(
+            f"spec.optimizer.groups[{place}].match", f"{job.optimizer.groups[place].match!r} {why}",
+            job.optimizer.groups[place].match, way_out=way_out, reason="GroupMatchesNothing",
+        )
+        for place, why in idle_groups(job.optimizer.groups, names).items()
+    ]  # fmt: skip
+
+
+def muon_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> list[FieldError]:
+    """Muon needs whole matrices, and a tensor group has parts of them."""
+    shapes = policy.layout.replicas if policy.layout else ()
+    widest = max([policy.tensor, *(stage.tensor for shape in shapes for stage in shape.stages)])
+    if spec.optimizer.kind != "Muon" or widest == 1:
+        return []
+    message = f"Muon needs whole matrices, and a tensor group of {widest} splits them"
+    way_out = "this release cannot join them: set tensor to 1, or optimizer.kind to AdamW"
+    return [FieldError("spec.optimizer.kind", message, "Muon", "AdamW", way_out, reason="MuonUnsupported")]
 
 
 def claims(job: config.JobConfig) -> list[str]:

@@ -212,6 +212,30 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
         "learningRate must be above 0", "give a rate such as 3e-4", field=".learningRate",
     ),
     Rule(
+        "optimizer-floor", (f"{_JOB}.optimizer",), "double(self.minimumRatio) <= 1.0",
+        "minimumRatio may be at most 1", "give a share of the peak such as 0.1", field=".minimumRatio",
+    ),
+    Rule(
+        "optimizer-momentum", (f"{_JOB}.optimizer",), "double(self.momentum) < 1.0",
+        "momentum must be below 1", "give a share such as 0.95", field=".momentum",
+    ),
+    Rule(
+        "optimizer-decay-steps", (f"{_JOB}.optimizer",), "has(self.decaySteps) == (self.schedule == 'WSD')",
+        "decaySteps is needed with schedule WSD, and must be empty with the others", "set both or none", field=".decaySteps",
+    ),
+    Rule(
+        "optimizer-decay-stop", (_JOB,),
+        "!has(self.optimizer.decaySteps) || !has(self.stop.steps) || "
+        "self.optimizer.warmupSteps + self.optimizer.decaySteps <= self.stop.steps",
+        "warmupSteps and decaySteps together may be at most stop.steps", "lower one of the two, or raise stop.steps",
+        field=".optimizer.decaySteps",
+    ),
+    Rule(
+        "evaluation-size", (_JOB,), "!has(self.evaluation) || self.evaluation.tokens <= 32 * self.batch.tokensPerStep",
+        "evaluation.tokens may be at most 32 times batch.tokensPerStep", "lower it: a step waits for its evaluation",
+        field=".evaluation.tokens",
+    ),
+    Rule(
         "stop-one-of", (f"{_JOB}.stop",), "has(self.steps) != has(self.tokens)",
         "exactly one of steps and tokens is needed", "give one of the two",
     ),
@@ -321,6 +345,19 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
     _never("TrainingJob", "seed", "create another job: the change gives another model"),
     _never("TrainingJob", "model", "create another job: the change gives another model"),
     _never("TrainingJob", "batch", "create another job: the change gives another stream"),
+    Rule(
+        "trainingjob-evaluation-immutable", (_JOB,),
+        "has(self.evaluation) == has(oldSelf.evaluation) && "
+        "(!has(self.evaluation) || self.evaluation.tokens == oldSelf.evaluation.tokens)",
+        "evaluation and its tokens are immutable", "create another job: the change gives another stream", field=".evaluation",
+    ),
+    Rule(
+        "trainingjob-evaluation-suspended", (_JOB,),
+        "oldSelf.suspend || !has(self.evaluation) || !has(oldSelf.evaluation) || "
+        "self.evaluation.everySteps == oldSelf.evaluation.everySteps",
+        "evaluation.everySteps may change only while the job is suspended", "set suspend: true first, and change it then",
+        field=".evaluation.everySteps",
+    ),
     _never("TrainingJob", "mixRef", "create another job: the change gives another stream", optional=True),
     _never("TrainingJob", "managedBy", "delete the job, and create it again: it resumes from its checkpoint", optional=True),
     _never("TrainingJob", "checkpoint.uri", "copy the checkpoints, delete the job, and create it again with the new uri"),

@@ -131,25 +131,62 @@ class Batch(Model):
     """Longest sequence in tokens; the mix says what happens to longer documents. At most tokensPerStep."""
 
 
+class ParameterGroup(Model):
+    """Settings of some parameters, chosen by name."""
+
+    match: Annotated[str, Field(min_length=1, max_length=253)]
+    """Glob over the parameters' names as in Hugging Face's files, such as "model.embed_tokens.*" or "*.mlp.*". Case counts, and
+    * crosses dots. It must match a parameter of the model. The first group that matches a parameter counts."""
+    learning_rate_scale: Decimal = "1"
+    """Multiplies the schedule's rate. "0" keeps the parameters as they are."""
+    weight_decay: Decimal | None = None
+    """Decoupled weight decay of these parameters, norms and biases among them. Empty: as without a group."""
+
+
 class Optimizer(Model):
-    """AdamW."""
+    """How gradients change the parameters."""
+
+    kind: Literal["AdamW", "Muon"] = "AdamW"
+    """Muon: the matrices within layers take orthogonalised updates as large as AdamW's, at the same rate and decay; embedding,
+    head and norms stay with AdamW. It needs a tensor-parallel degree of 1."""
 
     learning_rate: Decimal
     """Peak learning rate, a decimal string such as "3e-4"."""
     warmup_steps: Whole = 0
     """Steps over which the rate rises from zero."""
     weight_decay: Decimal = "0.1"
-    """Decoupled weight decay."""
+    """Decoupled weight decay of matrices. Norms and biases do not decay, unless one of `groups` says so."""
     gradient_clip: Decimal = "1.0"
     """The gradient is scaled down to this norm. "0": no clipping."""
-    schedule: Literal["Cosine", "Constant"] = "Cosine"
-    """Cosine: the rate falls to a tenth of the peak at the last step. Constant: it stays at the peak."""
+    schedule: Literal["Cosine", "Linear", "WSD", "Constant"] = "Cosine"
+    """What the rate does behind the warm-up. Cosine and Linear: it falls to its floor at the last step. WSD: it stays at the
+    peak and falls linearly over the last decaySteps. Constant: it stays at the peak."""
+    minimum_ratio: Decimal = "0.1"
+    """The floor of Cosine, Linear and WSD as a share of the peak, at most 1."""
+    decay_steps: Steps | None = None
+    """Steps over which WSD falls. Needed with WSD, empty with the others."""
     beta1: Decimal = "0.9"
     """Decay of the first moment."""
     beta2: Decimal = "0.95"
     """Decay of the second moment."""
+    momentum: Decimal = "0.95"
+    """Of Muon's matrices, below 1."""
     epsilon: Decimal = "1e-8"
     """Added to the denominator of the update."""
+    groups: Annotated[list[ParameterGroup], Field(max_length=16, json_schema_extra=ATOMIC)] = Field(
+        default_factory=list
+    )
+    """Settings of some parameters. Parameters that no group matches have the optimizer's own."""
+
+
+class Evaluation(Model):
+    """Loss on documents that are never trained on."""
+
+    every_steps: Annotated[Steps, Effect.SUSPENDED]
+    """Steps between evaluations. The last step is always evaluated."""
+    tokens: Annotated[Tokens, Effect.NEVER]
+    """Tokens of one evaluation, in equal parts from the sources of the mix. The documents that they are from are the same each
+    time, and in no pass trained on: at most half of each source's. At most 32 times batch.tokensPerStep."""
 
 
 class Stop(Model):
@@ -340,7 +377,9 @@ class TrainingJobSpec(Model):
     batch: Annotated[Batch, Effect.NEVER]
     """Size of a step and of its sequences."""
     optimizer: Annotated[Optimizer, Effect.SUSPENDED]
-    """AdamW and its schedule."""
+    """How gradients change the parameters, and the schedule of the learning rate."""
+    evaluation: Annotated[Evaluation | None, Effect.NEVER] = None
+    """Loss on held-out documents. Empty: all documents are trained on. It decides the stream, so it cannot be added later."""
     stop: Annotated[Stop, Effect.NEXT_ATTEMPT]
     """When training is done. It can only be raised."""
     trainers: Trainers
@@ -363,6 +402,9 @@ class TrainingJobSpec(Model):
     active_deadline_seconds: Annotated[Seconds | None, Effect.AT_ONCE] = None
     """Seconds from the first start, without those of suspensions and in a queue, after which the job fails. Empty: no
     deadline."""
+    first_step_timeout_seconds: Annotated[int, Field(ge=60, le=86_400), Effect.NEXT_ATTEMPT] = 1800
+    """Seconds that workers may take to load their state and run a world's first step, from the last progress of any of them.
+    Beyond, they count as hanging and start again from the last checkpoint."""
     start_timeout_seconds: Annotated[Seconds, Effect.AT_ONCE] = 900
     """Seconds from when a pod has a node until its containers run; after that it is replaced, and the restart counts. A pod
     without a node waits and counts nothing (but see trainers.minCount). Indexing is not part of it."""

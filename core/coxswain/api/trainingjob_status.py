@@ -67,6 +67,8 @@ class Progress(Model):
     """Tokens trained on."""
     loss: Number | None = None
     """Loss of the last step."""
+    evaluation_loss: Number | None = None
+    """Loss of the last evaluation, on held-out documents. Empty: none yet."""
     tokens_per_second: Number | None = None
     """Tokens a second over the last steps."""
     idle_percent: Number | None = None

@@ -21,7 +21,10 @@ from coxswain.api.schema import repeated, with_defaults
 from coxswain.api.trainingjob import TrainingJobSpec
 
 # Found between objects that are both in the files. A missing object is no fault: it may be on the cluster, or come later.
-_BETWEEN = ("TokenizerMismatch", "CapacityTooSmall", "LayoutInvalid", "CustomModelNotSplit", "MemoryTooSmall")
+_BETWEEN = (
+    "TokenizerMismatch", "CapacityTooSmall", "LayoutInvalid", "CustomModelNotSplit", "MemoryTooSmall",
+    "GroupMatchesNothing", "MuonUnsupported",
+)  # fmt: skip
 _MISSING = ("SourceNotFound", "MixNotFound", "PolicyNotFound")
 
 
@@ -58,7 +61,8 @@ def _inline_layout(manifest: dict[str, Any], known: list[FieldError]) -> list[Fi
     """
     spec, _ = parse(TrainingJobSpec, manifest["spec"], "spec")
     assert isinstance(spec, TrainingJobSpec)
-    if spec.parallelism is None or (spec.model.preset is None) == (spec.model.config is None):
+    models = [given for given in (spec.model.preset, spec.model.config, spec.model.custom) if given is not None]
+    if spec.parallelism is None or len(models) != 1:  # rules say that there must be one
         return []
     said = {fault.path: fault.message for fault in known}
     faults = layout_faults(spec, spec.parallelism, "spec.parallelism")

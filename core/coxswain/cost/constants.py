@@ -47,9 +47,13 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A constants file: rates for any model's shape, and measured constants of known models."""
+    """A constants file: rates for any model's shape, and measured constants of known models.
+
+    `peak_tflops`: what a device could do at most, by its maker; 0: unknown, so no utilisation is shown.
+    """
 
     rates: Rates
+    peak_tflops: float = 0.0
     models: dict[str, Constants] = {}
     memory_gib: float = 0.0  # of a device; 0: that of the machine, which is not judged
     host_gbps: float = 0.0  # between a device and its host, one way; 0: they share their memory
@@ -93,6 +97,12 @@ def host_bandwidth(hardware: str) -> float:
     return loaded.host_gbps * 1e9 if isinstance(loaded, Hardware) else 0.0
 
 
+def peak_tflops(hardware: str) -> float:
+    """Peak of one device in TFLOP/s; 0: unknown."""
+    loaded = _load(hardware)
+    return loaded.peak_tflops if isinstance(loaded, Hardware) else 0.0
+
+
 def scaled(rates: Rates, model: ModelConfig) -> Constants:
     """Turns FLOPs into times. Backward is 2 x forward in matrix products, 2.5 x in attention."""
     head = model.size_of_head
@@ -124,6 +134,11 @@ def _load(name_or_path: str) -> Hardware | Constants:
             "BadHardware", f"hardware {name_or_path!r}: {error}; see the shipped files for the format"
         ) from None
     _check(name_or_path, loaded.rates if isinstance(loaded, Hardware) else loaded)
+    if isinstance(loaded, Hardware) and not 0 <= loaded.peak_tflops < float("inf"):
+        raise Refused(
+            "BadHardware",
+            f"hardware {name_or_path!r}: peak_tflops is {loaded.peak_tflops}; it must be finite and not below 0",
+        )
     for constants in loaded.models.values() if isinstance(loaded, Hardware) else ():
         _check(name_or_path, constants)
     return loaded

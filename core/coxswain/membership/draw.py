@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Literal
 
 from msgspec.structs import replace
@@ -16,18 +16,24 @@ At = Callable[[int, int], tuple[int, int]]
 
 
 def draw(
-    cursor: SourceCursor, samples: int, max_passes: int, at: At, longest: int, policy: LongSequences
+    cursor: SourceCursor,
+    samples: int,
+    max_passes: int,
+    at: At,
+    longest: int,
+    policy: LongSequences,
+    held_out: Container[int] = (),
 ) -> tuple[Sequence | None, SourceCursor]:
-    """Returns the source's next sequence and the cursor behind it.
+    """Returns the source's next sequence and the cursor behind it. Samples that are `held_out` are passed over.
 
-    The sequence is None when all that was left of the last pass is dropped. Raises Refused when the
-    source has no sample that the policy lets through.
+    The sequence is None when all that was left of the last pass is dropped or held out. Raises Refused
+    when the source has no sample that the policy lets through.
     """
     for _ in range(2 * samples + 1):  # from anywhere in a pass, this gets behind the whole next one
         if cursor.exhausted:
             return None, cursor
         index, length = at(cursor.epoch, cursor.drawn)
-        if policy != "Drop" or length <= longest:
+        if index not in held_out and (policy != "Drop" or length <= longest):
             return _take(cursor, samples, max_passes, index, length, longest, policy)
         cursor = _next_sample(cursor, samples, max_passes)
     raise Refused(

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from coxswain.config import BatchConfig, MixConfig, SourceConfig
 from coxswain.errors import Refused
 from coxswain.membership.draw import draw
+from coxswain.membership.held_out import NOTHING, HeldOut
 from coxswain.membership.mix_record import mix_under
 from coxswain.membership.order import PassOrder, SourceView
 from coxswain.membership.values import Cursor, Membership, MixRecord, Sequence, SourceCursor
@@ -36,6 +37,7 @@ class Stream:
     batch: BatchConfig
     views: Mapping[str, SourceView]
     number: int = 0
+    held_out: HeldOut = NOTHING
     _orders: dict[tuple[str, int], PassOrder] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +65,7 @@ class Stream:
 
     def under(self, record: MixRecord) -> Stream:
         """Returns the same stream under a mix record."""
-        return Stream(mix_under(self.mix, record), self.batch, self.views, record.number, self._orders)
+        return Stream(mix_under(self.mix, record), self.batch, self.views, record.number, self.held_out, self._orders)
 
     def order(self, source: str, epoch: int) -> PassOrder:
         """Returns the draws of (source, pass); only the latest pass of each source stays cached."""
@@ -129,6 +131,7 @@ class _Draws:
             lambda epoch, n: stream.order(name, epoch).at(n),
             stream.batch.max_sequence_tokens,
             stream.mix.long_sequences,
+            stream.held_out.of(name),
         )
         self._cursors[name], self._tokens[place] = after, after.tokens
         if after.exhausted:

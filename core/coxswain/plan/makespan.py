@@ -12,15 +12,18 @@ from operator import itemgetter
 
 import numpy as np
 
+from coxswain.plan.blocks import block_sizes, place_blocks
 from coxswain.plan.degrees import least_degrees
 from coxswain.plan.loads import Ints
-from coxswain.plan.packing import Bins, Packing, fill_bins, water_level
+from coxswain.plan.packing import Bins, Packing, fill_bins, fit_bins, water_level
 from coxswain.plan.problem import Draft, Problem
 from coxswain.plan.rings import RingSchedule, place_rings
 
 TARGETS = (1.0, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6, 2.0)  # times the lower bound
 SHELVES = (1, 2, 3, 4, 6, 8)  # rings of 1/n of the target stack where whole ones fit badly
 CLOSE = 1.008  # times the target: good enough to stop
+MOSTLY = 0.75  # of the work in rings: whole blocks are tried first
+GOOD = 1.03  # times the lower bound: of whole blocks good enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,33 @@ def makespan(problem: Problem) -> list[Draft]:
 
 
 def search(problem: Problem, long: Ints, short: Ints) -> Trial:
-    """Returns the best trial. A target above the best makespan cannot help: most steps need one."""
+    """Returns the best trial; most steps need one. Where nearly all work is in rings, whole blocks come first."""
+    rings, packs = (float(problem.cost.work_seconds(problem.lengths[part]).sum()) for part in (long, short))
+    mostly = long.size > 0 and rings >= MOSTLY * (rings + packs)
+    best = _blocks(problem, long, short, None) if mostly else None
+    enough = GOOD * problem.lower_bound()
+    if best is None or best.makespan > enough:
+        best = _targets(problem, long, short, best)
+    if long.size and not mostly and best.makespan > enough:
+        best = _blocks(problem, long, short, best) or best
+    return best
+
+
+def _blocks(problem: Problem, long: Ints, short: Ints, best: Trial | None) -> Trial | None:
+    """Tries blocks of all sizes until one is good enough."""
+    good = GOOD * problem.lower_bound()
+    for size in block_sizes(problem, int(problem.lengths.max())):
+        schedule = place_blocks(problem, long, short, size, min(good, best.makespan if best else np.inf))
+        if schedule is not None:
+            best = _filled(problem, schedule, short, best.makespan if best else np.inf, fit=True) or best
+        if best and best.makespan <= good:
+            break
+    return best
+
+
+def _targets(problem: Problem, long: Ints, short: Ints, best: Trial | None) -> Trial:
+    """Tries targets. One above the best makespan cannot help."""
     bound, tried = problem.lower_bound(), set[tuple[float, bytes]]()
-    best: Trial | None = None
     for target, shelves in product(TARGETS if long.size else TARGETS[:1], SHELVES):
         if best and best.makespan <= target * bound * CLOSE:
             break
@@ -71,28 +98,36 @@ def _trial(
     """
     give_up = rival.makespan if rival else np.inf
     schedule = place_rings(problem, long, degrees, target, give_up)
-    if schedule is None:
-        return None
-    bins = _bins(problem, schedule, problem.lengths[short])
-    packing = fill_bins(problem, problem.lengths[short], bins)
+    return None if schedule is None else _filled(problem, schedule, short, give_up)
+
+
+def _filled(problem: Problem, schedule: RingSchedule, short: Ints, give_up: float, fit: bool = False) -> Trial | None:
+    """Adds packs to the rings. None if the last one does not end before `give_up`.
+
+    `fit`: the rings leave no gaps, so packs go just where there is room for them.
+    """
+    lengths = problem.lengths[short]
+    bins, top = _bins(problem, schedule, lengths)
+    packing = fit_bins(problem, lengths, bins, top) if fit else fill_bins(problem, lengths, bins)
     stop = float(packing.level[: problem.replicas].max())
     return Trial(schedule, bins, packing, stop) if stop < give_up else None
 
 
-def _bins(problem: Problem, schedule: RingSchedule, lengths: Ints) -> Bins:
-    """Lists every replica's tail first, then the gaps that could hold the shortest sequence."""
+def _bins(problem: Problem, schedule: RingSchedule, lengths: Ints) -> tuple[Bins, float]:
+    """Lists every replica's tail first, then the gaps that could hold the shortest sequence; and the level to reach."""
     packs = -(-int(lengths.sum()) // problem.capacity)
     work = float(problem.cost.work_seconds(lengths).sum()) + packs * problem.cost.task
     level = max(water_level(schedule.loads, problem.speeds, work), float(schedule.loads.max()))
     least = problem.cost.pack_seconds(lengths[-1:])
     gaps, room = schedule.gaps, schedule.gaps.stop - schedule.gaps.start
     use = room * problem.speeds[gaps.replica] >= least
-    return Bins(
+    bins = Bins(
         replica=np.concatenate([np.arange(problem.replicas), gaps.replica[use]]),
         start=np.concatenate([schedule.loads, gaps.start[use]]),
         level=np.concatenate([schedule.loads, level - room[use]]),
         limit=np.concatenate([np.full(problem.replicas, np.inf), np.full(int(use.sum()), level)]),
     )
+    return bins, level
 
 
 def _rings(schedule: RingSchedule) -> list[tuple[float, Draft]]:

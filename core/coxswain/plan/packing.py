@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +80,28 @@ def _with_spare(room: Ints, capacity: int) -> Ints:
     if (room[:, -1] == capacity).all():
         return room
     return np.concatenate([room, np.full_like(room, capacity)], axis=1)
+
+
+def fit_bins(problem: Problem, lengths: Ints, bins: Bins, top: float) -> Packing:
+    """Assigns sequences, longest first, to the bin that has just enough time until `top`; beyond that, to the lowest.
+
+    Wastes less than `fill_bins` where bins differ by more than a sequence takes. `lengths` must fall; bins have no limit.
+    """
+    work: list[float] = problem.cost.work_seconds(lengths).tolist()
+    speed: list[float] = problem.speeds[bins.replica].tolist()
+    where, pack, level = np.empty_like(lengths), np.empty_like(lengths), bins.level.copy()
+    left: list[list[int]] = [[] for _ in speed]  # tokens that each pack of a bin still holds
+    rooms = sorted(((top - float(level[b])) * speed[b], b) for b in range(bins.size))  # seconds at speed 1
+    for i, length in enumerate(lengths.tolist()):
+        room, best = rooms.pop(min(bisect_left(rooms, (work[i] + problem.cost.task, -1)), len(rooms) - 1))
+        at = next((k for k, tokens in enumerate(left[best]) if tokens >= length), len(left[best]))
+        took = work[i] if at < len(left[best]) else work[i] + problem.cost.task
+        if at == len(left[best]):
+            left[best].append(problem.capacity)
+        left[best][at] -= length
+        where[i], pack[i], level[best] = best, at, level[best] + took / speed[best]
+        insort(rooms, (room - took, best))
+    return Packing(where, pack, level)
 
 
 def water_level(levels: Floats, speeds: Floats, work: float) -> float:

@@ -95,6 +95,7 @@ class Simulation:
                 self._replicas[replica][0].queue.append(task.index)
         self._now, self._ends = 0.0, list[tuple[float, int, int]]()
         self._open = deque[StageState]()
+        self._relaxed = False
 
     @staticmethod
     def _states(number: int, replica: Replica, loss: float, in_flight: int) -> list[StageState]:
@@ -111,8 +112,10 @@ class Simulation:
         while True:
             while self._open:
                 self._advance(self._open.popleft())
-            if not self._ends:
+            if not self._ends and not self._relax():
                 return not self.waiting()
+            if not self._ends:
+                continue
             self._now = self._ends[0][0]
             while self._ends and self._ends[0][0] == self._now:
                 _, replica, stage = heappop(self._ends)
@@ -136,7 +139,7 @@ class Simulation:
             self._start(state, state.chosen)
 
     def _choose(self, state: StageState) -> None:
-        if self._can_receive(state, "B"):
+        if self._can_receive(state, "B") and (self._relaxed or not self._awaits_forward(state)):
             self._take(state, "B")
         elif self._can_receive(state, "F"):
             # A ring's forward is chosen by all members at once: until then each may go backward.
@@ -144,6 +147,21 @@ class Simulation:
             if all(self._can_receive(member, "F", state.task("F")) for member in members):
                 for member in members:
                     self._take(member, "F")
+
+    def _relax(self) -> bool:
+        """Once nothing goes on, lets stages go backward before they have all the graphs that they may keep."""
+        self._relaxed = True
+        for state in chain.from_iterable(self._replicas):
+            if not state.running and state.chosen is None and self._can_receive(state, "B"):
+                self._take(state, "B")
+                break
+        self._relaxed = False
+        return bool(self._open)
+
+    def _awaits_forward(self, state: StageState) -> bool:
+        """Whether a forward goes first: a stage that went backward as soon as it can would keep too few graphs for ever."""
+        task, room = state.task("F"), state.forward - state.backward < state.most
+        return room and task >= 0 and len(self._tasks[task].replicas) == 1
 
     def _can_receive(self, state: StageState, kind: Kind, task: int | None = None) -> bool:
         """Whether the stage may choose its next operation of a kind now: order, room and input.

@@ -69,6 +69,6 @@ def _ordered(placement: Placement, layout: Layout, loss: float) -> Placement:
 
 def loss_layers(model: ModelConfig) -> float:
     """The last stage's head, in layers: by the elements of their matrices."""
-    head = model.hidden // model.heads
+    head = model.size_of_head
     layer = model.hidden * (2 * model.heads + 2 * model.kv_heads) * head + 3 * model.hidden * model.feed_forward
     return model.hidden * model.vocabulary / layer

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from coxswain.api.effects import pinned_part
 from coxswain.api.kinds import BY_NAME
-from coxswain.config import JobConfig, stream_hash
+from coxswain.config import JobConfig
 from coxswain.membership.mix_record import mix_under, record_of, without_record
 from coxswain.wire import Fault
 from coxswain_operator.children.configuration import JOB, SPECS, attempt_record, config_map_name, record_name
@@ -112,7 +112,7 @@ def _adopted(observed: Observed, settings: Settings, wanted: JobConfig | None) -
 
 
 def _same_stream(one: JobConfig, other: JobConfig) -> bool:
-    return stream_hash(one.mix, one.batch) == stream_hash(other.mix, other.batch)
+    return one.stream_hash() == other.stream_hash()
 
 
 def _under_mix(begun: JobConfig, latest: JobConfig) -> JobConfig:

@@ -42,10 +42,18 @@ def _progress(report: JobReport, before: Progress | None) -> Progress:
         percent=f"{100 * share:.1f}",
         tokens=str(report.tokens),
         loss=None if report.loss is None else f"{report.loss:.4f}",
+        evaluation_loss=_evaluation_loss(report, before),
         tokens_per_second=f"{report.tokens_per_second:.0f}" if known or before is None else before.tokens_per_second,
         idle_percent=f"{100 * report.idle_fraction:.1f}",
         eta_seconds=max(0, report.eta_seconds),
     )
+
+
+def _evaluation_loss(report: JobReport, before: Progress | None) -> str | None:
+    """Stays as it was while a new coordinator has seen no evaluation."""
+    if report.evaluation_loss is None:
+        return before.evaluation_loss if before else None
+    return f"{report.evaluation_loss:.4f}"
 
 
 def count_pods(status: JobStatus, ctx: Context) -> JobStatus:

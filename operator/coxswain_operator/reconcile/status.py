@@ -57,6 +57,7 @@ class Progress(_Stored, frozen=True, kw_only=True):
     idle_percent: str
     eta_seconds: int
     percent: str
+    evaluation_loss: str | None = None
 
 
 class GangStatus(_Stored, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeVar
 
 from aiohttp import web
@@ -32,11 +32,23 @@ from coxswain.wire import (
 )
 from coxswain_coordinator.api.report import job_report
 from coxswain_coordinator.api.status_page import page
+from coxswain_coordinator.planning.parts import EncodedDirective, EncodedPlans
 from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.state.notifier import Topic
+from coxswain_coordinator.state.session import Cut, Session
 from coxswain_link.http_server import HttpService
 from coxswain_link.job_ended import JobEnded
 
 T = TypeVar("T")
+
+
+def cut_for(session: Session, query: Mapping[str, str]) -> Cut | None:
+    """Which part of a plan a caller gets: a rank's or a trainer's; None: the whole, for tools."""
+    if (rank := query.get("rank")) is not None:
+        return session.cut_of_rank(int(rank))
+    trainer = query.get("trainer")
+    return None if trainer is None else session.cut_of_trainer(trainer)
+
 
 MAX_WAIT = 30.0
 """Seconds of a long poll, whatever the caller asks for."""
@@ -94,21 +106,22 @@ class Handlers:
             # True ends the poll early: the caller must register again.
             return True if unknown or self._state.worlds_lost != losses else None
 
-        found = await self._wait(request, changed)
+        found = await self._wait(request, changed, Topic.WORLD)
         return found if isinstance(found, World) else None
 
     async def heartbeat(self, _: web.Request, body: Heartbeat) -> Ack:
-        self._state.heartbeat(body.generation, body.rank)
+        self._state.heartbeat(body.generation, body.rank, body.progress)
         return self._state.ack()
 
     async def publish_rendezvous(self, _: web.Request, body: Rendezvous) -> Ack:
         self._state.current_session(body.generation).rendezvous = body
-        self._state.notifier.notify()
+        self._state.notifier.notify(Topic.RENDEZVOUS)
         return self._state.ack()
 
     async def rendezvous(self, request: web.Request, _: None) -> Rendezvous | None:
         generation = int(request.query["generation"])
-        return await self._wait(request, lambda: self._state.current_session(generation).rendezvous)
+        session = self._state.current_session
+        return await self._wait(request, lambda: session(generation).rendezvous, Topic.RENDEZVOUS)
 
     async def loaders(self, _: web.Request, __: None) -> LoaderAddresses:
         self._check_ended()
@@ -124,26 +137,33 @@ class Handlers:
                 return None
             return Shares(tuple(s for s in self._state.index_progress.shares if s.loader == name))
 
-        return await self._wait(request, mine)
+        return await self._wait(request, mine, Topic.INDEX)
 
     async def indexed(self, _: web.Request, body: Indexed) -> None:
         self._state.add_indexed(body)
 
     async def blocks(self, request: web.Request, _: None) -> SourceBlocks | None:
-        source, start = request.query["source"], int(request.query.get("from", "0"))
-        return await self._wait(request, lambda: self._state.index_progress.blocks(source, start))
+        source, start, known = (
+            request.query["source"],
+            int(request.query.get("from", "0")),
+            request.query.get("known", ""),
+        )
+        return await self._wait(request, lambda: self._state.index_progress.blocks(source, start, known), Topic.INDEX)
 
     # --- steps ------------------------------------------------------------------------------------
 
-    async def plans(self, request: web.Request, _: None) -> StepPlans | None:
+    async def plans(self, request: web.Request, _: None) -> StepPlans | EncodedPlans | None:
         start = int(request.query["from"])
 
-        def committed() -> StepPlans | None:
-            return self._state.session.plans_from(start) if self._state.session else None
+        def committed() -> StepPlans | EncodedPlans | None:
+            if (session := self._state.session) is None:
+                return None
+            cut = cut_for(session, request.query)
+            return session.parts_from(start, cut) if cut else session.plans_from(start)
 
-        return await self._wait(request, committed)
+        return await self._wait(request, committed, Topic.PLANS)
 
-    async def step(self, request: web.Request, _: None) -> StepDirective | None:
+    async def step(self, request: web.Request, _: None) -> StepDirective | EncodedDirective | None:
         step = int(request.query["step"])
         alone = StepDirective(step=step, checkpoint=False, end="", plan=None)
 
@@ -152,9 +172,11 @@ class Handlers:
             found = session.directive(step) if session else None
             return alone if session and found is None and session.catching_up(step) else found
 
-        found = await self._wait(request, directive, early=alone)
-        self._state.notifier.notify()
-        return found
+        found = await self._wait(request, directive, Topic.PLANS, early=alone)
+        self._state.notifier.notify(Topic.ANY)
+        session = self._state.session
+        cut = cut_for(session, request.query) if session else None
+        return session.part_of(found, cut) if session and found and cut else found
 
     async def served(self, _: web.Request, body: DeliveredDigests) -> Ack:
         self._state.add_delivered(body)
@@ -189,8 +211,10 @@ class Handlers:
     async def page(self, _: web.Request) -> web.Response:
         return web.Response(text=page(self._state.job.name, job_report(self._state)), content_type="text/html")
 
-    async def _wait(self, request: web.Request, look: Callable[[], T | None], early: T | None = None) -> T | None:
-        """The first value of `look`, within the request's `wait` seconds.
+    async def _wait(
+        self, request: web.Request, look: Callable[[], T | None], topic: Topic, early: T | None = None
+    ) -> T | None:
+        """The first value of `look`, which changes with `topic`, within the request's `wait` seconds.
 
         Checks the generation throughout.
 
@@ -206,7 +230,7 @@ class Handlers:
             # A newer generation is an earlier coordinator's: this one has no world yet.
             return look() if theirs <= self._state.generation else early
 
-        return await self._state.notifier.wait_until(either, seconds)
+        return await self._state.notifier.wait_until(either, seconds, topic)
 
     def _check_ended(self) -> None:
         if self._state.finished is not None:

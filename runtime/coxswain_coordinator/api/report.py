@@ -29,7 +29,7 @@ def job_report(state: JobState) -> JobReport:
     last = state.history.recent[-1] if state.history.recent else None
     step = session.book.open if session else (manifest.step if manifest else 0)
     end = session.end_step if session else state.job.total_steps
-    seconds = step_seconds(state.history.recent)
+    seconds, evaluated = step_seconds(state.history.recent), state.history.evaluated
     return JobReport(
         phase=phase_of(state),
         generation=state.generation,
@@ -52,6 +52,11 @@ def job_report(state: JobState) -> JobReport:
         reason=state.finished.reason if state.finished else "",
         trainers=tuple(map(state.trainers.report, state.history.trainers[:TRAINERS])),
         slow=slow_words(state.history.trainers, state.trainers.place) if phase_of(state) == "Running" else "",
+        gradient_norm=last.gradient_norm if last else None,
+        learning_rate=last.learning_rate if last else None,
+        mfu=last.mfu if last else None,
+        evaluation_loss=evaluated.evaluation_loss if evaluated else None,
+        evaluation_step=evaluated.step if evaluated else -1,
     )
 
 

@@ -61,6 +61,10 @@ def _facts(report: JobReport) -> list[tuple[str, str]]:
         ("Step", f"{report.step} of {report.steps}"),
         ("Tokens", f"{report.tokens:,}"),
         ("Loss", "" if report.loss is None else f"{report.loss:.4f}"),
+        ("Loss on held-out documents", _evaluation(report)),
+        ("Gradient norm", "" if report.gradient_norm is None else f"{report.gradient_norm:.3g}"),
+        ("Learning rate", "" if report.learning_rate is None else f"{report.learning_rate:.3g}"),
+        ("Model FLOPs utilisation", "" if report.mfu is None else f"{report.mfu:.1%}"),
         ("Tokens per second", f"{report.tokens_per_second:,.0f}" if report.tokens_per_second else ""),
         ("Idle", f"{report.idle_fraction:.1%}"),
         ("Remaining", f"{report.eta_seconds} s"),
@@ -68,6 +72,10 @@ def _facts(report: JobReport) -> list[tuple[str, str]]:
         ("World generation", str(report.generation)),
         ("Checkpoint", report.checkpoint_uri),
     ]
+
+
+def _evaluation(report: JobReport) -> str:
+    return "" if report.evaluation_loss is None else f"{report.evaluation_loss:.4f} after step {report.evaluation_step}"
 
 
 def _row(*cells: object) -> str:

@@ -42,7 +42,9 @@ class PendingCheckpoints:
         self._saved = {s: by_rank for s, by_rank in self._saved.items() if s > step}
 
     def pending_keys(self) -> set[str]:
-        return {s.key for by_rank in self._saved.values() for saved in by_rank.values() for s in saved.shards}
+        """Of all shards that a later manifest may name. Safe in another thread."""
+        saves = [saved for by_rank in list(self._saved.values()) for saved in list(by_rank.values())]
+        return {s.key for saved in saves for s in saved.shards}
 
 
 def kept_steps(config: CheckpointConfig, steps: Iterable[int]) -> set[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -23,6 +24,7 @@ from coxswain_coordinator.checkpoint.validation import (
 from coxswain_link.store import BucketNotFound, NotFound, Store
 
 RUN_KEY = "run.json"
+_DELETES_AT_ONCE = 16
 
 
 class CheckpointStore:
@@ -35,6 +37,7 @@ class CheckpointStore:
 
     def __init__(self, job: JobConfig, store: Store) -> None:
         self._job, self._store = job, store
+        self.deletes_at_once = _DELETES_AT_ONCE
 
     def open(self, recorded: int = 0) -> CheckpointManifest | None:
         """Claims the location for this run and returns the newest manifest.
@@ -75,16 +78,28 @@ class CheckpointStore:
         if lines:
             self._store.put(steps_key(step), b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
-    def create(self, manifest: CheckpointManifest, pending: set[str]) -> None:
-        """Creates the manifest, then deletes what `keepLast` and `keepEvery` no longer keep.
-
-        A manifest of that step by an earlier coordinator holds the same state: it stays.
-        """
+    def create(self, manifest: CheckpointManifest) -> None:
+        """Creates the manifest. One of that step by an earlier coordinator holds the same state: it stays."""
         key = manifest_key_of(manifest)
         if not self._store.create(key, msgspec.json.encode(manifest)):
             manifest = read_manifest(key, self._store.get(key))
         self._manifests[manifest.step] = manifest
-        self._collect(pending)
+
+    def collect(self, pending: Callable[[], set[str]]) -> None:
+        """Deletes what `keepLast` and `keepEvery` no longer keep, beside the training.
+
+        `pending`: keys of shards whose manifest is still to come, asked again and again.
+        """
+        known = dict(self._manifests)  # `create` may add one meanwhile, never one that is dropped
+        keep = kept_steps(self._job.checkpoint, known)
+        kept, dropped = ([m for s, m in known.items() if (s in keep) == wanted] for wanted in (True, False))
+        manifests, shards = garbage(kept, dropped, pending())
+        self._delete(manifests)
+        for first in range(0, len(shards), self.deletes_at_once):
+            saved = pending()
+            self._delete([key for key in shards[first : first + self.deletes_at_once] if key not in saved])
+        for manifest in dropped:
+            self._manifests.pop(manifest.step, None)
 
     def collect_orphans(self) -> int:
         """Deletes shards that no manifest names: leftovers of saves that never completed.
@@ -95,24 +110,23 @@ class CheckpointStore:
         self._manifests = self._read_all()
         live = {s.key for m in self._manifests.values() for s in m.shards}
         orphans = [key for key in self._shard_sizes() if key not in live]
-        for key in orphans:
-            self._store.delete(key)
+        self._delete(orphans)
         return len(orphans)
 
     def collect_garbage(self) -> None:
         """Deletes what a crash left behind. Call it at the job's end, when no save is under way."""
         self._manifests = self._read_all()
-        self._collect(set())
+        self.collect(set)
         self.collect_orphans()
 
-    def _collect(self, pending: set[str]) -> None:
-        keep = kept_steps(self._job.checkpoint, self._manifests)
-        kept = [m for step, m in self._manifests.items() if step in keep]
-        dropped = [m for step, m in self._manifests.items() if step not in keep]
-        manifests, shards = garbage(kept, dropped, pending)
-        for key in manifests + shards:
-            self._store.delete(key)
-        self._manifests = {m.step: m for m in kept}
+    def _delete(self, keys: Sequence[str]) -> None:
+        """Deletes `deletes_at_once` objects at a time: a request takes tens of milliseconds, a checkpoint has thousands."""
+        if self.deletes_at_once == 1:
+            for key in keys:
+                self._store.delete(key)
+            return
+        with ThreadPoolExecutor(self.deletes_at_once, "garbage") as threads:
+            list(threads.map(self._store.delete, keys))
 
     def _read_all(self) -> dict[int, CheckpointManifest]:
         found = [read_manifest(o.path, self._store.get(o.path)) for o in self._store.list("manifests/")]

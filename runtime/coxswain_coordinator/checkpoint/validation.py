@@ -44,6 +44,8 @@ def stream_fields(job: JobConfig) -> dict[str, str]:
     """What `stream_hash` covers, by field."""
     batch: dict[str, int] = msgspec.to_builtins(job.batch)
     fields = {"seed": str(job.mix.seed), "longSequences": job.mix.long_sequences, "stream version": str(STREAM_VERSION)}
+    if job.evaluation.tokens:
+        fields["evaluation.tokens"] = str(job.evaluation.tokens)
     fields["order of sources"] = " ".join(s.name for s in job.mix.sources)
     sources = {f"source {s.name}": f"{s.format} {s.text_field!r} as {_tokenizer(s)}" for s in job.mix.sources}
     return fields | {f"batch.{name}": str(value) for name, value in batch.items()} | sources

@@ -48,13 +48,17 @@ class IndexProgress:
         """Of each share, its parts joined."""
         return tuple(_joined(parts) for parts in self._indexed.values())
 
-    def blocks(self, source: str, start: int = 0) -> SourceBlocks | None:
-        """Blocks of a source from the `start`-th on, as many as a message carries; None until there is an index."""
+    def blocks(self, source: str, start: int = 0, known: str = "") -> SourceBlocks | None:
+        """Blocks of a source from the `start`-th on, as many as a message carries; None until there is an index.
+
+        `known`: the fingerprint of what the asker has; no blocks where it has them all.
+        """
         if self.index is None:
             return None
         for found in self.index.sources:
             if found.name == source:
-                return SourceBlocks(source, found.blocks[start : start + BLOCKS_IN_MESSAGE], len(found.blocks))
+                wanted = () if known == found.fingerprint else found.blocks[start : start + BLOCKS_IN_MESSAGE]
+                return SourceBlocks(source, wanted, len(found.blocks), found.fingerprint)
         raise Refused("NoSuchSource", f"source {source!r}: the mix has {', '.join(s.name for s in self.index.sources)}")
 
 

@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 import msgspec
 
@@ -18,7 +19,8 @@ from coxswain.membership.stream import Stream
 from coxswain.membership.values import Cursor, Membership, MixRecord
 from coxswain.plan.values import Placement
 from coxswain.planlog import Generation, MembershipSegment, PlacementSegment
-from coxswain.wire import StepPlan
+from coxswain.wire import Evaluation, StepPlan
+from coxswain_coordinator.planning.evaluations import evaluation_of, is_due
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.plan_log import PlanLog
 
@@ -114,12 +116,39 @@ class Committer:
     def _placements(self, segment: int, memberships: list[Membership]) -> tuple[StepPlan, ...]:
         if not memberships:
             return ()
-        placements = tuple(self.place([s.tokens for s in m.sequences]) for m in memberships)
-        record = PlacementSegment(self.generation.generation, segment, memberships[0].step, placements)
-        committed = self.log.claim_placement(record)
-        # An earlier coordinator may have begun earlier in the segment.
-        by_step = dict(enumerate(committed.placements, committed.first_step))
-        return tuple(step_plan(self.generation.generation, m, by_step[m.step]) for m in memberships)
+        placed = {m.step: self.place([s.tokens for s in m.sequences]) for m in memberships}
+        by_step, evaluation = self._claimed(segment, placed, self._evaluation_placement(memberships))
+        return tuple(self._plan(m, by_step[m.step], evaluation) for m in memberships)
+
+    def _evaluation_placement(self, memberships: list[Membership]) -> Placement | None:
+        if not any(is_due(self.job, m) for m in memberships):
+            return None
+        return self.place([s.tokens for s in self.stream.held_out.sequences])
+
+    def _plan(self, membership: Membership, placement: Placement, evaluation: Placement | None) -> StepPlan:
+        follows = None
+        if evaluation is not None and is_due(self.job, membership):
+            follows = evaluation_of(self.stream.held_out.sequences, evaluation, membership, len(placement.tasks))
+        return step_plan(self.generation.generation, membership, placement, follows)
+
+    def _claimed(
+        self, segment: int, placed: dict[int, Placement], evaluation: Placement | None
+    ) -> tuple[dict[int, Placement], Placement | None]:
+        """The committed placements by step, and that of the evaluation, which is in the first part.
+
+        They are these, or an earlier coordinator's, which may have begun earlier.
+        """
+        found: dict[int, Placement] = {}
+        for part in count():
+            left = [step for step in placed if step not in found]
+            if not left:
+                break
+            placements, follows = tuple(placed[s] for s in left), None if part else evaluation
+            record = PlacementSegment(self.generation.generation, segment, left[0], placements, follows)
+            committed = self.log.claim_placement(record, part)
+            found |= enumerate(committed.placements, committed.first_step)
+            evaluation = evaluation if part else committed.evaluation
+        return found, evaluation
 
 
 def _end(memberships: list[Membership]) -> int | None:
@@ -130,8 +159,11 @@ def _end(memberships: list[Membership]) -> int | None:
     return last.step + 1 if last.labels else last.step
 
 
-def step_plan(generation: int, membership: Membership, placement: Placement) -> StepPlan:
-    content = (membership.sequences, placement.tasks, placement.operations, membership.labels)
+def step_plan(
+    generation: int, membership: Membership, placement: Placement, evaluation: Evaluation | None = None
+) -> StepPlan:
+    own = (membership.sequences, placement.tasks, placement.operations, membership.labels)
+    content = own if evaluation is None else (*own, evaluation)
     return StepPlan(
         generation=generation,
         step=membership.step,
@@ -142,4 +174,5 @@ def step_plan(generation: int, membership: Membership, placement: Placement) -> 
         digest=hashlib.sha256(msgspec.json.encode(content)).hexdigest(),
         makespan_seconds=placement.makespan_seconds,
         makespan_over_bound=placement.makespan_over_bound,
+        evaluation=evaluation,
     )

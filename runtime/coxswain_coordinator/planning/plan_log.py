@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 import zstandard
+from msgspec.structs import replace
 
 from coxswain.errors import Refused, Stale
 from coxswain.membership.values import MixRecord
@@ -26,6 +27,9 @@ from coxswain_link.store import NotFound, Store
 
 T = TypeVar("T")
 
+_LARGEST = 1_000_000
+"""Bytes of an object with placements of several steps."""
+
 _TWICE = "if this repeats, two runs share one checkpoint.uri: end one of them, or give it its own"
 
 
@@ -33,7 +37,7 @@ class PlanLog:
     """Reads and claims records. Blocking: call it from a thread."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store, self.largest = store, _LARGEST
         self._takeovers = 0  # of the current generation; the last one is ours
 
     def last_generation(self) -> int:
@@ -87,8 +91,11 @@ class PlanLog:
         """The committed segment: this one, or an earlier one."""
         return self._claim(membership_key(record.segment), record, MembershipSegment)
 
-    def claim_placement(self, record: PlacementSegment) -> PlacementSegment:
-        return self._claim(placement_key(record.generation, record.segment), record, PlacementSegment)
+    def claim_placement(self, record: PlacementSegment, part: int = 0) -> PlacementSegment:
+        """The committed part of a segment: an earlier one, or as many steps of this one as an object may hold."""
+        return self._claim(
+            placement_key(record.generation, record.segment, part), fitting(record, self.largest), PlacementSegment
+        )
 
     def _claim(self, key: str, record: T, type_: type[T]) -> T:
         if self._store.create(key, _pack(record)):
@@ -100,6 +107,13 @@ class PlanLog:
             return _unpack(key, self._store.get(key), type_)
         except NotFound:
             return None
+
+
+def fitting(record: PlacementSegment, largest: int) -> PlacementSegment:
+    """The record with only its first steps, if all of them take more than `largest` bytes; at least one."""
+    while len(record.placements) > 1 and len(_pack(record)) > largest:
+        record = replace(record, placements=record.placements[: len(record.placements) // 2])
+    return record
 
 
 def _pack(record: object) -> bytes:

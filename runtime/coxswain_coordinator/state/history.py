@@ -16,23 +16,30 @@ _MOST_UNSAVED = 1024
 """Lines of closed steps that are kept in memory: half a MB."""
 
 
+_MOST_TIMINGS = 256 << 20
+"""Bytes of timings.jsonl: some 200 steps of 1,024 ranks, 200,000 of one rank."""
+
+
 class History:
     """The steps that this process has closed."""
 
-    def __init__(self, run_dir: Path | None, metrics: Metrics) -> None:
-        self.steps, self.timings = JsonlWriter(run_dir, "steps.jsonl"), JsonlWriter(run_dir, "timings.jsonl")
+    def __init__(self, run_dir: Path | None, metrics: Metrics, hardware: str = "cpu") -> None:
+        self.steps = JsonlWriter(run_dir, "steps.jsonl")
+        self.timings = JsonlWriter(run_dir, "timings.jsonl", _MOST_TIMINGS)
         self.recent: deque[StepLine] = deque(maxlen=20)
         self.log = StepLog()
         self.unsaved: list[StepLine] = []  # in no record of the store
         self.most_unsaved = _MOST_UNSAVED
         self._window: deque[StepFigures] = deque(maxlen=WINDOW_STEPS)  # of the current world
         self._figures: tuple[TrainerFigures, ...] | None = None
-        self._metrics = metrics
+        self.evaluated: StepLine | None = None  # the latest that has an evaluation
+        self._metrics, self._hardware = metrics, hardware
 
     def add(self, line: StepLine, timing: TimingLine) -> None:
         self.steps.append(line)
         self.timings.append(timing)
         self.recent.append(line)
+        self.evaluated = line if line.evaluation_loss is not None else self.evaluated
         self.unsaved.append(line)
         figures = step_figures(timing.planned, timing.ranks)
         self._window.append(figures)
@@ -73,6 +80,13 @@ class History:
     def _measure(self, line: StepLine) -> None:
         self._metrics["coxswain_step"].set(line.step)
         self._metrics["coxswain_loss"].set(line.loss)
+        self._metrics["coxswain_gradient_norm"].set(line.gradient_norm)
+        self._metrics["coxswain_learning_rate"].set(line.learning_rate)
+        if line.mfu is not None:
+            self._metrics["coxswain_model_flops_utilization"].labels(self._hardware).set(line.mfu)
+        if line.evaluation_loss is not None:
+            self._metrics["coxswain_evaluation_loss"].labels(line.evaluation_tokens).set(line.evaluation_loss)
+            self._metrics["coxswain_evaluation_seconds"].observe(line.evaluation_seconds)
         self._metrics["coxswain_step_seconds"].observe(line.seconds)
         self._metrics["coxswain_idle_fraction"].set(line.idle_fraction)
         self._metrics["coxswain_makespan_over_bound"].set(line.makespan_over_bound)

@@ -33,10 +33,11 @@ from coxswain_coordinator.checkpoint.validation import manifest_key_of
 from coxswain_coordinator.index.progress import IndexProgress
 from coxswain_coordinator.state.event_log import EventLog
 from coxswain_coordinator.state.history import History
-from coxswain_coordinator.state.notifier import Notifier
+from coxswain_coordinator.state.notifier import Notifier, Topic
 from coxswain_coordinator.state.registry import MemberRegistry
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.state.trainers import Trainers, forget
+from coxswain_coordinator.steps import with_utilisation
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.metrics import MetricsRegistry as Metrics
 
@@ -47,6 +48,16 @@ CHECKPOINT_EVENT_SECONDS = 60.0
 
 MAX_FAILURES = 5
 """Worlds that may fail one after another without a new step, before the coordinator gives up."""
+
+
+_RANKS_A_HEARTBEAT_SECOND = 85
+_LONGEST_HEARTBEAT = 12.0  # seconds, with 10 s for one attempt: a rank that is silent for 30 s is lost
+
+
+def heartbeat_seconds(ranks: int) -> float:
+    """Seconds between two heartbeats of a rank, so that all together send some 85 a second; 0 in small worlds: as ranks like."""
+    wanted = ranks / _RANKS_A_HEARTBEAT_SECOND
+    return min(wanted, _LONGEST_HEARTBEAT) if wanted > 1 else 0.0
 
 
 def diverged(report: StepReport, manifest: CheckpointManifest | None) -> Fault:
@@ -67,7 +78,7 @@ class JobState:
         self.instance = secrets.token_hex(8)  # senders repeat unsaved messages to a new one
         self.notifier, self.registry, self.store_executor = Notifier(), MemberRegistry(), StoreExecutor()
         self.events = EventLog(clock)
-        self.history = History(run_dir, metrics)
+        self.history = History(run_dir, metrics, job.parallelism.hardware)
         self.index_progress = IndexProgress(job.mix)
         self.manifest: CheckpointManifest | None = None  # the newest checkpoint
         self.recorded_step = 0  # of the newest checkpoint that the job's status names
@@ -89,7 +100,7 @@ class JobState:
 
     def wait_for_claim(self, words: str) -> None:
         self.awaited_claim = words
-        self.notifier.notify()
+        self.notifier.notify(Topic.ANY)
 
     @property
     def trainers(self) -> Trainers:
@@ -105,14 +116,15 @@ class JobState:
         if (
             member.role == "loader"
             and not self.index_progress.shares
-            and not self.registry.missing("loader", self.job.loaders)
+            and self.registry.has_all("loader", self.job.loaders)
         ):
             loaders = [m.name for m in self.registry.of("loader", self.job.loaders)]
             self.record_event("IndexingStarted", self.index_progress.assign(loaders))
+            self.notifier.notify(Topic.INDEX)
         if arrival == "replaced" and member.role == "trainer":
             self.mark_world_lost(f"{member.name} was replaced by pod {member.pod}")
             self.registry.register(member)  # this one need not register again
-        self.notifier.notify()
+        self.notifier.notify(Topic.WORLD if arrival == "replaced" else Topic.ANY)  # a replaced process waits in vain
         return Registered(self.generation)
 
     def add_indexed(self, part: Indexed) -> None:
@@ -120,7 +132,7 @@ class JobState:
             self.fail(part.fault)
         else:
             self.index_progress.add(part)
-        self.notifier.notify()
+        self.notifier.notify(Topic.ANY)
 
     def change_mix(self, record: MixRecord, changed: str) -> None:
         """Records that the mix was edited: the plans of later steps follow the record."""
@@ -128,7 +140,7 @@ class JobState:
         self.record_event("MixChanged", f"{changed}; from {first} on (mix record {record.number})")
         progress = self.index_progress
         progress.reports = tuple(replace(r, weight=record.weights[r.name]) for r in progress.reports)
-        self.notifier.notify()
+        self.notifier.notify(Topic.ANY)
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -144,13 +156,16 @@ class JobState:
         return self.session
 
     def ack(self) -> Ack:
-        return Ack(self.instance, self.manifest.step if self.manifest else 0)
+        saved, session = self.manifest.step if self.manifest else 0, self.session
+        if session is None:
+            return Ack(self.instance, saved)
+        return Ack(self.instance, saved, heartbeat_seconds(len(session.world.seats)), session.known_end)
 
-    def heartbeat(self, generation: int, rank: int) -> None:
+    def heartbeat(self, generation: int, rank: int, progress: int = 0) -> None:
         """Records a heartbeat of a rank. Constructors send a rank below 0."""
         session = self.current_session(generation)
         if rank >= 0:
-            session.last_heard[rank] = time.monotonic()
+            session.hear(rank, time.monotonic(), progress)
 
     def add_report(self, report: StepReport) -> None:
         session = self.current_session(report.generation)
@@ -159,14 +174,14 @@ class JobState:
         if report.loss_sum is None or report.gradient_norm is None:
             self.fail(diverged(report, self.manifest))
         session.book.add_report(report)
-        self.notifier.notify()
+        self.notifier.notify(Topic.ANY)
 
     def add_delivered(self, served: DeliveredDigests) -> None:
         try:
             self.current_session(served.generation).book.add_delivered(served)
         except Refused as error:
             self.fail(Fault(error.reason, error.message))
-        self.notifier.notify()
+        self.notifier.notify(Topic.ANY)
 
     def add_saved(self, saved: ShardsSaved) -> None:
         session = self.current_session(saved.generation)
@@ -175,15 +190,15 @@ class JobState:
             session.pending.add(saved)
             if saved.end:
                 session.adopt_end(saved.step, completed=saved.end == "Completed")
-        self.notifier.notify()
+        self.notifier.notify(Topic.PLANS if saved.end else Topic.ANY)
 
     def close_step(self, session: Session) -> bool:
         """Closes the open step if all of it has been reported."""
         plan = session.open_plan()
         closed = session.book.close(plan, self.clock()) if plan is not None else None
-        if closed is None:
+        if plan is None or closed is None:
             return False
-        line, timing = closed
+        line, timing = with_utilisation(self.job, session.world, plan, closed[0]), closed[1]
         if not self.history.recent:
             self.record_event("TrainingStarted", f"step {line.step} is done, loss {line.loss:.4f}")
         self.history.add(line, timing)
@@ -193,7 +208,7 @@ class JobState:
         if session.book.open > self.best:
             self.best, self.failures = session.book.open, 0
         session.forget_before(session.book.open)
-        self.notifier.notify()
+        self.notifier.notify(Topic.ANY)
         return True
 
     def log_steps(self, now: bool = False) -> None:
@@ -210,7 +225,7 @@ class JobState:
         self.metrics["coxswain_checkpoint_step"].set(manifest.step)
         self.metrics["coxswain_checkpoint_seconds"].observe(seconds)
         self._announce(f"{manifest_key_of(manifest)}, {len(manifest.shards)} shards, {seconds:.1f} s")
-        self.notifier.notify()
+        self.notifier.notify(Topic.ANY)
 
     def _announce(self, saved: str) -> None:
         """Every checkpoint is logged. At most one a minute is an event: each costs a write of the status."""
@@ -226,7 +241,7 @@ class JobState:
         """Records why the registered trainers do not suffice."""
         if short != self.capacity_shortage:
             self.capacity_shortage = short
-            self.notifier.notify()
+            self.notifier.notify(Topic.ANY)
 
     # --- worlds -----------------------------------------------------------------------------------
 
@@ -270,13 +285,26 @@ class JobState:
                 session.adopt_end(last, completed=exit_.exit_code == Exit.DONE)
             if session.ending is None or exit_.exit_code not in (Exit.DONE, Exit.STOPPED):
                 self._worker_failed(exit_)
-        self.notifier.notify()
+        self.notifier.notify(Topic.WORLD, Topic.PLANS)
 
     def _worker_failed(self, exit_: WorkerExit) -> None:
         if self.session is None or self.session.lost:
             return
         why = exit_.fault.message if exit_.fault else f"exit code {exit_.exit_code}"
         self.mark_world_lost(f"rank {exit_.rank} on {exit_.trainer} ended: {why}")
+        self._count_failure()
+
+    def mark_world_hung(self, why: str) -> None:
+        """Marks the current world lost although no worker has ended. It counts as a failure, like an exit."""
+        if self.session is None or self.session.lost or self.session.saved_end:
+            return
+        self.session.hung = True
+        self.mark_world_lost(f"{why}; the logs of the trainers have the stacks of their ranks")
+        self._count_failure()
+
+    def _count_failure(self) -> None:
+        """Ends the job after `MAX_FAILURES` worlds in a row without a new step."""
+        assert self.session is not None
         self.failures += 1
         if self.failures >= MAX_FAILURES:
             self.fail(
@@ -298,6 +326,7 @@ class JobState:
             self.session.lost = why
             self.worlds_lost += 1
             self.registry.expect_again("trainer")
+            self.notifier.notify(Topic.WORLD)
 
     def fail(self, fault: Fault) -> Fault:
         """Returns the job's fault: the first one counts."""
@@ -308,7 +337,7 @@ class JobState:
         self.stop = request
         if self.session is not None:
             self.session.request_stop(request.at_step)
-        self.notifier.notify()
+        self.notifier.notify(Topic.PLANS)
 
     def finish(self, finished: Finished) -> Finished:
         """Ends the job and every long poll."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import msgspec
 class JsonlWriter:
     """Appends one JSON object a line and flushes each.
 
-    Without a run directory nothing is written.
+    Without a run directory nothing is written. Above `most` bytes the older half goes: a pod's disk is
+    small. 0: no limit.
     """
 
-    def __init__(self, folder: Path | None, name: str) -> None:
-        self._path = None if folder is None else folder / name
+    def __init__(self, folder: Path | None, name: str, most: int = 0) -> None:
+        self._path, self._most = None if folder is None else folder / name, most
         if self._path is not None and self._path.exists():
             _drop_torn_line(self._path)
 
@@ -23,6 +25,19 @@ class JsonlWriter:
         if self._path is not None:
             with self._path.open("ab") as file:
                 file.write(msgspec.json.encode(value) + b"\n")
+                size = file.tell()
+            if 0 < self._most < size:
+                _drop_older_half(self._path, size)
+
+
+def _drop_older_half(path: Path, size: int) -> None:
+    """Keeps the whole lines of the newer half. The file is replaced at once: a reader has the one or the other."""
+    kept = path.with_name(f"{path.name}.new")
+    with path.open("rb") as old, kept.open("wb") as new:
+        old.seek(size // 2)
+        old.readline()
+        shutil.copyfileobj(old, new, 1 << 20)
+    kept.replace(path)
 
 
 def _drop_torn_line(path: Path) -> None:

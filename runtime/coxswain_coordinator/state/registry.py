@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Literal
 
@@ -18,46 +19,55 @@ class MemberRegistry:
     """
 
     def __init__(self) -> None:
-        self._members: dict[tuple[Role, str], Register] = {}
-        self._awaited: set[tuple[Role, str]] = set()
+        self._members: dict[Role, dict[int, Register]] = defaultdict(dict)
+        self._present: dict[Role, set[int]] = defaultdict(set)  # registered since their role was last expected to
+        self._instances = Counter[str]()  # of the present members
 
     def register(self, member: Register) -> Arrival:
         """Idempotent by instance. Raises Refused for a name that does not end in a number."""
-        index_of(member.name)
-        before = self._members.get((member.role, member.name))
-        self._members[member.role, member.name] = member
-        self._awaited.discard((member.role, member.name))
+        index = index_of(member.name)
+        before = self._members[member.role].get(index)
+        if before is not None and index in self._present[member.role]:
+            self._instances[before.instance] -= 1
+        self._members[member.role][index] = member
+        self._present[member.role].add(index)
+        self._instances[member.instance] += 1
         if before is None:
             return "new"
         return "same" if before.instance == member.instance else "replaced"
 
     def knows(self, instance: str) -> bool:
         """Whether this process has registered since its role was last expected to."""
-        return any(m.instance == instance for key, m in self._members.items() if key not in self._awaited)
+        return self._instances[instance] > 0
 
     def expect_again(self, role: Role) -> None:
         """From now on members of this role are missing until they register again."""
-        self._awaited |= {key for key in self._members if key[0] == role}
+        self._instances -= Counter(self._members[role][index].instance for index in self._present[role])
+        self._present[role].clear()
 
     def of(self, role: Role, count: int | None = None) -> list[Register]:
         """Members of a role by index; with `count` only the indices below it."""
-        found = sorted((m for (r, _), m in self._members.items() if r == role), key=lambda m: index_of(m.name))
-        return [m for m in found if count is None or index_of(m.name) < count]
+        found = self._members[role]
+        return [found[index] for index in sorted(found) if count is None or index < count]
 
     def member(self, role: Role, name: str) -> Register | None:
         """None: it has not registered with this coordinator."""
-        return self._members.get((role, name))
+        return self._members[role].get(index_of(name))
 
     def missing(self, role: Role, count: int) -> list[str]:
         """Names of the first `count` members of a role that have not registered (again)."""
-        present = {m.name for m in self.of(role) if (role, m.name) not in self._awaited}
-        return [name for i in range(count) if (name := f"{role}-{i}") not in present]
+        present = self._present[role]
+        return [f"{role}-{index}" for index in range(count) if index not in present]
+
+    def has_all(self, role: Role, count: int) -> bool:
+        """Whether none of the first `count` members of a role is missing."""
+        return len(self._present[role]) >= count and not self.missing(role, count)
 
     def loader_addresses(self) -> tuple[LoaderAddress, ...]:
         return tuple(LoaderAddress(m.name, m.host, m.port, m.instance) for m in self.of("loader"))
 
     def __len__(self) -> int:
-        return len(self._members)
+        return sum(map(len, self._members.values()))
 
 
 def index_of(name: str) -> int:

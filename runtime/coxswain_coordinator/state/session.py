@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Literal
 
+import msgspec
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig
+from coxswain.errors import Refused
 from coxswain.membership.values import Cursor
 from coxswain.planlog import Generation
 from coxswain.wire import Rendezvous, StepDirective, StepPlan, StepPlans, World
 from coxswain_coordinator.checkpoint.pending import PendingCheckpoints
 from coxswain_coordinator.planning.committer import Committed
+from coxswain_coordinator.planning.parts import EncodedDirective, EncodedPlans, PlanParts
 from coxswain_coordinator.steps import StepTracker, shares
 
 _PLANS_A_REPLY = 8
+
+Cut = Callable[[PlanParts], msgspec.Raw]
+"""Chooses a member's part of a plan."""
 
 
 class Session:
@@ -43,9 +51,13 @@ class Session:
         self.adopted = False  # an earlier coordinator made it
         self._first, self._begun = first, first - 1
         self.last_heard: dict[int, float] = {}  # last heartbeat by rank, time.monotonic
+        self._progress: dict[int, int] = {}  # of the start, by rank
+        self.hung = False  # lost without an exit
         self._every, self._steps = job.checkpoint.every_steps, job.total_steps
         self._data_end: int | None = None
         self._plans: dict[int, StepPlan] = {}
+        self._parts: dict[int, PlanParts] = {}  # of the same plans
+        self._replicas = replicas_of(world)
         self._directives: dict[int, StepDirective] = {}
         self._saving: set[int] = set()  # requested checkpoints without a manifest
 
@@ -59,6 +71,22 @@ class Session:
             return max(self._begun, min(self.book.open, self.end_step - 1))
         return self._begun
 
+    @property
+    def started(self) -> bool:
+        """Whether every rank has restored its state: a step is done. An adopted world may have done it before."""
+        return self.book.open > self._first or (self.adopted and self._begun >= self._first)
+
+    @property
+    def start_progress(self) -> int:
+        """Grows while any rank gets on with its start: arrives, loads, asks for its first directive, reports."""
+        asked = self._begun - self._first + 1
+        return sum(self._progress.values()) + len(self.last_heard) + asked - len(self.book.missing_ranks())
+
+    def hear(self, rank: int, now: float, progress: int) -> None:
+        """Records a heartbeat."""
+        self.last_heard[rank] = now
+        self._progress[rank] = max(progress, self._progress.get(rank, 0))
+
     def begin(self, step: int) -> None:
         """Records that a rank is in this step or beyond."""
         self._begun = max(self._begun, step)
@@ -69,6 +97,13 @@ class Session:
         return self._steps if self._data_end is None else min(self._steps, self._data_end)
 
     @property
+    def known_end(self) -> int | None:
+        """The first step that is not run because of a decision that ranks cannot know: a stop, or the end of the data."""
+        if self.ending is not None:
+            return self.ending.step
+        return self._data_end if self.stop_at is None else min(self.stop_at, self.end_step)
+
+    @property
     def exhausted(self) -> bool:
         """Whether the data ended before the stop."""
         return self._data_end is not None and self._data_end < self._steps
@@ -76,6 +111,7 @@ class Session:
     def add(self, committed: Committed) -> None:
         """Takes in newly committed plans."""
         self._plans.update((plan.step, plan) for plan in committed.plans)
+        self._parts.update((plan.step, PlanParts(plan)) for plan in committed.plans)
         self.cursors.update(committed.cursors)
         self.committed = committed.next
         if committed.end is not None:
@@ -85,8 +121,36 @@ class Session:
         return not self.lost and self.committed < min(self.begun + 1 + ahead, self.end_step)
 
     def plans_from(self, step: int) -> StepPlans | None:
-        found = [self._plans[s] for s in sorted(self._plans) if s >= step]
-        return StepPlans(tuple(found[:_PLANS_A_REPLY])) if found else None
+        """The next whole plans."""
+        found = self._steps_from(step)
+        return StepPlans(tuple(self._plans[s] for s in found)) if found else None
+
+    def parts_from(self, step: int, cut: Cut) -> EncodedPlans | None:
+        """A member's parts of the next plans."""
+        found = self._steps_from(step)
+        return EncodedPlans(tuple(cut(self._parts[s]) for s in found)) if found else None
+
+    def _steps_from(self, step: int) -> list[int]:
+        return sorted(s for s in self._plans if s >= step)[:_PLANS_A_REPLY]
+
+    def cut_of_rank(self, rank: int) -> Cut:
+        """Raises Refused for a rank that this world does not have."""
+        if not 0 <= rank < len(self.world.seats):
+            raise Refused(
+                "WrongRank", f"rank {rank}: generation {self.record.generation} has {len(self.world.seats)} ranks"
+            )
+        seat = self.world.seats[rank]
+        return lambda parts: parts.of_seat(seat)
+
+    def cut_of_trainer(self, name: str) -> Cut:
+        """A trainer without a seat in this world gets parts without tasks."""
+        replicas = frozenset(self._replicas[name])
+        return lambda parts: parts.of_replicas(replicas)
+
+    def part_of(self, directive: StepDirective, cut: Cut) -> EncodedDirective:
+        """The directive with a member's part of its plan."""
+        plan = None if directive.plan is None else cut(self._parts[directive.step])
+        return EncodedDirective(directive.step, directive.checkpoint, directive.end, plan)
 
     def open_plan(self) -> StepPlan | None:
         """The plan of the first step that is not closed."""
@@ -153,7 +217,7 @@ class Session:
     def forget_before(self, step: int) -> None:
         """Drops what only closed steps needed; what a coming manifest needs stays."""
         for old in [s for s in self._plans if s < step]:
-            del self._plans[old]
+            del self._plans[old], self._parts[old]
             self._directives.pop(old, None)
         for tracker in (self.cursors, self.book.stream_digests):
             for old in [s for s in tracker if s < step and not self._may_be_saved(s)]:
@@ -174,3 +238,11 @@ class Session:
     def saved_end(self) -> bool:
         """Whether the end is decided and nothing remains to be saved for it."""
         return self.ending is not None and self.saved >= self.ending.step
+
+
+def replicas_of(world: World) -> defaultdict[str, set[int]]:
+    """The replicas of which a trainer has a device, by the trainer's name."""
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    for seat in world.seats:
+        found[world.trainers[seat.device.trainer]].add(seat.replica)
+    return found

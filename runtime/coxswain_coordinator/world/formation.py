@@ -65,8 +65,9 @@ def next_generation(
 
 def digest_of(job: JobConfig) -> str:
     """Hashes what a world depends on: not what the plan log records of the mix (MixRecord)."""
-    constant = replace(job, mix=without_record(job.mix))
-    return hashlib.sha256(msgspec.json.encode(constant)).hexdigest()
+    what = msgspec.to_builtins(replace(job, mix=without_record(job.mix)))
+    del what["first_step_timeout_seconds"]  # the coordinator's own
+    return hashlib.sha256(msgspec.json.encode(what)).hexdigest()
 
 
 def is_adoptable(

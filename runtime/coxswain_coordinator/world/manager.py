@@ -56,7 +56,7 @@ class WorldManager:
     async def form(self) -> bool:
         """Forms a world once every trainer is there and the replicas hold the longest sequence."""
         run, job = self._state, self._state.job
-        if run.registry.missing("trainer", job.trainers):
+        if not run.registry.has_all("trainer", job.trainers):
             return False
         agents = run.registry.of("trainer", job.trainers)
         if short := capacity_fault(job, layout_of(job, agents)):
@@ -69,7 +69,7 @@ class WorldManager:
         record = next_generation(job, number, self._author, agents, run.index_progress.shares, run.manifest)
         if not await self._store_call(self._log.create_generation, record):
             return True  # another coordinator was faster; check again
-        if run.registry.missing("trainer", job.trainers) or agents != run.registry.of("trainer", job.trainers):
+        if not run.registry.has_all("trainer", job.trainers) or agents != run.registry.of("trainer", job.trainers):
             return True  # a trainer left or was replaced meanwhile; the record stays unused
         if run.session is None:
             await self._store_call(self._checkpoints.collect_orphans)
@@ -88,7 +88,7 @@ class WorldManager:
         """
         run = self._state
         taken, count = await self._store_call(self._log.take_over, record.generation, self._author), run.job.trainers
-        if taken and not run.registry.missing("trainer", count) and agents == run.registry.of("trainer", count):
+        if taken and run.registry.has_all("trainer", count) and agents == run.registry.of("trainer", count):
             self._enter(record, agents, adopted=True)
         return True
 
@@ -96,7 +96,8 @@ class WorldManager:
         run = self._state
         assert run.index_progress.index is not None
         ids = run.index_progress.index.vocabulary
-        world = world_of(record, agents, vocabulary_of(run.job, ids), ids)
+        hung = run.session is not None and run.session.hung
+        world = replace(world_of(record, agents, vocabulary_of(run.job, ids), ids), stacks=hung)
         session = Session(run.job, record, world, *self._start_point())
         job = replace(run.job, model=replace(run.job.model, vocabulary=session.world.vocabulary))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from coxswain.layout import Seat
 from coxswain_coordinator.state.registry import join
 from coxswain_coordinator.state.session import Session
 
 SILENCE = 30.0
-"""Seconds without a heartbeat of a worker, which sends one each second even inside a collective."""
+"""Seconds without a heartbeat of a worker, which sends one every second to twelve, even inside a collective."""
 
 ARRIVAL = 300.0
 """Seconds until the first heartbeat in a new world."""
@@ -20,6 +21,9 @@ PAUSE = 5.0
 
 MEDIANS = 20
 """A step may take max(60 s, 20 x the median of the latest)."""
+
+DATA = 900.0
+"""Seconds for a step whose data is not delivered: workers give up by themselves after 600 s, and name what they waited for."""
 
 
 Place = Callable[[int], str]
@@ -40,26 +44,58 @@ def silent(seats: Sequence[Seat], last_heard: Mapping[int, float], entered: floa
     return ""
 
 
-def stuck(step: int, missing: Sequence[str], durations: Sequence[float], seconds: float) -> str:
+def slow_start(late: Sequence[str], seconds: float, limit: float) -> str:
+    """Describes a world in which no step ends and no rank gets on with its start for `seconds`.
+
+    `late`: ranks without a report.
+    """
+    if seconds <= limit:
+        return ""
+    ranks = join(late) or "none"
+    return (
+        f"the first step has not ended, and no rank has got on with its start for {seconds:.0f} s (limit {limit:.0f} s, "
+        f"firstStepTimeoutSeconds); not done by rank {ranks}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStep:
+    """The first step that is not closed. `late`: ranks without a report, named; `undelivered`: sequences without a digest."""
+
+    number: int
+    late: Sequence[str]
+    undelivered: int = 0
+
+
+def stuck(step: OpenStep, durations: Sequence[float], seconds: float) -> str:
     """Describes a step that takes too long.
 
     `seconds`: since it began or the step before was closed.
     """
     median = sorted(durations)[len(durations) // 2] if durations else 0.0
-    limit = max(LONGEST, MEDIANS * median)
+    starved = bool(step.late and step.undelivered)
+    limit = max(DATA if starved else LONGEST, MEDIANS * median)
     if seconds <= limit:
         return ""
-    ranks = join(missing) or "none"
-    return f"step {step} has not ended for {seconds:.0f} s (limit {limit:.0f} s); not done by rank {ranks}"
+    missing = f"; {step.undelivered} of its sequences are not delivered" if step.undelivered else ""
+    ranks = join(step.late) or "none"
+    return (
+        f"step {step.number} has not ended for {seconds:.0f} s (limit {limit:.0f} s); not done by rank {ranks}{missing}"
+    )
 
 
 class StallDetector:
-    """Checks once a second whether the current world makes progress."""
+    """Checks once a second whether the current world makes progress.
 
-    def __init__(self) -> None:
+    `start`: seconds for a world before its first closed step, since a rank last got on. Restoring, initialising and the
+    first step may take many times a usual step.
+    """
+
+    def __init__(self, start: float) -> None:
+        self._start = start
         self._session: Session | None = None
         self._entered = self._since = self._looked = 0.0
-        self._open = -1
+        self._mark: tuple[int, int, int] = (-1, -1, -1)  # changes with progress
 
     def judge(self, session: Session, durations: Sequence[float], now: float, place: Place) -> str:
         """Why the world must be replaced; empty: it makes progress."""
@@ -67,15 +103,23 @@ class StallDetector:
             return ""
         self._look(session, now)
         seats = [seat for seat in session.world.seats if seat.rank not in session.exited]
-        if (why := silent(seats, session.last_heard, self._entered, now, place)) or session.begun < session.book.open:
+        if why := silent(seats, session.last_heard, self._entered, now, place):
             return why
         late = [named(session.world.seats[rank], place) for rank in session.book.missing_ranks()]
-        return stuck(session.book.open, late, durations, now - self._since)
+        if not session.started:
+            return slow_start(late, now - self._since, self._start)
+        plan = session.open_plan()
+        if session.begun < session.book.open:
+            return ""
+        undelivered = session.book.missing_digests(plan) if plan else 0
+        return stuck(OpenStep(session.book.open, late, undelivered), durations, now - self._since)
 
     def _look(self, session: Session, now: float) -> None:
         if session is not self._session or now - self._looked > PAUSE:
             self._session, self._entered, self._since = session, now, now
             session.last_heard = dict.fromkeys(session.last_heard, now)
-        if session.book.open != self._open:
-            self._open, self._since = session.book.open, now
+        started = session.started
+        mark = session.book.open, started, 0 if started else session.start_progress
+        if mark != self._mark:
+            self._mark, self._since = mark, now
         self._looked = now

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 FORK_SERVER = (sys.executable, "-m", "coxswain_train.agent.forkserver", "coxswain_train.worker.worker")
 
-_POLL = 5.0  # seconds of one long poll; also the longest until a restarted coordinator has this trainer registered
+_POLL = 15.0  # seconds of one long poll: the end of a coordinator cuts it short
 POLL_DEADLINE = 0.5  # seconds until a broken poll is noticed
 _GIVE_UP = 60.0  # seconds without a coordinator
 _LAST_WORK = 20.0  # seconds for workers to leave once the job has ended well: the checkpoint is saved by then
@@ -112,6 +112,8 @@ class Agent:
         await asyncio.gather(
             *(self._stop_worker(w) for w in list(self._workers) if not w.is_running or w.device not in mine)
         )
+        if world.stacks:
+            self._dump_stacks()
         first, self._generation = not self._generation, world.generation
         kept = {worker.device for worker in self._workers}
         await asyncio.gather(*(self._reseat(worker, mine[worker.device]) for worker in list(self._workers)))
@@ -124,6 +126,12 @@ class Agent:
             log.warning("rank %d did not join its world within %g s: killing it", seat.rank, self._join_timeout)
             await self._stop_worker(worker)
             await self._seat(seat, first=False)
+
+    def _dump_stacks(self) -> None:
+        """The workers still hang where they hung: their assignment to the new world comes after."""
+        for worker in self._workers:
+            log.warning("the world hung; stacks of rank %d follow", worker.assignment.rank)
+            worker.signal(signal.SIGUSR1)
 
     async def _seat(self, seat: Seat, first: bool) -> None:
         device = seat.device.device

@@ -209,7 +209,7 @@ def main(words: list[str]) -> int:
     given = _arguments(words)
     options = Options(given.dtype, int(given.file_gb * 1e9), given.tokenizer)
     try:
-        step = export(open_store(given.checkpoint), given.output, _step(given.step), options)
+        step = export(open_store(given.checkpoint), given.output.absolute(), _step(given.step), options)
     except (CoxswainError, OSError) as error:
         sys.stderr.write(f"{getattr(error, 'reason', 'NotExported')}: {error}\n")
         return Exit.USER_FAULT

@@ -102,8 +102,11 @@ def read_manifest(store: Store, key: str) -> CheckpointManifest:
         raise _torn(f"{key} is not a manifest ({error})") from error
 
 
-def load(store: Store, shards: Iterable[Shard], state: State) -> None:
-    """Fills the boxes of `state` from a checkpoint of any layout. Refused "TornCheckpoint" names a missing or damaged part."""
+def load(store: Store, shards: Iterable[Shard], state: State, progress: Callable[[], None] = lambda: None) -> None:
+    """Fills the boxes of `state` from a checkpoint of any layout. Refused "TornCheckpoint" names a missing or damaged part.
+
+    Calls `progress` after each shard.
+    """
     shards = list(shards)
     wanted = {kind: _pieces(shards, kind, boxes) for kind, boxes in state.items()}
     for shard in shards:
@@ -114,6 +117,7 @@ def load(store: Store, shards: Iterable[Shard], state: State) -> None:
         ]
         if needed:
             _fill(read_shard(store, shard), needed, state)
+            progress()
 
 
 def _pieces(shards: list[Shard], kind: str, need: Iterable[Box]) -> dict[Box, list[Piece]]:

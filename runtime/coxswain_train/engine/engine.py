@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from coxswain.errors import Refused
 from coxswain.holdings import ParameterSpec, all_holdings, tensor_faults
 from coxswain.layout import Layout, Seat
 from coxswain.neighbours import neighbours_of, rank_of
+from coxswain.parameter_groups import muon_matrices
 from coxswain.plan.values import Operation
 from coxswain.wire import TaskTiming
 from coxswain_train.checkpoint.pretrained import load_pretrained
@@ -45,6 +47,7 @@ class StepInput:
     valid: int  # labels among this rank's tokens
     labels: int
     plan: int
+    evaluation: Sequence[Operation] | None = None  # forward operations after the update; None: no evaluation follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class StepResult:
     compute_seconds: float
     reduce_seconds: float
     timings: tuple[TaskTiming, ...]
+    evaluation_loss_sum: float | None = None  # of this rank's held-out tokens; None: not evaluated
+    evaluation_seconds: float = 0.0
 
 
 class Engine:
@@ -83,8 +88,9 @@ class Engine:
         self._everyone, self._device, self._dtype = world.exchange(tuple(range(world.ranks))), device, dtype
         self.model = decoder_of(model, vocabulary, part).to(device, dtype)
         self.shapes = {spec.name: spec.shape for spec in specs}
-        owned = shards(all_holdings(specs, layout, model.layers))
-        self.optimizer = Zero1Optimizer(self.model.weights(), owned, seat.rank, world, state)
+        matrices = muon_matrices(specs, optimizer)
+        owned = shards(all_holdings(specs, layout, model.layers), whole=matrices.__contains__)
+        self.optimizer = Zero1Optimizer(self.model.weights(), owned, seat.rank, world, state, matrices=matrices)
 
     def initialise(
         self, seed: int, secrets: Path | None = None, endpoint: EndpointConfig | None = None, ids: int = 0
@@ -112,7 +118,8 @@ class Engine:
         return self.optimizer.boxes()
 
     def step(self, work: StepInput, began: float) -> StepResult:
-        """Computes, reduces and updates. If it raises, only gradients have changed. `began`: by `time.perf_counter`."""
+        """Computes, reduces, updates and evaluates. If it raises before the vote on the step (`reduce_stats`), only gradients
+        have changed. `began`: by `time.perf_counter`."""
         clock = StepClock(self._world.clock, began)
         outcome = self.compute(work)
         computed = clock.device.mark()
@@ -123,6 +130,7 @@ class Engine:
         self.before_update()
         self.optimizer.apply(gradient, stats, self._optimizer_config, rate, work.step)
         timings, reduced = clock.timings(outcome.spans), clock.device.between(computed, clock.device.mark())
+        updated = time.perf_counter()
         return StepResult(
             loss_sum=loss_sum,
             gradient_norm=stats.norm,
@@ -130,7 +138,19 @@ class Engine:
             compute_seconds=sum(t.stop - t.start - t.waited for t in timings),
             reduce_seconds=reduced,
             timings=timings,
+            evaluation_loss_sum=self._evaluate(work),
+            evaluation_seconds=time.perf_counter() - updated,
         )
+
+    @torch.no_grad()
+    def _evaluate(self, work: StepInput) -> float | None:
+        """Sum of the token losses of this rank's held-out tokens, by the forward operations of the evaluation."""
+        if work.evaluation is None:
+            return None
+        links = StageLinks(self._neighbours, self._everyone, self._config.hidden, self._dtype, self._device)
+        runner = TaskRunner(self.model, work.batch, 0.0, self.seat.replica, self._ring, links.last)
+        clock = self._world.clock
+        return run_operations(runner, links, work.parts, work.evaluation, self.optimizer, clock).loss_sum
 
     def compute(self, work: StepInput) -> StepOutcome:
         """Runs the operations of this rank's stage. Gradients are in the parameters then."""

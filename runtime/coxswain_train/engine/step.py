@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from coxswain.plan.values import Operation, Slice, Task
@@ -120,7 +121,8 @@ class TaskRunner:
         for layer in self._model.stack:
             hidden = memory.run_layer(layer, hidden, rotary, attend)
         output = self._model.token_losses(hidden, self._batch.labels[rows]) if self._last else hidden
-        self._held[part.task.index] = received, output
+        if torch.is_grad_enabled():  # an evaluation has no backward
+            self._held[part.task.index] = received, output
         return (output.detach(), None) if self._last else (None, output.detach())
 
     def _embed(self, rows: slice) -> Tensor:

@@ -39,10 +39,12 @@ class CustomDecoder(nn.Module):
 def decoder_of(model: ModelConfig, vocabulary: int, part: ModelPart | None = None) -> Decoder:
     """A rank's part of the model, its weights without values; a class of the user's own is always whole.
 
-    Raises Refused "BadModel" where the user's class cannot be had or used.
+    Raises Refused "BadModel" where the user's class cannot be had or used, or where it would have to be split.
     """
     if model.custom is None:
         return Llama(model, vocabulary, part)
+    if part is not None and not (part.first and part.last and part.degree == 1):
+        raise _bad(model.custom, "is whole on each device; set parallelism.tensor and .pipeline to 1")
     made: Decoder = _called(model.custom, "cannot be made", lambda kind: kind(model, vocabulary, **_arguments(model)))
     if missing := [name for name in NEEDED if not hasattr(made, name)]:
         raise _bad(model.custom, f"lacks {', '.join(missing)}, which the protocol Decoder names")

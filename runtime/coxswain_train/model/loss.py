@@ -60,6 +60,16 @@ def _loss_and_gradient(hidden: Tensor, weight: Tensor, labels: Tensor, wide: tor
     return loss, gradient.mul_(valid).to(hidden.dtype)
 
 
+def _losses(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> Tensor:
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    total = torch.zeros((), dtype=wide, device=hidden.device)
+    for start in range(0, len(labels), chunk):
+        rows, mine = hidden[start : start + chunk], labels[start : start + chunk].unsqueeze(1)
+        log_probability = (rows @ weight.T).to(wide).log_softmax(-1)
+        total -= log_probability.gather(1, mine.clamp(min=0)).mul(mine != IGNORED).sum()
+    return total
+
+
 def _shared_loss_and_gradient(
     hidden: Tensor, weight: Tensor, labels: Tensor, wide: torch.dtype, ids: IdRange
 ) -> tuple[Tensor, Tensor]:
@@ -88,7 +98,10 @@ def linear_cross_entropy(
 
     hidden [n, h], weight [vocabulary, h], labels [n]. The logits of `chunk` rows exist at one time. With `ids`,
     `weight` has the rows of these ids, and the other ranks of the group compute the same with theirs.
+    Where gradients are disabled, none are made for whole weights.
     """
+    if ids is None and not torch.is_grad_enabled():
+        return _losses(hidden, weight, labels, chunk)
     if ids is not None:
         hidden = enter(hidden, ids.group)
     return _LinearCrossEntropy.apply(hidden, weight, labels, chunk, ids)  # type: ignore[no-any-return]

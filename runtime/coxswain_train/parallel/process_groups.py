@@ -68,7 +68,7 @@ class ProcessGroups:
         if ranks not in self._tensor_groups:
             made = _member(dist.new_group(list(ranks), timeout=_PATIENCE, use_local_synchronization=True))
             dist.all_reduce(torch.zeros(1, device=self._device), group=made)
-            self._tensor_groups[ranks] = SharedSums(made, ranks.index(self.rank), len(ranks))
+            self._tensor_groups[ranks] = SharedSums(made, ranks.index(self.rank), len(ranks), self.clock)
         return self._tensor_groups[ranks]
 
     def exchange(self, ranks: tuple[int, ...]) -> RingExchange:
@@ -153,12 +153,15 @@ class SharedSums:
     group: dist.ProcessGroup
     index: int
     degree: int
+    clock: DeviceClock
 
     def sum(self, x: Tensor) -> None:
-        dist.all_reduce(x, group=self.group)
+        with self.clock.waiting():
+            dist.all_reduce(x, group=self.group)
 
     def maximum(self, x: Tensor) -> None:
-        dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
+        with self.clock.waiting():
+            dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
 
 
 def _member(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:

@@ -1,4 +1,4 @@
-"""ZeRO-1 by boxes (Rajbhandari et al., arXiv 1910.02054): gradients to their owners, AdamW there, weights back to all.
+"""ZeRO-1 by boxes (Rajbhandari et al., arXiv 1910.02054): gradients to their owners, updates there, weights back to all.
 
 Each rank holds its boxes of the parameters; the master copy (fp32, or fp64 in tests) and both moments of a row exist only
 on its owner, which is one of its holders. State changes in `apply` alone, after all ranks have agreed on the step.
@@ -6,13 +6,12 @@ on its owner, which is one of its holders. State changes in `apply` alone, after
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import isfinite, sqrt
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 from coxswain.boxes import Box
 from coxswain.config import OptimizerConfig
@@ -22,7 +21,8 @@ from coxswain_train.parallel.flights import Reduction
 from coxswain_train.parallel.gradients import Gradients
 from coxswain_train.parallel.routes import make_routes
 from coxswain_train.parallel.shards import Shards
-from coxswain_train.parallel.state import KINDS, State
+from coxswain_train.parallel.state import State
+from coxswain_train.parallel.updates import stretches, update
 from coxswain_train.parallel.weights import WeightSpreader
 
 
@@ -48,13 +48,15 @@ class Zero1Optimizer:
     """The optimizer of one rank: its boxes of the state, and the way to and from the parameters of all holders.
 
     `weights`: the boxes that the rank holds, by name. `state` keeps what it has if its boxes are this rank's already.
+    Muon updates the `matrices`, by name; the shards must keep each of them whole.
     """
 
     def __init__(
         self, weights: Mapping[str, nn.Parameter], shards: Shards, me: int, reduction: Reduction,
-        state: State | None = None, bucket_bytes: int = BUCKET_BYTES,
+        state: State | None = None, bucket_bytes: int = BUCKET_BYTES, matrices: Collection[str] = (),
     ) -> None:  # fmt: skip
-        self._shards, self._me, self._reduction, self._bucket_bytes = shards, me, reduction, bucket_bytes
+        self._shards, self._me, self._reduction = shards, me, reduction
+        self._matrices, self._bucket_bytes = matrices, bucket_bytes
         self.state = state or State()
         sample = next(iter(weights.values()))
         wide, self._device = torch.promote_types(sample.dtype, torch.float32), sample.device
@@ -93,7 +95,8 @@ class Zero1Optimizer:
         return check_stats(rows, mine)
 
     def apply(self, gradient: Tensor, stats: GlobalStats, config: OptimizerConfig, rate: float, step: int) -> None:
-        """One AdamW update (Loshchilov and Hutter, arXiv 1711.05101) of step `step` (from 0); then sends the weights out."""
+        """The update of step `step` (from 0): AdamW (Loshchilov and Hutter, arXiv 1711.05101), Muon for its matrices; then
+        sends the weights out."""
         if not isfinite(stats.norm):
             raise Refused(
                 "GradientNotFinite",
@@ -102,19 +105,9 @@ class Zero1Optimizer:
             )
         if config.gradient_clip and stats.norm > config.gradient_clip:
             gradient.mul_(config.gradient_clip / (stats.norm + 1e-6))
-        self._adamw(gradient, config, rate, step + 1)
+        parts = stretches(self._shards.boxes(self._me), config, self._matrices)
+        update(self.state, gradient, parts, config, rate, step + 1)
         self.all_gather()
-
-    def _adamw(self, gradient: Tensor, config: OptimizerConfig, rate: float, count: int) -> None:
-        """Runs torch's fused kernel over the matrices, which decay, and over the norms, which do not."""
-        matrices = self._shards.decayed(self._me)
-        for rows, decay in ((slice(matrices), config.weight_decay), (slice(matrices, None), 0.0)):
-            master, first, second = ([self.state[kind][rows]] for kind in KINDS)
-            done = [torch.tensor(count - 1.0, device=self._device)]
-            adamw(
-                master, [gradient[rows]], first, second, [], done, fused=True, amsgrad=False, beta1=config.beta1,
-                beta2=config.beta2, lr=rate, weight_decay=decay, eps=config.epsilon, maximize=False,
-            )  # fmt: skip
 
     @torch.no_grad()
     def all_gather(self) -> None:

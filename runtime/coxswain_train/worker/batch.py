@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from coxswain import digests
 from coxswain.errors import Refused, Retryable
+from coxswain.wire import StepPlan
 from coxswain_link.step_buffer import Columns, StepArrays
 from coxswain_train.engine.step import Batch, Part
 from coxswain_train.model.loss import IGNORED
@@ -43,6 +45,14 @@ def check(arrays: StepArrays, mine: Iterable[Part], vocabulary: int, columns: Co
             f"step {arrays.step}: token id {largest}, model.vocabulary is {vocabulary}; "
             "it must be at least the tokenizer's size (0: take it from the tokenizer)",
         )
+
+
+def trained_part(arrays: StepArrays, plan: StepPlan) -> StepArrays:
+    """The arrays without those of an evaluation, which follow them."""
+    slices = tuple(s for s in arrays.slices if plan.trains(s.sequence))
+    rows = slice(sum(s.stop - s.start for s in slices))
+    columns = {name: getattr(arrays, name)[rows] for name in ("tokens", "labels", "positions")}
+    return replace(arrays, slices=slices, **columns)
 
 
 def delivered(arrays: StepArrays) -> int:

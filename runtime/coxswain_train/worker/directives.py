@@ -13,15 +13,21 @@ from coxswain_link.plan_feed import PlanFeed
 log = logging.getLogger(__name__)
 
 _POLL = 10.0  # seconds of one long poll
-REACH_DEADLINE = 0.25  # seconds in which a coordinator must be reached; one that refuses is not asked twice
+REACH_DEADLINE = 5.0
+"""Seconds in which a coordinator must be reached. Beyond every pause of its loop: a slow coordinator is not gone, and a rank that
+continues alone may pass a stop that others follow. A process that has exited refuses at once."""
+
+_LOOK = 0.25  # seconds to wait for the plan of a step that is begun alone
 
 
-def autonomous_directive(step: int, plan: StepPlan | None, every: int, first_step: int) -> StepDirective | None:
+def autonomous_directive(
+    step: int, plan: StepPlan | None, every: int, first_step: int, end: int | None = None
+) -> StepDirective | None:
     """The directive that any coordinator would give for a committed plan. Only a coordinator can end the job.
 
-    `every`: the job's checkpoint.everySteps; `first_step`: the world's.
+    `every`: the job's checkpoint.everySteps; `first_step`: the world's; `end`: announced, so other ranks may have left there.
     """
-    if plan is None or plan.step != step:
+    if plan is None or plan.step != step or (end is not None and step >= end):
         return None
     return StepDirective(step=step, checkpoint=every > 0 and step % every == 0 and step > first_step, end="", plan=plan)
 
@@ -30,9 +36,10 @@ class DirectiveClient:
     """The directives of one world, for one of its ranks. `client` must not retry: the coordinator may be gone."""
 
     def __init__(
-        self, client: Client, outbox: Outbox, feed: PlanFeed, generation: int, every: int, first_step: int
+        self, client: Client, outbox: Outbox, feed: PlanFeed, generation: int, every: int, first_step: int, rank: int
     ) -> None:
         self._client, self._outbox, self._feed, self._generation = client, outbox, feed, generation
+        self._rank = rank
         self._every, self._first_step = every, first_step
 
     def next(self, step: int) -> StepDirective | None:
@@ -40,7 +47,7 @@ class DirectiveClient:
         return self._ask(step) if self._outbox.reachable else self._decide(step)
 
     def _ask(self, step: int) -> StepDirective | None:
-        query = {"step": step, "wait": _POLL}
+        query = {"step": step, "wait": _POLL, "rank": self._rank}
         try:
             directive = self._client.get("/v1/steps", StepDirective, generation=self._generation, **query)
         except Retryable as error:
@@ -51,4 +58,8 @@ class DirectiveClient:
         return directive if knows else self._decide(step)
 
     def _decide(self, step: int) -> StepDirective | None:
-        return autonomous_directive(step, self._feed.get(step, REACH_DEADLINE), self._every, self._first_step)
+        plan, end = self._feed.get(step, _LOOK), self._outbox.end
+        directive = autonomous_directive(step, plan, self._every, self._first_step, end)
+        if directive is None:
+            self._outbox.await_answer(_LOOK)
+        return directive

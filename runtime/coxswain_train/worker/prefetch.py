@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 
 from coxswain.errors import CoxswainError
 from coxswain.layout import Seat
+from coxswain.plan.values import Operation, StageOperations
 from coxswain.wire import StepPlan
 from coxswain_link.handover import Handover
 from coxswain_link.step_buffer import Columns, StepArrays
@@ -63,22 +65,26 @@ class BatchPrefetcher:
     def _fetch(self, plan: StepPlan, patience: float) -> FetchedBatch:
         arrays = self._handover.receive(plan.generation, plan.step, self._seat.rank, patience)
         work, counts = self._work(plan, arrays), self._columns.tokens and not self._seat.tensor
-        return FetchedBatch(work, batches.delivered(arrays) if counts else 0)
+        trained = batches.trained_part(arrays, plan)
+        return FetchedBatch(work, batches.delivered(trained) if counts else 0)
 
     def _work(self, plan: StepPlan, arrays: StepArrays) -> StepInput:
         """This rank's part of the plan with its tokens. Raises as `batch.check`."""
         seat = self._seat
-        mine = parts(plan.tasks, seat.replica)
+        mine = parts(plan.all_tasks, seat.replica)
         batches.check(arrays, mine.values(), self._vocabulary, self._columns)
-        operations = [
-            o for s in plan.operations if (s.replica, s.stage) == (seat.replica, seat.stage) for o in s.operations
-        ]
         return StepInput(
             step=plan.step,
             parts=mine,
-            operations=operations,
+            operations=self._mine(plan.operations),
             batch=batches.load(arrays, self._device),
-            valid=batches.valid_labels(arrays),
+            valid=batches.valid_labels(batches.trained_part(arrays, plan)),
             labels=plan.labels,
             plan=int(plan.digest[-12:], 16),
+            evaluation=self._mine(plan.evaluation.operations) if plan.evaluation else None,
         )
+
+    def _mine(self, lists: Iterable[StageOperations]) -> list[Operation]:
+        """The operations of this rank's stage."""
+        here = self._seat.replica, self._seat.stage
+        return [o for s in lists if (s.replica, s.stage) == here for o in s.operations]

@@ -127,14 +127,14 @@ class Worker:
         self._world = world = fetch_world(client, assignment)
         self._saver = save_load.Saver(store, snapshots_of(self._device))
         self._outbox = Outbox(client, wire.Heartbeat(assignment.generation, assignment.rank))
-        self._feed = PlanFeed(client, assignment.generation, world.first_step)
+        self._feed = PlanFeed(client, assignment.generation, world.first_step, rank=assignment.rank)
         seat = world.seats[assignment.rank]
         columns = columns_of(world.layout, seat)
         self._prefetcher = BatchPrefetcher(handover, seat, world.vocabulary, self._device, columns)
         self._directive_client = Client(env.coordinator_url, env.token, REACH_DEADLINE, retry=False)
         self._directives = DirectiveClient(
             self._directive_client, self._outbox, self._feed, assignment.generation, env.job.checkpoint.every_steps,
-            world.first_step,
+            world.first_step, assignment.rank,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -147,7 +147,9 @@ class Worker:
     def run(self) -> int:
         """Table of contents of a training run."""
         self._engine = self._build()
+        self._outbox.advance()
         self._restore()
+        self._outbox.advance()
         step = self._world.first_step
         while True:
             directive = self._directive(step)
@@ -186,7 +188,7 @@ class Worker:
             self._engine.initialise(job.seed, self._env.secrets_dir, job.checkpoint.endpoint, self._world.ids)
             return
         manifest = save_load.read_manifest(self._store, key)
-        save_load.load(self._store, manifest.shards, self._engine.boxes())
+        save_load.load(self._store, manifest.shards, self._engine.boxes(), self._outbox.advance)
         self._engine.gather()
         log.info("rank %d resumes at step %d from %s", self._assignment.rank, self._world.first_step, key)
 
@@ -204,7 +206,7 @@ class Worker:
         if (following := self._feed.peek(plan.step + 1)) is not None:
             self._prefetcher.begin(following)
         result = self._engine.step(fetched.work, began)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began - result.evaluation_seconds
         report = _report(plan, self._assignment.rank, result, fetched.delivered, seconds, waited)
         self._outbox.put("/v1/reports", plan.step, report)
 
@@ -243,5 +245,6 @@ def _report(
         generation=plan.generation, step=plan.step, rank=rank, loss_sum=result.loss_sum, delivered=delivered,
         gradient_norm=result.gradient_norm, learning_rate=result.learning_rate, seconds=seconds,
         compute_seconds=result.compute_seconds, data_wait_seconds=waited, reduce_seconds=result.reduce_seconds,
-        timings=result.timings, ended=time.time(),
+        timings=result.timings, ended=time.time() - result.evaluation_seconds,
+        evaluation_loss_sum=result.evaluation_loss_sum, evaluation_seconds=result.evaluation_seconds,
     )  # fmt: skip

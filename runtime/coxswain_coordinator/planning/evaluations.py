@@ -1,0 +1,43 @@
+"""Which steps an evaluation follows, and what it runs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+
+from msgspec.structs import replace
+
+from coxswain.config import JobConfig
+from coxswain.membership.values import Membership, Sequence
+from coxswain.plan.values import Operation, Placement, StageOperations, Task
+from coxswain.wire import Evaluation
+
+
+def is_due(job: JobConfig, membership: Membership) -> bool:
+    """After every everySteps steps, and after the last one: at the stop, or where the data ends."""
+    done = membership.step + 1
+    if not job.evaluation.tokens:
+        return False
+    return done % job.evaluation.every_steps == 0 or done == job.total_steps or membership.exhausted
+
+
+def evaluation_of(sequences: List[Sequence], placement: Placement, behind: Membership, tasks: int) -> Evaluation:
+    """The evaluation behind a step of `tasks` tasks: forward operations only, numbered behind the step's own."""
+    first = len(behind.sequences)
+    return Evaluation(
+        sequences=tuple(sequences),
+        tasks=tuple(_renumbered(task, first, tasks) for task in placement.tasks),
+        operations=tuple(_forward_only(stage, tasks) for stage in placement.operations),
+        labels=sum(s.labels for s in sequences),
+        first=first,
+    )
+
+
+def _renumbered(task: Task, sequences: int, tasks: int) -> Task:
+    slices = tuple(replace(s, sequence=s.sequence + sequences) for s in task.slices)
+    return replace(task, index=task.index + tasks, slices=slices)
+
+
+def _forward_only(stage: StageOperations, tasks: int) -> StageOperations:
+    """Without backward what is left of an order without a circle has none either."""
+    forward = tuple(Operation(o.kind, o.task + tasks) for o in stage.operations if o.kind == "F")
+    return replace(stage, operations=forward)

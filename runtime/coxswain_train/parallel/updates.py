@@ -1,0 +1,78 @@
+"""The optimizer's update of one rank's boxes: AdamW over stretches with equal settings, Muon over whole hidden matrices.
+
+Muon (Jordan 2024; torch.optim.Muon): momentum, five Newton-Schulz steps in bf16, and the rate scaled so that the update
+is as large as AdamW's (Liu et al., arXiv 2502.16982). Its momentum is an average of gradients, kept as `exp_avg`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, DEFAULT_NS_STEPS, EPS, muon
+from torch.optim.adamw import adamw
+
+from coxswain.boxes import Box
+from coxswain.config import OptimizerConfig
+from coxswain.parameter_groups import Settings, settings_of
+from coxswain_train.parallel.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Elements [start, stop) of the packed buffer. `shape`: of the one matrix that Muon updates; None: AdamW."""
+
+    start: int
+    stop: int
+    settings: Settings
+    shape: tuple[int, ...] | None = None
+
+
+def stretches(boxes: Sequence[Box], config: OptimizerConfig, matrices: Collection[str]) -> Iterator[Stretch]:
+    """Successive boxes with the same settings; each of the `matrices` alone."""
+    start = 0
+    for (settings, matrix), same in groupby(boxes, lambda box: (_settings(box, config), box.name in matrices and box)):
+        stop = start + sum(box.elements for box in same)
+        yield Stretch(start, stop, settings, matrix.shape if matrix else None)
+        start = stop
+
+
+def _settings(box: Box, config: OptimizerConfig) -> Settings:
+    return settings_of(box.name, len(box.shape), config)
+
+
+def update(
+    state: State, gradient: Tensor, parts: Iterable[Stretch], config: OptimizerConfig, rate: float, count: int
+) -> None:
+    """The `count`-th update (from 1) of the master parameters, at the schedule's `rate`."""
+    for part in parts:
+        rows = slice(part.start, part.stop)
+        if part.shape is None:
+            _adamw(state, gradient, rows, part.settings, config, rate, count)
+        else:
+            _muon(state, gradient, rows, part, config, rate)
+
+
+def _adamw(
+    state: State, gradient: Tensor, rows: slice, settings: Settings, config: OptimizerConfig, rate: float, count: int
+) -> None:
+    """torch's fused kernel."""
+    master, first, second = ([state[kind][rows]] for kind in ("parameter", "exp_avg", "exp_avg_sq"))
+    done = [torch.tensor(count - 1.0, device=gradient.device)]
+    adamw(
+        master, [gradient[rows]], first, second, [], done, fused=True, amsgrad=False, beta1=config.beta1,
+        beta2=config.beta2, lr=rate * settings.scale, weight_decay=settings.decay, eps=config.epsilon, maximize=False,
+    )  # fmt: skip
+
+
+def _muon(state: State, gradient: Tensor, rows: slice, part: Stretch, config: OptimizerConfig, rate: float) -> None:
+    assert part.shape is not None
+    master, momentum, mine = (flat[rows].view(part.shape) for flat in (state["parameter"], state["exp_avg"], gradient))
+    muon(
+        [master], [mine], [momentum], lr=rate * part.settings.scale, weight_decay=part.settings.decay,
+        momentum=config.momentum, nesterov=True, ns_coefficients=(DEFAULT_A, DEFAULT_B, DEFAULT_C),
+        ns_steps=DEFAULT_NS_STEPS, eps=EPS, adjust_lr_fn="match_rms_adamw", has_complex=False,
+    )  # fmt: skip

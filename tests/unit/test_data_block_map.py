@@ -1,0 +1,66 @@
+"""A constructor fetches a source's list of blocks once, not again in each world."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from coxswain.config import MixConfig
+from coxswain.errors import Retryable
+from coxswain.wire import SourceBlocks
+from coxswain_coordinator.index.merge import Index, SourceIndex
+from coxswain_coordinator.index.progress import IndexProgress
+from coxswain_data.block_map import BlockMaps
+from tests.unit.coordinator_fakes import BLOCKS, block_of
+
+CODE = tuple(block_of("code", b) for b in range(BLOCKS))
+
+
+class Coordinator:
+    """Answers from a real index, a few blocks a message; counts the blocks that it sends."""
+
+    def __init__(self, *blocks: Any) -> None:
+        self.progress, self.sent = IndexProgress(MixConfig(name="m", seed=1, sources=())), 0
+        self.has(*blocks)
+
+    def has(self, *blocks: Any) -> None:
+        self.progress.index = Index((SourceIndex("code", tuple(blocks)),), 257)
+
+    def get(self, _: str, __: type, *, source: str, wait: float, **query: Any) -> SourceBlocks | None:
+        found = self.progress.blocks(source, query.get("from", 0), query.get("known", ""))
+        self.sent += len(found.blocks) if found else 0
+        return found
+
+
+@pytest.fixture(autouse=True)
+def few_blocks_a_message(monkeypatch):
+    monkeypatch.setattr("coxswain_coordinator.index.progress.BLOCKS_IN_MESSAGE", 4)
+
+
+def test_the_next_world_gets_the_blocks_of_the_one_before_without_fetching_them():
+    coordinator: Any = Coordinator(*CODE)
+    maps = BlockMaps(coordinator)
+    first = maps.get("code", 0)
+    assert (first.blocks, coordinator.sent) == (CODE, BLOCKS)
+    assert maps.get("code", 0) is first
+    assert coordinator.sent == BLOCKS
+
+
+def test_a_source_that_has_changed_is_fetched_again():
+    coordinator: Any = Coordinator(*CODE)
+    maps = BlockMaps(coordinator)
+    maps.get("code", 0)
+    changed = (*CODE[:-1], replace(CODE[-1], key="other"))
+    coordinator.has(*changed)
+    assert maps.get("code", 0).blocks == changed
+
+
+def test_a_coordinator_without_an_index_is_asked_again_although_the_blocks_are_known():
+    coordinator: Any = Coordinator(*CODE)
+    maps = BlockMaps(coordinator)
+    maps.get("code", 0)
+    coordinator.progress.index = None
+    with pytest.raises(Retryable, match="does not have the whole index"):
+        maps.get("code", 0)

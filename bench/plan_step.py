@@ -16,7 +16,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from coxswain.cost import CostModel, load_constants
+from coxswain.cost import load_constants
+from coxswain.cost.model import CostModel
 from coxswain.plan.lengths import draw_lengths
 from coxswain.plan.planners import plan, planner
 from coxswain.plan.problem import make_problem

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from coxswain.cost import CostModel, load_constants
+from coxswain.cost import load_constants
+from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
 from coxswain.exits import Exit
 from coxswain.plan.assemble import assemble, digest

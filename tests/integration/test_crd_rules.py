@@ -20,7 +20,6 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind
 def test_every_rule_has_a_case_at_every_place() -> None:
     needed = {(rule.name, place.partition(":")[0]) for rule in RULES for place in rule.places}
     assert {(case.rule, case.kind) for case in CASES} == needed
-    assert len(CASES) == len(needed)
 
 
 @each_case

@@ -34,7 +34,7 @@ def training_job(name: str = "demo", **spec: Any) -> Manifest:
         "optimizer": {"learningRate": "3e-4"},
         "stop": {"steps": 100},
         "trainers": {"count": 2},
-        "data": {"loaders": {"min": 1, "max": 2}},
+        "data": {"loaders": {"min": 1}},
         "checkpoint": {"uri": "file:///runs/demo"},
     }
     return manifest("TrainingJob", name, {**body, **spec})

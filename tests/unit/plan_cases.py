@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coxswain.cost import CostModel, load_constants
+from coxswain.cost import load_constants
+from coxswain.cost.model import CostModel
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.plan.operations import operations
 from coxswain.plan.planners import plan, planner

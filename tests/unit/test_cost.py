@@ -10,8 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.config import ModelConfig
-from coxswain.cost import CostModel, constants_for, load_constants, peak_tflops
+from coxswain.cost import constants_for, load_constants, peak_tflops
 from coxswain.cost.constants import SHIPPED, Rates
+from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
 from coxswain.flops import step_flops, utilisation
 from coxswain.plan.step import loss_layers

@@ -124,8 +124,15 @@ _UNFIT = {
     "StreamChanged": {
         "DataMix": ("seed", "longSequences", "sources[].name"),
         "DataSource": ("format", "textField", "tokenizer.file.eos"),
-        "TrainingJob": ("mix.seed", "mix.longSequences", "mix.sources[].name", "batch.tokensPerStep"),
+        "TrainingJob": (
+            "mix.seed",
+            "mix.longSequences",
+            "mix.sources[].name",
+            "batch.tokensPerStep",
+            "evaluation.tokens",
+        ),
     },
+    "GroupMatchesNothing": {"TrainingJob": ("optimizer.groups[].match",)},
 }
 UNFIT = {(k, field): reason for reason, kinds in _UNFIT.items() for k, fields in kinds.items() for field in fields}
 # What no pod is made of: bounds of what a server takes, and the name of a queue without a backend.

@@ -10,7 +10,8 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from coxswain.cost import Constants, CostModel
+from coxswain.cost import Constants
+from coxswain.cost.model import CostModel
 from coxswain.plan.assemble import one_sequence_a_ring
 from coxswain.plan.blocks import Blocks, block_sizes, place_blocks
 from coxswain.plan.degrees import least_degrees

@@ -56,6 +56,8 @@ FULL: dict[str, tuple[Manifest, ...]] = {
             "spec.mixRef": REMOVED,
             "spec.mix": {**sample("DataMix")["spec"], "phases": [BY_TOKENS]},
             "spec.parallelism.layout": FULL_LAYOUT,
+        },
+        {
             "spec.model": {
                 "custom": {
                     "class": "a:B",

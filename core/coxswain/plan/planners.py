@@ -8,7 +8,7 @@ from functools import partial
 from numpy import int64
 from numpy.typing import NDArray
 
-from coxswain.cost import CostModel
+from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
 from coxswain.plan.assemble import assemble
 from coxswain.plan.kinds import by_kind

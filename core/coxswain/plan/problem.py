@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from coxswain.cost import CostModel
+from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
 
 MOST_REPLICAS = 100_000

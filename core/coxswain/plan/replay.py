@@ -49,15 +49,25 @@ def replay(placement: Placement, layout: Layout) -> list[str]:
     stages = {(r, s) for r, replica in enumerate(layout.replicas) for s in range(len(replica.stages))}
     if set(lists) != stages or len(placement.operations) != len(stages):
         return [f"operations are listed for (replica, stage) {sorted(lists)}; the layout has {sorted(stages)}"]
-    faults = [fault for place in sorted(lists) for fault in _own(place, lists, placement.tasks)]
+    tasks = _by_replica(placement.tasks)
+    faults = [fault for place in sorted(lists) for fault in _own(place, lists, tasks[place[0]])]
     faults = faults or [fault for place in sorted(lists) for fault in _order(place, lists)]
     return faults or _walk(lists, placement.tasks)
 
 
-def _own(place: Place, lists: Lists, tasks: tuple[Task, ...]) -> list[str]:
+def _by_replica(tasks: tuple[Task, ...]) -> dict[int, list[int]]:
+    """The numbers of each replica's tasks."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for task in tasks:
+        for replica in task.replicas:
+            found[replica].append(task.index)
+    return found
+
+
+def _own(place: Place, lists: Lists, tasks: list[int]) -> list[str]:
     """Demands each of the replica's tasks forward once, then backward once, and nothing else."""
     mine = lists[place]
-    wanted = sorted((kind, t.index) for t in tasks if place[0] in t.replicas for kind in "FB")
+    wanted = sorted((kind, task) for task in tasks for kind in "FB")
     have = sorted((o.kind, o.task) for o in mine)
     if have != wanted:
         odd = sorted(set(have) ^ set(wanted)) or [x for x in have if have.count(x) > 1]

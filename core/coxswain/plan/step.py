@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from coxswain.config import ModelConfig, ParallelConfig
-from coxswain.cost import CostModel, constants_for
+from coxswain.cost import constants_for
+from coxswain.cost.model import CostModel
 from coxswain.layout import Layout
 from coxswain.plan.assemble import assemble, one_sequence_a_ring
 from coxswain.plan.kinds import kinds_of, rates_of, replicas_per_trainer

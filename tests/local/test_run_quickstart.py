@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.local.jobs import Run, write_corpus
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -17,6 +19,7 @@ def test_the_job_of_the_readme_trains_on_the_corpus_beside_it_to_its_last_step(t
     assert (tmp_path / "runs" / "quickstart" / "checkpoints" / "manifests" / "step-0000000006.json").exists()
 
 
+@pytest.mark.slow  # two starts of three workers; the parts are in tests/distributed/test_custom_model.py
 def test_the_example_of_ones_own_model_trains_with_rings_and_resumes_from_its_checkpoint(tmp_path):
     write_corpus(tmp_path / "runs" / "corpus")
     job = (EXAMPLES / "gpt2.yaml").read_bytes()

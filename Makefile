@@ -78,8 +78,9 @@ mutants: .venv/.ready binaries  ## small faults in a copy of the sources: which 
 bench: .venv/.ready  ## benchmarks: one JSON object and a line of text each
 	$(BIN)/python bench/plan_step.py
 
-bench-engine: .venv/.ready  ## the whole system beside a plain torch loop on the same tokens, one replica and two (some minutes)
+bench-engine: .venv/.ready  ## the whole system beside a plain torch loop on the same tokens, one replica, two, and two stages (some minutes)
 	@$(BIN)/python -m bench.engine
+	@$(BIN)/python -m bench.pipeline
 
 bench-coordinator: .venv/.ready  ## a coordinator under 1,024 simulated ranks over HTTP: its CPU, bytes of plan, lag (three minutes)
 	@$(BIN)/python -m bench.coordinator

@@ -74,9 +74,9 @@ def cpu_by_service(root: int) -> dict[str, float]:
     return dict(spent)
 
 
-def measure(folder: Path, replicas: int, steps: int) -> System:
-    """Runs until enough steps are done, then kills the run, which is not needed any more."""
-    run = Run(folder / f"run-{replicas}-{random.randrange(1 << 40):x}", objects(folder, replicas))
+def measure(folder: Path, replicas: int, steps: int, job: list[dict[str, Any]] | None = None) -> System:
+    """Runs until enough steps are done, then kills the run, which is not needed any more. `job`: another than `objects`."""
+    run = Run(folder / f"run-{replicas}-{random.randrange(1 << 40):x}", job or objects(folder, replicas))
     cox = run.start()
     try:
         wait_until(lambda: len(run.steps()) > WARM or cox.poll() is not None, "the first steps", DEADLINE)

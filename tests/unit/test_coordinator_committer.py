@@ -14,7 +14,7 @@ from coxswain.membership.held_out import hold_out
 from coxswain.membership.order import SourceView
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.membership.values import Membership
-from coxswain.planlog import Generation, membership_key, placement_key
+from coxswain.planlog import Generation, PlacementSegment, membership_key, placement_key
 from coxswain_coordinator.planning.committer import Committed, Committer, step_plan
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.plan_log import PlanLog
@@ -269,6 +269,18 @@ def test_a_segment_that_is_too_large_for_an_object_is_recorded_in_parts_and_read
     assert [o.path for o in objects] == sorted(placement_key(2, 0, part) for part in range(len(objects)))
     assert len(objects) > 1
     assert max(o.size for o in objects) <= size // 2
+
+
+def test_the_evaluation_of_a_segment_in_parts_is_that_of_its_first_part(tmp_path):
+    """Later parts record none, and a coordinator that would place it in another way follows the first one."""
+    c = committer(evaluated_job(tmp_path))
+    c.log.largest = 1
+    [first] = commit(c)
+    assert [p.step for p in first.plans if p.evaluation] == [2, 5]
+    parts = range(len(open_store(c.job.checkpoint.uri).list("log/placements/00000001/")))
+    recorded = [c.log.claim_placement(PlacementSegment(1, 0, 0, ()), part) for part in parts]
+    assert [r.evaluation is not None for r in recorded] == [True, *[False] * (len(first.plans) - 1)]
+    assert with_reversed_tasks(c).commit(first.cursors[5], 100).plans == first.plans[5:]
 
 
 @pytest.mark.parametrize("largest", [1, 1_000_000])

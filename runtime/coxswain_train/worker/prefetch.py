@@ -16,7 +16,7 @@ from coxswain.wire import StepPlan
 from coxswain_link.handover import Handover
 from coxswain_link.step_buffer import Columns, StepArrays
 from coxswain_train.engine.engine import StepInput
-from coxswain_train.engine.step import parts
+from coxswain_train.engine.step import Part, parts
 from coxswain_train.worker import batch as batches
 
 log = logging.getLogger(__name__)
@@ -64,21 +64,19 @@ class BatchPrefetcher:
 
     def _fetch(self, plan: StepPlan, patience: float) -> FetchedBatch:
         arrays = self._handover.receive(plan.generation, plan.step, self._seat.rank, patience)
-        work, counts = self._work(plan, arrays), self._columns.tokens and not self._seat.tensor
-        trained = batches.trained_part(arrays, plan)
-        return FetchedBatch(work, batches.delivered(trained) if counts else 0)
-
-    def _work(self, plan: StepPlan, arrays: StepArrays) -> StepInput:
-        """This rank's part of the plan with its tokens. Raises as `batch.check`."""
-        seat = self._seat
-        mine = parts(plan.all_tasks, seat.replica)
+        mine = parts(plan.all_tasks, self._seat.replica)
         batches.check(arrays, mine.values(), self._vocabulary, self._columns)
+        trained, counts = batches.trained_part(arrays, plan), self._columns.tokens and not self._seat.tensor
+        return FetchedBatch(self._work(plan, mine, arrays, trained), batches.delivered(trained) if counts else 0)
+
+    def _work(self, plan: StepPlan, mine: dict[int, Part], arrays: StepArrays, trained: StepArrays) -> StepInput:
+        """This rank's part of the plan with its tokens. `trained`: the arrays without those of an evaluation."""
         return StepInput(
             step=plan.step,
             parts=mine,
             operations=self._mine(plan.operations),
             batch=batches.load(arrays, self._device),
-            valid=batches.valid_labels(batches.trained_part(arrays, plan)),
+            valid=batches.valid_labels(trained),
             labels=plan.labels,
             plan=int(plan.digest[-12:], 16),
             evaluation=self._mine(plan.evaluation.operations) if plan.evaluation else None,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from coxswain.layout import Device, Layout, Replica, Stage
 from coxswain.plan.chunks import ring_slices
-from coxswain.plan.operations import operations
-from coxswain.plan.replay import replay
+from coxswain.plan.pipelines.operations import operations
+from coxswain.plan.pipelines.replay import replay
 from coxswain.plan.values import Placement, Slice, StageOperations, Task
 
 Shape = tuple[tuple[int, int], ...]  # per stage its layers and its tensor degree

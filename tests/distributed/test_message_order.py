@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from coxswain.config import ParallelConfig
 from coxswain.layout import Layout
-from coxswain.plan.replay import replay
+from coxswain.plan.pipelines.replay import replay
 from coxswain.plan.step import plan_step
 from coxswain.plan.values import Placement
 from tests.distributed import training

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from coxswain.cost import load_constants
 from coxswain.cost.model import CostModel
 from coxswain.layout import Device, Layout, uniform_layout
-from coxswain.plan.operations import operations
+from coxswain.plan.pipelines.operations import operations
 from coxswain.plan.planners import plan, planner
 from coxswain.plan.problem import make_problem
 from coxswain.plan.values import Placement

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from coxswain.cost import Constants
 from coxswain.cost.model import CostModel
 from coxswain.plan.assemble import one_sequence_a_ring
-from coxswain.plan.blocks import Blocks, block_sizes, place_blocks
-from coxswain.plan.degrees import least_degrees
-from coxswain.plan.loads import replica_loads
-from coxswain.plan.makespan import makespan, search
-from coxswain.plan.naive import best_fit, naive
-from coxswain.plan.packing import Bins, fill_bins, fit_bins, water_level
+from coxswain.plan.makespan.blocks import Blocks, block_sizes, place_blocks
+from coxswain.plan.makespan.degrees import least_degrees
+from coxswain.plan.makespan.loads import replica_loads
+from coxswain.plan.makespan.packing import Bins, fill_bins, fit_bins, water_level
+from coxswain.plan.makespan.rings import SLACK, place_rings, ring_seconds
+from coxswain.plan.makespan.search import makespan, search
 from coxswain.plan.problem import Draft, Problem, make_problem
-from coxswain.plan.rings import SLACK, place_rings, ring_seconds
-from coxswain.plan.static import static
+from coxswain.plan.rivals.naive import best_fit, naive
+from coxswain.plan.rivals.static import static
 from tests.unit import plan_reference as reference
 from tests.unit.plan_cases import COST, given, steps
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from coxswain.layout import Layout
-from coxswain.plan import pipelines
 from coxswain.plan.kinds import shape
 from coxswain.plan.lengths import SETS, draw_lengths
-from coxswain.plan.operations import operations
-from coxswain.plan.pipelines import Simulation, schedule
+from coxswain.plan.pipelines import simulation as pipelines
+from coxswain.plan.pipelines.operations import operations
+from coxswain.plan.pipelines.replay import replay
+from coxswain.plan.pipelines.simulation import Simulation, schedule
 from coxswain.plan.planners import plan
-from coxswain.plan.replay import replay
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Operation, Slice, StageOperations, Task
 from tests.fuzzed_plans import FuzzedPlan, fuzzed_plan, layout_of_shapes, placement_of, with_swap

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.layout import Device, Layout, Replica, Stage
-from coxswain.plan.operations import operations
+from coxswain.plan.pipelines.operations import operations
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Operation, Placement, Slice, Task
 from tests.unit.plan_cases import given, layout_of, planned

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 import msgspec
+from msgspec import UNSET
 
 from coxswain.plan.chunks import ring_slices
 from coxswain.plan.problem import Draft, Problem
@@ -17,7 +19,14 @@ def assemble(problem: Problem, balance: str, drafts: list[Draft]) -> Placement:
     timeline = simulate(problem, drafts)
     lengths: list[int] = problem.lengths.tolist()
     tasks = [
-        Task(i, "ring" if len(draft.members) > 1 else "pack", draft.members, _slices(lengths, draft), seconds)
+        Task(
+            i,
+            "ring" if len(draft.members) > 1 else "pack",
+            draft.members,
+            _slices(lengths, draft),
+            seconds,
+            draft.wave or UNSET,
+        )
         for i, (draft, seconds) in enumerate(zip(drafts, timeline.seconds, strict=True))
     ]
     return Placement(
@@ -33,6 +42,11 @@ def assemble(problem: Problem, balance: str, drafts: list[Draft]) -> Placement:
     )
 
 
+def _task(index: int, lengths: list[int], draft: Draft, seconds: float) -> Task:
+    kind: Literal["pack", "ring"] = "ring" if len(draft.members) > 1 else "pack"
+    return Task(index, kind, draft.members, _slices(lengths, draft), seconds, draft.wave or UNSET)
+
+
 def _slices(lengths: list[int], draft: Draft) -> tuple[Slice, ...]:
     if len(draft.members) == 1:
         (replica,) = draft.members
@@ -43,7 +57,7 @@ def _slices(lengths: list[int], draft: Draft) -> tuple[Slice, ...]:
 def one_sequence_a_ring(drafts: list[Draft]) -> list[Draft]:
     """Splits rings of several sequences (a static mesh's) into consecutive rings of one, which take longer."""
     return [
-        Draft(d.members, part)
+        Draft(d.members, part, d.wave)
         for d in drafts
         for part in ([(i,) for i in d.sequences] if len(d.members) > 1 else [d.sequences])
     ]

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.layout import Layout, Replica
-from coxswain.plan.degrees import least_degrees
-from coxswain.plan.pipelines import loads
+from coxswain.plan.makespan.degrees import least_degrees
+from coxswain.plan.makespan.rings import ring_seconds
+from coxswain.plan.pipelines.simulation import loads
 from coxswain.plan.problem import Draft, Planner, Problem
-from coxswain.plan.rings import ring_seconds
 from coxswain.plan.simulate import simulate
 
 Ints = NDArray[np.int64]
@@ -57,7 +57,7 @@ def by_kind(planner: Planner, problem: Problem) -> list[Draft]:
     """Deals the sequences to the kinds of replicas and lets the planner place those of each kind."""
     if (problem.kinds == problem.kinds[0]).all():
         return planner(problem)
-    timed: list[tuple[float, Draft]] = []
+    timed: list[tuple[int, float, Draft]] = []
     dealt = _deal(problem)
     for kind in range(int(problem.kinds.max()) + 1):
         members, sequences = np.flatnonzero(problem.kinds == kind), np.flatnonzero(dealt == kind)
@@ -65,8 +65,8 @@ def by_kind(planner: Planner, problem: Problem) -> list[Draft]:
         drafts = planner(part)
         for start, draft in zip(simulate(part, drafts).starts, drafts, strict=True):
             names = tuple(members[[*draft.members]].tolist()), tuple(sequences[[*draft.sequences]].tolist())
-            timed.append((start, Draft(*names)))
-    return [draft for _, draft in sorted(timed, key=itemgetter(0))]
+            timed.append((draft.wave, start, Draft(*names, draft.wave)))
+    return [draft for *_, draft in sorted(timed, key=itemgetter(0, 1))]
 
 
 def _part(problem: Problem, members: Ints, sequences: Ints) -> Problem:

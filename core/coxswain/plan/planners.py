@@ -12,10 +12,10 @@ from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
 from coxswain.plan.assemble import assemble
 from coxswain.plan.kinds import by_kind
-from coxswain.plan.makespan import makespan
-from coxswain.plan.naive import naive
+from coxswain.plan.makespan.search import makespan
 from coxswain.plan.problem import Planner, make_problem
-from coxswain.plan.static import static
+from coxswain.plan.rivals.naive import naive
+from coxswain.plan.rivals.static import static
 from coxswain.plan.values import Placement
 
 BALANCES: dict[str, Planner] = {"makespan": makespan, "naive": naive, "static": static}

@@ -46,10 +46,11 @@ class Problem:
 
 
 class Draft(NamedTuple):
-    """A task without slices: members in ring order (one: a pack) and its sequences."""
+    """A task without slices: members in ring order (one: a pack), its sequences, and its wave (see `Task`)."""
 
     members: tuple[int, ...]
     sequences: tuple[int, ...]
+    wave: int = 0
 
 
 class Planner(Protocol):

@@ -31,13 +31,15 @@ class Timeline:
 
 
 def simulate(problem: Problem, tasks: Iterable[Draft]) -> Timeline:
-    """Runs each replica's tasks in order; a ring starts when all its members are free."""
+    """Runs each replica's tasks in order; a ring starts when all its members are free, a wave when all replicas are."""
     free = [0.0] * problem.replicas
     busy = [0.0] * problem.replicas
     speeds: list[float] = problem.speeds.tolist()
     own: list[float] = problem.cost.work_seconds(problem.lengths).tolist()
-    starts, seconds, work = [], [], 0.0
-    for members, sequences in tasks:
+    starts, seconds, work, current = [], [], 0.0, 0
+    for members, sequences, wave in tasks:
+        if wave != current:
+            free, current = [max(free)] * problem.replicas, wave
         if len(members) == 1:
             (r,) = members
             plain = problem.cost.task + sum([own[i] for i in sequences])
@@ -63,7 +65,7 @@ def _ring_seconds(problem: Problem, members: tuple[int, ...], sequences: tuple[i
 
 def drafts_of(placement: Placement) -> list[Draft]:
     """Returns the tasks of a finished placement as a planner writes them."""
-    return [Draft(t.replicas, tuple(dict.fromkeys(s.sequence for s in t.slices))) for t in placement.tasks]
+    return [Draft(t.replicas, tuple(dict.fromkeys(s.sequence for s in t.slices)), t.wave or 0) for t in placement.tasks]
 
 
 def ring_bytes(problem: Problem, tasks: Iterable[Draft]) -> tuple[int, int]:
@@ -72,7 +74,7 @@ def ring_bytes(problem: Problem, tasks: Iterable[Draft]) -> tuple[int, int]:
     Each hop of a ring carries D-1 blocks of keys and values.
     """
     inside = between = 0.0
-    for members, sequences in tasks:
+    for members, sequences, _ in tasks:
         degree = len(members)
         if degree == 1:
             continue

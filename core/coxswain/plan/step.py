@@ -13,8 +13,8 @@ from coxswain.cost.model import CostModel
 from coxswain.layout import Layout
 from coxswain.plan.assemble import assemble, one_sequence_a_ring
 from coxswain.plan.kinds import kinds_of, rates_of, replicas_per_trainer
-from coxswain.plan.operations import is_flat, operations
-from coxswain.plan.pipelines import schedule
+from coxswain.plan.pipelines.operations import is_flat, operations
+from coxswain.plan.pipelines.simulation import schedule
 from coxswain.plan.planners import planner
 from coxswain.plan.problem import make_problem
 from coxswain.plan.validator import validate

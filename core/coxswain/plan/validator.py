@@ -10,7 +10,7 @@ from operator import attrgetter
 from coxswain.layout import Layout
 from coxswain.plan.chunks import ring_slices
 from coxswain.plan.kinds import shape
-from coxswain.plan.replay import replay
+from coxswain.plan.pipelines.replay import replay
 from coxswain.plan.values import Placement, Task
 
 

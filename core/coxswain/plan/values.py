@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -30,6 +31,9 @@ class Task(msgspec.Struct, frozen=True):
     replicas: tuple[int, ...]
     slices: tuple[Slice, ...]
     seconds: float = 0.0  # planned duration on the cost model, slowest member's speed included
+    wave: int | UnsetType = UNSET
+    """A task of a later wave starts on no replica before every task of the waves before has ended on all. Unset: 0.
+    Waves rise along the global order."""
 
 
 class Operation(msgspec.Struct, frozen=True, array_like=True):

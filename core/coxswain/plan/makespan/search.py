@@ -12,12 +12,12 @@ from operator import itemgetter
 
 import numpy as np
 
-from coxswain.plan.blocks import block_sizes, place_blocks
-from coxswain.plan.degrees import least_degrees
-from coxswain.plan.loads import Ints
-from coxswain.plan.packing import Bins, Packing, fill_bins, fit_bins, water_level
+from coxswain.plan.makespan.blocks import block_sizes, place_blocks
+from coxswain.plan.makespan.degrees import least_degrees
+from coxswain.plan.makespan.loads import Ints
+from coxswain.plan.makespan.packing import Bins, Packing, fill_bins, fit_bins, water_level
+from coxswain.plan.makespan.rings import RingSchedule, place_rings
 from coxswain.plan.problem import Draft, Problem
-from coxswain.plan.rings import RingSchedule, place_rings
 
 TARGETS = (1.0, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6, 2.0)  # times the lower bound
 SHELVES = (1, 2, 3, 4, 6, 8)  # rings of 1/n of the target stack where whole ones fit badly

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coxswain.cost.model import Floats
-from coxswain.plan.loads import Ints, ReplicaLoads, replica_loads
+from coxswain.plan.makespan.loads import Ints, ReplicaLoads, replica_loads
 from coxswain.plan.problem import Problem
 
 SLACK = 1.002  # times the target: a ring that ends by then is not widened

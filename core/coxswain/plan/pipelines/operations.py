@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coxswain.layout import Layout
-from coxswain.plan.pipelines import schedule
+from coxswain.plan.pipelines.simulation import schedule
 from coxswain.plan.values import Operation, StageOperations, Task
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.cost.model import Floats
+from coxswain.plan.makespan.rings import Gaps, Ring, RingSchedule, ring_seconds
 from coxswain.plan.problem import Problem
-from coxswain.plan.rings import Gaps, Ring, RingSchedule, ring_seconds
 
 Ints = NDArray[np.int64]
 EXCHANGES = 8  # per block, at most

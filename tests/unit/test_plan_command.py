@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from coxswain_cli.plan import step_command
+from coxswain_cli.plan.step import step_command
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_degree_of_zero_means_all_replicas_and_below_zero_is_refused(lengths: 
 
 
 def test_a_terminal_gets_the_table_and_not_the_plan_behind_it(lengths: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coxswain_cli.plan._on_terminal", lambda: True)
+    monkeypatch.setattr("coxswain_cli.plan.step.on_terminal", lambda: True)
     result = cox("--lengths", lengths)
     assert (result.stdout, "x the lower bound" in result.stderr) == ("", True)
     assert json.loads(cox("--lengths", lengths, "--json").stdout)["replicas"] == 8

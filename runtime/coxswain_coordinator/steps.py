@@ -221,11 +221,13 @@ def _rank_timing(seat: Seat, report: StepReport, share: float) -> RankTiming:
 
 
 def planned_tasks(tasks: tuple[Task, ...]) -> tuple[PlannedTask, ...]:
-    """Planned times of tasks: in order, a task starts once all its replicas are free."""
+    """Planned times of tasks: in order, a task starts once all its replicas are free and all earlier waves have ended."""
     free: dict[int, float] = defaultdict(float)
-    out = []
+    out, wave, begin = [], 0, 0.0
     for task in sorted(tasks, key=lambda t: t.index):
-        start = max((free[r] for r in task.replicas), default=0.0)
+        if (task.wave or 0) > wave:
+            wave, begin = task.wave or 0, max(free.values(), default=0.0)
+        start = max(begin, *(free[r] for r in task.replicas))
         stop = start + task.seconds
         free.update(dict.fromkeys(task.replicas, stop))
         sequences = tuple(sorted({s.sequence for s in task.slices}))

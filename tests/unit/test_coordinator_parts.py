@@ -134,6 +134,11 @@ def test_a_planned_task_starts_when_all_its_replicas_are_free():
     assert found == [(0, 0.0, 2.0), (1, 2.0, 3.0), (2, 3.0, 4.0)]
 
 
+def test_a_planned_task_of_a_later_wave_starts_behind_all_of_the_waves_before():
+    tasks = Task(0, "pack", (0,), (), 2.0), Task(1, "pack", (1,), (), 1.0), Task(2, "pack", (1,), (), 1.0, wave=1)
+    assert [t.start for t in planned_tasks(tasks)] == [0.0, 0.0, 2.0]
+
+
 # --- directives ------------------------------------------------------------------------------------------------------
 
 

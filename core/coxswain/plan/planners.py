@@ -21,6 +21,10 @@ from coxswain.plan.values import Placement
 BALANCES: dict[str, Planner] = {"makespan": makespan, "naive": naive, "static": static}
 
 
+SLOW: frozenset[str] = frozenset()
+"""Those that solve an integer program: the coordinator runs them in processes of their own."""
+
+
 def planner(balance: str) -> Planner:
     """Returns the planner of that name, for replicas of any kinds; case does not matter (the API says Makespan)."""
     found = BALANCES.get(balance.lower())

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from coxswain.block import BlockEntry
 from coxswain.boxes import Box
@@ -226,6 +227,8 @@ class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     # Of each of `sequences` in the membership, ascending; empty: they are all of it, or none.
     places: tuple[int, ...] = ()
     evaluation: Evaluation | None = None  # None: no evaluation follows the step
+    waves: int = 1  # of the whole plan: every rank passes a barrier between two, also without a task in them
+    balance: str = ""  # the planner that placed the step; empty: sent by an earlier release
 
     @property
     def all_tasks(self) -> tuple[Task, ...]:
@@ -463,3 +466,4 @@ class StepLine(msgspec.Struct, frozen=True):
     evaluation_loss: float | None = None  # of held-out tokens with the step's new weights; None: not evaluated then
     evaluation_tokens: int = 0
     evaluation_seconds: float = 0.0  # of the slowest rank; not part of `seconds`
+    balance: str | UnsetType = UNSET  # the planner that placed the step: the fall-back where the job's was late

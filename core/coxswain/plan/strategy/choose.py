@@ -105,7 +105,7 @@ def _proposals(
     candidates = dict(_candidates(machine, usable, table, lengths))
     for counts, longest in candidates.items():
         capacities = _capacities(machine, counts, longest, recompute)
-        why, peak = _fault(machine, counts, capacities, int(lengths.longest[-1]), recompute)
+        why, peak = _fault(machine, counts, capacities, max(int(lengths.longest[-1]), machine.longest), recompute)
         if why:
             refused.append(Refusal(name_of(counts), why))
         else:

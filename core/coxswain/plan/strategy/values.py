@@ -71,6 +71,7 @@ class Machine:
     memory: int = 0  # bytes of a device; 0: not judged
     element: int = 2  # bytes of an activation
     recompute: tuple[Recompute, ...] = ("None",)  # modes that may be chosen, the mildest first
+    longest: int = 0  # tokens of the longest sequence that may come, sampled or not
     whole_matrices: bool = False  # whether the optimizer needs them, so that no tensor group may cut them
 
     @property
@@ -110,3 +111,11 @@ class Strategy(msgspec.Struct, frozen=True, omit_defaults=True):
     memory_bytes: int = 0  # of a device; 0: not judged
     steps: int = STEPS  # that were placed on each layout
     tokens: int = 0  # of a mean step
+
+
+def described(strategy: Strategy) -> str:
+    """For people: the layout, its predicted step time, and the next best."""
+    chosen, others = strategy.chosen, strategy.alternatives[:3]
+    text = f"{chosen.summary}: {chosen.seconds:.3g} s a step predicted, by {strategy.steps} placed steps"
+    beside = ", ".join(f"{other.summary} {other.seconds:.3g} s" for other in others)
+    return f"{text}; beside {beside}" if beside else text

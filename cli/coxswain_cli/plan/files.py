@@ -40,12 +40,12 @@ def _number(word: str, where: str, type_: type[int] | type[float]) -> int | floa
         raise Refused("BadFile", f"{where} is {word[:40]!r}; it must be {want}") from None
 
 
-def write_text(output: Path | None, text: str) -> None:
-    """Writes to a file, or to standard output."""
+def write_text(output: Path | None, text: str, option: str = "output") -> None:
+    """Writes to the file of an option, or to standard output."""
     if output is None:
         print(text)
         return
     try:
         output.write_text(text + "\n")
     except OSError as error:
-        raise Refused("BadFile", f"--output {output}: {error.strerror}; give a path that can be written") from None
+        raise Refused("BadFile", f"--{option} {output}: {error.strerror}; give a path that can be written") from None

@@ -21,6 +21,7 @@ from coxswain.plan.problem import Problem, make_problem
 from coxswain.plan.simulate import drafts_of, ring_bytes
 from coxswain.plan.values import Placement
 from coxswain_cli.plan.files import on_terminal, read_numbers, write_text
+from coxswain_cli.reporting import plan_picture
 
 
 def step_command(
@@ -39,6 +40,8 @@ def step_command(
         Path | None, typer.Option(help="Write the plan here, as JSON [standard output, unless that is a terminal].")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the JSON, no table.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="Draw the plan by replica and time: an SVG file.")] = None,
+    beside: Annotated[str, typer.Option(help="Draw the plan of another balance beside it, such as static.")] = "",
 ) -> None:
     """Plan one step and compare the plan with its lower bound; exit code 2 if it cannot be planned."""
     try:
@@ -52,8 +55,9 @@ def step_command(
             node_size=node_size,
         )
         begin = time.perf_counter()
-        placement = assemble(problem, balance.lower(), planner(balance)(problem))
+        placement = _planned(problem, balance)
         took = time.perf_counter() - begin
+        _draw(problem, placement, picture, beside)
         if output or as_json or not on_terminal():  # on a terminal it would bury the table
             write_text(output, json.dumps(_report(problem, placement, took)))
     except Refused as refused:
@@ -61,6 +65,20 @@ def step_command(
         raise typer.Exit(Exit.USER_FAULT) from None
     if not as_json:
         _table(problem, placement, took)
+
+
+def _planned(problem: Problem, balance: str) -> Placement:
+    return assemble(problem, balance.lower(), planner(balance)(problem))
+
+
+def _draw(problem: Problem, placement: Placement, file: Path | None, beside: str) -> None:
+    """Writes the picture of the plan, with the plan of the balance `beside` to its right."""
+    if file is None:
+        if beside:
+            raise Refused("BadValue", f"--beside {beside} draws nothing without --picture; add --picture FILE")
+        return
+    plans = [placement, *([_planned(problem, beside)] if beside else [])]
+    write_text(file, plan_picture.picture(plans), "picture")
 
 
 def _degree(max_degree: int, replicas: int) -> int:

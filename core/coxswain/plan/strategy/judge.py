@@ -12,7 +12,7 @@ from coxswain.cost.memory import Recompute
 from coxswain.cost.model import CostModel
 from coxswain.flops import loss_layers
 from coxswain.layout import Layout
-from coxswain.plan.kinds import kinds_of, rates_of, replicas_per_trainer
+from coxswain.plan.kinds import kinds_of, nodes_of, rates_of
 from coxswain.plan.planners import planner
 from coxswain.plan.problem import Draft, Problem, make_problem
 from coxswain.plan.simulate import simulate
@@ -59,8 +59,9 @@ def _placed(
         cost=CostModel(machine.constants),
         speeds=rates_of(layout, loss_layers(machine.model)),
         max_degree=machine.max_degree,
-        node_size=replicas_per_trainer(layout),
         kinds=kinds_of(layout),
+        nodes=nodes_of(layout),
+        stages=[len(replica.stages) for replica in layout.replicas],
     )
     drafts = planner(balance)(problem)
     return max(_kind_ends(problem, drafts, [k == kind for k in kinds], cost) for kind, cost in costs.items())

@@ -49,7 +49,8 @@ def test_every_shipped_file_serves_every_known_model(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "peak"), [("h100-80g", 989.0), ("h200-141g", 989.0), ("a100-80g", 312.0), ("a100-40g", 312.0), ("cpu", 0.0)]
+    ("name", "peak"),
+    [("h100-80g", 989.0), ("h200-141g", 989.0), ("a100-80g", 312.0), ("a100-40g", 312.0), ("cpu", 0.0)],
 )
 def test_the_peak_is_that_of_the_data_sheet_and_unknown_on_cpu(name: str, peak: float) -> None:
     assert peak_tflops(name) == peak

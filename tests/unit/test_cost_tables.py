@@ -118,7 +118,9 @@ def test_shipped_tables_stay_near_the_fit_where_they_are_long(name: str) -> None
 
 
 def test_hopper_devices_ship_measured_tables_and_targets_go_by_none() -> None:
-    assert constants_for("h100-80g", PRESETS["llama-7b"]).tables == constants_for("h200-141g", PRESETS["llama-7b"]).tables
+    assert (
+        constants_for("h100-80g", PRESETS["llama-7b"]).tables == constants_for("h200-141g", PRESETS["llama-7b"]).tables
+    )
     assert constants_for("h100-80g", PRESETS["llama-7b"]).tables.attention and not PLAIN.tables.attention
 
 

@@ -52,6 +52,16 @@ def constants_for(hardware: str, model: ModelConfig) -> Constants:
     return loaded if isinstance(loaded, Constants) else scaled(loaded.rates, model)
 
 
+def load_hardware(name_or_path: str) -> Hardware:
+    """Returns a whole hardware file."""
+    loaded = _load(name_or_path)
+    if isinstance(loaded, Constants):
+        raise Refused(
+            "BadHardware", f"hardware {name_or_path!r}: constants of one model; a file with rates is needed here"
+        )
+    return loaded
+
+
 def peak_tflops(hardware: str) -> float:
     """Peak of one device in TFLOP/s; 0: unknown."""
     loaded = _load(hardware)

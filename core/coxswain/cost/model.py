@@ -88,7 +88,7 @@ class CostModel:
         """
         compute = self._step_attention(s / degree)
         if self._step is not None:  # a ring of one is a pack
-            compute = np.where(np.equal(degree, 1), self._whole_attention(np.asarray(s)), compute)
+            compute = np.where(np.equal(degree, 1), self._whole_attention(np.asarray(s)), compute)  # type: ignore[assignment]
         travel = self.kv(inside_node) * s / degree
         slower: Number = np.maximum(compute, travel)
         return self.task + self.linear * s / degree + compute + (degree - 1) * slower

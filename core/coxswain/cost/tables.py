@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -27,7 +28,7 @@ def faults(points: Iterable[Point]) -> str:
     tokens, values = tuple(zip(*points, strict=True)) or ((), ())
     if any(not 0 < value < float("inf") for value in (*tokens, *values)):
         return "its numbers must be finite and above 0"
-    if any(b <= a for column in (tokens, values) for a, b in zip(column, column[1:], strict=False)):
+    if any(b <= a for column in (tokens, values) for a, b in pairwise(column)):
         return "tokens and times must rise from point to point"
     return ""
 
@@ -49,13 +50,15 @@ class Curve:
         s = np.asarray(tokens, dtype=np.float64)
         first, last = self._tokens[0], self._tokens[-1]
         within: Floats = np.exp(np.interp(np.log(np.clip(s, first, last)), *self._logs))
-        return within * np.minimum(s / first, 1.0) * np.square(np.maximum(s / last, 1.0))
+        found: Floats = within * np.minimum(s / first, 1.0) * np.square(np.maximum(s / last, 1.0))
+        return found
 
     def least_per_square(self, tokens: ArrayLike) -> Floats:
         """The least seconds a token squared on (0, tokens]: between points it rises or falls all the way."""
         s = np.asarray(tokens, dtype=np.float64)
         known = np.concatenate([[np.inf], self._least])[np.searchsorted(self._tokens, s, side="right")]
-        return np.minimum(known, self.seconds(s) / np.square(s))
+        least: Floats = np.minimum(known, self.seconds(s) / np.square(s))
+        return least
 
 
 def curve(points: tuple[Point, ...]) -> Curve | None:

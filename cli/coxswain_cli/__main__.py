@@ -30,7 +30,7 @@ COMMANDS = {
     "report": ("coxswain_cli.report:report_command", "Write one self-contained HTML page about a run."),
     "crds": ("coxswain_cli.crds:crds_command", "Print the CustomResourceDefinitions."),
 }
-PLAN_COMMANDS = {"step": ("coxswain_cli.plan:step_command", "Plan one step for a file of sequence lengths.")}
+PLAN_COMMANDS = {"step": ("coxswain_cli.plan.step:step_command", "Plan one step for a file of sequence lengths.")}
 
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as in shells

@@ -226,6 +226,8 @@ class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     # Of each of `sequences` in the membership, ascending; empty: they are all of it, or none.
     places: tuple[int, ...] = ()
     evaluation: Evaluation | None = None  # None: no evaluation follows the step
+    waves: int = 1  # of the whole plan: every rank passes a barrier between two, also without a task in them
+    balance: str = ""  # the planner that placed the step; empty: sent by an earlier release
 
     @property
     def all_tasks(self) -> tuple[Task, ...]:

@@ -17,6 +17,7 @@ from coxswain.errors import Refused
 from coxswain.flops import step_flops, utilisation
 from coxswain.layout import Layout, Seat, loss_ranks, token_ranks
 from coxswain.plan.pipelines.simulation import loads
+from coxswain.plan.starts import starts
 from coxswain.plan.step import loss_layers
 from coxswain.plan.values import Task
 from coxswain.wire import DeliveredDigests, StepLine, StepPlan, StepReport, TaskTiming, World
@@ -221,14 +222,11 @@ def _rank_timing(seat: Seat, report: StepReport, share: float) -> RankTiming:
 
 
 def planned_tasks(tasks: tuple[Task, ...]) -> tuple[PlannedTask, ...]:
-    """Planned times of tasks: in order, a task starts once all its replicas are free."""
-    free: dict[int, float] = defaultdict(float)
-    out = []
+    """Planned times of tasks, in their order."""
+    begin, out = starts(tasks), []
     for task in sorted(tasks, key=lambda t: t.index):
-        start = max((free[r] for r in task.replicas), default=0.0)
-        stop = start + task.seconds
-        free.update(dict.fromkeys(task.replicas, stop))
         sequences = tuple(sorted({s.sequence for s in task.slices}))
         tokens = sum(s.stop - s.start for s in task.slices)
+        start, stop = begin[task.index], begin[task.index] + task.seconds
         out.append(PlannedTask(task.index, task.kind, task.replicas, sequences, tokens, start, stop))
     return tuple(out)

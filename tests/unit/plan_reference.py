@@ -37,7 +37,7 @@ def run(problem: Problem, drafts: list[Draft]) -> list[float]:
     while any(queues):
         k = next(q[0] for q in queues if q and all(queues[r][0] == q[0] for r in drafts[q[0]].members))
         members, sequences, _ = drafts[k]
-        inside = len({r // problem.node_size for r in members}) == 1
+        inside = len({int(problem.nodes[r]) for r in members}) == 1
         lengths = [int(problem.lengths[i]) for i in sequences]
         seconds = task_seconds(problem.cost.constants, lengths, len(members), inside)
         ends[k] = max(clock[r] for r in members) + seconds / min(problem.speeds[r] for r in members)

@@ -12,12 +12,13 @@ import pytest
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.errors import Refused
 from coxswain.layout import Device, Layout, uniform_layout
-from coxswain.plan.kinds import replicas_per_trainer
+from coxswain.plan.kinds import nodes_of
 from coxswain.plan.planners import plan, planner
 from coxswain.plan.problem import Draft, make_problem
 from coxswain.plan.simulate import Timeline, ring_bytes, simulate
 from coxswain.plan.step import plan_step
 from coxswain.plan.values import Operation
+from coxswain.plan.work import work_of
 from tests.unit.plan_cases import COST, given, layout_of
 
 MODEL = ModelConfig(layers=4, hidden=128, heads=4, kv_heads=2, feed_forward=384, vocabulary=1024)
@@ -174,16 +175,38 @@ def test_every_sequence_is_placed_once_on_replicas_of_one_kind(balance: str, kin
         assert all(len({kinds[r] for r in d.members}) == 1 for d in drafts)
 
 
-def test_replicas_of_one_trainer_count_as_a_node() -> None:
-    assert replicas_per_trainer(uniform_layout([Device(t, d) for t in range(2) for d in range(4)], layers=2)) == 4
-    assert replicas_per_trainer(layout_of(3)) == 1
-    uneven = [Device(0, 0), Device(1, 0), Device(1, 1)]
-    assert replicas_per_trainer(uniform_layout(uneven, layers=2)) == 1
-    assert replicas_per_trainer(uniform_layout([*uneven[1:], uneven[0]], layers=2)) == 2
-    assert replicas_per_trainer(uniform_layout([*uneven[1:], uneven[0], Device(2, 0)], layers=2)) == 1
-    across = [Device(0, 0), Device(0, 1), Device(0, 2), Device(1, 0)]
-    assert replicas_per_trainer(uniform_layout(across, layers=2, pipeline=2)) == 1
-    assert replicas_per_trainer(uniform_layout([Device(0, 0), *across[:3]], layers=2, pipeline=2)) == 2
+def test_replicas_on_the_same_trainers_share_a_node() -> None:
+    def nodes(*devices: tuple[int, int], pipeline: int = 1) -> list[int]:
+        return nodes_of(uniform_layout([Device(*d) for d in devices], layers=2, pipeline=pipeline))
+
+    assert nodes(*((t, d) for t in range(2) for d in range(4))) == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert nodes((0, 0), (1, 0), (1, 1)) == [0, 1, 1]
+    assert nodes((1, 0), (0, 0), (1, 1)) == [0, 1, 0]
+    assert nodes((0, 0), (0, 1), (0, 2), (1, 0), pipeline=2) == [0, 1]
+    assert nodes((0, 0), (1, 0), (0, 1), (1, 1), pipeline=2) == [0, 0]
+
+
+def test_a_ring_on_nodes_of_different_sizes_stays_inside_the_one_that_is_large_enough() -> None:
+    layout = uniform_layout(
+        [Device(0, 0), *(Device(1, d) for d in range(3)), *(Device(2, d) for d in range(2))], layers=4
+    )
+    placement = plan_step([3000], layout, settings(max_degree=3), MODEL)
+    assert placement.tasks[0].replicas == (1, 2, 3)
+
+
+@pytest.mark.parametrize("balance", ["makespan", "static"])
+def test_the_work_of_each_member_over_the_slowest_speed_gives_the_planned_seconds(balance: str) -> None:
+    speeds, rng = [1.0, 0.5, 0.8, 1.25, 1.0, 1.0], random.Random(3)
+    lengths = [rng.randint(1, 20_000) for _ in range(40)]
+    problem = make_problem(lengths, **given(6, 8192, speeds=speeds, nodes=[0, 1, 1, 1, 2, 2]))
+    placement = plan(balance, lengths, **given(6, 8192, speeds=speeds, nodes=[0, 1, 1, 1, 2, 2]))
+    work = work_of(placement, COST, problem.nodes.tolist())
+    assert set(work) == {(t.index, r) for t in placement.tasks for r in t.replicas}
+    for task in placement.tasks:
+        slowest = min(speeds[r] for r in task.replicas)
+        assert [work[task.index, r] / slowest for r in task.replicas] == pytest.approx(
+            [task.seconds] * len(task.replicas)
+        )
 
 
 def test_rounding_makes_no_idle_time_below_zero() -> None:
@@ -219,6 +242,8 @@ def test_bytes_of_a_ring_are_split_by_the_hops_that_leave_a_node() -> None:
         ([5], {"speeds": [1.0, 0.0]}, r"speeds\[1\] is 0.0"),
         ([5], {"speeds": [1.0, float("nan")]}, r"speeds\[1\] is nan"),
         ([5], {"node_size": 0}, "node size is 0"),
+        ([5], {"stages": [1, 0]}, "stages is 0"),
+        ([5], {"nodes": [1, 0, 1]}, "nodes has 3 numbers for 2 replicas"),
     ],
 )
 def test_impossible_numbers_are_refused_by_name(lengths: list[int], change: dict[str, object], says: str) -> None:

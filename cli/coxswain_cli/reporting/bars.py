@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from coxswain.wire import TaskTiming
 from coxswain_cli.reporting.formatting import seconds
+from coxswain_cli.reporting.looks import Look
 from coxswain_cli.reporting.model import PlannedTask, RankTiming, StepTiming
-
-COLOURS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """[start, stop) in seconds; `look` is the class in page.css, `words` appear on touch."""
+    """[start, stop) in seconds; `look` is the class in timeline.css, `words` appear on touch."""
 
     start: float
     stop: float
@@ -26,15 +25,24 @@ class Bar:
 Rows = dict[int, tuple[Bar, ...]]  # by replica (planned) or rank (measured)
 
 
-def planned_rows(timing: StepTiming) -> Rows:
-    bars = [(r, _planned(timing, task)) for task in timing.planned for r in task.replicas]
+def planned_rows(timing: StepTiming, look: Look) -> Rows:
     replicas = [r.replica if r.replica >= 0 else r.rank for r in timing.ranks]
-    count = max([r for r, _ in bars] + replicas, default=-1) + 1
-    return {replica: tuple(bar for r, bar in bars if r == replica) for replica in range(count)}
+    return task_rows(timing.planned, max(replicas, default=-1) + 1, look)
 
 
-def measured_rows(timing: StepTiming) -> Rows:
-    return {r.rank: tuple(_measured(timing, r)) for r in sorted(timing.ranks, key=lambda r: r.rank)}
+def task_rows(tasks: Sequence[PlannedTask], replicas: int, look: Look) -> Rows:
+    """The bars of each replica's tasks; at least so many replicas."""
+    count = max([replicas - 1, *(r for task in tasks for r in task.replicas)]) + 1
+    rows: dict[int, list[Bar]] = {replica: [] for replica in range(count)}
+    for task in tasks:
+        bar = _planned(task, look(task.task))
+        for replica in task.replicas:
+            rows[replica].append(bar)
+    return {replica: tuple(row) for replica, row in rows.items()}
+
+
+def measured_rows(timing: StepTiming, look: Look) -> Rows:
+    return {r.rank: tuple(_measured(timing, r, look)) for r in sorted(timing.ranks, key=lambda r: r.rank)}
 
 
 def deep(timing: StepTiming) -> bool:
@@ -52,36 +60,30 @@ def end(rows: Rows) -> float:
     return max((bar.stop for row in rows.values() for bar in row), default=0.0)
 
 
-def look(timing: StepTiming, task: int) -> str:
-    """Returns grey for packs, and a colour a sequence for rings in their order."""
-    rings = [t.task for t in timing.planned if t.kind == "ring"]
-    return f"b{rings.index(task) % COLOURS}" if task in rings else "pack"
-
-
-def _planned(timing: StepTiming, task: PlannedTask) -> Bar:
+def _planned(task: PlannedTask, look: str) -> Bar:
     over = f"ring over {len(task.replicas)} replicas" if task.kind == "ring" else "pack"
     what = f"{len(task.sequences)} sequences" if len(task.sequences) != 1 else f"sequence {task.sequences[0]}"
     length = seconds(task.stop - task.start)
     words = f"task {task.task}: {over}, {what}, {task.tokens:,} tokens, planned {length}"
-    return Bar(task.start, task.stop, look(timing, task.task), str(task.task), words)
+    return Bar(task.start, task.stop, look, str(task.task), words)
 
 
-def _measured(timing: StepTiming, rank: RankTiming) -> Iterator[Bar]:
+def _measured(timing: StepTiming, rank: RankTiming, look: Look) -> Iterator[Bar]:
     name = place(timing, rank)
     if rank.data_wait > 0:
         yield Bar(0.0, rank.data_wait, "wait", "", f"{name}: waited {seconds(rank.data_wait)} for data")
     for operation in rank.timings:
-        yield from _operation(timing, name, operation)
+        yield from _operation(timing, name, operation, look)
     if rank.reduce > 0:
         last = max((o.stop for o in rank.timings), default=rank.data_wait)
         words = f"{name}: reduction and update took {seconds(rank.reduce)}"
         yield Bar(last, last + rank.reduce, "reduce", "", words)
 
 
-def _operation(timing: StepTiming, name: str, o: TaskTiming) -> Iterator[Bar]:
+def _operation(timing: StepTiming, name: str, o: TaskTiming, look: Look) -> Iterator[Bar]:
     """Yields the operation with its waits hatched at its front: their places are not measured."""
     forward = o.kind == "F"
-    shade = look(timing, o.task) + (" light" if forward else "")
+    shade = look(o.task) + (" light" if forward else "")
     side = "forward" if forward else "backward"
     words = f"{name}, task {o.task} {side}: {seconds(o.stop - o.start)}"
     yield Bar(o.start, o.stop, shade, "" if forward else str(o.task), words)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
-from math import gcd
 from operator import itemgetter
 
 import numpy as np
@@ -41,16 +38,14 @@ def rates_of(layout: Layout, loss: float) -> list[float]:
     return [1 / max(loads(replica, loss)) for replica in layout.replicas]
 
 
-def replicas_per_trainer(layout: Layout) -> int:
-    """Returns how many replicas in a row are always on the same trainers: a trainer is a pod on one node."""
-    homes = [tuple({d.trainer: 0 for stage in r.stages for d in stage.devices}) for r in layout.replicas]
-    return run_length(homes)
+def nodes_of(layout: Layout) -> list[int]:
+    """Numbers the node of every replica: replicas share one if each of their stages is on the same trainers.
 
-
-def run_length(homes: Sequence[object]) -> int:
-    """The greatest n for which every block of n, counted from the first, is of equal values."""
-    changes = [at for at, (one, two) in enumerate(pairwise(homes), start=1) if one != two]
-    return gcd(*changes) or max(1, len(homes))
+    A trainer is a pod on one node. The order is that of the first replicas.
+    """
+    known: dict[tuple[tuple[int, ...], ...], int] = {}
+    homes = [tuple(tuple(sorted({d.trainer for d in stage.devices})) for stage in r.stages) for r in layout.replicas]
+    return [known.setdefault(home, len(known)) for home in homes]
 
 
 def by_kind(planner: Planner, problem: Problem) -> list[Draft]:
@@ -70,6 +65,7 @@ def by_kind(planner: Planner, problem: Problem) -> list[Draft]:
 
 
 def _part(problem: Problem, members: Ints, sequences: Ints) -> Problem:
+    nodes = np.unique(problem.nodes[members], return_inverse=True)[1].reshape(-1)
     return replace(
         problem,
         lengths=problem.lengths[sequences],
@@ -77,8 +73,10 @@ def _part(problem: Problem, members: Ints, sequences: Ints) -> Problem:
         capacities=problem.capacities[members],
         speeds=problem.speeds[members],
         max_degree=min(problem.max_degree, members.size),
-        node_size=run_length((members // problem.node_size).tolist()),
+        node_size=int(np.bincount(nodes).max()),
         kinds=np.zeros(members.size, dtype=np.int64),
+        nodes=nodes,
+        stages=problem.stages[members],
     )
 
 

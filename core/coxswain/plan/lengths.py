@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -58,16 +59,55 @@ def draw_lengths(name: str, *, context: int, tokens: int, seed: int) -> NDArray[
 
     Sequences beyond the context are cut to it, the last one to the sum.
     """
-    if name not in SETS:
-        raise Refused("UnknownLengths", f"length set {name!r}: not known; use one of {', '.join(SETS)}")
-    knots, random = SETS[name], np.random.Generator(np.random.PCG64(seed))
+    if name not in FAMILIES:
+        raise Refused("UnknownLengths", f"length set {name!r}: not known; use one of {', '.join(FAMILIES)}")
+    family, random = FAMILIES[name], np.random.Generator(np.random.PCG64(seed))
     drawn = np.zeros(0, dtype=np.int64)
     while drawn.sum() < tokens:
-        drawn = np.concatenate([drawn, np.minimum(_quantile(knots, random.random(4096)), context)])
+        more = family(random, context, drawn.size)
+        drawn = np.concatenate([drawn, np.clip(more, 1, context)])
     ends = np.cumsum(drawn)
     last = int(np.searchsorted(ends, tokens))
     drawn[last] -= ends[last] - tokens
     return drawn[: last + 1]
+
+
+Family = Callable[[np.random.Generator, int, int], NDArray[np.int64]]
+"""Draws some lengths, before they are cut to the context; how many were drawn before."""
+
+
+def _long_tailed(knots: Knots) -> Family:
+    return lambda random, context, before: _quantile(knots, random.random(4096))
+
+
+def _uniform(random: np.random.Generator, context: int, before: int) -> NDArray[np.int64]:
+    return random.integers(1, context + 1, size=1024)
+
+
+def _video(random: np.random.Generator, context: int, before: int) -> NDArray[np.int64]:
+    """Clips of some seconds to minutes: log-normal around three eighths of the context."""
+    return (context * 3 / 8 * random.lognormal(0, 0.6, size=1024)).astype(np.int64)
+
+
+def _documents(random: np.random.Generator, context: int, before: int) -> NDArray[np.int64]:
+    """Pages and books: log-normal around a hundredth of the context, and one in five around a half of it."""
+    sizes = np.where(random.random(1024) < 0.2, context / 2, context / 100)
+    return (sizes * random.lognormal(0, 0.5, size=1024)).astype(np.int64)
+
+
+def _one_huge(random: np.random.Generator, context: int, before: int) -> NDArray[np.int64]:
+    """One sequence of the whole context, the others as in the Byted-like set up to a sixty-fourth of it."""
+    rest = np.minimum(_quantile(_BYTED, random.random(4096)), max(1, context // 64))
+    return rest if before else np.concatenate([[context], rest])
+
+
+FAMILIES: dict[str, Family] = {
+    **{name: _long_tailed(knots) for name, knots in SETS.items()},
+    "uniform": _uniform,
+    "video": _video,
+    "documents": _documents,
+    "huge": _one_huge,
+}
 
 
 def _quantile(knots: Knots, u: NDArray[np.float64]) -> NDArray[np.int64]:

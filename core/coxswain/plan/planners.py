@@ -38,7 +38,8 @@ def plan(
     cost: CostModel,
     speeds: Sequence[float] | None = None,
     max_degree: int,
-    node_size: int,
+    node_size: int = 1,
+    nodes: Sequence[int] | None = None,
 ) -> Placement:
     """Places one step, without operations. Rings of a static mesh may hold several sequences."""
     problem = make_problem(
@@ -49,5 +50,6 @@ def plan(
         speeds=speeds,
         max_degree=max_degree,
         node_size=node_size,
+        nodes=nodes,
     )
     return assemble(problem, balance.lower(), planner(balance)(problem))

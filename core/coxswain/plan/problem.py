@@ -20,8 +20,8 @@ MOST_TOKENS = 1_000_000_000  # of one sequence, and of one task
 class Problem:
     """One step to be placed.
 
-    Replica r belongs to node r // node_size; speed 1 is the cost model's. Only replicas of one kind share a ring; they
-    have equal capacities.
+    Speed 1 is the cost model's. Only replicas of one kind share a ring; they have equal capacities. Members of one node
+    exchange keys and values over its inner links, all others over the network.
     """
 
     lengths: NDArray[np.int64]
@@ -30,8 +30,10 @@ class Problem:
     cost: CostModel
     speeds: NDArray[np.float64]
     max_degree: int
-    node_size: int
+    node_size: int  # replicas of the largest node
     kinds: NDArray[np.int64]
+    nodes: NDArray[np.int64]  # node of each replica, 0, 1, ...; a node's replicas need not be neighbours
+    stages: NDArray[np.int64]  # pipeline stages of each replica
 
     @property
     def capacity(self) -> int:
@@ -39,7 +41,8 @@ class Problem:
         return int(self.capacities.max())
 
     def inside_node(self, members: Sequence[int]) -> bool:
-        return min(members) // self.node_size == max(members) // self.node_size
+        nodes = self.nodes[[*members]]
+        return bool((nodes == nodes[0]).all())
 
     def lower_bound(self) -> float:
         return self.cost.lower_bound(self.lengths, self.speeds, self.capacity, self.max_degree, self.node_size)
@@ -67,18 +70,22 @@ def make_problem(
     cost: CostModel,
     speeds: Sequence[float] | None = None,
     max_degree: int,
-    node_size: int,
+    node_size: int = 1,
     kinds: Sequence[int] | None = None,
+    nodes: Sequence[int] | None = None,
+    stages: int | Sequence[int] = 1,
 ) -> Problem:
     """Makes the problem of a step's numbers; Refused names the number that is wrong.
 
-    `capacity` and `kinds`: of all replicas, or one per replica.
+    `capacity`, `kinds` and `stages`: of all replicas, or one per replica. `nodes`: any number for each replica, equal
+    where replicas share a node; without it every `node_size` replicas in a row do.
     """
     for name, value, most in (
         ("replicas", replicas, MOST_REPLICAS),
         *(("capacity", c, MOST_TOKENS) for c in ([capacity] if isinstance(capacity, int) else capacity)),
         ("max degree", max_degree, MOST_REPLICAS),
         ("node size", node_size, MOST_REPLICAS),
+        *(("stages", p, MOST_REPLICAS) for p in ([stages] if isinstance(stages, int) else stages)),
     ):
         if not 1 <= value <= most:
             raise Refused("BadValue", f"{name} is {value}; it must be at least 1 and at most {most}")
@@ -89,14 +96,26 @@ def make_problem(
     if not (np.isfinite(rates).all() and (rates > 0).all()):
         at = int((~(np.isfinite(rates) & (rates > 0))).argmax())
         raise Refused("BadSpeeds", f"speeds[{at}] is {rates[at]}; speeds must be finite and above 0")
-    capacities = np.broadcast_to(np.asarray(capacity, dtype=np.int64), (replicas,))
-    named = np.broadcast_to(np.asarray(0 if kinds is None else kinds, dtype=np.int64), (replicas,))
+    capacities, depth = _each("capacity", capacity, replicas), _each("stages", stages, replicas)
+    named = _each("kinds", 0 if kinds is None else kinds, replicas)
+    homes = np.arange(replicas) // node_size if nodes is None else _each("nodes", nodes, replicas)
+    home = np.unique(homes, return_inverse=True)[1].reshape(-1).astype(np.int64)
     _, kind = np.unique(np.stack([named, capacities]), axis=1, return_inverse=True)
-    problem = Problem(
-        s, replicas, capacities, cost, rates, min(max_degree, replicas), node_size, kind.reshape(-1).astype(np.int64)
-    )
+    largest = node_size if nodes is None else int(np.bincount(home).max())
+    kind = kind.reshape(-1).astype(np.int64)
+    problem = Problem(s, replicas, capacities, cost, rates, min(max_degree, replicas), largest, kind, home, depth)
     _must_fit(problem)
     return problem
+
+
+def _each(name: str, given: int | Sequence[int], replicas: int) -> NDArray[np.int64]:
+    """One number per replica, or the same for all."""
+    numbers = np.asarray(given, dtype=np.int64)
+    if numbers.ndim and numbers.size != replicas:
+        raise Refused(
+            "BadValue", f"{name} has {numbers.size} numbers for {replicas} replicas; give one, or one per replica"
+        )
+    return np.broadcast_to(numbers, (replicas,))
 
 
 def _checked_lengths(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:

@@ -79,7 +79,7 @@ def ring_bytes(problem: Problem, tasks: Iterable[Draft]) -> tuple[int, int]:
         if degree == 1:
             continue
         block = problem.cost.constants.kv_bytes_per_token * float(problem.lengths[list(sequences)].sum()) / degree
-        nodes = np.asarray(members) // problem.node_size
+        nodes = problem.nodes[[*members]]
         crossing = int((nodes != np.roll(nodes, 1)).sum())
         inside += block * (degree - 1) * (degree - crossing)
         between += block * (degree - 1) * crossing

@@ -12,7 +12,7 @@ from coxswain.cost import constants_for
 from coxswain.cost.model import CostModel
 from coxswain.layout import Layout
 from coxswain.plan.assemble import assemble, one_sequence_a_ring
-from coxswain.plan.kinds import kinds_of, rates_of, replicas_per_trainer
+from coxswain.plan.kinds import kinds_of, nodes_of, rates_of
 from coxswain.plan.pipelines.operations import is_flat, operations
 from coxswain.plan.pipelines.simulation import schedule
 from coxswain.plan.planners import planner
@@ -43,8 +43,9 @@ def plan_step(
         cost=CostModel(constants_for(parallelism.hardware, model)),
         speeds=speeds,
         max_degree=parallelism.max_degree,
-        node_size=replicas_per_trainer(layout),
         kinds=kinds_of(layout),
+        nodes=nodes_of(layout),
+        stages=[len(replica.stages) for replica in layout.replicas],
     )
     problem = dataclasses.replace(problem, speeds=problem.speeds * rates_of(layout, loss))
     drafts = planner(parallelism.balance)(problem)

@@ -175,4 +175,6 @@ def step_plan(
         makespan_seconds=placement.makespan_seconds,
         makespan_over_bound=placement.makespan_over_bound,
         evaluation=evaluation,
+        waves=1 + max((task.wave or 0 for task in placement.tasks), default=0),
+        balance=placement.balance,
     )

@@ -99,12 +99,28 @@ def block_sizes(problem: Problem, longest: int) -> list[int]:
     return [size for size in parts if size <= min(problem.max_degree, problem.replicas // 2)]
 
 
+def blocks_of(problem: Problem, size: int) -> list[Ints]:
+    """Cuts each node into blocks of `size` replicas and a rest, or joins whole nodes until they have so many."""
+    order = np.argsort(problem.nodes, kind="stable")
+    nodes = np.split(order, np.cumsum(np.bincount(problem.nodes))[:-1])
+    if size <= problem.node_size:
+        return [block for node in nodes for block in np.split(node, range(size, node.size, size))]
+    blocks = [nodes[0]]
+    for node in nodes[1:]:
+        if blocks[-1].size < size:
+            blocks[-1] = np.concatenate([blocks[-1], node])
+        else:
+            blocks.append(node)
+    most = problem.max_degree
+    return [part for block in blocks for part in np.split(block, range(most, block.size, most))]
+
+
 def place_blocks(problem: Problem, long: Ints, short: Ints, size: int, give_up: float) -> RingSchedule | None:
     """Places the rings of the long sequences on blocks of `size` replicas, and leaves room for the short ones.
 
     Both longest first. None where even level blocks, without the short ones, would end at `give_up` or later.
     """
-    members = np.split(np.arange(problem.replicas), range(size, problem.replicas, size))
+    members = blocks_of(problem, size)
     kinds, of = np.unique([(m.size, problem.speeds[m].min()) for m in members], axis=0, return_inverse=True)
     lengths = problem.lengths[long]
     bundles = problem.cost.task + problem.cost.work_seconds(problem.lengths[short[::size]])

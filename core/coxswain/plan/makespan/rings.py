@@ -55,7 +55,7 @@ def place_rings(problem: Problem, sequences: Ints, degrees: Ints, target: float,
         members, stop = _place(problem, loads, int(lengths[k]), int(degrees[k]), float(seconds[k]), target)
         if stop >= give_up:
             return None
-        before = loads.loads[members]
+        before = loads.of(members)
         start = float(before.max())
         if before.min() < start:
             waiting = before < start
@@ -63,7 +63,7 @@ def place_rings(problem: Problem, sequences: Ints, degrees: Ints, target: float,
         rings.append(Ring(int(sequences[k]), members, start))
         loads.occupy(members, stop)
     columns = [np.concatenate(column) for column in zip(*gaps, strict=True)]
-    return RingSchedule(tuple(rings), loads.loads[: problem.replicas].copy(), Gaps(*columns))
+    return RingSchedule(tuple(rings), loads.of(np.arange(problem.replicas)), Gaps(*columns))
 
 
 def _place(
@@ -90,9 +90,7 @@ def _widen(
 
     Candidates lie within a node or are whole nodes.
     """
-    inside, nodes = loads.starts(seconds)
-    degrees = np.concatenate([np.arange(1, loads.size + 1), np.arange(2, nodes.size + 1) * loads.size])
-    starts = np.concatenate([inside, nodes[1:]])
+    degrees, starts = loads.starts(seconds)
     possible = (degrees > degree) & (degrees <= problem.max_degree) & np.isfinite(starts)
     if not possible.any():
         return degree, seconds

@@ -1,0 +1,121 @@
+"""Steps to be planned, drawn at random: replicas may differ in kind, capacity, speed, node and stages.
+
+The same seed gives the same problem. Every one can be planned: its longest sequence fits.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from coxswain.cost import Constants, load_constants
+from coxswain.cost.model import CostModel
+from coxswain.layout import Device, Layout, Replica, Stage
+from coxswain.plan.assemble import assemble
+from coxswain.plan.pipelines.operations import operations
+from coxswain.plan.problem import Planner, Problem, make_problem
+from coxswain.plan.validator import validate
+from coxswain.plan.values import Placement
+
+COSTS = (
+    load_constants("h100-80g"),
+    load_constants("cpu"),
+    Constants(  # links so slow that wide rings do not pay
+        linear_us_per_token=50, attention_ns_per_token2=2, kv_bytes_per_token=4e5, inside_node_gbps=3,
+        between_nodes_gbps=0.5, task_ms=0,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FuzzedProblem:
+    """A problem, and a layout with the same kinds of replicas."""
+
+    problem: Problem
+    layout: Layout
+
+    def faults(self, balance: str, planner: Planner) -> list[str]:
+        """What the validator finds in the planner's plan, and a makespan below the bound."""
+        problem = self.problem
+        placement = self.placement(balance, planner)
+        found = validate(
+            placement, problem.lengths.tolist(), self.layout, problem.capacities.tolist(), problem.max_degree
+        )
+        if placement.makespan_seconds < placement.lower_bound_seconds * (1 - 1e-9):
+            found.append(f"makespan {placement.makespan_seconds} is below the bound {placement.lower_bound_seconds}")
+        return found
+
+    def placement(self, balance: str, planner: Planner) -> Placement:
+        """The planner's plan with operations; times are those of one stage."""
+        placement = assemble(self.problem, balance, planner(self.problem))
+        return replace(placement, operations=operations(self.layout, placement.tasks))
+
+
+def fuzzed_problem(seed: int, replicas: int = 12, pipelines: float = 0.0) -> FuzzedProblem:
+    """Draws a step for up to `replicas` replicas; `pipelines`: how often replicas may have two stages."""
+    rng = random.Random(seed)
+    count = rng.randint(1, replicas)
+    deep, most = rng.random() < pipelines, rng.choice((1, 1, 2, 3))
+    kinds = [rng.randrange(most) for _ in range(count)]
+    room = [int(2 ** rng.uniform(0, 13)) for _ in range(most)]
+    if rng.random() < 0.5:
+        room = [room[0]] * most
+    capacities = [room[kind] for kind in kinds]
+    degree = rng.choice((count, rng.randint(1, count)))
+    longest = max(room[k] * min(degree, kinds.count(k)) for k in set(kinds))
+    problem = make_problem(
+        _lengths(rng, rng.choice(capacities), longest),
+        replicas=count,
+        capacity=capacities,
+        cost=CostModel(rng.choice(COSTS)),
+        speeds=_speeds(rng, count),
+        max_degree=degree,
+        kinds=kinds,
+        nodes=_nodes(rng, count),
+        stages=[2 if deep and kind == 0 else 1 for kind in kinds],
+    )
+    return FuzzedProblem(problem, _layout(kinds, deep))
+
+
+def _lengths(rng: random.Random, capacity: int, longest: int) -> list[int]:
+    draw = rng.choice(
+        (
+            lambda: rng.randint(1, longest),
+            lambda: rng.randint(1, min(capacity, longest)),
+            lambda: rng.choice((1, min(capacity, longest), longest)),
+            lambda: min(longest, int(capacity * rng.paretovariate(1)) + 1),
+            lambda: rng.choice((rng.randint(1, min(capacity, longest)), rng.randint(1, longest))),
+        )
+    )
+    return [draw() for _ in range(rng.choice((rng.randint(0, 6), rng.randint(0, 30))))]
+
+
+def _speeds(rng: random.Random, count: int) -> list[float] | None:
+    draw = rng.choice(
+        (None, lambda: rng.uniform(0.7, 1), lambda: rng.choice((1.0, 1.0, 1 / 1.3)), lambda: rng.uniform(0.1, 3))
+    )
+    return None if draw is None else [draw() for _ in range(count)]
+
+
+def _nodes(rng: random.Random, count: int) -> list[int]:
+    """Nodes of one size with a rest, of any sizes, or scattered over the replicas."""
+    size = rng.randint(1, 5)
+    nodes = [r // size for r in range(count)]
+    if rng.random() < 0.5:
+        nodes = sorted(rng.randrange(count) for _ in range(count))
+    if rng.random() < 0.2:
+        rng.shuffle(nodes)
+    return nodes
+
+
+def _layout(kinds: list[int], deep: bool) -> Layout:
+    """Kind k has k + 1 devices in a tensor group; kind 0 has two stages where `deep`."""
+    return Layout(tuple(_replica(r, kind + 1, 2 if deep and kind == 0 else 1) for r, kind in enumerate(kinds)))
+
+
+def _replica(number: int, tensor: int, stages: int) -> Replica:
+    cuts = [2 * s // stages for s in range(stages + 1)]
+    groups = [tuple(Device(number, s * tensor + d) for d in range(tensor)) for s in range(stages)]
+    return Replica(tuple(Stage(groups[s], cuts[s], cuts[s + 1]) for s in range(stages)))

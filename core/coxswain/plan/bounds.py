@@ -29,7 +29,7 @@ def lower_bound(problem: Problem) -> float:
     if not longest.size:
         return plain
     tables = [_ring_seconds(problem, int(s)) for s in longest]
-    losses, work = _losses(speeds, problem.max_degree), problem.cost.work_seconds(longest)
+    losses, work = _losses(speeds, problem.max_degree), problem.cost.least_work_seconds(longest)
     rest = plain_work(problem)
 
     def possible(seconds: float) -> bool:
@@ -48,7 +48,7 @@ def lower_bound(problem: Problem) -> float:
 def plain_work(problem: Problem) -> float:
     """All work and the least cost of its tasks, in seconds at speed 1."""
     packs = -(-int(problem.lengths.sum()) // problem.capacity)
-    return float(problem.cost.work_seconds(problem.lengths).sum()) + packs * problem.cost.task
+    return float(problem.cost.least_work_seconds(problem.lengths).sum()) + packs * problem.cost.task
 
 
 def _ring_seconds(problem: Problem, length: int) -> Floats:

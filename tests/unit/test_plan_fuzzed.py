@@ -21,6 +21,7 @@ def test_a_makespan_plan_of_any_replicas_is_legal_and_no_better_than_the_bound()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("part", range(20))
 def test_no_makespan_plan_of_a_hundred_thousand_is_illegal_or_better_than_the_bound(part: int) -> None:
-    assert faults("makespan", range(10_000 * part, 10_000 * (part + 1)))[:5] == []
+    assert faults("makespan", range(5000 * part, 5000 * (part + 1)))[:5] == []

@@ -41,7 +41,7 @@ MOST_TRIALS = 20
 PLACED, PLACED_AT_LEAST = 1, 400  # rings of all trials: so many times the replicas and these
 GOOD = 1.03  # times the lower bound: of nested blocks good enough
 SLOWED = 0.03  # of the work lost by slow replicas in nodes: rings of like speeds are tried first
-LIKE = 1.035  # times the lower bound, with uneven speeds: good enough not to try the other way
+LIKE = 1.045  # times the lower bound, with uneven speeds: good enough not to try the other way
 ENOUGH = 1.045  # times the lower bound: then targets are not tried behind nested blocks, nor these behind targets
 
 

@@ -93,7 +93,7 @@ def _pipelines(problem: Problem, degrees: list[int]) -> list[Pipeline]:
     return [
         Pipeline(
             group,
-            _stages(problem, group),
+            int(problem.stages[list(group)].max()),
             len(group) * problem.capacity,
             float(problem.speeds[list(group)].min()),
             seconds[len(group)],
@@ -101,10 +101,6 @@ def _pipelines(problem: Problem, degrees: list[int]) -> list[Pipeline]:
         )
         for group in groups
     ]
-
-
-def _stages(problem: Problem, group: tuple[int, ...]) -> int:
-    return 1
 
 
 def mix(problem: Problem, degrees: list[int]) -> list[int]:

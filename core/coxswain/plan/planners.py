@@ -39,10 +39,6 @@ SLOW = frozenset({"flexsp", "hydraulis"})
 """Those that solve integer programs: seconds instead of milliseconds, so not beside other work of a process."""
 
 
-SLOW: frozenset[str] = frozenset()
-"""Those that solve an integer program: the coordinator runs them in processes of their own."""
-
-
 def planner(balance: str) -> Planner:
     """Returns the planner of that name, for replicas of any kinds; case does not matter (the API says Makespan)."""
     found = BALANCES.get(balance.lower())

@@ -38,7 +38,6 @@ BALANCES: dict[str, Planner] = {
 SLOW = frozenset({"flexsp", "hydraulis"})
 """Those that solve integer programs, which takes seconds: the coordinator runs them in processes of their own."""
 
-
 DEALS = 4
 """How often sequences are dealt to unequal kinds of replicas at most, each time by what was reached before."""
 

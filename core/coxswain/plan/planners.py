@@ -13,12 +13,13 @@ from coxswain.errors import Refused
 from coxswain.plan.assemble import assemble
 from coxswain.plan.kinds import by_kind
 from coxswain.plan.makespan.search import makespan
+from coxswain.plan.pipelines.dispatch import on_pipelines
 from coxswain.plan.problem import Planner, make_problem
 from coxswain.plan.rivals.naive import naive
 from coxswain.plan.rivals.static import static
 from coxswain.plan.values import Placement
 
-BALANCES: dict[str, Planner] = {"makespan": makespan, "naive": naive, "static": static}
+BALANCES: dict[str, Planner] = {"makespan": on_pipelines(makespan), "naive": naive, "static": static}
 
 
 def planner(balance: str) -> Planner:

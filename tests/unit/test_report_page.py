@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from coxswain_cli.readers.folder import FolderReader
 from coxswain_cli.report import report_command, write_report
 from coxswain_cli.reporting.curves import charts
 from coxswain_cli.reporting.json_report import facts
+from coxswain_cli.reporting.model import RecordedRun, RecordedStep
 from coxswain_cli.reporting.page import page
 from coxswain_cli.reporting.read import read_run
 from tests.unit import report_samples as samples
@@ -201,3 +203,13 @@ def test_a_wrong_argument_is_refused_with_exit_2(
 def test_writing_leaves_no_partial_file(tmp_path: Path) -> None:
     write_report(FolderReader(samples.write_run(tmp_path / "run", steps=1)), tmp_path / "r.html")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["r.html", "run"]
+
+
+def test_a_strategy_is_on_the_page_with_predicted_and_measured_seconds(tmp_path: Path) -> None:
+    other = {"layout": "1 x tp1pp2", "predictedStepSeconds": "0.750"}
+    chosen = {"layout": "2 x tp1pp1", "predictedStepSeconds": "0.500", "alternatives": [other]}
+    run = RecordedRun("demo", steps=(RecordedStep(0, seconds=0.5), RecordedStep(1, seconds=0.7)))
+    text = page(replace(run, status={"strategy": chosen}))
+    assert "2 x tp1pp1: 0.500 s a step predicted, 600 ms measured" in text
+    assert "1 x tp1pp2 0.750 s" in text
+    assert "mode Auto" not in page(run)

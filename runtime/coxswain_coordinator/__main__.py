@@ -12,9 +12,11 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 
 from coxswain import names
 from coxswain.config import JobConfig
+from coxswain.cost.constants import Hardware
 from coxswain.errors import Retryable
 from coxswain.layout import Layout
 from coxswain.names import PORT_COORDINATOR
@@ -28,6 +30,7 @@ from coxswain_coordinator.checkpoint.validation import job_of
 from coxswain_coordinator.coordinator import Coordinator
 from coxswain_coordinator.planning.mix_edits import MixEdits
 from coxswain_link.environment import Environment, leave, run_service
+from coxswain_link.hardware import hardware_of
 from coxswain_link.store import Store, open_store
 
 _SWITCH = 0.0005
@@ -50,9 +53,11 @@ def prepare() -> None:
 async def _serve(environment: Environment) -> int:
     job = environment.job
     store = open_store(job.checkpoint.uri, job.checkpoint.endpoint, environment.secrets_dir, create=True)
+    hardware = hardware_of(job, environment.secrets_dir)
+    planner = partial(place, hardware=hardware)
     coordinator = Coordinator(
-        job, store, environment.token, place, environment.pod_name, environment.run_dir, clock=time.time,
-        recorded_step=environment.recorded_step, config=environment.config,
+        job, store, environment.token, planner, environment.pod_name, environment.run_dir, clock=time.time,
+        recorded_step=environment.recorded_step, config=environment.config, hardware=hardware,
         edits=MixEdits(environment.job_file, job), claim=claim_of(environment, store),
     )  # fmt: skip
     await coordinator.start(environment.pod_ip, PORT_COORDINATOR)
@@ -88,8 +93,8 @@ async def _run_until_stopped(coordinator: Coordinator) -> Finished:
     raise Retryable("stopped by SIGTERM")
 
 
-def place(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:
-    return plan_step(lengths, layout, job.parallelism, job.model, None)
+def place(lengths: list[int], layout: Layout, job: JobConfig, hardware: Hardware | None = None) -> Placement:
+    return plan_step(lengths, layout, job.parallelism, job.model, None, hardware)
 
 
 if __name__ == "__main__":

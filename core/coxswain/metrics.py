@@ -69,6 +69,13 @@ METRICS: tuple[Metric, ...] = (
         "Median over the latest 20 steps of how far that is from the measured wall time, as a share of the latter.",
     ),
     Metric("coordinator", "coxswain_planner_seconds", "histogram", "Time to place one step.", (), _SECONDS),
+    Metric(
+        "coordinator",
+        "coxswain_planned_steps_total",
+        "counter",
+        "Steps planned, by the balance that really planned them: the fall-back's, where the job's was late.",
+        ("balance",),
+    ),
     Metric("coordinator", "coxswain_world_generation", "gauge", "Current world generation."),
     Metric("coordinator", "coxswain_committed_step", "gauge", "Last step committed in the plan log."),
     Metric("coordinator", "coxswain_checkpoint_step", "gauge", "Step of the last complete checkpoint."),

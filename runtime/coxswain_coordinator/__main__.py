@@ -15,13 +15,8 @@ import time
 from functools import partial
 
 from coxswain import names
-from coxswain.config import JobConfig
-from coxswain.cost.constants import Hardware
 from coxswain.errors import Retryable
-from coxswain.layout import Layout
 from coxswain.names import PORT_COORDINATOR
-from coxswain.plan.step import plan_step
-from coxswain.plan.values import Placement
 from coxswain.uris import file_uri
 from coxswain.wire import Finished
 from coxswain_coordinator.api.report import termination_message
@@ -29,6 +24,7 @@ from coxswain_coordinator.checkpoint.claim import Claim, LiveRun
 from coxswain_coordinator.checkpoint.validation import job_of
 from coxswain_coordinator.coordinator import Coordinator
 from coxswain_coordinator.planning.mix_edits import MixEdits
+from coxswain_coordinator.planning.placers import place_step
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.hardware import hardware_of
 from coxswain_link.store import Store, open_store
@@ -54,7 +50,7 @@ async def _serve(environment: Environment) -> int:
     job = environment.job
     store = open_store(job.checkpoint.uri, job.checkpoint.endpoint, environment.secrets_dir, create=True)
     hardware = hardware_of(job, environment.secrets_dir)
-    planner = partial(place, hardware=hardware)
+    planner = partial(place_step, hardware=hardware)
     coordinator = Coordinator(
         job, store, environment.token, planner, environment.pod_name, environment.run_dir, clock=time.time,
         recorded_step=environment.recorded_step, config=environment.config, hardware=hardware,
@@ -91,10 +87,6 @@ async def _run_until_stopped(coordinator: Coordinator) -> Finished:
     if (finished := coordinator.finished) is not None:
         return finished
     raise Retryable("stopped by SIGTERM")
-
-
-def place(lengths: list[int], layout: Layout, job: JobConfig, hardware: Hardware | None = None) -> Placement:
-    return plan_step(lengths, layout, job.parallelism, job.model, None, hardware)
 
 
 if __name__ == "__main__":

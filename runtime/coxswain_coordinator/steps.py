@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain import digests
@@ -16,12 +17,11 @@ from coxswain.config import JobConfig, ModelConfig
 from coxswain.cost import peak_tflops
 from coxswain.cost.hardware import Hardware, step_seconds
 from coxswain.errors import Refused
-from coxswain.flops import step_flops, utilisation
+from coxswain.flops import loss_layers, step_flops, utilisation
 from coxswain.layout import Layout, Seat, loss_ranks, token_ranks
 from coxswain.models import parameter_specs
 from coxswain.plan.pipelines.simulation import loads
 from coxswain.plan.starts import starts
-from coxswain.plan.step import loss_layers
 from coxswain.plan.values import Task
 from coxswain.wire import DeliveredDigests, StepLine, StepPlan, StepReport, TaskTiming, World
 
@@ -170,6 +170,7 @@ def step_line(
         tokens_by_source=dict(sorted(by_source.items())),
         data_wait_seconds=max(r.data_wait_seconds for r in ranks),
         time=ranks[0].ended or now,
+        balance=plan.balance or UNSET,
         **_evaluated(plan, reports, loss_ranks(seats)),
     )
 

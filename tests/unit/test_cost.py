@@ -15,8 +15,7 @@ from coxswain.cost import constants_for, load_constants, peak_tflops
 from coxswain.cost.constants import SHIPPED, Rates
 from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
-from coxswain.flops import step_flops, utilisation
-from coxswain.plan.step import loss_layers
+from coxswain.flops import loss_layers, step_flops, utilisation
 from coxswain.presets import PRESETS
 
 H100 = CostModel(load_constants("h100-80g"))

@@ -60,8 +60,9 @@ class ParallelismPolicySpec(Model):
     """How work is spread."""
 
     mode: Literal["Fixed", "Auto"] = "Fixed"
-    """Fixed: `tensor` and `pipeline`, or `layout`, as given. Auto is to choose them from lengths, model and devices: this
-    release refuses it."""
+    """Fixed: `tensor` and `pipeline`, or `layout`, as given. Auto chooses them at the start, from the mix's lengths, the model
+    and the devices, and keeps them until the devices or the policy change; event StrategyChosen and `status.strategy` name
+    them."""
     tensor: Degree = 1
     """Tensor-parallel degree: devices of one trainer that share each layer. It divides devicesPerTrainer, and the model's heads,
     feedForward and vocabulary; it divides kvHeads, or is a multiple of them."""

@@ -17,10 +17,12 @@ from coxswain.planlog import (
     Generation,
     MembershipSegment,
     PlacementSegment,
+    StrategyRecord,
     generation_key,
     membership_key,
     mix_key,
     placement_key,
+    strategy_key,
     takeover_key,
 )
 from coxswain_link.store import NotFound, Store
@@ -87,9 +89,21 @@ class PlanLog:
         """The record of this number: this one, or an earlier one."""
         return self._claim(mix_key(record.number), record, MixRecord)
 
+    def last_strategy(self) -> StrategyRecord | None:
+        """The newest layout that mode Auto has chosen; None: none yet."""
+        last = self._last("log/strategies/", -1)
+        return self._read(strategy_key(last), StrategyRecord) if last >= 0 else None
+
+    def claim_strategy(self, record: StrategyRecord) -> StrategyRecord:
+        """The record of this number: this one, or another coordinator's."""
+        return self._claim(strategy_key(record.number), record, StrategyRecord)
+
     def claim_membership(self, record: MembershipSegment) -> MembershipSegment:
         """The committed segment: this one, or an earlier one."""
         return self._claim(membership_key(record.segment), record, MembershipSegment)
+
+    def placement(self, generation: int, segment: int, part: int) -> PlacementSegment | None:
+        return self._read(placement_key(generation, segment, part), PlacementSegment)
 
     def claim_placement(self, record: PlacementSegment, part: int = 0) -> PlacementSegment:
         """The committed part of a segment: an earlier one, or as many steps of this one as an object may hold."""

@@ -18,18 +18,19 @@ class Shares:
     """So many groups of `share` cores; removed at the end, when their processes are gone."""
 
     def __init__(self, count: int, share: float, root: Path = ROOT) -> None:
-        first = root / "cpu" if (root / "cpu" / "cpu.cfs_quota_us").exists() else root
+        self._old = (root / "cpu" / "cpu.cfs_quota_us").exists()
+        first = root / "cpu" if self._old else root
         self._groups = [first / f"coxswain-bench-{os.getpid()}-{n}" for n in range(count)]
         self._quota = int(share * PERIOD)
 
     def __enter__(self) -> Shares:
         for group in self._groups:
             group.mkdir()
-            if (group / "cpu.max").exists():
-                (group / "cpu.max").write_text(f"{self._quota} {PERIOD}")
-            else:
+            if self._old:
                 (group / "cpu.cfs_period_us").write_text(str(PERIOD))
                 (group / "cpu.cfs_quota_us").write_text(str(self._quota))
+            else:
+                (group / "cpu.max").write_text(f"{self._quota} {PERIOD}")
         return self
 
     def put(self, pids: Sequence[int]) -> None:

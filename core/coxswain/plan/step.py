@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost import constants_for
+from coxswain.cost.constants import Hardware
 from coxswain.cost.model import CostModel
 from coxswain.flops import loss_layers
 from coxswain.layout import Layout
@@ -31,6 +32,7 @@ def plan_step(
     parallelism: ParallelConfig,
     model: ModelConfig,
     speeds: Sequence[float] | None = None,
+    hardware: Hardware | None = None,
 ) -> Placement:
     """Places one step on the layout's replicas, which may differ. `speeds`: measured, 1 is what the cost model expects.
 
@@ -41,7 +43,7 @@ def plan_step(
         sequence_lengths,
         replicas=len(layout.replicas),
         capacity=parallelism.tokens_per_replica,
-        cost=CostModel(constants_for(parallelism.hardware, model)),
+        cost=CostModel(constants_for(hardware or parallelism.hardware, model)),
         speeds=speeds,
         max_degree=parallelism.max_degree,
         kinds=kinds_of(layout),

@@ -390,6 +390,21 @@ class TrainerReport(msgspec.Struct, frozen=True):
     slowdown: float  # compute over planned compute, as a multiple of the median rank's; 0: unknown
 
 
+class PredictedLayout(msgspec.Struct, frozen=True):
+    """A layout that mode Auto has weighed."""
+
+    summary: str
+    seconds: float  # of a mean step, predicted
+    memory_bytes: int = 0  # of the fullest device, predicted
+
+
+class StrategyReport(msgspec.Struct, frozen=True):
+    """What mode Auto has chosen, and the next best, at most 8."""
+
+    chosen: PredictedLayout
+    alternatives: tuple[PredictedLayout, ...] = ()
+
+
 class JobReport(msgspec.Struct, frozen=True):
     """GET /v1/report for the operator; without sources also the coordinator's termination message."""
 
@@ -419,6 +434,8 @@ class JobReport(msgspec.Struct, frozen=True):
     mfu: float | None = None
     evaluation_loss: float | None = None  # the latest
     evaluation_step: int = -1  # the step behind which it was evaluated; -1: none yet
+    step_seconds: float = 0.0  # of the latest steps, measured; 0: none yet
+    strategy: StrategyReport | None = None  # of mode Auto
 
     def revision(self) -> str:
         """Changes with what needs an action at once, not with counters that grow while the job runs."""

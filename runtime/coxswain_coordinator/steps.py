@@ -15,11 +15,10 @@ from coxswain import digests
 from coxswain.config import JobConfig, ModelConfig
 from coxswain.cost import peak_tflops
 from coxswain.errors import Refused
-from coxswain.flops import step_flops, utilisation
+from coxswain.flops import loss_layers, step_flops, utilisation
 from coxswain.layout import Layout, Seat, loss_ranks, token_ranks
 from coxswain.plan.pipelines.simulation import loads
 from coxswain.plan.starts import starts
-from coxswain.plan.step import loss_layers
 from coxswain.plan.values import Task
 from coxswain.wire import DeliveredDigests, StepLine, StepPlan, StepReport, TaskTiming, World
 

@@ -52,8 +52,9 @@ class ParallelismPolicySpec(Model):
     """How work is spread."""
 
     mode: Literal["Fixed", "Auto"] = "Fixed"
-    """Fixed: `tensor` and `pipeline`, or `layout`, as given. Auto is to choose them from lengths, model and devices: this
-    release refuses it."""
+    """Fixed: `tensor` and `pipeline`, or `layout`, as given. Auto chooses them at the start, from the mix's lengths, the model
+    and the devices, and keeps them until the devices or the policy change; event StrategyChosen and `status.strategy` name
+    them."""
     tensor: Degree = 1
     """Tensor-parallel degree: devices of one trainer that share each layer. It divides devicesPerTrainer, and the model's heads,
     feedForward and vocabulary; it divides kvHeads, or is a multiple of them."""
@@ -72,5 +73,5 @@ class ParallelismPolicySpec(Model):
     moves nothing."""
     optimizer_sharding: Literal["ZeRO1"] = "ZeRO1"
     """How the optimizer's state is spread over the replicas. ZeRO1: each owns a part of it."""
-    hardware: Literal["a100-40g", "a100-80g", "h100-80g", "cpu"] = "a100-80g"
+    hardware: Literal["a100-40g", "a100-80g", "h100-80g", "h200-141g", "cpu"] = "a100-80g"
     """Constants of the cost model. With cpu, trainers request no GPU."""

@@ -13,7 +13,7 @@ from typing import Literal
 
 from coxswain.config import ModelConfig
 from coxswain.holdings import ParameterSpec, holdings_of
-from coxswain.layout import Layout, Seat
+from coxswain.layout import Layout, Replica, Seat
 
 Recompute = Literal["None", "Selective", "Full"]
 
@@ -73,11 +73,23 @@ def peaks(
     model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, work: Workload
 ) -> dict[tuple[int, int, int], Peak]:
     """The peak of each (replica, stage, tensor). The owners of the optimizer's state are all replicas alike."""
-    return {(s.replica, s.stage, s.tensor): _peak(model, specs, layout, s, work) for s in layout.ranks()}
+    owners = len(layout.replicas)
+    return {(s.replica, s.stage, s.tensor): _peak(model, specs, layout, s, work, owners) for s in layout.ranks()}
 
 
-def _peak(model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, seat: Seat, work: Workload) -> Peak:
-    stages, replicas = layout.replicas[seat.replica].stages, len(layout.replicas)
+def replica_peak(
+    model: ModelConfig, specs: Sequence[ParameterSpec], replica: Replica, replicas: int, work: Workload
+) -> Peak:
+    """The fullest device of one replica, where `replicas` share the optimizer's state."""
+    layout = Layout((replica,))
+    seats = [seat for seat in layout.ranks() if seat.tensor == 0]
+    return max((_peak(model, specs, layout, s, work, replicas) for s in seats), key=lambda peak: peak.total)
+
+
+def _peak(
+    model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, seat: Seat, work: Workload, replicas: int
+) -> Peak:
+    stages = layout.replicas[seat.replica].stages
     stage, last = stages[seat.stage], seat.stage == len(stages) - 1
     elements = sum(holding.box.elements for holding in holdings_of(specs, layout, seat, model.layers))
     owned = -(-elements // replicas)

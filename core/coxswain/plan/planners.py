@@ -36,11 +36,7 @@ BALANCES: dict[str, Planner] = {
     "hydraulis": hydraulis,
 }
 SLOW = frozenset({"flexsp", "hydraulis"})
-"""Those that solve integer programs: seconds instead of milliseconds, so not beside other work of a process."""
-
-
-SLOW: frozenset[str] = frozenset()
-"""Those that solve an integer program: the coordinator runs them in processes of their own."""
+"""Those that solve integer programs, which takes seconds: the coordinator runs them in processes of their own."""
 
 
 def planner(balance: str) -> Planner:

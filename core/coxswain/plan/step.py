@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost import constants_for
 from coxswain.cost.model import CostModel
+from coxswain.flops import loss_layers
 from coxswain.layout import Layout
 from coxswain.plan.assemble import assemble, one_sequence_a_ring
 from coxswain.plan.kinds import kinds_of, nodes_of, rates_of
@@ -67,10 +68,3 @@ def _ordered(placement: Placement, layout: Layout, loss: float) -> Placement:
     busy = sum(task.seconds * len(task.replicas) for task in placement.tasks)
     idle = 1 - busy / (placement.replicas * found.seconds) if found.seconds else 0.0
     return replace(placement, operations=found.operations, makespan_seconds=found.seconds, idle_fraction=idle)
-
-
-def loss_layers(model: ModelConfig) -> float:
-    """The last stage's head, in layers: by the elements of their matrices."""
-    head = model.size_of_head
-    layer = model.hidden * (2 * model.heads + 2 * model.kv_heads) * head + 3 * model.hidden * model.feed_forward
-    return model.hidden * model.vocabulary / layer

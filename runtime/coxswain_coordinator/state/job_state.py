@@ -15,6 +15,8 @@ from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain.membership.stream import used_up
 from coxswain.membership.values import MixRecord
+from coxswain.plan.strategy.values import described
+from coxswain.planlog import StrategyRecord
 from coxswain.wire import (
     Ack,
     CheckpointManifest,
@@ -95,6 +97,7 @@ class JobState:
         self.finished: Finished | None = None
         self.capacity_shortage = ""  # why the registered trainers do not suffice
         self.config = ""  # name of the ConfigMap with `job`; empty: unknown
+        self.strategy: StrategyRecord | None = None  # of mode Auto
         self.awaited_claim = ""  # another run's, on the same checkpoint.uri
 
     @property
@@ -144,6 +147,12 @@ class JobState:
         progress = self.index_progress
         progress.reports = tuple(replace(r, weight=record.weights[r.name]) for r in progress.reports)
         self.notifier.notify(Topic.ANY)
+
+    def take_strategy(self, record: StrategyRecord, mine: bool) -> None:
+        """Records the layout of mode Auto. `mine`: this coordinator has chosen it."""
+        if mine and record != self.strategy:
+            self.record_event("StrategyChosen", described(record.strategy))
+        self.strategy = record
 
     # --- steps ------------------------------------------------------------------------------------
 

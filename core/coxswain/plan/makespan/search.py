@@ -6,24 +6,42 @@ Counts of trials, never seconds, limit the search, so the same input gives the s
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from itertools import pairwise, product
 from operator import itemgetter
 
+import msgspec
 import numpy as np
 
-from coxswain.plan.makespan.blocks import block_sizes, place_blocks
 from coxswain.plan.makespan.degrees import least_degrees
 from coxswain.plan.makespan.loads import Ints
+from coxswain.plan.makespan.nested import block_sizes, place_nested
 from coxswain.plan.makespan.packing import Bins, Packing, fill_bins, fit_bins, water_level
 from coxswain.plan.makespan.rings import RingSchedule, place_rings
 from coxswain.plan.problem import Draft, Problem
+from coxswain.plan.simulate import simulate
 
 TARGETS = (1.0, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6, 2.0)  # times the lower bound
 SHELVES = (1, 2, 3, 4, 6, 8)  # rings of 1/n of the target stack where whole ones fit badly
-CLOSE = 1.008  # times the target: good enough to stop
+CLOSE = 1.01  # times the target: good enough to stop
 MOSTLY = 0.75  # of the work in rings: whole blocks are tried first
-GOOD = 1.03  # times the lower bound: of whole blocks good enough
+TRIALS = [
+    (t, n)
+    for k in range(len(TARGETS) + len(SHELVES))
+    for n, t in zip(SHELVES, TARGETS[k::-1], strict=False)
+    if k < len(TARGETS)
+]
+BASES = (
+    *((0, 1), (0, 2), (1, 1), (0, 1.5), (1, 2), (-1, 1), (2, 1), (1, 1.5), (2, 2), (0, 3)),
+    *product((0, 1, 2), (1.25, 1.75, 2.5, 4)),
+)
+"""Places of base sizes after the first, and into how many parts the bound is cut: a ring shall end within one."""
+RINGS = 2  # of a block of the first base size
+PLACED, PLACED_AT_LEAST = 1, 200  # rings of all trials: so many times the replicas and these
+GOOD = 1.03  # times the lower bound: of nested blocks good enough
+LIKE = 1.02  # times the lower bound, with uneven speeds: good enough without rings of like speeds
+ENOUGH = 1.045  # times the lower bound: then targets are not tried behind nested blocks, nor these behind targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +55,45 @@ class Trial:
 
 
 def makespan(problem: Problem) -> list[Draft]:
+    """Plans on the nodes as they are. Where that costs by uneven speeds, rings may take replicas of like speeds instead."""
+    drafts = _planned(problem)
+    if (problem.speeds == problem.speeds[0]).all():
+        return drafts
+    seconds = simulate(problem, drafts).makespan
+    if seconds <= LIKE * problem.lower_bound():
+        return drafts
+    other = _planned(by_speed(problem))
+    return other if simulate(problem, other).makespan < seconds else drafts
+
+
+def by_speed(problem: Problem) -> Problem:
+    """The same step as if replicas of like speeds shared a node, whose links are those between nodes."""
+    c, order = problem.cost.constants, np.argsort(-problem.speeds, kind="stable")
+    nodes = np.empty_like(order)
+    nodes[order] = np.arange(problem.replicas) // problem.node_size
+    slow = msgspec.structs.replace(c, inside_node_gbps=c.between_nodes_gbps)
+    return dataclasses.replace(problem, nodes=nodes, cost=dataclasses.replace(problem.cost, constants=slow))
+
+
+def _planned(problem: Problem) -> list[Draft]:
     order = np.argsort(-problem.lengths, kind="stable")
     count = int((problem.lengths > problem.capacity).sum())
     long, short = order[:count], order[count:]
-    trial = search(problem, long, short)
+    return drafts_of(search(problem, long, short), short)
+
+
+def drafts_of(trial: Trial, short: Ints) -> list[Draft]:
+    """Returns rings and packs by their starts."""
     tasks = _rings(trial.schedule) + _packs(trial, short)
     return [draft for _, draft in sorted(tasks, key=itemgetter(0))]
 
 
 def search(problem: Problem, long: Ints, short: Ints) -> Trial:
-    """Returns the best trial; most steps need one. Where nearly all work is in rings, whole blocks come first."""
+    """Returns the best trial; most steps need one. Where nearly all work is in rings, nested blocks come first."""
     rings, packs = (float(problem.cost.work_seconds(problem.lengths[part]).sum()) for part in (long, short))
     mostly = long.size > 0 and rings >= MOSTLY * (rings + packs)
     best = _blocks(problem, long, short, None) if mostly else None
-    enough = GOOD * problem.lower_bound()
+    enough = ENOUGH * problem.lower_bound()
     if best is None or best.makespan > enough:
         best = _targets(problem, long, short, best)
     if long.size and not mostly and best.makespan > enough:
@@ -59,23 +102,41 @@ def search(problem: Problem, long: Ints, short: Ints) -> Trial:
 
 
 def _blocks(problem: Problem, long: Ints, short: Ints, best: Trial | None) -> Trial | None:
-    """Tries blocks of all sizes until one is good enough."""
-    good = GOOD * problem.lower_bound()
-    for size in block_sizes(problem, int(problem.lengths.max())):
-        schedule = place_blocks(problem, long, short, size, min(good, best.makespan if best else np.inf))
+    """Tries nested blocks of several base sizes, and rings of a part of the bound, until one is good enough."""
+    bound = problem.lower_bound()
+    for size, part in _bases(problem, long.size)[: _tries(problem, long.size + short.size // 8)]:
+        give_up = best.makespan if best else np.inf
+        schedule = place_nested(problem, long, short, size, bound / part, give_up)
         if schedule is not None:
-            best = _filled(problem, schedule, short, best.makespan if best else np.inf, fit=True) or best
-        if best and best.makespan <= good:
+            best = _filled(problem, schedule, short, give_up, fit=short.size <= long.size) or best
+        if best and best.makespan <= GOOD * bound:
             break
     return best
+
+
+def _tries(problem: Problem, sequences: int) -> int:
+    """How many trials may place so many sequences each: one or more."""
+    return 1 + PLACED * (problem.replicas + PLACED_AT_LEAST) // max(1, sequences)
+
+
+def _bases(problem: Problem, rings: int) -> list[tuple[int, float]]:
+    """Base sizes and parts of the bound to try: first the least size that holds all that a node can, in some rings each."""
+    sizes = block_sizes(problem)
+    least = min(problem.node_size, -(-int(problem.lengths.max()) // problem.capacity))
+    first = next((k for k, size in enumerate(sizes) if size >= least and rings * size >= RINGS * problem.replicas), -1)
+    near = {k: sizes[first + k] for k in (-1, 0, 1, 2) if 0 <= first + k < len(sizes)}
+    return [(near[k], part) for k, part in BASES if k in near]
 
 
 def _targets(problem: Problem, long: Ints, short: Ints, best: Trial | None) -> Trial:
     """Tries targets. One above the best makespan cannot help."""
     bound, tried = problem.lower_bound(), set[tuple[float, bytes]]()
-    for target, shelves in product(TARGETS if long.size else TARGETS[:1], SHELVES):
-        if best and best.makespan <= target * bound * CLOSE:
+    most = _tries(problem, long.size)
+    for target, shelves in TRIALS if long.size else TRIALS[:1]:
+        if best and len(tried) >= most:
             break
+        if best and best.makespan <= target * bound * CLOSE:
+            continue
         degrees = _degrees(problem, long, target * bound / shelves)
         if (target, degrees.tobytes()) not in tried:
             tried.add((target, degrees.tobytes()))

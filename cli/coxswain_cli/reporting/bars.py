@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 from coxswain.wire import TaskTiming
 from coxswain_cli.reporting.formatting import seconds
@@ -21,6 +23,8 @@ class Bar:
     label: str
     words: str
 
+
+SEEN = 1 / 200  # of the step: a shorter wait of one of many ranks is less than a pixel or two
 
 Rows = dict[int, tuple[Bar, ...]]  # by replica (planned) or rank (measured)
 
@@ -43,6 +47,12 @@ def task_rows(tasks: Sequence[PlannedTask], replicas: int, look: Look) -> Rows:
 
 def measured_rows(timing: StepTiming, look: Look) -> Rows:
     return {r.rank: tuple(_measured(timing, r, look)) for r in sorted(timing.ranks, key=lambda r: r.rank)}
+
+
+def coarse_rows(timing: StepTiming, look: Look) -> Rows:
+    """Measured rows of so many ranks that one is a pixel: a bar a task, both passes, and only waits that can be seen."""
+    least = SEEN * max((o.stop for r in timing.ranks for o in r.timings), default=0.0)
+    return {r.rank: tuple(_coarse(r, look, least)) for r in sorted(timing.ranks, key=lambda r: r.rank)}
 
 
 def deep(timing: StepTiming) -> bool:
@@ -78,6 +88,21 @@ def _measured(timing: StepTiming, rank: RankTiming, look: Look) -> Iterator[Bar]
         last = max((o.stop for o in rank.timings), default=rank.data_wait)
         words = f"{name}: reduction and update took {seconds(rank.reduce)}"
         yield Bar(last, last + rank.reduce, "reduce", "", words)
+
+
+def _coarse(rank: RankTiming, look: Look, least: float) -> Iterator[Bar]:
+    """Waits of a task are summed, at its front."""
+    ended = rank.data_wait
+    for task, passes in groupby(rank.timings, key=attrgetter("task")):
+        found = tuple(passes)
+        begun, ended, waited = found[0].start, found[-1].stop, sum(o.waited for o in found)
+        words = f"rank {rank.rank}, task {task}: {seconds(ended - begun)}, waited {seconds(waited)}"
+        yield Bar(begun, ended, look(task), str(task), words)
+        if waited >= least:
+            yield Bar(begun, begun + waited, "wait", "", words)
+    for start, length, name in ((0.0, rank.data_wait, "wait"), (ended, rank.reduce, "reduce")):
+        if length >= least:
+            yield Bar(start, start + length, name, "", f"rank {rank.rank}: {seconds(length)}")
 
 
 def _operation(timing: StepTiming, name: str, o: TaskTiming, look: Look) -> Iterator[Bar]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from coxswain.config import JobConfig
 from coxswain.digests import STREAM_SEED
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.membership.values import Cursor

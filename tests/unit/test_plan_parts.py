@@ -14,12 +14,12 @@ from coxswain.cost import Constants
 from coxswain.cost.model import CostModel
 from coxswain.plan.assemble import one_sequence_a_ring
 from coxswain.plan.makespan.blocks import Blocks
-from coxswain.plan.makespan.degrees import least_degrees
+from coxswain.plan.makespan.degrees import least_degrees, ring_seconds
 from coxswain.plan.makespan.line import line_of
 from coxswain.plan.makespan.loads import replica_loads
 from coxswain.plan.makespan.nested import block_sizes, place_nested
 from coxswain.plan.makespan.packing import Bins, fill_bins, fit_bins, water_level
-from coxswain.plan.makespan.rings import SLACK, place_rings, ring_seconds
+from coxswain.plan.makespan.rings import SLACK, place_rings
 from coxswain.plan.makespan.search import drafts_of, makespan, search
 from coxswain.plan.problem import Draft, Problem, make_problem
 from coxswain.plan.rivals.naive import best_fit, naive

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.layout import Layout, Replica
-from coxswain.plan.makespan.degrees import least_degrees
-from coxswain.plan.makespan.rings import ring_seconds
+from coxswain.plan.makespan.degrees import least_degrees, ring_seconds
 from coxswain.plan.pipelines.simulation import loads
 from coxswain.plan.problem import Draft, Planner, Problem
 from coxswain.plan.simulate import simulate

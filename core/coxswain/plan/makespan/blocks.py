@@ -29,7 +29,8 @@ class Blocks:
 
     def level(self, goal: float) -> None:
         """Exchanges sequences until every block ends by the goal, or none helps any more."""
-        for _ in range(EXCHANGES * self.loads.size):
+        most = EXCHANGES if len(self.seconds) < self.loads.size / 2 else 1
+        for _ in range(most * self.loads.size):
             top = int(self.loads.argmax())
             if self.loads[top] <= goal or not any(self._exchange(top, most, count) for most, count in ATTEMPTS):
                 return

@@ -97,7 +97,11 @@ class ReplicaLoads:
         at = int(runs.free(_tables(whole)).argmin())
         nodes = np.arange(at, runs.stops[at])
         places: Ints = (nodes[:, None] * self.size + np.arange(self.size)).ravel()
-        return places[np.repeat(self.counts[nodes], self.size) > places % self.size][: self.most]
+        return self._cut(places[np.repeat(self.counts[nodes], self.size) > places % self.size], degree)
+
+    def _cut(self, places: Ints, degree: int) -> Ints:
+        """Whole nodes leave no holes, and are no slower."""
+        return places[: self.most]
 
     def _runs(self, degree: int) -> Runs:
         if degree not in self.runs:
@@ -154,18 +158,25 @@ class UnevenReplicaLoads(ReplicaLoads):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
+        self.known: tuple[float, tuple[Floats, Floats, Floats]] | None = None  # keys of a ring of so many seconds
         self.slowness = np.zeros_like(self.loads)
         self.slowness[self.line.places] = 1 / problem.speeds - 1 / self.usual
 
     def _keys(self, seconds: float) -> tuple[Floats, Floats, Floats]:
-        keys = (self.loads + self.slowness * seconds).reshape(self.rows.shape)
-        return keys, _first(keys), _whole(keys, self.counts)
+        if self.known is None or self.known[0] != seconds:
+            keys = (self.loads + self.slowness * seconds).reshape(self.rows.shape)
+            self.known = seconds, (keys, _first(keys), _whole(keys, self.counts))
+        return self.known[1]
 
     def choose(self, degree: int, seconds: float) -> Ints:
         return self.line.ring(self._places_for(degree, *self._keys(seconds)))
 
+    def _cut(self, places: Ints, degree: int) -> Ints:
+        """More replicas could be slow ones. One replica of a node by itself would have more peers than two."""
+        return places[: min(degree + (degree % self.size == 1), self.most)]
+
     def occupy(self, members: Ints, until: float) -> None:
-        self.loads[self.line.places[members]] = until
+        self.loads[self.line.places[members]], self.known = until, None
 
     def first_free(self) -> float:
         return float(self.loads.min())

@@ -15,7 +15,7 @@ import numpy as np
 
 from coxswain.cost.model import Floats
 from coxswain.plan.makespan.blocks import Blocks, Ints
-from coxswain.plan.makespan.degrees import least_degrees
+from coxswain.plan.makespan.degrees import degrees_by
 from coxswain.plan.makespan.line import Line, line_of
 from coxswain.plan.makespan.rings import Rings, RingSchedule
 from coxswain.plan.problem import Problem
@@ -110,7 +110,7 @@ class Nest:
         if float(own.min(axis=0).sum() + before.sum()) / before.size >= give_up:
             return False
         blocks = _longest_first(level, seconds, before.copy())
-        blocks.level(LEVEL * float(seconds.min(axis=0).sum() + before.sum()) / before.size)
+        blocks.level(LEVEL * _even(level, seconds, before))
         for i, block in enumerate(blocks.where[: long.size].tolist()):
             self.add(int(long[i]), level.blocks[block], float(seconds[level.of[block], i]))
         return True
@@ -128,7 +128,7 @@ def place_nested(
     short sequences, would end at `give_up` or later.
     """
     sizes = np.array([size for size in block_sizes(problem) if size >= base])
-    wanted = least_degrees(problem, problem.lengths[long], goal * float(np.median(problem.speeds)))
+    wanted = degrees_by(problem, problem.lengths[long], goal)
     at, nest = np.minimum(np.searchsorted(sizes, wanted), sizes.size - 1), Nest(problem)
     for k in np.unique(at[at > 0])[::-1].tolist():
         nest.stack(int(sizes[k]), long[at == k])
@@ -136,6 +136,13 @@ def place_nested(
     if free.max() >= give_up or not nest.base(base, long[at == 0], short, give_up):
         return None
     return nest.rings.schedule(nest.free[nest.line.places])
+
+
+def _even(level: Level, seconds: Floats, before: Floats) -> float:
+    """Returns when all blocks would end if all that is to be done could be divided at will."""
+    rates = level.classes[:, 0] * level.classes[:, 1]
+    each = rates[level.of]
+    return float(((seconds * rates[:, None]).min(axis=0).sum() + (before * each).sum()) / each.sum())
 
 
 def _longest_first(level: Level, seconds: Floats, loads: Floats) -> Blocks:

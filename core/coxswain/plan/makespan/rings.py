@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coxswain.cost.model import Floats
+from coxswain.plan.makespan.degrees import ring_seconds
 from coxswain.plan.makespan.loads import Ints, ReplicaLoads, replica_loads
 from coxswain.plan.problem import Problem
 
@@ -121,10 +122,3 @@ def _widen(
     good = ends <= target
     best = int(good.argmax()) if good.any() else int(ends.argmin())
     return int(degrees[best]), float(took[best])
-
-
-def ring_seconds(problem: Problem, lengths: Ints, degrees: Ints) -> Floats:
-    """Returns the seconds of rings at speed 1, within a node where the degree allows it."""
-    s, d = lengths.astype(np.float64), degrees.astype(np.float64)
-    inside, between = problem.cost.ring_seconds(s, d, True), problem.cost.ring_seconds(s, d, False)
-    return np.where(degrees <= problem.node_size, inside, between)

@@ -14,7 +14,7 @@ from operator import itemgetter
 import msgspec
 import numpy as np
 
-from coxswain.plan.makespan.degrees import least_degrees
+from coxswain.plan.makespan.degrees import degrees_by
 from coxswain.plan.makespan.loads import Ints
 from coxswain.plan.makespan.nested import block_sizes, place_nested
 from coxswain.plan.makespan.packing import Bins, Packing, fill_bins, fit_bins, water_level
@@ -38,9 +38,10 @@ BASES = (
 )
 """Places of base sizes after the first, and into how many parts the bound is cut: a ring shall end within one."""
 RINGS = 2  # of a block of the first base size
-PLACED, PLACED_AT_LEAST = 1, 200  # rings of all trials: so many times the replicas and these
+PLACED, PLACED_AT_LEAST = 1, 400  # rings of all trials: so many times the replicas and these
 GOOD = 1.03  # times the lower bound: of nested blocks good enough
-LIKE = 1.02  # times the lower bound, with uneven speeds: good enough without rings of like speeds
+SLOWED = 0.03  # of the work lost by slow replicas in nodes: rings of like speeds are tried first
+LIKE = 1.035  # times the lower bound, with uneven speeds: good enough not to try the other way
 ENOUGH = 1.045  # times the lower bound: then targets are not tried behind nested blocks, nor these behind targets
 
 
@@ -55,15 +56,23 @@ class Trial:
 
 
 def makespan(problem: Problem) -> list[Draft]:
-    """Plans on the nodes as they are. Where that costs by uneven speeds, rings may take replicas of like speeds instead."""
-    drafts = _planned(problem)
+    """Plans on the nodes as they are, or lets replicas of like speeds share rings; the other way too where that costs."""
     if (problem.speeds == problem.speeds[0]).all():
-        return drafts
-    seconds = simulate(problem, drafts).makespan
-    if seconds <= LIKE * problem.lower_bound():
-        return drafts
-    other = _planned(by_speed(problem))
-    return other if simulate(problem, other).makespan < seconds else drafts
+        return _planned(problem)
+    other = by_speed(problem)
+    drafts = [_planned(other if _slowed(problem) > SLOWED else problem)]
+    if simulate(problem, drafts[0]).makespan > LIKE * problem.lower_bound():
+        drafts.append(_planned(problem if _slowed(problem) > SLOWED else other))
+    return min(drafts, key=lambda each: simulate(problem, each).makespan)
+
+
+def _slowed(problem: Problem) -> float:
+    """Part of all work that is lost if every ring is as slow as the slowest replica of its node."""
+    slowest = np.full(int(problem.nodes.max()) + 1, np.inf)
+    np.minimum.at(slowest, problem.nodes, problem.speeds)
+    work = problem.cost.work_seconds(problem.lengths)
+    rings = float(work[problem.lengths > problem.capacity].sum()) / max(float(work.sum()), 1e-12)
+    return rings * (1 - float(slowest[problem.nodes].sum() / problem.speeds.sum()))
 
 
 def by_speed(problem: Problem) -> Problem:
@@ -116,7 +125,8 @@ def _blocks(problem: Problem, long: Ints, short: Ints, best: Trial | None) -> Tr
 
 def _tries(problem: Problem, sequences: int) -> int:
     """How many trials may place so many sequences each: one or more."""
-    return 1 + PLACED * (problem.replicas + PLACED_AT_LEAST) // max(1, sequences)
+    uneven = bool((problem.speeds != problem.speeds[0]).any())  # takes longer to place
+    return 1 + PLACED * (problem.replicas + PLACED_AT_LEAST) // (max(1, sequences) * (1 + uneven))
 
 
 def _bases(problem: Problem, rings: int) -> list[tuple[int, float]]:
@@ -137,17 +147,12 @@ def _targets(problem: Problem, long: Ints, short: Ints, best: Trial | None) -> T
             break
         if best and best.makespan <= target * bound * CLOSE:
             continue
-        degrees = _degrees(problem, long, target * bound / shelves)
+        degrees = degrees_by(problem, problem.lengths[long], target * bound / shelves)
         if (target, degrees.tobytes()) not in tried:
             tried.add((target, degrees.tobytes()))
             best = _trial(problem, long, short, degrees, target * bound, best) or best
     assert best is not None  # the first trial never gives up
     return best
-
-
-def _degrees(problem: Problem, long: Ints, seconds: float) -> Ints:
-    """Returns the least degrees for rings of at most so many seconds on replicas of usual speed."""
-    return least_degrees(problem, problem.lengths[long], seconds * float(np.median(problem.speeds)))
 
 
 def _trial(

@@ -3,7 +3,8 @@
     python -m bench.planner_speed [--seeds 20] [--replicas 64,1024] [--balances makespan] [--deadline 300] [--write]
 
 Each planner plans the steps of one number of replicas in a process of its own, so that peak memory is its own. Prints
-one JSON object, then a line a process. Planners that solve an integer program run at 64 replicas only.
+one JSON object, then a line a process. Planners that solve an integer program run on short steps of 64
+replicas only.
 `--write` keeps the figures in docs/results/planner-speed.json.
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from bench.balance.__main__ import SLOW
-from bench.balance.cases import CAPACITY, LARGEST, TOKENS, Case, K
+from bench.balance.cases import CAPACITY, FEW, LARGEST, TOKENS, Case, K
 from bench.balance.measure import measure
 from bench.recorded import ROOT, keep
 from coxswain.plan.lengths import FAMILIES
@@ -31,9 +32,9 @@ SIZES = (64, 256, K, LARGEST)
 MIB = 1024  # KiB
 
 
-def families(replicas: int) -> Iterator[Case]:
+def families(replicas: int, slow: bool = False) -> Iterator[Case]:
     """A case a family: contexts of up to 2M tokens, of 64K where all sequences grow with the context."""
-    tokens = 256 * K * K // LARGEST if replicas == LARGEST else TOKENS
+    tokens = FEW if slow else 256 * K * K // LARGEST if replicas == LARGEST else TOKENS
     for family in FAMILIES:
         grows = family in ("uniform", "video", "documents")
         yield Case(family, 8 * CAPACITY if grows else min(2 * K * K, CAPACITY * replicas // 2), replicas, tokens)
@@ -42,8 +43,9 @@ def families(replicas: int) -> Iterator[Case]:
 def plan_all(balance: str, replicas: int, seeds: int) -> dict[str, Any]:
     """CPU seconds by family, and the process' peak memory in MiB; for a process of its own."""
     measure(Case("byted", 64 * K, 8), 0, [balance])  # loads what the planner imports
-    seconds: dict[str, list[float]] = {case.family: [] for case in families(replicas)}
-    for case in families(replicas):
+    chosen = list(families(replicas, balance in SLOW))
+    seconds: dict[str, list[float]] = {case.family: [] for case in chosen}
+    for case in chosen:
         for seed in range(seeds):
             found = measure(case, seed, [balance]).balances
             seconds[case.family] += [found[balance].cpu] if balance in found else []
@@ -57,7 +59,7 @@ def peak() -> int:
 def in_a_process(balance: str, replicas: int, seeds: int, deadline: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.planner_speed", "--one", f"{balance},{replicas}", "--seeds", str(seeds)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    row: dict[str, Any] = {"balance": balance, "replicas": replicas, "seeds": seeds}
+    row: dict[str, Any] = {"balance": balance, "replicas": replicas, "seeds": seeds, "short": balance in SLOW}
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, check=True, timeout=deadline, stdout=subprocess.PIPE, text=True

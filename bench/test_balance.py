@@ -7,7 +7,7 @@ import pytest
 
 from bench import planner_speed
 from bench.balance.__main__ import planners_of
-from bench.balance.cases import LARGEST, Case, K, cases
+from bench.balance.cases import FEW, LARGEST, Case, K, cases
 from bench.balance.measure import Figures, Sample, measure
 from bench.balance.targets import TARGETS, Target, beside, judge, longest_is_long, over, over_bound, over_ours
 from bench.recorded import machine
@@ -95,7 +95,7 @@ def test_each_target_has_cases_to_be_judged_by(name):
 
 def test_a_planner_that_solves_integer_programs_plans_few_and_small_steps(monkeypatch):
     monkeypatch.setattr("bench.balance.__main__.SLOW", frozenset({"flexsp"}))
-    small, wide = Case("byted", 256 * K, 64), Case("byted", 256 * K, K)
+    small, wide = Case("byted", 64 * K, 64, FEW), Case("byted", 256 * K, 64)
     both = ["makespan", "flexsp"]
     assert [list(planners_of(c, both, slow)) for c, slow in ((small, True), (small, False), (wide, True))] == [
         both, ["makespan"], ["makespan"],
@@ -113,7 +113,7 @@ def test_the_time_of_a_planner_is_that_of_all_steps_and_of_its_slowest_family():
 @pytest.mark.timeout(60)
 def test_a_planner_that_takes_longer_than_its_deadline_is_reported_as_such():
     assert planner_speed.in_a_process("makespan", 64, 20, 0.01) == {
-        "balance": "makespan", "replicas": 64, "seeds": 20, "beyond_seconds": 0.01,
+        "balance": "makespan", "replicas": 64, "seeds": 20, "short": False, "beyond_seconds": 0.01,
     }  # fmt: skip
 
 
@@ -146,9 +146,9 @@ def test_the_table_of_rivals_has_a_column_a_balance_and_brackets_without_barrier
 
 
 def test_the_table_of_planners_says_where_one_was_stopped():
-    row = {"balance": "kk", "replicas": 12288, "seeds": 5, "beyond_seconds": 300.0}
+    row = {"balance": "kk", "replicas": 12288, "seeds": 5, "short": False, "beyond_seconds": 300.0}
     assert "| 12,288 | kk | | more than 300 s for 5 steps a family | | |" in placement.planners(result(rows=[row]))
 
 
 def test_every_balance_of_the_table_of_names_is_planned():
-    assert set(planners_of(Case("byted", 256 * K, 64), list(BALANCES), True)) == set(BALANCES)
+    assert set(planners_of(Case("byted", 64 * K, 64, FEW), list(BALANCES), True)) == set(BALANCES)

@@ -2,8 +2,8 @@
 
     python -m bench.balance [--seeds 20] [--slow-seeds 3] [--balances makespan,static] [--replicas 1024] [--write]
 
-Prints one JSON object, then a line a target. Planners that solve an integer program run at 64 replicas only, contexts
-of 256K. `--write` keeps the figures in docs/results/balance.json.
+Prints one JSON object, then a line a target. Planners that solve an integer program run on short steps of 64 replicas
+only. `--write` keeps the figures in docs/results/balance.json.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 
-from bench.balance.cases import LARGEST, Case, K, cases
+from bench.balance.cases import FEW, LARGEST, Case, cases
 from bench.balance.measure import Sample, measure
 from bench.balance.targets import OURS, TARGETS, beside, judge
 from bench.recorded import keep
@@ -58,9 +58,8 @@ def run(chosen: Sequence[Case], balances: Sequence[str], seeds: int, slow_seeds:
 def planners_of(case: Case, balances: Sequence[str], slow: bool) -> Iterator[str]:
     """Ours alone on the largest steps and with unequal speeds, which no target compares."""
     for balance in balances:
-        small = case.replicas == 64 and case.context <= 256 * K
         compared = case.replicas < LARGEST and case.speeds == "equal"
-        if balance == OURS or (compared and (balance not in SLOW or (slow and small))):
+        if balance == OURS or (compared and (balance not in SLOW or (slow and case.tokens == FEW))):
             yield balance
 
 

@@ -16,6 +16,7 @@ from coxswain.plan.problem import Problem, make_problem
 K = 1024
 CAPACITY = 8 * K
 TOKENS = 32 * K  # of a step, per replica: 32M tokens at 1,024 replicas
+FEW = 8 * K  # of a short step, for planners that solve integer programs
 LARGEST = 12 * K  # replicas, with 256M tokens a step
 NODE = 8
 TAILED = ("wikipedia", "github", "byted")
@@ -65,6 +66,7 @@ class Case:
 
 def cases(most: int = LARGEST) -> tuple[Case, ...]:
     """All that have at most so many replicas, each step of them fitting its replicas."""
+    short = [Case(f, 64 * K, 64, FEW) for f in TAILED]
     tailed = [Case(f, c, n) for n, f, c in product((64, 256, K), TAILED, CONTEXTS)]
     mostly_long = [
         Case(f, 8 * CAPACITY, n, tokens)
@@ -75,5 +77,5 @@ def cases(most: int = LARGEST) -> tuple[Case, ...]:
         Case(f, 256 * K, n, speeds=speeds) for n, f, speeds in product((64, 256, K), TAILED, ("one slow", "unequal"))
     ]
     largest = [Case(f, c, LARGEST, 256 * K * K // LARGEST) for f, c in product(TAILED, (256 * K, 2 * K * K))]
-    found = (*tailed, *mostly_long, *huge, *uneven, *largest)
+    found = (*short, *tailed, *mostly_long, *huge, *uneven, *largest)
     return tuple(case for case in found if case.replicas <= most and case.context <= CAPACITY * case.replicas)

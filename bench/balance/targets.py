@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.balance.cases import LARGEST, MOSTLY_LONG, K, size
+from bench.balance.cases import FEW, LARGEST, MOSTLY_LONG, K, size
 from bench.balance.measure import Sample
 
 OURS = "makespan"
@@ -185,7 +185,7 @@ def _group(balance: str, group: Sequence[Sample]) -> dict[str, Any]:
     ratios = [s.balances[balance].makespan / s.bound for s in group]
     found = {
         "case": group[0].case.name, "family": group[0].case.family, "replicas": group[0].case.replicas,
-        "speeds": group[0].case.speeds, "balance": balance,
+        "speeds": group[0].case.speeds, "short": group[0].case.tokens == FEW, "balance": balance,
         "samples": len(group), "over_bound": round(median(ratios), 4), "worst": round(max(ratios), 4),
         "idle": round(median(s.balances[balance].idle for s in group), 4),
     }  # fmt: skip

@@ -31,16 +31,18 @@ def _target(row: Result) -> str:
 
 def rivals(result: Result) -> str:
     """Medians of makespan over bound by family and replicas, a column a balance; without barriers in brackets."""
-    groups: dict[tuple[str, int], dict[str, list[Result]]] = {}
+    groups: dict[tuple[str, int, bool], dict[str, list[Result]]] = {}
     for row in result["figures"]["balances"]:
         if row["speeds"] == "equal":
-            groups.setdefault((row["family"], row["replicas"]), {}).setdefault(row["balance"], []).append(row)
+            groups.setdefault((row["family"], row["replicas"], not row["short"]), {}).setdefault(
+                row["balance"], []
+            ).append(row)
     shown = {key: found for key, found in groups.items() if len(found) > 1}
     balances = list(dict.fromkeys(b for found in shown.values() for b in found))
     lines = [f"| lengths | replicas | {' | '.join(balances)} |", "|---|---|" + "---|" * len(balances)]
-    for family, replicas in sorted(shown, key=lambda key: (SHOWN.index(key[0]), key[1])):
-        cells = [_rival(shown[family, replicas].get(balance)) for balance in balances]
-        lines.append(f"| {family} | {replicas:,} | {' | '.join(cells)} |")
+    for family, replicas, whole in sorted(shown, key=lambda key: (SHOWN.index(key[0]), *key[1:])):
+        cells = [_rival(shown[family, replicas, whole].get(balance)) for balance in balances]
+        lines.append(f"| {family}{'' if whole else ', short step'} | {replicas:,} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", _about(result, "medians of makespan / lower bound")])
 
 
@@ -58,7 +60,7 @@ def planners(result: Result) -> str:
 
 
 def _planner(row: Result) -> str:
-    head = f"| {row['replicas']:,} | {row['balance']} |"
+    head = f"| {row['replicas']:,} | {row['balance']}{', short steps' if row['short'] else ''} |"
     if "beyond_seconds" in row:
         return f"{head} | more than {row['beyond_seconds']:g} s for {row['seeds']} steps a family | | |"
     slowest = f"{row['slowest_family']}: {row['slowest_p50_ms']:g}, {row['slowest_p95_ms']:g}"

@@ -13,6 +13,7 @@ ROOT = pictures.ROOT
 LIST = (ROOT / "docs" / "pictures.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MADE = {"run.svg", *(shot.name for shot in pictures.SHOTS), *map(plan_pictures.name, plan_pictures.BESIDE)}
+MADE |= {plan_pictures.STAGES}
 QUICK = [balance for balance in plan_pictures.BESIDE if balance not in getattr(planners, "SLOW", ())]
 
 
@@ -41,6 +42,11 @@ def test_the_recording_is_of_a_run_that_ended_and_shows_no_path_of_its_machine()
 def test_a_picture_of_plans_is_what_its_command_draws_now(balance: str, tmp_path) -> None:
     drawn = plan_pictures.draw(balance, tmp_path).read_text()
     assert drawn == (plan_pictures.PICTURES / plan_pictures.name(balance)).read_text(), "run `make generate`"
+
+
+def test_the_picture_of_stages_is_what_is_planned_now(tmp_path) -> None:
+    drawn = plan_pictures.draw_stages(tmp_path).read_text()
+    assert drawn == (plan_pictures.PICTURES / plan_pictures.STAGES).read_text(), "run `make generate`"
 
 
 def test_a_picture_of_plans_that_cannot_be_drawn_ends_the_command_with_the_reason(tmp_path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 
+from coxswain.plan.values import Operation
 from coxswain.wire import TaskTiming
 from coxswain_cli.reporting.formatting import seconds
 from coxswain_cli.reporting.looks import Look
@@ -43,6 +44,21 @@ def task_rows(tasks: Sequence[PlannedTask], replicas: int, look: Look) -> Rows:
         for replica in task.replicas:
             rows[replica].append(bar)
     return {replica: tuple(row) for replica, row in rows.items()}
+
+
+def operation_row(
+    operations: Sequence[Operation], spans: Sequence[tuple[float, float]], tasks: Sequence[PlannedTask], look: Look
+) -> tuple[Bar, ...]:
+    """One stage's planned operations at their times."""
+    whole = {task.task: _planned(task, look(task.task)) for task in tasks}
+    pairs = zip(operations, spans, strict=True)
+    return tuple(_pass(replace(whole[o.task], start=start, stop=stop), o.kind == "F") for o, (start, stop) in pairs)
+
+
+def _pass(bar: Bar, forward: bool) -> Bar:
+    if forward:
+        return replace(bar, look=f"{bar.look} light", label="", words=f"forward of {bar.words}")
+    return replace(bar, words=f"backward of {bar.words}")
 
 
 def measured_rows(timing: StepTiming, look: Look) -> Rows:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bench import planner_speed
-from bench.balance.__main__ import planners_of
+from bench.balance.__main__ import Seeds, planners_of
 from bench.balance.cases import FEW, LARGEST, Case, K, cases
 from bench.balance.measure import Figures, Sample, measure
 from bench.balance.targets import TARGETS, Target, beside, judge, longest_is_long, over, over_bound, over_ours
@@ -93,13 +93,23 @@ def test_each_target_has_cases_to_be_judged_by(name):
     assert row.samples > 0
 
 
-def test_a_planner_that_solves_integer_programs_plans_few_and_small_steps(monkeypatch):
-    monkeypatch.setattr("bench.balance.__main__.SLOW", frozenset({"flexsp"}))
-    small, wide = Case("byted", 64 * K, 64, FEW), Case("byted", 256 * K, 64)
-    both = ["makespan", "flexsp"]
-    assert [list(planners_of(c, both, slow)) for c, slow in ((small, True), (small, False), (wide, True))] == [
-        both, ["makespan"], ["makespan"],
-    ]  # fmt: skip
+SHORT, LONG = Case("byted", 64 * K, 64, FEW), Case("byted", 256 * K, 64)
+MIXED = ("makespan", "static", "kk", "flexsp")
+
+
+@pytest.mark.parametrize(
+    ("case", "seed", "planned"),
+    [
+        (SHORT, 0, MIXED),
+        (SHORT, 1, ("makespan", "static", "kk")),
+        (LONG, 0, ("makespan", "static", "kk")),
+        (LONG, 2, ("makespan", "static")),
+        (replace(LONG, speeds="unequal"), 0, ("makespan",)),
+        (replace(LONG, replicas=LARGEST), 0, ("makespan",)),
+    ],
+)
+def test_costly_planners_plan_fewer_steps_and_integer_programs_short_ones_only(case, seed, planned):
+    assert tuple(planners_of(case, MIXED, Seeds(20, 2, 1), seed)) == planned
 
 
 def test_the_time_of_a_planner_is_that_of_all_steps_and_of_its_slowest_family():
@@ -151,4 +161,4 @@ def test_the_table_of_planners_says_where_one_was_stopped():
 
 
 def test_every_balance_of_the_table_of_names_is_planned():
-    assert set(planners_of(Case("byted", 64 * K, 64, FEW), list(BALANCES), True)) == set(BALANCES)
+    assert set(planners_of(SHORT, list(BALANCES), Seeds(1, 1, 1), 0)) == set(BALANCES)

@@ -1,6 +1,7 @@
 """Step placement against its bound and its rivals: every target with what was found, on lengths like the literature's.
 
-    python -m bench.balance [--seeds 20] [--slow-seeds 3] [--balances makespan,static] [--replicas 1024] [--write]
+    python -m bench.balance [--seeds 20] [--slow-seeds 3] [--balances makespan,static] [--replicas 1024] [--jobs 2]
+        [--write]
 
 Prints one JSON object, then a line a target. Planners that solve an integer program run on short steps of 64 replicas
 only. `--write` keeps the figures in docs/results/balance.json.
@@ -12,6 +13,10 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import repeat
+from multiprocessing import get_context
 
 from bench.balance.cases import FEW, LARGEST, Case, cases
 from bench.balance.measure import Sample, measure
@@ -19,13 +24,25 @@ from bench.balance.targets import OURS, TARGETS, beside, judge
 from bench.recorded import keep
 from coxswain.plan import planners
 
-SLOW: frozenset[str] = getattr(planners, "SLOW", frozenset())
+SLOW: frozenset[str] = planners.SLOW
+JUDGED = ("static", "naive", "bytescale")  # rivals that a target names
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """How many: of ours and of rivals that a target names, of other rivals, and of those that solve integer programs."""
+
+    all: int
+    others: int
+    slow: int
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--slow-seeds", type=int, default=3, help="seeds of planners that solve an integer program")
+    parser.add_argument("--rival-seeds", type=int, default=20, help="of rivals that no target names")
+    parser.add_argument("--slow-seeds", type=int, default=3, help="of planners that solve an integer program")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at a time, each in a process of its own")
     parser.add_argument("--balances", default=",".join(planners.BALANCES))
     parser.add_argument("--replicas", default="", help="such as 64,1024 [all]")
     parser.add_argument("--write", action="store_true")
@@ -34,7 +51,7 @@ def main() -> None:
     [planners.planner(balance) for balance in balances]
     wanted = {int(n) for n in args.replicas.split(",") if n}
     chosen = [case for case in cases() if not wanted or case.replicas in wanted]
-    samples = list(run(chosen, balances, args.seeds, args.slow_seeds))
+    samples = list(run(chosen, balances, Seeds(args.seeds, args.rival_seeds, args.slow_seeds), args.jobs))
     figures = {
         "seeds": args.seeds,
         "targets": [r.as_json() for r in judge(TARGETS, samples)],
@@ -48,18 +65,24 @@ def main() -> None:
         keep("balance", "Step placement beside its rivals", "make bench-balance", figures)
 
 
-def run(chosen: Sequence[Case], balances: Sequence[str], seeds: int, slow_seeds: int) -> Iterator[Sample]:
-    for case in chosen:
-        for seed in range(seeds):
-            yield measure(case, seed, list(planners_of(case, balances, seed < slow_seeds)))
-        print(case.name, file=sys.stderr, flush=True)
+def run(chosen: Sequence[Case], balances: Sequence[str], seeds: Seeds, jobs: int) -> Iterator[Sample]:
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for samples in pool.map(samples_of, chosen, repeat(tuple(balances)), repeat(seeds)):
+            print(samples[0].case.name, file=sys.stderr, flush=True)
+            yield from samples
 
 
-def planners_of(case: Case, balances: Sequence[str], slow: bool) -> Iterator[str]:
+def samples_of(case: Case, balances: Sequence[str], seeds: Seeds) -> list[Sample]:
+    return [measure(case, seed, list(planners_of(case, balances, seeds, seed))) for seed in range(seeds.all)]
+
+
+def planners_of(case: Case, balances: Sequence[str], seeds: Seeds, seed: int) -> Iterator[str]:
     """Ours alone on the largest steps and with unequal speeds, which no target compares."""
+    compared = case.replicas < LARGEST and case.speeds == "equal"
     for balance in balances:
-        compared = case.replicas < LARGEST and case.speeds == "equal"
-        if balance == OURS or (compared and (balance not in SLOW or (slow and case.tokens == FEW))):
+        integer = case.tokens == FEW and seed < seeds.slow
+        due = integer if balance in SLOW else balance in JUDGED or seed < seeds.others
+        if balance == OURS or (compared and due):
             yield balance
 
 

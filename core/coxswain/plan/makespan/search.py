@@ -6,12 +6,10 @@ Counts of trials, never seconds, limit the search, so the same input gives the s
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from itertools import pairwise, product
 from operator import itemgetter
 
-import msgspec
 import numpy as np
 
 from coxswain.plan.makespan.degrees import degrees_by
@@ -19,6 +17,7 @@ from coxswain.plan.makespan.loads import Ints
 from coxswain.plan.makespan.nested import block_sizes, place_nested
 from coxswain.plan.makespan.packing import Bins, Packing, fill_bins, fit_bins, water_level
 from coxswain.plan.makespan.rings import RingSchedule, place_rings
+from coxswain.plan.makespan.speeds import by_speed, slowed
 from coxswain.plan.problem import Draft, Problem
 from coxswain.plan.simulate import simulate
 
@@ -38,6 +37,7 @@ BASES = (
 )
 """Places of base sizes after the first, and into how many parts the bound is cut: a ring shall end within one."""
 RINGS = 2  # of a block of the first base size
+MOST_TRIALS = 20
 PLACED, PLACED_AT_LEAST = 1, 400  # rings of all trials: so many times the replicas and these
 GOOD = 1.03  # times the lower bound: of nested blocks good enough
 SLOWED = 0.03  # of the work lost by slow replicas in nodes: rings of like speeds are tried first
@@ -60,28 +60,10 @@ def makespan(problem: Problem) -> list[Draft]:
     if (problem.speeds == problem.speeds[0]).all():
         return _planned(problem)
     other = by_speed(problem)
-    drafts = [_planned(other if _slowed(problem) > SLOWED else problem)]
+    drafts = [_planned(other if slowed(problem) > SLOWED else problem)]
     if simulate(problem, drafts[0]).makespan > LIKE * problem.lower_bound():
-        drafts.append(_planned(problem if _slowed(problem) > SLOWED else other))
+        drafts.append(_planned(problem if slowed(problem) > SLOWED else other))
     return min(drafts, key=lambda each: simulate(problem, each).makespan)
-
-
-def _slowed(problem: Problem) -> float:
-    """Part of all work that is lost if every ring is as slow as the slowest replica of its node."""
-    slowest = np.full(int(problem.nodes.max()) + 1, np.inf)
-    np.minimum.at(slowest, problem.nodes, problem.speeds)
-    work = problem.cost.work_seconds(problem.lengths)
-    rings = float(work[problem.lengths > problem.capacity].sum()) / max(float(work.sum()), 1e-12)
-    return rings * (1 - float(slowest[problem.nodes].sum() / problem.speeds.sum()))
-
-
-def by_speed(problem: Problem) -> Problem:
-    """The same step as if replicas of like speeds shared a node, whose links are those between nodes."""
-    c, order = problem.cost.constants, np.argsort(-problem.speeds, kind="stable")
-    nodes = np.empty_like(order)
-    nodes[order] = np.arange(problem.replicas) // problem.node_size
-    slow = msgspec.structs.replace(c, inside_node_gbps=c.between_nodes_gbps)
-    return dataclasses.replace(problem, nodes=nodes, cost=dataclasses.replace(problem.cost, constants=slow))
 
 
 def _planned(problem: Problem) -> list[Draft]:
@@ -126,14 +108,16 @@ def _blocks(problem: Problem, long: Ints, short: Ints, best: Trial | None) -> Tr
 def _tries(problem: Problem, sequences: int) -> int:
     """How many trials may place so many sequences each: one or more."""
     uneven = bool((problem.speeds != problem.speeds[0]).any())  # takes longer to place
-    return 1 + PLACED * (problem.replicas + PLACED_AT_LEAST) // (max(1, sequences) * (1 + uneven))
+    budget = PLACED * (problem.replicas + PLACED_AT_LEAST) // (max(1, sequences) * (1 + uneven))
+    return 1 + min(MOST_TRIALS, budget)
 
 
 def _bases(problem: Problem, rings: int) -> list[tuple[int, float]]:
     """Base sizes and parts of the bound to try: first the least size that holds all that a node can, in some rings each."""
     sizes = block_sizes(problem)
     least = min(problem.node_size, -(-int(problem.lengths.max()) // problem.capacity))
-    first = next((k for k, size in enumerate(sizes) if size >= least and rings * size >= RINGS * problem.replicas), -1)
+    enough = RINGS * problem.replicas
+    first = next((k for k, size in enumerate(sizes) if size >= least and rings * size >= enough), len(sizes) - 1)
     near = {k: sizes[first + k] for k in (-1, 0, 1, 2) if 0 <= first + k < len(sizes)}
     return [(near[k], part) for k, part in BASES if k in near]
 
@@ -142,7 +126,8 @@ def _targets(problem: Problem, long: Ints, short: Ints, best: Trial | None) -> T
     """Tries targets. One above the best makespan cannot help."""
     bound, tried = problem.lower_bound(), set[tuple[float, bytes]]()
     most = _tries(problem, long.size)
-    for target, shelves in TRIALS if long.size else TRIALS[:1]:
+    exact = bool((problem.speeds == problem.speeds[0]).all())  # else nothing ends at the bound itself
+    for target, shelves in TRIALS[not exact :] if long.size else TRIALS[:1]:
         if best and len(tried) >= most:
             break
         if best and best.makespan <= target * bound * CLOSE:

@@ -11,7 +11,8 @@ from bench.balance.cases import FEW, LARGEST, Case, K, cases
 from bench.balance.measure import Figures, Sample, measure
 from bench.balance.targets import TARGETS, Target, beside, judge, longest_is_long, over, over_bound, over_ours
 from bench.recorded import machine
-from coxswain.plan.planners import BALANCES
+from coxswain.plan.assemble import assemble
+from coxswain.plan.planners import BALANCES, planner
 from docs.tools import placement
 
 SMALL, OTHER = Case("byted", 64 * K, 8), Case("github", 64 * K, 8)
@@ -60,9 +61,13 @@ def test_steps_without_a_long_sequence_say_nothing_of_the_least_degree():
 
 
 def test_figures_of_a_plan_are_those_that_its_command_prints():
-    step = SMALL.problem(3)
-    found = measure(SMALL, 3, ["makespan", "static"])
-    assert found.bound == step.lower_bound()
+    uneven = replace(SMALL, speeds="unequal")
+    placement = assemble(uneven.problem(3), "makespan", planner("makespan")(uneven.problem(3)))
+    found = measure(uneven, 3, ["makespan", "static"])
+    assert (found.bound, found.balances["makespan"].makespan) == (
+        placement.lower_bound_seconds,
+        placement.makespan_seconds,
+    )
     assert found.balances["makespan"].makespan >= found.bound
     assert found.balances["makespan"].bytes_of_short == 0 < found.balances["static"].bytes_of_short
     assert all(figures.cpu > 0 for figures in found.balances.values())

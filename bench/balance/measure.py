@@ -10,6 +10,7 @@ import numpy as np
 
 from bench.balance.cases import Case
 from coxswain.errors import Refused
+from coxswain.plan.bounds import lower_bound
 from coxswain.plan.planners import planner
 from coxswain.plan.problem import Draft, Problem
 from coxswain.plan.simulate import ring_bytes, simulate
@@ -42,7 +43,7 @@ def measure(case: Case, seed: int, balances: Sequence[str]) -> Sample:
     problem = case.problem(seed)
     found = {balance: _figures(problem, balance) for balance in balances}
     known = {balance: figures for balance, figures in found.items() if figures is not None}
-    return Sample(case, seed, problem.lower_bound(), _longest_of_mean(problem), known)
+    return Sample(case, seed, lower_bound(problem), _longest_of_mean(problem), known)
 
 
 def _figures(problem: Problem, balance: str) -> Figures | None:

@@ -21,12 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.balance.__main__ import SLOW
 from bench.balance.cases import CAPACITY, FEW, LARGEST, TOKENS, Case, K
 from bench.balance.measure import measure
 from bench.recorded import ROOT, keep
 from coxswain.plan.lengths import FAMILIES
-from coxswain.plan.planners import BALANCES
+from coxswain.plan.planners import BALANCES, SLOW
 
 SIZES = (64, 256, K, LARGEST)
 MIB = 1024  # KiB

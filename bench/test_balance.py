@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from bench import planner_speed
-from bench.balance.__main__ import Seeds, planners_of
 from bench.balance.cases import FEW, LARGEST, Case, K, cases
 from bench.balance.measure import Figures, Sample, measure
+from bench.balance.sampling import Seeds, planners_of, run
 from bench.balance.targets import TARGETS, Target, beside, judge, longest_is_long, over, over_bound, over_ours
 from bench.recorded import machine
 from coxswain.plan.assemble import assemble
@@ -115,6 +115,12 @@ MIXED = ("makespan", "static", "kk", "flexsp")
 )
 def test_costly_planners_plan_fewer_steps_and_integer_programs_short_ones_only(case, seed, planned):
     assert tuple(planners_of(case, MIXED, Seeds(20, 2, 1), seed)) == planned
+
+
+@pytest.mark.timeout(60)
+def test_a_case_has_a_sample_a_seed_that_another_process_has_planned():
+    samples = list(run([SMALL], ["makespan", "kk"], Seeds(2, 1, 0), 1))
+    assert [(s.seed, list(s.balances)) for s in samples] == [(0, ["makespan", "kk"]), (1, ["makespan"])]
 
 
 def test_the_time_of_a_planner_is_that_of_all_steps_and_of_its_slowest_family():

@@ -43,7 +43,9 @@ def rivals(result: Result) -> str:
     for family, replicas, whole in sorted(shown, key=lambda key: (SHOWN.index(key[0]), *key[1:])):
         cells = [_rival(shown[family, replicas, whole].get(balance)) for balance in balances]
         lines.append(f"| {family}{'' if whole else ', short step'} | {replicas:,} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", _about(result, "medians of makespan / lower bound")])
+    seeds = {row["samples"] for found in shown.values() for rows in found.values() for row in rows}
+    words = f"medians of makespan / lower bound, {min(seeds)} to {max(seeds)} seeds a case and balance"
+    return "\n".join([*lines, "", _about(result, words)])
 
 
 def _rival(rows: list[Result] | None) -> str:

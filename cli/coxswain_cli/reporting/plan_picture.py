@@ -118,8 +118,8 @@ def _head(panel: Panel, scale: float) -> tuple[Markup, ...]:
     return (
         tag("text", panel.name, y=24.0, class_="head"),
         tag("text", _facts(p), y=42.0, class_="soft"),
-        _words(f"makespan {seconds(p.makespan_seconds)}", end, 68.0),
-        _words("lower bound", end if near else bound, 86.0),
+        _words(f"makespan {seconds(p.makespan_seconds)}", end, 68.0, end > ROOM),
+        _words("lower bound", end if near else bound, 86.0, bound > ROOM),
     )
 
 
@@ -131,9 +131,9 @@ def _facts(placement: Placement) -> str:
     )
 
 
-def _words(text: str, x: float, y: float) -> Markup:
-    """To the left of its mark where there is room."""
-    return tag("text", text, x=x - 5, y=y, class_="end") if x > ROOM else tag("text", text, x=x + 5, y=y)
+def _words(text: str, x: float, y: float, left: bool) -> Markup:
+    """Beside a mark, to its left or right."""
+    return tag("text", text, x=x - 5, y=y, class_="end") if left else tag("text", text, x=x + 5, y=y)
 
 
 def _idle(placement: Placement, length: float) -> Markup:

@@ -57,6 +57,13 @@ METRICS: tuple[Metric, ...] = (
         "Planned makespan of the last step over its lower bound.",
     ),
     Metric("coordinator", "coxswain_planner_seconds", "histogram", "Time to place one step.", (), _SECONDS),
+    Metric(
+        "coordinator",
+        "coxswain_planned_steps_total",
+        "counter",
+        "Steps planned, by the balance that really planned them: the fall-back's, where the job's was late.",
+        ("balance",),
+    ),
     Metric("coordinator", "coxswain_world_generation", "gauge", "Current world generation."),
     Metric("coordinator", "coxswain_committed_step", "gauge", "Last step committed in the plan log."),
     Metric("coordinator", "coxswain_checkpoint_step", "gauge", "Step of the last complete checkpoint."),

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from coxswain.block import BlockEntry
 from coxswain.boxes import Box
@@ -482,3 +483,4 @@ class StepLine(msgspec.Struct, frozen=True):
     evaluation_loss: float | None = None  # of held-out tokens with the step's new weights; None: not evaluated then
     evaluation_tokens: int = 0
     evaluation_seconds: float = 0.0  # of the slowest rank; not part of `seconds`
+    balance: str | UnsetType = UNSET  # the planner that placed the step: the fall-back where the job's was late

@@ -14,12 +14,8 @@ import sys
 import time
 
 from coxswain import names
-from coxswain.config import JobConfig
 from coxswain.errors import Retryable
-from coxswain.layout import Layout
 from coxswain.names import PORT_COORDINATOR
-from coxswain.plan.step import plan_step
-from coxswain.plan.values import Placement
 from coxswain.uris import file_uri
 from coxswain.wire import Finished
 from coxswain_coordinator.api.report import termination_message
@@ -27,6 +23,7 @@ from coxswain_coordinator.checkpoint.claim import Claim, LiveRun
 from coxswain_coordinator.checkpoint.validation import job_of
 from coxswain_coordinator.coordinator import Coordinator
 from coxswain_coordinator.planning.mix_edits import MixEdits
+from coxswain_coordinator.planning.placers import place_step
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.store import Store, open_store
 
@@ -51,7 +48,7 @@ async def _serve(environment: Environment) -> int:
     job = environment.job
     store = open_store(job.checkpoint.uri, job.checkpoint.endpoint, environment.secrets_dir, create=True)
     coordinator = Coordinator(
-        job, store, environment.token, place, environment.pod_name, environment.run_dir, clock=time.time,
+        job, store, environment.token, place_step, environment.pod_name, environment.run_dir, clock=time.time,
         recorded_step=environment.recorded_step, config=environment.config,
         edits=MixEdits(environment.job_file, job), claim=claim_of(environment, store),
     )  # fmt: skip
@@ -86,10 +83,6 @@ async def _run_until_stopped(coordinator: Coordinator) -> Finished:
     if (finished := coordinator.finished) is not None:
         return finished
     raise Retryable("stopped by SIGTERM")
-
-
-def place(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:
-    return plan_step(lengths, layout, job.parallelism, job.model, None)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.api.report import job_report
 from coxswain_coordinator.checkpoint.claim import Claim
 from coxswain_coordinator.driver import Driver, Edits
+from coxswain_coordinator.planning.placers import Planner
 from coxswain_coordinator.state.job_state import JobState
-from coxswain_coordinator.world.manager import Planner
 from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import build
 from coxswain_link.store import Store
@@ -59,6 +59,7 @@ class Coordinator:
         return self._state.finished
 
     async def stop(self) -> None:
+        await asyncio.to_thread(self._driver.close)
         await asyncio.to_thread(self._state.tracking.close)
         if self._claim is not None:
             await self._claim.release()

@@ -8,6 +8,7 @@ from functools import reduce
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain import digests
@@ -166,6 +167,7 @@ def step_line(
         tokens_by_source=dict(sorted(by_source.items())),
         data_wait_seconds=max(r.data_wait_seconds for r in ranks),
         time=ranks[0].ended or now,
+        balance=plan.balance or UNSET,
         **_evaluated(plan, reports, loss_ranks(seats)),
     )
 

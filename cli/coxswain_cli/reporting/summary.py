@@ -69,11 +69,24 @@ def figures(run: RecordedRun) -> tuple[tuple[str, str], ...]:
     )
 
 
+def strategy(run: RecordedRun) -> tuple[tuple[str, str], ...]:
+    """What mode Auto has chosen, with the median step beside the predicted one, and the other layouts; nothing in mode Fixed."""
+    if not (chosen := run.status.get("strategy")):
+        return ()
+    measured = f", {seconds(median(s.seconds for s in run.steps))} measured" if run.steps else ""
+    others = (f"{o['layout']} {o['predictedStepSeconds']} s" for o in chosen.get("alternatives") or ())
+    return (
+        ("layout by mode Auto", f"{chosen['layout']}: {chosen['predictedStepSeconds']} s a step predicted{measured}"),
+        ("other layouts, predicted", ", ".join(others)),
+    )
+
+
 def end(run: RecordedRun) -> Markup:
     """Returns the last checkpoint, restarts, steps that were computed again, and digests."""
     last = run.steps[-1] if run.steps else None
     facts = [
         ("last checkpoint", _checkpoint(run)),
+        *strategy(run),
         ("restarts", _restarts(run.status)),
         ("world generations", ", ".join(sorted({str(s.worldGeneration) for s in run.steps}, key=int))),
         ("steps computed again", str(run.redone) if run.redone else ""),

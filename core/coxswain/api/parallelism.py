@@ -73,5 +73,5 @@ class ParallelismPolicySpec(Model):
     moves nothing."""
     optimizer_sharding: Literal["ZeRO1"] = "ZeRO1"
     """How the optimizer's state is spread over the replicas. ZeRO1: each owns a part of it."""
-    hardware: Literal["a100-40g", "a100-80g", "h100-80g", "cpu"] = "a100-80g"
+    hardware: Literal["a100-40g", "a100-80g", "h100-80g", "h200-141g", "cpu"] = "a100-80g"
     """Constants of the cost model. With cpu, trainers request no GPU."""

@@ -14,11 +14,29 @@ from coxswain.plan.assemble import assemble
 from coxswain.plan.kinds import by_kind
 from coxswain.plan.makespan.search import makespan
 from coxswain.plan.problem import Planner, make_problem
+from coxswain.plan.rivals.bytescale import bytescale
+from coxswain.plan.rivals.flexsp import flexsp
+from coxswain.plan.rivals.hydraulis import hydraulis
+from coxswain.plan.rivals.kk import kk
 from coxswain.plan.rivals.naive import naive
 from coxswain.plan.rivals.static import static
+from coxswain.plan.rivals.waves import waves
+from coxswain.plan.rivals.wlb import wlb
 from coxswain.plan.values import Placement
 
-BALANCES: dict[str, Planner] = {"makespan": makespan, "naive": naive, "static": static}
+BALANCES: dict[str, Planner] = {
+    "makespan": makespan,
+    "naive": naive,
+    "static": static,
+    "bytescale": bytescale,
+    "waves": waves,
+    "wlb": wlb,
+    "kk": kk,
+    "flexsp": flexsp,
+    "hydraulis": hydraulis,
+}
+SLOW = frozenset({"flexsp", "hydraulis"})
+"""Those that solve integer programs, which takes seconds: the coordinator runs them in processes of their own."""
 
 
 def planner(balance: str) -> Planner:

@@ -102,6 +102,9 @@ class PlanLog:
         """The committed segment: this one, or an earlier one."""
         return self._claim(membership_key(record.segment), record, MembershipSegment)
 
+    def placement(self, generation: int, segment: int, part: int) -> PlacementSegment | None:
+        return self._read(placement_key(generation, segment, part), PlacementSegment)
+
     def claim_placement(self, record: PlacementSegment, part: int = 0) -> PlacementSegment:
         """The committed part of a segment: an earlier one, or as many steps of this one as an object may hold."""
         return self._claim(

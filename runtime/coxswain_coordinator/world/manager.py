@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig
 from coxswain.digests import STREAM_SEED
-from coxswain.layout import Layout
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.membership.values import Cursor
 from coxswain.plan.values import Placement
@@ -17,7 +14,9 @@ from coxswain.wire import Register
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.planning.committer import Committer
 from coxswain_coordinator.planning.mix_history import MixHistory
+from coxswain_coordinator.planning.placers import Placer, Planner, in_processes, in_turn, is_slow
 from coxswain_coordinator.planning.plan_log import PlanLog
+from coxswain_coordinator.planning.solvers import Solvers
 from coxswain_coordinator.planning.strategies import Strategies
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.session import Session
@@ -29,12 +28,6 @@ from coxswain_coordinator.world.formation import (
     vocabulary_of,
     world_of,
 )
-
-Planner = Callable[[list[int], Layout, JobConfig], Placement]
-"""(sequence lengths, layout, job) -> placement of one step.
-
-The job's model has its vocabulary filled in.
-"""
 
 
 class WorldManager:
@@ -54,6 +47,7 @@ class WorldManager:
         self._strategies = Strategies(log, author)
         self.stream: Stream | None = None  # once the index is there
         self.committer: Committer | None = None
+        self.solvers = Solvers(planner) if is_slow(state.job) else None
 
     async def form(self) -> bool:
         """Forms a world once every trainer is there and the replicas hold the longest sequence."""
@@ -116,15 +110,22 @@ class WorldManager:
         hung = run.session is not None and run.session.hung
         world = replace(world_of(record, agents, vocabulary_of(run.job, ids), ids), stacks=hung)
         session = Session(run.job, record, world, *self._start_point())
-        job = replace(run.job, model=replace(run.job.model, vocabulary=session.world.vocabulary))
+        assert self.stream is not None
+        placer = self._placer(record, session.world.vocabulary)
+        self.committer = Committer(run.job, self._log, self._mixes, self.stream, record, placer)
+        run.enter_world(session, adopted)
+
+    def _placer(self, record: Generation, vocabulary: int) -> Placer:
+        job = replace(self._state.job, model=replace(self._state.job.model, vocabulary=vocabulary))
+        seconds = self._state.metrics["coxswain_planner_seconds"]
 
         def place(lengths: list[int]) -> Placement:
-            with run.metrics["coxswain_planner_seconds"].time():
+            with seconds.time():
                 return self._planner(lengths, record.layout, job)
 
-        assert self.stream is not None
-        self.committer = Committer(run.job, self._log, self._mixes, self.stream, record, place)
-        run.enter_world(session, adopted)
+        if self.solvers is None:
+            return in_turn(place)
+        return in_processes(self.solvers, self._planner, record.layout, job, seconds.observe)
 
     def _start_point(self) -> tuple[Cursor, str]:
         """Cursor and stream digest from which the next world starts."""

@@ -29,7 +29,7 @@ def faults(balance: str, seeds: Iterable[int]) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("balance", FAST)
 def test_a_plan_of_any_replicas_is_legal_and_no_better_than_the_bound(balance: str) -> None:
-    assert faults(balance, [3035, *range(500)]) == []
+    assert faults(balance, [3035, *range(150)]) == []
 
 
 @pytest.mark.parametrize("balance", sorted(SLOW))
@@ -38,10 +38,11 @@ def test_a_plan_of_integer_programs_is_legal_too(balance: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("part", range(20))
 @pytest.mark.parametrize("balance", FAST)
 def test_of_a_hundred_thousand_plans_none_is_illegal_or_better_than_the_bound(balance: str, part: int) -> None:
-    assert faults(balance, range(10_000 * part, 10_000 * (part + 1))) == []
+    assert faults(balance, range(5_000 * part, 5_000 * (part + 1))) == []
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def compare(name: str, seed: int, limit: float) -> Result:
     begin = time.thread_time()
     tasks = fill_groups(rules, lengths)
     ours_took, middle = time.thread_time() - begin, time.perf_counter()
-    waves = plan(rules, lengths, Budget(1 << 30, LOOKS, limit))
+    waves = plan(rules, lengths, Budget(LOOKS, LOOKS, limit), programs=LOOKS)
     end = time.perf_counter()
     theirs = sum(max(rules.time(group, lengths) for group in groups) for groups in waves)
     ours = ends(rules, lengths, tasks)

@@ -31,9 +31,16 @@ def task_seconds(c: Constants, lengths: list[int], degree: int, inside_node: boo
 
 
 def run(problem: Problem, drafts: list[Draft]) -> list[float]:
-    """When each task ends. Every replica has a queue; a task runs once it heads the queues of all its members."""
-    queues = [[k for k, d in enumerate(drafts) if r in d.members] for r in range(problem.replicas)]
+    """When each task ends. Wave by wave every replica has a queue; a task runs once it heads those of all its members."""
     clock, ends = [0.0] * problem.replicas, [0.0] * len(drafts)
+    for wave in sorted({draft.wave for draft in drafts}):
+        clock = [max(clock)] * problem.replicas
+        _run_wave(problem, drafts, wave, clock, ends)
+    return ends
+
+
+def _run_wave(problem: Problem, drafts: list[Draft], wave: int, clock: list[float], ends: list[float]) -> None:
+    queues = [[k for k, d in enumerate(drafts) if r in d.members and d.wave == wave] for r in range(problem.replicas)]
     while any(queues):
         k = next(q[0] for q in queues if q and all(queues[r][0] == q[0] for r in drafts[q[0]].members))
         members, sequences, _ = drafts[k]
@@ -44,7 +51,6 @@ def run(problem: Problem, drafts: list[Draft]) -> list[float]:
         for r in members:
             clock[r] = ends[k]
             queues[r].pop(0)
-    return ends
 
 
 def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:

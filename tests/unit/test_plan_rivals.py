@@ -9,7 +9,7 @@ import pytest
 
 from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
-from coxswain.plan.planners import BALANCES, planner
+from coxswain.plan.planners import BALANCES, SLOW, planner
 from coxswain.plan.problem import Draft, Problem, make_problem
 from coxswain.plan.rivals import flexsp, hydraulis
 from coxswain.plan.rivals.buckets import blast, bucket
@@ -174,6 +174,13 @@ def test_a_rival_that_has_no_groups_for_the_longest_sequence_says_so(balance: st
     with pytest.raises(Refused, match="maxDegree") as refused:
         planner(balance)(make_problem([21 * K], **given(7, 7 * K, max_degree=3)))
     assert refused.value.reason == "CapacityLost"
+
+
+@pytest.mark.parametrize("balance", sorted(SLOW))
+def test_planners_of_integer_programs_give_the_same_plan_again(balance: str) -> None:
+    lengths = [*LENGTHS, *LENGTHS[::2]]
+    one, two = (plan(balance, lengths, replicas=8, capacity=6000) for _ in range(2))
+    assert one == two
 
 
 def test_a_program_without_a_point_has_no_answer() -> None:

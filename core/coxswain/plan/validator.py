@@ -37,22 +37,12 @@ def _order(placement: Placement) -> Iterator[str]:
 
 
 def _waves(placement: Placement) -> Iterator[str]:
-    """Demands waves 0, 1, ... that rise along the global order, and along every list of operations."""
+    """Demands waves 0, 1, ... that rise along the global order; `replay` demands it of the lists."""
     waves = [task.wave or 0 for task in placement.tasks]
     for at, (before, wave) in enumerate(pairwise([0, *waves])):
         if not before <= wave <= before + 1:
             yield f"task {at} is of wave {wave} after one of wave {before}; waves begin at 0 and rise by 1 along the order"
             return
-    for stage in placement.operations:
-        known = [o for o in stage.operations if 0 <= o.task < len(waves)]
-        for one, two in pairwise(known):
-            if waves[two.task] < waves[one.task]:
-                yield (
-                    f"replica {stage.replica}, stage {stage.stage}: {two.kind} of task {two.task} of wave "
-                    f"{waves[two.task]} is behind {one.kind} of task {one.task} of wave {waves[one.task]}; a wave "
-                    "starts once all tasks of the one before have ended"
-                )
-                return
 
 
 def _members(task: Task, layout: Layout, max_degree: int) -> Iterator[str]:

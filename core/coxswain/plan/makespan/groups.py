@@ -7,6 +7,7 @@ root down, so it never waits: it ends after the sum of them. Only the choice of 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 TARGETS = (1.08, 1.16)  # times the bound
+WIDER = 4  # degrees that a sequence may have, from the least that holds it
 CLOSE = 1.005  # times its target: good enough to stop
 
 
@@ -104,15 +106,16 @@ def _filled(rules: Rules, lengths: list[int], target: float) -> tuple[float, lis
         Level(d, rules.seconds(s, d).tolist(), free, np.zeros(free.size, dtype=np.int64))
         for d, free in zip(rules.degrees, nodes, strict=True)
     ]
+    rooms = [d * rules.capacity for d in rules.degrees]
     for i in np.argsort(-s, kind="stable").tolist():
         end, chosen, node = np.inf, 0, 0
-        for k, level in enumerate(levels):
-            if lengths[i] <= level.degree * rules.capacity:
-                ready, first = level.first(lengths[i], rules.group_seconds)
-                if ready + level.seconds[i] < end:
-                    end, chosen, node = ready + level.seconds[i], k, first
-                if end <= target:
-                    break
+        least = bisect_left(rooms, lengths[i])
+        for k, level in enumerate(levels[least : least + WIDER], start=least):
+            ready, first = level.first(lengths[i], rules.group_seconds)
+            if ready + level.seconds[i] < end:
+                end, chosen, node = ready + level.seconds[i], k, first
+            if end <= target:
+                break
         level = levels[chosen]
         new = level.put(node, i, lengths[i], level.degree * rules.capacity)
         _occupy(levels, chosen, node, level.seconds[i] + rules.group_seconds * new)

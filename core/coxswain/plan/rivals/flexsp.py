@@ -28,9 +28,10 @@ from coxswain.plan.rivals.milp import Budget, Floats, Program, solve
 
 BUCKETS = 16
 OPTIONS = 5  # numbers of micro-batches that are tried
-COLUMNS = 6_000  # of a program; beyond it HiGHS finds nothing in its budget
+PROGRAMS = 6  # of a step
+COLUMNS = 4_000  # of a program; beyond it HiGHS finds nothing in its budget
 CLOSE = 1.01  # times the bound: a homogeneous plan is good enough
-BUDGET = Budget(nodes=50, looks=60)
+BUDGET = Budget(nodes=20, looks=20)
 
 Group = tuple[int, list[int]]  # degree, sequences
 
@@ -57,15 +58,19 @@ def _rules(problem: Problem) -> Rules:
     return Rules(problem.replicas, problem.capacity, degrees, partial(seconds_at, problem), problem.cost.task)
 
 
-def plan(rules: Rules, lengths: list[int], budget: Budget) -> list[list[Group]]:
-    """Returns the micro-batches, of all numbers of them the fastest. Numbers that cannot be faster are not solved."""
+def plan(rules: Rules, lengths: list[int], budget: Budget, programs: int = PROGRAMS) -> list[list[Group]]:
+    """Returns the micro-batches, of all numbers of them the fastest; solves at most so many programs.
+
+    Numbers of micro-batches are solved in the order of their homogeneous plans; those that cannot be faster are not.
+    """
     options = sorted(_options(rules, lengths), key=lambda batches: sum(b.seconds for b in batches))
-    best = [b.start for b in options[0]]
-    seconds = sum(b.seconds for b in options[0])
+    best, seconds = [b.start for b in options[0]], sum(b.seconds for b in options[0])
     for batches in options:
         if sum(b.bound for b in batches) >= seconds:
             continue
-        found = [_solved(rules, lengths, batch, budget) for batch in batches]
+        loose = [b for b in batches if b.seconds > CLOSE * b.bound][:programs]
+        programs -= len(loose)
+        found = [_solved(rules, lengths, b, budget) if b in loose else b.start for b in batches]
         if (took := sum(longest(rules, groups, lengths) for groups in found)) < seconds:
             best, seconds = found, took
     return best
@@ -118,7 +123,7 @@ def _solved(rules: Rules, lengths: list[int], batch: Batch, budget: Budget) -> l
     """Solves the program of a micro-batch; its start where that is good, or the program too large or no better."""
     buckets = [[batch.part[k] for k in b] for b in bucket([lengths[i] for i in batch.part], BUCKETS)]
     slots = [d for d in rules.degrees for _ in range(rules.replicas // d)]
-    if batch.seconds <= CLOSE * batch.bound or len(slots) * (len(buckets) + 1) > COLUMNS:
+    if len(slots) * (len(buckets) + 1) > COLUMNS:
         return batch.start
     program, counts = _program(rules, [(max(lengths[i] for i in b), len(b)) for b in buckets], slots)
     point = solve(program, _point(rules, lengths, buckets, slots, batch.start), budget)

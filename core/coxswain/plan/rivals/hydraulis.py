@@ -32,14 +32,15 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 ORDERS = 100  # random orders of the dispatch
-PLACED = 200_000  # sequences in all orders together: with more of them there are fewer orders
+PLACED = 50_000  # sequences in all orders together: with more of them there are fewer orders
+LEAST_ORDERS = 8
 COUNTS = 16  # numbers of micro-batches of a pipeline
-PROGRAMS = 64  # of a step
-COLUMNS = 6_000
+PROGRAMS = 12  # of a step
+COLUMNS = 4_000
 NEVER = 1e30  # seconds; not inf, which has no multiple of 0
 HALVINGS = 40  # of the interval of times in which the best mix is
 CLOSE = 1.01  # times its bound: a greedy packing is good enough
-BUDGET = Budget(nodes=50, looks=300)
+BUDGET = Budget(nodes=20, looks=50)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def dispatch(pipelines: list[Pipeline]) -> list[list[int]]:
     count = table.shape[1]
     only = (table < NEVER).sum(axis=0) == 1  # just the pipelines of the greatest degree hold it
     best: tuple[float, list[list[int]]] = (np.inf, [])
-    for seed in range(max(1, min(ORDERS, PLACED // count))):
+    for seed in range(max(LEAST_ORDERS, min(ORDERS, PLACED // count))):
         order = np.random.Generator(np.random.PCG64(seed)).permutation(count)
         order = np.concatenate([order[only[order]], order[~only[order]]])
         found = _listed(order, table, kind, speeds, np.array([p.stages - 1 for p in pipelines]))
@@ -188,9 +189,19 @@ def _counts(pipeline: Pipeline, lengths: list[int], part: list[int]) -> range:
 
 def greedy(pipeline: Pipeline, lengths: list[int], part: list[int]) -> list[list[int]]:
     """Returns the best greedy packing; best fit where none holds all."""
-    tried = [_longest_first(pipeline, lengths, part, v) for v in _counts(pipeline, lengths, part)] if part else [[]]
-    found = [batches for batches in tried if batches is not None]
-    return min(found, key=pipeline.time) if found else [list(b) for b in best_fit(lengths, part, pipeline.capacity)]
+    best: list[list[int]] = []
+    for count in _counts(pipeline, lengths, part) if part else ():
+        if not best or _bound(pipeline, part, count) < pipeline.time(best):
+            found = _longest_first(pipeline, lengths, part, count)
+            best = min(best or found, found, key=pipeline.time) if found else best
+    return best or [list(batch) for batch in best_fit(lengths, part, pipeline.capacity)]
+
+
+def _bound(pipeline: Pipeline, part: list[int], count: int) -> float:
+    """A time before which no packing into so many micro-batches ends."""
+    work = pipeline.seconds[part]
+    longest = max(float(work.sum()) / count, float(work.max()))
+    return (longest + pipeline.task) * (pipeline.stages - 1 + count) / pipeline.speed
 
 
 def _longest_first(pipeline: Pipeline, lengths: list[int], part: list[int], count: int) -> list[list[int]] | None:
@@ -211,11 +222,9 @@ def _solved(
     pipeline: Pipeline, lengths: list[int], part: list[int], known: list[list[int]], budget: Budget
 ) -> list[list[int]]:
     """Returns the best packing of the programs, or the known one where none is better."""
-    best, work = known, pipeline.seconds[part]
+    best = known
     for count in _counts(pipeline, lengths, part) if part else ():
-        bound = max(float(work.sum()) / count, float(work.max()))
-        ends = (bound + pipeline.task) * (pipeline.stages - 1 + count) / pipeline.speed
-        if CLOSE * ends < pipeline.time(best) and count * len(part) <= COLUMNS:
+        if CLOSE * _bound(pipeline, part, count) < pipeline.time(best) and count * len(part) <= COLUMNS:
             batches = pack(pipeline, lengths, part, count, budget)
             best = min(best, batches or best, key=pipeline.time)
     return best

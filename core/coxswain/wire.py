@@ -421,6 +421,21 @@ class TrainerReport(msgspec.Struct, frozen=True):
     slowdown: float  # compute over planned compute, as a multiple of the median rank's; 0: unknown
 
 
+class PredictedLayout(msgspec.Struct, frozen=True):
+    """A layout that mode Auto has weighed."""
+
+    summary: str
+    seconds: float  # of a mean step, predicted
+    memory_bytes: int = 0  # of the fullest device, predicted
+
+
+class StrategyReport(msgspec.Struct, frozen=True):
+    """What mode Auto has chosen, and the next best, at most 8."""
+
+    chosen: PredictedLayout
+    alternatives: tuple[PredictedLayout, ...] = ()
+
+
 class JobReport(msgspec.Struct, frozen=True):
     """GET /v1/report for the operator; without sources also the coordinator's termination message."""
 
@@ -450,6 +465,8 @@ class JobReport(msgspec.Struct, frozen=True):
     mfu: float | None = None
     evaluation_loss: float | None = None  # the latest
     evaluation_step: int = -1  # the step behind which it was evaluated; -1: none yet
+    step_seconds: float = 0.0  # of the latest steps, measured; 0: none yet
+    strategy: StrategyReport | None = None  # of mode Auto
 
     def revision(self) -> str:
         """Changes with what needs an action at once, not with counters that grow while the job runs."""
@@ -497,4 +514,5 @@ class StepLine(msgspec.Struct, frozen=True):
     evaluation_loss: float | None = None  # of held-out tokens with the step's new weights; None: not evaluated then
     evaluation_tokens: int = 0
     evaluation_seconds: float = 0.0  # of the slowest rank; not part of `seconds`
+    planned_seconds: float = 0.0  # of the step by the cost model: makespan, reduction and update; 0: not recorded
     balance: str | UnsetType = UNSET  # the planner that placed the step: the fall-back where the job's was late

@@ -17,10 +17,12 @@ from coxswain.planlog import (
     Generation,
     MembershipSegment,
     PlacementSegment,
+    StrategyRecord,
     generation_key,
     membership_key,
     mix_key,
     placement_key,
+    strategy_key,
     takeover_key,
 )
 from coxswain_link.store import NotFound, Store
@@ -87,6 +89,15 @@ class PlanLog:
         """The record of this number: this one, or an earlier one."""
         return self._claim(mix_key(record.number), record, MixRecord)
 
+    def last_strategy(self) -> StrategyRecord | None:
+        """The newest layout that mode Auto has chosen; None: none yet."""
+        last = self._last("log/strategies/", -1)
+        return self._read(strategy_key(last), StrategyRecord) if last >= 0 else None
+
+    def claim_strategy(self, record: StrategyRecord) -> StrategyRecord:
+        """The record of this number: this one, or another coordinator's."""
+        return self._claim(strategy_key(record.number), record, StrategyRecord)
+
     def claim_membership(self, record: MembershipSegment) -> MembershipSegment:
         """The committed segment: this one, or an earlier one."""
         return self._claim(membership_key(record.segment), record, MembershipSegment)
@@ -114,7 +125,7 @@ class PlanLog:
 def fitting(record: PlacementSegment, largest: int) -> tuple[PlacementSegment, bytes]:
     """The record, packed, with only its first steps if all of them take more than `largest` bytes; at least one.
 
-    The first step alone shows how many may fit: packing all of them again and again took longer than planning them.
+    The size of the first step says how many may fit: packing all of them again and again took longer than planning them.
     """
     one = _pack(_first(record, 1))
     record = _first(record, max(1, largest // len(one)))

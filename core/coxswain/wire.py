@@ -311,16 +311,47 @@ class StepReport(msgspec.Struct, frozen=True):
 # --- checkpoints ----------------------------------------------------------------------------------------------------
 
 
+class ShardContents(msgspec.Struct, frozen=True):
+    """A shard's sidecar: its boxes and kinds, compressed by zstd."""
+
+    boxes: tuple[Box, ...]
+    kinds: tuple[str, ...]
+
+
+class Hull(msgspec.Struct, frozen=True, array_like=True):
+    """A box around all boxes that a shard has of like tensors of the layers from `first` to `last`."""
+
+    tensors: str  # their name, with * for the layer's number
+    first: int  # 0 in names without a number
+    last: int
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """Where a shard's boxes and kinds are, if not in the manifest, and what they lie in."""
+
+    key: str  # shards/<sha256>.boxes.json.zst
+    bytes: int
+    hulls: tuple[Hull, ...]
+
+
 class Shard(msgspec.Struct, frozen=True):
     """A content-named safetensors object: tensor `i` is `boxes[i]` of kind `kinds[i]`.
 
-    Kinds are parameter, exp_avg and exp_avg_sq.
+    Kinds are parameter, exp_avg and exp_avg_sq. With a listing, boxes and kinds are empty here.
     """
 
     key: str  # shards/<sha256>.safetensors
     bytes: int
     boxes: tuple[Box, ...]
     kinds: tuple[str, ...]
+    listing: Listing | UnsetType = UNSET
+
+    @property
+    def objects(self) -> dict[str, int]:
+        """Bytes by key of all that belongs to it."""
+        return {self.key: self.bytes} | ({self.listing.key: self.listing.bytes} if self.listing else {})
 
 
 class ShardsSaved(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from coxswain.wire import CheckpointManifest, Fault, Finished
 from coxswain_coordinator import termination
 from coxswain_coordinator.checkpoint.claim import Claim
 from coxswain_coordinator.checkpoint.store import CheckpointStore
-from coxswain_coordinator.checkpoint.validation import MANIFEST_VERSION, check_batch, check_index, job_of, stream_hash
+from coxswain_coordinator.checkpoint.validation import check_batch, check_index, job_of, stream_hash, version_of
 from coxswain_coordinator.index.merge import merge, source_reports
 from coxswain_coordinator.index.store import IndexStore
 from coxswain_coordinator.planning.committer import Committed, patience, steps_ahead
@@ -276,11 +276,12 @@ class Driver:
     def _manifest(self, session: Session, step: int) -> CheckpointManifest:
         run, cursor = self._state, session.cursors[step]
         assert run.index_progress.index is not None
+        shards = session.pending.shards(step)
         return CheckpointManifest(
-            version=MANIFEST_VERSION, job=job_of(run.job), step=step, attempt_generation=run.generation, cursor=cursor,
+            version=version_of(shards), job=job_of(run.job), step=step, attempt_generation=run.generation, cursor=cursor,
             stream_digest=session.book.stream_digests[step], tokens=cursor.offset, model_hash=run.job.model_hash(),
             stream_hash=stream_hash(run.job), index_hash=run.index_progress.index.hash, vocabulary=session.world.vocabulary,
-            shards=session.pending.shards(step), time=run.clock(), model=run.job.model,
+            shards=shards, time=run.clock(), model=run.job.model,
             longest=run.job.batch.max_sequence_tokens, tokenizer=run.job.mix.sources[0].tokenizer,
         )  # fmt: skip
 

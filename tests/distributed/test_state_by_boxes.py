@@ -8,18 +8,20 @@ import time
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
 
-from coxswain.boxes import Box, full_box, window, zero_shard
+from coxswain.boxes import Box, full_box, intersect, window, zero_shard
 from coxswain.errors import Refused
 from coxswain.holdings import all_holdings
 from coxswain.layout import Layout
 from coxswain.wire import Shard
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load, snapshots
+from coxswain_train.checkpoint.listings import hulls_of, overlap, with_boxes, with_listing
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.parallel.process_groups import ProcessGroups
 from coxswain_train.parallel.shards import shards
@@ -108,7 +110,7 @@ def states_of(layout: Layout) -> list[State]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_checkpoint_of_any_holdings_is_read_into_any_others_box_by_box(tmp_path: Path, seed: int) -> None:
-    """Stages, tensor groups and unequal replicas, on to another layout and from there to a third."""
+    """Stages, tensor groups and unequal replicas, on to another layout and from there to a third, half of them by sidecars."""
     rng, store = random.Random(seed), open_store(f"file://{tmp_path}", create=True)
     states = states_of(random_layout(rng, rng.randint(1, 3)))
     for kind, boxes in ((k, b) for state in states for k, b in state.boxes().items()):
@@ -116,6 +118,7 @@ def test_a_checkpoint_of_any_holdings_is_read_into_any_others_box_by_box(tmp_pat
             values.copy_(values_of(kind, box))
     for _ in range(2):
         saved = [s for state in states for s in save_load.write_shards(store, snapshots.snapshot(state.boxes()))]
+        saved = [with_listing(store, s) if seed % 2 else s for s in saved]
         states = states_of(random_layout(rng, rng.randint(1, 3)))
         for state in states:
             save_load.load(store, saved, state.boxes())
@@ -319,3 +322,92 @@ def test_a_box_of_columns_has_the_same_initial_values_too() -> None:
 
 def test_kinds_of_state_are_those_of_the_manifest() -> None:
     assert KINDS == ("parameter", "exp_avg", "exp_avg_sq")
+
+
+# --- sidecars --------------------------------------------------------------------------------------------------------
+
+
+def rows_between(name: str, rows: int, owner: int, owners: int) -> Box:
+    """The rows of a matrix that one of so many owners has."""
+    first, stop = rows * owner // owners, rows * (owner + 1) // owners
+    return Box(name, (first, 0), (stop - first, 2))
+
+
+def owned_rows(owner: int, owners: int) -> dict[Box, torch.Tensor]:
+    found = (rows_between(name, rows, owner, owners) for name, (rows, _) in MATRICES.items())
+    return {box: torch.full(box.shape, float(box.offset[0])) for box in found}
+
+
+MATRICES = {f"layers.{n}.w": (1000, 2) for n in range(20)}
+
+
+class CountingStore:
+    """Notes what is read."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.read = store, list[str]()
+
+    def get(self, key: str) -> bytes:
+        self.read.append(key)
+        return self.store.get(key)
+
+
+def saved_rows(store: Store, owners: int) -> list[Shard]:
+    states = ({"parameter": owned_rows(owner, owners)} for owner in range(owners))
+    return [with_listing(store, s) for st in states for s in save_load.write_shards(store, snapshots.snapshot(st))]
+
+
+@pytest.mark.parametrize(("ranks", "most"), [(32, 3), (24, 4), (64, 2)])
+def test_a_rank_opens_the_sidecars_and_shards_of_the_rows_that_it_needs_and_no_others(
+    tmp_path: Path, ranks: int, most: int
+) -> None:
+    store = open_store(f"file://{tmp_path}", create=True)
+    saved = saved_rows(store, 32)
+    for rank in range(ranks):
+        counting, wanted = CountingStore(store), owned_rows(rank, ranks)
+        rooms = {box: torch.full(box.shape, -1.0) for box in wanted}
+        save_load.load(cast("Store", counting), saved, {"parameter": rooms})
+        assert all(float(room.min()) >= 0 for room in rooms.values())
+        assert 1 <= sum(".boxes." in key for key in counting.read) <= most
+        assert sum(key.endswith(".safetensors") for key in counting.read) <= most
+
+
+def test_a_manifest_says_of_each_shard_with_a_sidecar_only_where_that_is_and_what_it_lies_in(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}", create=True)
+    inline = next(save_load.write_shards(store, snapshots.snapshot({"parameter": owned_rows(3, 32)})))
+    shard = with_listing(store, inline)
+    assert (shard.boxes, shard.kinds, shard.key) == ((), (), inline.key)
+    assert len(msgspec.json.encode(shard)) < 300 < len(msgspec.json.encode(inline))
+    assert shard.objects == {o.path: o.size for o in store.list("shards/")}
+    assert list(with_boxes(store, [shard])) == [inline] == list(with_boxes(store, [inline], ()))
+
+
+def test_boxes_that_overlap_are_in_hulls_that_overlap() -> None:
+    rng = random.Random(4)
+    for _ in range(500):
+        one, other = ([_box_of(rng) for _ in range(rng.randint(1, 4))] for _ in range(2))
+        hulls = {hull.tensors: hull for hull in hulls_of(other)}
+        found = any(h.tensors in hulls and overlap(h, hulls[h.tensors]) for h in hulls_of(one))
+        assert found or not any(intersect(a, b) for a in one for b in other)
+    assert not overlap(*(hulls_of([Box(f"layers.{n}.w", (0,), (4,))])[0] for n in (1, 2)))
+    assert not overlap(*(hulls_of([Box("layers.1.w", (n, 0), (4, 4))])[0] for n in (0, 4)))
+
+
+def _box_of(rng: random.Random) -> Box:
+    name = rng.choice(("head", f"layers.{rng.randint(0, 3)}.q", f"layers.{rng.randint(9, 12)}.o"))
+    return Box(name, (rng.randint(0, 9), rng.randint(0, 9)), (rng.randint(1, 5), rng.randint(1, 5)))
+
+
+@pytest.mark.parametrize(("damage", "says"), [(None, "is missing"), (b"other", "is damaged")])
+def test_a_sidecar_that_is_missing_or_damaged_tears_the_checkpoint(
+    tmp_path: Path, damage: bytes | None, says: str
+) -> None:
+    store = open_store(f"file://{tmp_path}", create=True)
+    saved = saved_rows(store, 2)
+    assert saved[0].listing
+    store.delete(saved[0].listing.key)
+    if damage:
+        store.put(saved[0].listing.key, damage)
+    with pytest.raises(Refused, match=rf"boxes\.json\.zst {says}") as caught:
+        save_load.load(store, saved, {"parameter": owned_rows(0, 2)})
+    assert caught.value.reason == "TornCheckpoint"

@@ -85,7 +85,7 @@ def test_a_checkpoint_of_another_job_names_both(run):
 @pytest.mark.slow
 def test_a_checkpoint_of_a_newer_release_names_both_versions(run):
     edit(run.folder / "checkpoints" / MANIFEST, lambda m: m.update(version=9))
-    refused(run, "NewerCheckpoint", "has version 9, this release reads up to 1; use the release that wrote it")
+    refused(run, "NewerCheckpoint", "has version 9, this release reads up to 2; use the release that wrote it")
 
 
 @pytest.mark.slow

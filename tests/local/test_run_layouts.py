@@ -75,10 +75,13 @@ def test_tensor_groups_and_stages_and_then_unequal_replicas_train_as_one_replica
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pipeline", [1, 2])
 @pytest.mark.parametrize("balance", get_args(HybridData.model_fields["balance"].annotation))
-def test_a_run_with_any_balance_trains_as_one_replica(tmp_path: Path, corpus: str, baseline: Run, balance: str) -> None:
-    """On four replicas. Steps of balances in processes may be the fall-back's, where late."""
-    hybrid = {"hybridData": {"balance": balance, "maxDegree": 2}}
+def test_a_run_with_any_balance_trains_as_one_replica(
+    tmp_path: Path, corpus: str, baseline: Run, balance: str, pipeline: int
+) -> None:
+    """On four replicas, or on two of two stages. Steps of balances in processes may be the fall-back's, where late."""
+    hybrid = {"hybridData": {"balance": balance, "maxDegree": 2}, "pipeline": pipeline}
     run = run_of(tmp_path, corpus, tmp_path / "checkpoints", hybrid, capacity=LONGEST // 2)
     assert run.run() == 0, run.output + run.logs()
     planned = {step["balance"] for step in run.steps().values()}

@@ -89,7 +89,7 @@ def test_a_checkpoint_of_a_newer_release_names_both_versions(job, store, key):
     store.put(key, msgspec.json.encode(replace(record, version=7)))
     said = refusal(job, store)
     assert said.startswith("NewerCheckpoint: ")
-    assert "has version 7, this release reads up to 1; use the release that wrote it" in said
+    assert "has version 7, this release reads up to 2; use the release that wrote it" in said
 
 
 def test_a_checkpoint_of_another_job_names_both_jobs(job, store):

@@ -12,15 +12,15 @@ from coxswain.config import CheckpointConfig
 from coxswain.digests import STREAM_SEED
 from coxswain.errors import Refused
 from coxswain.membership.stream import initial_cursor
-from coxswain.wire import CheckpointManifest, Shard, ShardsSaved
+from coxswain.wire import CheckpointManifest, Listing, Shard, ShardsSaved
 from coxswain_coordinator.checkpoint.pending import PendingCheckpoints, garbage, kept_steps
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.checkpoint.validation import (
-    MANIFEST_VERSION,
     check_index,
     job_of,
     manifest_key_of,
     stream_hash,
+    version_of,
 )
 from coxswain_link.store import NotFound, Store, open_store
 from tests.unit.coordinator_fakes import make_job
@@ -32,7 +32,7 @@ def shard(name: str) -> Shard:
 
 def manifest(job, step: int, shards=()) -> CheckpointManifest:
     return CheckpointManifest(
-        version=MANIFEST_VERSION, job=job_of(job), step=step, attempt_generation=1, cursor=initial_cursor(job.mix),
+        version=1, job=job_of(job), step=step, attempt_generation=1, cursor=initial_cursor(job.mix),
         stream_digest=STREAM_SEED, tokens=0, model_hash=job.model_hash(), stream_hash=stream_hash(job),
         index_hash="code=1,docs=2", vocabulary=320, shards=tuple(shards), time=0.0,
     )  # fmt: skip
@@ -72,7 +72,7 @@ def test_a_manifest_of_a_later_version_is_refused_before_its_shape_is_read(tmp_p
     store.put("manifests/step-0000000006.json", b'{"version": 9, "shape": "unknown"}')
     reason, message = refusal(job, store)
     assert reason == "NewerCheckpoint"
-    assert "has version 9, this release reads up to 1" in message
+    assert "has version 9, this release reads up to 2" in message
 
 
 @pytest.mark.parametrize(
@@ -238,3 +238,23 @@ def test_a_shard_that_a_rank_saves_again_during_a_collection_stays(tmp_path):
     checkpoints.create(manifest(job, 12))
     checkpoints.collect(lambda: set(pending))
     assert [o.path for o in store.list("shards/")] == ["shards/19.safetensors"]
+
+
+def test_a_sidecar_is_checked_kept_and_dropped_with_its_shard(tmp_path):
+    job = make_job(tmp_path)
+    listed = replace(shard("a"), listing=Listing("shards/a.boxes.json.zst", 4, ()))
+    found = replace(manifest(job, 6, (listed,)), version=version_of((listed,)))
+    store = store_with(job, found)
+    reason, message = refusal(job, store)
+    assert (reason, "names shards/a.boxes.json.zst, which is missing" in message) == ("TornCheckpoint", True)
+    store.put("shards/a.boxes.json.zst", b"long")
+    checkpoints = CheckpointStore(job, store)
+    assert checkpoints.open() == found
+    assert checkpoints.collect_orphans() == 0
+    assert set(garbage([], [found], set())[1]) == set(listed.objects)
+    assert garbage([found], [manifest(job, 3, (listed,))], set())[1] == []
+
+
+def test_a_manifest_has_the_earliest_version_that_has_all_of_it():
+    listed = replace(shard("a"), listing=Listing("shards/a.boxes.json.zst", 4, ()))
+    assert (version_of((shard("a"),)), version_of((shard("a"), listed))) == (1, 2)

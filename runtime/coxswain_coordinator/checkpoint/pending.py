@@ -44,7 +44,12 @@ class PendingCheckpoints:
     def pending_keys(self) -> set[str]:
         """Of all shards that a later manifest may name. Safe in another thread."""
         saves = [saved for by_rank in list(self._saved.values()) for saved in list(by_rank.values())]
-        return {s.key for saved in saves for s in saved.shards}
+        return objects_of(s for saved in saves for s in saved.shards)
+
+
+def objects_of(shards: Iterable[Shard]) -> set[str]:
+    """The keys of shards and their sidecars."""
+    return {key for shard in shards for key in shard.objects}
 
 
 def kept_steps(config: CheckpointConfig, steps: Iterable[int]) -> set[int]:
@@ -58,6 +63,6 @@ def garbage(
     kept: Sequence[CheckpointManifest], dropped: Sequence[CheckpointManifest], pending: set[str]
 ) -> tuple[list[str], list[str]]:
     """(manifest keys, shard keys) to delete, in this order: no manifest names a missing shard."""
-    live = {s.key for m in kept for s in m.shards} | pending
-    shards = {s.key for m in dropped for s in m.shards} - live
+    live = objects_of(s for m in kept for s in m.shards) | pending
+    shards = objects_of(s for m in dropped for s in m.shards) - live
     return [manifest_key_of(m) for m in dropped], sorted(shards)

@@ -11,7 +11,7 @@ from coxswain.config import JobConfig
 from coxswain.errors import Refused
 from coxswain.planlog import steps_key
 from coxswain.wire import CheckpointManifest, StepLine
-from coxswain_coordinator.checkpoint.pending import garbage, kept_steps
+from coxswain_coordinator.checkpoint.pending import garbage, kept_steps, objects_of
 from coxswain_coordinator.checkpoint.validation import (
     check_manifest,
     check_recorded,
@@ -108,7 +108,7 @@ class CheckpointStore:
         which fences the coordinator before, until that generation's workers start.
         """
         self._manifests = self._read_all()
-        live = {s.key for m in self._manifests.values() for s in m.shards}
+        live = objects_of(s for m in self._manifests.values() for s in m.shards)
         orphans = [key for key in self._shard_sizes() if key not in live]
         self._delete(orphans)
         return len(orphans)

@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -13,9 +13,10 @@ from coxswain.config import JobConfig, ModelConfig, SourceConfig
 from coxswain.errors import Refused
 from coxswain.membership.permutation import VERSION as STREAM_VERSION
 from coxswain.planlog import manifest_key
-from coxswain.wire import CheckpointManifest
+from coxswain.wire import CheckpointManifest, Shard
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
+"""The newest that this release reads: that of manifests whose shards have sidecars. All others have version 1."""
 
 
 class RunRecord(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ def _tokenizer(source: SourceConfig) -> str:
 
 
 def run_record(job: JobConfig) -> RunRecord:
-    return RunRecord(MANIFEST_VERSION, job_of(job), job.uid, stream_hash(job), stream_fields(job))
+    return RunRecord(1, job_of(job), job.uid, stream_hash(job), stream_fields(job))
 
 
 def manifest_key_of(manifest: CheckpointManifest) -> str:
@@ -108,6 +109,11 @@ class _Versioned(msgspec.Struct):
     version: int
 
 
+def version_of(shards: Iterable[Shard]) -> int:
+    """The version of a manifest of these shards: the earliest that has all of it."""
+    return 2 if any(shard.listing for shard in shards) else 1
+
+
 def check_manifest(job: JobConfig, manifest: CheckpointManifest, sizes: Mapping[str, int]) -> None:
     """Refuses a manifest that this job cannot continue from.
 
@@ -121,10 +127,10 @@ def check_manifest(job: JobConfig, manifest: CheckpointManifest, sizes: Mapping[
         raise _foreign(key, "model", *_differences(theirs, _model_fields(job.model)))
     if manifest.stream_hash != stream_hash(job):
         raise _foreign_stream(key, None, job)
-    for shard in manifest.shards:
-        if sizes.get(shard.key) != shard.bytes:
-            found = "is missing" if shard.key not in sizes else f"has {sizes[shard.key]} bytes instead of {shard.bytes}"
-            raise _torn(key, f"names {shard.key}, which {found}")
+    for name, wanted in ((name, size) for shard in manifest.shards for name, size in shard.objects.items()):
+        if sizes.get(name) != wanted:
+            found = "is missing" if name not in sizes else f"has {sizes[name]} bytes instead of {wanted}"
+            raise _torn(key, f"names {name}, which {found}")
 
 
 def check_recorded(job: JobConfig, newest: int, recorded: int) -> None:

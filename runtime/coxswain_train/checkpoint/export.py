@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from coxswain.boxes import Box, full_box, match
 from coxswain.config import TokenizerConfig
 from coxswain.errors import CoxswainError, Refused
@@ -25,6 +27,7 @@ from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
 from coxswain_train.checkpoint.huggingface import to_config
+from coxswain_train.checkpoint.listings import with_boxes
 from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD, ROUNDING
 from coxswain_train.checkpoint.safetensors_out import DTYPES, OutputFile, Writer, divided, write_index, writing
 from coxswain_train.checkpoint.tokenizer_out import write_tokenizer
@@ -48,6 +51,7 @@ def export(store: Store, output: Path, step: int | None = None, options: Options
     """
     options = options or Options()
     manifest = save_load.read_manifest(store, _newest(store) if step is None else manifest_key(step))
+    manifest = replace(manifest, shards=tuple(with_boxes(store, manifest.shards)))
     if output.suffix == ".safetensors":
         shapes = _shapes(store, manifest)
         with _partial(output) as partial:

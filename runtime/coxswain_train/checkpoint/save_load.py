@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from coxswain.boxes import Box, Piece, match, window
-from coxswain.errors import Refused
 from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import NotFound, Store
+from coxswain_train.checkpoint.listings import torn, with_boxes, with_listing
 from coxswain_train.checkpoint.snapshots import Copied, HostSnapshots, Snapshots, State, StateEntry
 
 SHARD_BYTES = 256 << 20  # a shard is closed once it holds this much
@@ -34,8 +34,10 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._running: Future[None] | None = None
 
-    def begin(self, state: State, done: Callable[[tuple[Shard, ...], float], None]) -> None:
+    def begin(self, state: State, done: Callable[[tuple[Shard, ...], float], None], sidecars: bool = False) -> None:
         """Snapshots now, writes later, then calls `done` (in the background) with the shards and the seconds it took.
+
+        `sidecars`: shards have their boxes there.
 
         Waits for the save before, so that memory holds one snapshot at most. Call `settle` before the state changes.
         """
@@ -47,6 +49,8 @@ class Saver:
         def write() -> None:
             copied.synchronize()
             shards = tuple(write_shards(self._store, entries))
+            if sidecars:
+                shards = tuple(with_listing(self._store, shard) for shard in shards)
             done(shards, time.monotonic() - began)
 
         self._running = self._thread.submit(write)
@@ -97,9 +101,9 @@ def read_manifest(store: Store, key: str) -> CheckpointManifest:
     try:
         return msgspec.json.decode(store.get(key), type=CheckpointManifest)
     except NotFound as error:
-        raise _torn(f"{key} is missing, or another run with this checkpoint.uri has dropped it") from error
+        raise torn(f"{key} is missing, or another run with this checkpoint.uri has dropped it") from error
     except msgspec.DecodeError as error:
-        raise _torn(f"{key} is not a manifest ({error})") from error
+        raise torn(f"{key} is not a manifest ({error})") from error
 
 
 def load(store: Store, shards: Iterable[Shard], state: State, progress: Callable[[], None] = lambda: None) -> None:
@@ -107,7 +111,7 @@ def load(store: Store, shards: Iterable[Shard], state: State, progress: Callable
 
     Calls `progress` after each shard.
     """
-    shards = list(shards)
+    shards = list(with_boxes(store, shards, {box for boxes in state.values() for box in boxes}))
     wanted = {kind: _pieces(shards, kind, boxes) for kind, boxes in state.items()}
     for shard in shards:
         needed = [
@@ -125,7 +129,7 @@ def _pieces(shards: list[Shard], kind: str, need: Iterable[Box]) -> dict[Box, li
     have = [box for shard in shards for k, box in zip(shard.kinds, shard.boxes, strict=True) if k == kind]
     pieces, missing = match(have, need)
     if missing:
-        raise _torn(f"no shard holds all of {kind} {missing[0]} ({len(missing)} boxes are incomplete)")
+        raise torn(f"no shard holds all of {kind} {missing[0]} ({len(missing)} boxes are incomplete)")
     found: dict[Box, list[Piece]] = {}
     for piece in pieces:
         found.setdefault(piece.have, []).append(piece)
@@ -137,9 +141,9 @@ def read_shard(store: Store, shard: Shard) -> dict[str, Tensor]:
     try:
         data = store.get(shard.key)
     except NotFound as error:
-        raise _torn(f"{shard.key} is missing") from error
+        raise torn(f"{shard.key} is missing") from error
     if shard.key != f"shards/{hashlib.sha256(data).hexdigest()}.safetensors":
-        raise _torn(f"{shard.key} is damaged: its content is not what its name says")
+        raise torn(f"{shard.key} is damaged: its content is not what its name says")
     return safetensors.torch.load(data)
 
 
@@ -148,11 +152,3 @@ def _fill(tensors: dict[str, Tensor], needed: list[tuple[int, str, Piece]], stat
         source = tensors[str(i)][window(piece.have, piece.part)]
         with torch.no_grad():
             state[kind][piece.need][window(piece.need, piece.part)].copy_(source)
-
-
-def _torn(what: str) -> Refused:
-    return Refused(
-        "TornCheckpoint",
-        f"{what}; restore it, or delete this checkpoint's manifest to resume from the one before (with "
-        "`cox run --accept-older-checkpoint`)",
-    )

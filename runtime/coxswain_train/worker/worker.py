@@ -28,6 +28,7 @@ from coxswain_link.plan_feed import PlanFeed
 from coxswain_link.step_buffer import columns_of
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
+from coxswain_train.checkpoint.listings import LARGE_WORLD
 from coxswain_train.checkpoint.snapshots import snapshots_of
 from coxswain_train.engine.engine import Engine, StepResult
 from coxswain_train.engine.memory import memory_policy
@@ -222,7 +223,8 @@ class Worker:
             saved = wire.ShardsSaved(generation, step, rank, ranks, shards, seconds, directive.end)
             self._outbox.put("/v1/saved", step, saved)
 
-        self._saver.begin(self._engine.boxes(), report)
+        large = len(self._world.seats) >= LARGE_WORLD
+        self._saver.begin(self._engine.boxes(), report, sidecars=large)
 
     def _leave(self, directive: wire.StepDirective) -> int:
         """Waits for the manifest: a new coordinator may need the reports again.

@@ -20,7 +20,7 @@ from coxswain.membership.values import Cursor, Membership, MixRecord
 from coxswain.plan.values import Placement
 from coxswain.planlog import Generation, MembershipSegment, PlacementSegment
 from coxswain.wire import Evaluation, StepPlan
-from coxswain_coordinator.planning.evaluations import evaluation_of, is_due
+from coxswain_coordinator.planning.evaluations import check_forwards, evaluation_of, is_due
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.plan_log import PlanLog
 
@@ -123,7 +123,9 @@ class Committer:
     def _evaluation_placement(self, memberships: list[Membership]) -> Placement | None:
         if not any(is_due(self.job, m) for m in memberships):
             return None
-        return self.place([s.tokens for s in self.stream.held_out.sequences])
+        placement = self.place([s.tokens for s in self.stream.held_out.sequences])
+        check_forwards(placement, self.generation.layout)
+        return placement
 
     def _plan(self, membership: Membership, placement: Placement, evaluation: Placement | None) -> StepPlan:
         follows = None

@@ -27,8 +27,9 @@ from coxswain.config import (
 )
 from coxswain.index import BlockEntry, BlockIndex, encode, object_key
 from coxswain.plan.lengths import draw_lengths
-from coxswain_coordinator.__main__ import place, prepare
+from coxswain_coordinator.__main__ import prepare
 from coxswain_coordinator.coordinator import Coordinator
+from coxswain_coordinator.planning.placers import place_step
 from coxswain_link.store import open_store
 
 TOKEN = "bench"
@@ -99,7 +100,7 @@ async def serve(shape: Shape, folder: Path, block: float) -> None:
     for number, entry in enumerate(entries(shape)):
         lengths = lengths_of(shape, number)
         store.put(object_key(entry.key), encode(BlockIndex(np.arange(len(lengths)), lengths, np.zeros(0))))
-    coordinator = Coordinator(job, store, TOKEN, place, "bench", folder, time.time)
+    coordinator = Coordinator(job, store, TOKEN, place_step, "bench", folder, time.time)
     port = await coordinator.start("127.0.0.1", 0)
     lags: list[tuple[float, float]] = []
     work = [asyncio.create_task(coordinator.drive()), asyncio.create_task(watch(lags))]

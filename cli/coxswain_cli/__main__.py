@@ -16,7 +16,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: rich would double its time
 )
 plan = typer.Typer(
-    help="Plan one step, and compare the plan with its lower bound.", no_args_is_help=True, rich_markup_mode=None
+    help="Plan without a cluster: one step, or the layout of a job.", no_args_is_help=True, rich_markup_mode=None
 )
 
 COMMANDS = {
@@ -30,7 +30,14 @@ COMMANDS = {
     "report": ("coxswain_cli.report:report_command", "Write one self-contained HTML page about a run."),
     "crds": ("coxswain_cli.crds:crds_command", "Print the CustomResourceDefinitions."),
 }
-PLAN_COMMANDS = {"step": ("coxswain_cli.plan:step_command", "Plan one step for a file of sequence lengths.")}
+PLAN_COMMANDS = {
+    "step": ("coxswain_cli.plan.step:step_command", "Plan one step for a file of sequence lengths."),
+    "strategy": (
+        "coxswain_cli.plan.strategy:strategy_command",
+        "Choose tensor x stages x replicas for a file of sequence lengths.",
+    ),
+    "layout": ("coxswain_cli.plan.layout:layout_command", "Plan the layout of a cluster with slow or dead devices."),
+}
 
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as in shells

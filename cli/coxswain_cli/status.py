@@ -83,6 +83,7 @@ def describe(seen: Seen) -> Iterator[str]:
         yield from (f"  slow        {words}" for words in (seen.report.slow,) if words)
     if layout := status.get("layout"):
         yield f"  layout      {layout.get('summary', '')}, world generation {status.get('worldGeneration', 0)}"
+    yield from _strategy(status)
     if checkpoint := status.get("lastCheckpoint"):
         yield from _checkpoint(checkpoint)
     yield from (f"  mix         {_mix(mix)}" for mix in seen.mixes)
@@ -113,6 +114,17 @@ def _done(progress: Progress | None) -> str:
     steps = f"/{progress.steps}" if progress.steps else ""
     loss = "" if progress.loss is None else f", loss {progress.loss:.4f}"
     return f"step {progress.step}{steps}{loss}"
+
+
+def _strategy(status: Manifest) -> Iterator[str]:
+    """What mode Auto has chosen, with the measured time of a step beside the predicted one, and what else there was."""
+    if not (strategy := status.get("strategy")):
+        return
+    measured = (status.get("progress") or {}).get("stepSeconds")
+    beside = f", {measured} s measured" if measured else ""
+    yield f"  strategy    {strategy['layout']}: {strategy['predictedStepSeconds']} s a step predicted{beside}"
+    for other in strategy.get("alternatives") or ():
+        yield f"  or          {other['layout']}: {other['predictedStepSeconds']} s a step predicted"
 
 
 def _checkpoint(checkpoint: Manifest) -> Iterator[str]:

@@ -31,3 +31,10 @@ def utilisation(flops: float, seconds: float, devices: int, peak_tflops: float) 
     """Share of the peak that `devices` reached over `seconds`; None where the hardware's peak is unknown."""
     available = seconds * devices * peak_tflops * 1e12
     return flops / available if available else None
+
+
+def loss_layers(model: ModelConfig) -> float:
+    """The last stage's head, in layers: by the elements of their matrices."""
+    head = model.size_of_head
+    layer = model.hidden * (2 * model.heads + 2 * model.kv_heads) * head + 3 * model.hidden * model.feed_forward
+    return model.hidden * model.vocabulary / layer

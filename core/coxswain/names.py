@@ -59,7 +59,7 @@ CONDITIONS = (
 EVENT_REASONS = (
     "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "MixChanged", "SourceExhausted", "NodeLost", "PodDisrupted",
     "WorkerRestarted", "CheckpointSaved", "Scaled", "GangReleased", "Suspended", "Resumed", "Completed", "Failed",
-    "EditPending",
+    "EditPending", "StrategyChosen",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from coxswain.layout import Layout
 from coxswain.membership.values import Cursor, Membership
+from coxswain.plan.strategy.values import Strategy
 from coxswain.plan.values import Placement
 
 
@@ -53,6 +54,16 @@ class PlacementSegment(msgspec.Struct, frozen=True):
     )
 
 
+class StrategyRecord(msgspec.Struct, frozen=True):
+    """The layout that mode Auto has chosen. It holds as long as the trainers have these devices and the job asks the same."""
+
+    number: int
+    author: str  # pod of the coordinator that chose it
+    devices: tuple[int, ...]  # of each trainer
+    asked: str  # digest of what was asked: model, batch, policy
+    strategy: Strategy
+
+
 def generation_key(generation: int) -> str:
     return f"log/generations/{generation:08d}.json.zst"
 
@@ -64,6 +75,10 @@ def takeover_key(generation: int, number: int) -> str:
 
 def mix_key(number: int) -> str:
     return f"log/mix/{number:08d}.json.zst"
+
+
+def strategy_key(number: int) -> str:
+    return f"log/strategies/{number:08d}.json.zst"
 
 
 def membership_key(segment: int) -> str:

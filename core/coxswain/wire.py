@@ -10,6 +10,7 @@ from bisect import bisect_left
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from coxswain.block import BlockEntry
 from coxswain.boxes import Box
@@ -226,6 +227,8 @@ class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     # Of each of `sequences` in the membership, ascending; empty: they are all of it, or none.
     places: tuple[int, ...] = ()
     evaluation: Evaluation | None = None  # None: no evaluation follows the step
+    waves: int = 1  # of the whole plan: every rank passes a barrier between two, also without a task in them
+    balance: str = ""  # the planner that placed the step; empty: sent by an earlier release
 
     @property
     def all_tasks(self) -> tuple[Task, ...]:
@@ -387,6 +390,21 @@ class TrainerReport(msgspec.Struct, frozen=True):
     slowdown: float  # compute over planned compute, as a multiple of the median rank's; 0: unknown
 
 
+class PredictedLayout(msgspec.Struct, frozen=True):
+    """A layout that mode Auto has weighed."""
+
+    summary: str
+    seconds: float  # of a mean step, predicted
+    memory_bytes: int = 0  # of the fullest device, predicted
+
+
+class StrategyReport(msgspec.Struct, frozen=True):
+    """What mode Auto has chosen, and the next best, at most 8."""
+
+    chosen: PredictedLayout
+    alternatives: tuple[PredictedLayout, ...] = ()
+
+
 class JobReport(msgspec.Struct, frozen=True):
     """GET /v1/report for the operator; without sources also the coordinator's termination message."""
 
@@ -416,6 +434,8 @@ class JobReport(msgspec.Struct, frozen=True):
     mfu: float | None = None
     evaluation_loss: float | None = None  # the latest
     evaluation_step: int = -1  # the step behind which it was evaluated; -1: none yet
+    step_seconds: float = 0.0  # of the latest steps, measured; 0: none yet
+    strategy: StrategyReport | None = None  # of mode Auto
 
     def revision(self) -> str:
         """Changes with what needs an action at once, not with counters that grow while the job runs."""
@@ -463,3 +483,5 @@ class StepLine(msgspec.Struct, frozen=True):
     evaluation_loss: float | None = None  # of held-out tokens with the step's new weights; None: not evaluated then
     evaluation_tokens: int = 0
     evaluation_seconds: float = 0.0  # of the slowest rank; not part of `seconds`
+    planned_seconds: float = 0.0  # of the step by the cost model: makespan, reduction and update; 0: not recorded
+    balance: str | UnsetType = UNSET  # the planner that placed the step: the fall-back where the job's was late

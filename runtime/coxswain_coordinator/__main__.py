@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import resource
 import signal
 import socket
 import sys
 import time
+from functools import partial
 
 from coxswain import names
-from coxswain.config import JobConfig
 from coxswain.errors import Retryable
-from coxswain.layout import Layout
 from coxswain.names import PORT_COORDINATOR
-from coxswain.plan.step import plan_step
-from coxswain.plan.values import Placement
 from coxswain.uris import file_uri
 from coxswain.wire import Finished
 from coxswain_coordinator.api.report import termination_message
@@ -27,12 +25,17 @@ from coxswain_coordinator.checkpoint.claim import Claim, LiveRun
 from coxswain_coordinator.checkpoint.validation import job_of
 from coxswain_coordinator.coordinator import Coordinator
 from coxswain_coordinator.planning.mix_edits import MixEdits
+from coxswain_coordinator.planning.placers import place_step
 from coxswain_link.environment import Environment, leave, run_service
+from coxswain_link.hardware import hardware_of
 from coxswain_link.store import Store, open_store
 
 _SWITCH = 0.0005
 """Seconds between thread switches. A planning thread would else hold the interpreter for 5 ms at every call to a socket, so
 that thousands of ranks wait for one segment of plans."""
+
+_COLLECTIONS = (50_000, 20, 50)
+"""For the garbage collector: plans of a large job are a million objects, none of which is garbage."""
 
 
 def main(environment: Environment) -> int:
@@ -43,6 +46,7 @@ def main(environment: Environment) -> int:
 def prepare() -> None:
     """Makes this process fit for thousands of connections beside a planner."""
     sys.setswitchinterval(_SWITCH)
+    gc.set_threshold(*_COLLECTIONS)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -50,9 +54,11 @@ def prepare() -> None:
 async def _serve(environment: Environment) -> int:
     job = environment.job
     store = open_store(job.checkpoint.uri, job.checkpoint.endpoint, environment.secrets_dir, create=True)
+    hardware = hardware_of(job, environment.secrets_dir)
+    planner = partial(place_step, hardware=hardware)
     coordinator = Coordinator(
-        job, store, environment.token, place, environment.pod_name, environment.run_dir, clock=time.time,
-        recorded_step=environment.recorded_step, config=environment.config,
+        job, store, environment.token, planner, environment.pod_name, environment.run_dir, clock=time.time,
+        recorded_step=environment.recorded_step, config=environment.config, hardware=hardware,
         edits=MixEdits(environment.job_file, job), claim=claim_of(environment, store),
     )  # fmt: skip
     await coordinator.start(environment.pod_ip, PORT_COORDINATOR)
@@ -86,10 +92,6 @@ async def _run_until_stopped(coordinator: Coordinator) -> Finished:
     if (finished := coordinator.finished) is not None:
         return finished
     raise Retryable("stopped by SIGTERM")
-
-
-def place(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:
-    return plan_step(lengths, layout, job.parallelism, job.model, None)
 
 
 if __name__ == "__main__":

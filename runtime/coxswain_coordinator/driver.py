@@ -22,14 +22,16 @@ from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.checkpoint.validation import MANIFEST_VERSION, check_batch, check_index, job_of, stream_hash
 from coxswain_coordinator.index.merge import merge, source_reports
 from coxswain_coordinator.index.store import IndexStore
-from coxswain_coordinator.planning.committer import steps_ahead
+from coxswain_coordinator.planning.committer import Committed, patience, steps_ahead
+from coxswain_coordinator.planning.late_plans import LatePlans
 from coxswain_coordinator.planning.mix_history import MixHistory
+from coxswain_coordinator.planning.placers import Planner
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.notifier import Topic
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.tracking.sinks import check_packages
-from coxswain_coordinator.world.manager import Planner, WorldManager
+from coxswain_coordinator.world.manager import WorldManager
 from coxswain_coordinator.world.stalls import StallDetector
 from coxswain_link.store import Store
 
@@ -64,6 +66,8 @@ class Driver:
         self._stall_detector = StallDetector(state.job.first_step_timeout_seconds)
         self._end_acks = 0  # services that have received the end
         self._garbage: asyncio.Task[None] | None = None  # a collection that runs beside the driver
+        self._planning: asyncio.Task[None] | None = None  # of a balance that may take long
+        self._late_plans = LatePlans(state.clock)
         self._advanced: float | None = None  # when the current action began, by time.monotonic()
 
     async def drive(self) -> Finished:
@@ -86,6 +90,8 @@ class Driver:
                 self._garbage.cancel()
             raise
         finally:
+            if self._planning is not None:
+                self._planning.cancel()
             run.log_steps(now=True)
         with suppress(Refused, Retryable, Stale):  # cleaning up cannot spoil a good end
             await self._collect_garbage(run.finished)
@@ -110,6 +116,11 @@ class Driver:
         members = len(self._state.registry)
         await self._state.notifier.wait_until(lambda: self._end_acks >= members, _DRAIN_SECONDS)
 
+    def close(self) -> None:
+        """Ends the processes of planners."""
+        if self._worlds.solvers is not None:
+            self._worlds.solvers.close()
+
     def ack_end(self) -> None:
         self._end_acks += 1
         self._state.notifier.notify(Topic.ANY)
@@ -127,6 +138,7 @@ class Driver:
         """Does the next thing that can be done; False when there is nothing to do but wait."""
         run, session = self._state, self._state.session
         await self._end_garbage(wait=False)
+        await self._end_planning()
         if (end := self._ended()) is not None:
             run.finish(end)
             return True
@@ -144,8 +156,8 @@ class Driver:
             return await self._create_manifest(session, step)
         if run.history.piles_up:
             return await self._record(session)
-        if session.needs_plans(steps_ahead(run.history.step_seconds)):
-            return await self._commit(session)
+        if session.needs_plans(steps_ahead(run.history.step_seconds)) and self._planning is None:
+            return await self._plan(session)
         if session.saved_end:
             return await self._await_workers(session)
         return False
@@ -181,15 +193,44 @@ class Driver:
         if changed := await self._store_call(self._mixes.offer, mix):
             self._state.change_mix(self._mixes.latest, changed)
 
-    async def _commit(self, session: Session) -> bool:
-        assert self._worlds.committer is not None
+    async def _plan(self, session: Session) -> bool:
+        """Commits the next segment, beside the driver where planners may take long: steps close meanwhile."""
+        if self._worlds.solvers is None:
+            await self._commit(session)
+        else:
+            self._planning = asyncio.create_task(self._commit(session))
+            self._planning.add_done_callback(lambda _: self._state.notifier.notify(Topic.ANY))
+        return True
+
+    async def _end_planning(self) -> None:
+        """Takes a commit that has ended. Raises its error."""
+        if self._planning is not None and self._planning.done():
+            planning, self._planning = self._planning, None
+            await planning
+
+    async def _commit(self, session: Session) -> None:
+        run, committer = self._state, self._worlds.committer
+        assert committer is not None
         if (edited := self._edits()) is not None:
             await self._offer(edited)
-        cursor = session.cursors[session.committed]
-        session.add(await self._store_call(self._worlds.committer.commit, cursor, self._state.job.total_steps))
-        self._state.metrics["coxswain_committed_step"].set(session.committed - 1)
-        self._state.notifier.notify(Topic.PLANS)
-        return True
+        cursor, in_hand = session.cursors[session.committed], session.committed - session.begun - 1
+        until = time.monotonic() + patience(in_hand, run.history.step_seconds, session.started)
+        committed = await self._store_call(
+            committer.commit, cursor, run.job.total_steps, lambda: time.monotonic() >= until or bool(session.lost)
+        )
+        if session.lost:
+            return
+        session.add(committed)
+        self._count(committed)
+        run.notifier.notify(Topic.PLANS)
+
+    def _count(self, committed: Committed) -> None:
+        metrics = self._state.metrics
+        metrics["coxswain_committed_step"].set(committed.next - 1)
+        for plan in committed.plans:
+            metrics["coxswain_planned_steps_total"].labels(plan.balance).inc()
+        if (event := self._late_plans.event(committed.missing)) is not None:
+            self._state.record_event(*event, warning=True)
 
     def _complete_checkpoint(self, session: Session) -> int | None:
         """The step of a checkpoint that every rank has saved and whose stream digest is known."""

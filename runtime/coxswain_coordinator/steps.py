@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from functools import reduce
+from math import prod
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain import digests
 from coxswain.config import JobConfig, ModelConfig
 from coxswain.cost import peak_tflops
+from coxswain.cost.hardware import Hardware, step_seconds
 from coxswain.errors import Refused
-from coxswain.flops import step_flops, utilisation
+from coxswain.flops import loss_layers, step_flops, utilisation
 from coxswain.layout import Layout, Seat, loss_ranks, token_ranks
+from coxswain.models import parameter_specs
 from coxswain.plan.pipelines.simulation import loads
-from coxswain.plan.step import loss_layers
+from coxswain.plan.starts import starts
 from coxswain.plan.values import Task
 from coxswain.wire import DeliveredDigests, StepLine, StepPlan, StepReport, TaskTiming, World
 
@@ -166,6 +170,7 @@ def step_line(
         tokens_by_source=dict(sorted(by_source.items())),
         data_wait_seconds=max(r.data_wait_seconds for r in ranks),
         time=ranks[0].ended or now,
+        balance=plan.balance or UNSET,
         **_evaluated(plan, reports, loss_ranks(seats)),
     )
 
@@ -197,6 +202,24 @@ def with_utilisation(job: JobConfig, world: World, plan: StepPlan, line: StepLin
     return replace(line, mfu=utilisation(flops, line.seconds, len(world.seats), peak))
 
 
+def with_prediction(line: StepLine, plan: StepPlan, beside_tasks: float) -> StepLine:
+    return replace(line, planned_seconds=plan.makespan_seconds + beside_tasks)
+
+
+def seconds_beside_tasks(model: ModelConfig, world: World, hardware: Hardware) -> float:
+    """Predicted seconds of a step's reduction and update: of the ranks that hold most, if all hold equal parts.
+
+    A model of the user's own has shapes that only workers know: 0.
+    """
+    if model.custom:
+        return 0.0
+    layout = world.layout
+    parameters = sum(prod(spec.shape) for spec in parameter_specs(model, world.vocabulary))
+    devices = min(sum(len(stage.devices) for stage in replica.stages) for replica in layout.replicas)
+    inside = len({seat.device.trainer for seat in world.seats}) == 1
+    return step_seconds(hardware.rates, -(-parameters // devices), len(layout.replicas), inside)
+
+
 def timing_line(
     plan: StepPlan, reports: Mapping[int, StepReport], seats: tuple[Seat, ...], shares: Mapping[int, float]
 ) -> TimingLine:
@@ -221,14 +244,11 @@ def _rank_timing(seat: Seat, report: StepReport, share: float) -> RankTiming:
 
 
 def planned_tasks(tasks: tuple[Task, ...]) -> tuple[PlannedTask, ...]:
-    """Planned times of tasks: in order, a task starts once all its replicas are free."""
-    free: dict[int, float] = defaultdict(float)
-    out = []
+    """Planned times of tasks, in their order."""
+    begin, out = starts(tasks), []
     for task in sorted(tasks, key=lambda t: t.index):
-        start = max((free[r] for r in task.replicas), default=0.0)
-        stop = start + task.seconds
-        free.update(dict.fromkeys(task.replicas, stop))
         sequences = tuple(sorted({s.sequence for s in task.slices}))
         tokens = sum(s.stop - s.start for s in task.slices)
+        start, stop = begin[task.index], begin[task.index] + task.seconds
         out.append(PlannedTask(task.index, task.kind, task.replicas, sequences, tokens, start, stop))
     return tuple(out)

@@ -84,6 +84,10 @@ class ThreadWorld:
     def scalars(self, mine: list[float]) -> list[list[float]]:
         return [row.tolist() for row in self._swap([torch.tensor(mine, dtype=torch.float64)] * self.ranks)]
 
+    def barrier(self) -> None:
+        with self.clock.waiting():
+            self.swap(range(self.ranks), [torch.zeros(1)] * self.ranks, -4)
+
     def _swap(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Sends every rank its part; returns what every rank sent here."""
         return self.swap(range(self.ranks), parts, -2)

@@ -60,6 +60,7 @@ def work_of(stream: Stream, step: int, plan: Plan, replica: int, stage: int = 0)
         valid=int((batch.labels >= 0).sum()),
         labels=stream.labels(step),
         plan=step,
+        waves=1 + max(task.wave or 0 for task in tasks),
     )
 
 

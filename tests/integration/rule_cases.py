@@ -353,8 +353,8 @@ CASES: list[Case] = [
         "thresholdPercent and windowSteps have no effect without an action; remove them",
     ),
     *_policy(
-        "parallelism-mode", {"mode": "Fixed"}, {"mode": "Auto"},
-        "this release has no mode Auto; set mode: Fixed, and give tensor and pipeline", ".mode",
+        "parallelism-mode", {"mode": "Auto"}, {"mode": "Auto", "pipeline": 2},
+        "mode Auto chooses tensor, pipeline and layout; remove them, or set mode: Fixed", ".mode",
     ),
     *_policy(
         "parallelism-attention", {"hybridData": {"attention": "Ring"}}, {"hybridData": {"attention": "Ulysses"}},

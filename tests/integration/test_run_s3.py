@@ -62,7 +62,7 @@ def store(s3: S3Server, uri: str) -> Store:
 def objects_on(url: str, run: str, **keys: Object) -> list[Object]:
     """The small job on the server at this url; `keys` may be the endpoints' secretRef."""
     endpoint = {"url": url, "region": S3Server.region, **keys}
-    objects = job_objects("s3://corpus", f"s3://runs/{run}", trainers=2, stop={"steps": STEPS})
+    objects = job_objects("s3://corpus", f"s3://runs/{run}", trainers=1, stop={"steps": STEPS})
     for at in objects:
         if at["kind"] == "DataSource":
             at["spec"]["endpoint"] = endpoint

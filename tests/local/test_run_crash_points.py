@@ -36,7 +36,7 @@ POINTS = {
 # Here the world has begun.
 AMID_TRAINING = {"shard", "steps", "manifest"}
 # `test_coordinator_crashes.py` kills at every write in virtual time; here one real process of each kind is enough.
-LONG = {"generation", "placement", "manifest"}
+LONG = {"generation", "placement", "steps", "manifest"}
 
 
 def await_file(run, cox, pattern):

@@ -11,7 +11,9 @@ from tests.local.jobs import ENDLESS, NEW_WORLD, SERVICES, STEPS, Run, job_objec
 pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.mark.parametrize("service", ["loader", pytest.param("constructor", marks=pytest.mark.slow), "agent"])
+@pytest.mark.parametrize(
+    "service", [*(pytest.param(s, marks=pytest.mark.slow) for s in ("loader", "constructor")), "agent"]
+)
 def test_a_killed_service_costs_no_data_and_leaves_nothing(tmp_path, corpus, calm, service):
     run = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/checkpoints", stop={"steps": ENDLESS}))
     cox = run.start()

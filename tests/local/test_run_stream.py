@@ -22,6 +22,7 @@ def test_a_run_ends_succeeded_with_a_falling_loss_and_a_checkpoint_at_its_last_s
     assert "Completed" in baseline.events()
 
 
+@pytest.mark.slow
 def test_four_replicas_and_three_loaders_train_on_the_stream_of_one_and_one(tmp_path, corpus, baseline):
     run = run_in(tmp_path, corpus, trainers=4, loaders=3)
     assert run.run() == 0, run.output + run.logs()

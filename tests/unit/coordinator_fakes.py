@@ -27,9 +27,9 @@ from coxswain.config import (
 from coxswain.errors import Stale
 from coxswain.index import BlockEntry, BlockIndex, encode, object_key
 from coxswain.membership.values import Sequence
-from coxswain.plan.step import plan_step
 from coxswain_coordinator.coordinator import Coordinator
 from coxswain_coordinator.driver import Edits
+from coxswain_coordinator.planning.placers import Planner, place_step
 from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.store import Store, open_store
 
@@ -74,10 +74,6 @@ def lengths_of(source: str, ordinal: int) -> np.ndarray:
 def tokens_of(s: Sequence) -> np.ndarray:
     rng = np.random.default_rng([s.index, ord(s.source[0])])
     return rng.integers(0, 256, s.length)[s.start : s.stop].astype(np.uint32)
-
-
-def place(lengths, layout, job):
-    return plan_step(lengths, layout, job.parallelism, job.model, None)
 
 
 @dataclass
@@ -227,10 +223,15 @@ def store_of(job: JobConfig) -> Store:
 
 @contextlib.asynccontextmanager
 async def cluster(
-    job: JobConfig, folder: Path, token: str = TOKEN, instance: str = "one", edits: Edits = lambda: None
+    job: JobConfig,
+    folder: Path,
+    token: str = TOKEN,
+    instance: str = "one",
+    edits: Edits = lambda: None,
+    planner: Planner = place_step,
 ) -> AsyncIterator[Cluster]:
     """A coordinator on a port of the kernel's choice, and a client for it."""
-    coordinator = Coordinator(job, store_of(job), TOKEN, place, f"coordinator-{instance}", folder, time.time, edits)
+    coordinator = Coordinator(job, store_of(job), TOKEN, planner, f"coordinator-{instance}", folder, time.time, edits)
     port = await coordinator.start("127.0.0.1", 0)
     client = AsyncClient(f"http://127.0.0.1:{port}", token, deadline=5)
     try:

@@ -24,13 +24,14 @@ from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER
 from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.api.report import job_report
 from coxswain_coordinator.driver import Driver, Edits
+from coxswain_coordinator.planning.placers import place_step
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.http_client import AsyncClient, _Again, _read
 from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import build
 from coxswain_link.store import Store
-from tests.unit.coordinator_fakes import TOKEN, place, store_of
+from tests.unit.coordinator_fakes import TOKEN, store_of
 from tests.unit.crash_members import Members
 from tests.unit.crash_points import Crash, Fate, Killed, MortalJsonlWriter, MortalStore, Process
 
@@ -41,7 +42,9 @@ AWAY = 1.0  # until the next coordinator starts
 MOST_UNSAVED = 4  # steps; with a checkpoint every third one they never are that many
 LATENCY = 1 / 64  # of a call. A power of two: sums are exact, so the order of events is fixed
 
-_placed = cache(lambda lengths, layout, job: place(list(lengths), layout, msgspec.json.decode(job, type=JobConfig)))
+_placed = cache(
+    lambda lengths, layout, job: place_step(list(lengths), layout, msgspec.json.decode(job, type=JobConfig))
+)
 
 
 def planner(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:

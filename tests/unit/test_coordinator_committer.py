@@ -19,11 +19,12 @@ from coxswain.plan.values import Operation, StageOperations, Task
 from coxswain.planlog import Generation, PlacementSegment, membership_key, placement_key
 from coxswain_coordinator.planning.committer import Committed, Committer, step_plan
 from coxswain_coordinator.planning.mix_history import MixHistory
+from coxswain_coordinator.planning.placers import Placed, in_turn, place_step
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.world.formation import next_generation
 from coxswain_link.store import Store, open_store
 from tests.fuzzed_plans import layout_of_shapes, placement_of
-from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, lengths_of, make_job, place
+from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, lengths_of, make_job
 from tests.unit.test_coordinator_parts import agents
 
 
@@ -34,7 +35,9 @@ def committer(job, generation: int = 1, trainers: int = 2) -> Committer:
     log.create_generation(record)
     mixes = MixHistory(log)
     mixes.offer(job.mix)
-    return Committer(job, log, mixes, stream_of(job), record, lambda lengths: place(lengths, record.layout, job))
+    return Committer(
+        job, log, mixes, stream_of(job), record, in_turn(lambda lengths: place_step(lengths, record.layout, job))
+    )
 
 
 def stream_of(job) -> Stream:
@@ -205,7 +208,7 @@ def test_an_evaluation_whose_forwards_would_wait_for_each_other_is_never_committ
         StageOperations(r, 0, tuple(Operation(o[0], int(o[1])) for o in text.split())) for r, text in enumerate(orders)
     )
     stuck = dataclasses.replace(
-        committer(evaluated_job(tmp_path, every=1)), place=lambda lengths: placement_of(layout, tasks, lists)
+        committer(evaluated_job(tmp_path, every=1)), place=in_turn(lambda _: placement_of(layout, tasks, lists))
     )
     with pytest.raises(AssertionError, match="evaluation: hang: replica 0 waits in F of task 0"):
         commit(stuck)
@@ -258,9 +261,9 @@ def test_a_coordinator_that_adopts_a_generation_reads_the_recorded_placement_of_
 def with_reversed_tasks(c: Committer) -> Committer:
     """One whose own placements would have the tasks in another order."""
 
-    def reversed_tasks(lengths):
-        found = c.place(lengths)
-        return replace(found, tasks=found.tasks[::-1])
+    def reversed_tasks(steps, is_late):
+        found = c.place(steps, is_late).placements
+        return Placed({step: replace(p, tasks=p.tasks[::-1]) for step, p in found.items()})
 
     return dataclasses.replace(c, place=reversed_tasks)
 
@@ -326,4 +329,6 @@ def recorded_parts(job) -> list[str]:
 
 def replace_place(c: Committer, job) -> Committer:
     three = next_generation(job, 1, "me", agents(3), (), None).layout
-    return Committer(c.job, c.log, c.mixes, c.stream, c.generation, lambda lengths: place(lengths, three, job))
+    return Committer(
+        c.job, c.log, c.mixes, c.stream, c.generation, in_turn(lambda lengths: place_step(lengths, three, job))
+    )

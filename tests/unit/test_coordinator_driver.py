@@ -17,11 +17,12 @@ from coxswain.digests import tokens_digest
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.planlog import takeover_key
 from coxswain_coordinator.driver import LONGEST_ACTION, Driver
+from coxswain_coordinator.planning.placers import place_step
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_link.metrics import build
 from coxswain_link.store import Store
-from tests.unit.coordinator_fakes import BLOCKS, block_of, make_job, place, report_of, store_of, tokens_of
+from tests.unit.coordinator_fakes import BLOCKS, block_of, make_job, report_of, store_of, tokens_of
 from tests.unit.crash_simulation import InTurn
 from tests.unit.test_coordinator_checkpoints import manifest, shard, store_with
 from tests.unit.test_coordinator_parts import agents
@@ -53,7 +54,7 @@ class Lead:
         self.job, self.store = job, store_of(job)
         self.state = JobState(job, build("coordinator"), None, lambda: 0.0)
         self.state.store_executor = self.executor = HookedExecutor()
-        self.driver = Driver(self.state, self.store, place, author)
+        self.driver = Driver(self.state, self.store, place_step, author)
         self.work: asyncio.Task[wire.Finished] = asyncio.create_task(self.driver.drive())
 
     def index(self) -> None:

@@ -134,6 +134,11 @@ def test_a_planned_task_starts_when_all_its_replicas_are_free():
     assert found == [(0, 0.0, 2.0), (1, 2.0, 3.0), (2, 3.0, 4.0)]
 
 
+def test_a_planned_task_starts_when_the_waves_before_have_ended_on_all_replicas():
+    tasks = (Task(0, "pack", (0,), (), 2.0), Task(1, "pack", (1,), (), 1.0), Task(2, "pack", (1,), (), 1.0, wave=1))
+    assert [(t.start, t.stop) for t in planned_tasks(tasks)] == [(0.0, 2.0), (0.0, 1.0), (2.0, 3.0)]
+
+
 # --- directives ------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -14,8 +15,7 @@ from coxswain.cost import constants_for, load_constants, peak_tflops
 from coxswain.cost.constants import SHIPPED, Rates
 from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
-from coxswain.flops import step_flops, utilisation
-from coxswain.plan.step import loss_layers
+from coxswain.flops import loss_layers, step_flops, utilisation
 from coxswain.presets import PRESETS
 
 H100 = CostModel(load_constants("h100-80g"))
@@ -30,7 +30,7 @@ def test_the_shipped_h100_numbers_are_those_of_the_targets() -> None:
 def test_the_shape_of_the_7b_model_gives_the_shipped_numbers_within_a_percent() -> None:
     shape = ModelConfig(layers=32, hidden=4096, heads=32, kv_heads=8, feed_forward=11008, vocabulary=32000)
     derived, shipped = constants_for("h100-80g", shape), H100.constants
-    for field in shipped.__struct_fields__:
+    for field in set(shipped.__struct_fields__) - {"tables"}:
         assert getattr(derived, field) == pytest.approx(getattr(shipped, field), rel=0.01), field
 
 
@@ -48,7 +48,8 @@ def test_every_shipped_file_serves_every_known_model(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "peak"), [("h100-80g", 989.0), ("a100-80g", 312.0), ("a100-40g", 312.0), ("cpu", 0.0)]
+    ("name", "peak"),
+    [("h100-80g", 989.0), ("h200-141g", 989.0), ("a100-80g", 312.0), ("a100-40g", 312.0), ("cpu", 0.0)],
 )
 def test_the_peak_is_that_of_the_data_sheet_and_unknown_on_cpu(name: str, peak: float) -> None:
     assert peak_tflops(name) == peak
@@ -79,7 +80,7 @@ def test_utilisation_is_a_share_of_all_devices_peak_and_unknown_without_one() ->
 
 def test_a_negative_peak_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
-    content = {"rates": dict.fromkeys(Rates.__struct_fields__, 4), "peak_tflops": -1}
+    content = {"rates": dict.fromkeys(Rates.__struct_fields__[:6], 4), "peak_tflops": -1}
     path.write_text(json.dumps(content))
     with pytest.raises(Refused, match="peak_tflops is -1"):
         peak_tflops(str(path))
@@ -148,7 +149,7 @@ def test_a_bad_hardware_file_is_refused_by_name(tmp_path: Path, content: str | N
 
 
 def test_a_constant_of_zero_is_refused(tmp_path: Path) -> None:
-    constants = {**dict.fromkeys(H100.constants.__struct_fields__, 1.0), "inside_node_gbps": 0.0}
+    constants = {**msgspec.to_builtins(H100.constants), "inside_node_gbps": 0.0}
     file = tmp_path / "zero.json"
     file.write_text(json.dumps(constants))
     with pytest.raises(Refused, match="inside_node_gbps is 0"):

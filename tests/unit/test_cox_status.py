@@ -91,3 +91,15 @@ def test_without_a_job_every_work_directory_below_runs_is_listed_also_one_that_c
     torn, whole = CliRunner().invoke(app, ["status"]).output.splitlines()
     assert torn.startswith("torn: cannot be read: runs/torn/cluster/TrainingJob/default/torn.json")
     assert whole == "whole: not running"
+
+
+def test_a_strategy_is_shown_with_predicted_and_measured_seconds_and_what_else_there_was() -> None:
+    other = {"layout": "1 x tp1pp2", "predictedStepSeconds": "0.750"}
+    status = {
+        "strategy": {"layout": "2 x tp1pp1", "predictedStepSeconds": "0.500", "alternatives": [other]},
+        "progress": {"stepSeconds": "0.613"},
+    }
+    said = list(describe(Seen({**JOB, "status": status}, "Running")))
+    assert "  strategy    2 x tp1pp1: 0.500 s a step predicted, 0.613 s measured" in said
+    assert "  or          1 x tp1pp2: 0.750 s a step predicted" in said
+    assert not any("strategy" in line for line in describe(Seen(JOB, "Running")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from coxswain_cli.plan import step_command
+from coxswain_cli.plan.step import step_command
 
 
 @pytest.fixture
@@ -61,6 +62,32 @@ def test_the_output_file_has_the_json_and_standard_error_a_table(lengths: Path, 
     assert result.stdout == ""
     assert "x the lower bound" in result.stderr
     assert json.loads((tmp_path / "plan.json").read_text())["balance"] == "makespan"
+
+
+def test_a_picture_shows_the_plan_and_that_of_another_balance_beside_it(lengths: Path, tmp_path: Path) -> None:
+    file = tmp_path / "plan.svg"
+    plan("--lengths", lengths, "--picture", file, "--beside", "Static")
+    heads = [e.text for e in ET.parse(file).iter() if e.attrib.get("class") == "head"]
+    assert heads == ["makespan", "static"]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--beside", "static"], "--beside static draws nothing without --picture; add --picture FILE"),
+        (["--beside", "x", "--picture", "plan.svg"], "balance 'x': not known; use one of"),
+        (["--picture", "/no/such/folder/plan.svg"], "--picture /no/such/folder/plan.svg: No such file or directory"),
+    ],
+)
+def test_a_picture_that_cannot_be_drawn_ends_with_2_and_names_the_option(
+    args: list[str], says: str, lengths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = cox("--lengths", lengths, *args)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert result.stdout == ""
+    assert [file.name for file in tmp_path.iterdir()] == ["lengths.json"]
 
 
 @pytest.mark.parametrize("balance", ["naive", "static"])
@@ -128,7 +155,7 @@ def test_a_degree_of_zero_means_all_replicas_and_below_zero_is_refused(lengths: 
 
 
 def test_a_terminal_gets_the_table_and_not_the_plan_behind_it(lengths: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coxswain_cli.plan._on_terminal", lambda: True)
+    monkeypatch.setattr("coxswain_cli.plan.step.on_terminal", lambda: True)
     result = cox("--lengths", lengths)
     assert (result.stdout, "x the lower bound" in result.stderr) == ("", True)
     assert json.loads(cox("--lengths", lengths, "--json").stdout)["replicas"] == 8

@@ -10,7 +10,7 @@ from msgspec.structs import replace as changed
 
 from coxswain.api.datasource import DataSourceStatus
 from coxswain.api.trainingjob import Checkpoint, FailurePolicy, OnCondition, TrainingJobSpec
-from coxswain.wire import JobReport, SourceReport
+from coxswain.wire import JobReport, PredictedLayout, SourceReport, StrategyReport
 from coxswain_operator.reconcile import attempts, incarnations, progress, sources
 from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus
 from coxswain_operator.reconcile.result import Termination
@@ -258,3 +258,34 @@ def test_a_sources_status_is_written_when_it_says_something_new_and_keeps_its_tr
     unready = {"conditions": [{"type": "Other"}, condition("Ready", "False")]}
     (third,) = indexed(unready, NOW + 9)
     assert third.status["conditions"][0]["lastTransitionTime"] == stamp(NOW + 9)
+
+
+# --- mode Auto ---------------------------------------------------------------------------------------------------------
+
+CHOSEN = StrategyReport(PredictedLayout("2 x tp1pp1", 0.5, 100), (PredictedLayout("1 x tp1pp2", 0.75, 50),))
+
+
+def test_a_strategy_is_in_the_status_with_its_alternatives_and_the_measured_time_beside_the_predicted_one() -> None:
+    after = to_manifest(progress.apply_report(BEFORE, report("Running", 7, strategy=CHOSEN, step_seconds=0.6125)))
+    assert after["strategy"] == {
+        "layout": "2 x tp1pp1",
+        "predictedStepSeconds": "0.500",
+        "alternatives": [{"layout": "1 x tp1pp2", "predictedStepSeconds": "0.750"}],
+    }
+    assert after["progress"]["stepSeconds"] == "0.613"
+
+
+def test_a_strategy_stays_when_the_job_has_ended_and_goes_with_mode_fixed() -> None:
+    chosen = progress.apply_report(BEFORE, report("Running", 7, strategy=CHOSEN, step_seconds=0.5))
+    ended = progress.apply_report(chosen, report("Completed", 9))
+    assert ended.strategy == chosen.strategy
+    assert ended.progress is not None
+    assert ended.progress.step_seconds == "0.500"
+    assert "strategy" not in to_manifest(progress.apply_report(chosen, report("Running", 8)))
+
+
+def test_measured_times_of_steps_alone_are_no_reason_to_write_the_status_at_once() -> None:
+    first, second = (
+        progress.apply_report(WRITTEN, report("Running", 1, strategy=CHOSEN, step_seconds=s)) for s in (0.5, 0.6)
+    )
+    assert AT_ONCE < due_at(first, second, NOW) < NEVER

@@ -15,10 +15,18 @@ from msgspec.structs import replace
 from coxswain.config import PhaseConfig
 from coxswain.membership.mix_record import record_of
 from coxswain.wire import TaskTiming
-from coxswain_cli.reporting import bars, charts, formatting, mix, timeline
+from coxswain_cli.reporting import bars, charts, formatting, looks, mix, timeline
+from coxswain_cli.reporting import page as pages
 from coxswain_cli.reporting.charts import Chart, Series
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
-from coxswain_cli.reporting.model import MixInForce, PlannedTask, RankTiming, RecordedStep, StepTiming
+from coxswain_cli.reporting.model import (
+    MixInForce,
+    PlannedTask,
+    RankTiming,
+    RecordedRun,
+    RecordedStep,
+    StepTiming,
+)
 from coxswain_cli.reporting.step_selection import chosen_steps
 from tests.unit import report_samples as samples
 
@@ -120,19 +128,49 @@ def timing() -> StepTiming:
 
 
 def test_a_ring_lies_on_all_its_replicas_and_a_pack_on_one() -> None:
-    rows = bars.planned_rows(timing())
+    rows = bars.planned_rows(timing(), colours())
     assert {r: [b.label for b in row] for r, row in rows.items()} == {0: ["0"], 1: ["0", "2"], 2: ["1", "2"]}
 
 
+def colours() -> looks.Look:
+    return looks.by_sequence(timing().planned)
+
+
 def test_rings_have_a_colour_each_and_packs_are_grey() -> None:
-    assert [bars.look(timing(), task) for task in (0, 1, 2)] == ["b0", "pack", "b1"]
+    assert [colours()(task) for task in (0, 1, 2)] == ["b0", "pack", "b1"]
+
+
+@pytest.mark.parametrize(("ranks", "shaded"), [(34, False), (35, True)])
+def test_too_many_ranks_for_numbers_have_shades_of_degrees_and_a_legend_of_them(ranks: int, shaded: bool) -> None:
+    step = samples_timing(ranks)
+    assert ('class="d1"' in timeline.draw(step)) == shaded
+    legend = pages.page(RecordedRun("j", chosen=((step, "first"),))).partition('class="legend"')[2].partition("</p>")[0]
+    assert ("ring of 2" in legend) == shaded
+    assert ("a colour a sequence" in legend) != shaded
 
 
 def test_a_measured_row_shows_data_wait_passes_ring_waits_and_reduction() -> None:
-    row = bars.measured_rows(timing())[0]
+    row = bars.measured_rows(timing(), colours())[0]
     assert [(b.look, b.start, b.stop) for b in row] == [
         ("wait", 0.0, 0.25), ("b0 light", 0.25, 0.5), ("wait", 0.25, 0.375), ("b0", 0.5, 1.0), ("reduce", 1.0, 1.5),
     ]  # fmt: skip
+
+
+def test_one_of_many_ranks_shows_a_bar_a_task_and_only_waits_that_can_be_seen() -> None:
+    waits = TaskTiming(0, "F", 1.0, 2.0, 0.25), TaskTiming(0, "B", 2.0, 4.0, 0.25), TaskTiming(1, "F", 4.0, 8.0, 0.01)
+    step = StepTiming(3, timing().planned, (RankTiming(0, waits, data_wait=0.03, reduce=1.0),))
+    (row,) = bars.coarse_rows(step, looks.by_degree(step.planned)).values()
+    assert [(b.look, b.start, b.stop) for b in row] == [
+        ("d2", 1.0, 4.0), ("wait", 1.0, 1.5), ("d1", 4.0, 8.0), ("reduce", 8.0, 9.0),
+    ]  # fmt: skip
+    assert row[0].words == "rank 0, task 0: 3 s, waited 500 ms"
+
+
+@pytest.mark.timeout(60)
+def test_a_thousand_ranks_are_drawn_in_less_than_two_megabytes_a_step() -> None:
+    made = timeline.draw(samples_timing(1024))
+    assert len(made) < 2e6
+    assert made.count('class="wait"') > 100
 
 
 def test_planned_and_measured_share_a_time_axis_unless_one_would_vanish() -> None:
@@ -141,23 +179,24 @@ def test_planned_and_measured_share_a_time_axis_unless_one_would_vanish() -> Non
     assert "time axis of its own" in timeline.draw(slow)
 
 
-@pytest.mark.parametrize("ranks", [1, 4, 64, 512])
+@pytest.mark.parametrize("ranks", [1, 4, 64, 512, 1024])
 def test_a_picture_is_sound_markup_and_no_taller_than_a_screen_at_any_number_of_ranks(ranks: int) -> None:
     made = timeline.draw(samples_timing(ranks))
     root = ET.fromstring(f"<div>{made}</div>")
     heights = [float(svg.attrib["height"]) for svg in root.iter("svg")]
     assert len(heights) == 2
-    assert all(h <= max(480, 4 * ranks) for h in heights)
+    assert all(h <= max(480, ranks) for h in heights)
 
 
 def test_a_replica_of_several_ranks_is_one_planned_row_and_each_of_its_ranks_says_its_place() -> None:
     flat = samples_timing(2)
     ranks = [replace(r, rank=2 * r.replica + stage, stage=stage) for r in flat.ranks for stage in (0, 1)]
     deep = replace(flat, ranks=tuple(ranks))
-    assert list(bars.planned_rows(deep)) == [0, 1]
-    assert list(bars.measured_rows(deep)) == [0, 1, 2, 3]
-    assert bars.measured_rows(deep)[3][0].words.startswith("rank 3 (replica 1, stage 1, tensor 0): waited")
-    assert bars.measured_rows(flat)[1][0].words.startswith("rank 1: waited")
+    look = looks.by_sequence(flat.planned)
+    assert list(bars.planned_rows(deep, look)) == [0, 1]
+    assert list(bars.measured_rows(deep, look)) == [0, 1, 2, 3]
+    assert bars.measured_rows(deep, look)[3][0].words.startswith("rank 3 (replica 1, stage 1, tensor 0): waited")
+    assert bars.measured_rows(flat, look)[1][0].words.startswith("rank 1: waited")
 
 
 def samples_timing(ranks: int) -> StepTiming:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional
 
@@ -22,7 +23,7 @@ from coxswain.neighbours import Neighbours
 from coxswain.plan.values import Operation, Slice, Task
 from coxswain_train.engine.links import StageLinks
 from coxswain_train.engine.schedule import learning_rate
-from coxswain_train.engine.step import Part, StepClock, StepOutcome, parts, run_operations
+from coxswain_train.engine.step import Part, StepClock, StepOutcome, by_wave, parts, run_operations, run_waves
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.model.loss import IGNORED, linear_cross_entropy
 from coxswain_train.parallel.clock import DeviceClock
@@ -208,11 +209,14 @@ class Device:
 ORDER = [Operation("F", 0), Operation("F", 3), Operation("B", 0), Operation("B", 3)]
 
 
-def run(device: Any) -> StepOutcome:
-    """On a stage without neighbours."""
+def _no_links() -> StageLinks:
+    """Those of a stage without neighbours."""
     exchange: Any = None
-    links = StageLinks(Neighbours(None, (), None, ()), exchange, 8, torch.float32, torch.device("cpu"))
-    return run_operations(device, links, parts([PACK, LATER], 1), ORDER, device, device.clock)
+    return StageLinks(Neighbours(None, (), None, ()), exchange, 8, torch.float32, torch.device("cpu"))
+
+
+def run(device: Any) -> StepOutcome:
+    return run_operations(device, _no_links(), parts([PACK, LATER], 1), ORDER, device, device.clock)
 
 
 def test_a_step_runs_in_the_plans_order_and_accumulates_after_each_backward() -> None:
@@ -220,6 +224,27 @@ def test_a_step_runs_in_the_plans_order_and_accumulates_after_each_backward() ->
     found = run(device)
     assert device.done == ["F0", "F3", "B0", "accumulate", "last", "B3", "accumulate"]
     assert found.loss_sum == 3.0
+
+
+def test_waves_are_parted_by_barriers_also_without_operations_and_gradients_leave_in_the_last_one() -> None:
+    device: Any = Device()
+    mine = parts([PACK, replace(LATER, wave=2)], 1)
+    in_turn = [Operation(kind, task) for task in (0, 3) for kind in ("F", "B")]
+    run_waves(
+        device, _no_links(), mine, by_wave(mine, in_turn, 4), device, device.clock, lambda: device.done.append("|")
+    )
+    assert device.done == ["F0", "B0", "accumulate", "|", "|", "F3", "B3", "accumulate", "|"]
+    device.done.clear()
+    run_waves(
+        device, _no_links(), mine, by_wave(mine, in_turn, 3), device, device.clock, lambda: device.done.append("|")
+    )
+    assert device.done == ["F0", "B0", "accumulate", "|", "|", "F3", "last", "B3", "accumulate"]
+
+
+def test_a_list_that_keeps_a_graph_over_the_end_of_its_wave_is_refused() -> None:
+    mine = parts([PACK, replace(LATER, wave=1)], 1)
+    with pytest.raises(ValueError, match="B of task 0: wave 0 of 2 after wave 1"):
+        by_wave(mine, ORDER, 2)
 
 
 def test_times_and_waits_of_a_device_are_recorded_as_events_and_read_only_at_the_end_of_the_step() -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from importlib.resources import files
 
 from coxswain_cli.reporting import charts, curves, mix, summary, timeline, trainers
+from coxswain_cli.reporting.assets import asset
 from coxswain_cli.reporting.formatting import seconds
+from coxswain_cli.reporting.looks import legend
 from coxswain_cli.reporting.markup import Markup, join, tag
 from coxswain_cli.reporting.model import RecordedRun, RecordedStep, StepTiming
 
 
 def page(run: RecordedRun) -> str:
     """The report of a run."""
-    style, script = _asset("page.css"), _asset("page.js")
+    style, script = "".join(map(asset, ("palette.css", "page.css", "timeline.css"))), asset("page.js")
     # The hash lets only this script run: a flaw in the escaping could execute nothing.
     hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{hashed}'"
@@ -49,7 +50,16 @@ def _pictures(run: RecordedRun) -> Markup:
     if not run.chosen:
         return tag("p", "no timings recorded", class_="empty")
     lines = {s.step: s for s in run.steps}
-    return join((LEGEND, *(_step(timing, lines.get(timing.step), why) for timing, why in run.chosen)))
+    return join((_legend(run), *(_step(timing, lines.get(timing.step), why) for timing, why in run.chosen)))
+
+
+def _legend(run: RecordedRun) -> Markup:
+    """What the colours mean: of many ranks those of degrees, else those of sequences."""
+    if not any(timeline.many(timing) for timing, _ in run.chosen):
+        return BY_SEQUENCE
+    degrees = {len(task.replicas) for timing, _ in run.chosen for task in timing.planned}
+    shades = (tag("span", tag("i", class_=look), f" {words}") for look, words in legend(degrees))
+    return tag("p", *shades, WAITS, class_="legend")
 
 
 def _step(timing: StepTiming, line: RecordedStep | None, why: str) -> Markup:
@@ -63,18 +73,14 @@ def _step(timing: StepTiming, line: RecordedStep | None, why: str) -> Markup:
     return tag("details", title, timeline.draw(timing), open="")
 
 
-def _asset(name: str) -> str:
-    return files("coxswain_cli.reporting").joinpath(name).read_text(encoding="utf-8")
-
-
 PATTERNS = Markup(
     '<svg width="0" height="0" aria-hidden="true" style="position:absolute"><defs>'
     '<pattern id="wait" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     '<rect width="6" height="6" class="hatch-ground"/><rect width="2" height="6" class="hatch-line"/></pattern></defs></svg>'
 )
-LEGEND = Markup(
+WAITS = Markup('<span><i class="wait"></i> waiting</span><span><i class="reduce"></i> reduction and update</span>')
+BY_SEQUENCE = Markup(
     '<p class="legend"><span><i class="b0"></i><i class="b1"></i><i class="b2"></i> rings, a colour a sequence</span>'
-    '<span><i class="pack"></i> packs of short sequences</span><span><i class="wait"></i> waiting</span>'
-    '<span><i class="reduce"></i> reduction and update</span>'
+    f'<span><i class="pack"></i> packs of short sequences</span>{WAITS}'
     " The number is the task's; pale is forward, full is backward.</p>"
 )

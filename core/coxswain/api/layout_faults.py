@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from coxswain.api.auto_faults import NOT_SPLIT, TOO_SMALL, auto_faults
 from coxswain.api.configure import model_config, parallel_config
 from coxswain.api.field_errors import FieldError
 from coxswain.api.memory_faults import memory_faults
@@ -16,7 +17,7 @@ from coxswain.holdings import tensor_faults
 from coxswain.layout import Device, layout_for
 from coxswain.models import parameter_specs
 
-TOO_SMALL, NO_LAYOUT, NOT_SPLIT = "CapacityTooSmall", "LayoutInvalid", "CustomModelNotSplit"  # reasons of conditions
+NO_LAYOUT = "LayoutInvalid"  # reason of a condition
 
 _ROUNDED = 64  # a vocabulary that follows the tokenizer is a multiple of it
 
@@ -29,6 +30,8 @@ _FIELDS = {
 
 def layout_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec, under: str) -> list[FieldError]:
     """Every fault; `under` is the policy's place, such as `spec.parallelism`."""
+    if policy.mode == "Auto":
+        return auto_faults(spec, policy, under)
     faults = _shape_faults(spec, policy, under)
     return faults or memory_faults(spec, policy, under, lambda other: not _shape_faults(spec, other, under))
 

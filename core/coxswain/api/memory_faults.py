@@ -64,8 +64,8 @@ def fullest(model: ModelConfig, parallel: ParallelConfig, tokens: int, trainers:
 
 
 def memory_note(job: JobConfig) -> str:
-    """How full the fullest device is to be; nothing without GPUs."""
-    if job.model.custom:
+    """How full the fullest device is to be; nothing without GPUs, nor before mode Auto has chosen."""
+    if job.model.custom or job.parallelism.mode == "Auto":
         return ""
     limit, tokens = device_memory(job.parallelism.hardware), job.batch.tokens_per_step + job.batch.max_sequence_tokens
     found = fullest(job.model, job.parallelism, tokens, job.min_trainers, job.devices_per_trainer) if limit else None

@@ -370,8 +370,8 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
 
 POLICY_RULES: Final[tuple[Rule, ...]] = (
     Rule(
-        "parallelism-mode", _POLICY, "self.mode != 'Auto'",
-        "this release has no mode Auto", "set mode: Fixed, and give tensor and pipeline", field=".mode",
+        "parallelism-mode", _POLICY, "self.mode != 'Auto' || self.tensor == 1 && self.pipeline == 1 && !has(self.layout)",
+        "mode Auto chooses tensor, pipeline and layout", "remove them, or set mode: Fixed", field=".mode",
     ),
     Rule(
         "parallelism-attention", _POLICY, "!(self.hybridData.attention in ['Ulysses', 'Auto'])",

@@ -75,6 +75,8 @@ class Progress(Model):
     """Percentage of the devices' time without computation."""
     eta_seconds: Whole | None = None
     """Seconds to the end at the present rate."""
+    step_seconds: Number | None = None
+    """Seconds of a step, over the last steps."""
 
 
 class LastCheckpoint(Model):
@@ -95,6 +97,22 @@ class LayoutStatus(Model):
     """Digest that names the layout."""
     summary: Text | None = None
     """For people, such as "3 x tp1pp2 + 1 x tp1pp1"."""
+
+
+class PredictedLayoutStatus(Model):
+    """A layout that mode Auto has weighed."""
+
+    layout: Text
+    """For people, such as "3 x tp1pp2 + 1 x tp1pp1"."""
+    predicted_step_seconds: Number
+    """Seconds of a mean step, by the cost model."""
+
+
+class StrategyStatus(PredictedLayoutStatus):
+    """The layout that mode Auto has chosen. `progress.stepSeconds` is the measured time beside the predicted one."""
+
+    alternatives: Annotated[list[PredictedLayoutStatus], Field(max_length=8, json_schema_extra=ATOMIC)] | None = None
+    """The next best, the fastest first."""
 
 
 class AttemptStatus(Model):
@@ -174,6 +192,8 @@ class TrainingJobStatus(Model):
     """The latest complete checkpoint."""
     layout: LayoutStatus | None = None
     """How replicas, stages and devices belong together now."""
+    strategy: StrategyStatus | None = None
+    """What parallelism.mode Auto has chosen, and what else there was. Empty: the mode is Fixed, or nothing is chosen yet."""
     attempts: Annotated[list[AttemptStatus], Field(max_length=10, json_schema_extra=ATOMIC)] | None = None
     """The last 10 attempts."""
     start_time: Time | None = None

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from coxswain.api.auto_faults import TOO_SMALL
 from coxswain.api.cel_rules import check_rules
 from coxswain.api.common import NAME_LENGTH, PATTERNS, SUBDOMAIN
 from coxswain.api.crd import object_schema
 from coxswain.api.field_errors import FieldError, parse, shorten
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME, Kind
-from coxswain.api.layout_faults import TOO_SMALL, layout_faults
+from coxswain.api.layout_faults import layout_faults
 from coxswain.api.load import Document
 from coxswain.api.pod_template import template_faults
 from coxswain.api.resolve import resolve

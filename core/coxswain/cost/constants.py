@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from coxswain.config import ModelConfig
+from coxswain.cost.hardware import Constants, Hardware, Rates, scaled
+from coxswain.cost.tables import Point, faults
 from coxswain.errors import Refused
 from coxswain.presets import PRESETS
 
-SHIPPED = ("a100-40g", "a100-80g", "cpu", "h100-80g")
+__all__ = ["Constants", "Hardware", "Rates", "scaled"]
+
+SHIPPED = ("a100-40g", "a100-80g", "cpu", "h100-80g", "h200-141g")
 # ByteScale's models all have 8 key-value heads, unlike the presets of the same names.
 _FIELDS = ("layers", "hidden", "heads", "kv_heads", "feed_forward", "vocabulary")
 _SHAPES = {
@@ -22,42 +25,6 @@ _SHAPES = {
     "llama-70b": (80, 8192, 64, 8, 28672, 32000),
 }
 MODELS = {name: msgspec.convert(dict(zip(_FIELDS, shape, strict=True)), ModelConfig) for name, shape in _SHAPES.items()}
-
-
-class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model on one machine, forward and backward together; bandwidths in GB/s."""
-
-    linear_us_per_token: float
-    attention_ns_per_token2: float
-    kv_bytes_per_token: float
-    inside_node_gbps: float
-    between_nodes_gbps: float
-    task_ms: float
-
-
-class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a machine sustains with any model."""
-
-    linear_tflops: float
-    attention_tflops: float
-    kv_element_bytes: Literal[2, 4]
-    inside_node_gbps: float
-    between_nodes_gbps: float
-    task_ms: float
-
-
-class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A constants file: rates for any model's shape, and measured constants of known models.
-
-    `peak_tflops`: what a device could do at most, by its maker; 0: unknown, so no utilisation is shown.
-    """
-
-    rates: Rates
-    peak_tflops: float = 0.0
-    models: dict[str, Constants] = {}
-    memory_gib: float = 0.0  # of a device; 0: that of the machine, which is not judged
-    host_gbps: float = 0.0  # between a device and its host, one way; 0: they share their memory
-    note: str = ""
 
 
 def load_constants(name_or_path: str, model: str = "llama-7b") -> Constants:
@@ -76,13 +43,28 @@ def load_constants(name_or_path: str, model: str = "llama-7b") -> Constants:
     return scaled(loaded.rates, shapes[model])
 
 
-def constants_for(hardware: str, model: ModelConfig) -> Constants:
-    """Returns the constants of a job's model, from its shape.
+def constants_for(hardware: str | Hardware, model: ModelConfig) -> Constants:
+    """Returns the constants of a job's model, from its shape. `hardware`: a name, a path, or a file's content.
 
     A preset's name may mean another shape in a constants file.
     """
-    loaded = _load(hardware)
+    loaded = _load(hardware) if isinstance(hardware, str) else hardware
     return loaded if isinstance(loaded, Constants) else scaled(loaded.rates, model)
+
+
+def load_hardware(name_or_path: str) -> Hardware:
+    """Returns a whole hardware file."""
+    return read_hardware(_read(name_or_path), name_or_path)
+
+
+def read_hardware(raw: bytes, name_or_path: str) -> Hardware:
+    """The hardware in these bytes; Refused by its name if they hold none."""
+    loaded = _decoded(raw, name_or_path)
+    if isinstance(loaded, Constants):
+        raise Refused(
+            "BadHardware", f"hardware {name_or_path!r}: constants of one model; a file with rates is needed here"
+        )
+    return loaded
 
 
 def peak_tflops(hardware: str) -> float:
@@ -97,35 +79,11 @@ def device_memory(hardware: str) -> int:
     return int(loaded.memory_gib * 2**30) if isinstance(loaded, Hardware) else 0
 
 
-def host_bandwidth(hardware: str) -> float:
-    """Returns the bytes a second between a device and its host, one way; 0: they share their memory."""
-    loaded = _load(hardware)
-    return loaded.host_gbps * 1e9 if isinstance(loaded, Hardware) else 0.0
-
-
-def scaled(rates: Rates, model: ModelConfig) -> Constants:
-    """Turns FLOPs into times. Backward is 2 x forward in matrix products, 2.5 x in attention."""
-    head = model.size_of_head
-    query, kv = model.heads * head, model.kv_heads * head
-    layer = model.hidden * (2 * query + 2 * kv) + 3 * model.hidden * model.feed_forward
-    linear_flops = 3 * 2 * (model.layers * layer + model.hidden * model.vocabulary)
-    attention_flops = 3.5 * 2 * query * model.layers
-    return Constants(
-        linear_us_per_token=linear_flops / rates.linear_tflops * 1e-6,
-        attention_ns_per_token2=attention_flops / rates.attention_tflops * 1e-3,
-        kv_bytes_per_token=3
-        * model.layers
-        * 2
-        * kv
-        * rates.kv_element_bytes,  # K and V forward, again backward, and their gradients
-        inside_node_gbps=rates.inside_node_gbps,
-        between_nodes_gbps=rates.between_nodes_gbps,
-        task_ms=rates.task_ms,
-    )
-
-
 def _load(name_or_path: str) -> Hardware | Constants:
-    raw = _read(name_or_path)
+    return _decoded(_read(name_or_path), name_or_path)
+
+
+def _decoded(raw: bytes, name_or_path: str) -> Hardware | Constants:
     kind: type[Hardware | Constants] = Hardware if b'"rates"' in raw else Constants
     try:
         loaded = msgspec.json.decode(raw, type=kind)
@@ -155,8 +113,24 @@ def _read(name_or_path: str) -> bytes:
         raise Refused("BadHardware", message) from None
 
 
+_MAY_BE_ZERO = ("task_ms", "update_ns_per_parameter")
+
+
 def _check(name: str, values: Constants | Rates) -> None:
-    for field in values.__struct_fields__:
-        value = getattr(values, field)
-        if not 0 <= value < float("inf") or (value == 0 and field != "task_ms"):
+    fields = {field: getattr(values, field) for field in values.__struct_fields__}
+    for field, value in fields.items():
+        if not isinstance(value, int | float):
+            continue
+        if not 0 <= value < float("inf") or (value == 0 and field not in _MAY_BE_ZERO):
             raise Refused("BadHardware", f"hardware {name!r}: {field} is {value}; it must be finite and above 0")
+    for field, points in _tables(values).items():
+        if wrong := faults(points):
+            raise Refused("BadHardware", f"hardware {name!r}: {field}: {wrong}")
+
+
+def _tables(values: Constants | Rates) -> dict[str, tuple[Point, ...]]:
+    """Milliseconds by tokens. Those of rates are per FLOP of a token squared: any model's rise as they do."""
+    if isinstance(values, Constants):
+        return {"tables.attention": values.tables.attention, "tables.ring": values.tables.ring}
+    tables = {"attention_table": values.attention_table, "ring_table": values.ring_table}
+    return {name: tuple((n, n * n / rate if rate > 0 else rate) for n, rate in table) for name, table in tables.items()}

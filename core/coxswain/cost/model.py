@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from coxswain.cost.constants import Constants
+from coxswain.cost.tables import Curve, curve
 
 Floats = NDArray[np.float64]
 Number = TypeVar("Number", float, Floats)
@@ -17,9 +18,19 @@ Number = TypeVar("Number", float, Floats)
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Times of tasks. Numbers may be arrays wherever the annotation says `Number`."""
+    """Times of tasks. Numbers may be arrays wherever the annotation says `Number`.
+
+    Where the constants have measured tables, attention and ring steps take their seconds from these.
+    """
 
     constants: Constants
+    _whole: Curve | None = field(init=False, repr=False, compare=False)
+    _step: Curve | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        tables = self.constants.tables
+        object.__setattr__(self, "_whole", curve(tables.attention))
+        object.__setattr__(self, "_step", curve(tables.ring or tables.attention))
 
     @property
     def linear(self) -> float:
@@ -44,7 +55,27 @@ class CostModel:
     def work_seconds(self, lengths: ArrayLike) -> Floats:
         """Returns the compute of each sequence, without the cost of its task."""
         s = np.asarray(lengths, dtype=np.float64)
-        return self.linear * s + self.attention * s * s
+        return self.linear * s + self._whole_attention(s)
+
+    def least_work_seconds(self, lengths: ArrayLike) -> Floats:
+        """Returns what each sequence takes of all its replicas together, in whichever task: bounds may add these up.
+
+        By the formula a ring attends as long as a pack. By tables its steps may be faster than a whole sequence.
+        """
+        s = np.asarray(lengths, dtype=np.float64)
+        if self._step is None:
+            return self.work_seconds(s)
+        return self.linear * s + np.minimum(self._whole_attention(s), s * s * self._step.least_per_square(s / 2))
+
+    def _whole_attention(self, s: Floats) -> Floats:
+        return self.attention * s * s if self._whole is None else self._whole.seconds(s)
+
+    def _step_attention(self, tokens: Number) -> Number:
+        """Seconds of one step of a ring, by the tokens of a member."""
+        if self._step is None:
+            return self.attention * tokens * tokens
+        seconds: Number = self._step.seconds(tokens)  # type: ignore[assignment]
+        return seconds
 
     def pack_seconds(self, lengths: ArrayLike) -> float:
         """Returns the seconds of one pack of these sequences."""
@@ -55,7 +86,9 @@ class CostModel:
 
         Each of the D ring steps computes on one block while the next one travels.
         """
-        compute = self.attention * (s / degree) * (s / degree)
+        compute = self._step_attention(s / degree)
+        if self._step is not None:  # a ring of one is a pack
+            compute = np.where(np.equal(degree, 1), self._whole_attention(np.asarray(s)), compute)  # type: ignore[assignment]
         travel = self.kv(inside_node) * s / degree
         slower: Number = np.maximum(compute, travel)
         return self.task + self.linear * s / degree + compute + (degree - 1) * slower
@@ -63,7 +96,8 @@ class CostModel:
     def packed_ring_seconds(self, lengths: ArrayLike, degree: int, inside_node: bool) -> float:
         """Returns the seconds of several sequences in one ring, as in a static mesh: steps add up."""
         s = np.asarray(lengths, dtype=np.float64) / degree
-        compute, travel = self.attention * float((s * s).sum()), self.kv(inside_node) * float(s.sum())
+        compute = self.attention * float((s * s).sum()) if self._step is None else float(self._step.seconds(s).sum())
+        travel = self.kv(inside_node) * float(s.sum())
         return self.task + self.linear * float(s.sum()) + compute + (degree - 1) * max(compute, travel)
 
     def lower_bound(
@@ -77,7 +111,7 @@ class CostModel:
         if not s.size:
             return 0.0
         packs = -(-int(s.sum()) // capacity)
-        spread = (float(self.work_seconds(s).sum()) + self.task * packs) / float(np.sum(speeds))
+        spread = (float(self.least_work_seconds(s).sum()) + self.task * packs) / float(np.sum(speeds))
         return max(spread, self._longest(float(s.max()), speeds, capacity, max_degree, node_size))
 
     def _longest(

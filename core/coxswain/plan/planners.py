@@ -15,11 +15,32 @@ from coxswain.plan.kinds import by_kind
 from coxswain.plan.makespan.search import makespan
 from coxswain.plan.pipelines.dispatch import on_pipelines
 from coxswain.plan.problem import Planner, make_problem
+from coxswain.plan.rivals.bytescale import bytescale
+from coxswain.plan.rivals.flexsp import flexsp
+from coxswain.plan.rivals.hydraulis import hydraulis
+from coxswain.plan.rivals.kk import kk
 from coxswain.plan.rivals.naive import naive
 from coxswain.plan.rivals.static import static
+from coxswain.plan.rivals.waves import waves
+from coxswain.plan.rivals.wlb import wlb
 from coxswain.plan.values import Placement
 
-BALANCES: dict[str, Planner] = {"makespan": on_pipelines(makespan), "naive": naive, "static": static}
+BALANCES: dict[str, Planner] = {
+    "makespan": on_pipelines(makespan),
+    "naive": naive,
+    "static": static,
+    "bytescale": bytescale,
+    "waves": waves,
+    "wlb": wlb,
+    "kk": kk,
+    "flexsp": flexsp,
+    "hydraulis": hydraulis,
+}
+SLOW = frozenset({"flexsp", "hydraulis"})
+"""Those that solve integer programs, which takes seconds: the coordinator runs them in processes of their own."""
+
+DEALS = 4
+"""How often sequences are dealt to unequal kinds of replicas at most, each time by what was reached before."""
 
 
 def planner(balance: str) -> Planner:
@@ -27,7 +48,7 @@ def planner(balance: str) -> Planner:
     found = BALANCES.get(balance.lower())
     if found is None:
         raise Refused("UnknownBalance", f"balance {balance!r}: not known; use one of {', '.join(BALANCES)}")
-    return partial(by_kind, found)
+    return partial(by_kind, found, deals=DEALS if found is BALANCES["makespan"] else 1)
 
 
 def plan(

@@ -89,7 +89,7 @@ def make_problem(
     ):
         if not 1 <= value <= most:
             raise Refused("BadValue", f"{name} is {value}; it must be at least 1 and at most {most}")
-    s = _checked_lengths(lengths)
+    s = checked_lengths(lengths)
     rates = np.ones(replicas) if speeds is None else np.asarray(speeds, dtype=np.float64)
     if rates.size != replicas:
         raise Refused("BadSpeeds", f"speeds has {rates.size} numbers for {replicas} replicas; give one per replica")
@@ -118,7 +118,8 @@ def _each(name: str, given: int | Sequence[int], replicas: int) -> NDArray[np.in
     return np.broadcast_to(numbers, (replicas,))
 
 
-def _checked_lengths(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+def checked_lengths(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns them as an array. Refused ("BadLengths") names the first that is out of bounds."""
     try:
         s = np.asarray(lengths, dtype=np.int64).reshape(-1)
     except OverflowError:  # beyond 64 bits, so one of them is out of bounds

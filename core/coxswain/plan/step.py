@@ -9,7 +9,9 @@ from msgspec.structs import replace
 
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost import constants_for
+from coxswain.cost.constants import Hardware
 from coxswain.cost.model import CostModel
+from coxswain.flops import loss_layers
 from coxswain.layout import Layout
 from coxswain.plan.assemble import assemble, one_sequence_a_ring
 from coxswain.plan.kinds import kinds_of, nodes_of, rates_of
@@ -30,6 +32,7 @@ def plan_step(
     parallelism: ParallelConfig,
     model: ModelConfig,
     speeds: Sequence[float] | None = None,
+    hardware: Hardware | None = None,
 ) -> Placement:
     """Places one step on the layout's replicas, which may differ. `speeds`: measured, 1 is what the cost model expects.
 
@@ -40,7 +43,7 @@ def plan_step(
         sequence_lengths,
         replicas=len(layout.replicas),
         capacity=parallelism.tokens_per_replica,
-        cost=CostModel(constants_for(parallelism.hardware, model)),
+        cost=CostModel(constants_for(hardware or parallelism.hardware, model)),
         speeds=speeds,
         max_degree=parallelism.max_degree,
         kinds=kinds_of(layout),
@@ -72,10 +75,3 @@ def _ordered(placement: Placement, problem: Problem, layout: Layout, loss: float
         lower_bound_seconds=pipeline_bound(problem, shares_of(layout, loss)),
         idle_fraction=1 - busy / (placement.replicas * found.seconds) if found.seconds else 0.0,
     )
-
-
-def loss_layers(model: ModelConfig) -> float:
-    """The last stage's head, in layers: by the elements of their matrices."""
-    head = model.size_of_head
-    layer = model.hidden * (2 * model.heads + 2 * model.kv_heads) * head + 3 * model.hidden * model.feed_forward
-    return model.hidden * model.vocabulary / layer

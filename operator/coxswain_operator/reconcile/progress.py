@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from coxswain import wire
 from coxswain.names import LABEL_JOB_UID, LABEL_ROLE
-from coxswain.wire import JobReport
+from coxswain.wire import JobReport, StrategyReport
 from coxswain_operator.reconcile.context import Context
-from coxswain_operator.reconcile.status import JobStatus, LastCheckpoint, LayoutStatus, Progress
+from coxswain_operator.reconcile.status import (
+    JobStatus,
+    LastCheckpoint,
+    LayoutStatus,
+    PredictedLayout,
+    Progress,
+    StrategyStatus,
+)
 from coxswain_operator.reconcile.times import stamp
 
 
@@ -28,6 +37,7 @@ def apply_report(status: JobStatus, report: JobReport | None) -> JobStatus:
         progress=_progress(report, status.progress),
         last_checkpoint=checkpoint,
         layout=layout,
+        strategy=_strategy(report.strategy) if report.phase == "Running" else status.strategy,
         world_generation=report.generation,
     )
 
@@ -46,7 +56,31 @@ def _progress(report: JobReport, before: Progress | None) -> Progress:
         tokens_per_second=f"{report.tokens_per_second:.0f}" if known or before is None else before.tokens_per_second,
         idle_percent=f"{100 * report.idle_fraction:.1f}",
         eta_seconds=max(0, report.eta_seconds),
+        step_seconds=_step_seconds(report, before),
     )
+
+
+def _step_seconds(report: JobReport, before: Progress | None) -> str | None:
+    """Stays as it was while a new coordinator has seen no step."""
+    if not report.step_seconds:
+        return before.step_seconds if before else None
+    return f"{report.step_seconds:.3f}"
+
+
+def _strategy(report: StrategyReport | None) -> StrategyStatus | UnsetType:
+    """What mode Auto has chosen; unset where nothing is reported."""
+    if report is None:
+        return UNSET
+    chosen = _predicted(report.chosen)
+    return StrategyStatus(
+        layout=chosen.layout,
+        predicted_step_seconds=chosen.predicted_step_seconds,
+        alternatives=tuple(map(_predicted, report.alternatives)),
+    )
+
+
+def _predicted(layout: wire.PredictedLayout) -> PredictedLayout:
+    return PredictedLayout(layout=layout.summary, predicted_step_seconds=f"{layout.seconds:.3f}")
 
 
 def _evaluation_loss(report: JobReport, before: Progress | None) -> str | None:

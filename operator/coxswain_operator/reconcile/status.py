@@ -58,6 +58,7 @@ class Progress(_Stored, frozen=True, kw_only=True):
     eta_seconds: int
     percent: str
     evaluation_loss: str | None = None
+    step_seconds: str | None = None
 
 
 class GangStatus(_Stored, frozen=True, kw_only=True):
@@ -74,6 +75,19 @@ class LastCheckpoint(_Stored, frozen=True, kw_only=True):
 class LayoutStatus(_Stored, frozen=True, kw_only=True):
     hash: str
     summary: str
+
+
+class PredictedLayout(_Stored, frozen=True, kw_only=True):
+    layout: str
+    predicted_step_seconds: str
+
+
+class StrategyStatus(_Stored, frozen=True, kw_only=True):
+    """What mode Auto has chosen, and the next best."""
+
+    layout: str
+    predicted_step_seconds: str
+    alternatives: tuple[PredictedLayout, ...] = ()
 
 
 class Attempt(_Stored, frozen=True, kw_only=True):
@@ -129,6 +143,7 @@ class JobStatus(_Stored, frozen=True, kw_only=True):
     pinned: Pinned | None = None  # None: the next start settles it
     stream_hash: str | None = None  # of the latest start: what its checkpoints continue
     gang: GangStatus | msgspec.UnsetType = msgspec.UNSET  # of a job that was half placed, until all its pods work
+    strategy: StrategyStatus | msgspec.UnsetType = msgspec.UNSET  # of mode Auto
     token_secret: str | msgspec.UnsetType = msgspec.UNSET  # that the pods of this start mount; unset: the former name
 
     def condition(self, type_: str) -> Condition | None:

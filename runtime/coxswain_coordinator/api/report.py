@@ -8,8 +8,9 @@ import msgspec
 from msgspec.structs import replace
 
 from coxswain.exits import Exit
+from coxswain.planlog import StrategyRecord
 from coxswain.trainer_figures import slow_words
-from coxswain.wire import Fault, JobReport, SourceReport
+from coxswain.wire import Fault, JobReport, PredictedLayout, SourceReport, StrategyReport
 from coxswain_coordinator.checkpoint.validation import manifest_key_of
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.rates import step_seconds, tokens_per_second
@@ -19,6 +20,9 @@ Phase = Literal["Waiting", "Indexing", "Starting", "Running", "Completed", "Susp
 
 TRAINERS = 64
 """Trainers that a report names."""
+
+ALTERNATIVES = 8
+"""Layouts beside the chosen one that a report names."""
 
 TERMINATION_BYTES = 4096
 """What the kubelet keeps of a termination message."""
@@ -57,7 +61,19 @@ def job_report(state: JobState) -> JobReport:
         mfu=last.mfu if last else None,
         evaluation_loss=evaluated.evaluation_loss if evaluated else None,
         evaluation_step=evaluated.step if evaluated else -1,
+        step_seconds=seconds,
+        strategy=_strategy(state.strategy),
     )
+
+
+def _strategy(record: StrategyRecord | None) -> StrategyReport | None:
+    if record is None:
+        return None
+    found = [
+        PredictedLayout(a.summary, a.seconds, a.peak_bytes)
+        for a in (record.strategy.chosen, *record.strategy.alternatives[:ALTERNATIVES])
+    ]
+    return StrategyReport(found[0], tuple(found[1:]))
 
 
 def phase_of(state: JobState) -> Phase:
@@ -150,8 +166,12 @@ def termination_message(report: JobReport) -> bytes:
     """The final report in at most 4096 bytes: no sources, as many of the latest events as fit."""
     for count in (16, 4, 0):
         events = report.events[-count:] if count else ()
-        message = msgspec.json.encode(replace(report, sources=(), trainers=(), events=events, waiting_for=""))
+        message = msgspec.json.encode(
+            replace(report, sources=(), trainers=(), events=events, waiting_for="", strategy=None)
+        )
         if len(message) <= TERMINATION_BYTES:
             return message
     fault = report.fault and replace(report.fault, message=report.fault.message[:1000])
-    return msgspec.json.encode(replace(report, sources=(), trainers=(), events=(), waiting_for="", fault=fault))
+    return msgspec.json.encode(
+        replace(report, sources=(), trainers=(), events=(), waiting_for="", strategy=None, fault=fault)
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -22,6 +22,7 @@ from coxswain.planlog import Generation, MembershipSegment, PlacementSegment
 from coxswain.wire import Evaluation, StepPlan
 from coxswain_coordinator.planning.evaluations import check_forwards, evaluation_of, is_due
 from coxswain_coordinator.planning.mix_history import MixHistory
+from coxswain_coordinator.planning.placers import IsLate, Missing, Placed, Placer
 from coxswain_coordinator.planning.plan_log import PlanLog
 
 SEGMENT_STEPS = 8
@@ -30,8 +31,9 @@ SEGMENT_STEPS = 8
 LOOK_AHEAD_SECONDS = 30.0
 _MOST_STEPS_AHEAD = 256
 
-PlaceFn = Callable[[list[int]], Placement]
-"""Places one step's sequences, given their token counts, in the current layout."""
+_EVALUATION = -1  # among the steps to be placed: the held-out sequences
+
+_LEAST_PATIENCE = 1.0
 
 
 def steps_ahead(step_seconds: float) -> int:
@@ -39,6 +41,14 @@ def steps_ahead(step_seconds: float) -> int:
     if step_seconds <= 0:
         return SEGMENT_STEPS
     return min(max(SEGMENT_STEPS, math.ceil(LOOK_AHEAD_SECONDS / step_seconds)), _MOST_STEPS_AHEAD)
+
+
+def patience(in_hand: int, step_seconds: float, started: bool) -> float:
+    """Seconds that planners may take for the next segment, with so many steps committed that have not begun.
+
+    It is half the time in which these run. Before the first step of a world nothing waits but its start.
+    """
+    return max(_LEAST_PATIENCE, in_hand * step_seconds / 2) if started else LOOK_AHEAD_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,7 @@ class Committed:
     cursors: dict[int, Cursor]  # before that step
     end: int | None  # the first step that is not run because the data has ended; None: it has not
     next: int  # the first step that is not committed
+    missing: tuple[Missing, ...] = ()  # steps that the job's balance was to place, and the fall-back has
 
 
 @dataclass(frozen=True)
@@ -60,9 +71,9 @@ class Committer:
     mixes: MixHistory
     stream: Stream
     generation: Generation
-    place: PlaceFn
+    place: Placer  # in the current layout
 
-    def commit(self, cursor: Cursor, stop: int) -> Committed:
+    def commit(self, cursor: Cursor, stop: int, is_late: IsLate = lambda: False) -> Committed:
         """Commits from the cursor's step to its segment's end; placements only below `stop`.
 
         Raises Stale when another coordinator has taken over, and Refused("StreamChanged") when the
@@ -72,9 +83,9 @@ class Committer:
         segment = self._membership(cursor)
         mine = [m for m in segment.memberships if m.step >= cursor.step]
         runnable = [m for m in mine if m.labels and m.step < stop]
-        plans = self._placements(segment.segment, runnable)
+        plans, missing = self._placements(segment.segment, runnable, is_late)
         cursors = {m.step: m.cursor for m in mine} | {segment.after.step: segment.after}
-        return Committed(plans, cursors, _end(mine), segment.after.step)
+        return Committed(plans, cursors, _end(mine), segment.after.step, missing)
 
     def _membership(self, cursor: Cursor) -> MembershipSegment:
         """Reads and verifies the segment of the cursor's step, or computes and claims it."""
@@ -113,19 +124,26 @@ class Committer:
         phases = msgspec.json.encode(record.phases).decode()
         return MembershipSegment(number, phases, tuple(memberships), cursor, record.number)
 
-    def _placements(self, segment: int, memberships: list[Membership]) -> tuple[StepPlan, ...]:
+    def _placements(
+        self, segment: int, memberships: list[Membership], is_late: IsLate
+    ) -> tuple[tuple[StepPlan, ...], tuple[Missing, ...]]:
         if not memberships:
-            return ()
-        placed = {m.step: self.place([s.tokens for s in m.sequences]) for m in memberships}
-        by_step, evaluation = self._claimed(segment, placed, self._evaluation_placement(memberships))
-        return tuple(self._plan(m, by_step[m.step], evaluation) for m in memberships)
+            return (), ()
+        recorded = list(self._recorded_parts(segment))
+        placed = self._place(memberships, recorded, is_late)
+        found, evaluation = self._claimed(segment, memberships, recorded, placed.placements)
+        return tuple(self._plan(m, found[m.step], evaluation) for m in memberships), placed.missing
 
-    def _evaluation_placement(self, memberships: list[Membership]) -> Placement | None:
-        if not any(is_due(self.job, m) for m in memberships):
-            return None
-        placement = self.place([s.tokens for s in self.stream.held_out.sequences])
-        check_forwards(placement, self.generation.layout)
-        return placement
+    def _place(self, memberships: list[Membership], recorded: list[PlacementSegment], is_late: IsLate) -> Placed:
+        """Places what is in no record yet: what was late for a coordinator stays so for the next one."""
+        known = _by_step(recorded)
+        wanted = {m.step: [s.tokens for s in m.sequences] for m in memberships if m.step not in known}
+        if not recorded and any(is_due(self.job, m) for m in memberships):
+            wanted[_EVALUATION] = [s.tokens for s in self.stream.held_out.sequences]
+        placed = self.place(wanted, is_late) if wanted else Placed({})
+        if evaluation := placed.placements.get(_EVALUATION):
+            check_forwards(evaluation, self.generation.layout)
+        return placed
 
     def _plan(self, membership: Membership, placement: Placement, evaluation: Placement | None) -> StepPlan:
         follows = None
@@ -133,24 +151,36 @@ class Committer:
             follows = evaluation_of(self.stream.held_out.sequences, evaluation, membership, len(placement.tasks))
         return step_plan(self.generation.generation, membership, placement, follows)
 
+    def _recorded_parts(self, segment: int) -> Iterator[PlacementSegment]:
+        for part in count():
+            record = self.log.placement(self.generation.generation, segment, part)
+            if record is None:
+                return
+            yield record
+
     def _claimed(
-        self, segment: int, placed: dict[int, Placement], evaluation: Placement | None
+        self,
+        segment: int,
+        memberships: list[Membership],
+        recorded: list[PlacementSegment],
+        placed: dict[int, Placement],
     ) -> tuple[dict[int, Placement], Placement | None]:
         """The committed placements by step, and that of the evaluation, which is in the first part.
 
         They are these, or an earlier coordinator's, which may have begun earlier.
         """
-        found: dict[int, Placement] = {}
-        for part in count():
-            left = [step for step in placed if step not in found]
-            if not left:
-                break
-            placements, follows = tuple(placed[s] for s in left), None if part else evaluation
-            record = PlacementSegment(self.generation.generation, segment, left[0], placements, follows)
-            committed = self.log.claim_placement(record, part)
-            found |= enumerate(committed.placements, committed.first_step)
-            evaluation = evaluation if part else committed.evaluation
-        return found, evaluation
+        parts = list(recorded)
+        while left := [m.step for m in memberships if m.step not in _by_step(parts)]:
+            evaluation = None if parts else placed.get(_EVALUATION)
+            record = PlacementSegment(
+                self.generation.generation, segment, left[0], tuple(placed[s] for s in left), evaluation
+            )
+            parts.append(self.log.claim_placement(record, len(parts)))
+        return _by_step(parts), parts[0].evaluation
+
+
+def _by_step(parts: list[PlacementSegment]) -> dict[int, Placement]:
+    return {step: placement for part in parts for step, placement in enumerate(part.placements, part.first_step)}
 
 
 def _end(memberships: list[Membership]) -> int | None:
@@ -177,4 +207,6 @@ def step_plan(
         makespan_seconds=placement.makespan_seconds,
         makespan_over_bound=placement.makespan_over_bound,
         evaluation=evaluation,
+        waves=1 + max((task.wave or 0 for task in placement.tasks), default=0),
+        balance=placement.balance,
     )

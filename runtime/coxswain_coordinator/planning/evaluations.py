@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig
@@ -29,7 +30,7 @@ def check_forwards(placement: Placement, layout: Layout) -> None:
 
 
 def evaluation_of(sequences: List[Sequence], placement: Placement, behind: Membership, tasks: int) -> Evaluation:
-    """The evaluation behind a step of `tasks` tasks: forward operations only, numbered behind the step's own."""
+    """The evaluation behind a step of `tasks` tasks: forward operations only, without waves, numbered behind the step's own."""
     first = len(behind.sequences)
     return Evaluation(
         sequences=tuple(sequences),
@@ -42,7 +43,7 @@ def evaluation_of(sequences: List[Sequence], placement: Placement, behind: Membe
 
 def _renumbered(task: Task, sequences: int, tasks: int) -> Task:
     slices = tuple(replace(s, sequence=s.sequence + sequences) for s in task.slices)
-    return replace(task, index=task.index + tasks, slices=slices)
+    return replace(task, index=task.index + tasks, slices=slices, wave=UNSET)
 
 
 def _behind(stage: StageOperations, tasks: int) -> StageOperations:

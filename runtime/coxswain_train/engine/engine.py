@@ -22,7 +22,7 @@ from coxswain_train.checkpoint.pretrained import load_pretrained
 from coxswain_train.engine.links import StageLinks
 from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.engine.schedule import learning_rate
-from coxswain_train.engine.step import Batch, Part, StepClock, StepOutcome, TaskRunner, run_operations
+from coxswain_train.engine.step import Batch, Part, StepClock, StepOutcome, TaskRunner, by_wave, run_waves
 from coxswain_train.model.custom import decoder_of, specs_of
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.model.ring import Exchange
@@ -48,6 +48,7 @@ class StepInput:
     labels: int
     plan: int
     evaluation: Sequence[Operation] | None = None  # forward operations after the update; None: no evaluation follows
+    waves: int = 1  # of the whole step's tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,20 +147,23 @@ class Engine:
 
     def compute(self, work: StepInput) -> StepOutcome:
         """Runs the operations of this rank's stage. Gradients are in the parameters then."""
-        return self._run(work, work.operations, 1 / work.labels, self._memory)
+        return self._run(work, by_wave(work.parts, work.operations, work.waves), 1 / work.labels, self._memory)
 
     @torch.no_grad()
     def _evaluate(self, work: StepInput) -> float | None:
         """Sum of the token losses of this rank's held-out tokens, by the forward operations of the evaluation."""
         if work.evaluation is None:
             return None
-        outcome = self._run(work, work.evaluation, 0.0, MemoryPolicy())  # no graph is kept, so nothing is saved
+        outcome = self._run(work, [work.evaluation], 0.0, MemoryPolicy())  # no graph is kept, so nothing is saved
         return outcome.loss_sum if self.counts else 0.0
 
-    def _run(self, work: StepInput, operations: Sequence[Operation], scale: float, memory: MemoryPolicy) -> StepOutcome:
+    def _run(
+        self, work: StepInput, waves: Sequence[Sequence[Operation]], scale: float, memory: MemoryPolicy
+    ) -> StepOutcome:
         links = StageLinks(self._neighbours, self._everyone, self._config.hidden, self._dtype, self._device)
         runner = TaskRunner(self.model, work.batch, scale, self.seat.replica, self._ring, links.last, memory)
-        return run_operations(runner, links, work.parts, operations, self.optimizer, self._world.clock)
+        world = self._world
+        return run_waves(runner, links, work.parts, waves, self.optimizer, world.clock, world.barrier)
 
     def _ring(self, replicas: tuple[int, ...]) -> Exchange:
         """The ring of the ranks that have this stage and tensor index in these replicas."""

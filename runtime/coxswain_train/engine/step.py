@@ -177,17 +177,20 @@ def run_operations(
     operations: Sequence[Operation],
     gradients: GradientSums,
     clock: DeviceClock,
+    *,
+    more: bool = False,
 ) -> StepOutcome:
     """Runs this stage's operations in the plan's order; calls `accumulate` after each backward, `expect_last` before the last.
 
     What an operation sends leaves in one batch with what the next one receives: the order that plans are checked for.
+    `more`: waves follow, so that no gradient may leave yet.
     """
     outcome = StepOutcome()
     coming = [Coming(o, mine[o.task].stop - mine[o.task].start) for o in operations]
     last = max((number for number, operation in enumerate(operations) if operation.kind == "B"), default=-1)
     links.trade(None, None, coming[0] if coming else None)
     for number, (operation, following) in enumerate(zip_longest(operations, coming[1:])):
-        if number == last:
+        if number == last and not more:
             gradients.expect_last()
         part, start, first = mine[operation.task], clock.mark(), len(clock.waits)
         received = links.received(operation)
@@ -201,3 +204,36 @@ def run_operations(
         outcome.spans.append((operation, start, clock.mark(), first, len(clock.waits)))
     links.finish()
     return outcome
+
+
+def run_waves(
+    runner: TaskRunner,
+    links: StageLinks,
+    mine: dict[int, Part],
+    waves: Sequence[Sequence[Operation]],
+    gradients: GradientSums,
+    clock: DeviceClock,
+    barrier: Callable[[], None],
+) -> StepOutcome:
+    """Runs the stage's operations of each wave. Between two waves it passes a barrier of all ranks, also without operations."""
+    outcome = StepOutcome()
+    for number, operations in enumerate(waves):
+        if number:
+            barrier()
+        found = run_operations(runner, links, mine, operations, gradients, clock, more=number + 1 < len(waves))
+        outcome.losses += found.losses
+        outcome.spans += found.spans
+    return outcome
+
+
+def by_wave(mine: dict[int, Part], operations: Sequence[Operation], waves: int) -> list[list[Operation]]:
+    """Cuts the stage's operations at the step's waves. A list that goes back to an earlier wave is not drained: ValueError."""
+    found: list[list[Operation]] = [[] for _ in range(waves)]
+    latest = 0
+    for operation in operations:
+        wave = mine[operation.task].task.wave or 0
+        if not latest <= wave < waves:
+            raise ValueError(f"{operation.kind} of task {operation.task}: wave {wave} of {waves} after wave {latest}")
+        found[wave].append(operation)
+        latest = wave
+    return found

@@ -97,6 +97,12 @@ class ProcessGroups:
         self.check()
         return rows
 
+    def barrier(self) -> None:
+        """Ends once every rank has begun it: on the device, where that is not the host."""
+        with self.clock.waiting():
+            dist.all_reduce(torch.zeros(1, device=self._device), group=self._sums)
+        self.check()
+
     def check(self) -> None:
         """Raises RuntimeError once the world is aborted.
 

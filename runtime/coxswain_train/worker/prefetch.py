@@ -80,6 +80,7 @@ class BatchPrefetcher:
             labels=plan.labels,
             plan=int(plan.digest[-12:], 16),
             evaluation=self._mine(plan.evaluation.operations) if plan.evaluation else None,
+            waves=plan.waves,
         )
 
     def _mine(self, lists: Iterable[StageOperations]) -> list[Operation]:

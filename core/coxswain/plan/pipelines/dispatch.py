@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.layout import Device, Layout, Replica, Stage
-from coxswain.plan.makespan.rings import ring_seconds
+from coxswain.plan.makespan.degrees import ring_seconds
 from coxswain.plan.pipelines.classes import Deal, Packs, Short, cut_packs, deal, level_rest, short_of
 from coxswain.plan.pipelines.groups import Rings, Stack, degrees_for, rings_of
 from coxswain.plan.pipelines.operations import ordered

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.cost.model import Floats
-from coxswain.plan.makespan.degrees import least_degrees
-from coxswain.plan.makespan.rings import ring_seconds
+from coxswain.plan.makespan.degrees import least_degrees, ring_seconds
 from coxswain.plan.problem import Problem
 
 Ints = NDArray[np.int64]

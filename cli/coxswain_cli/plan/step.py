@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from pathlib import Path
@@ -21,6 +20,8 @@ from coxswain.plan.planners import BALANCES, planner
 from coxswain.plan.problem import Problem, make_problem
 from coxswain.plan.simulate import drafts_of, ring_bytes
 from coxswain.plan.values import Placement
+from coxswain_cli.plan.files import on_terminal, read_numbers, write_text
+from coxswain_cli.reporting import plan_picture
 
 
 def step_command(
@@ -39,23 +40,26 @@ def step_command(
         Path | None, typer.Option(help="Write the plan here, as JSON [standard output, unless that is a terminal].")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the JSON, no table.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="Draw the plan by replica and time: an SVG file.")] = None,
+    beside: Annotated[str, typer.Option(help="Draw the plan of another balance beside it, such as static.")] = "",
 ) -> None:
     """Plan one step and compare the plan with its lower bound; exit code 2 if it cannot be planned."""
     try:
         problem = make_problem(
-            _numbers(lengths, "lengths", int),
+            read_numbers(lengths, "lengths", int),
             replicas=replicas,
             capacity=capacity,
             cost=CostModel(load_constants(hardware, model)),
-            speeds=None if speeds is None else _numbers(speeds, "speeds", float),
+            speeds=None if speeds is None else read_numbers(speeds, "speeds", float),
             max_degree=_degree(max_degree, replicas),
             node_size=node_size,
         )
         begin = time.perf_counter()
-        placement = assemble(problem, balance.lower(), planner(balance)(problem))
+        placement = _planned(problem, balance)
         took = time.perf_counter() - begin
-        if output or as_json or not _on_terminal():  # on a terminal it would bury the table
-            _write(output, json.dumps(_report(problem, placement, took)))
+        _draw(problem, placement, picture, beside)
+        if output or as_json or not on_terminal():  # on a terminal it would bury the table
+            write_text(output, json.dumps(_report(problem, placement, took)))
     except Refused as refused:
         print(f"{refused.reason}: {refused.message}", file=sys.stderr)
         raise typer.Exit(Exit.USER_FAULT) from None
@@ -63,33 +67,18 @@ def step_command(
         _table(problem, placement, took)
 
 
-def _on_terminal() -> bool:
-    return sys.stdout.isatty()
+def _planned(problem: Problem, balance: str) -> Placement:
+    return assemble(problem, balance.lower(), planner(balance)(problem))
 
 
-def _numbers(path: Path, option: str, type_: type[int] | type[float]) -> list[Any]:
-    """Reads a JSON array, or numbers separated by white space; names the first bad entry."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(
-            "BadFile", f"--{option} {path}: {error}; give a JSON array of numbers or one number a line"
-        ) from None
-    text = text.strip()
-    if text.startswith("[") != text.endswith("]"):
-        raise Refused("BadFile", f"--{option} {path}: the JSON array is cut off; give the whole array")
-    words = [w for w in re.split(r"[\s,]+", text.removeprefix("[").removesuffix("]")) if w]
-    if not words:
-        raise Refused("BadFile", f"--{option} {path}: no numbers; give a JSON array of numbers or one number a line")
-    return [_number(word, f"--{option} {path}: entry {place}", type_) for place, word in enumerate(words)]
-
-
-def _number(word: str, where: str, type_: type[int] | type[float]) -> int | float:
-    try:
-        return type_(word)
-    except ValueError:  # also an integer of more than 4,300 digits
-        want = "an integer" if type_ is int else "a number"
-        raise Refused("BadFile", f"{where} is {word[:40]!r}; it must be {want}") from None
+def _draw(problem: Problem, placement: Placement, file: Path | None, beside: str) -> None:
+    """Writes the picture of the plan, with the plan of the balance `beside` to its right."""
+    if file is None:
+        if beside:
+            raise Refused("BadValue", f"--beside {beside} draws nothing without --picture; add --picture FILE")
+        return
+    plans = [placement, *([_planned(problem, beside)] if beside else [])]
+    write_text(file, plan_picture.picture(plans), "picture")
 
 
 def _degree(max_degree: int, replicas: int) -> int:
@@ -112,7 +101,7 @@ def _report(problem: Problem, placement: Placement, took: float) -> dict[str, An
         "ring_bytes": {"inside_node": inside, "between_nodes": between},
         "planner_seconds": took,
         "digest": digest(placement),
-        "constants": msgspec.structs.asdict(problem.cost.constants),
+        "constants": msgspec.to_builtins(problem.cost.constants),
         "tasks": [_task(task) for task in msgspec.to_builtins(placement.tasks)],
     }
 
@@ -120,16 +109,6 @@ def _report(problem: Problem, placement: Placement, took: float) -> dict[str, An
 def _task(task: dict[str, Any]) -> dict[str, Any]:
     names = ("replica", "sequence", "start", "stop")
     return {**task, "slices": [dict(zip(names, s, strict=True)) for s in task["slices"]]}
-
-
-def _write(output: Path | None, text: str) -> None:
-    if output is None:
-        print(text)
-        return
-    try:
-        output.write_text(text + "\n")
-    except OSError as error:
-        raise Refused("BadFile", f"--output {output}: {error.strerror}; give a path that can be written") from None
 
 
 def _table(problem: Problem, placement: Placement, took: float) -> None:

@@ -1,0 +1,51 @@
+"""Reads files of numbers and writes results: shared by the commands of `cox plan`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from coxswain.errors import Refused
+
+
+def on_terminal() -> bool:
+    """Whether JSON on standard output would bury the table."""
+    return sys.stdout.isatty()
+
+
+def read_numbers(path: Path, option: str, type_: type[int] | type[float]) -> list[Any]:
+    """Reads a JSON array, or numbers separated by white space; names the first bad entry."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(
+            "BadFile", f"--{option} {path}: {error}; give a JSON array of numbers or one number a line"
+        ) from None
+    text = text.strip()
+    if text.startswith("[") != text.endswith("]"):
+        raise Refused("BadFile", f"--{option} {path}: the JSON array is cut off; give the whole array")
+    words = [w for w in re.split(r"[\s,]+", text.removeprefix("[").removesuffix("]")) if w]
+    if not words:
+        raise Refused("BadFile", f"--{option} {path}: no numbers; give a JSON array of numbers or one number a line")
+    return [_number(word, f"--{option} {path}: entry {place}", type_) for place, word in enumerate(words)]
+
+
+def _number(word: str, where: str, type_: type[int] | type[float]) -> int | float:
+    try:
+        return type_(word)
+    except ValueError:  # also an integer of more than 4,300 digits
+        want = "an integer" if type_ is int else "a number"
+        raise Refused("BadFile", f"{where} is {word[:40]!r}; it must be {want}") from None
+
+
+def write_text(output: Path | None, text: str, option: str = "output") -> None:
+    """Writes to the file of an option, or to standard output."""
+    if output is None:
+        print(text)
+        return
+    try:
+        output.write_text(text + "\n")
+    except OSError as error:
+        raise Refused("BadFile", f"--{option} {output}: {error.strerror}; give a path that can be written") from None

@@ -1,0 +1,49 @@
+"""The static mesh of context x data parallelism that several rivals run on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from coxswain.errors import Refused
+from coxswain.plan.problem import Problem
+
+
+def mesh(problem: Problem) -> list[tuple[int, ...]]:
+    """Returns the groups of a mesh, neighbours each: one degree for all, the least divisor that holds the longest."""
+    longest = int(problem.lengths.max(initial=1))
+    cp = _least_divisor(-(-longest // problem.capacity), problem.replicas)
+    if cp > problem.max_degree:
+        raise Refused(
+            "CapacityLost",
+            f"{longest} tokens need a mesh of {cp} replicas (a divisor of {problem.replicas}), but maxDegree is "
+            f"{problem.max_degree}: raise it, raise tokensPerReplica, or use balance Makespan",
+        )
+    return [tuple(group) for group in np.arange(problem.replicas).reshape(-1, cp).tolist()]
+
+
+def _least_divisor(least: int, total: int) -> int:
+    """Returns the least degree that divides the replicas, as a mesh must."""
+    return next(d for d in range(least, total + 1) if total % d == 0)
+
+
+def task_seconds(problem: Problem, group: Sequence[int], sequences: Sequence[int]) -> float:
+    """Returns the seconds at speed 1 of one task of these sequences on the group, a pack where it has one member."""
+    lengths = problem.lengths[list(sequences)]
+    if len(group) == 1:
+        return problem.cost.pack_seconds(lengths)
+    return problem.cost.packed_ring_seconds(lengths, len(group), problem.inside_node(group))
+
+
+def next_fit(lengths: Sequence[int], sequences: Iterable[int], capacity: int) -> list[tuple[int, ...]]:
+    """Fills packs of at most `capacity` tokens in the order given."""
+    packs: list[list[int]] = []
+    room = 0
+    for i in sequences:
+        if lengths[i] > room:
+            packs.append([])
+            room = capacity
+        packs[-1].append(i)
+        room -= lengths[i]
+    return [tuple(pack) for pack in packs]

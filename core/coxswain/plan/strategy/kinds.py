@@ -1,0 +1,106 @@
+"""The kinds of replicas that a machine can have: degrees that share the model, stages, and what memory allows. No numpy."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from msgspec.structs import replace
+
+from coxswain.config import ModelConfig
+from coxswain.cost.memory import RESERVED, Recompute, Workload, replica_peak
+from coxswain.flops import loss_layers
+from coxswain.holdings import ParameterSpec, tensor_faults
+from coxswain.models import parameter_specs
+from coxswain.plan.strategy.values import Counts, Kind, Machine, Refusal
+
+PIPELINES = (1, 2, 4, 8, 16)
+UNIT = 256  # tokens
+MOST_UNITS = 2**13
+_GIB = 2**30
+
+
+def kinds_of(machine: Machine) -> tuple[list[Kind], list[Refusal]]:
+    """Kinds that the machine can have, whatever memory they need, and degrees that it cannot have."""
+    kinds, refused = list[Kind](), list[Refusal]()
+    for tensor in (t for t in range(1, machine.node + 1) if machine.node % t == 0):
+        if why := _tensor_fault(machine, tensor):
+            refused.append(Refusal(f"tp{tensor}", why))
+            continue
+        for stages in PIPELINES:
+            if stages <= machine.model.layers and tensor * stages <= machine.devices:
+                kinds.append(Kind(tensor, balanced(machine.model, stages)))
+    return [kind for kind in kinds if most(machine, kind)], refused
+
+
+def _tensor_fault(machine: Machine, tensor: int) -> str:
+    """Why no tensor group may have this degree; empty: it may."""
+    if tensor > 1 and machine.whole_matrices:
+        return "Muon needs whole matrices"
+    faults = tensor_faults(_one_layer(machine.model), [tensor])
+    return faults[0] if faults else ""
+
+
+@cache
+def _one_layer(model: ModelConfig) -> tuple[ParameterSpec, ...]:
+    return parameter_specs(replace(model, layers=1), model.vocabulary)
+
+
+def balanced(model: ModelConfig, stages: int) -> tuple[int, ...]:
+    """Layers of each stage: the last has fewer, by what the head and the loss are, so that all take about as long."""
+    layers = model.layers
+    last = round((layers + loss_layers(model)) / stages - loss_layers(model)) if stages > 1 else layers
+    last = max(1, min(last, layers // stages))
+    rest = stages - 1
+    return (*((layers - last + s) // rest for s in range(rest)), last)
+
+
+def peak_bytes(machine: Machine, kind: Kind, replicas: int, recompute: Recompute, tokens: int = 0) -> int:
+    """Bytes that the fullest device of a replica needs for tensors, with `replicas` in all. `tokens`: 0: of a full task."""
+    work = Workload(machine.element, tokens or capacity_of(machine, kind, recompute, replicas), recompute)
+    specs = parameter_specs(machine.model, machine.model.vocabulary)
+    return replica_peak(machine.model, specs, kind.replica(), replicas, work).total
+
+
+@cache
+def capacity_of(machine: Machine, kind: Kind, recompute: Recompute, replicas: int) -> int:
+    """Tokens of a task, with `replicas` in all: the machine's number, or where that is 0 what memory holds, in units of 256."""
+    if machine.capacity:
+        return machine.capacity
+    low, high = 1, MOST_UNITS
+    while low < high:
+        middle = (low + high + 1) // 2
+        peak = peak_bytes(machine, kind, replicas, recompute, middle * UNIT)
+        low, high = (middle, high) if fits(machine, peak) else (low, middle - 1)
+    return low * UNIT
+
+
+def fits(machine: Machine, peak: int) -> bool:
+    return not machine.memory or peak + RESERVED <= machine.memory
+
+
+def most(machine: Machine, kind: Kind) -> int:
+    """Replicas of this kind that the machine's devices make."""
+    return sum(each // kind.tensor for each in machine.trainers) // len(kind.layers)
+
+
+def memory_refusals(machine: Machine, kinds: list[Kind], recompute: Recompute) -> dict[Kind, Refusal]:
+    """The kinds that do not fit even where all devices are replicas of theirs, so that most share the optimizer's state."""
+    found = {}
+    for kind in kinds:
+        peak = peak_bytes(machine, kind, most(machine, kind), recompute)
+        if not fits(machine, peak):
+            need, limit = (peak + RESERVED) / _GIB, machine.memory / _GIB
+            why = f"a device needs {need:.1f} GiB with recompute {recompute}, it has {limit:.1f} GiB"
+            found[kind] = Refusal(kind.name, why)
+    return found
+
+
+def fullest(machine: Machine, counts: Counts, recompute: Recompute) -> int:
+    """Bytes of the fullest device of a layout."""
+    replicas = sum(count for _, count in counts)
+    return max(peak_bytes(machine, kind, replicas, recompute) for kind, _ in counts)
+
+
+def by_tensor(pools: dict[Kind, int]) -> Counts:
+    """Replicas of each kind in the order in which a layout finds room for them."""
+    return tuple(sorted(((k, n) for k, n in pools.items() if n), key=lambda pool: (-pool[0].tensor, pool[0].layers)))

@@ -1,0 +1,92 @@
+"""Places steps: one after another in this process, or in processes beside it where a balance may take long.
+
+A plan that is late is not waited for: `FALL_BACK` places its step. Placements are recorded, with the name of what placed
+them, before anything of them is delivered: a restart reads them, whatever was late.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from coxswain.config import JobConfig
+from coxswain.cost.constants import Hardware
+from coxswain.layout import Layout
+from coxswain.plan import planners
+from coxswain.plan.step import plan_step
+from coxswain.plan.values import Placement
+from coxswain_coordinator.planning.solvers import Failed, Solvers
+
+FALL_BACK = "Makespan"
+
+Planner = Callable[[list[int], Layout, JobConfig], Placement]
+"""(sequence lengths, layout, job) -> placement of one step.
+
+The job's model has its vocabulary filled in.
+"""
+
+IsLate = Callable[[], bool]
+"""Whether plans that are not there yet come too late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A step that the job's balance has not placed."""
+
+    step: int
+    balance: str
+    seconds: float  # since it was asked for
+    fault: str  # why there is no plan; empty: it is late
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    placements: dict[int, Placement]
+    missing: tuple[Missing, ...] = ()
+
+
+Placer = Callable[[Mapping[int, list[int]], IsLate], Placed]
+"""Places steps, given the token counts of their sequences."""
+
+
+def place_step(lengths: list[int], layout: Layout, job: JobConfig, hardware: Hardware | None = None) -> Placement:
+    """The planner of a job: its balance, without measured speeds. `hardware`: the job's profile; None: as its policy says."""
+    return plan_step(lengths, layout, job.parallelism, job.model, None, hardware)
+
+
+def is_slow(job: JobConfig) -> bool:
+    """Whether the job's balance may take long for one step."""
+    return job.parallelism.balance.lower() in planners.SLOW
+
+
+def in_turn(place: Callable[[list[int]], Placement]) -> Placer:
+    """Places one step after another, however long it takes."""
+    return lambda steps, _: Placed({step: place(lengths) for step, lengths in steps.items()})
+
+
+def in_processes(
+    solvers: Solvers, planner: Planner, layout: Layout, job: JobConfig, observe: Callable[[float], None]
+) -> Placer:
+    """Places several steps at once; those that are late or fail by the fall-back. `observe` takes the seconds of each plan."""
+    balance = job.parallelism.balance
+    fall_back = replace(job, parallelism=replace(job.parallelism, balance=FALL_BACK))
+
+    def place(steps: Mapping[int, list[int]], is_late: IsLate) -> Placed:
+        began = time.monotonic()
+        found = solvers.place(steps, layout, job, is_late)
+        seconds = time.monotonic() - began
+        placements, missing = dict[int, Placement](), list[Missing]()
+        for step, lengths in steps.items():
+            answer = found.get(step, Failed(""))
+            if isinstance(answer, Failed):
+                missing.append(Missing(step, balance, seconds, answer.why))
+                placements[step] = planner(lengths, layout, fall_back)
+            else:
+                observe(answer.seconds)
+                placements[step] = answer.placement
+        return Placed(placements, tuple(missing))
+
+    return place

@@ -1,0 +1,1 @@
+# ruff: noqa: A005  the command is `python -m coxswain_train.profile`

@@ -1,0 +1,215 @@
+# ruff: noqa: A005  the command is `python -m coxswain_train.profile`
+"""`python -m coxswain_train.profile`: measures this machine's devices for the cost model, in a minute.
+
+Writes a hardware file.
+
+    python -m coxswain_train.profile --job job.yaml --output profile.json
+    torchrun --nproc-per-node 8 -m coxswain_train.profile --model llama-3-8b --layers 4 --tokens 8192
+
+All ranks measure at the same time, since devices of one machine share power, memory and links. Without torchrun a CPU is
+measured by two processes, so that rings have a peer; one GPU measures rings against itself, and keeps the bandwidths of
+`--base`. Says how far predictions are from steps that were not fitted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from coxswain.api.jobfiles import load_config
+from coxswain.config import ModelConfig
+from coxswain.cost.constants import Hardware, load_hardware
+from coxswain.cost.error import Error, error_of
+from coxswain.cost.fit import fitted, predicted
+from coxswain.errors import Refused
+from coxswain.presets import PRESETS
+from coxswain_link.environment import leave
+
+_GPUS = {"H200": "h200-141g", "H100": "h100-80g", "A100-SXM4-40GB": "a100-40g", "A100": "a100-80g"}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is profiled: a model as its job has it, and the most tokens of a task."""
+
+    model: ModelConfig
+    tokens: int
+    recompute: str = "None"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        subject = subject_of(options)
+    except Refused as refused:
+        sys.stderr.write(f"{refused.message}\n")
+        return 2
+    device = options.device or ("cuda" if _has_gpu() else "cpu")
+    with _peers(options.processes if device == "cpu" and "RANK" not in os.environ else 1):
+        return _profile(options, subject, device)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m coxswain_train.profile", description=__doc__.splitlines()[0])
+    parser.add_argument("--job", type=Path, nargs="+", help="files of a job: its model, tokensPerReplica and recompute")
+    parser.add_argument("--model", help="without --job: a preset, or a JSON file of a shape")
+    parser.add_argument("--vocabulary", type=int, default=0, help="where the tokenizer decides it")
+    parser.add_argument("--layers", type=int, default=0, help="measure so many of the model's layers; 0: all")
+    parser.add_argument("--tokens", type=int, default=0, help="most tokens of a task; default: the job's, or 4096")
+    parser.add_argument("--recompute", choices=("None", "Selective", "Full"))
+    parser.add_argument("--device", choices=("cpu", "cuda"))
+    parser.add_argument("--processes", type=int, default=2, help="on CPU without torchrun")
+    parser.add_argument("--base", help="hardware with what is not measured; default: by the device's name")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--output", type=Path, help="hardware file; default: standard output")
+    return parser
+
+
+def subject_of(options: argparse.Namespace) -> Subject:
+    """Raises Refused where options do not say what to measure."""
+    if options.job:
+        job = load_config(options.job)
+        model, tokens, recompute = job.model, job.parallelism.tokens_per_replica, job.parallelism.recompute
+    elif options.model:
+        model, tokens, recompute = _model(options.model), 4096, "None"
+    else:
+        raise Refused("NoModel", "--model: give a preset or a JSON file, or the files of a job with --job")
+    if not (model.vocabulary or options.vocabulary):
+        raise Refused("NoVocabulary", "--vocabulary: the tokenizer decides this model's; give its number of ids")
+    return Subject(model, options.tokens or tokens, options.recompute or recompute)
+
+
+def _model(name_or_path: str) -> ModelConfig:
+    presets = {str(name): shape for name, shape in PRESETS.items()}
+    if name_or_path in presets:
+        return presets[name_or_path]
+    try:
+        return msgspec.json.decode(Path(name_or_path).read_bytes(), type=ModelConfig)
+    except (OSError, msgspec.DecodeError) as error:
+        known = ", ".join(presets)
+        raise Refused(
+            "UnknownModel", f"--model {name_or_path!r}: {error}; use one of {known}, or a JSON file"
+        ) from None
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@contextmanager
+def _peers(processes: int) -> Iterator[None]:
+    """Starts the other ranks of this machine as processes with this one's arguments, and ends with them."""
+    if processes == 1:
+        yield
+        return
+    from coxswain_train.parallel.process_groups import listen
+
+    store = listen("127.0.0.1", processes)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(processes)}
+    command = [sys.executable, "-m", "coxswain_train.profile", *sys.argv[1:]]
+    others = [
+        subprocess.Popen(command, env={**os.environ, **place, "RANK": str(rank)}, stdout=subprocess.DEVNULL)
+        for rank in range(1, processes)
+    ]
+    os.environ.update(place, RANK="0", TORCHELASTIC_USE_AGENT_STORE="True")  # the store is there already
+    try:
+        yield
+    finally:
+        for other in others:
+            if sys.exc_info()[0]:
+                other.kill()
+            other.wait()
+
+
+def _profile(options: argparse.Namespace, subject: Subject, device: str) -> int:
+    import torch
+    from torch._C._distributed_c10d import HashStore
+    from torch.distributed.rendezvous import rendezvous
+
+    from coxswain_train.engine.memory import MemoryPolicy
+    from coxswain_train.parallel.process_groups import ProcessGroups, leave_world
+    from coxswain_train.profile.machine import RankMachine
+    from coxswain_train.profile.measure import measure
+
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    place = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if device == "cuda" else "cpu")
+    if device == "cuda":
+        torch.cuda.set_device(place)
+    else:
+        torch.set_num_threads(1)  # as workers do
+    store = next(rendezvous("env://"))[0] if ranks > 1 else HashStore()
+    model = _sized(subject.model, options)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    machine = RankMachine(
+        ProcessGroups(store, rank, ranks, place),
+        model,
+        place,
+        dtype,
+        MemoryPolicy(subject.recompute),  # type: ignore[arg-type]
+    )
+    measured, held_out = measure(machine, model, machine.parameters, subject.tokens, options.seconds)
+    leave_world()
+    if rank:
+        return 0
+    name = torch.cuda.get_device_name(place) if device == "cuda" else "cpu"
+    base = load_hardware(options.base or base_of(name))
+    across = None if device == "cpu" else int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks))) < ranks
+    rates = fitted(measured, base.rates, across)
+    error = error_of((predicted(step, rates, measured, not across), step.seconds) for step in held_out)
+    rates = replace(rates, task_ms=rates.task_ms * subject.model.layers / model.layers)
+    _write(options.output, replace(base, rates=rates, models={}, note=_note(name, ranks, subject, error)))
+    sys.stderr.write(f"{said(error)}\n")
+    return 0
+
+
+def _sized(model: ModelConfig, options: argparse.Namespace) -> ModelConfig:
+    """The model that is measured."""
+    layers = min(options.layers or model.layers, model.layers)
+    return replace(model, layers=layers, vocabulary=model.vocabulary or options.vocabulary, init_from="")
+
+
+def base_of(device_name: str) -> str:
+    """The shipped hardware of a device."""
+    if device_name == "cpu":
+        return "cpu"
+    found = next((shipped for part, shipped in _GPUS.items() if part in device_name), "")
+    if not found:
+        raise Refused(
+            "UnknownDevice", f"device {device_name!r}: not known; name the hardware that is most like it by --base"
+        )
+    return found
+
+
+def said(error: Error) -> str:
+    return f"predicted beside measured seconds of {error.count} other steps: off by {error.p50:.1%} (p50), {error.p95:.1%} (p95)"
+
+
+def _note(name: str, ranks: int, subject: Subject, error: Error) -> str:
+    return (
+        f"Measured on {name} by python -m coxswain_train.profile: {subject.model.preset or 'a model'} of {subject.model.layers} "
+        f"layers, hidden {subject.model.hidden}, {ranks} devices at a time, tasks of at most {subject.tokens} tokens, recompute "
+        f"{subject.recompute}. {said(error).capitalize()}."
+    )
+
+
+def _write(output: Path | None, hardware: Hardware) -> None:
+    content = msgspec.json.format(msgspec.json.encode(hardware), indent=2) + b"\n"
+    if output is None:
+        sys.stdout.buffer.write(content)
+    else:
+        output.write_bytes(content)
+
+
+if __name__ == "__main__":
+    leave(main())  # gloo's threads may still wait for a store

@@ -1,0 +1,82 @@
+"""Mode Auto before a pod starts: what it cannot choose for is refused by name, with the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coxswain.api.field_errors import FieldError
+from coxswain.api.resolve import resolve
+from coxswain.api.validate import check
+from coxswain.config import JobConfig
+from tests.api_samples import sample
+
+GPU = {"mode": "Auto", "hardware": "a100-40g", "hybridData": {"tokensPerReplica": 2048}}
+
+
+def job(parallelism: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Four trainers, two at least. `_` in a name is a dot."""
+    values = {f"spec.{name.replace('_', '.')}": value for name, value in changes.items()}
+    return sample("TrainingJob", {"spec.parallelism": parallelism, **values})
+
+
+def faults(manifest: dict[str, Any]) -> list[FieldError]:
+    return check(manifest)
+
+
+def test_mode_auto_is_accepted_and_reaches_the_coordinator() -> None:
+    manifest = job({"mode": "Auto", "hybridData": {"tokensPerReplica": 2048}})
+    assert faults(manifest) == []
+    config = resolve(manifest, [sample("DataSource")], [sample("DataMix")], [], uid="")
+    assert isinstance(config, JobConfig)
+    assert config.parallelism.mode == "Auto"
+
+
+@pytest.mark.parametrize(
+    "given", [{"tensor": 2}, {"pipeline": 2}, {"layout": {"replicas": [{"stages": [{"layers": 4}]}]}}]
+)
+def test_mode_auto_beside_a_layout_of_one_s_own_is_refused(given: dict[str, Any]) -> None:
+    (fault, *_) = faults(job({**GPU, **given}))
+    assert fault.path == "spec.parallelism.mode"
+    assert "mode Auto chooses tensor, pipeline and layout; remove them, or set mode: Fixed" in fault.text
+
+
+def test_a_model_that_fits_on_no_replica_is_refused_with_what_would_make_it_fit() -> None:
+    (fault,) = faults(job(GPU, model={"preset": "llama-70b"}))
+    assert (fault.path, fault.reason) == ("spec.parallelism.hardware", "MemoryTooSmall")
+    assert "no replica of" in fault.message
+    assert "use more trainers, devices with more memory" in fault.way_out
+
+
+def test_a_model_that_only_recompute_makes_fit_names_that_mode() -> None:
+    large = {**GPU, "hybridData": {"tokensPerReplica": 8192}}
+    manifest = job(large, model={"preset": "llama-2-7b"}, trainers={"count": 4, "minCount": 4, "maxCount": 4})
+    (fault,) = faults(manifest)
+    assert "set recompute: Selective" in fault.way_out
+    assert (
+        faults(
+            job(
+                {**large, "recompute": "Selective"},
+                model={"preset": "llama-2-7b"},
+                trainers=manifest["spec"]["trainers"],
+            )
+        )
+        == []
+    )
+
+
+def test_a_sequence_that_the_replicas_that_fit_cannot_hold_is_refused() -> None:
+    trainers = {"count": 4, "minCount": 4, "maxCount": 4}
+    policy = {**GPU, "recompute": "Selective", "hybridData": {"tokensPerReplica": 4096}}
+    batch = {"tokensPerStep": 65536, "maxSequenceTokens": 16384}
+    (fault,) = faults(job(policy, model={"preset": "llama-2-7b"}, trainers=trainers, batch=batch))
+    assert (fault.path, fault.reason) == ("spec.batch.maxSequenceTokens", "CapacityTooSmall")
+    assert "the smallest that memory allows" in fault.message
+
+
+def test_a_model_of_one_s_own_is_refused_by_name() -> None:
+    own = {"class": "my.models:Decoder", "layers": 4, "hidden": 128, "heads": 4, "feedForward": 384}
+    found = faults(job(GPU, model={"custom": own}))
+    assert [(f.path, f.reason) for f in found] == [("spec.parallelism.mode", "CustomModelNotSplit")]
+    assert found[0].way_out == "set mode: Fixed"

@@ -1,0 +1,163 @@
+"""Mode Auto in a coordinator: chosen once from the mix's lengths and the trainers' devices, recorded, kept, reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from coxswain.config import JobConfig, ModelConfig, OptimizerConfig, ParallelConfig
+from coxswain.membership.order import SourceView
+from coxswain.membership.stream import Stream, initial_cursor
+from coxswain.plan.strategy.values import Alternative, Strategy
+from coxswain.planlog import StrategyRecord
+from coxswain_coordinator.api.report import job_report, termination_message
+from coxswain_coordinator.planning.plan_log import PlanLog
+from coxswain_coordinator.planning.strategies import Strategies
+from coxswain_coordinator.state.job_state import JobState
+from coxswain_link.metrics import build
+from coxswain_link.store import open_store
+from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, cluster, lengths_of, make_job
+from tests.unit.test_coordinator_driver import leading, small, training
+
+pytestmark = pytest.mark.looptime
+
+AUTO = ParallelConfig(mode="Auto", tokens_per_replica=256, max_degree=4)
+
+
+def auto(folder: Path, **changes: Any) -> JobConfig:
+    return small(folder, parallelism=AUTO, **changes)
+
+
+def log_of(job: JobConfig) -> PlanLog:
+    return PlanLog(open_store(job.checkpoint.uri))
+
+
+def stream_of(job: JobConfig) -> Stream:
+    def lengths(source: str) -> Any:
+        return lambda block: lengths_of(source, block)
+
+    counts = [SAMPLES] * BLOCKS
+    views = {s.name: SourceView(s.name, np.array(counts), lengths(s.name)) for s in job.mix.sources}
+    return Stream(job.mix, job.batch, views)
+
+
+def settle(job: JobConfig, devices: tuple[int, ...], author: str = "one") -> StrategyRecord:
+    open_store(job.checkpoint.uri, create=True)
+    stream = stream_of(job)
+    return Strategies(log_of(job), author).settle(job, 320, devices, stream, initial_cursor(job.mix))
+
+
+# --- the record --------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_devices_keep_the_strategy_that_an_earlier_coordinator_chose(tmp_path: Path) -> None:
+    job = auto(tmp_path)
+    first = settle(job, (1, 1))
+    assert settle(job, (1, 1), "two") == first
+    assert first.author == "one"
+    assert log_of(job).last_strategy() == first
+
+
+@pytest.mark.parametrize(
+    ("devices", "changes"),
+    [
+        ((2, 2), {}),
+        ((1, 1), {"parallelism": replace(AUTO, tokens_per_replica=512)}),
+        ((1, 1), {"optimizer": OptimizerConfig(learning_rate=1e-3, kind="Muon")}),
+    ],
+)
+def test_other_devices_or_another_policy_are_chosen_for_again_and_both_choices_stay(
+    devices: tuple[int, ...], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    job = auto(tmp_path)
+    before = settle(job, (1, 1))
+    after = settle(replace(job, **changes), devices, "two")
+    assert (after.number, after.author, after.devices) == (1, "two", devices)
+    assert before.asked != after.asked or before.devices != after.devices
+    assert settle(replace(job, **changes), devices, "three") == after
+
+
+def test_of_two_coordinators_at_once_both_follow_what_was_claimed_first(tmp_path: Path) -> None:
+    job = auto(tmp_path)
+    open_store(job.checkpoint.uri, create=True)
+    mine, log = settle(job, (2, 2)), log_of(job)
+    other = Strategies(log, "late")
+    log.last_strategy = lambda: None  # type: ignore[method-assign]  # it looked before the first one claimed
+    assert other.settle(job, 320, (2, 2), stream_of(job), initial_cursor(job.mix)) == mine
+
+
+def test_muon_gets_no_tensor_groups(tmp_path: Path) -> None:
+    record = settle(auto(tmp_path, optimizer=OptimizerConfig(learning_rate=1e-3, kind="Muon")), (2, 2))
+    found = (record.strategy.chosen, *record.strategy.alternatives)
+    assert {stage.tensor for each in found for shape in each.replicas for stage in shape.stages} == {1}
+
+
+# --- the world ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_world_has_the_chosen_layout_and_the_report_names_it_beside_the_measured_time(tmp_path: Path) -> None:
+    job = make_job(tmp_path, parallelism=AUTO, stop_steps=8)
+    async with cluster(job, tmp_path) as c:
+        report = await c.play()
+        session = c.coordinator._state.session
+    record = log_of(job).last_strategy()
+    assert record is not None
+    assert session is not None
+    assert report.phase == "Completed"
+    assert report.layout_summary == record.strategy.chosen.summary == session.record.layout.summary()
+    assert report.strategy is not None
+    assert report.strategy.chosen.summary == record.strategy.chosen.summary
+    assert [a.summary for a in report.strategy.alternatives] == [a.summary for a in record.strategy.alternatives]
+    assert report.step_seconds > 0
+    (event,) = [e for e in report.events if e.reason == "StrategyChosen"]
+    assert event.message.startswith(f"{record.strategy.chosen.summary}: ")
+
+
+async def test_a_recorded_layout_is_used_whatever_would_be_chosen_now(tmp_path: Path) -> None:
+    """Two replicas of one device would be faster; the record says two stages."""
+    job = auto(tmp_path)
+    found = settle(job, (1, 1))
+    (piped,) = [a for a in found.strategy.alternatives if a.summary == "1 x tp1pp2"]
+    store = open_store(job.checkpoint.uri)
+    store.delete("log/strategies/00000000.json.zst")
+    log_of(job).claim_strategy(replace(found, author="before", strategy=replace(found.strategy, chosen=piped)))
+    async with training(job) as lead:
+        assert lead.state.session.record.layout.summary() == "1 x tp1pp2"
+        assert not [e for e in lead.state.events.latest() if e.reason == "StrategyChosen"]
+        report = job_report(lead.state)
+    assert report.strategy is not None
+    assert report.strategy.chosen.summary == "1 x tp1pp2"
+
+
+async def test_a_fixed_mode_records_and_reports_no_strategy(tmp_path: Path) -> None:
+    job = small(tmp_path)
+    async with training(job) as lead:
+        report = job_report(lead.state)
+    assert report.strategy is None
+    assert log_of(job).last_strategy() is None
+
+
+async def test_a_model_that_fits_no_layout_ends_the_job_by_name(tmp_path: Path) -> None:
+    huge = ModelConfig(layers=80, hidden=8192, heads=64, kv_heads=8, feed_forward=28672)
+    job = auto(tmp_path, model=huge)
+    job = replace(job, parallelism=replace(AUTO, hardware="a100-40g"))
+    async with leading(job) as lead:
+        lead.index()
+        lead.arrive()
+        await lead.until(lambda: lead.state.finished is not None)
+        assert lead.state.finished.reason == "NoStrategy"
+        assert "use more devices" in lead.state.finished.message
+
+
+def test_a_termination_message_with_a_strategy_fits_in_what_a_kubelet_keeps(tmp_path: Path) -> None:
+    state = JobState(auto(tmp_path), build("coordinator"), None, lambda: 0.0)
+    many = tuple(Alternative(f"{n} x tp1pp1 + 3 x tp8pp16", (), 1.0) for n in range(40))
+    state.take_strategy(StrategyRecord(0, "one", (1,), "", Strategy(many[0], many[1:])), mine=True)
+    report = job_report(state)
+    assert report.strategy is not None
+    assert len(report.strategy.alternatives) == 8
+    assert len(termination_message(report)) <= 4096

@@ -1,0 +1,155 @@
+"""Measured tables of the cost model: interpolated between points, and no bound above what they allow."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from coxswain.cost import constants_for, load_constants
+from coxswain.cost.constants import SHIPPED
+from coxswain.cost.hardware import Rates, attention_flops, scaled, step_seconds
+from coxswain.cost.model import CostModel
+from coxswain.cost.tables import Curve, Tables
+from coxswain.errors import Refused
+from coxswain.plan.planners import planner
+from coxswain.plan.problem import make_problem
+from coxswain.plan.simulate import simulate
+from coxswain.presets import PRESETS
+
+PLAIN = load_constants("h100-80g")
+TABLE = ((1000, 5.0), (2000, 16.0), (8000, 150.0))
+
+
+def with_tables(**tables: tuple[tuple[int, float], ...]) -> CostModel:
+    return CostModel(replace(PLAIN, tables=Tables(**tables)))
+
+
+def test_a_curve_meets_its_points_and_rises_between_and_beyond_them() -> None:
+    curve = Curve(TABLE)
+    assert curve.seconds([n for n, _ in TABLE]) == pytest.approx([ms / 1000 for _, ms in TABLE])
+    assert all(a < b for a, b in pairwise(curve.seconds(np.arange(1, 20_000, 7)).tolist()))
+    assert curve.seconds(4000) == pytest.approx(1e-3 * (16 * 150) ** 0.5)  # half way from 2,000 to 8,000 by logarithms
+
+
+def test_beyond_its_points_a_curve_grows_with_the_square_and_below_them_in_proportion() -> None:
+    curve = Curve(TABLE)
+    assert curve.seconds(24_000) == pytest.approx(9 * 0.150)
+    assert curve.seconds(100) == pytest.approx(0.0005)
+
+
+def test_the_least_seconds_a_square_are_those_of_a_dense_search() -> None:
+    curve = Curve(((10, 1.0), (20, 1.1), (40, 9.0), (80, 12.0)))  # a square costs 10, 2.75, 5.6 and 1.9 us: up and down
+    lengths = np.linspace(1, 200, 4001)
+    dense = np.minimum.accumulate(curve.seconds(lengths) / lengths**2)
+    assert np.allclose(curve.least_per_square(lengths), dense, rtol=2e-3)
+
+
+def test_packs_and_rings_take_measured_seconds() -> None:
+    cost = with_tables(attention=TABLE, ring=((500, 1.0), (1000, 3.0)))
+    linear = PLAIN.linear_us_per_token * 1e-6
+    assert cost.pack_seconds([1000, 2000]) == pytest.approx(0.02 + linear * 3000 + 0.021)
+    assert cost.ring_seconds(8000.0, 8.0, True) == pytest.approx(0.02 + linear * 1000 + 8 * 0.003)
+    assert cost.packed_ring_seconds([4000, 8000], 8, True) == pytest.approx(0.02 + linear * 1500 + 8 * 0.004)
+    assert cost.ring_seconds(2000.0, 1.0, True) == pytest.approx(cost.pack_seconds([2000])), "a ring of one is a pack"
+
+
+def test_without_a_table_of_rings_their_steps_read_that_of_sequences() -> None:
+    both = with_tables(attention=TABLE, ring=TABLE)
+    assert with_tables(attention=TABLE).ring_seconds(9000.0, 3.0, True) == both.ring_seconds(9000.0, 3.0, True)
+
+
+def test_without_tables_every_time_has_the_bits_of_the_formula() -> None:
+    cost, s = CostModel(PLAIN), np.array([1.0, 777.0, 65_536.0])
+    c, a, kv = cost.linear, cost.attention, cost.kv(True)
+    assert cost.work_seconds(s).tolist() == (c * s + a * s * s).tolist() == cost.least_work_seconds(s).tolist()
+    u, v = a * (s / 3) * (s / 3), kv * s / 3
+    assert cost.ring_seconds(s, 3.0, True).tolist() == (cost.task + c * s / 3 + u + 2 * np.maximum(u, v)).tolist()
+
+
+@pytest.mark.parametrize("balance", ["makespan", "naive", "static"])
+def test_no_plan_ends_before_the_bound_of_any_table(balance: str) -> None:
+    """Tables whose ring steps are faster or slower than whole sequences, and whose rates rise and fall."""
+    random = np.random.Generator(np.random.PCG64(3))
+    for _ in range(60):
+        knots = np.unique(random.integers(64, 40_000, 5))
+        tables = {}
+        for name in ("attention", "ring"):
+            seconds = np.cumsum(random.random(knots.size)) * random.choice([1.0, 100.0])
+            tables[name] = tuple((int(n), float(ms)) for n, ms in zip(knots, seconds, strict=True))
+        cost = with_tables(**tables)
+        lengths = np.minimum(random.pareto(0.7, 12) * 500 + 1, 16_000).astype(np.int64)
+        problem = make_problem(lengths, replicas=8, capacity=4096, cost=cost, max_degree=8, node_size=4)
+        end = simulate(problem, planner(balance)(problem)).makespan
+        assert end >= problem.lower_bound() * (1 - 1e-12), (tables, lengths.tolist())
+
+
+def test_a_bound_that_took_whole_sequences_for_rings_would_be_too_high() -> None:
+    """Two halves attend in 2 x 2 x 1 ms, the whole sequence in 100 ms: its own seconds bound nothing."""
+    cost = with_tables(attention=((8192, 100.0),), ring=((4096, 1.0),))
+    problem = make_problem([8192], replicas=2, capacity=8192, cost=cost, max_degree=2, node_size=2)
+    ring = cost.ring_seconds(8192.0, 2.0, True)
+    assert problem.lower_bound() <= ring < cost.pack_seconds([8192]) / 2
+
+
+def test_rates_by_tokens_become_seconds_of_a_models_shape() -> None:
+    rates = Rates(
+        linear_tflops=100, attention_tflops=50, kv_element_bytes=2, inside_node_gbps=1, between_nodes_gbps=1, task_ms=1,
+        attention_table=((1000, 25.0), (4000, 50.0)),
+    )  # fmt: skip
+    shape = PRESETS["llama-7b"]
+    table = scaled(rates, shape).tables.attention
+    assert table[1][1] == pytest.approx(1e3 * attention_flops(shape) * 4000**2 / 50e12)
+    assert CostModel(scaled(rates, shape)).work_seconds([4000]) == pytest.approx(
+        CostModel(scaled(replace(rates, attention_table=()), shape)).work_seconds([4000])
+    )
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_tables_stay_near_the_fit_where_they_are_long(name: str) -> None:
+    constants = constants_for(name, PRESETS["llama-7b"])
+    for points in (constants.tables.attention, constants.tables.ring):
+        for tokens, ms in points[-2:]:
+            assert ms * 1e6 / tokens**2 == pytest.approx(constants.attention_ns_per_token2, rel=0.1)
+
+
+def test_hopper_devices_ship_measured_tables_and_targets_go_by_none() -> None:
+    assert (
+        constants_for("h100-80g", PRESETS["llama-7b"]).tables == constants_for("h200-141g", PRESETS["llama-7b"]).tables
+    )
+    assert constants_for("h100-80g", PRESETS["llama-7b"]).tables.attention and not PLAIN.tables.attention
+
+
+def test_a_step_sends_gradients_and_weights_once_and_updates_each_parameter() -> None:
+    rates = Rates(
+        linear_tflops=1, attention_tflops=1, kv_element_bytes=2, inside_node_gbps=6, between_nodes_gbps=3, task_ms=1,
+        update_ns_per_parameter=2,
+    )  # fmt: skip
+    assert step_seconds(rates, 10**9, 1, True) == pytest.approx(2.0)
+    assert step_seconds(rates, 10**9, 4, True) == pytest.approx(2.0 + 0.75)
+    assert step_seconds(rates, 10**9, 4, False) == pytest.approx(2.0 + 1.5)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ([[100, 1], [100, 2]], "must rise"),
+        ([[100, 1], [200, 5]], "must rise"),  # 5 x the rate: 200 tokens would end before 100
+        ([[0, 1]], "above 0"),
+        ([[100, 0]], "above 0"),
+        ([[100, -1]], "above 0"),
+    ],
+)
+def test_a_table_that_no_machine_has_is_refused_by_name(tmp_path: Path, table: object, says: str) -> None:
+    rates = {
+        "linear_tflops": 1, "attention_tflops": 1, "kv_element_bytes": 2, "inside_node_gbps": 1, "between_nodes_gbps": 1,
+        "task_ms": 1, "ring_table": table,
+    }  # fmt: skip
+    file = tmp_path / "odd.json"
+    file.write_text(json.dumps({"rates": rates}))
+    with pytest.raises(Refused, match=f"odd.json': ring_table: .*{says}"):
+        load_constants(str(file))

@@ -1,0 +1,209 @@
+"""The profile of a machine, on machines of known rates and in virtual time: nothing is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from coxswain.config import ModelConfig
+from coxswain.cost.constants import load_hardware
+from coxswain.cost.error import error_of
+from coxswain.cost.fit import Measured, Step, fitted, predicted
+from coxswain.cost.hardware import Rates, scaled, step_seconds
+from coxswain.cost.model import CostModel
+from coxswain.errors import Refused
+from coxswain_train.profile.__main__ import _parser, base_of, said, subject_of
+from coxswain_train.profile.machine import tasks_of
+from coxswain_train.profile.measure import measure
+
+MODEL = ModelConfig(layers=4, hidden=128, heads=4, kv_heads=2, feed_forward=384, vocabulary=4096)
+PARAMETERS = 1_835_008
+RATES = Rates(
+    linear_tflops=0.06, attention_tflops=0.05, kv_element_bytes=4, inside_node_gbps=0.8, between_nodes_gbps=0.8, task_ms=7,
+    update_ns_per_parameter=9, attention_table=((64, 0.01), (1024, 0.04), (4096, 0.05)), ring_table=((64, 0.008), (4096, 0.05)),
+)  # fmt: skip
+BASE = load_hardware("cpu").rates
+
+
+@dataclass
+class Virtual:
+    """A machine that takes what its rates say, times noise; counts the seconds that pass."""
+
+    rates: Rates = RATES
+    ranks: int = 4
+    noise: float = 0.0
+    passed: float = 0.0
+    called: list[str] = field(default_factory=list)
+    draw: Random = field(default_factory=lambda: Random(5))
+
+    @property
+    def degree(self) -> int:
+        return self.ranks if self.ranks > 1 else 4
+
+    @property
+    def cost(self) -> CostModel:
+        return CostModel(scaled(self.rates, MODEL))
+
+    def attention(self, tokens: int, calls: int) -> float:
+        seconds = float(self.cost.work_seconds([tokens])[0]) - self.cost.linear * tokens
+        return self._took("attention", seconds / MODEL.layers, calls)
+
+    def ring(self, tokens: int, calls: int) -> float:
+        alone = replace(self.rates, inside_node_gbps=1e9, task_ms=0.0)
+        cost = CostModel(scaled(alone, MODEL))
+        whole = float(cost.ring_seconds(float(tokens * self.degree), float(self.degree), True))
+        return self._took("ring", (whole - cost.linear * tokens) / MODEL.layers, calls)
+
+    def exchange(self, size: int, calls: int) -> float:
+        return self._took("exchange", size / (self.rates.inside_node_gbps * 1e9), calls)
+
+    def step(self, step: Step) -> float:
+        return self._took("step", predicted(step, self.rates, self.measured, True), 1)
+
+    @property
+    def measured(self) -> Measured:
+        return Measured(MODEL, PARAMETERS, self.ranks, (), (), 0.0, ())
+
+    def _took(self, what: str, seconds: float, calls: int) -> float:
+        self.called.append(what)
+        taken = seconds * (1 + self.noise * self.draw.uniform(-1, 1))
+        self.passed += taken * calls
+        return taken
+
+
+def profiled(machine: Virtual, seconds: float = 60.0) -> tuple[Rates, Measured, tuple[Step, ...]]:
+    measured, held_out = measure(machine, MODEL, PARAMETERS, 4096, seconds)
+    return fitted(measured, BASE, None), measured, held_out
+
+
+def test_a_profile_finds_the_rates_of_a_machine_that_the_model_describes() -> None:
+    found, measured, held_out = profiled(Virtual())
+    for name in ("linear_tflops", "task_ms", "update_ns_per_parameter", "inside_node_gbps", "between_nodes_gbps"):
+        assert getattr(found, name) == pytest.approx(getattr(RATES, name), rel=1e-3), name
+    assert dict(found.attention_table)[1024] == pytest.approx(0.04) == found.attention_table[4][1]
+    assert found.ring_table[-1] == pytest.approx((4096, 0.05))
+    assert error_of((predicted(s, found, measured, True), s.seconds) for s in held_out).p95 < 1e-3
+
+
+def test_held_out_steps_are_none_of_those_that_were_fitted_and_have_rings() -> None:
+    _, measured, held_out = profiled(Virtual())
+    assert not {(s.packs, s.ring) for s in measured.steps} & {(s.packs, s.ring) for s in held_out}
+    assert any(s.ring for s in held_out) and not any(s.ring for s in measured.steps)
+
+
+def test_with_a_tenth_of_noise_predictions_are_off_by_less_than_that() -> None:
+    found, measured, held_out = profiled(Virtual(noise=0.1))
+    assert 0.0 < error_of((predicted(s, found, measured, True), s.seconds) for s in held_out).p50 < 0.1
+
+
+def test_a_machine_unlike_the_model_has_an_error_that_is_said() -> None:
+    """Its steps take twice what the rates say whenever there is a ring."""
+
+    class Odd(Virtual):
+        def step(self, step: Step) -> float:
+            return super().step(step) * (2 if step.ring else 1)
+
+    found, measured, held_out = profiled(Odd())
+    error = error_of((predicted(s, found, measured, True), s.seconds) for s in held_out)
+    assert error.p95 > 0.4 and said(error).endswith(f"{error.p95:.1%} (p95)")
+
+
+@pytest.mark.parametrize("seconds", [60.0, 5.0])
+def test_a_profile_ends_near_its_seconds_on_slow_machines_too(seconds: float) -> None:
+    for slower in (1.0, 0.1):
+        rates = {name: getattr(RATES, name) * slower for name in ("linear_tflops", "attention_tflops")}
+        machine = Virtual(replace(RATES, **rates))
+        profiled(machine, seconds)
+        # Each shape of a step runs at least once.
+        shapes = sum(machine.step(s) for s in [*profiled(Virtual())[1].steps, *profiled(Virtual())[2]])
+        assert machine.passed < seconds + 2 * shapes + 6
+
+
+def test_a_device_alone_measures_rings_and_keeps_the_bandwidths_of_its_base() -> None:
+    machine = Virtual(ranks=1)
+    found, _, held_out = profiled(machine)
+    assert "ring" in machine.called and "exchange" not in machine.called and not any(s.ring for s in held_out)
+    assert (found.inside_node_gbps, found.between_nodes_gbps) == (BASE.inside_node_gbps, BASE.between_nodes_gbps)
+
+
+@pytest.mark.parametrize(("across", "inside", "between"), [(None, 8.0, 8.0), (True, 1.0, 8.0), (False, 8.0, 1.0)])
+def test_a_measured_bandwidth_is_that_of_the_links_it_went_over(
+    across: bool | None, inside: float, between: float
+) -> None:
+    measured = replace_measured(Virtual(), gbps=8.0)
+    found = fitted(measured, replace(BASE, inside_node_gbps=1.0, between_nodes_gbps=1.0), across)
+    assert (found.inside_node_gbps, found.between_nodes_gbps) == (inside, between)
+
+
+def replace_measured(machine: Virtual, gbps: float) -> Measured:
+    step = Step(packs=((100,),), seconds=0.1)
+    return Measured(MODEL, PARAMETERS, machine.ranks, (), (), gbps, (step,))
+
+
+def test_a_time_that_falls_with_tokens_is_noise_and_not_in_the_table() -> None:
+    measured = Measured(MODEL, PARAMETERS, 2, ((64, 2e-3), (128, 1e-3), (256, 5e-3)), (), 0.0, (Step(((9,),), 0, 1.0),))
+    assert [tokens for tokens, _ in fitted(measured, BASE, None).attention_table] == [64, 256]
+
+
+def test_a_fitted_file_is_read_as_hardware(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_bytes(msgspec.json.encode(replace(load_hardware("cpu"), rates=profiled(Virtual(noise=0.05))[0])))
+    assert load_hardware(str(file)).rates.ring_table
+
+
+def test_no_cost_is_below_zero_where_noise_asks_for_it() -> None:
+    steps = (Step(((100,),), 0, 0.30), Step(((200,),), 0, 0.20), Step(((100,), (100,)), 0, 0.1))
+    found = fitted(Measured(MODEL, PARAMETERS, 1, (), (), 0.0, steps), BASE, None)
+    assert min(found.linear_tflops, found.task_ms, found.update_ns_per_parameter) >= 0
+
+
+def test_what_a_step_takes_besides_its_tasks_is_split_into_sending_and_update() -> None:
+    found, _, _ = profiled(Virtual())
+    assert step_seconds(found, PARAMETERS, 4, True) == pytest.approx(step_seconds(RATES, PARAMETERS, 4, True), rel=1e-3)
+
+
+def test_every_replica_has_a_steps_packs_and_a_part_of_its_ring() -> None:
+    tasks = list(tasks_of(Step(packs=((3, 2), (4,)), ring=13), 3))
+    assert [t.replicas for t in tasks] == [(0,), (0,), (1,), (1,), (2,), (2,), (0, 1, 2)]
+    assert [t.index for t in tasks] == list(range(7))
+    assert sum(s.stop - s.start for s in tasks[-1].slices) == 13
+    assert len({s.sequence for t in tasks for s in t.slices}) == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "--model: give a preset"),
+        (["--model", "gpt-9"], "use one of llama-tiny"),
+        (["--model", "llama-tiny"], "--vocabulary: the tokenizer"),
+    ],
+)
+def test_a_profile_of_no_known_model_is_refused(arguments: list[str], says: str) -> None:
+    with pytest.raises(Refused, match=says):
+        subject_of(_parser().parse_args(arguments))
+
+
+def test_a_shape_in_a_file_is_profiled_as_a_preset_is(tmp_path: Path) -> None:
+    file = tmp_path / "shape.json"
+    file.write_bytes(msgspec.json.encode(MODEL))
+    subject = subject_of(_parser().parse_args(["--model", str(file), "--tokens", "512", "--recompute", "Full"]))
+    assert (subject.model, subject.tokens, subject.recompute) == (MODEL, 512, "Full")
+
+
+@pytest.mark.parametrize(
+    ("name", "hardware"),
+    [("NVIDIA H100 80GB HBM3", "h100-80g"), ("NVIDIA H200", "h200-141g"), ("NVIDIA A100-SXM4-40GB", "a100-40g"),
+     ("NVIDIA A100-SXM4-80GB", "a100-80g"), ("cpu", "cpu")],
+)  # fmt: skip
+def test_what_is_not_measured_comes_from_the_shipped_file_of_the_device(name: str, hardware: str) -> None:
+    assert base_of(name) == hardware
+
+
+def test_an_unknown_device_needs_a_base() -> None:
+    with pytest.raises(Refused, match="--base"):
+        base_of("NVIDIA Thing 9")

@@ -1,0 +1,262 @@
+"""The strategy: which kinds of replicas, how many of each, for these lengths and devices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coxswain.config import ModelConfig
+from coxswain.cost import load_constants
+from coxswain.cost.constants import MODELS, device_memory
+from coxswain.cost.memory import RESERVED, Workload, peaks
+from coxswain.errors import Refused
+from coxswain.flops import loss_layers
+from coxswain.models import parameter_specs
+from coxswain.plan.lengths import draw_lengths
+from coxswain.plan.pipelines.simulation import loads, schedule
+from coxswain.plan.rivals.naive import best_fit
+from coxswain.plan.strategy.choose import choose
+from coxswain.plan.strategy.costs import kind_cost, stage_constants
+from coxswain.plan.strategy.judge import step_seconds, trial_of
+from coxswain.plan.strategy.kinds import balanced, capacity_of, kinds_of, most, peak_bytes
+from coxswain.plan.strategy.pool import NEVER, Tables, histogram, propose
+from coxswain.plan.strategy.values import Kind, Machine, layout_of
+from coxswain.plan.values import Slice, Task
+
+SMALL = ModelConfig(layers=4, hidden=256, heads=4, kv_heads=2, feed_forward=512, vocabulary=512)
+
+
+def machine(
+    devices: int = 16, node: int = 8, model: str = "llama-7b", hardware: str = "a100-80g", **more: object
+) -> Machine:
+    values = {
+        "trainers": (node,) * (devices // node), "model": MODELS[model], "constants": load_constants(hardware, model),
+        "capacity": 8192, "max_degree": 1024, "memory": device_memory(hardware), **more,
+    }  # fmt: skip
+    return Machine(**values)  # type: ignore[arg-type]
+
+
+def steps(name: str = "github", context: int = 32768, tokens: int = 2**20, count: int = 5) -> list[np.ndarray]:
+    return [draw_lengths(name, context=context, tokens=tokens, seed=seed) for seed in range(count)]
+
+
+# --- the dynamic program -----------------------------------------------------------------------------------------------
+
+
+def partitions(bins: int) -> Iterator[list[tuple[int, int]]]:
+    """All ways to cut bins into intervals."""
+    for cuts in range(2 ** (bins - 1)):
+        borders = [0, *(i + 1 for i in range(bins - 1) if cuts >> i & 1), bins]
+        yield list(pairwise(borders))
+
+
+def end_of(table: Tables, kind: int, start: int, stop: int, replicas: int) -> float:
+    """Seconds of an interval, by the definition."""
+    alone = table.alone[kind, stop - 1, replicas - 1]
+    work = (table.work[kind, stop] - table.work[kind, start]) / replicas
+    return float(max(work, alone) + table.drain[kind] * alone + table.after[kind])
+
+
+def best_by_force(table: Tables, devices: int) -> float:
+    """The earliest end over all partitions into intervals, and all kinds and numbers of replicas for each."""
+
+    def rest(intervals: list[tuple[int, int]], left: int) -> float:
+        if not intervals:
+            return 0.0
+        (start, stop), found = intervals[0], NEVER
+        for kind, each in enumerate(table.devices.tolist()):
+            for replicas in range(1, min(left // each, int(table.most[kind])) + 1):
+                mine = end_of(table, kind, start, stop, replicas)
+                if mine < found:
+                    found = min(found, max(mine, rest(intervals[1:], left - replicas * each)))
+        return found
+
+    return min(rest(intervals, devices) for intervals in partitions(table.alone.shape[1]))
+
+
+@st.composite
+def small_tables(draw: st.DrawFn) -> tuple[Tables, int]:
+    """Up to three kinds, four bins and seven devices, with any seconds that more replicas do not lengthen."""
+    kinds, bins, devices = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 7))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    each = random.integers(1, min(4, devices + 1), kinds)
+    counts = devices // each
+    alone = np.sort(random.uniform(0.1, 3, (kinds, bins, counts.max())), axis=2)[:, :, ::-1]
+    alone = np.maximum.accumulate(alone, axis=1)  # longer sequences take longer
+    alone[random.random(alone.shape) < 0.1] = NEVER
+    alone = np.minimum.accumulate(alone, axis=2)
+    work = np.concatenate([np.zeros((kinds, 1)), random.uniform(0.1, 9, (kinds, bins)).cumsum(axis=1)], axis=1)
+    drain, after = random.integers(0, 3, kinds).astype(float), random.uniform(0, 1, kinds)
+    return Tables(each, counts, work, alone, drain, after), devices
+
+
+@given(small_tables())
+@settings(max_examples=150, deadline=None)
+def test_the_proposed_pools_end_as_early_as_the_best_of_all_partitions_kinds_and_numbers(
+    case: tuple[Tables, int],
+) -> None:
+    table, devices = case
+    best, pools = best_by_force(table, devices), propose(table, devices)
+    if best >= NEVER:
+        assert not pools
+        return
+    ends = [end_of(table, p.kind, p.start, p.stop, p.replicas) for p in pools]
+    assert max(ends) == pytest.approx(best, rel=1e-6)
+    assert sum(int(table.devices[p.kind]) * p.replicas for p in pools) <= devices
+    assert [p.start for p in pools] == [0, *(p.stop for p in pools[:-1])]
+    assert pools[-1].stop == table.alone.shape[1]
+
+
+def test_a_histogram_keeps_all_tokens_and_the_longest_sequence_of_the_mean_step() -> None:
+    drawn = steps()
+    found = histogram(drawn)
+    assert found.longest.size <= 32
+    assert found.longest[-1] == max(int(lengths.max()) for lengths in drawn)
+    assert found.tokens.sum() == pytest.approx(2**20)
+    assert found.squares.sum() == pytest.approx(np.mean([(lengths.astype(float) ** 2).sum() for lengths in drawn]))
+
+
+# --- kinds -------------------------------------------------------------------------------------------------------------
+
+
+def test_degrees_divide_the_node_and_what_the_model_shares_and_others_are_refused_by_name() -> None:
+    kinds, refused = kinds_of(machine(12, 12, model="llama-7b"))
+    assert {kind.tensor for kind in kinds} == {1, 2, 4}
+    assert {refusal.summary for refusal in refused} == {"tp3", "tp6", "tp12"}
+    assert "cannot be shared evenly" in refused[0].why
+
+
+def test_muon_has_no_tensor_groups() -> None:
+    kinds, refused = kinds_of(machine(whole_matrices=True))
+    assert {kind.tensor for kind in kinds} == {1}
+    assert {(r.summary, r.why) for r in refused} == {(f"tp{t}", "Muon needs whole matrices") for t in (2, 4, 8)}
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_stages_share_all_layers_and_no_even_split_is_faster(stages: int) -> None:
+    model = msgspec.structs.replace(SMALL, layers=8, vocabulary=4096)
+    layers, loss = balanced(model, stages), loss_layers(model)
+    even = Kind(1, (8 // stages,) * stages)
+    assert sum(layers) == 8
+    assert min(layers) >= 1
+    assert max(loads(Kind(1, layers).replica(), loss)) <= max(loads(even.replica(), loss))
+
+
+def test_the_memory_of_a_kind_is_that_of_the_fullest_device_of_its_layout() -> None:
+    asked = machine(16)
+    for kind in (Kind(1, (32,)), Kind(2, (17, 15)), Kind(8, (32,))):
+        count = most(asked, kind)
+        layout = layout_of(((kind, count),), asked.trainers)
+        specs = parameter_specs(asked.model, asked.model.vocabulary)
+        found = peaks(asked.model, specs, layout, Workload(2, 8192, "Selective"))
+        assert peak_bytes(asked, kind, count, "Selective") == max(peak.total for peak in found.values())
+
+
+def test_a_capacity_that_memory_gives_fits_and_the_next_does_not() -> None:
+    asked = machine(capacity=0)
+    kind = Kind(2, (32,))
+    tokens = capacity_of(asked, kind, "Selective", 8)
+    assert peak_bytes(asked, kind, 8, "Selective", tokens) + RESERVED <= asked.memory
+    assert peak_bytes(asked, kind, 8, "Selective", tokens + 256) + RESERVED > asked.memory
+
+
+# --- costs -------------------------------------------------------------------------------------------------------------
+
+
+def test_one_device_with_the_whole_model_has_the_machine_s_constants() -> None:
+    asked = machine()
+    assert stage_constants(asked, Kind(1, (32,)), "None") == asked.constants
+
+
+@pytest.mark.parametrize("kind", [Kind(2, (32,)), Kind(8, (32,)), Kind(1, (16, 16)), Kind(4, (8, 8, 8, 8))])
+def test_no_kind_computes_faster_than_its_devices_and_sums_on_a_slow_link_take_longer(kind: Kind) -> None:
+    asked = machine()
+    cost = kind_cost(asked, kind, "None").tasks
+    whole = kind_cost(asked, Kind(1, (32,)), "None").tasks
+    assert cost.linear * kind.devices >= whole.linear
+    assert cost.attention * kind.devices >= whole.attention
+    slow = replace(
+        asked, constants=msgspec.structs.replace(asked.constants, inside_node_gbps=2.5, between_nodes_gbps=0.5)
+    )
+    assert kind_cost(slow, kind, "None").tasks.linear > cost.linear
+
+
+def test_recompute_repeats_what_it_drops() -> None:
+    asked, kind = machine(), Kind(2, (32,))
+    none, selective, full = (kind_cost(asked, kind, mode).tasks for mode in ("None", "Selective", "Full"))
+    assert selective.linear == full.linear > none.linear
+    assert selective.attention == none.attention < full.attention
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_the_time_of_a_pipeline_is_that_of_its_simulated_stages(stages: int) -> None:
+    """Sum and (p - 1) times the longest, beside all operations in virtual time: tasks of 2,048 to 8,192 tokens."""
+    asked = machine(stages, stages)
+    kind = Kind(1, balanced(asked.model, stages))
+    cost, lengths = kind_cost(asked, kind, "None"), np.array([2048, 4096, 8192] * 4)
+    packs = best_fit(lengths.tolist(), list(range(12)), 8192)
+    tasks = [
+        Task(
+            i,
+            "pack",
+            (0,),
+            tuple(Slice(0, q, 0, int(lengths[q])) for q in pack),
+            cost.tasks.pack_seconds(lengths[[*pack]]),
+        )
+        for i, pack in enumerate(packs)
+    ]
+    simulated = schedule(layout_of(((kind, 1),), asked.trainers), tasks, loss_layers(asked.model)).seconds
+    found = step_seconds(asked, trial_of(asked, ((kind, 1),), "None"), [lengths], "Naive")
+    assert found - cost.after == pytest.approx(simulated, rel=0.15)
+
+
+# --- the choice --------------------------------------------------------------------------------------------------------
+
+
+def test_the_chosen_layout_is_the_fastest_that_was_placed_fits_memory_and_holds_the_longest_sequence() -> None:
+    asked = machine(64, model="llama-13b", hardware="a100-40g", recompute=("None", "Selective", "Full"))
+    found = choose(asked, steps(tokens=2**22))
+    placed = [a for a in found.alternatives if a.placed]
+    assert placed
+    assert all(a.seconds >= found.chosen.seconds for a in placed)
+    assert all(a.peak_bytes + RESERVED <= asked.memory for a in (found.chosen, *found.alternatives))
+    assert {"tp1pp1", "tp2pp1"} <= {refusal.summary for refusal in found.refused}
+    assert sum(shape.count * sum(s.tensor for s in shape.stages) for shape in found.chosen.replicas) <= 64
+
+
+def test_the_same_lengths_and_devices_give_the_same_strategy_bytes() -> None:
+    asked, drawn = machine(32), steps()
+    assert msgspec.json.encode(choose(asked, drawn)) == msgspec.json.encode(choose(asked, list(drawn)))
+
+
+def test_kinds_are_mixed_where_long_sequences_need_room_that_short_ones_do_not() -> None:
+    """Without rings (one replica a sequence) each kind holds what its memory does, as in Hydraulis."""
+    asked = machine(32, model="llama-7b", hardware="a100-40g", capacity=0, max_degree=1, recompute=("Selective",))
+    found = choose(asked, steps("github", context=65536, tokens=2**21))
+    equal = [a for a in found.alternatives if len(a.replicas) == 1 and a.placed]
+    assert len(found.chosen.replicas) > 1
+    assert found.chosen.seconds < min(a.seconds for a in equal)
+
+
+def test_where_nothing_fits_the_refusal_names_the_kinds_their_needs_and_the_way_out() -> None:
+    with pytest.raises(Refused, match=r"tp1pp1: a device needs .* use more devices, recompute") as refused:
+        choose(machine(8, model="llama-70b"), steps(tokens=2**18))
+    assert refused.value.reason == "NoStrategy"
+    with pytest.raises(Refused, match="sequences of 32768 tokens"):
+        choose(machine(8, max_degree=1), steps(tokens=2**18))
+
+
+@pytest.mark.parametrize(("devices", "limit"), [(64, 1.0), (1024, 10.0)])
+def test_a_strategy_takes_a_second_for_64_devices_and_ten_for_1024(devices: int, limit: float) -> None:
+    asked, drawn = machine(devices, hardware="h100-80g"), steps("byted", 262144 // 2, 32768 * devices)
+    begin = time.process_time()
+    choose(asked, drawn)
+    assert time.process_time() - begin < limit

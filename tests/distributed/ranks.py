@@ -18,7 +18,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 _forkserver = multiprocessing.get_context("forkserver")
-_forkserver.set_forkserver_preload(["torch", "coxswain_train.parallel.process_groups"])
+# A backward that is given a gradient imports the second one, which takes a rank seconds.
+_forkserver.set_forkserver_preload(
+    ["torch", "torch.fx.experimental.symbolic_shapes", "coxswain_train.parallel.process_groups"]
+)
 
 
 class RankFailed(AssertionError):

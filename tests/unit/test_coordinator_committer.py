@@ -14,6 +14,8 @@ from coxswain.membership.held_out import hold_out
 from coxswain.membership.order import SourceView
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.membership.values import Membership
+from coxswain.plan.chunks import ring_slices
+from coxswain.plan.values import Operation, StageOperations, Task
 from coxswain.planlog import Generation, PlacementSegment, membership_key, placement_key
 from coxswain_coordinator.planning.committer import Committed, Committer, step_plan
 from coxswain_coordinator.planning.mix_history import MixHistory
@@ -21,6 +23,7 @@ from coxswain_coordinator.planning.placers import Placed, in_turn, place_step
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.world.formation import next_generation
 from coxswain_link.store import Store, open_store
+from tests.fuzzed_plans import layout_of_shapes, placement_of
 from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, lengths_of, make_job
 from tests.unit.test_coordinator_parts import agents
 
@@ -194,6 +197,21 @@ def test_an_evaluation_follows_every_third_step_and_the_last_one_with_the_same_s
     assert len({p.evaluation.sequences for p in found.plans if p.evaluation}) == 1
     held_out = found.plans[2].evaluation
     assert (held_out.tokens, held_out.labels) == (500, sum(s.labels for s in held_out.sequences))
+
+
+def test_an_evaluation_whose_forwards_would_wait_for_each_other_is_never_committed(tmp_path):
+    """The validator has seen the lists with their backwards; what runs has none."""
+    layout = layout_of_shapes([((2, 1),)] * 2)
+    tasks = tuple(Task(i, "ring", (0, 1), tuple(ring_slices([i], [8] * 2, (0, 1)))) for i in range(2))
+    orders = ["F0 B0 F1 B1", "F1 B1 F0 B0"]
+    lists = tuple(
+        StageOperations(r, 0, tuple(Operation(o[0], int(o[1])) for o in text.split())) for r, text in enumerate(orders)
+    )
+    stuck = dataclasses.replace(
+        committer(evaluated_job(tmp_path, every=1)), place=in_turn(lambda _: placement_of(layout, tasks, lists))
+    )
+    with pytest.raises(AssertionError, match="evaluation: hang: replica 0 waits in F of task 0"):
+        commit(stuck)
 
 
 def test_an_evaluation_is_numbered_behind_its_step_and_runs_forward_only(tmp_path):

@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from coxswain.layout import Layout
 from coxswain.plan.kinds import shape
@@ -26,13 +27,16 @@ from tests.unit.plan_machine import walk
 Lists = tuple[StageOperations, ...]
 
 
-def tasks_of(*members: tuple[int, ...] | tuple[tuple[int, ...], float]) -> tuple[Task, ...]:
+def tasks_of(
+    *members: tuple[int, ...] | tuple[tuple[int, ...], float], waves: Sequence[int] | None = None
+) -> tuple[Task, ...]:
     """Tasks of one second, or so many, over these replicas; sequence number = task number."""
     found = []
     for i, each in enumerate(members):
         replicas, seconds = each if isinstance(each[0], tuple) else (each, 1.0)
         slices = tuple(Slice(r, i, k, k + 1) for k, r in enumerate(replicas))  # type: ignore[arg-type]
-        found.append(Task(i, "ring" if len(slices) > 1 else "pack", replicas, slices, seconds))  # type: ignore[arg-type]
+        wave = waves[i] if waves else UNSET
+        found.append(Task(i, "ring" if len(slices) > 1 else "pack", replicas, slices, seconds, wave))  # type: ignore[arg-type]
     return tuple(found)
 
 

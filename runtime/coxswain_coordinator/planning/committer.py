@@ -20,7 +20,7 @@ from coxswain.membership.values import Cursor, Membership, MixRecord
 from coxswain.plan.values import Placement
 from coxswain.planlog import Generation, MembershipSegment, PlacementSegment
 from coxswain.wire import Evaluation, StepPlan
-from coxswain_coordinator.planning.evaluations import evaluation_of, is_due
+from coxswain_coordinator.planning.evaluations import check_forwards, evaluation_of, is_due
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.placers import IsLate, Missing, Placed, Placer
 from coxswain_coordinator.planning.plan_log import PlanLog
@@ -140,7 +140,10 @@ class Committer:
         wanted = {m.step: [s.tokens for s in m.sequences] for m in memberships if m.step not in known}
         if not recorded and any(is_due(self.job, m) for m in memberships):
             wanted[_EVALUATION] = [s.tokens for s in self.stream.held_out.sequences]
-        return self.place(wanted, is_late) if wanted else Placed({})
+        placed = self.place(wanted, is_late) if wanted else Placed({})
+        if evaluation := placed.placements.get(_EVALUATION):
+            check_forwards(evaluation, self.generation.layout)
+        return placed
 
     def _plan(self, membership: Membership, placement: Placement, evaluation: Placement | None) -> StepPlan:
         follows = None

@@ -8,7 +8,9 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig
+from coxswain.layout import Layout
 from coxswain.membership.values import Membership, Sequence
+from coxswain.plan.pipelines.replay import forwards, replay
 from coxswain.plan.values import Operation, Placement, StageOperations, Task
 from coxswain.wire import Evaluation
 
@@ -21,13 +23,19 @@ def is_due(job: JobConfig, membership: Membership) -> bool:
     return done % job.evaluation.every_steps == 0 or done == job.total_steps or membership.exhausted
 
 
+def check_forwards(placement: Placement, layout: Layout) -> None:
+    """Replays what an evaluation runs: without backwards the lists are others than those that the planner has checked."""
+    if faults := replay(forwards(placement), layout, "F"):
+        raise AssertionError(f"evaluation: {faults[0]}")
+
+
 def evaluation_of(sequences: List[Sequence], placement: Placement, behind: Membership, tasks: int) -> Evaluation:
     """The evaluation behind a step of `tasks` tasks: forward operations only, without waves, numbered behind the step's own."""
     first = len(behind.sequences)
     return Evaluation(
         sequences=tuple(sequences),
         tasks=tuple(_renumbered(task, first, tasks) for task in placement.tasks),
-        operations=tuple(_forward_only(stage, tasks) for stage in placement.operations),
+        operations=tuple(_behind(stage, tasks) for stage in forwards(placement).operations),
         labels=sum(s.labels for s in sequences),
         first=first,
     )
@@ -38,7 +46,5 @@ def _renumbered(task: Task, sequences: int, tasks: int) -> Task:
     return replace(task, index=task.index + tasks, slices=slices, wave=UNSET)
 
 
-def _forward_only(stage: StageOperations, tasks: int) -> StageOperations:
-    """Without backward what is left of an order without a circle has none either."""
-    forward = tuple(Operation(o.kind, o.task + tasks) for o in stage.operations if o.kind == "F")
-    return replace(stage, operations=forward)
+def _behind(stage: StageOperations, tasks: int) -> StageOperations:
+    return replace(stage, operations=tuple(Operation(o.kind, o.task + tasks) for o in stage.operations))

@@ -20,7 +20,7 @@ from coxswain.plan.values import Task
 
 Ints = NDArray[np.int64]
 PARTS = (1, 2, 4, 8)  # a pack should take such a part of a full pack of short sequences
-STEPS = 6  # durations of rings that are tried, between that of a full pack and those of least degree
+STEPS = 12  # durations of rings that are tried, between that of a full pack and those of least degree
 HALVINGS = 9  # of the range in which the common end lies
 
 
@@ -45,9 +45,10 @@ def _dispatched(problem: Problem, flat: Planner) -> list[Draft]:
         return []
     order = np.argsort(-problem.lengths, kind="stable")
     count = int((problem.lengths > problem.capacity).sum())
-    mine, rival = drafts_of(search(problem, order[:count], order[count:])), flat(problem)
-    end = end_of(problem, mine)
-    return rival if _estimate(problem, rival) < end and end_of(problem, rival) < end else mine
+    trial, rival = search(problem, order[:count], order[count:]), flat(problem)
+    mine = drafts_of(trial)
+    hopeless = _estimate(problem, rival) >= trial.dealt.level
+    return mine if hopeless or end_of(problem, mine) <= end_of(problem, rival) else rival
 
 
 def end_of(problem: Problem, drafts: list[Draft]) -> float:

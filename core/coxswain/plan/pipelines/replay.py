@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Literal
 
 import numpy as np
+from msgspec.structs import replace
 
 from coxswain.layout import Layout
 from coxswain.plan.pipelines.lists import Bools, Ints, Operations, Place, Places, operations_of, places_of, starts
@@ -33,6 +34,14 @@ def replay(placement: Placement, layout: Layout, kinds: Kinds = "FB") -> list[st
     faults = [] if _complete(places, found, tasks, kinds) else [*_named(lists, tasks, kinds)]
     faults = faults or [*_mixed_waves(places, found, tasks)]
     return faults or _hangs(places, found, lists, tasks)
+
+
+def forwards(placement: Placement) -> Placement:
+    """The placement without backwards, as an evaluation runs it."""
+    lists = (
+        replace(each, operations=tuple(o for o in each.operations if o.kind == "F")) for each in placement.operations
+    )
+    return replace(placement, operations=tuple(lists))
 
 
 def _complete(places: Places, found: Operations, tasks: tuple[Task, ...], kinds: Kinds) -> bool:

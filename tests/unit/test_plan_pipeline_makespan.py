@@ -1,0 +1,137 @@
+"""Makespan of pipelines: a bubble near the ideal one also with rings, a bound that brute force never passes, waves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+
+from coxswain.plan.lengths import SETS, draw_lengths
+from coxswain.plan.pipelines.bound import ideal_bubble, pipeline_bound
+from coxswain.plan.pipelines.dispatch import end_of, even_pipelines
+from coxswain.plan.pipelines.operations import ordered
+from coxswain.plan.pipelines.replay import replay
+from coxswain.plan.planners import planner
+from coxswain.plan.problem import Draft, Problem, make_problem
+from coxswain.plan.simulate import simulate
+from tests.fuzzed_plans import placement_of
+from tests.unit.plan_cases import given
+from tests.unit.plan_machine import walk
+from tests.unit.test_plan_pipelines import lists_of, tasks_of, text
+
+K = 1024
+
+
+def problem_of(name: str, context: int, stages: int, tasks: int, seed: int) -> Problem:
+    lengths = draw_lengths(name, context=context, tokens=32 * tasks * 8 * K, seed=seed)
+    return make_problem(lengths, **given(32, 8 * K), stages=stages)
+
+
+@pytest.mark.parametrize("seeds", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("context", [8 * K, 32 * K, 64 * K])
+@pytest.mark.parametrize("stages", [4, 8])
+@pytest.mark.parametrize("name", sorted(SETS))
+def test_pipelines_idle_hardly_more_than_the_ideal_bubble_with_rings_too(
+    name: str, context: int, stages: int, seeds: int
+) -> None:
+    """The median of the seeds, and each one nearly; the ideal is that of 16 equal tasks, one for each full pack of tokens."""
+    found = []
+    for seed in range(seeds):
+        problem = problem_of(name, context, stages, 16, seed)
+        drafts = planner("makespan")(problem)
+        busy = sum(simulate(problem, drafts).busy)
+        found.append((1 - busy / (32 * end_of(problem, drafts))) / ideal_bubble(stages, 16))
+    assert np.median(found) <= 1.15, found
+    assert max(found) <= 1.4, found
+
+
+def test_rings_in_groups_end_sooner_than_the_plan_of_one_stage() -> None:
+    problem = problem_of("github", 32 * K, 8, 16, 0)
+    flat = make_problem(problem.lengths, **given(32, 8 * K))
+    assert end_of(problem, planner("makespan")(problem)) < 0.75 * end_of(problem, planner("makespan")(flat))
+
+
+def test_every_ring_of_a_plan_of_pipelines_is_at_one_place_of_its_members_lists() -> None:
+    for name, seed in product(sorted(SETS), range(3)):
+        drafts = planner("makespan")(problem_of(name, 64 * K, 4, 8, seed))
+        places = [0] * 32
+        for draft in drafts:
+            assert len({places[r] for r in draft.members}) == 1
+            for r in draft.members:
+                places[r] += 1
+
+
+def every_dispatch(problem: Problem) -> Iterator[list[Draft]]:
+    """All orders of all tasks on two replicas: each sequence alone on one of them, or a ring over both."""
+    count = problem.lengths.size
+    for places in product(((0,), (1,), (0, 1), (1, 0)), repeat=count):
+        if all(problem.lengths[i] <= problem.capacity * len(m) for i, m in enumerate(places)):
+            for order in permutations(range(count)):
+                yield [Draft(places[i], (i,)) for i in order]
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize(
+    "lengths",
+    [(8000, 3000, 200), (60000, 50000, 900), (15000, 6000, 5000), (64000,), (30, 40, 50), (64000, 64000, 64000)],
+)
+def test_no_dispatch_of_a_small_step_ends_before_the_bound(lengths: tuple[int, ...], stages: int) -> None:
+    problem = make_problem(lengths, **given(2, 32 * K), stages=stages)
+    ends = [end_of(problem, drafts) for drafts in every_dispatch(problem)]
+    bound = pipeline_bound(problem, [[1.0] * stages])
+    assert bound <= min(ends) * (1 + 1e-9)
+    assert bound >= 0.4 * min(ends)
+    whole = [  # what planners do: a sequence that one replica holds is no ring
+        end_of(problem, drafts)
+        for drafts in every_dispatch(problem)
+        if all(len(d.members) == 1 for d in drafts if problem.lengths[d.sequences[0]] <= problem.capacity)
+    ]
+    assert end_of(problem, planner("makespan")(problem)) <= 1.25 * min(whole)
+
+
+def test_sequences_that_need_every_replica_end_as_the_bound_says() -> None:
+    problem = make_problem([64000] * 3, **given(2, 32 * K), stages=2)
+    assert end_of(problem, planner("makespan")(problem)) == pytest.approx(pipeline_bound(problem, [[1.0, 1.0]]))
+
+
+WAVES = [((0,), 0), ((1,), 0), ((0, 1), 1), ((0,), 1), ((1,), 2)]
+
+
+def test_a_wave_starts_once_the_one_before_has_ended_on_all_stages() -> None:
+    layout, tasks = even_pipelines(2, 2), tasks_of(*[members for members, _ in WAVES], waves=[w for _, w in WAVES])
+    found = ordered(layout, tasks)
+    assert text(found.operations) == [
+        "F0 B0 F2 F3 B2 B3",
+        "F0 B0 F2 B2 F3 B3",
+        "F1 B1 F2 B2 F4 B4",
+        "F1 B1 F2 B2 F4 B4",
+    ]
+    assert found.seconds == pytest.approx(2 + 3 + 2)  # one task, two, and one through two stages
+    assert replay(placement_of(layout, tasks, found.operations), layout) == []
+    assert walk(layout, tasks, found.operations) == "done"
+
+
+def test_lists_and_tasks_that_mix_waves_are_refused() -> None:
+    layout = even_pipelines(1, 2)
+    tasks = tasks_of((0,), (0,), waves=[0, 1])
+    early = lists_of(layout, "F0 F1 B0 B1", "F0 B0 F1 B1")
+    [fault] = replay(placement_of(layout, tasks, early), layout)
+    assert fault.startswith("replica 0, stage 0: task 0 of wave 0 is behind task 1 of wave 1; a wave starts once")
+    falling = tasks_of((0,), (0,), waves=[1, 0])
+    assert "task 1 is of wave 0, task 0 before it of wave 1; waves rise along the order" in replay(
+        placement_of(layout, falling, early), layout
+    )
+
+
+def test_forwards_of_an_evaluation_are_replayed_without_backwards() -> None:
+    layout, tasks = even_pipelines(2, 2), tasks_of((0, 1), (0, 1))
+    good = lists_of(layout, "F0 F1", "F0 F1", "F0 F1", "F0 F1")
+    assert replay(placement_of(layout, tasks, good), layout, "F") == []
+    stuck = lists_of(layout, "F0 F1", "F0 F1", "F1 F0", "F1 F0")
+    assert replay(placement_of(layout, tasks, stuck), layout, "F")[0].startswith("hang: ")
+    trained = lists_of(layout, *["F0 B0 F1 B1"] * 4)
+    assert "operation B of task 0 is missing, foreign or repeated" in replay(
+        placement_of(layout, tasks, trained), layout, "F"
+    )[0]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs.tools import comparison, failures, measured
+from docs.tools import comparison, failures, measured, strategy
 
 ROOT = comparison.ROOT
 
@@ -15,6 +15,7 @@ def pages() -> dict[str, dict[str, str]]:
         "docs/compare.md": {
             "comparison": comparison.full(systems), "measured": measured.table(results), "origins": measured.origins(results),
         },
+        "docs/design/strategy.md": {"strategy": strategy.table(results["strategy"])},
         "docs/failures.md": {"failures": failures.tables(failures.read())},
     }  # fmt: skip
 

@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without stored bytecode every process compiles all that it imports: torch takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test slowest lint generate docs pictures manifests test-slow mutants bench bench-balance bench-planners bench-engine bench-coordinator bench-hdp bench-recovery bench-operator bench-kueue binaries cluster cluster-down demo images e2e-smoke e2e clean
+.PHONY: help setup run test slowest lint generate docs pictures manifests test-slow mutants bench bench-balance bench-planners bench-engine bench-strategy bench-coordinator bench-hdp bench-recovery bench-operator bench-kueue binaries cluster cluster-down demo images e2e-smoke e2e clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ bench-planners: .venv/.ready  ## CPU time and memory of every planner at 64 to 1
 bench-engine: .venv/.ready  ## the whole system beside a plain torch loop on the same tokens, one replica, two, and two stages (some minutes)
 	@$(BIN)/python -m bench.engine
 	@$(BIN)/python -m bench.pipeline
+
+bench-strategy: .venv/.ready  ## layouts for the published settings of FlexSP and Hydraulis, predicted (ten minutes)
+	@$(BIN)/python -m bench.strategy --output docs/results/strategy.json
 
 bench-coordinator: .venv/.ready  ## a coordinator under 1,024 simulated ranks over HTTP: its CPU, bytes of plan, lag (three minutes)
 	@$(BIN)/python -m bench.coordinator

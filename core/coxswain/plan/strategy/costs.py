@@ -15,6 +15,7 @@ from coxswain.config import ModelConfig
 from coxswain.cost.constants import Constants
 from coxswain.cost.memory import MASTER, Recompute
 from coxswain.cost.model import CostModel
+from coxswain.cost.tables import Point, Tables
 from coxswain.flops import loss_layers
 from coxswain.holdings import holdings_of
 from coxswain.layout import Layout
@@ -55,16 +56,22 @@ def stage_constants(machine: Machine, kind: Kind, recompute: Recompute) -> Const
     layers, again = max(kind.layers), recompute != "None"
     token = model.hidden * machine.element  # bytes of a token's activations
     share = kind.tensor * load  # of the model's layers
+    attention = load * (1 + (recompute == "Full") * REPEATED_ATTENTION)
     return replace(
         base,
         linear_us_per_token=base.linear_us_per_token * load * (1 + again * REPEATED_FORWARD)
         + 1e6 * (_sums(machine, kind, layers, again) * token + _messages(machine, kind) * token),
-        attention_ns_per_token2=base.attention_ns_per_token2 * load * (1 + (recompute == "Full") * REPEATED_ATTENTION),
+        attention_ns_per_token2=base.attention_ns_per_token2 * attention,
         kv_bytes_per_token=base.kv_bytes_per_token
         * (share / min(kind.tensor, model.kv_heads))
         * (1 + (recompute == "Full") / 3),
         task_ms=base.task_ms * share + 1e3 * LAUNCH * SUMS * layers * (kind.tensor > 1),
+        tables=Tables(attention=_times(base.tables.attention, attention), ring=_times(base.tables.ring, attention)),
     )
+
+
+def _times(points: tuple[Point, ...], factor: float) -> tuple[Point, ...]:
+    return tuple((tokens, seconds * factor) for tokens, seconds in points)
 
 
 def _sums(machine: Machine, kind: Kind, layers: int, again: bool) -> float:

@@ -106,7 +106,9 @@ def tables(
 def _work(cost: KindCost, lengths: Histogram, capacity: int) -> Floats:
     """Seconds on one replica of the bins before each border; every `capacity` tokens are a task."""
     c = cost.tasks
-    own = (c.linear + c.task / capacity) * lengths.tokens + c.attention * lengths.squares
+    typical = np.sqrt(lengths.squares / lengths.counts)  # has the bin's attention, where that grows with the square
+    attention = lengths.counts * (c.work_seconds(typical) - c.linear * typical)
+    own = (c.linear + c.task / capacity) * lengths.tokens + attention
     return np.concatenate([[0.0], np.cumsum(own)])
 
 

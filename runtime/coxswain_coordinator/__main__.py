@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import resource
 import signal
 import socket
@@ -31,6 +32,9 @@ _SWITCH = 0.0005
 """Seconds between thread switches. A planning thread would else hold the interpreter for 5 ms at every call to a socket, so
 that thousands of ranks wait for one segment of plans."""
 
+_COLLECTIONS = (50_000, 20, 50)
+"""For the garbage collector: plans of a large job are a million objects, none of which is garbage."""
+
 
 def main(environment: Environment) -> int:
     prepare()
@@ -40,6 +44,7 @@ def main(environment: Environment) -> int:
 def prepare() -> None:
     """Makes this process fit for thousands of connections beside a planner."""
     sys.setswitchinterval(_SWITCH)
+    gc.set_threshold(*_COLLECTIONS)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

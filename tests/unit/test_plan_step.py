@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import random
 from itertools import pairwise
+from typing import get_args
 
 import msgspec
 import pytest
 
+from coxswain.api.parallelism import HybridData
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.errors import Refused
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.plan.kinds import nodes_of
-from coxswain.plan.planners import plan, planner
+from coxswain.plan.planners import BALANCES, SLOW, plan, planner
 from coxswain.plan.problem import Draft, make_problem
 from coxswain.plan.simulate import Timeline, ring_bytes, simulate
 from coxswain.plan.step import plan_step
@@ -53,6 +55,12 @@ def test_plans_of_equal_replicas_of_one_stage_keep_their_bytes(balance: str, rep
     lengths = [1000, 1500, 30, 1024, 7, 900, 600] * 3
     placement = plan_step(lengths, layout, settings(tokens_per_replica=1536, balance=balance), MODEL)
     assert hashlib.sha256(msgspec.json.encode(placement)).hexdigest()[:16] == golden
+
+
+def test_a_job_may_have_every_balance_that_runs_and_no_other() -> None:
+    offered = get_args(HybridData.model_fields["balance"].annotation)
+    assert sorted(balance.lower() for balance in offered) == sorted(BALANCES)
+    assert set(BALANCES) > SLOW
 
 
 def test_an_engine_without_packed_rings_gets_one_ring_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,11 @@ class HybridData(Model):
     """Most tokens that one replica holds in one task (C of the design notes)."""
     max_degree: Count = 64
     """Most replicas that share one sequence."""
-    balance: Literal["Makespan", "Naive", "Static"] = "Makespan"
-    """How sequences are placed. Makespan: the last replica ends as early as possible, by the cost model. Naive and Static are
-    there to compare with."""
+    balance: Literal["Makespan", "Naive", "Static", "ByteScale", "Waves", "WLB", "KK", "FlexSP", "Hydraulis"] = (
+        "Makespan"
+    )
+    """How sequences are placed. Makespan: the last replica ends as early as possible, by the cost model. The others are there to
+    compare with. FlexSP and Hydraulis solve integer programs: Makespan places the steps that they have not placed in time."""
     attention: Literal["Ring", "Ulysses", "Auto"] = "Ring"
     """How the replicas of one sequence share its attention. This release refuses all but Ring."""
 

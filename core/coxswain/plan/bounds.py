@@ -21,7 +21,7 @@ STEPS = 30  # bisections
 
 def lower_bound(problem: Problem) -> float:
     """Seconds; never less than `Problem.lower_bound`."""
-    plain, speeds = problem.lower_bound(), np.sort(problem.speeds)[::-1]
+    plain, speeds = max(problem.lower_bound(), _by_kind(problem)), np.sort(problem.speeds)[::-1]
     if problem.replicas > MOST or speeds[0] == speeds[-1] or not problem.lengths.size:
         return plain
     longest = np.sort(problem.lengths)[::-1][:LONGEST]
@@ -43,6 +43,24 @@ def lower_bound(problem: Problem) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if possible(middle) else (middle, high)
     return low
+
+
+def _by_kind(problem: Problem) -> float:
+    """What only some kinds of replicas hold takes these alone; the longest sequence ends first on one of them."""
+    kinds = [problem.kinds == kind for kind in range(int(problem.kinds.max()) + 1)]
+    if len(kinds) == 1 or not problem.lengths.size:
+        return 0.0
+    degrees = [min(problem.max_degree, int(mine.sum())) for mine in kinds]
+    holds = [int(problem.capacities[mine][0]) * most for mine, most in zip(kinds, degrees, strict=True)]
+    work, longest, found, ends = problem.cost.least_work_seconds(problem.lengths), int(problem.lengths.max()), 0.0, []
+    for mine, most, hold in zip(kinds, degrees, holds, strict=True):
+        able = np.isin(problem.kinds, [k for k, other in enumerate(holds) if other > hold])
+        if able.any():
+            found = max(found, float(work[problem.lengths > hold].sum() / problem.speeds[able].sum()))
+        if longest <= hold:
+            capacity = int(problem.capacities[mine][0])
+            ends.append(problem.cost.lower_bound([longest], problem.speeds[mine], capacity, most, problem.node_size))
+    return max(found, min(ends))
 
 
 def plain_work(problem: Problem) -> float:

@@ -38,13 +38,16 @@ BALANCES: dict[str, Planner] = {
 SLOW = frozenset({"flexsp", "hydraulis"})
 """Those that solve integer programs, which takes seconds: the coordinator runs them in processes of their own."""
 
+DEALS = 4
+"""How often sequences are dealt to unequal kinds of replicas at most, each time by what was reached before."""
+
 
 def planner(balance: str) -> Planner:
     """Returns the planner of that name, for replicas of any kinds; case does not matter (the API says Makespan)."""
     found = BALANCES.get(balance.lower())
     if found is None:
         raise Refused("UnknownBalance", f"balance {balance!r}: not known; use one of {', '.join(BALANCES)}")
-    return partial(by_kind, found)
+    return partial(by_kind, found, deals=DEALS if found is makespan else 1)
 
 
 def plan(

@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without stored bytecode every process compiles all that it imports: torch takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test slowest lint generate docs pictures manifests test-slow mutants bench bench-balance bench-planners bench-engine bench-coordinator bench-recovery bench-operator bench-kueue binaries cluster cluster-down demo images e2e-smoke e2e clean
+.PHONY: help setup run test slowest lint generate docs pictures manifests test-slow mutants bench bench-balance bench-planners bench-engine bench-coordinator bench-hdp bench-recovery bench-operator bench-kueue binaries cluster cluster-down demo images e2e-smoke e2e clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ bench-engine: .venv/.ready  ## the whole system beside a plain torch loop on the
 
 bench-coordinator: .venv/.ready  ## a coordinator under 1,024 simulated ranks over HTTP: its CPU, bytes of plan, lag (three minutes)
 	@$(BIN)/python -m bench.coordinator
+
+bench-hdp: .venv/.ready  ## static, naive, bytescale, flexsp and makespan on four real replicas and real text, as root (some 25 minutes)
+	@$(BIN)/python -m bench.hdp_cpu
 
 bench-recovery: .venv/.ready  ## how long training stands still after a SIGKILL to a process of each kind
 	@$(BIN)/python -m bench.recovery

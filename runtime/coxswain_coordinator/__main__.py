@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 
 from coxswain import names
 from coxswain.errors import Retryable
@@ -26,6 +27,7 @@ from coxswain_coordinator.coordinator import Coordinator
 from coxswain_coordinator.planning.mix_edits import MixEdits
 from coxswain_coordinator.planning.placers import place_step
 from coxswain_link.environment import Environment, leave, run_service
+from coxswain_link.hardware import hardware_of
 from coxswain_link.store import Store, open_store
 
 _SWITCH = 0.0005
@@ -52,9 +54,11 @@ def prepare() -> None:
 async def _serve(environment: Environment) -> int:
     job = environment.job
     store = open_store(job.checkpoint.uri, job.checkpoint.endpoint, environment.secrets_dir, create=True)
+    hardware = hardware_of(job, environment.secrets_dir)
+    planner = partial(place_step, hardware=hardware)
     coordinator = Coordinator(
-        job, store, environment.token, place_step, environment.pod_name, environment.run_dir, clock=time.time,
-        recorded_step=environment.recorded_step, config=environment.config,
+        job, store, environment.token, planner, environment.pod_name, environment.run_dir, clock=time.time,
+        recorded_step=environment.recorded_step, config=environment.config, hardware=hardware,
         edits=MixEdits(environment.job_file, job), claim=claim_of(environment, store),
     )  # fmt: skip
     await coordinator.start(environment.pod_ip, PORT_COORDINATOR)

@@ -126,3 +126,19 @@ def test_a_killed_service_costs_no_data_under_tensor_groups_and_stages(
     assert run.losses()[:STEPS] == pytest.approx(baseline.losses(), rel=1e-5)
     footprint.assert_gone()
     note(run.warnings())
+
+
+@pytest.mark.slow
+def test_mode_auto_keeps_its_choice_over_a_resume_and_trains_as_one_replica(
+    tmp_path: Path, corpus: str, baseline: Run
+) -> None:
+    run = run_of(tmp_path, corpus, tmp_path / "checkpoints", {"mode": "Auto"})
+    assert run.run("--until-step", "10") == 0, run.output + run.logs()
+    chosen = layout_of(run)
+    assert run.run() == 0, run.output + run.logs()
+    said = [line["message"] for line in run._lines("events.jsonl") if line["reason"] == "StrategyChosen"]
+    assert len(said) == 1
+    assert said[0].startswith(f"{chosen}: ")
+    assert layout_of(run) == chosen
+    assert run.digests() == baseline.digests()
+    assert run.losses() == pytest.approx(baseline.losses(), rel=1e-5)

@@ -12,6 +12,9 @@ import pytest
 
 from coxswain.api.parallelism import HybridData
 from coxswain.config import ModelConfig, ParallelConfig
+from coxswain.cost import constants_for
+from coxswain.cost.constants import load_hardware
+from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.plan.kinds import nodes_of
@@ -257,3 +260,14 @@ def test_bytes_of_a_ring_are_split_by_the_hops_that_leave_a_node() -> None:
 def test_impossible_numbers_are_refused_by_name(lengths: list[int], change: dict[str, object], says: str) -> None:
     with pytest.raises(Refused, match=says):
         make_problem(lengths, **given(2, 8192, **change))
+
+
+def test_a_profile_is_what_a_step_is_timed_by() -> None:
+    """Its devices take twice as long for a token as those of the policy's hardware."""
+    shipped = load_hardware("cpu")
+    slow = msgspec.structs.replace(
+        shipped,
+        rates=msgspec.structs.replace(shipped.rates, linear_tflops=shipped.rates.linear_tflops / 2, task_ms=0.0),
+    )
+    placement = plan_step([64] * 4, layout_of(2), settings(hardware="cpu"), MODEL, hardware=slow)
+    assert placement.makespan_seconds == CostModel(constants_for(slow, MODEL)).pack_seconds([64, 64])

@@ -125,7 +125,7 @@ class PlanLog:
 def fitting(record: PlacementSegment, largest: int) -> tuple[PlacementSegment, bytes]:
     """The record, packed, with only its first steps if all of them take more than `largest` bytes; at least one.
 
-    The first step alone tells how many may fit: packing all of them again and again took longer than planning them.
+    The size of the first step says how many may fit: packing all of them again and again took longer than planning them.
     """
     one = _pack(_first(record, 1))
     record = _first(record, max(1, largest // len(one)))

@@ -10,7 +10,7 @@ import pytest
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.layout import Layout
 from coxswain.plan.pipelines.clock import stage_loads, times
-from coxswain.plan.pipelines.simulation import schedule
+from coxswain.plan.pipelines.operations import operations
 from coxswain.plan.step import loss_layers, plan_step
 from coxswain.plan.values import Operation, Placement, StageOperations, Task
 from coxswain_cli.reporting import plan_picture
@@ -33,7 +33,7 @@ def packs(count: int, seconds: float = 3.0) -> list[Task]:
 @pytest.mark.parametrize("count", [1, 4, 9])
 def test_equal_packs_in_equal_stages_take_the_time_of_1f1b(count: int) -> None:
     layout = layout_of(FOUR)
-    found = times(schedule(layout, packs(count)).operations, packs(count), stage_loads(layout, 0.0))
+    found = times(operations(layout, packs(count)), packs(count), stage_loads(layout, 0.0))
     assert max(stop for spans in found.values() for _, stop in spans) == pytest.approx(3.0 * (4 - 1 + count))
 
 

@@ -147,7 +147,7 @@ def figures(parts: list[str], seeds: int, devices: list[int]) -> dict[str, Any]:
         found["small"] = shown([small(3 * seeds)])[0]
     if "moves" in parts:
         found["moves"] = shown([moved(name, slow) for name, slow in SITUATIONS.items()])
-    found["times"] = shown([timed(n, 5 * seeds if n < 256 else seeds) for n in devices])
+    found["times"] = shown([timed(n, seeds if n < 4096 else max(1, seeds // 4)) for n in devices])
     return found
 
 

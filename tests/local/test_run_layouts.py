@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from coxswain.api.parallelism import HybridData
+from coxswain.plan.planners import SLOW
 from tests.local.failures import note
 from tests.local.jobs import (
     ENDLESS,
@@ -73,6 +75,20 @@ def test_tensor_groups_and_stages_and_then_unequal_replicas_train_as_one_replica
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("balance", get_args(HybridData.model_fields["balance"].annotation))
+def test_a_run_with_any_balance_trains_as_one_replica(tmp_path: Path, corpus: str, baseline: Run, balance: str) -> None:
+    """On four replicas. Steps of balances in processes may be the fall-back's, where late."""
+    hybrid = {"hybridData": {"balance": balance, "maxDegree": 2}}
+    run = run_of(tmp_path, corpus, tmp_path / "checkpoints", hybrid, capacity=LONGEST // 2)
+    assert run.run() == 0, run.output + run.logs()
+    planned = {step["balance"] for step in run.steps().values()}
+    assert balance.lower() in planned <= {balance.lower(), "makespan"}
+    assert len(planned) == 1 or balance.lower() in SLOW
+    assert run.digests() == baseline.digests()
+    assert run.losses() == pytest.approx(baseline.losses(), rel=1e-5)
+
+
+@pytest.mark.slow
 def test_rings_over_pipelines_train_as_one_replica(tmp_path: Path, corpus: str, baseline: Run) -> None:
     run = run_of(tmp_path, corpus, tmp_path / "checkpoints", PIPELINES, capacity=LONGEST // 2)
     assert run.run() == 0, run.output + run.logs()
@@ -110,3 +126,19 @@ def test_a_killed_service_costs_no_data_under_tensor_groups_and_stages(
     assert run.losses()[:STEPS] == pytest.approx(baseline.losses(), rel=1e-5)
     footprint.assert_gone()
     note(run.warnings())
+
+
+@pytest.mark.slow
+def test_mode_auto_keeps_its_choice_over_a_resume_and_trains_as_one_replica(
+    tmp_path: Path, corpus: str, baseline: Run
+) -> None:
+    run = run_of(tmp_path, corpus, tmp_path / "checkpoints", {"mode": "Auto"})
+    assert run.run("--until-step", "10") == 0, run.output + run.logs()
+    chosen = layout_of(run)
+    assert run.run() == 0, run.output + run.logs()
+    said = [line["message"] for line in run._lines("events.jsonl") if line["reason"] == "StrategyChosen"]
+    assert len(said) == 1
+    assert said[0].startswith(f"{chosen}: ")
+    assert layout_of(run) == chosen
+    assert run.digests() == baseline.digests()
+    assert run.losses() == pytest.approx(baseline.losses(), rel=1e-5)

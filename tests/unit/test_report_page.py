@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from coxswain_cli.readers.folder import FolderReader
 from coxswain_cli.report import report_command, write_report
 from coxswain_cli.reporting.curves import charts
 from coxswain_cli.reporting.json_report import facts
+from coxswain_cli.reporting.model import RecordedRun, RecordedStep
 from coxswain_cli.reporting.page import page
 from coxswain_cli.reporting.read import read_run
 from tests.unit import report_samples as samples
@@ -159,6 +161,25 @@ def test_evaluations_and_utilisation_are_figures_curves_and_facts(tmp_path: Path
     assert loss.series[-1].values == (None, None, None, 4.25, 4.25, 4.25, 4.25, 4.125, 4.125)
 
 
+def test_predicted_steps_are_a_curve_beside_measured_ones_and_their_error_is_a_figure_and_a_fact(
+    tmp_path: Path,
+) -> None:
+    steps = [samples.step_line(k, seconds=2.0, planned_seconds=2.0 + 0.1 * k) for k in range(5)]
+    samples.write_lines(tmp_path / "steps.jsonl", steps)
+    run = read_run(tmp_path)
+    assert facts(run)["cost_model_error"] == {"p50": pytest.approx(0.1), "p95": pytest.approx(0.19), "count": 5}
+    assert "<dt>prediction of steps off by</dt><dd>10.0 % (p95 19 %)</dd>" in page(run)
+    (time,) = (c for c in charts(run) if c.title == "Step time")
+    assert [s.name for s in time.series] == ["measured", "predicted"] and time.series[1].values[4] == 2.4
+
+
+def test_a_run_of_an_earlier_release_shows_no_prediction(tmp_path: Path) -> None:
+    samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(k) for k in range(5)])
+    run = read_run(tmp_path)
+    assert facts(run)["cost_model_error"]["count"] == 0
+    assert "prediction" not in page(run) and "Step time" not in [c.title for c in charts(run)]
+
+
 def test_a_run_without_evaluations_or_a_known_peak_shows_neither(tmp_path: Path) -> None:
     run = read_run(samples.write_run(tmp_path, steps=4))
     assert [c.title for c in charts(run)] == [
@@ -201,3 +222,13 @@ def test_a_wrong_argument_is_refused_with_exit_2(
 def test_writing_leaves_no_partial_file(tmp_path: Path) -> None:
     write_report(FolderReader(samples.write_run(tmp_path / "run", steps=1)), tmp_path / "r.html")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["r.html", "run"]
+
+
+def test_a_strategy_is_on_the_page_with_predicted_and_measured_seconds(tmp_path: Path) -> None:
+    other = {"layout": "1 x tp1pp2", "predictedStepSeconds": "0.750"}
+    chosen = {"layout": "2 x tp1pp1", "predictedStepSeconds": "0.500", "alternatives": [other]}
+    run = RecordedRun("demo", steps=(RecordedStep(0, seconds=0.5), RecordedStep(1, seconds=0.7)))
+    text = page(replace(run, status={"strategy": chosen}))
+    assert "2 x tp1pp1: 0.500 s a step predicted, 600 ms measured" in text
+    assert "1 x tp1pp2 0.750 s" in text
+    assert "mode Auto" not in page(run)

@@ -25,7 +25,7 @@ from coxswain.plan.pipelines.simulation import loads, schedule
 from coxswain.plan.rivals.naive import best_fit
 from coxswain.plan.strategy.choose import choose
 from coxswain.plan.strategy.costs import kind_cost, stage_constants
-from coxswain.plan.strategy.judge import step_seconds
+from coxswain.plan.strategy.judge import step_seconds, trial_of
 from coxswain.plan.strategy.kinds import balanced, capacity_of, kinds_of, most, peak_bytes
 from coxswain.plan.strategy.pool import NEVER, Tables, histogram, propose
 from coxswain.plan.strategy.values import Kind, Machine, layout_of
@@ -214,7 +214,8 @@ def test_the_time_of_a_pipeline_is_that_of_its_simulated_stages(stages: int) -> 
         for i, pack in enumerate(packs)
     ]
     simulated = schedule(layout_of(((kind, 1),), asked.trainers), tasks, loss_layers(asked.model)).seconds
-    assert step_seconds(asked, ((kind, 1),), [lengths], "Naive") - cost.after == pytest.approx(simulated, rel=0.15)
+    found = step_seconds(asked, trial_of(asked, ((kind, 1),), "None"), [lengths], "Naive")
+    assert found - cost.after == pytest.approx(simulated, rel=0.15)
 
 
 # --- the choice --------------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from coxswain.cost.memory import Recompute
 from coxswain.errors import Refused
+from coxswain.plan.planners import SLOW
 from coxswain.plan.strategy.costs import KindCost, kind_cost
-from coxswain.plan.strategy.judge import step_seconds
+from coxswain.plan.strategy.judge import step_seconds, trial_of
 from coxswain.plan.strategy.kinds import by_tensor, capacity_of, fits, fullest, kinds_of, memory_refusals, most
 from coxswain.plan.strategy.pool import NEVER, Histogram, Tables, histogram, propose, tables
 from coxswain.plan.strategy.values import Alternative, Counts, Kind, Machine, Refusal, Strategy, layout_of, name_of
@@ -19,6 +20,7 @@ from coxswain.plan.strategy.values import Alternative, Counts, Kind, Machine, Re
 Ints = NDArray[np.int64]
 Longest = dict[Kind, int]
 LEAST_TOKENS = 4096  # of a task, for kernels to be busy
+FALL_BACK = "makespan"  # places steps instead of a planner that solves integer programs
 PLACED = 8
 """Proposals that are placed: those with the shortest estimates."""
 
@@ -68,7 +70,8 @@ def choose(machine: Machine, steps: Sequence[Ints], balance: str = "Makespan", p
 
 def _judged(machine: Machine, proposal: Proposal, steps: Sequence[Ints], balance: str) -> Alternative:
     p = proposal
-    return p.alternative(step_seconds(machine, p.counts, steps, balance, p.recompute, p.capacities))
+    trial = trial_of(machine, p.counts, p.recompute, p.capacities)
+    return p.alternative(step_seconds(machine, trial, steps, FALL_BACK if balance.lower() in SLOW else balance))
 
 
 def _one_mode(proposals: list[Proposal]) -> list[Proposal]:

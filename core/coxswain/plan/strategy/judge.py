@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,54 +18,55 @@ from coxswain.plan.planners import planner
 from coxswain.plan.problem import Draft, Problem, make_problem
 from coxswain.plan.simulate import simulate
 from coxswain.plan.strategy.costs import KindCost, kind_cost
-from coxswain.plan.strategy.values import Counts, Kind, Machine, layout_of
+from coxswain.plan.strategy.values import Counts, Machine, layout_of
 
 Ints = NDArray[np.int64]
+Number = TypeVar("Number", int, float)
 
 
-def step_seconds(
-    machine: Machine,
-    counts: Counts,
-    steps: Sequence[Ints],
-    balance: str,
-    recompute: Recompute = "None",
-    capacities: Sequence[int] = (),
-) -> float:
-    """Mean seconds of these steps. Refused ("CapacityLost") where a sequence does not fit the layout.
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A layout to be judged: replicas by kind, what each kind takes and holds, and the speeds that the planner assumes."""
 
-    `capacities`: tokens of a task, of each kind; empty: the machine's.
-    """
-    layout = layout_of(counts, machine.trainers)
-    kinds = [kind for kind, count in counts for _ in range(count)]
-    costs = {kind: kind_cost(machine, kind, recompute) for kind, _ in counts}
-    each = capacities or [machine.capacity] * len(counts)
-    held = [tokens for tokens, (_, count) in zip(each, counts, strict=True) for _ in range(count)]
-    seconds = [_placed(machine, layout, kinds, costs, lengths, balance, held) for lengths in steps]
-    return float(np.mean(seconds))
+    counts: Counts
+    costs: Sequence[KindCost]  # of each kind
+    capacities: Sequence[int]  # tokens of a task, of each kind
+    speeds: Sequence[
+        float
+    ] = ()  # of each kind, 1 is one device with the whole model; empty: as a job's planner has them
+
+    def each(self, values: Sequence[Number]) -> list[Number]:
+        """One value per replica."""
+        return [value for value, (_, count) in zip(values, self.counts, strict=True) for _ in range(count)]
 
 
-def _placed(
-    machine: Machine,
-    layout: Layout,
-    kinds: list[Kind],
-    costs: dict[Kind, KindCost],
-    lengths: Ints,
-    balance: str,
-    capacities: list[int],
-) -> float:
+def step_seconds(machine: Machine, trial: Trial, steps: Sequence[Ints], balance: str) -> float:
+    """Mean seconds of these steps. Refused ("CapacityLost") where a sequence does not fit the layout."""
+    layout = layout_of(trial.counts, machine.trainers)
+    return float(np.mean([_placed(machine, layout, trial, lengths, balance) for lengths in steps]))
+
+
+def trial_of(machine: Machine, counts: Counts, recompute: Recompute, capacities: Sequence[int] = ()) -> Trial:
+    """A layout with the costs of its kinds. `capacities`: empty: the machine's."""
+    costs = [kind_cost(machine, kind, recompute) for kind, _ in counts]
+    return Trial(counts, costs, capacities or [machine.capacity] * len(counts))
+
+
+def _placed(machine: Machine, layout: Layout, trial: Trial, lengths: Ints, balance: str) -> float:
     problem = make_problem(
         lengths,
         replicas=len(layout.replicas),
-        capacity=capacities,
+        capacity=trial.each(trial.capacities),
         cost=CostModel(machine.constants),
-        speeds=rates_of(layout, loss_layers(machine.model)),
+        speeds=trial.each(trial.speeds) if trial.speeds else rates_of(layout, loss_layers(machine.model)),
         max_degree=machine.max_degree,
         kinds=kinds_of(layout),
         nodes=nodes_of(layout),
         stages=[len(replica.stages) for replica in layout.replicas],
     )
     drafts = planner(balance)(problem)
-    return max(_kind_ends(problem, drafts, [k == kind for k in kinds], cost) for kind, cost in costs.items())
+    kinds = trial.each(range(len(trial.counts)))
+    return max(_kind_ends(problem, drafts, [k == own for k in kinds], cost) for own, cost in enumerate(trial.costs))
 
 
 def _kind_ends(problem: Problem, drafts: list[Draft], mine: list[bool], cost: KindCost) -> float:

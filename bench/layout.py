@@ -1,6 +1,6 @@
 """Layouts of clusters with slow devices: steps beside the optimum, rivals and the exhaustive search; planning time; moves.
 
-    python bench/layout.py [--seeds 20] [--devices 64,1024,4096] [--parts situations,random,small,moves] [--output FILE]
+    python -m bench.layout [--seeds 20] [--devices 64,1024,4096] [--parts situations,random,small,moves] [--output FILE]
 
 Situations are nodes of 8 devices with llama-70b, 64 sequences a step for 64 devices, and as many a device elsewhere. The
 optimum is that of Malleus: the healthy step by our own search, times devices / (sum of 1 / slowdown). Seconds are CPU

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs.tools import comparison, failures, measured, placement
+from docs.tools import comparison, failures, layouts, measured, placement
 
 ROOT = comparison.ROOT
 
@@ -19,6 +19,7 @@ def pages() -> dict[str, dict[str, str]]:
         "docs/parallelism.md": {
             "targets": placement.targets(results["balance"]), "planners": placement.planners(results["planner-speed"]),
         },
+        "docs/design/layouts.md": {"layouts": layouts.tables(results["layout"])},
         "docs/failures.md": {"failures": failures.tables(failures.read())},
     }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Layouts of clusters with slow devices: steps beside the optimum, rivals and the exhaustive search; planning time; moves.
 
-    python bench/layout.py [--seeds 20] [--devices 64,1024,4096] [--parts situations,random,small,moves] [--output FILE]
+    python -m bench.layout [--seeds 20] [--devices 64,1024,4096] [--parts situations,random,small,moves] [--output FILE]
 
 Situations are nodes of 8 devices with llama-70b, 64 sequences a step for 64 devices, and as many a device elsewhere. The
 optimum is that of Malleus: the healthy step by our own search, times devices / (sum of 1 / slowdown). Seconds are CPU
@@ -147,7 +147,7 @@ def figures(parts: list[str], seeds: int, devices: list[int]) -> dict[str, Any]:
         found["small"] = shown([small(3 * seeds)])[0]
     if "moves" in parts:
         found["moves"] = shown([moved(name, slow) for name, slow in SITUATIONS.items()])
-    found["times"] = shown([timed(n, 5 * seeds if n < 256 else seeds) for n in devices])
+    found["times"] = shown([timed(n, seeds if n < 4096 else max(1, seeds // 4)) for n in devices])
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs.tools import comparison, failures, measured, placement, strategy
+from docs.tools import comparison, failures, layouts, measured, placement, strategy
 
 ROOT = comparison.ROOT
 
@@ -20,6 +20,7 @@ def pages() -> dict[str, dict[str, str]]:
             "targets": placement.targets(results["balance"]), "planners": placement.planners(results["planner-speed"]),
         },
         "docs/design/strategy.md": {"strategy": strategy.table(results["strategy"])},
+        "docs/design/layouts.md": {"layouts": layouts.tables(results["layout"])},
         "docs/failures.md": {"failures": failures.tables(failures.read())},
     }  # fmt: skip
 

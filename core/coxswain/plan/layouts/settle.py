@@ -10,6 +10,8 @@ from coxswain.plan.layouts.costs import Costs
 from coxswain.plan.layouts.filling import fill_counts
 
 POLISHED = 24  # chains of a draft in each round
+OPERATIONS = 1_000_000  # of stages, simulated at most to polish one draft; some 0.3 s
+NEIGHBOUR = 10  # operations that it costs to make a neighbour, for each of its stages
 SHORT = 3  # stages: in shorter pipelines layers are shifted after each exchange too
 
 
@@ -28,10 +30,12 @@ class Settler:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._seconds: dict[tuple[tuple[float, ...], tuple[float, ...], float, int], float] = {}
+        self._left = OPERATIONS
         self._climbs: dict[tuple[Chain, int, int], Chain] = {}
 
     def polish(self, best: Draft, rounds: int = 3) -> Draft:
         """Climbs with the chains that end last, and deals micro-batches again, in turn."""
+        self._left = OPERATIONS
         for _ in range(rounds):
             again = self.deal(self._polished(best))
             if again is None or again.seconds >= best.seconds - 1e-12:
@@ -79,6 +83,7 @@ class Settler:
     def seconds(self, chain: Chain, count: int) -> float:
         key = chain.times, chain.hops, chain.sync, count
         if key not in self._seconds:
+            self._left -= count * len(chain.times)
             self._seconds[key] = chain_seconds(chain, count, self._costs.forward)
         return self._seconds[key]
 
@@ -93,6 +98,9 @@ class Settler:
         seconds = self.seconds(best, count)
         while True:
             for other in neighbours(self._costs, best, replicas):
+                self._left -= NEIGHBOUR * len(best.times)
+                if self._left < 0:
+                    return best
                 if other.least(count) < seconds - 1e-9 and self.seconds(other, count) < seconds - 1e-9:
                     best, seconds = other, self.seconds(other, count)
                     break

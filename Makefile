@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without stored bytecode every process compiles all that it imports: torch takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test slowest lint generate docs pictures manifests test-slow mutants bench bench-engine bench-strategy bench-coordinator bench-recovery bench-operator bench-kueue binaries cluster cluster-down demo images e2e-smoke e2e clean
+.PHONY: help setup run test slowest lint generate docs pictures manifests test-slow mutants bench bench-balance bench-planners bench-engine bench-strategy bench-coordinator bench-hdp bench-recovery bench-operator bench-kueue binaries cluster cluster-down demo images e2e-smoke e2e clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,16 +48,18 @@ lint: .venv/.ready  ## ruff, mypy --strict, import contracts, words that must no
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.words
 
-generate: .venv/.ready  ## write what comes from models and results: crds/, docs/reference/, docs/metrics.md, tables of README
+generate: .venv/.ready  ## write what comes from models, planners and results: crds/, docs/reference/, docs/metrics.md, tables, pictures of plans
 	$(BIN)/python -m docs.tools.pod_template
 	$(BIN)/python -m coxswain.api.generate
 	$(BIN)/python -m docs.tools.tables
+	$(BIN)/python -m docs.tools.plan_pictures
 
 docs: .venv/.ready  ## the site of the documentation, with search, in .cache/site; warnings are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir .cache/site
 	@echo "wrote .cache/site/index.html"
 
 pictures: .venv/.ready  ## make every picture of the documentation from one real run; needs chromium (some five minutes)
+	@$(BIN)/python -m docs.tools.plan_pictures
 	@$(BIN)/python -m docs.tools.pictures
 
 manifests: .venv/.ready  ## write dist/install.yaml, the chart for people without Helm (REGISTRY=registry.example/path for the images)
@@ -75,8 +77,13 @@ test-slow: .venv/.ready binaries  ## the long matrix, and the property tests on 
 mutants: .venv/.ready binaries  ## small faults in a copy of the sources: which do the tests notice? MODULES=names, SAMPLE=n a module; goes on where it stopped
 	@$(BIN)/python -m tests.mutants $(MODULES) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(JOBS),--jobs $(JOBS))
 
-bench: .venv/.ready  ## benchmarks: one JSON object and a line of text each
-	$(BIN)/python bench/plan_step.py
+bench: bench-balance bench-planners  ## placement and its planners: both of the next two
+
+bench-balance: .venv/.ready  ## step placement against its bound and every rival, target by target, into docs/results (some minutes)
+	@$(BIN)/python -m bench.balance --write
+
+bench-planners: .venv/.ready  ## CPU time and memory of every planner at 64 to 12,288 replicas, into docs/results (some minutes)
+	@$(BIN)/python -m bench.planner_speed --write
 
 bench-engine: .venv/.ready  ## the whole system beside a plain torch loop on the same tokens, one replica, two, and two stages (some minutes)
 	@$(BIN)/python -m bench.engine
@@ -87,6 +94,9 @@ bench-strategy: .venv/.ready  ## layouts for the published settings of FlexSP an
 
 bench-coordinator: .venv/.ready  ## a coordinator under 1,024 simulated ranks over HTTP: its CPU, bytes of plan, lag (three minutes)
 	@$(BIN)/python -m bench.coordinator
+
+bench-hdp: .venv/.ready  ## static, naive, bytescale, flexsp and makespan on four real replicas and real text, as root (some 25 minutes)
+	@$(BIN)/python -m bench.hdp_cpu
 
 bench-recovery: .venv/.ready  ## how long training stands still after a SIGKILL to a process of each kind
 	@$(BIN)/python -m bench.recovery

@@ -36,6 +36,7 @@ PLAN_COMMANDS = {
         "coxswain_cli.plan.strategy:strategy_command",
         "Choose tensor x stages x replicas for a file of sequence lengths.",
     ),
+    "layout": ("coxswain_cli.plan.layout:layout_command", "Plan the layout of a cluster with slow or dead devices."),
 }
 
 

@@ -146,6 +146,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     hardware: str = "cpu"  # constants file of the cost model
     recompute: Literal["None", "Selective", "Full"] = "None"
     layout: tuple[ReplicaShape, ...] = ()  # empty: equal replicas of `tensor` x `pipeline` devices
+    profile: str = ""  # uri of a measured constants file, instead of `hardware`'s; empty: there is none
 
     @property
     def least_devices(self) -> int:

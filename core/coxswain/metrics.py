@@ -56,6 +56,18 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "Planned makespan of the last step over its lower bound.",
     ),
+    Metric(
+        "coordinator",
+        "coxswain_planned_step_seconds",
+        "gauge",
+        "Wall time of the last step as the cost model predicts it: makespan, reduction and update.",
+    ),
+    Metric(
+        "coordinator",
+        "coxswain_cost_model_error",
+        "gauge",
+        "Median over the latest 20 steps of how far that is from the measured wall time, as a share of the latter.",
+    ),
     Metric("coordinator", "coxswain_planner_seconds", "histogram", "Time to place one step.", (), _SECONDS),
     Metric(
         "coordinator",

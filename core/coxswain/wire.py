@@ -483,4 +483,5 @@ class StepLine(msgspec.Struct, frozen=True):
     evaluation_loss: float | None = None  # of held-out tokens with the step's new weights; None: not evaluated then
     evaluation_tokens: int = 0
     evaluation_seconds: float = 0.0  # of the slowest rank; not part of `seconds`
+    planned_seconds: float = 0.0  # of the step by the cost model: makespan, reduction and update; 0: not recorded
     balance: str | UnsetType = UNSET  # the planner that placed the step: the fall-back where the job's was late

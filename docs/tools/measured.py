@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from statistics import median
 from typing import Any
+
+from docs.tools import placement
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -19,7 +20,7 @@ def read() -> dict[str, Result]:
 
 def rows(results: dict[str, Result]) -> list[tuple[str, str, str, str]]:
     """What was measured (with the better direction), ours, the rival's, and the key of the result."""
-    return [*_operator(results["operator-scale"]), *_engine(results["engine"]), *_plan(results["plan-step"]),
+    return [*_operator(results["operator-scale"]), *_engine(results["engine"]), *placement.rows(results),
             *_recovery(results["recovery"])]  # fmt: skip
 
 
@@ -88,15 +89,6 @@ def _engine(result: Result) -> list[tuple[str, str, str, str]]:
             "engine",
         ),
     ]
-
-
-def _plan(result: Result) -> list[tuple[str, str, str, str]]:
-    large = [row for row in result["figures"]["results"] if row["replicas"] == 1024]
-    bound = median(row["over_bound_median"] for row in large)
-    static, naive = (median(row[f"{rival}_over_makespan"] for row in large) for rival in ("static", "naive"))
-    what = f"↓ Planned makespan on 1,024 replicas, divided by its lower bound (median of {len(large)} sets of lengths)"
-    beside = f"a fixed grid {static * bound:.2f}, just enough replicas for each sequence {naive * bound:.2f}"
-    return [(what, f"{bound:.3f}", beside, "plan-step")]
 
 
 def _recovery(result: Result) -> list[tuple[str, str, str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs.tools import comparison, failures, measured, strategy
+from docs.tools import comparison, failures, measured, placement, strategy
 
 ROOT = comparison.ROOT
 
@@ -14,6 +14,10 @@ def pages() -> dict[str, dict[str, str]]:
         "README.md": {"comparison": comparison.short(systems), "measured": measured.table(results)},
         "docs/compare.md": {
             "comparison": comparison.full(systems), "measured": measured.table(results), "origins": measured.origins(results),
+            "rivals": placement.rivals(results["balance"]),
+        },
+        "docs/parallelism.md": {
+            "targets": placement.targets(results["balance"]), "planners": placement.planners(results["planner-speed"]),
         },
         "docs/design/strategy.md": {"strategy": strategy.table(results["strategy"])},
         "docs/failures.md": {"failures": failures.tables(failures.read())},

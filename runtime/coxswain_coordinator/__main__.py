@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import resource
 import signal
 import socket
 import sys
 import time
+from functools import partial
 
 from coxswain import names
 from coxswain.errors import Retryable
@@ -25,11 +27,15 @@ from coxswain_coordinator.coordinator import Coordinator
 from coxswain_coordinator.planning.mix_edits import MixEdits
 from coxswain_coordinator.planning.placers import place_step
 from coxswain_link.environment import Environment, leave, run_service
+from coxswain_link.hardware import hardware_of
 from coxswain_link.store import Store, open_store
 
 _SWITCH = 0.0005
 """Seconds between thread switches. A planning thread would else hold the interpreter for 5 ms at every call to a socket, so
 that thousands of ranks wait for one segment of plans."""
+
+_COLLECTIONS = (50_000, 20, 50)
+"""For the garbage collector: plans of a large job are a million objects, none of which is garbage."""
 
 
 def main(environment: Environment) -> int:
@@ -40,6 +46,7 @@ def main(environment: Environment) -> int:
 def prepare() -> None:
     """Makes this process fit for thousands of connections beside a planner."""
     sys.setswitchinterval(_SWITCH)
+    gc.set_threshold(*_COLLECTIONS)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -47,9 +54,11 @@ def prepare() -> None:
 async def _serve(environment: Environment) -> int:
     job = environment.job
     store = open_store(job.checkpoint.uri, job.checkpoint.endpoint, environment.secrets_dir, create=True)
+    hardware = hardware_of(job, environment.secrets_dir)
+    planner = partial(place_step, hardware=hardware)
     coordinator = Coordinator(
-        job, store, environment.token, place_step, environment.pod_name, environment.run_dir, clock=time.time,
-        recorded_step=environment.recorded_step, config=environment.config,
+        job, store, environment.token, planner, environment.pod_name, environment.run_dir, clock=time.time,
+        recorded_step=environment.recorded_step, config=environment.config, hardware=hardware,
         edits=MixEdits(environment.job_file, job), claim=claim_of(environment, store),
     )  # fmt: skip
     await coordinator.start(environment.pod_ip, PORT_COORDINATOR)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coxswain.config import JobConfig
+from coxswain.cost.constants import Hardware
 from coxswain.wire import Finished, JobReport
 from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.api.report import job_report
@@ -26,17 +27,18 @@ class Coordinator:
     `author` names it in the plan log; `run_dir` gets the JSON-lines files; `edits` returns the
     job's mix when it has been edited. It never resumes below `recorded_step`, and takes no member
     that has read another ConfigMap than `config`. `claim`: on the location of the checkpoints, where
-    other runs could reach it.
+    other runs could reach it. `hardware`: the job's profile, if it has one.
     """
 
     def __init__(
         self, job: JobConfig, store: Store, token: str, planner: Planner, author: str, run_dir: Path | None,
         clock: Callable[[], float], edits: Edits = lambda: None, recorded_step: int = 0, claim: Claim | None = None,
-        config: str = "",
+        config: str = "", hardware: Hardware | None = None,
     ) -> None:  # fmt: skip
         metrics, self._claim = build("coordinator"), claim
         self._state = JobState(job, metrics, run_dir, clock)
         self._state.recorded_step, self._state.config = recorded_step, config
+        self._state.hardware = hardware or self._state.hardware
         self._driver = Driver(self._state, store, planner, author, edits, claim)
         self._service = HttpService(
             token, lambda: self._state.generation, metrics, problem=lambda: self._driver.problem(time.monotonic())

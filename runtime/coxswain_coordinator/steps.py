@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from functools import reduce
+from math import prod
 from typing import Any
 
 import msgspec
@@ -14,9 +15,11 @@ from msgspec.structs import replace
 from coxswain import digests
 from coxswain.config import JobConfig, ModelConfig
 from coxswain.cost import peak_tflops
+from coxswain.cost.hardware import Hardware, step_seconds
 from coxswain.errors import Refused
 from coxswain.flops import loss_layers, step_flops, utilisation
 from coxswain.layout import Layout, Seat, loss_ranks, token_ranks
+from coxswain.models import parameter_specs
 from coxswain.plan.pipelines.simulation import loads
 from coxswain.plan.starts import starts
 from coxswain.plan.values import Task
@@ -197,6 +200,24 @@ def with_utilisation(job: JobConfig, world: World, plan: StepPlan, line: StepLin
         return line
     flops = step_flops(job.model, world.vocabulary, (s.tokens for s in plan.sequences))
     return replace(line, mfu=utilisation(flops, line.seconds, len(world.seats), peak))
+
+
+def with_prediction(line: StepLine, plan: StepPlan, beside_tasks: float) -> StepLine:
+    return replace(line, planned_seconds=plan.makespan_seconds + beside_tasks)
+
+
+def seconds_beside_tasks(model: ModelConfig, world: World, hardware: Hardware) -> float:
+    """Predicted seconds of a step's reduction and update: of the ranks that hold most, if all hold equal parts.
+
+    A model of the user's own has shapes that only workers know: 0.
+    """
+    if model.custom:
+        return 0.0
+    layout = world.layout
+    parameters = sum(prod(spec.shape) for spec in parameter_specs(model, world.vocabulary))
+    devices = min(sum(len(stage.devices) for stage in replica.stages) for replica in layout.replicas)
+    inside = len({seat.device.trainer for seat in world.seats}) == 1
+    return step_seconds(hardware.rates, -(-parameters // devices), len(layout.replicas), inside)
 
 
 def timing_line(

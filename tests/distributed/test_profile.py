@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from coxswain.cost.constants import load_hardware
-from coxswain.cost.fit import Measured, Step, error_of, fitted, predicted
+from coxswain.cost.error import error_of
+from coxswain.cost.fit import Measured, Step, fitted, predicted
 from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.parallel.process_groups import ProcessGroups
 from coxswain_train.profile.machine import RankMachine

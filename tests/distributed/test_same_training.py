@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from itertools import cycle, islice
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.layout import Device, uniform_layout
+from coxswain.plan.planners import BALANCES
 from coxswain.plan.step import plan_step
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.model.llama import Llama
@@ -73,16 +75,17 @@ def test_another_model_of_the_family_trains_the_same(model: ModelConfig) -> None
     assert max(difference(weights, expected) for weights, _ in results) <= 1e-12
 
 
-def test_the_planners_own_plans_train_the_same() -> None:
+def test_the_plans_of_every_planner_train_the_same() -> None:
     layout = uniform_layout([Device(0, i) for i in range(4)], layers=training.MODEL.layers)
-    plans = []
-    for balance in ("Makespan", "Static"):
+    plans = dict[str, Plan]()
+    for balance in BALANCES:
         parallel = ParallelConfig(tokens_per_replica=24, max_degree=4, balance=balance)
         placement = plan_step(STREAM.lengths, layout, parallel, training.MODEL)
-        plans.append((placement.tasks, placement.operations))
+        plans[balance] = placement.tasks, placement.operations
         assert any(task.kind == "ring" for task in placement.tasks)
-    assert max(len({s.sequence for s in task.slices}) for task in plans[1][0] if task.kind == "ring") == 5
-    results = run_ranks(4, training.train, torch.float64, STREAM, plans * (STEPS // 2))
+    assert max(len({s.sequence for s in task.slices}) for task in plans["static"][0] if task.kind == "ring") == 5
+    assert any(task.wave for task in plans["waves"][0])
+    results = run_ranks(4, training.train, torch.float64, STREAM, list(islice(cycle(plans.values()), STEPS)))
     assert max(difference(weights, plain(torch.float64)[0]) for weights, _ in results) <= 1e-12
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from coxswain.api.parallelism import HybridData
+from coxswain.plan.planners import SLOW
 from tests.local.failures import note
 from tests.local.jobs import (
     ENDLESS,
@@ -70,6 +72,20 @@ def test_tensor_groups_and_stages_and_then_unequal_replicas_train_as_one_replica
     assert [(joined[k]["stream_digest"], joined[k]["delivered_digest"]) for k in sorted(joined)] == baseline.digests()
     assert [joined[k]["loss"] for k in sorted(joined)] == pytest.approx(baseline.losses(), rel=1e-5)
     assert [layout_of(run) for run in (first, second)] == ["1 x tp2pp2", "1 x tp2/1pp2 + 1 x tp1pp1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("balance", get_args(HybridData.model_fields["balance"].annotation))
+def test_a_run_with_any_balance_trains_as_one_replica(tmp_path: Path, corpus: str, baseline: Run, balance: str) -> None:
+    """On four replicas. Steps of balances in processes may be the fall-back's, where late."""
+    hybrid = {"hybridData": {"balance": balance, "maxDegree": 2}}
+    run = run_of(tmp_path, corpus, tmp_path / "checkpoints", hybrid, capacity=LONGEST // 2)
+    assert run.run() == 0, run.output + run.logs()
+    planned = {step["balance"] for step in run.steps().values()}
+    assert balance.lower() in planned <= {balance.lower(), "makespan"}
+    assert len(planned) == 1 or balance.lower() in SLOW
+    assert run.digests() == baseline.digests()
+    assert run.losses() == pytest.approx(baseline.losses(), rel=1e-5)
 
 
 @pytest.mark.slow

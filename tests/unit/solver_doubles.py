@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from itertools import cycle
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -17,8 +18,9 @@ from msgspec.structs import replace
 from coxswain.config import JobConfig
 from coxswain.errors import Refused
 from coxswain.layout import Layout
+from coxswain.plan.planners import BALANCES
 from coxswain.plan.values import Placement
-from coxswain_coordinator.planning.placers import place_step
+from coxswain_coordinator.planning.placers import Planner, place_step
 from coxswain_coordinator.planning.solvers import Solvers
 
 HANGS, KILLED, REFUSES, RAISES, HEAVY = 101, 102, 103, 104, 105  # tokens of a step's first sequence
@@ -68,6 +70,16 @@ def later(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:
     return replace(
         place_step(lengths, layout, replace(job, parallelism=replace(job.parallelism, balance="Naive"))), balance="slow"
     )
+
+
+def one_after_another() -> Planner:
+    """Places each step by the next of all balances."""
+    balances = cycle(BALANCES)
+
+    def place(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:
+        return place_step(lengths, layout, replace(job, parallelism=replace(job.parallelism, balance=next(balances))))
+
+    return place
 
 
 def coordinate(folder: Path) -> None:

@@ -142,6 +142,12 @@ def test_a_mix_and_a_policy_in_line_need_no_other_object() -> None:
     assert (job.mix.name, job.mix.seed) == ("", 7)
 
 
+def test_a_profile_of_a_claim_is_mounted_and_none_is_empty() -> None:
+    job = right({"spec.parallelism.profile": {"uri": "pvc://profiles/h100.json"}})
+    assert job.parallelism.profile == "file:///mnt/claims/profiles/h100.json"
+    assert "profiles" in claims(job) and right({}).parallelism.profile == ""
+
+
 def test_claims_become_folders_that_the_pods_mount() -> None:
     job = right(
         {"spec.checkpoint.uri": "pvc://runs/demo/"}, sources=[sample("DataSource", {"spec.uri": "pvc://corpus/code"})]

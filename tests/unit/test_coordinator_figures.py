@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from math import prod
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from coxswain.config import CustomModel
+from coxswain.cost.hardware import Hardware, Rates
 from coxswain.digests import STREAM_SEED
 from coxswain.flops import step_flops
 from coxswain.membership.stream import initial_cursor
 from coxswain.membership.values import Sequence
+from coxswain.models import parameter_specs
 from coxswain.trainer_figures import RankStep, StepFigures, slow_words, step_figures, trainer_figures
 from coxswain.wire import CheckpointManifest, DeliveredDigests, Evaluation, Fault, Finished, JobReport, StepLine
 from coxswain_coordinator.api.report import TERMINATION_BYTES, job_report, termination_message
@@ -20,12 +24,18 @@ from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.rates import step_seconds, tokens_per_second
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.state.step_log import StepLog, describe, short, slowest_ranks
-from coxswain_coordinator.steps import PlannedTask, RankTiming, StepTracker, TimingLine
+from coxswain_coordinator.steps import PlannedTask, RankTiming, StepTracker, TimingLine, seconds_beside_tasks
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.test_coordinator_parts import agents, committed, plan, replace_cursors, report, session
 
 Closed = tuple[StepLine, TimingLine]
+MEASURED = Hardware(
+    rates=Rates(
+        linear_tflops=1, attention_tflops=1, kv_element_bytes=4, inside_node_gbps=9, between_nodes_gbps=1, task_ms=1,
+        update_ns_per_parameter=3,
+    )
+)  # fmt: skip
 
 
 def closed(tmp_path, ends: list[float], arrival: float = 5000.0, **changes) -> list[Closed]:
@@ -247,6 +257,27 @@ def test_rate_norm_and_utilisation_of_a_step_are_in_its_line_the_report_the_metr
     assert f'coxswain_model_flops_utilization{{hardware="cpu"}} {line.mfu}' in text
     assert "<td>Gradient norm<td>1.5</tr>" in page("demo", found)
     assert "<td>Model FLOPs utilisation<td>0.0%</tr>" in page("demo", found)
+
+
+def test_a_predicted_step_is_its_makespan_reduction_and_update_in_its_line_and_the_metrics(run):
+    """Two trainers send half of the gradients and of the weights, of 4 bytes each; 1 GB/s."""
+    run.state.hardware = MEASURED
+    run.enter(session(run.state.job))
+    run.session._plans[0] = replace(run.session._plans[0], makespan_seconds=1.5)
+    run.step(0)
+    model, vocabulary = run.state.job.model, run.session.world.vocabulary
+    parameters = sum(prod(spec.shape) for spec in parameter_specs(model, vocabulary))
+    (line,) = run.state.history.recent
+    assert line.planned_seconds == pytest.approx(1.5 + parameters * (4 / 1e9 + 3e-9))
+    text = run.metrics.exposition().decode()
+    assert f"coxswain_planned_step_seconds {line.planned_seconds}\n" in text
+    assert f"coxswain_cost_model_error {1 - line.planned_seconds / line.seconds}\n" in text
+
+
+def test_a_model_of_the_users_own_has_no_known_parameters_and_only_its_makespan_is_predicted(run):
+    own = replace(run.state.job.model, custom=CustomModel(path="a:B"))
+    assert seconds_beside_tasks(own, run.session.world, MEASURED) == 0.0
+    assert seconds_beside_tasks(run.state.job.model, run.session.world, MEASURED) > 0.0
 
 
 @pytest.mark.parametrize(("sums", "loss"), [((6.0, 4.0), 2.5), ((6.0, None), None), ((None, None), None)])

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from coxswain.config import JobConfig
+from coxswain.config import JobConfig, ParallelConfig
 from coxswain.errors import Refused, Retryable
 from coxswain.layout import Device, uniform_layout
 from coxswain.plan import planners
 from coxswain.planlog import PlacementSegment
+from coxswain.wire import StepLine
 from coxswain_coordinator import driver
 from coxswain_coordinator.planning import committer as committing
 from coxswain_coordinator.planning.committer import LOOK_AHEAD_SECONDS, patience
@@ -230,16 +231,16 @@ def test_a_coordinator_that_restarts_places_only_the_steps_that_no_part_has(tmp_
 # --- whole jobs ------------------------------------------------------------------------------------------------------
 
 
-async def digests_of(job, folder, planner=place_step) -> list[tuple[str, str]]:
+async def lines_of(job, folder, planner=place_step) -> list[StepLine]:
     async with cluster(job, folder, planner=planner) as c:
         assert (await c.play()).phase == "Completed"
-        return [(line.stream_digest, line.delivered_digest) for _, line in sorted(c.steps().items())]
+        return [line for _, line in sorted(c.steps().items())]
 
 
 async def test_a_job_whose_plans_are_late_goes_on_with_the_fall_back_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(planners, "SLOW", frozenset({"slow"}))
     monkeypatch.setattr(driver, "patience", lambda *_: 0.0)
-    expected = await digests_of(make_job(tmp_path / "fast"), tmp_path / "fast")
+    expected = await lines_of(make_job(tmp_path / "fast"), tmp_path / "fast")
     (tmp_path / "slow").mkdir()
     async with cluster(slow_job(tmp_path / "slow"), tmp_path / "slow", planner=slow) as c:
         report = await c.play()
@@ -248,11 +249,21 @@ async def test_a_job_whose_plans_are_late_goes_on_with_the_fall_back_and_says_so
             'coxswain_planned_steps_total{balance="makespan"} 20.0'
             in c.coordinator._state.metrics.exposition().decode()
         )
-    assert [(line.stream_digest, line.delivered_digest) for line in lines] == expected
+    assert [line.stream_digest for line in lines] == [line.stream_digest for line in expected]
     assert {line.balance for line in lines} == {"makespan"}
     [event] = [event for event in report.events if event.reason == "PlanLate"]
     assert event.warning
     assert event.message.startswith("step 0: balance Slow had no plan after 0.0 s")
+
+
+async def test_every_balance_delivers_the_same_tokens(tmp_path):
+    """One job, whose steps are placed by one balance after another."""
+    job = make_job(tmp_path / "all", parallelism=ParallelConfig(tokens_per_replica=128, max_degree=2))
+    lines = await lines_of(job, tmp_path / "all", solver_doubles.one_after_another())
+    assert {line.balance for line in lines} == set(planners.BALANCES)
+    baseline = await lines_of(make_job(tmp_path / "one"), tmp_path / "one")
+    assert [line.delivered_digest for line in lines] == [line.delivered_digest for line in baseline]
+    assert [line.stream_digest for line in lines] == [line.stream_digest for line in baseline]
 
 
 async def test_steps_close_while_the_next_plans_are_made(tmp_path, monkeypatch):

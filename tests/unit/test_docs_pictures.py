@@ -6,16 +6,19 @@ import re
 
 import pytest
 
-from docs.tools import pictures
+from coxswain.plan import planners
+from docs.tools import pictures, plan_pictures
 
 ROOT = pictures.ROOT
 LIST = (ROOT / "docs" / "pictures.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-MADE = {"run.svg", *(shot.name for shot in pictures.SHOTS)}
+MADE = {"run.svg", *(shot.name for shot in pictures.SHOTS), *map(plan_pictures.name, plan_pictures.BESIDE)}
+MADE |= {plan_pictures.STAGES}
+QUICK = [balance for balance in plan_pictures.BESIDE if balance not in getattr(planners, "SLOW", ())]
 
 
 def test_the_page_of_pictures_lists_just_those_that_the_command_makes() -> None:
-    assert set(re.findall(r"^\| \[([\w.]+)\]\(pictures/\1\)", LIST, re.MULTILINE)) == MADE
+    assert set(re.findall(r"^\| \[([\w.-]+)\]\(pictures/\1\)", LIST, re.MULTILINE)) == MADE
 
 
 def test_the_folder_holds_just_those_too() -> None:
@@ -33,6 +36,35 @@ def test_the_recording_is_of_a_run_that_ended_and_shows_no_path_of_its_machine()
     text = re.sub(r"<[^>]+>", "", (ROOT / "docs" / "pictures" / "run.svg").read_text())
     assert "stdlib: Completed" in text
     assert not re.search(r"/(tmp|work|home|root)/", text)
+
+
+@pytest.mark.parametrize("balance", QUICK)
+def test_a_picture_of_plans_is_what_its_command_draws_now(balance: str, tmp_path) -> None:
+    drawn = plan_pictures.draw(balance, tmp_path).read_text()
+    assert drawn == (plan_pictures.PICTURES / plan_pictures.name(balance)).read_text(), "run `make generate`"
+
+
+def test_the_picture_of_stages_is_what_is_planned_now(tmp_path) -> None:
+    drawn = plan_pictures.draw_stages(tmp_path).read_text()
+    assert drawn == (plan_pictures.PICTURES / plan_pictures.STAGES).read_text(), "run `make generate`"
+
+
+def test_a_picture_of_plans_that_cannot_be_drawn_ends_the_command_with_the_reason(tmp_path) -> None:
+    with pytest.raises(SystemExit, match="balance 'x': not known"):
+        plan_pictures.draw("x", tmp_path)
+
+
+@pytest.mark.parametrize("balance", plan_pictures.BESIDE)
+def test_every_balance_has_its_lines_and_its_picture_on_the_page(balance: str) -> None:
+    page = (ROOT / "docs" / "parallelism.md").read_text()
+    before, picture, _ = page.partition(f"(pictures/plan-{balance}.svg)")
+    assert picture
+    assert before.rpartition("\n**`")[2].lower().startswith(f"{balance}`**")
+
+
+def test_the_page_says_the_command_of_its_pictures() -> None:
+    page = (ROOT / "docs" / "parallelism.md").read_text()
+    assert plan_pictures.COMMAND.format(balance="static", file="plan.svg") in " ".join(page.split())
 
 
 def test_without_a_browser_the_command_says_so_and_makes_nothing(tmp_path) -> None:

@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from coxswain.cost import load_constants
@@ -234,3 +235,28 @@ def test_a_browser_draws_the_bars_where_the_plan_has_them(tmp_path: Path) -> Non
     assert len(found) == len(wanted)
     for (_, *drawn), (_, *right) in zip(found, wanted, strict=True):
         assert drawn == pytest.approx(right, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("bound", "end", "bound_words", "end_words"),
+    [
+        (0.9, 1.0, ("end", 0.9), ("end", 1.0)),
+        (0.05, 0.9, (None, 0.05), ("end", 0.9)),
+        (0.05, 0.07, (None, 0.07), (None, 0.07)),
+        (0.25, 0.3, (None, 0.3), ("end", 0.3)),
+        (0.3, 0.34, ("end", 0.3), ("end", 0.34)),
+    ],
+)
+def test_the_words_of_the_marks_keep_clear_of_both_lines(
+    bound: float, end: float, bound_words: tuple[str | None, float], end_words: tuple[str | None, float]
+) -> None:
+    """Beside a plan of one second: words are left of their line where there is room, else right of the last one."""
+    plan = msgspec.structs.replace(planned("makespan", 4), makespan_seconds=end, lower_bound_seconds=bound)
+    long = msgspec.structs.replace(plan, makespan_seconds=1.0)
+    left, _ = ET.fromstring(plan_picture.picture([plan, long])).iter(f"{NS}g")
+    inner = float(left.find(f"{NS}svg").attrib["width"])  # type: ignore[union-attr]
+    texts = {(t.text or "").split()[0]: t.attrib for t in left.iter(f"{NS}text")}
+    for word, (anchor, at) in (("lower", bound_words), ("makespan", end_words)):
+        found = [a for name, a in texts.items() if name == word and "y" in a and a.get("class") != "head"]
+        assert [a.get("class") for a in found] == [anchor]
+        assert float(found[0]["x"]) == pytest.approx(at * inner + (-5 if anchor else 5), abs=0.01)

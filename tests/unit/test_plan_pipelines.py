@@ -13,9 +13,9 @@ from coxswain.layout import Layout
 from coxswain.plan.kinds import shape
 from coxswain.plan.lengths import SETS, draw_lengths
 from coxswain.plan.pipelines import simulation as pipelines
-from coxswain.plan.pipelines.operations import operations
+from coxswain.plan.pipelines.operations import operations, ordered
 from coxswain.plan.pipelines.replay import replay
-from coxswain.plan.pipelines.simulation import Simulation, schedule
+from coxswain.plan.pipelines.simulation import Simulation
 from coxswain.plan.planners import plan
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Operation, Slice, StageOperations, Task
@@ -68,15 +68,15 @@ def test_with_one_task_in_flight_a_pipeline_waits_for_each_backward() -> None:
 @pytest.mark.parametrize("stages", [2, 4, 8])
 @pytest.mark.parametrize("tasks", [1, 3, 8, 32])
 def test_equal_tasks_leave_the_bubble_of_1f1b_and_no_more(stages: int, tasks: int) -> None:
-    found = schedule(equal(1, stages), tasks_of(*[(0,)] * tasks))
+    found = ordered(equal(1, stages), tasks_of(*[(0,)] * tasks))
     assert found.seconds == pytest.approx(stages - 1 + tasks)
 
 
 def test_the_stage_with_the_loss_takes_the_longest() -> None:
     """Two layers and the loss of one more: the last stage computes all its time, after one short forward."""
-    found = schedule(layout_of_shapes([((1, 1), (2, 1))]), tasks_of(*[(0,)] * 10), loss=1.0)
+    found = ordered(layout_of_shapes([((1, 1), (2, 1))]), tasks_of(*[(0,)] * 10), loss=1.0)
     assert found.seconds == pytest.approx(10 + 1 / 3)
-    wide = schedule(layout_of_shapes([((1, 1), (2, 2))]), tasks_of(*[(0,)] * 10), loss=1.0)
+    wide = ordered(layout_of_shapes([((1, 1), (2, 2))]), tasks_of(*[(0,)] * 10), loss=1.0)
     assert wide.seconds == pytest.approx(10 + (1 + 2) / 3 * 2 / 3 - 1 / 3, rel=0.1)
 
 
@@ -85,13 +85,13 @@ def test_unequal_tasks_do_not_throttle_a_deep_pipeline() -> None:
     for seed in range(20):
         rng = random.Random(seed)
         seconds = [rng.uniform(0.6, 1) for _ in range(40)]
-        found = schedule(equal(1, 8), tasks_of(*[((0,), each) for each in seconds])).seconds
+        found = ordered(equal(1, 8), tasks_of(*[((0,), each) for each in seconds])).seconds
         assert found <= 1.2 * (sum(seconds) + 7 * max(seconds)), seed
 
 
 def bubble(stages: int, seconds: Sequence[float]) -> tuple[float, float]:
     """The idle share of a pipeline that runs these tasks, and what 1F1B leaves at best."""
-    found = schedule(equal(1, stages), tasks_of(*[((0,), each) for each in seconds])).seconds
+    found = ordered(equal(1, stages), tasks_of(*[((0,), each) for each in seconds])).seconds
     return 1 - sum(seconds) / found, (stages - 1) / (len(seconds) + stages - 1)
 
 
@@ -130,7 +130,7 @@ def test_a_planned_step_of_packs_on_pipelines_idles_hardly_more_than_the_ideal_b
     lengths = draw_lengths(name, context=8192, tokens=8 * 16 * 8192, seed=0)
     placement = plan("makespan", lengths, **given(8, 8192))
     layout, busy = equal(8, stages), sum(t.seconds for t in placement.tasks)
-    found = 1 - busy / (8 * schedule(layout, placement.tasks).seconds)
+    found = 1 - busy / (8 * ordered(layout, placement.tasks).seconds)
     ideal = (stages - 1) / (len(placement.tasks) / 8 + stages - 1)
     print(f"{name}, {stages} stages: idle {found:.3f}, {found / ideal:.3f} x the ideal")
     assert found <= 1.15 * ideal

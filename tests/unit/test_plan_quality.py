@@ -7,8 +7,9 @@ from itertools import combinations, product
 
 import pytest
 
+from coxswain.plan.bounds import lower_bound
 from coxswain.plan.lengths import SETS, draw_lengths
-from coxswain.plan.planners import plan
+from coxswain.plan.planners import plan, planner
 from coxswain.plan.problem import Draft, make_problem
 from coxswain.plan.simulate import drafts_of, ring_bytes, simulate
 from tests.unit.plan_cases import given
@@ -43,6 +44,52 @@ def test_a_step_of_mostly_long_sequences_ends_within_6_percent_of_the_lower_boun
         found = plan("makespan", mostly_long(replicas, rings, seed), **given(replicas, 8 * K))
         assert found.makespan_over_bound <= 1.06, f"seed {seed}"
         assert found.makespan_over_bound <= 1.035 or replicas == 64, f"seed {seed}"
+
+
+@pytest.mark.parametrize("replicas", [64, 256])
+@pytest.mark.parametrize(
+    ("name", "context", "rings"),
+    [
+        ("video", 64, 2),
+        ("video", 128, 2),
+        ("video", 128, 8),
+        ("documents", 128, 4),
+        ("documents", 512, 8),
+        ("huge", 512, 4),
+    ],
+)
+def test_videos_books_and_one_huge_sequence_end_within_6_percent_of_the_lower_bound(
+    name: str, context: int, rings: int, replicas: int
+) -> None:
+    lengths = draw_lengths(name, context=context * K, tokens=replicas * rings * 8 * K, seed=0)
+    assert plan("makespan", lengths, **given(replicas, 8 * K)).makespan_over_bound <= 1.06
+
+
+@pytest.mark.parametrize("name", ["github", "byted", "video"])
+def test_over_many_steps_a_replica_meets_seven_ring_peers_at_most(name: str) -> None:
+    peers = [set[int]() for _ in range(64)]
+    for seed in range(12):
+        lengths = draw_lengths(name, context=256 * K, tokens=64 * 32 * K, seed=seed)
+        for draft in drafts_of(plan("makespan", lengths, **given(64, 8 * K))):
+            for one, two in zip(draft.members, (*draft.members[1:], draft.members[0]), strict=True):
+                peers[one] |= {two} - {one}
+                peers[two] |= {one} - {two}
+    assert 2 <= max(map(len, peers)) <= 7
+
+
+@pytest.mark.parametrize(
+    ("counts", "capacities", "speeds"),
+    [((32, 16), (8, 8), (1.0, 2.0)), ((64, 8), (8, 32), (1.0, 4.0)), ((64, 32), (8, 4), (1.0, 0.5))],
+)
+@pytest.mark.parametrize("name", ["github", "byted"])
+def test_kinds_of_replicas_that_differ_in_speed_and_room_end_near_the_bound(
+    name: str, counts: tuple[int, int], capacities: tuple[int, int], speeds: tuple[float, float]
+) -> None:
+    kind = [k for k in (0, 1) for _ in range(counts[k])]
+    lengths = draw_lengths(name, context=256 * K, tokens=len(kind) * 32 * K, seed=1)
+    numbers = given(len(kind), [capacities[k] * K for k in kind], speeds=[speeds[k] for k in kind])
+    problem = make_problem(lengths, **numbers, kinds=kind)
+    assert simulate(problem, planner("makespan")(problem)).makespan <= 1.04 * lower_bound(problem)
 
 
 @pytest.mark.parametrize(("replicas", "node", "most"), [(100, 8, 4), (64, 1, 8), (64, 16, 4), (96, 8, 16), (60, 4, 3)])

@@ -5,15 +5,20 @@ from __future__ import annotations
 import hashlib
 import random
 from itertools import pairwise
+from typing import get_args
 
 import msgspec
 import pytest
 
+from coxswain.api.parallelism import HybridData
 from coxswain.config import ModelConfig, ParallelConfig
+from coxswain.cost import constants_for
+from coxswain.cost.constants import load_hardware
+from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.plan.kinds import nodes_of
-from coxswain.plan.planners import plan, planner
+from coxswain.plan.planners import BALANCES, SLOW, plan, planner
 from coxswain.plan.problem import Draft, make_problem
 from coxswain.plan.simulate import Timeline, ring_bytes, simulate
 from coxswain.plan.step import plan_step
@@ -53,6 +58,12 @@ def test_plans_of_equal_replicas_of_one_stage_keep_their_bytes(balance: str, rep
     lengths = [1000, 1500, 30, 1024, 7, 900, 600] * 3
     placement = plan_step(lengths, layout, settings(tokens_per_replica=1536, balance=balance), MODEL)
     assert hashlib.sha256(msgspec.json.encode(placement)).hexdigest()[:16] == golden
+
+
+def test_a_job_may_have_every_balance_that_runs_and_no_other() -> None:
+    offered = get_args(HybridData.model_fields["balance"].annotation)
+    assert sorted(balance.lower() for balance in offered) == sorted(BALANCES)
+    assert set(BALANCES) > SLOW
 
 
 def test_an_engine_without_packed_rings_gets_one_ring_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,3 +260,14 @@ def test_bytes_of_a_ring_are_split_by_the_hops_that_leave_a_node() -> None:
 def test_impossible_numbers_are_refused_by_name(lengths: list[int], change: dict[str, object], says: str) -> None:
     with pytest.raises(Refused, match=says):
         make_problem(lengths, **given(2, 8192, **change))
+
+
+def test_a_profile_is_what_a_step_is_timed_by() -> None:
+    """Its devices take twice as long for a token as those of the policy's hardware."""
+    shipped = load_hardware("cpu")
+    slow = msgspec.structs.replace(
+        shipped,
+        rates=msgspec.structs.replace(shipped.rates, linear_tflops=shipped.rates.linear_tflops / 2, task_ms=0.0),
+    )
+    placement = plan_step([64] * 4, layout_of(2), settings(hardware="cpu"), MODEL, hardware=slow)
+    assert placement.makespan_seconds == CostModel(constants_for(slow, MODEL)).pack_seconds([64, 64])

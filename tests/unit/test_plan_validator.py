@@ -250,6 +250,44 @@ def _(p: Placement, rng: random.Random) -> Placement:
     return replace(p, operations=p.operations[:-1])
 
 
+def in_waves(placement: Placement) -> Placement:
+    """The same tasks, a third of them in each of three waves."""
+    tasks = placement.tasks
+    return replace(placement, tasks=tuple(replace(t, wave=3 * t.index // len(tasks)) for t in tasks))
+
+
+@mutation("a wave begins again after a later one", "waves begin at 0 and rise by 1")
+def _(p: Placement, rng: random.Random) -> Placement:
+    waved = in_waves(p)
+    return with_task(waved, replace(rng.choice([t for t in waved.tasks if t.wave == 2]), wave=0))
+
+
+@mutation("the first wave is not wave 0", "waves begin at 0 and rise by 1")
+def _(p: Placement, rng: random.Random) -> Placement:
+    return replace(p, tasks=tuple(replace(t, wave=1 + rng.randint(0, 3)) for t in p.tasks))
+
+
+@mutation("a wave is left out", "waves begin at 0 and rise by 1")
+def _(p: Placement, rng: random.Random) -> Placement:
+    return replace(p, tasks=tuple(replace(t, wave=2 * (t.wave or 0)) for t in in_waves(p).tasks))
+
+
+@mutation("a replica runs a task of a later wave first", "starts once all tasks of the one before have ended")
+def _(p: Placement, rng: random.Random) -> Placement:
+    waved = in_waves(p)
+    wave = {t.index: t.wave for t in waved.tasks}
+    early = rng.choice([o.replica for o in p.operations if len({wave[x.task] for x in o.operations}) > 1])
+    return with_lists(waved, lambda r, ops: (*ops[2:], *ops[:2]) if r == early else ops)
+
+
+@mutation("a task goes backward in a wave after its own", "starts once all tasks of the one before have ended")
+def _(p: Placement, rng: random.Random) -> Placement:
+    waved = in_waves(p)
+    wave = {t.index: t.wave for t in waved.tasks}
+    late = rng.choice([o.replica for o in p.operations if len({wave[x.task] for x in o.operations}) > 1])
+    return with_lists(waved, lambda r, ops: (ops[0], *ops[2:], ops[1]) if r == late else ops)
+
+
 def renumbered(placement: Placement, tasks: list[Task]) -> Placement:
     numbered = tuple(replace(t, index=i) for i, t in enumerate(tasks))
     return replace(placement, tasks=numbered, operations=operations(layout_of(REPLICAS), numbered))
@@ -270,6 +308,11 @@ def test_a_plan_with_one_fault_is_refused_for_that_fault(kind: str) -> None:
         bad = mutate(good, random.Random(seed))
         assert bad != good
         assert any(says in fault for fault in faults(bad, lengths)), f"seed {seed}: {faults(bad, lengths)}"
+
+
+def test_a_plan_in_waves_that_rise_is_good() -> None:
+    lengths, good = good_plan(0)
+    assert faults(in_waves(good), lengths) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from coxswain.config import ModelConfig
 from coxswain.cost.constants import load_hardware
-from coxswain.cost.fit import Measured, Step, error_of, fitted, predicted
+from coxswain.cost.error import error_of
+from coxswain.cost.fit import Measured, Step, fitted, predicted
 from coxswain.cost.hardware import Rates, scaled, step_seconds
 from coxswain.cost.model import CostModel
 from coxswain.errors import Refused

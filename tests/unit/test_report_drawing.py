@@ -156,6 +156,23 @@ def test_a_measured_row_shows_data_wait_passes_ring_waits_and_reduction() -> Non
     ]  # fmt: skip
 
 
+def test_one_of_many_ranks_shows_a_bar_a_task_and_only_waits_that_can_be_seen() -> None:
+    waits = TaskTiming(0, "F", 1.0, 2.0, 0.25), TaskTiming(0, "B", 2.0, 4.0, 0.25), TaskTiming(1, "F", 4.0, 8.0, 0.01)
+    step = StepTiming(3, timing().planned, (RankTiming(0, waits, data_wait=0.03, reduce=1.0),))
+    (row,) = bars.coarse_rows(step, looks.by_degree(step.planned)).values()
+    assert [(b.look, b.start, b.stop) for b in row] == [
+        ("d2", 1.0, 4.0), ("wait", 1.0, 1.5), ("d1", 4.0, 8.0), ("reduce", 8.0, 9.0),
+    ]  # fmt: skip
+    assert row[0].words == "rank 0, task 0: 3 s, waited 500 ms"
+
+
+@pytest.mark.timeout(60)
+def test_a_thousand_ranks_are_drawn_in_less_than_two_megabytes_a_step() -> None:
+    made = timeline.draw(samples_timing(1024))
+    assert len(made) < 2e6
+    assert made.count('class="wait"') > 100
+
+
 def test_planned_and_measured_share_a_time_axis_unless_one_would_vanish() -> None:
     slow = StepTiming(3, timing().planned, (RankTiming(0, (TaskTiming(0, "F", 0.0, 40.0),)),))
     assert "time axis of its own" not in timeline.draw(timing())

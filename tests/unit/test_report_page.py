@@ -161,6 +161,25 @@ def test_evaluations_and_utilisation_are_figures_curves_and_facts(tmp_path: Path
     assert loss.series[-1].values == (None, None, None, 4.25, 4.25, 4.25, 4.25, 4.125, 4.125)
 
 
+def test_predicted_steps_are_a_curve_beside_measured_ones_and_their_error_is_a_figure_and_a_fact(
+    tmp_path: Path,
+) -> None:
+    steps = [samples.step_line(k, seconds=2.0, planned_seconds=2.0 + 0.1 * k) for k in range(5)]
+    samples.write_lines(tmp_path / "steps.jsonl", steps)
+    run = read_run(tmp_path)
+    assert facts(run)["cost_model_error"] == {"p50": pytest.approx(0.1), "p95": pytest.approx(0.19), "count": 5}
+    assert "<dt>prediction of steps off by</dt><dd>10.0 % (p95 19 %)</dd>" in page(run)
+    (time,) = (c for c in charts(run) if c.title == "Step time")
+    assert [s.name for s in time.series] == ["measured", "predicted"] and time.series[1].values[4] == 2.4
+
+
+def test_a_run_of_an_earlier_release_shows_no_prediction(tmp_path: Path) -> None:
+    samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(k) for k in range(5)])
+    run = read_run(tmp_path)
+    assert facts(run)["cost_model_error"]["count"] == 0
+    assert "prediction" not in page(run) and "Step time" not in [c.title for c in charts(run)]
+
+
 def test_a_run_without_evaluations_or_a_known_peak_shows_neither(tmp_path: Path) -> None:
     run = read_run(samples.write_run(tmp_path, steps=4))
     assert [c.title for c in charts(run)] == [

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import pytest
 import torch
 
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost import Constants
+from coxswain.cost.constants import load_hardware
 from coxswain.cost.offload import offload_ratio
 from coxswain.plan.values import Slice, Task
 from coxswain_train.engine import memory
@@ -48,6 +50,14 @@ def test_long_sequences_offload_more_and_the_degree_of_a_ring_does_not_matter(mo
     assert policy.offload(ring(8192, 8)) == short
     pack = Task(0, "pack", (0,), (Slice(0, 0, 0, 4096), Slice(0, 1, 0, 4096)))
     assert policy.offload(pack) < short
+
+
+def test_a_profile_says_how_long_a_copy_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "CudaCopies", lambda device: HostCopies())
+    job, device = ParallelConfig(offload="Auto", hardware="h100-80g"), torch.device("cuda")
+    slow = msgspec.structs.replace(load_hardware("h100-80g"), host_gbps=1.0)
+    profiled, shipped = (memory_policy(MODEL, job, 32000, device, given) for given in (lambda: slow, None))
+    assert profiled.offload(ring(8192, 4)) == pytest.approx(shipped.offload(ring(8192, 4)) / 50)
 
 
 @pytest.mark.parametrize(("offload", "device"), [("Off", "cuda"), ("Auto", "cpu")])

@@ -56,6 +56,7 @@ FULL: dict[str, tuple[Manifest, ...]] = {
             "spec.mixRef": REMOVED,
             "spec.mix": {**sample("DataMix")["spec"], "phases": [BY_TOKENS]},
             "spec.parallelism.layout": FULL_LAYOUT,
+            "spec.parallelism.profile": {"uri": "s3://profiles/h100.json"},
         },
         {
             "spec.model": {
@@ -77,7 +78,7 @@ FULL: dict[str, tuple[Manifest, ...]] = {
             "spec.tokenizer": {"file": {"uri": "s3://corpus/tokenizer.json"}},
         },
     ),
-    "ParallelismPolicy": ({}, {"spec.layout": FULL_LAYOUT}),
+    "ParallelismPolicy": ({"spec.profile": {"uri": "s3://profiles/h100.json"}}, {"spec.layout": FULL_LAYOUT}),
 }
 TRANSITIONS = {rule.message for rule in RULES if rule.is_transition}
 

@@ -101,7 +101,7 @@ def _report(problem: Problem, placement: Placement, took: float) -> dict[str, An
         "ring_bytes": {"inside_node": inside, "between_nodes": between},
         "planner_seconds": took,
         "digest": digest(placement),
-        "constants": msgspec.structs.asdict(problem.cost.constants),
+        "constants": msgspec.to_builtins(problem.cost.constants),
         "tasks": [_task(task) for task in msgspec.to_builtins(placement.tasks)],
     }
 

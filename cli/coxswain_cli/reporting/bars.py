@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 
+from coxswain.plan.values import Operation
 from coxswain.wire import TaskTiming
 from coxswain_cli.reporting.formatting import seconds
 from coxswain_cli.reporting.looks import Look
@@ -21,6 +24,8 @@ class Bar:
     label: str
     words: str
 
+
+SEEN = 1 / 200  # of the step: a shorter wait of one of many ranks is less than a pixel or two
 
 Rows = dict[int, tuple[Bar, ...]]  # by replica (planned) or rank (measured)
 
@@ -41,8 +46,29 @@ def task_rows(tasks: Sequence[PlannedTask], replicas: int, look: Look) -> Rows:
     return {replica: tuple(row) for replica, row in rows.items()}
 
 
+def operation_row(
+    operations: Sequence[Operation], spans: Sequence[tuple[float, float]], tasks: Sequence[PlannedTask], look: Look
+) -> tuple[Bar, ...]:
+    """One stage's planned operations at their times."""
+    whole = {task.task: _planned(task, look(task.task)) for task in tasks}
+    pairs = zip(operations, spans, strict=True)
+    return tuple(_pass(replace(whole[o.task], start=start, stop=stop), o.kind == "F") for o, (start, stop) in pairs)
+
+
+def _pass(bar: Bar, forward: bool) -> Bar:
+    if forward:
+        return replace(bar, look=f"{bar.look} light", label="", words=f"forward of {bar.words}")
+    return replace(bar, words=f"backward of {bar.words}")
+
+
 def measured_rows(timing: StepTiming, look: Look) -> Rows:
     return {r.rank: tuple(_measured(timing, r, look)) for r in sorted(timing.ranks, key=lambda r: r.rank)}
+
+
+def coarse_rows(timing: StepTiming, look: Look) -> Rows:
+    """Measured rows of so many ranks that one is a pixel: a bar a task, both passes, and only waits that can be seen."""
+    least = SEEN * max((o.stop for r in timing.ranks for o in r.timings), default=0.0)
+    return {r.rank: tuple(_coarse(r, look, least)) for r in sorted(timing.ranks, key=lambda r: r.rank)}
 
 
 def deep(timing: StepTiming) -> bool:
@@ -78,6 +104,21 @@ def _measured(timing: StepTiming, rank: RankTiming, look: Look) -> Iterator[Bar]
         last = max((o.stop for o in rank.timings), default=rank.data_wait)
         words = f"{name}: reduction and update took {seconds(rank.reduce)}"
         yield Bar(last, last + rank.reduce, "reduce", "", words)
+
+
+def _coarse(rank: RankTiming, look: Look, least: float) -> Iterator[Bar]:
+    """Waits of a task are summed, at its front."""
+    ended = rank.data_wait
+    for task, passes in groupby(rank.timings, key=attrgetter("task")):
+        found = tuple(passes)
+        begun, ended, waited = found[0].start, found[-1].stop, sum(o.waited for o in found)
+        words = f"rank {rank.rank}, task {task}: {seconds(ended - begun)}, waited {seconds(waited)}"
+        yield Bar(begun, ended, look(task), str(task), words)
+        if waited >= least:
+            yield Bar(begun, begun + waited, "wait", "", words)
+    for start, length, name in ((0.0, rank.data_wait, "wait"), (ended, rank.reduce, "reduce")):
+        if length >= least:
+            yield Bar(start, start + length, name, "", f"rank {rank.rank}: {seconds(length)}")
 
 
 def _operation(timing: StepTiming, name: str, o: TaskTiming, look: Look) -> Iterator[Bar]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import accumulate, pairwise
 from statistics import median
 
+from coxswain.cost.error import error_of
 from coxswain_cli.reporting.charts import Chart, Series
 from coxswain_cli.reporting.formatting import seconds, short, smooth
 from coxswain_cli.reporting.model import RecordedRun, RecordedStep
@@ -17,7 +18,16 @@ def charts(run: RecordedRun) -> tuple[Chart, ...]:
     if not run.steps:
         return ()
     used = (_utilisation(run),) if any(s.mfu is not None for s in run.steps) else ()
-    return (_loss(run), _gradient(run), _rate(run), _throughput(run), *used, _idle(run), _planned(run))
+    return (
+        _loss(run),
+        _gradient(run),
+        _rate(run),
+        _throughput(run),
+        *used,
+        _idle(run),
+        *_predicted(run),
+        _planned(run),
+    )
 
 
 def _loss(run: RecordedRun) -> Chart:
@@ -67,6 +77,15 @@ def _idle(run: RecordedRun) -> Chart:
     return _chart(
         run, "Idle share", "% of device time", "solid: without compute; dashed: the longest wait for data", rows
     )
+
+
+def _predicted(run: RecordedRun) -> tuple[Chart, ...]:
+    """Measured step times beside those of the cost model; nothing where an older run has none."""
+    planned = _values(run, lambda s: s.planned_seconds or None)
+    off = error_of((s.planned_seconds, s.seconds) for s in run.steps)
+    rows = (Series("measured", 1, _values(run, lambda s: s.seconds)), Series("predicted", 4, planned, "dashed"))
+    note = f"solid: measured; dashed: predicted by the cost model, off by {100 * off.p50:.1f} % in the median"
+    return (_chart(run, "Step time", "seconds", note, rows),) if off.count else ()
 
 
 def _planned(run: RecordedRun) -> Chart:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import accumulate
 from statistics import median
 from typing import Any
 
 import msgspec
 
+from coxswain.cost.error import error_of
 from coxswain_cli.reporting.mix import source_shares
 from coxswain_cli.reporting.model import RecordedRun, RecordedStep
 from coxswain_cli.reporting.summary import succeeded
@@ -50,6 +52,7 @@ def _training(steps: Sequence[RecordedStep]) -> dict[str, Any]:
         "tokens": tokens,
         "tokens_per_second": tokens / spent if spent else None,
         "median_step_seconds": median(s.seconds for s in steps) if steps else None,
+        "cost_model_error": asdict(error_of((s.planned_seconds, s.seconds) for s in steps)),
         "idle_fraction": sum(s.idle_fraction * s.seconds for s in steps) / spent if spent else None,
         "world_generations": sorted({s.worldGeneration for s in steps}),
         "stream_digest": steps[-1].stream_digest if steps else None,

@@ -35,6 +35,7 @@ class RecordedStep(msgspec.Struct, frozen=True):
     evaluation_loss: float | None = None
     evaluation_tokens: int = 0
     evaluation_seconds: float = 0.0
+    planned_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ seconds in all panels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from coxswain.plan.pipelines.clock import times
 from coxswain.plan.starts import starts
 from coxswain.plan.values import Placement, Task
 from coxswain_cli.reporting.assets import asset
-from coxswain_cli.reporting.bars import Rows, task_rows
+from coxswain_cli.reporting.bars import Bar, operation_row, task_rows
 from coxswain_cli.reporting.formatting import seconds, ticks
 from coxswain_cli.reporting.looks import by_degree, legend
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
@@ -27,11 +28,12 @@ ROOM = 120.0  # pixels that the words of a mark need
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One plan as rows; `name` heads it."""
+    """One plan as rows of bars, each row with its label; `name` heads them."""
 
     name: str
     placement: Placement
-    rows: Rows
+    labels: tuple[str, ...]
+    rows: tuple[tuple[Bar, ...], ...]
 
     @property
     def begins(self) -> tuple[float, ...]:
@@ -42,8 +44,28 @@ class Panel:
 
 
 def picture(placements: Sequence[Placement]) -> str:
-    """The SVG of these plans of one step."""
-    panels = [panel(placement) for placement in placements]
+    """The SVG of these plans of one step, a row a replica."""
+    return picture_of([replica_panel(placement) for placement in placements])
+
+
+def replica_panel(placement: Placement) -> Panel:
+    planned = tasks_of(placement)
+    rows = task_rows(planned, placement.replicas, by_degree(planned))
+    return Panel(placement.balance, placement, tuple(map(str, rows)), tuple(rows.values()))
+
+
+def stage_panel(placement: Placement, shares: Mapping[tuple[int, int], float]) -> Panel:
+    """A row a stage, labelled replica.stage: its operations, pale forward and full backward. `shares`: see `times`."""
+    found, planned = times(placement.operations, placement.tasks, shares), tasks_of(placement)
+    rows = {
+        f"{x.replica}.{x.stage}": operation_row(x.operations, found[x.replica, x.stage], planned, by_degree(planned))
+        for x in placement.operations
+    }
+    return Panel(placement.balance, placement, tuple(rows), tuple(rows.values()))
+
+
+def picture_of(panels: Sequence[Panel]) -> str:
+    placements = [p.placement for p in panels]
     length = max(max(p.makespan_seconds, p.lower_bound_seconds) for p in placements) or 1.0
     tall = max(row_height(len(p.rows)) * len(p.rows) for p in panels)
     parts = (
@@ -57,11 +79,6 @@ def picture(placements: Sequence[Placement]) -> str:
     size = {"viewBox": f"0 0 {WIDTH:g} {TOP + tall + BOTTOM:g}", "width": WIDTH, "height": TOP + tall + BOTTOM}
     about = {"role": "img", "aria_labelledby": "title desc"}
     return tag("svg", *parts, xmlns="http://www.w3.org/2000/svg", **size, **about)
-
-
-def panel(placement: Placement) -> Panel:
-    planned = tasks_of(placement)
-    return Panel(placement.balance, placement, task_rows(planned, placement.replicas, by_degree(planned)))
 
 
 def tasks_of(placement: Placement) -> tuple[PlannedTask, ...]:
@@ -82,13 +99,13 @@ def _sentence(panel: Panel) -> str:
 
 def _panel(panel: Panel, length: float, left: float, width: float) -> Markup:
     p, inner = panel.placement, width - LEFT - RIGHT
-    rows, height = tuple(panel.rows.values()), row_height(len(panel.rows)) * len(panel.rows)
+    rows, height = panel.rows, row_height(len(panel.rows)) * len(panel.rows)
     scale = [t for t in ticks(0.0, length) if t <= length]
     drawing = tag(
         "svg", _idle(p, length), *(_line(t, length, "grid") for t in scale), shapes(rows, length), *_marks(panel, length),
         y=TOP, width=inner, height=height, class_="picture", overflow="visible",
     )  # fmt: skip
-    ys = (tag("text", str(row), x=-6.0, y=TOP + y, class_="y") for row, y in names(len(rows)))
+    ys = (tag("text", panel.labels[row], x=-6.0, y=TOP + y, class_="y") for row, y in names(len(rows)))
     xs = (tag("text", f"{t:g} s", x=t / length * inner, y=TOP + height + 16, class_="x") for t in scale)
     return tag("g", *_head(panel, inner / length), drawing, *ys, *xs, transform=f"translate({left + LEFT:g} 0)")
 
@@ -101,8 +118,8 @@ def _head(panel: Panel, scale: float) -> tuple[Markup, ...]:
     return (
         tag("text", panel.name, y=24.0, class_="head"),
         tag("text", _facts(p), y=42.0, class_="soft"),
-        _words(f"makespan {seconds(p.makespan_seconds)}", end, 68.0),
-        _words("lower bound", end if near else bound, 86.0),
+        _words(f"makespan {seconds(p.makespan_seconds)}", end, 68.0, end > ROOM),
+        _words("lower bound", end if near else bound, 86.0, bound > ROOM),
     )
 
 
@@ -114,9 +131,9 @@ def _facts(placement: Placement) -> str:
     )
 
 
-def _words(text: str, x: float, y: float) -> Markup:
-    """To the left of its mark where there is room."""
-    return tag("text", text, x=x - 5, y=y, class_="end") if x > ROOM else tag("text", text, x=x + 5, y=y)
+def _words(text: str, x: float, y: float, left: bool) -> Markup:
+    """Beside a mark, to its left or right."""
+    return tag("text", text, x=x - 5, y=y, class_="end") if left else tag("text", text, x=x + 5, y=y)
 
 
 def _idle(placement: Placement, length: float) -> Markup:

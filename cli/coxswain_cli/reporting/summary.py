@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
+from coxswain.cost.error import error_of
 from coxswain_cli.reporting.formatting import seconds, short
 from coxswain_cli.reporting.markup import Markup, join, tag
 from coxswain_cli.reporting.model import RecordedEvent, RecordedRun
@@ -53,6 +54,7 @@ def figures(run: RecordedRun) -> tuple[tuple[str, str], ...]:
     losses = [s.loss for s in run.steps if s.loss is not None]
     held_out = [s.evaluation_loss for s in run.steps if s.evaluation_loss is not None]
     used = [s.mfu for s in run.steps if s.mfu is not None]
+    off = error_of((s.planned_seconds, s.seconds) for s in run.steps)
     total = run.job.total_steps if run.job else 0
     spent = sum(s.seconds for s in run.steps)
     tokens = sum(s.tokens for s in run.steps)
@@ -64,6 +66,7 @@ def figures(run: RecordedRun) -> tuple[tuple[str, str], ...]:
         ("tokens", short(tokens)),
         ("tokens per second", short(tokens / spent) if spent else "unknown"),
         ("median step", seconds(median(s.seconds for s in run.steps))),
+        *((("prediction of steps off by", f"{100 * off.p50:.1f} % (p95 {100 * off.p95:.0f} %)"),) if off.count else ()),
         *((("model FLOPs utilisation", f"{100 * median(used):.1f} %"),) if used else ()),
         ("idle share", f"{100 * idle / spent:.1f} %" if spent else "unknown"),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coxswain_cli.reporting.bars import Rows, end, measured_rows, planned_rows
+from coxswain_cli.reporting.bars import Rows, coarse_rows, end, measured_rows, planned_rows
 from coxswain_cli.reporting.formatting import seconds, ticks
 from coxswain_cli.reporting.looks import by_degree, by_sequence
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
@@ -14,7 +14,7 @@ SAME_SCALE = 3.0  # beyond this ratio of lengths, planned and measured get a tim
 
 def draw(timing: StepTiming) -> Markup:
     look = by_degree(timing.planned) if many(timing) else by_sequence(timing.planned)
-    planned, measured = planned_rows(timing, look), measured_rows(timing, look)
+    planned, measured = planned_rows(timing, look), (coarse_rows if many(timing) else measured_rows)(timing, look)
     ends = end(planned), end(measured)
     apart = min(ends) > 0 and max(ends) / min(ends) > SAME_SCALE
     lengths = ends if apart else (max(ends), max(ends))

@@ -184,6 +184,7 @@ def parallel_config(policy: ParallelismPolicySpec) -> config.ParallelConfig:
         offload=policy.offload,
         recompute=policy.recompute,
         hardware=policy.hardware,
+        profile=mounted(policy.profile.uri) if policy.profile else "",
         layout=tuple(
             config.ReplicaShape(tuple(config.StageShape(s.layers, s.tensor) for s in shape.stages), shape.count)
             for shape in shapes

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from coxswain.api.common import ATOMIC, MAX_ITEMS, Count, Degree, Model, Tokens
+from coxswain.api.common import ATOMIC, MAX_ITEMS, Count, Degree, Model, Tokens, Uri
 
 
 class HybridData(Model):
@@ -16,9 +16,11 @@ class HybridData(Model):
     """Most tokens that one replica holds in one task (C of the design notes)."""
     max_degree: Count = 64
     """Most replicas that share one sequence."""
-    balance: Literal["Makespan", "Naive", "Static"] = "Makespan"
-    """How sequences are placed. Makespan: the last replica ends as early as possible, by the cost model. Naive and Static are
-    there to compare with."""
+    balance: Literal["Makespan", "Naive", "Static", "ByteScale", "Waves", "WLB", "KK", "FlexSP", "Hydraulis"] = (
+        "Makespan"
+    )
+    """How sequences are placed. Makespan: the last replica ends as early as possible, by the cost model. The others are there to
+    compare with. FlexSP and Hydraulis solve integer programs: Makespan places the steps that they have not placed in time."""
     attention: Literal["Ring", "Ulysses", "Auto"] = "Ring"
     """How the replicas of one sequence share its attention. This release refuses all but Ring."""
 
@@ -48,6 +50,14 @@ class LayoutShape(Model):
     """The replicas. Each stage takes its devices from the first trainer with enough of them left, by device number."""
 
 
+class Profile(Model):
+    """Rates that were measured on devices like the job's."""
+
+    uri: Uri
+    """A hardware file of `python -m coxswain_train.profile`, read with the checkpoint's endpoint when the job starts. Where a
+    cluster has several classes of nodes, a policy for each names the profile of its class."""
+
+
 class ParallelismPolicySpec(Model):
     """How work is spread."""
 
@@ -75,3 +85,5 @@ class ParallelismPolicySpec(Model):
     """How the optimizer's state is spread over the replicas. ZeRO1: each owns a part of it."""
     hardware: Literal["a100-40g", "a100-80g", "h100-80g", "h200-141g", "cpu"] = "a100-80g"
     """Constants of the cost model. With cpu, trainers request no GPU."""
+    profile: Profile | None = None
+    """Measured rates, which plans go by instead of those of `hardware`. Empty: there are none."""

@@ -152,6 +152,6 @@ def muon_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> list[Fi
 def claims(job: config.JobConfig) -> list[str]:
     """Names of the PersistentVolumeClaims that the job's pods mount under CLAIMS_ROOT."""
     prefix = f"{file_uri(CLAIMS_ROOT)}/"
-    uris = [job.checkpoint.uri, job.model.init_from]
+    uris = [job.checkpoint.uri, job.model.init_from, job.parallelism.profile]
     uris += [uri for source in job.mix.sources for uri in (source.uri, source.tokenizer.uri)]
     return sorted({uri.removeprefix(prefix).split("/", 1)[0] for uri in uris if uri.startswith(prefix)})

@@ -43,18 +43,23 @@ def load_constants(name_or_path: str, model: str = "llama-7b") -> Constants:
     return scaled(loaded.rates, shapes[model])
 
 
-def constants_for(hardware: str, model: ModelConfig) -> Constants:
-    """Returns the constants of a job's model, from its shape.
+def constants_for(hardware: str | Hardware, model: ModelConfig) -> Constants:
+    """Returns the constants of a job's model, from its shape. `hardware`: a name, a path, or a file's content.
 
     A preset's name may mean another shape in a constants file.
     """
-    loaded = _load(hardware)
+    loaded = _load(hardware) if isinstance(hardware, str) else hardware
     return loaded if isinstance(loaded, Constants) else scaled(loaded.rates, model)
 
 
 def load_hardware(name_or_path: str) -> Hardware:
     """Returns a whole hardware file."""
-    loaded = _load(name_or_path)
+    return read_hardware(_read(name_or_path), name_or_path)
+
+
+def read_hardware(raw: bytes, name_or_path: str) -> Hardware:
+    """The hardware in these bytes; Refused by its name if they hold none."""
+    loaded = _decoded(raw, name_or_path)
     if isinstance(loaded, Constants):
         raise Refused(
             "BadHardware", f"hardware {name_or_path!r}: constants of one model; a file with rates is needed here"
@@ -74,18 +79,11 @@ def device_memory(hardware: str) -> int:
     return int(loaded.memory_gib * 2**30) if isinstance(loaded, Hardware) else 0
 
 
-def host_bandwidth(hardware: str) -> float:
-    """Returns the bytes a second between a device and its host, one way; 0: they share their memory."""
-    loaded = _load(hardware)
-    return loaded.host_gbps * 1e9 if isinstance(loaded, Hardware) else 0.0
-
-
 def _load(name_or_path: str) -> Hardware | Constants:
-    return decoded(_read(name_or_path), name_or_path)
+    return _decoded(_read(name_or_path), name_or_path)
 
 
-def decoded(raw: bytes, name_or_path: str) -> Hardware | Constants:
-    """The content of a hardware file; Refused by its name if it is none."""
+def _decoded(raw: bytes, name_or_path: str) -> Hardware | Constants:
     kind: type[Hardware | Constants] = Hardware if b'"rates"' in raw else Constants
     try:
         loaded = msgspec.json.decode(raw, type=kind)

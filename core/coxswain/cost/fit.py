@@ -1,8 +1,8 @@
-"""Fits a machine's rates to measured seconds, and says how far predictions are from others."""
+"""Fits a machine's rates to measured seconds, and predicts those of other steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -50,15 +50,6 @@ class Measured:
     rings: tuple[Point, ...]
     gbps: float
     steps: tuple[Step, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Error:
-    """Of predicted over measured seconds, as a share of the measured ones."""
-
-    p50: float
-    p95: float
-    count: int
 
 
 def fitted(measured: Measured, base: Rates, across_nodes: bool | None) -> Rates:
@@ -134,11 +125,3 @@ def predicted(step: Step, rates: Rates, measured: Measured, inside_node: bool) -
     packs = sum(cost.pack_seconds(pack) for pack in step.packs)
     ring = float(cost.ring_seconds(float(step.ring), float(measured.replicas), inside_node)) if step.ring else 0.0
     return packs + ring + step_seconds(rates, measured.parameters, measured.replicas, inside_node)
-
-
-def error_of(pairs: Iterable[tuple[float, float]]) -> Error:
-    """Of pairs (predicted, measured)."""
-    shares = sorted(abs(planned / taken - 1) for planned, taken in pairs)
-    if not shares:
-        return Error(0.0, 0.0, 0)
-    return Error(float(np.percentile(shares, 50)), float(np.percentile(shares, 95)), len(shares))

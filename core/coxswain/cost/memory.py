@@ -90,16 +90,31 @@ def _peak(
     model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, seat: Seat, work: Workload, replicas: int
 ) -> Peak:
     stages = layout.replicas[seat.replica].stages
-    stage, last = stages[seat.stage], seat.stage == len(stages) - 1
+    stage = stages[seat.stage]
     elements = sum(holding.box.elements for holding in holdings_of(specs, layout, seat, model.layers))
-    owned = -(-elements // replicas)
     widths = widths_of(model, specs, seat.tensor, len(stage.devices))
-    kept = (stage.stop - stage.start) * kept_bytes(widths, work) + _edges(widths, work, seat.stage > 0, last)
+    place = StagePlace(stage.stop - stage.start, seat.stage == 0, len(stages) - seat.stage)
+    return stage_peak(elements, widths, place, replicas, work)
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlace:
+    """A stage's layers, and its place in the pipeline: `depth` is the number of stages from it to the last one."""
+
+    layers: int
+    first: bool
+    depth: int
+
+
+def stage_peak(elements: int, widths: Widths, place: StagePlace, replicas: int, work: Workload) -> Peak:
+    """The peak of one device of a stage that holds so many elements of parameters."""
+    owned, last = -(-elements // replicas), place.depth == 1
+    kept = place.layers * kept_bytes(widths, work) + _edges(widths, work, not place.first, last)
     return Peak(
         parameters=work.element * elements,
         gradients=MASTER * elements,
         optimizer=STATES * MASTER * owned,
-        activations=(len(stages) - seat.stage) * kept * work.tokens,
+        activations=place.depth * kept * work.tokens,
         transient=max(_layer_transient(widths, work), _loss_transient(widths, work) if last else 0),
         reduction=MASTER * owned + BUCKETS if replicas > 1 else 0,
     )

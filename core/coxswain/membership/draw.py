@@ -49,18 +49,21 @@ def _take(
     stop = min(cursor.piece + longest, length)
     sequence = Sequence(cursor.name, cursor.epoch, index, cursor.piece, stop, length)
     tokens = stop - cursor.piece
-    cursor = replace(cursor, tokens=cursor.tokens + tokens, total_tokens=cursor.total_tokens + tokens)
     if stop < length and policy == "Split":
-        return sequence, replace(cursor, piece=stop, piece_index=index)
-    return sequence, _next_sample(cursor, samples, max_passes)
+        counted = cursor.tokens + tokens, cursor.total_tokens + tokens
+        return sequence, replace(cursor, tokens=counted[0], total_tokens=counted[1], piece=stop, piece_index=index)
+    return sequence, _next_sample(cursor, samples, max_passes, tokens)
 
 
-def _next_sample(cursor: SourceCursor, samples: int, max_passes: int) -> SourceCursor:
-    """Moves behind the current sample. A pass ends in the next one, or the source leaves the mix."""
+def _next_sample(cursor: SourceCursor, samples: int, max_passes: int, tokens: int = 0) -> SourceCursor:
+    """Moves behind the current sample, of which so many tokens were taken.
+
+    A pass ends in the next one, or the source leaves the mix.
+    """
     epoch, drawn = cursor.epoch, cursor.drawn + 1
     if drawn == samples:
         epoch, drawn = epoch + 1, 0
     return replace(
-        cursor, epoch=epoch, drawn=drawn, total_samples=cursor.total_samples + 1, piece=0, piece_index=-1,
-        exhausted=bool(max_passes) and epoch >= max_passes,
+        cursor, epoch=epoch, drawn=drawn, tokens=cursor.tokens + tokens, total_samples=cursor.total_samples + 1,
+        total_tokens=cursor.total_tokens + tokens, piece=0, piece_index=-1, exhausted=bool(max_passes) and epoch >= max_passes,
     )  # fmt: skip

@@ -48,15 +48,14 @@ class PassOrder:
         blocks = np.arange(len(view.counts), dtype=np.int64)
         self._blocks = Permutation(len(blocks), key_of(*self._name, "blocks"))(blocks)
         self._before = np.append(0, np.cumsum(view.counts[self._blocks]))
-        self._batch = (0, np.empty(0, dtype=np.int64))
+        self._batch: tuple[int, list[tuple[int, int]]] = 0, []  # its first draw, and each (index, length)
 
     def at(self, n: int) -> tuple[int, int]:
         """Returns the n-th draw: (the sample's index in the source, its token count)."""
         first, found = self._batch
         if not first <= n < first + len(found):
-            self._batch = first, found = n, self._draw(n)
-        index, length = found[n - first]
-        return int(index), int(length)
+            self._batch = first, found = n, list(map(tuple, self._draw(n).tolist()))
+        return found[n - first]
 
     def _draw(self, n: int) -> NDArray[np.int64]:
         """Returns (index, length) of draws n, n + 1, ... to the end of n's window, at most `_BATCH`."""

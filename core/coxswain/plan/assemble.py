@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET
 
+from coxswain.plan.bounds import lower_bound
 from coxswain.plan.chunks import ring_slices
 from coxswain.plan.problem import Draft, Problem
 from coxswain.plan.simulate import simulate
@@ -36,7 +37,7 @@ def assemble(problem: Problem, balance: str, drafts: list[Draft]) -> Placement:
         tasks=tuple(tasks),
         operations=(),
         makespan_seconds=timeline.makespan,
-        lower_bound_seconds=problem.lower_bound(),
+        lower_bound_seconds=lower_bound(problem),
         work_seconds=timeline.work,
         idle_fraction=timeline.idle_fraction,
     )

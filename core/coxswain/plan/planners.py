@@ -13,6 +13,7 @@ from coxswain.errors import Refused
 from coxswain.plan.assemble import assemble
 from coxswain.plan.kinds import by_kind
 from coxswain.plan.makespan.search import makespan
+from coxswain.plan.pipelines.dispatch import on_pipelines
 from coxswain.plan.problem import Planner, make_problem
 from coxswain.plan.rivals.bytescale import bytescale
 from coxswain.plan.rivals.flexsp import flexsp
@@ -25,7 +26,7 @@ from coxswain.plan.rivals.wlb import wlb
 from coxswain.plan.values import Placement
 
 BALANCES: dict[str, Planner] = {
-    "makespan": makespan,
+    "makespan": on_pipelines(makespan),
     "naive": naive,
     "static": static,
     "bytescale": bytescale,
@@ -38,13 +39,16 @@ BALANCES: dict[str, Planner] = {
 SLOW = frozenset({"flexsp", "hydraulis"})
 """Those that solve integer programs, which takes seconds: the coordinator runs them in processes of their own."""
 
+DEALS = 4
+"""How often sequences are dealt to unequal kinds of replicas at most, each time by what was reached before."""
+
 
 def planner(balance: str) -> Planner:
     """Returns the planner of that name, for replicas of any kinds; case does not matter (the API says Makespan)."""
     found = BALANCES.get(balance.lower())
     if found is None:
         raise Refused("UnknownBalance", f"balance {balance!r}: not known; use one of {', '.join(BALANCES)}")
-    return partial(by_kind, found)
+    return partial(by_kind, found, deals=DEALS if found is BALANCES["makespan"] else 1)
 
 
 def plan(

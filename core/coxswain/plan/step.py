@@ -9,15 +9,16 @@ from msgspec.structs import replace
 
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost import constants_for
+from coxswain.cost.constants import Hardware
 from coxswain.cost.model import CostModel
 from coxswain.flops import loss_layers
 from coxswain.layout import Layout
 from coxswain.plan.assemble import assemble, one_sequence_a_ring
 from coxswain.plan.kinds import kinds_of, nodes_of, rates_of
-from coxswain.plan.pipelines.operations import is_flat, operations
-from coxswain.plan.pipelines.simulation import schedule
+from coxswain.plan.pipelines.bound import pipeline_bound
+from coxswain.plan.pipelines.operations import is_flat, operations, ordered, shares_of
 from coxswain.plan.planners import planner
-from coxswain.plan.problem import make_problem
+from coxswain.plan.problem import Problem, make_problem
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Placement
 
@@ -31,6 +32,7 @@ def plan_step(
     parallelism: ParallelConfig,
     model: ModelConfig,
     speeds: Sequence[float] | None = None,
+    hardware: Hardware | None = None,
 ) -> Placement:
     """Places one step on the layout's replicas, which may differ. `speeds`: measured, 1 is what the cost model expects.
 
@@ -41,7 +43,7 @@ def plan_step(
         sequence_lengths,
         replicas=len(layout.replicas),
         capacity=parallelism.tokens_per_replica,
-        cost=CostModel(constants_for(parallelism.hardware, model)),
+        cost=CostModel(constants_for(hardware or parallelism.hardware, model)),
         speeds=speeds,
         max_degree=parallelism.max_degree,
         kinds=kinds_of(layout),
@@ -53,18 +55,23 @@ def plan_step(
     if not PACKED_RINGS:
         drafts = one_sequence_a_ring(drafts)
     placement = assemble(problem, parallelism.balance.lower(), drafts)
-    placement = _ordered(placement, layout, loss)
+    placement = _ordered(placement, problem, layout, loss)
     faults = validate(placement, sequence_lengths, layout, parallelism.tokens_per_replica, parallelism.max_degree)
     if faults:
         raise AssertionError(f"planner {parallelism.balance}: {len(faults)} faults in its own plan, first: {faults[0]}")
     return placement
 
 
-def _ordered(placement: Placement, layout: Layout, loss: float) -> Placement:
-    """Adds the operations; where replicas have several stages, the times are those of all stages."""
+def _ordered(placement: Placement, problem: Problem, layout: Layout, loss: float) -> Placement:
+    """Adds the operations; where replicas have several stages, times and bound are those of all stages."""
     if is_flat(layout):
         return replace(placement, operations=operations(layout, placement.tasks))
-    found = schedule(layout, placement.tasks, loss)
+    found = ordered(layout, placement.tasks, loss)
     busy = sum(task.seconds * len(task.replicas) for task in placement.tasks)
-    idle = 1 - busy / (placement.replicas * found.seconds) if found.seconds else 0.0
-    return replace(placement, operations=found.operations, makespan_seconds=found.seconds, idle_fraction=idle)
+    return replace(
+        placement,
+        operations=found.operations,
+        makespan_seconds=found.seconds,
+        lower_bound_seconds=pipeline_bound(problem, shares_of(layout, loss)),
+        idle_fraction=1 - busy / (placement.replicas * found.seconds) if found.seconds else 0.0,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
 
 from coxswain.layout import Layout
@@ -22,7 +22,7 @@ def validate(
     `capacity`: tokens of a task on every replica, or on each.
     """
     room = [capacity] * len(layout.replicas) if isinstance(capacity, int) else capacity
-    faults = [*_order(placement)]
+    faults = [*_order(placement), *_waves(placement)]
     for task in placement.tasks:
         found = [*_members(task, layout, max_degree)] or [*_slices(task, lengths, room)]
         faults += [f"task {task.index} ({task.kind}): {fault}" for fault in found]
@@ -34,6 +34,25 @@ def _order(placement: Placement) -> Iterator[str]:
     for place, task in enumerate(placement.tasks):
         if task.index != place:
             yield f"task at place {place} has index {task.index}; tasks must be numbered in their one global order"
+
+
+def _waves(placement: Placement) -> Iterator[str]:
+    """Demands waves 0, 1, ... that rise along the global order, and along every list of operations."""
+    waves = [task.wave or 0 for task in placement.tasks]
+    for at, (before, wave) in enumerate(pairwise([0, *waves])):
+        if not before <= wave <= before + 1:
+            yield f"task {at} is of wave {wave} after one of wave {before}; waves begin at 0 and rise by 1 along the order"
+            return
+    for stage in placement.operations:
+        known = [o for o in stage.operations if 0 <= o.task < len(waves)]
+        for one, two in pairwise(known):
+            if waves[two.task] < waves[one.task]:
+                yield (
+                    f"replica {stage.replica}, stage {stage.stage}: {two.kind} of task {two.task} of wave "
+                    f"{waves[two.task]} is behind {one.kind} of task {one.task} of wave {waves[one.task]}; a wave "
+                    "starts once all tasks of the one before have ended"
+                )
+                return
 
 
 def _members(task: Task, layout: Layout, max_degree: int) -> Iterator[str]:

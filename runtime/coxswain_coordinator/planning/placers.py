@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig
+from coxswain.cost.constants import Hardware
 from coxswain.layout import Layout
 from coxswain.plan import planners
 from coxswain.plan.step import plan_step
@@ -51,9 +52,9 @@ Placer = Callable[[Mapping[int, list[int]], IsLate], Placed]
 """Places steps, given the token counts of their sequences."""
 
 
-def place_step(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:
-    """The planner of a job: its balance, without measured speeds."""
-    return plan_step(lengths, layout, job.parallelism, job.model, None)
+def place_step(lengths: list[int], layout: Layout, job: JobConfig, hardware: Hardware | None = None) -> Placement:
+    """The planner of a job: its balance, without measured speeds. `hardware`: the job's profile; None: as its policy says."""
+    return plan_step(lengths, layout, job.parallelism, job.model, None, hardware)
 
 
 def is_slow(job: JobConfig) -> bool:

@@ -107,12 +107,11 @@ class PlanLog:
 
     def claim_placement(self, record: PlacementSegment, part: int = 0) -> PlacementSegment:
         """The committed part of a segment: an earlier one, or as many steps of this one as an object may hold."""
-        return self._claim(
-            placement_key(record.generation, record.segment, part), fitting(record, self.largest), PlacementSegment
-        )
+        fits, packed = fitting(record, self.largest)
+        return self._claim(placement_key(record.generation, record.segment, part), fits, PlacementSegment, packed)
 
-    def _claim(self, key: str, record: T, type_: type[T]) -> T:
-        if self._store.create(key, _pack(record)):
+    def _claim(self, key: str, record: T, type_: type[T], packed: bytes = b"") -> T:
+        if self._store.create(key, packed or _pack(record)):
             return record
         return _unpack(key, self._store.get(key), type_)
 
@@ -123,11 +122,22 @@ class PlanLog:
             return None
 
 
-def fitting(record: PlacementSegment, largest: int) -> PlacementSegment:
-    """The record with only its first steps, if all of them take more than `largest` bytes; at least one."""
-    while len(record.placements) > 1 and len(_pack(record)) > largest:
-        record = replace(record, placements=record.placements[: len(record.placements) // 2])
-    return record
+def fitting(record: PlacementSegment, largest: int) -> tuple[PlacementSegment, bytes]:
+    """The record, packed, with only its first steps if all of them take more than `largest` bytes; at least one.
+
+    The size of the first step says how many may fit: packing all of them again and again took longer than planning them.
+    """
+    one = _pack(_first(record, 1))
+    record = _first(record, max(1, largest // len(one)))
+    packed = _pack(record)
+    while len(record.placements) > 1 and len(packed) > largest:
+        record = _first(record, len(record.placements) - 1)
+        packed = _pack(record)
+    return record, packed
+
+
+def _first(record: PlacementSegment, steps: int) -> PlacementSegment:
+    return replace(record, placements=record.placements[:steps])
 
 
 def _pack(record: object) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
+from coxswain.cost.error import error_of
 from coxswain.trainer_figures import WINDOW_STEPS, StepFigures, TrainerFigures, step_figures, trainer_figures
 from coxswain.wire import StepLine
 from coxswain_coordinator.state.jsonl import JsonlWriter
@@ -90,5 +91,8 @@ class History:
         self._metrics["coxswain_step_seconds"].observe(line.seconds)
         self._metrics["coxswain_idle_fraction"].set(line.idle_fraction)
         self._metrics["coxswain_makespan_over_bound"].set(line.makespan_over_bound)
+        self._metrics["coxswain_planned_step_seconds"].set(line.planned_seconds)
+        error = error_of((each.planned_seconds, each.seconds) for each in self.recent)
+        self._metrics["coxswain_cost_model_error"].set(error.p50)
         for source, tokens in line.tokens_by_source.items():
             self._metrics["coxswain_tokens_total"].labels(source).inc(tokens)

@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig
+from coxswain.cost.constants import load_hardware
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain.membership.stream import used_up
@@ -39,7 +40,7 @@ from coxswain_coordinator.state.notifier import Notifier, Topic
 from coxswain_coordinator.state.registry import MemberRegistry
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.state.trainers import Trainers, forget
-from coxswain_coordinator.steps import with_utilisation
+from coxswain_coordinator.steps import seconds_beside_tasks, with_prediction, with_utilisation
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_coordinator.tracking.sinks import sinks_of
 from coxswain_coordinator.tracking.tracking import Tracking
@@ -84,6 +85,8 @@ class JobState:
         self.events = EventLog(clock)
         self.tracking = Tracking(sinks_of(job, run_dir), self._tracker_failed)
         self.history = History(run_dir, metrics, job.parallelism.hardware)
+        self.hardware = load_hardware(job.parallelism.hardware)  # or the job's profile
+        self._step_seconds = 0.0  # of a step in this world besides its tasks, by the cost model
         self.index_progress = IndexProgress(job.mix)
         self.manifest: CheckpointManifest | None = None  # the newest checkpoint
         self.recorded_step = 0  # of the newest checkpoint that the job's status names
@@ -210,7 +213,8 @@ class JobState:
         closed = session.book.close(plan, self.clock()) if plan is not None else None
         if plan is None or closed is None:
             return False
-        line, timing = with_utilisation(self.job, session.world, plan, closed[0]), closed[1]
+        line = with_prediction(with_utilisation(self.job, session.world, plan, closed[0]), plan, self._step_seconds)
+        timing = closed[1]
         if not self.history.recent:
             self.record_event("TrainingStarted", f"step {line.step} is done, loss {line.loss:.4f}")
         self.history.add(line, timing)
@@ -266,6 +270,7 @@ class JobState:
         """Begins a new world or an adopted one. A requested stop stays requested."""
         self.log_steps(now=True)
         before, record, session.adopted = self.session, session.record, adopted
+        self._step_seconds = seconds_beside_tasks(self.job.model, session.world, self.hardware)
         if self.stop is not None:
             session.request_stop(before.stop_at if before and before.stop_at is not None else self.stop.at_step)
         where = f"generation {record.generation} from step {record.first_step}"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost import constants_for
-from coxswain.cost.constants import host_bandwidth
+from coxswain.cost.constants import Hardware, load_hardware
 from coxswain.cost.memory import Workload, kept_bytes, widths_of
 from coxswain.cost.offload import offload_ratio
 from coxswain.models import parameter_specs
@@ -51,13 +51,17 @@ class MemoryPolicy:
         return TaskMemory(self.recompute, Offloader(ratio, frozenset(stays), self.copies), len(model.stack))
 
 
-def memory_policy(model: ModelConfig, parallel: ParallelConfig, vocabulary: int, device: torch.device) -> MemoryPolicy:
-    """What the job asks for. A CPU has no other memory to move activations to."""
+def memory_policy(
+    model: ModelConfig, parallel: ParallelConfig, vocabulary: int, device: torch.device,
+    profile: Callable[[], Hardware] | None = None,
+) -> MemoryPolicy:  # fmt: skip
+    """What the job asks for. A CPU has no other memory to move activations to. `profile`: reads the job's cost data."""
     if parallel.offload == "Off" or device.type != "cuda":
         return MemoryPolicy(parallel.recompute)
     widths = widths_of(model, parameter_specs(model, vocabulary), 0, 1)
     kept = kept_bytes(widths, Workload(torch.bfloat16.itemsize, 0, parallel.recompute))
-    constants, bandwidth = constants_for(parallel.hardware, model), host_bandwidth(parallel.hardware)
+    hardware = profile() if profile else load_hardware(parallel.hardware)
+    constants, bandwidth = constants_for(hardware, model), hardware.host_gbps * 1e9
 
     def ratio(task: Task) -> float:
         lengths: Counter[int] = Counter()

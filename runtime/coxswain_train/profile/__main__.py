@@ -28,7 +28,8 @@ from msgspec.structs import replace
 from coxswain.api.jobfiles import load_config
 from coxswain.config import ModelConfig
 from coxswain.cost.constants import Hardware, load_hardware
-from coxswain.cost.fit import Error, error_of, fitted, predicted
+from coxswain.cost.error import Error, error_of
+from coxswain.cost.fit import fitted, predicted
 from coxswain.errors import Refused
 from coxswain.presets import PRESETS
 from coxswain_link.environment import leave

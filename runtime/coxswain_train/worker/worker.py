@@ -21,6 +21,7 @@ from coxswain.errors import CoxswainError, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.handover import Handover
+from coxswain_link.hardware import hardware_of
 from coxswain_link.http_client import Client, JobEnded
 from coxswain_link.outbox import Outbox
 from coxswain_link.plan_feed import PlanFeed
@@ -174,7 +175,8 @@ class Worker:
         )
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         seat = self._world.seats[self._assignment.rank]
-        memory = memory_policy(job.model, job.parallelism, self._world.vocabulary, device)
+        hardware = functools.partial(hardware_of, job, self._env.secrets_dir)
+        memory = memory_policy(job.model, job.parallelism, self._world.vocabulary, device, hardware)
         engine = Engine(
             job.model, self._world.vocabulary, job.optimizer, job.total_steps, self._world.layout, seat, groups, device,
             dtype, self._state, memory,

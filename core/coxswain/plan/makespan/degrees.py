@@ -11,6 +11,7 @@ from coxswain.cost.model import CostModel, Floats
 from coxswain.plan.problem import Problem
 
 Ints = NDArray[np.int64]
+LATE = 32  # sequences, the longest ones, that are compared on the fastest replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,33 @@ def least_degrees(problem: Problem, lengths: Ints, target: float) -> Ints:
         better = (best_seconds > target) & (seconds < best_seconds)
         best[better], best_seconds[better] = degree[better], seconds[better]
     return best
+
+
+def degrees_by(problem: Problem, lengths: Ints, seconds: float) -> Ints:
+    """Returns the least degrees whose rings end within so many seconds on replicas of usual speed.
+
+    Where none does, and speeds differ: the least that does on the fastest replicas, else the one that ends first.
+    """
+    usual = float(np.median(problem.speeds))
+    degrees = least_degrees(problem, lengths, seconds * usual)
+    speeds = np.sort(problem.speeds)[::-1][: problem.max_degree]
+    if speeds[0] == speeds[-1]:
+        return degrees
+    late = np.flatnonzero(ring_seconds(problem, lengths, degrees) > seconds * usual)
+    every = np.arange(1, speeds.size + 1)
+    for i in late[:LATE].tolist():
+        ends = ring_seconds(problem, np.full_like(every, lengths[i]), every) / speeds
+        ends[: max(1, -(-int(lengths[i]) // problem.capacity) - 1)] = np.inf
+        good = ends <= seconds
+        degrees[i] = 1 + int(good.argmax() if good.any() else ends.argmin())
+    return degrees
+
+
+def ring_seconds(problem: Problem, lengths: Ints, degrees: Ints) -> Floats:
+    """Returns the seconds of rings at speed 1, within a node where the degree allows it."""
+    s, d = lengths.astype(np.float64), degrees.astype(np.float64)
+    inside, between = problem.cost.ring_seconds(s, d, True), problem.cost.ring_seconds(s, d, False)
+    return np.where(degrees <= problem.node_size, inside, between)
 
 
 def _bisect(cost: CostModel, lengths: Ints, part: Range, target: float) -> Ints:

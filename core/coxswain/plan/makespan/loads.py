@@ -1,4 +1,4 @@
-"""Keeps the replicas' loads by node and finds the members that are free first for a ring.
+"""Keeps the replicas' loads along the line and finds the neighbours that are free first for a ring.
 
 A slow replica makes the whole ring slow. Replicas are therefore compared by load plus handicap: how
 much later a ring would end on them than on a replica of the usual speed. Equal speeds have no
@@ -7,15 +7,19 @@ handicap, and nodes stay sorted as they fill.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.cost.model import Floats
+from coxswain.plan.makespan.line import line_of
 from coxswain.plan.problem import Problem
 
 Ints = NDArray[np.int64]
+STEP = 8  # whole nodes: beyond so many, widths grow by an eighth
 
 
 class Starts(NamedTuple):
@@ -25,58 +29,128 @@ class Starts(NamedTuple):
     seconds: Floats
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """All runs of just so many neighbouring nodes that they have `degree` replicas; the k-th begins at node k."""
+
+    degree: int
+    stops: Ints
+    width: int  # nodes of each run; 0: they differ
+
+    def free(self, tables: list[Floats]) -> Floats:
+        """Returns when all replicas of each run are free. `tables`: see `_tables`."""
+        count = self.stops.size
+        if self.width:
+            level = self.width.bit_length() - 1
+            shift = self.width - (1 << level)
+            highest: Floats = np.maximum(tables[level][:count], tables[level][shift : shift + count])
+            return highest
+        edges = np.stack([np.arange(count), self.stops], axis=1)
+        of_runs: Floats = np.maximum.reduceat(np.append(tables[0], np.inf), edges.ravel())[::2]
+        return of_runs
+
+
+def _runs_of(behind: Ints, degree: int) -> Runs:
+    """`behind`: replicas before each node, and of all."""
+    stops = np.searchsorted(behind, behind[:-1] + degree)
+    stops = stops[stops < behind.size]
+    widths = np.unique(stops - np.arange(stops.size))
+    return Runs(degree, stops, int(widths[0]) if widths.size == 1 else 0)
+
+
+def _tables(whole: Floats) -> list[Floats]:
+    """Returns the greatest of 1, 2, 4, ... neighbours from each node on."""
+    tables, width = [whole], 1
+    while 2 * width <= whole.size:
+        tables.append(np.maximum(tables[-1][:-width], tables[-1][width:]))
+        width *= 2
+    return tables
+
+
 class ReplicaLoads:
     """Loads of replicas of equal speed, one row a node; nodes smaller than the largest are padded with inf."""
 
     def __init__(self, problem: Problem) -> None:
-        self.size = min(problem.node_size, problem.replicas)
+        self.line, self.most = line_of(problem), problem.max_degree
+        self.size, self.counts = self.line.size, self.line.counts
+        self.behind = np.concatenate([[0], np.cumsum(self.counts)])  # replicas before each node
+        self.runs = dict[int, Runs]()
         self.usual = float(np.median(problem.speeds))
-        self.counts = np.bincount(problem.nodes)
-        order = np.argsort(problem.nodes, kind="stable")
-        places = np.arange(problem.replicas) - np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
-        self.slots = np.empty_like(order)  # of each replica
-        self.slots[order] = problem.nodes[order] * self.size + places
-        self.replicas = np.zeros(self.counts.size * self.size, dtype=np.int64)  # of each slot
-        self.replicas[self.slots] = np.arange(problem.replicas)
-        self.loads = np.full(self.replicas.size, np.inf)
-        self.loads[self.slots] = 0.0
+        self.loads = np.full(self.line.replicas.size, np.inf)
+        self.loads[self.line.places] = 0.0
         self.rows = self.loads.reshape(self.counts.size, self.size)
-        # ordered[d - 1, n]: the time at which d replicas of node n are free
-        self.ordered = np.ascontiguousarray(np.sort(self.rows).T)
+        self.first, self.whole = _first(self.rows), _whole(self.rows, self.counts)
 
     def choose(self, degree: int, seconds: float) -> Ints:
-        """Chooses members for a ring of so many seconds at speed 1: in one node, else whole nodes. Node by node."""
-        return self.replicas[self._slots_for(degree, seconds)]
+        """Chooses members for a ring of so many seconds at speed 1, in ring order: neighbours in one node, else whole nodes.
 
-    def _slots_for(self, degree: int, seconds: float) -> Ints:
+        These may be more than asked for, but never more than the maximum degree.
+        """
+        return self.line.ring(self._places_for(degree, self.rows, self.first, self.whole))
+
+    def _places_for(self, degree: int, rows: Floats, first: Floats, whole: Floats) -> Ints:
         if degree <= self.size:
-            return _of_node(self.rows, int(self.ordered[degree - 1].argmin()), degree)
-        return _of_nodes(self.rows, self.ordered, self.counts, degree)
+            node = int(first[degree - 1].argmin())
+            begin = node * self.size + _window(rows[node].tolist(), degree)
+            return np.arange(begin, begin + degree)
+        runs = self._runs(degree)
+        at = int(runs.free(_tables(whole)).argmin())
+        nodes = np.arange(at, runs.stops[at])
+        places: Ints = (nodes[:, None] * self.size + np.arange(self.size)).ravel()
+        return self._cut(places[np.repeat(self.counts[nodes], self.size) > places % self.size], degree)
+
+    def _cut(self, places: Ints, degree: int) -> Ints:
+        """Whole nodes leave no holes, and are no slower."""
+        return places[: self.most]
+
+    def _runs(self, degree: int) -> Runs:
+        if degree not in self.runs:
+            self.runs[degree] = _runs_of(self.behind, degree)
+        return self.runs[degree]
+
+    @cached_property
+    def _widths(self) -> list[Runs]:
+        """Runs of two nodes, three, and so on, up to the largest degree."""
+        count, all_, degrees = 2, int(self.behind[-1]), [self.size]
+        while count <= self.counts.size and (degree := min(self.most, count * self.size, all_)) > degrees[-1]:
+            degrees.append(degree)
+            count += max(1, count // STEP)
+        return [self._runs(degree) for degree in degrees[1:]]
 
     def of(self, members: Ints) -> Floats:
         """Returns when these replicas are free."""
-        return self.loads[self.slots[members]]
+        return self.loads[self.line.places[members]]
 
     def occupy(self, members: Ints, until: float) -> None:
-        slots = self.slots[members]
-        self.loads[slots] = until
-        if slots.size <= self.size:
-            for node in {int(slots[0]) // self.size, int(slots[-1]) // self.size}:
-                self.ordered[:, node] = np.sort(self.rows[node])
-            return
-        nodes = np.flatnonzero(np.bincount(slots // self.size))
-        self.ordered[:, nodes] = np.sort(self.rows[nodes]).T
+        places = self.line.places[members]
+        self.loads[places] = until
+        if places.size <= self.size:
+            node = int(places[0]) // self.size
+            row: list[float] = self.rows[node].tolist()
+            self.first[:, node], self.whole[node] = _first_of(row), max(row[: self.counts[node]])
+        else:
+            nodes = np.unique(places // self.size)
+            self.first[:, nodes], self.whole[nodes] = (
+                _first(self.rows[nodes]),
+                _whole(self.rows[nodes], self.counts[nodes]),
+            )
 
     def end(self, members: Ints, seconds: float) -> float:
         """Returns when a ring of so many seconds at speed 1 ends on these members."""
         return float(self.of(members).max()) + seconds / self.usual
 
     def first_free(self) -> float:
-        return float(self.ordered[0].min())
+        return float(self.first[0].min())
 
     def starts(self, seconds: float) -> Starts:
-        """Returns the earliest starts of rings of 1, 2, ... members of a node, and of two or more whole nodes."""
-        return _starts(self.ordered, self.counts)
+        """Returns the earliest starts of rings of 1, 2, ... members of a node, and of more and more whole nodes."""
+        return self._starts(self.first, self.whole)
+
+    def _starts(self, first: Floats, whole: Floats) -> Starts:
+        tables = _tables(whole)
+        degrees = [*range(1, self.size + 1), *(runs.degree for runs in self._widths)]
+        seconds = [*first.min(axis=1).tolist(), *(float(runs.free(tables).min()) for runs in self._widths)]
+        return Starts(np.array(degrees), np.array(seconds))
 
 
 class UnevenReplicaLoads(ReplicaLoads):
@@ -84,40 +158,35 @@ class UnevenReplicaLoads(ReplicaLoads):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
+        self.known: tuple[float, tuple[Floats, Floats, Floats]] | None = None  # keys of a ring of so many seconds
         self.slowness = np.zeros_like(self.loads)
-        self.slowness[self.slots] = 1 / problem.speeds - 1 / self.usual
+        self.slowness[self.line.places] = 1 / problem.speeds - 1 / self.usual
 
-    def _keys(self, seconds: float) -> tuple[Floats, Floats]:
-        keys = (self.loads + self.slowness * seconds).reshape(self.rows.shape)
-        return keys, np.sort(keys).T
+    def _keys(self, seconds: float) -> tuple[Floats, Floats, Floats]:
+        if self.known is None or self.known[0] != seconds:
+            keys = (self.loads + self.slowness * seconds).reshape(self.rows.shape)
+            self.known = seconds, (keys, _first(keys), _whole(keys, self.counts))
+        return self.known[1]
 
-    def _slots_for(self, degree: int, seconds: float) -> Ints:
-        keys, ordered = self._keys(seconds)
-        if degree <= self.size:
-            near = _of_node(keys, int(ordered[degree - 1].argmin()), degree)
-        else:
-            near = _of_nodes(keys, ordered, self.counts, degree)
-        loose = np.sort(_earliest(keys.ravel(), degree))
-        worth = degree > self.size and self._end(loose, seconds) < WORTH * self._end(near, seconds)
-        return loose if worth else near
+    def choose(self, degree: int, seconds: float) -> Ints:
+        return self.line.ring(self._places_for(degree, *self._keys(seconds)))
+
+    def _cut(self, places: Ints, degree: int) -> Ints:
+        """More replicas could be slow ones. One replica of a node by itself would have more peers than two."""
+        return places[: min(degree + (degree % self.size == 1), self.most)]
 
     def occupy(self, members: Ints, until: float) -> None:
-        self.loads[self.slots[members]] = until
+        self.loads[self.line.places[members]], self.known = until, None
 
     def first_free(self) -> float:
         return float(self.loads.min())
 
     def end(self, members: Ints, seconds: float) -> float:
-        return self._end(self.slots[members], seconds)
-
-    def _end(self, slots: Ints, seconds: float) -> float:
-        return float(self.loads[slots].max()) + seconds * (1 / self.usual + float(self.slowness[slots].max()))
+        slowest = float(self.slowness[self.line.places[members]].max())
+        return float(self.of(members).max()) + seconds * (1 / self.usual + slowest)
 
     def starts(self, seconds: float) -> Starts:
-        return _starts(self._keys(seconds)[1], self.counts)
-
-
-WORTH = 0.98  # members spread over nodes must end a ring this much sooner
+        return self._starts(*self._keys(seconds)[1:])
 
 
 def replica_loads(problem: Problem) -> ReplicaLoads:
@@ -125,64 +194,32 @@ def replica_loads(problem: Problem) -> ReplicaLoads:
     return ReplicaLoads(problem) if even else UnevenReplicaLoads(problem)
 
 
-def _of_node(keys: Floats, node: int, degree: int) -> Ints:
-    """Chooses the members of a node for the earliest start, in order of their numbers."""
-    members: Ints = np.sort(_earliest(keys[node], degree)) + node * keys.shape[1]
-    return members
+def _first(rows: Floats) -> Floats:
+    """Returns per degree and node when the first of all windows of so many neighbours is free."""
+    window, found = rows, [rows.min(axis=1)]
+    for width in range(1, rows.shape[1]):
+        window = np.maximum(window[:, :-1], rows[:, width:])
+        found.append(window.min(axis=1))
+    return np.stack(found)
 
 
-def _earliest(keys: Floats, count: int) -> Ints:
-    """Chooses the `count` that are free first; of several choices, the one that waits least.
-
-    The last to be free sets the start: another that is free as late costs nothing and leaves an
-    earlier one to other rings.
-    """
-    order = keys.argsort(kind="stable")
-    stop = int(np.searchsorted(keys[order], keys[order[count - 1]], side="right"))
-    return order[stop - count : stop]
+def _whole(rows: Floats, counts: Ints) -> Floats:
+    """Returns when all replicas of each node are free."""
+    free: Floats = np.max(rows, axis=1, where=np.arange(rows.shape[1]) < counts[:, None], initial=-np.inf)
+    return free
 
 
-def _of_nodes(keys: Floats, ordered: Floats, counts: Ints, degree: int) -> Ints:
-    """Chooses the whole nodes that are free first, and the rest from one more node.
-
-    Where no other node has so many, or too few are of full size, any replicas of the nodes that are free first.
-    """
-    size = keys.shape[1]
-    whole, rest = divmod(degree, size)
-    if np.count_nonzero(counts == size) < whole:
-        return _of_any(keys, ordered, counts, degree)
-    full = _earliest(ordered[-1], whole)
-    members: Ints = (full[:, None] * size + np.arange(size)).ravel()
-    if rest:
-        others = ordered[rest - 1].copy()
-        others[full] = np.inf
-        if np.isinf(others.min()):
-            return np.sort(_earliest(keys.ravel(), degree))
-        members = np.concatenate([members, _of_node(keys, int(others.argmin()), rest)])
-    return np.sort(members)
+def _first_of(row: list[float]) -> list[float]:
+    """The same of one node."""
+    window, found = row, [min(row)]
+    for width in range(1, len(row)):
+        window = list(map(max, window, row[width:]))
+        found.append(min(window))
+    return found
 
 
-def _of_any(keys: Floats, ordered: Floats, counts: Ints, degree: int) -> Ints:
-    """Chooses nodes of any size, those that are free first; of the last one only as many replicas as are missing."""
-    order = _free(ordered, counts).argsort(kind="stable")
-    last = int(np.searchsorted(np.cumsum(counts[order]), degree))
-    missing = degree - int(counts[order[:last]].sum())
-    parts = [_of_node(keys, int(node), int(counts[node])) for node in order[:last]]
-    return np.sort(np.concatenate([*parts, _of_node(keys, int(order[last]), missing)]))
-
-
-def _free(ordered: Floats, counts: Ints) -> Floats:
-    """When all replicas of each node are free."""
-    return ordered[counts - 1, np.arange(counts.size)]
-
-
-def _starts(ordered: Floats, counts: Ints) -> Starts:
-    inside, full = np.arange(1, len(ordered) + 1), counts == len(ordered)
-    if np.count_nonzero(~full) <= 1:
-        whole, seconds = np.arange(1, counts.size + 1) * len(ordered), np.sort(ordered[-1])
-    else:
-        free = _free(ordered, counts)
-        order = free.argsort(kind="stable")
-        whole, seconds = np.cumsum(counts[order]), free[order]
-    beyond = whole > len(ordered)
-    return Starts(np.concatenate([inside, whole[beyond]]), np.concatenate([ordered.min(axis=1), seconds[beyond]]))
+def _window(row: list[float], degree: int) -> int:
+    """Returns where the window begins that is free first; of several, the one that waits least."""
+    windows = [row[k : k + degree] for k in range(len(row) - degree + 1)]
+    keys = [(max(window), -sum(window)) for window in windows]
+    return keys.index(min(keys))

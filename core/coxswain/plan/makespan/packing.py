@@ -92,16 +92,19 @@ def fit_bins(problem: Problem, lengths: Ints, bins: Bins, top: float) -> Packing
     where, pack, level = np.empty_like(lengths), np.empty_like(lengths), bins.level.copy()
     left: list[list[int]] = [[] for _ in speed]  # tokens that each pack of a bin still holds
     rooms = sorted(((top - float(level[b])) * speed[b], b) for b in range(bins.size))  # seconds at speed 1
+    capacity, task, levels = problem.capacity, problem.cost.task, level.tolist()
     for i, length in enumerate(lengths.tolist()):
-        room, best = rooms.pop(min(bisect_left(rooms, (work[i] + problem.cost.task, -1)), len(rooms) - 1))
-        at = next((k for k, tokens in enumerate(left[best]) if tokens >= length), len(left[best]))
-        took = work[i] if at < len(left[best]) else work[i] + problem.cost.task
-        if at == len(left[best]):
-            left[best].append(problem.capacity)
-        left[best][at] -= length
-        where[i], pack[i], level[best] = best, at, level[best] + took / speed[best]
+        room, best = rooms.pop(min(bisect_left(rooms, (work[i] + task, -1)), len(rooms) - 1))
+        mine, took = left[best], work[i]
+        at = next((k for k, tokens in enumerate(mine) if tokens >= length), len(mine))
+        if at == len(mine):
+            mine.append(capacity)
+            took += task
+        mine[at] -= length
+        where[i], pack[i] = best, at
+        levels[best] += took / speed[best]
         insort(rooms, (room - took, best))
-    return Packing(where, pack, level)
+    return Packing(where, pack, np.array(levels))
 
 
 def water_level(levels: Floats, speeds: Floats, work: float) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coxswain.cost.model import Floats
+from coxswain.plan.makespan.degrees import ring_seconds
 from coxswain.plan.makespan.loads import Ints, ReplicaLoads, replica_loads
 from coxswain.plan.problem import Problem
 
@@ -15,7 +16,7 @@ SLACK = 1.002  # times the target: a ring that ends by then is not widened
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """One long sequence with its replicas and its planned start."""
+    """One long sequence with its replicas in ring order and its planned start."""
 
     sequence: int
     members: Ints
@@ -40,6 +41,28 @@ class RingSchedule:
     gaps: Gaps
 
 
+class Rings:
+    """Collects rings as they are placed, and the waits before them."""
+
+    def __init__(self) -> None:
+        self._rings = list[Ring]()
+        self._gaps = [(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))]
+
+    def add(self, sequence: int, members: Ints, free: Floats) -> float:
+        """Adds a ring of members that are free at these times; returns its start."""
+        start = float(free.max())
+        if free.min() < start:
+            waiting = free < start
+            self._gaps.append((members[waiting], free[waiting], np.full(int(waiting.sum()), start)))
+        self._rings.append(Ring(sequence, members, start))
+        return start
+
+    def schedule(self, loads: Floats) -> RingSchedule:
+        """`loads`: when each replica ends its last ring."""
+        columns = [np.concatenate(column) for column in zip(*self._gaps, strict=True)]
+        return RingSchedule(tuple(self._rings), loads, Gaps(*columns))
+
+
 def place_rings(problem: Problem, sequences: Ints, degrees: Ints, target: float, give_up: float) -> RingSchedule | None:
     """Starts each ring as soon as its members are free, longest duration first.
 
@@ -49,38 +72,37 @@ def place_rings(problem: Problem, sequences: Ints, degrees: Ints, target: float,
     lengths = problem.lengths[sequences]
     seconds = ring_seconds(problem, lengths, degrees)
     loads = replica_loads(problem)
-    rings: list[Ring] = []
-    gaps = [(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))]
+    rings = Rings()
     for k in np.lexsort((sequences, -degrees, -seconds)).tolist():
         members, stop = _place(problem, loads, int(lengths[k]), int(degrees[k]), float(seconds[k]), target)
         if stop >= give_up:
             return None
-        before = loads.of(members)
-        start = float(before.max())
-        if before.min() < start:
-            waiting = before < start
-            gaps.append((members[waiting], before[waiting], np.full(int(waiting.sum()), start)))
-        rings.append(Ring(int(sequences[k]), members, start))
+        rings.add(int(sequences[k]), members, loads.of(members))
         loads.occupy(members, stop)
-    columns = [np.concatenate(column) for column in zip(*gaps, strict=True)]
-    return RingSchedule(tuple(rings), loads.of(np.arange(problem.replicas)), Gaps(*columns))
+    return rings.schedule(loads.of(np.arange(problem.replicas)))
 
 
 def _place(
     problem: Problem, loads: ReplicaLoads, length: int, degree: int, seconds: float, target: float
 ) -> tuple[Ints, float]:
     """Returns the members, and when the ring ends on them."""
-    members = loads.choose(degree, seconds)
-    stop = loads.end(members, seconds)
+    members, stop = _chosen(problem, loads, length, degree, seconds)
     if stop <= SLACK * target or loads.first_free() >= target:
         return members, stop
     wider, shorter = _widen(problem, loads, length, degree, seconds, target)
     if wider > degree:
-        other = loads.choose(wider, shorter)
-        other_stop = loads.end(other, shorter)
+        other, other_stop = _chosen(problem, loads, length, wider, shorter)
         if other_stop < stop:
             return other, other_stop
     return members, stop
+
+
+def _chosen(problem: Problem, loads: ReplicaLoads, length: int, degree: int, seconds: float) -> tuple[Ints, float]:
+    """Returns the members for a degree, which may be rounded up to whole nodes, and when the ring ends on them."""
+    members = loads.choose(degree, seconds)
+    if members.size > degree:
+        seconds = float(ring_seconds(problem, np.array([length]), np.array([members.size]))[0])
+    return members, loads.end(members, seconds)
 
 
 def _widen(
@@ -100,10 +122,3 @@ def _widen(
     good = ends <= target
     best = int(good.argmax()) if good.any() else int(ends.argmin())
     return int(degrees[best]), float(took[best])
-
-
-def ring_seconds(problem: Problem, lengths: Ints, degrees: Ints) -> Floats:
-    """Returns the seconds of rings at speed 1, within a node where the degree allows it."""
-    s, d = lengths.astype(np.float64), degrees.astype(np.float64)
-    inside, between = problem.cost.ring_seconds(s, d, True), problem.cost.ring_seconds(s, d, False)
-    return np.where(degrees <= problem.node_size, inside, between)

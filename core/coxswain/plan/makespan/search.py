@@ -12,18 +12,37 @@ from operator import itemgetter
 
 import numpy as np
 
-from coxswain.plan.makespan.blocks import block_sizes, place_blocks
-from coxswain.plan.makespan.degrees import least_degrees
+from coxswain.plan.makespan.degrees import degrees_by
 from coxswain.plan.makespan.loads import Ints
+from coxswain.plan.makespan.nested import block_sizes, place_nested
 from coxswain.plan.makespan.packing import Bins, Packing, fill_bins, fit_bins, water_level
 from coxswain.plan.makespan.rings import RingSchedule, place_rings
+from coxswain.plan.makespan.speeds import by_speed, slowed
 from coxswain.plan.problem import Draft, Problem
+from coxswain.plan.simulate import simulate
 
 TARGETS = (1.0, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6, 2.0)  # times the lower bound
 SHELVES = (1, 2, 3, 4, 6, 8)  # rings of 1/n of the target stack where whole ones fit badly
-CLOSE = 1.008  # times the target: good enough to stop
+CLOSE = 1.01  # times the target: good enough to stop
 MOSTLY = 0.75  # of the work in rings: whole blocks are tried first
-GOOD = 1.03  # times the lower bound: of whole blocks good enough
+TRIALS = [
+    (t, n)
+    for k in range(len(TARGETS) + len(SHELVES))
+    for n, t in zip(SHELVES, TARGETS[k::-1], strict=False)
+    if k < len(TARGETS)
+]
+BASES = (
+    *((0, 1), (0, 2), (1, 1), (0, 1.5), (1, 2), (-1, 1), (2, 1), (1, 1.5), (2, 2), (0, 3)),
+    *product((0, 1, 2), (1.25, 1.75, 2.5, 4)),
+)
+"""Places of base sizes after the first, and into how many parts the bound is cut: a ring shall end within one."""
+RINGS = 2  # of a block of the first base size
+MOST_TRIALS = 20
+PLACED, PLACED_AT_LEAST = 1, 400  # rings of all trials: so many times the replicas and these
+GOOD = 1.03  # times the lower bound: of nested blocks good enough
+SLOWED = 0.03  # of the work lost by slow replicas in nodes: rings of like speeds are tried first
+LIKE = 1.035  # times the lower bound, with uneven speeds: good enough not to try the other way
+ENOUGH = 1.045  # times the lower bound: then targets are not tried behind nested blocks, nor these behind targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +56,35 @@ class Trial:
 
 
 def makespan(problem: Problem) -> list[Draft]:
+    """Plans on the nodes as they are, or lets replicas of like speeds share rings; the other way too where that costs."""
+    if (problem.speeds == problem.speeds[0]).all():
+        return _planned(problem)
+    other = by_speed(problem)
+    drafts = [_planned(other if slowed(problem) > SLOWED else problem)]
+    if simulate(problem, drafts[0]).makespan > LIKE * problem.lower_bound():
+        drafts.append(_planned(problem if slowed(problem) > SLOWED else other))
+    return min(drafts, key=lambda each: simulate(problem, each).makespan)
+
+
+def _planned(problem: Problem) -> list[Draft]:
     order = np.argsort(-problem.lengths, kind="stable")
     count = int((problem.lengths > problem.capacity).sum())
     long, short = order[:count], order[count:]
-    trial = search(problem, long, short)
+    return drafts_of(search(problem, long, short), short)
+
+
+def drafts_of(trial: Trial, short: Ints) -> list[Draft]:
+    """Returns rings and packs by their starts."""
     tasks = _rings(trial.schedule) + _packs(trial, short)
     return [draft for _, draft in sorted(tasks, key=itemgetter(0))]
 
 
 def search(problem: Problem, long: Ints, short: Ints) -> Trial:
-    """Returns the best trial; most steps need one. Where nearly all work is in rings, whole blocks come first."""
+    """Returns the best trial; most steps need one. Where nearly all work is in rings, nested blocks come first."""
     rings, packs = (float(problem.cost.work_seconds(problem.lengths[part]).sum()) for part in (long, short))
     mostly = long.size > 0 and rings >= MOSTLY * (rings + packs)
     best = _blocks(problem, long, short, None) if mostly else None
-    enough = GOOD * problem.lower_bound()
+    enough = ENOUGH * problem.lower_bound()
     if best is None or best.makespan > enough:
         best = _targets(problem, long, short, best)
     if long.size and not mostly and best.makespan > enough:
@@ -59,34 +93,51 @@ def search(problem: Problem, long: Ints, short: Ints) -> Trial:
 
 
 def _blocks(problem: Problem, long: Ints, short: Ints, best: Trial | None) -> Trial | None:
-    """Tries blocks of all sizes until one is good enough."""
-    good = GOOD * problem.lower_bound()
-    for size in block_sizes(problem, int(problem.lengths.max())):
-        schedule = place_blocks(problem, long, short, size, min(good, best.makespan if best else np.inf))
+    """Tries nested blocks of several base sizes, and rings of a part of the bound, until one is good enough."""
+    bound = problem.lower_bound()
+    for size, part in _bases(problem, long.size)[: _tries(problem, long.size + short.size // 8)]:
+        give_up = best.makespan if best else np.inf
+        schedule = place_nested(problem, long, short, size, bound / part, give_up)
         if schedule is not None:
-            best = _filled(problem, schedule, short, best.makespan if best else np.inf, fit=True) or best
-        if best and best.makespan <= good:
+            best = _filled(problem, schedule, short, give_up, fit=short.size <= long.size) or best
+        if best and best.makespan <= GOOD * bound:
             break
     return best
+
+
+def _tries(problem: Problem, sequences: int) -> int:
+    """How many trials may place so many sequences each: one or more."""
+    uneven = bool((problem.speeds != problem.speeds[0]).any())  # takes longer to place
+    budget = PLACED * (problem.replicas + PLACED_AT_LEAST) // (max(1, sequences) * (1 + uneven))
+    return 1 + min(MOST_TRIALS, budget)
+
+
+def _bases(problem: Problem, rings: int) -> list[tuple[int, float]]:
+    """Base sizes and parts of the bound to try: first the least size that holds all that a node can, in some rings each."""
+    sizes = block_sizes(problem)
+    least = min(problem.node_size, -(-int(problem.lengths.max()) // problem.capacity))
+    enough = RINGS * problem.replicas
+    first = next((k for k, size in enumerate(sizes) if size >= least and rings * size >= enough), len(sizes) - 1)
+    near = {k: sizes[first + k] for k in (-1, 0, 1, 2) if 0 <= first + k < len(sizes)}
+    return [(near[k], part) for k, part in BASES if k in near]
 
 
 def _targets(problem: Problem, long: Ints, short: Ints, best: Trial | None) -> Trial:
     """Tries targets. One above the best makespan cannot help."""
     bound, tried = problem.lower_bound(), set[tuple[float, bytes]]()
-    for target, shelves in product(TARGETS if long.size else TARGETS[:1], SHELVES):
-        if best and best.makespan <= target * bound * CLOSE:
+    most = _tries(problem, long.size)
+    exact = bool((problem.speeds == problem.speeds[0]).all())  # else nothing ends at the bound itself
+    for target, shelves in TRIALS[not exact :] if long.size else TRIALS[:1]:
+        if best and len(tried) >= most:
             break
-        degrees = _degrees(problem, long, target * bound / shelves)
+        if best and best.makespan <= target * bound * CLOSE:
+            continue
+        degrees = degrees_by(problem, problem.lengths[long], target * bound / shelves)
         if (target, degrees.tobytes()) not in tried:
             tried.add((target, degrees.tobytes()))
             best = _trial(problem, long, short, degrees, target * bound, best) or best
     assert best is not None  # the first trial never gives up
     return best
-
-
-def _degrees(problem: Problem, long: Ints, seconds: float) -> Ints:
-    """Returns the least degrees for rings of at most so many seconds on replicas of usual speed."""
-    return least_degrees(problem, problem.lengths[long], seconds * float(np.median(problem.speeds)))
 
 
 def _trial(

@@ -1,12 +1,27 @@
-"""Operation lists: what each stage runs in a step, and in which order."""
+"""Operation lists: what each stage runs in a step, in which order, and how long that takes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
 
 from coxswain.layout import Layout
-from coxswain.plan.pipelines.simulation import schedule
+from coxswain.plan.pipelines.lists import Floats, Operations, joined, operations_of, places_of, stage_lists
+from coxswain.plan.pipelines.one_forward_one_backward import one_forward_one_backward
+from coxswain.plan.pipelines.queues import Queues
+from coxswain.plan.pipelines.simulation import FORWARD, loads, schedule
 from coxswain.plan.values import Operation, StageOperations, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What every stage runs, in order, and when the last one ends."""
+
+    operations: tuple[StageOperations, ...]
+    seconds: float
 
 
 def operations(
@@ -15,11 +30,11 @@ def operations(
     """Returns one list per replica and stage, by replica, then stage.
 
     Every stage follows the tasks' global order in its forwards, and in its backwards, and skips tasks of others. With
-    one stage a replica, backward follows its forward at once. `loss`, `in_flight`: see `schedule`.
+    one stage a replica, backward follows its forward at once. `loss`, `in_flight`: see `ordered`.
     """
     if is_flat(layout):
         return _in_turn(layout, tasks)
-    return schedule(layout, tasks, loss, in_flight).operations
+    return ordered(layout, tasks, loss, in_flight).operations
 
 
 def is_flat(layout: Layout) -> bool:
@@ -35,3 +50,42 @@ def _in_turn(layout: Layout, tasks: Sequence[Task]) -> tuple[StageOperations, ..
         for replica in task.replicas:
             mine[replica].extend(pair)
     return tuple(StageOperations(replica=r, stage=0, operations=tuple(ops)) for r, ops in enumerate(mine))
+
+
+def ordered(layout: Layout, tasks: Sequence[Task], loss: float = 0.0, in_flight: int = 0) -> Schedule:
+    """Orders the operations of all stages, wave by wave, and times them.
+
+    `loss`: what the last stage does besides its layers, in layers. A stage keeps at most as many graphs as there are
+    stages from it to the end (1F1B), and at most `in_flight` if that is not 0.
+    """
+    places, seconds, parts = places_of(layout), OperationSeconds(layout, tasks, loss), list[Operations]()
+    clock = np.zeros(len(places))
+    for _, wave in groupby(tasks, key=lambda task: task.wave or 0):
+        mine = list(wave)
+        lists = None if in_flight else one_forward_one_backward(places, mine)
+        walk = lists and Queues(places, lists, tasks, seconds.of(lists)).walk(clock)
+        if not lists or not walk or walk.stuck:
+            lists = operations_of(schedule(layout, mine, loss, in_flight))
+            walk = Queues(places, lists, tasks, seconds.of(lists)).walk(clock)
+        parts.append(lists)
+        clock = np.full(len(places), float(walk.ends.max()))
+    return Schedule(stage_lists(places, joined(parts, len(places)), len(tasks)), float(clock.max(initial=0)))
+
+
+def shares_of(layout: Layout, loss: float) -> list[list[float]]:
+    """What each stage takes of the time of its replica's slowest one."""
+    parts = [loads(replica, loss) for replica in layout.replicas]
+    return [[part / max(mine) for part in mine] for mine in parts]
+
+
+class OperationSeconds:
+    """How long each operation of a list takes. A task's time is that of its replica's slowest stage."""
+
+    def __init__(self, layout: Layout, tasks: Sequence[Task], loss: float) -> None:
+        self._share = np.array([share for mine in shares_of(layout, loss) for share in mine])
+        self._task = np.array([task.seconds or 1.0 for task in tasks])
+
+    def of(self, lists: Operations) -> Floats:
+        found: Floats = self._task[lists.task] * np.where(lists.backward, 1 - FORWARD, FORWARD)
+        found *= self._share[lists.place]
+        return found

@@ -1,80 +1,91 @@
-"""Runs the operation lists on the host as the communicators run them. A plan that could hang, hangs here.
-
-NCCL runs the batches of one communicator in the order in which a rank enqueues them; a batch ends once each of its
-messages has met its partner. A stage enqueues what its first operation receives, then for each operation the hops of
-its ring, and one batch with its sends and the next operation's receives. The ranks of a tensor group walk one list and
-wait for each other in every operation, so a stage is one queue. gloo buffers sends and never hangs where NCCL does.
-"""
+"""Runs the operation lists on the host as the communicators run them (`queues.py`). A plan that could hang, hangs here."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from operator import attrgetter
+from typing import Literal
+
+import numpy as np
 
 from coxswain.layout import Layout
+from coxswain.plan.pipelines.lists import Bools, Ints, Operations, Place, Places, operations_of, places_of, starts
+from coxswain.plan.pipelines.queues import Queues, Waiting
 from coxswain.plan.values import Operation, Placement, Task
 
-Place = tuple[int, int]  # replica, stage
 Lists = dict[Place, tuple[Operation, ...]]
+Kinds = Literal["FB", "F"]
 
 
-class Meeting(NamedTuple):
-    """What several stages must reach before any of them goes on: a ring's hops, or a message of one to the next.
+def replay(placement: Placement, layout: Layout, kinds: Kinds = "FB") -> list[str]:
+    """Returns the faults of the operation lists. `kinds`: "F" for an evaluation, which goes forward only.
 
-    A ring's meeting is at one stage of all members. A message's is between `stage` and `stage` + 1 of `replica`: the
-    output of F goes down, the gradient of B up.
-    """
-
-    what: Literal["ring", "message"]
-    kind: Literal["F", "B"]
-    task: int
-    stage: int
-    replica: int = -1
-
-    def places(self, tasks: tuple[Task, ...]) -> list[Place]:
-        if self.what == "ring":
-            return [(replica, self.stage) for replica in tasks[self.task].replicas]
-        return [(self.replica, self.stage), (self.replica, self.stage + 1)]
-
-
-def replay(placement: Placement, layout: Layout) -> list[str]:
-    """Returns the faults of the operation lists.
-
-    They are missing, foreign or repeated operations, a backward before its forward, stages that differ in order, and
-    hangs.
+    They are missing, foreign or repeated operations, a backward before its forward, stages that differ in order, waves
+    that mix, and hangs.
     """
     lists = {(o.replica, o.stage): o.operations for o in placement.operations}
-    stages = {(r, s) for r, replica in enumerate(layout.replicas) for s in range(len(replica.stages))}
-    if set(lists) != stages or len(placement.operations) != len(stages):
-        return [f"operations are listed for (replica, stage) {sorted(lists)}; the layout has {sorted(stages)}"]
-    tasks = _by_replica(placement.tasks)
-    faults = [fault for place in sorted(lists) for fault in _own(place, lists, tasks[place[0]])]
-    faults = faults or [fault for place in sorted(lists) for fault in _order(place, lists)]
-    return faults or _walk(lists, placement.tasks)
+    places, tasks = places_of(layout), placement.tasks
+    stages = [places.name(at) for at in range(len(places))]
+    if sorted(lists) != stages or len(placement.operations) != len(stages):
+        return [f"operations are listed for (replica, stage) {sorted(lists)}; the layout has {stages}"]
+    found = operations_of(sorted(placement.operations, key=attrgetter("replica", "stage")))
+    faults = [] if _complete(places, found, tasks, kinds) else [*_named(lists, tasks, kinds)]
+    faults = faults or [*_mixed_waves(places, found, tasks)]
+    return faults or _hangs(places, found, lists, tasks)
 
 
-def _by_replica(tasks: tuple[Task, ...]) -> dict[int, list[int]]:
-    """The numbers of each replica's tasks."""
-    found: dict[int, list[int]] = defaultdict(list)
+def _complete(places: Places, found: Operations, tasks: tuple[Task, ...], kinds: Kinds) -> bool:
+    """Whether all stages of a replica run each of its tasks once and in one order, backward after forward."""
+    if ((found.task < 0) | (found.task >= len(tasks))).any():
+        return False
+    many, wanted = _wanted(places, tasks, kinds)
+    block = found.place * 2 + found.backward
+    key = block * len(tasks) + found.task
+    order = np.argsort(key, kind="stable")
+    if not np.array_equal(key[order], wanted):
+        return False
+    by_block = found.task[np.argsort(block, kind="stable")]
+    before = np.arange(found.place.size) - len(kinds) * many[found.place]
+    deep = places.stage[found.place] > 0
+    back = found.backward[order]
+    in_one_order = bool((by_block[deep] == by_block[before[deep]]).all())
+    return in_one_order and (kinds == "F" or bool((order[~back] < order[back]).all()))
+
+
+def _wanted(places: Places, tasks: tuple[Task, ...], kinds: Kinds) -> tuple[Ints, Ints]:
+    """The number of tasks of each place; and of all places, kinds and tasks (place * 2 + kind) * tasks + task, rising."""
+    replica = np.array([r for task in tasks for r in task.replicas], dtype=np.int64)
+    number = np.repeat(np.arange(len(tasks)), [len(task.replicas) for task in tasks])
+    mine, first = number[np.argsort(replica, kind="stable")], starts(np.sort(replica), places.replicas)
+    many = np.diff(first)[places.replica]
+    rows = many * len(kinds)
+    place = np.repeat(np.arange(len(places)), rows)
+    kind, own = np.divmod(np.arange(place.size) - np.repeat(np.cumsum(rows) - rows, rows), np.maximum(1, many[place]))
+    return many, (place * 2 + kind) * len(tasks) + mine[first[places.replica[place]] + own]
+
+
+def _named(lists: Lists, tasks: tuple[Task, ...], kinds: Kinds) -> Iterator[str]:
+    """What `_complete` found wrong, by replica, stage and task."""
+    mine: dict[int, list[int]] = defaultdict(list)
     for task in tasks:
         for replica in task.replicas:
-            found[replica].append(task.index)
-    return found
+            mine[replica].append(task.index)
+    faults = [fault for place in sorted(lists) for fault in _own(place, lists, mine[place[0]], kinds)]
+    yield from faults or [fault for place in sorted(lists) for fault in _order(place, lists)]
 
 
-def _own(place: Place, lists: Lists, tasks: list[int]) -> list[str]:
-    """Demands each of the replica's tasks forward once, then backward once, and nothing else."""
+def _own(place: Place, lists: Lists, tasks: list[int], kinds: Kinds) -> list[str]:
+    """Demands each of the replica's tasks once of every kind, forward first, and nothing else."""
     mine = lists[place]
-    wanted = sorted((kind, task) for task in tasks for kind in "FB")
+    wanted = sorted((kind, task) for task in tasks for kind in kinds)
     have = sorted((o.kind, o.task) for o in mine)
     if have != wanted:
         odd = sorted(set(have) ^ set(wanted)) or [x for x in have if have.count(x) > 1]
         kind, task = odd[0]
         return [f"{_name(place, lists)}: operation {kind} of task {task} is missing, foreign or repeated"]
     at = {(o.kind, o.task): i for i, o in enumerate(mine)}
-    late = [t for kind, t in at if kind == "F" and at["F", t] > at["B", t]]
+    late = [t for kind, t in at if kind == "B" and at["F", t] > at["B", t]]
     return [f"{_name(place, lists)}: task {late[0]} goes backward before forward"] if late else []
 
 
@@ -93,48 +104,31 @@ def _order(place: Place, lists: Lists) -> Iterator[str]:
             )
 
 
-def _walk(lists: Lists, tasks: tuple[Task, ...]) -> list[str]:
-    """Advances the queues: a stage leaves an entry once everything in it has met."""
-    queues = {place: list(_entries(place, lists, tasks)) for place in sorted(lists)}
-    at = dict.fromkeys(queues, -1)
-    missing = dict.fromkeys(queues, 0)
-    here: dict[Meeting, list[Place]] = defaultdict(list)
-    ready = list(queues)
-    while ready:
-        place = ready.pop()
-        at[place] += 1
-        if at[place] == len(queues[place]):
-            continue
-        missing[place] = len(queues[place][at[place]])
-        for meeting in queues[place][at[place]]:
-            here[meeting].append(place)
-            if len(here[meeting]) == len(meeting.places(tasks)):
-                for party in here.pop(meeting):
-                    missing[party] -= 1
-                    if not missing[party]:
-                        ready.append(party)
-    stuck = sorted(here.items(), key=lambda item: (item[0].task, item[0].kind != "F", item[0].stage))
-    return [_hang(meeting, places, lists, tasks) for meeting, places in stuck]
+def _mixed_waves(places: Places, found: Operations, tasks: tuple[Task, ...]) -> Iterator[str]:
+    """Demands that waves rise along the tasks and along every list: a wave starts once the one before has ended."""
+    wave = np.array([task.wave or 0 for task in tasks], dtype=np.int64)
+    for at in np.flatnonzero(np.diff(wave) < 0).tolist()[:1]:
+        yield f"task {at + 1} is of wave {wave[at + 1]}, task {at} before it of wave {wave[at]}; waves rise along the order"
+    own = wave[found.task]
+    for at in np.flatnonzero((np.diff(own) < 0) & (np.diff(found.place) == 0)).tolist()[:1]:
+        replica, stage = places.name(int(found.place[at]))
+        yield (
+            f"replica {replica}, stage {stage}: task {found.task[at + 1]} of wave {own[at + 1]} is behind task "
+            f"{found.task[at]} of wave {own[at]}; a wave starts once all tasks of the one before have ended"
+        )
 
 
-def _entries(place: Place, lists: Lists, tasks: tuple[Task, ...]) -> Iterator[list[Meeting]]:
-    """The entries of a stage's queue: hops of rings, and batches of messages between operations."""
-    replica, stage = place
-    deep = (replica, 1) in lists
-    for operation, following in pairwise((None, *lists[place], None)):
-        if operation and len(tasks[operation.task].replicas) > 1:
-            yield [Meeting("ring", operation.kind, operation.task, stage)]
-        batch = [*_messages(operation, place, lists, sends=True), *_messages(following, place, lists, sends=False)]
-        if deep and batch:
-            yield batch
-
-
-def _messages(operation: Operation | None, place: Place, lists: Lists, *, sends: bool) -> Iterator[Meeting]:
-    replica, stage = place
-    if operation:
-        upper = stage if (operation.kind == "F") == sends else stage - 1
-        if upper >= 0 and (replica, upper + 1) in lists:
-            yield Meeting("message", operation.kind, operation.task, upper, replica)
+def _hangs(places: Places, found: Operations, lists: Lists, tasks: tuple[Task, ...]) -> list[str]:
+    """Walks the lists wave by wave: between two waves all stages are at rest."""
+    wave = np.array([task.wave or 0 for task in tasks], dtype=np.int64)[found.task]
+    nothing = np.zeros(len(places))
+    for number in np.unique(wave):
+        chosen: Bools = wave == number
+        mine = found.take(chosen)
+        walk = Queues(places, mine, tasks, np.zeros(mine.task.size)).walk(nothing)
+        if walk.stuck:
+            return [_hang(each, lists, tasks) for each in walk.stuck]
+    return []
 
 
 def _name(place: Place, lists: Lists) -> str:
@@ -142,9 +136,10 @@ def _name(place: Place, lists: Lists) -> str:
     return f"replica {replica}, stage {stage}" if (replica, 1) in lists else f"replica {replica}"
 
 
-def _hang(meeting: Meeting, here: list[Place], lists: Lists, tasks: tuple[Task, ...]) -> str:
+def _hang(waiting: Waiting, lists: Lists, tasks: tuple[Task, ...]) -> str:
+    meeting, here = waiting.meeting, waiting.here
     task = tasks[meeting.task]
-    absent = sorted(set(meeting.places(tasks)) - set(here))
+    absent = sorted(set(meeting.places(task)) - set(here))
     if meeting.what == "ring":
         doing = f"in {meeting.kind} of"
     else:

@@ -51,15 +51,9 @@ class StageState:
         return self.queue[(self.forward if kind == "F" else self.backward) - 1]
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """What every stage runs, in order, and when the last one ends."""
-
-    operations: tuple[StageOperations, ...]
-    seconds: float
-
-
-def schedule(layout: Layout, tasks: Sequence[Task], loss: float = 0.0, in_flight: int = 0) -> Schedule:
+def schedule(
+    layout: Layout, tasks: Sequence[Task], loss: float = 0.0, in_flight: int = 0
+) -> tuple[StageOperations, ...]:
     """Orders the operations of all stages. `loss`: what the last stage does besides its layers, in layers.
 
     A stage keeps at most as many graphs as there are stages from it to the end (1F1B), and at most `in_flight` if that
@@ -73,7 +67,7 @@ def schedule(layout: Layout, tasks: Sequence[Task], loss: float = 0.0, in_flight
             break
         waiting = simulation.waiting() & rings - drained
         drained = drained | {min(waiting)} if waiting and left > 2 else rings
-    return simulation.schedule()
+    return simulation.lists()
 
 
 def loads(replica: Replica, loss: float) -> list[float]:
@@ -88,7 +82,7 @@ class Simulation:
     """Runs all stages in virtual time. Backward goes before forward; tasks keep their global order in both."""
 
     def __init__(self, layout: Layout, tasks: Sequence[Task], loss: float, in_flight: int, drained: set[int]) -> None:
-        self._tasks, self._drained = tasks, drained
+        self._tasks, self._drained = {task.index: task for task in tasks}, drained
         self._replicas = [self._states(r, replica, loss, in_flight) for r, replica in enumerate(layout.replicas)]
         for task in tasks:
             for replica in task.replicas:
@@ -126,9 +120,9 @@ class Simulation:
         stages = [x for x in chain.from_iterable(self._replicas) if x.backward < len(x.queue)]
         return {k for x in stages for k in (x.task("F"), x.task("B")) if k >= 0}
 
-    def schedule(self) -> Schedule:
+    def lists(self) -> tuple[StageOperations, ...]:
         stages = chain.from_iterable(self._replicas)
-        return Schedule(tuple(StageOperations(x.replica, x.stage, tuple(x.done)) for x in stages), self._now)
+        return tuple(StageOperations(x.replica, x.stage, tuple(x.done)) for x in stages)
 
     def _advance(self, state: StageState) -> None:
         if state.running:

@@ -25,15 +25,15 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def bytescale(problem: Problem, pipelines: bool = False) -> list[Draft]:
-    """Rings first, longest first, then packs. `pipelines`: PP-Balance instead of DP-Balance."""
+def bytescale(problem: Problem) -> list[Draft]:
+    """Rings first, longest first, then packs: by DP-Balance, or by PP-Balance where replicas have several stages."""
     loads = np.zeros(problem.replicas)
     drafts = _rings(problem, loads)
     short = np.flatnonzero(problem.lengths <= problem.capacity).tolist()
     packs = best_fit(problem.lengths.tolist(), short, problem.capacity)
     seconds = [problem.cost.pack_seconds(problem.lengths[list(pack)]) for pack in packs]
     order = sorted(range(len(packs)), key=lambda k: (-seconds[k], k))
-    buckets = _buckets([(seconds[k], packs[k]) for k in order], problem.replicas if pipelines else 1)
+    buckets = _buckets([(seconds[k], packs[k]) for k in order], problem.replicas if problem.stages.max() > 1 else 1)
     return drafts + _packs(problem, buckets, loads)
 
 
@@ -44,27 +44,22 @@ def _rings(problem: Problem, loads: Floats) -> list[Draft]:
         length = int(problem.lengths[i])
         if length <= problem.capacity:
             break
-        members = _least_loaded(loads, -(-length // problem.capacity), problem.node_size)
-        seconds = problem.cost.ring_seconds(float(length), float(members.size), _inside(problem, members))
+        members = _least_loaded(loads, -(-length // problem.capacity), problem.nodes)
+        seconds = problem.cost.ring_seconds(float(length), float(members.size), problem.inside_node(members.tolist()))
         loads[members] = loads[members].max() + seconds / problem.speeds[members].min()
         drafts.append(Draft(tuple(members.tolist()), (i,)))
     return drafts
 
 
-def _least_loaded(loads: Floats, degree: int, node: int) -> Ints:
-    """Of one node where that has so many replicas, else of all."""
-    if degree > min(node, loads.size):
+def _least_loaded(loads: Floats, degree: int, nodes: Ints) -> Ints:
+    """Of the node where so many are free first, else of all."""
+    order = np.lexsort((loads, nodes))
+    at = np.arange(degree - 1, order.size)
+    whole = at[nodes[order[at]] == nodes[order[at - degree + 1]]]  # the last of `degree` ranks of one node
+    if not whole.size:
         return np.sort(np.argsort(loads, kind="stable")[:degree])
-    rows = np.full(-(-loads.size // node) * node, np.inf)
-    rows[: loads.size] = loads
-    nodes = rows.reshape(-1, node)
-    best = int(np.partition(nodes, degree - 1, axis=1)[:, degree - 1].argmin())
-    members: Ints = np.sort(np.argsort(nodes[best], kind="stable")[:degree]) + best * node
-    return members
-
-
-def _inside(problem: Problem, members: Ints) -> bool:
-    return problem.inside_node(members.tolist())
+    last = int(whole[loads[order[whole]].argmin()])
+    return np.sort(order[last - degree + 1 : last + 1])
 
 
 Work = tuple[float, tuple[int, ...]]  # seconds at speed 1, sequences

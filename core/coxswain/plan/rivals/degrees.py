@@ -27,11 +27,13 @@ def powers_of_two(problem: Problem) -> tuple[int, ...]:
 
 
 def seconds_at(problem: Problem, lengths: Floats, degree: int) -> Floats:
-    """Returns the seconds of each sequence on neighbours of a power of two, without the cost of a task.
+    """Returns the seconds of each sequence on neighbours, without the cost of a task.
 
-    For a ring of several sequences their sum is an upper bound.
+    For a ring of several sequences their sum is an upper bound. Links are those inside nodes if all groups of
+    the degree, which begin at its multiples, are.
     """
     if degree == 1:
         return problem.cost.work_seconds(lengths)
-    inside = problem.node_size % degree == 0
+    groups = problem.nodes[: problem.replicas // degree * degree].reshape(-1, degree)
+    inside = bool((groups == groups[:, :1]).all())
     return problem.cost.ring_seconds(lengths, np.full_like(lengths, degree), inside) - problem.cost.task

@@ -13,8 +13,6 @@ by counts. Where HiGHS finds nothing better, or there are too many groups for it
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush, heapreplace
 from itertools import pairwise
@@ -22,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from coxswain.plan.makespan.groups import Rules
 from coxswain.plan.problem import Draft, Problem
 from coxswain.plan.rivals.buckets import blast, bucket
 from coxswain.plan.rivals.degrees import powers_of_two, seconds_at
@@ -34,21 +33,6 @@ CLOSE = 1.01  # times the bound: a homogeneous plan is good enough
 BUDGET = Budget(nodes=50, looks=60)
 
 Group = tuple[int, list[int]]  # degree, sequences
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What FlexSP plans by: N replicas of so many tokens, degrees, and the seconds of sequences at each degree."""
-
-    replicas: int
-    capacity: int
-    degrees: tuple[int, ...]
-    seconds: Callable[[Floats, int], Floats]  # of each sequence at a degree, without the cost of its group
-    group_seconds: float
-
-    def time(self, group: Group, lengths: list[int]) -> float:
-        degree, sequences = group
-        return self.group_seconds + float(self.seconds(np.array([lengths[i] for i in sequences], float), degree).sum())
 
 
 class Batch(NamedTuple):
@@ -108,16 +92,7 @@ def _batch(rules: Rules, lengths: list[int], part: list[int]) -> Batch | None:
     if not starts:
         return None
     best = min(starts, key=lambda groups: longest(rules, groups, lengths))
-    return Batch(part, best, longest(rules, best, lengths), _bound(rules, [lengths[i] for i in part]))
-
-
-def _bound(rules: Rules, lengths: list[int]) -> float:
-    """A time before which no plan of these sequences ends: each at its cheapest degree, and the longest at its fastest."""
-    s = np.array(lengths, dtype=np.float64)
-    fits = [s <= d * rules.capacity for d in rules.degrees]
-    seconds = [np.where(fit, rules.seconds(s, d), np.inf) for fit, d in zip(fits, rules.degrees, strict=True)]
-    work = np.min([d * t for d, t in zip(rules.degrees, seconds, strict=True)], axis=0).sum() / rules.replicas
-    return rules.group_seconds + float(max(work, np.min(seconds, axis=0).max()))
+    return Batch(part, best, longest(rules, best, lengths), rules.bound([lengths[i] for i in part]))
 
 
 def _homogeneous(rules: Rules, lengths: list[int], part: list[int], degree: int) -> list[Group] | None:

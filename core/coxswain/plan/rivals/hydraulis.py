@@ -93,7 +93,7 @@ def _pipelines(problem: Problem, degrees: list[int]) -> list[Pipeline]:
     return [
         Pipeline(
             group,
-            _stages(problem, group),
+            int(problem.stages[list(group)].max()),
             len(group) * problem.capacity,
             float(problem.speeds[list(group)].min()),
             seconds[len(group)],
@@ -101,10 +101,6 @@ def _pipelines(problem: Problem, degrees: list[int]) -> list[Pipeline]:
         )
         for group in groups
     ]
-
-
-def _stages(problem: Problem, group: tuple[int, ...]) -> int:
-    return 1
 
 
 def mix(problem: Problem, degrees: list[int]) -> list[int]:
@@ -174,7 +170,7 @@ def _packed(
     pipelines: list[Pipeline], lengths: list[int], parts: list[list[int]], budget: Budget
 ) -> list[list[list[int]]]:
     """Packs every pipeline greedily, then solves the programs of the one that ends last while that makes it shorter."""
-    packed = [_greedy(p, lengths, part) for p, part in zip(pipelines, parts, strict=True)]
+    packed = [greedy(p, lengths, part) for p, part in zip(pipelines, parts, strict=True)]
     for _ in range(PROGRAMS):
         times = [p.time(batches) for p, batches in zip(pipelines, packed, strict=True)]
         last = times.index(max(times))
@@ -190,7 +186,7 @@ def _counts(pipeline: Pipeline, lengths: list[int], part: list[int]) -> range:
     return range(least, min(len(part), least + COUNTS) + 1)
 
 
-def _greedy(pipeline: Pipeline, lengths: list[int], part: list[int]) -> list[list[int]]:
+def greedy(pipeline: Pipeline, lengths: list[int], part: list[int]) -> list[list[int]]:
     """Returns the best greedy packing; best fit where none holds all."""
     tried = [_longest_first(pipeline, lengths, part, v) for v in _counts(pipeline, lengths, part)] if part else [[]]
     found = [batches for batches in tried if batches is not None]
@@ -220,14 +216,12 @@ def _solved(
         bound = max(float(work.sum()) / count, float(work.max()))
         ends = (bound + pipeline.task) * (pipeline.stages - 1 + count) / pipeline.speed
         if CLOSE * ends < pipeline.time(best) and count * len(part) <= COLUMNS:
-            batches = _program(pipeline, lengths, part, count, budget)
+            batches = pack(pipeline, lengths, part, count, budget)
             best = min(best, batches or best, key=pipeline.time)
     return best
 
 
-def _program(
-    pipeline: Pipeline, lengths: list[int], part: list[int], count: int, budget: Budget
-) -> list[list[int]] | None:
+def pack(pipeline: Pipeline, lengths: list[int], part: list[int], count: int, budget: Budget) -> list[list[int]] | None:
     """Solves the binary program: every sequence in one of `count` micro-batches, the longest as short as possible."""
     program, infinity = Program(), float("inf")
     longest = program.column(infinity, cost=1.0, real=True)

@@ -1,0 +1,50 @@
+"""Control groups that give processes a share of a core each, in either version of cgroups. Needs root."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from tests.local.jobs import wait_until
+
+ROOT = Path("/sys/fs/cgroup")
+PERIOD = 10_000  # microseconds: shorter than any task
+
+
+class Shares:
+    """So many groups of `share` cores; removed at the end, when their processes are gone."""
+
+    def __init__(self, count: int, share: float, root: Path = ROOT) -> None:
+        self._old = (root / "cpu" / "cpu.cfs_quota_us").exists()
+        first = root / "cpu" if self._old else root
+        self._groups = [first / f"coxswain-bench-{os.getpid()}-{n}" for n in range(count)]
+        self._quota = int(share * PERIOD)
+
+    def __enter__(self) -> Shares:
+        for group in self._groups:
+            group.mkdir()
+            if self._old:
+                (group / "cpu.cfs_period_us").write_text(str(PERIOD))
+                (group / "cpu.cfs_quota_us").write_text(str(self._quota))
+            else:
+                (group / "cpu.max").write_text(f"{self._quota} {PERIOD}")
+        return self
+
+    def put(self, pids: Sequence[int]) -> None:
+        """Each process into a group of its own."""
+        for group, pid in zip(self._groups, pids, strict=True):
+            (group / "cgroup.procs").write_text(str(pid))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for group in self._groups:
+            wait_until(lambda group=group: self._removed(group), f"the processes of {group} to end")
+
+    def _removed(self, group: Path) -> bool:
+        with suppress(OSError):
+            group.rmdir()
+        return not group.exists()

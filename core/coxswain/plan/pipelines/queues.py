@@ -1,0 +1,149 @@
+"""Walks operation lists as the communicators run them, all stages at once, and times what they do.
+
+NCCL runs the batches of one communicator in the order in which a rank enqueues them; a batch ends once each of its
+messages has met its partner. A stage enqueues what its first operation receives, then for each operation the hops of
+its ring, and one batch with its sends and the next operation's receives. The ranks of a tensor group walk one list and
+wait for each other in every operation, so a stage is one queue. gloo buffers sends and never hangs where NCCL does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from coxswain.plan.pipelines.lists import Bools, Floats, Ints, Operations, Place, Places
+from coxswain.plan.values import Task
+
+
+class Meeting(NamedTuple):
+    """What several stages must reach before any of them goes on: a ring's hops, or a message of one to the next.
+
+    A ring's meeting is at one stage of all members. A message's is between `stage` and `stage` + 1 of `replica`: the
+    output of F goes down, the gradient of B up.
+    """
+
+    what: Literal["ring", "message"]
+    kind: Literal["F", "B"]
+    task: int
+    stage: int
+    replica: int = -1
+
+    def places(self, task: Task) -> list[Place]:
+        if self.what == "ring":
+            return [(replica, self.stage) for replica in task.replicas]
+        return [(self.replica, self.stage), (self.replica, self.stage + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A meeting that never comes to be, and the places that wait in it."""
+
+    meeting: Meeting
+    here: list[Place]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a walk: what never comes to be (nothing: the lists end), and when each place is done with its list."""
+
+    stuck: list[Waiting]
+    ends: Floats
+
+
+class Queues:
+    """The entries of every place's queue: the hops of a ring, or a batch with at most one send and one receive."""
+
+    def __init__(self, places: Places, operations: Operations, tasks: Sequence[Task], seconds: Floats) -> None:
+        """`seconds`: of each operation."""
+        self._places, self._operations = places, operations
+        degree = np.array([len(task.replicas) for task in tasks], dtype=np.int64)
+        ring = degree[operations.task] > 1
+        rows = 2 * operations.task.size + len(places)
+        # The batch before each operation; behind a place's last one there is one more.
+        batch = 2 * np.arange(operations.task.size) + operations.place
+        sends, takes, meets = (np.full(rows, -1, dtype=np.int64) for _ in range(3))
+        sends[batch + 2], takes[batch] = self._message(sent=True), self._message(sent=False)
+        meets[batch[ring] + 1] = self._ring(ring)
+        after = np.zeros(rows)
+        after[batch + ring] = seconds
+        self._kept(sends, takes, meets, after)
+        self._needs = np.where(self._is_ring, degree[self._keys // (2 * self._span) % max(1, degree.size)], 2)
+
+    @property
+    def _span(self) -> int:
+        return len(self._places)
+
+    def _message(self, *, sent: bool) -> Ints:
+        """The key of what each operation sends, or takes; -1: nothing."""
+        o, last = self._operations, self._places.last[self._operations.place]
+        upper = np.where(o.backward == sent, o.place - 1, o.place)
+        nothing = np.where(o.backward == sent, self._places.stage[o.place] == 0, last)
+        return np.where(nothing, -1, (o.task * 2 + o.backward) * self._span + upper)
+
+    def _ring(self, ring: Bools) -> Ints:
+        """Keys of rings lie behind those of messages."""
+        o = self._operations
+        key = (o.task * 2 + o.backward) * self._span + self._places.stage[o.place]
+        offset = 2 * self._span * (int(o.task.max(initial=-1)) + 1)
+        found: Ints = key[ring] + offset
+        return found
+
+    def _kept(self, sends: Ints, takes: Ints, meets: Ints, after: Floats) -> None:
+        """Leaves out empty entries, but a place's first one."""
+        o = self._operations
+        begin = 2 * o.first[:-1] + np.arange(self._span)
+        one = np.maximum(sends, meets)
+        keep = (one >= 0) | (takes >= 0)
+        keep[begin] = True
+        at = np.flatnonzero(keep)
+        self._after = np.add.reduceat(after, at) if at.size else after
+        self._begin = np.searchsorted(at, begin)
+        self._end = np.append(self._begin[1:], at.size)
+        self._keys, index = np.unique(np.concatenate([one[at], takes[at]]), return_inverse=True)
+        self._meetings = index.reshape(2, -1)
+        self._open = self._keys >= 0
+        behind = 2 * self._span * (int(o.task.max(initial=-1)) + 1)
+        self._is_ring = self._keys >= behind
+        self._keys = np.where(self._is_ring, self._keys - behind, self._keys)
+
+    def walk(self, clock: Floats) -> Outcome:
+        """Advances all places; one leaves an entry once everything in it has met. `clock`: when each place begins."""
+        at, clock = self._begin.copy(), clock.copy()
+        arrived, time = np.zeros(self._keys.size, dtype=np.int64), np.zeros(self._keys.size)
+        met = ~self._open
+        come = np.arange(self._span)
+        while come.size:
+            for meeting in self._meetings[:, at[come]]:
+                np.add.at(arrived, meeting, 1)
+                np.maximum.at(time, meeting, clock[come])
+                met[meeting] |= arrived[meeting] == self._needs[meeting]
+            left = np.flatnonzero(at < self._end)
+            one, two = self._meetings[:, at[left]]
+            go = met[one] & met[two]
+            come, one, two = left[go], one[go], two[go]
+            later = np.maximum(np.where(self._open[one], time[one], 0), np.where(self._open[two], time[two], 0))
+            clock[come] = np.maximum(clock[come], later) + self._after[at[come]]
+            at[come] += 1
+            come = come[at[come] < self._end[come]]
+        return Outcome(self._stuck(at, met), clock)
+
+    def _stuck(self, at: Ints, met: Bools) -> list[Waiting]:
+        here: dict[int, list[Place]] = {}
+        for place in np.flatnonzero(at < self._end).tolist():
+            for meeting in self._meetings[:, at[place]].tolist():
+                if not met[meeting]:
+                    here.setdefault(meeting, []).append(self._places.name(place))
+        found = [Waiting(self._meeting(number), places) for number, places in here.items()]
+        return sorted(found, key=lambda w: (w.meeting.task, w.meeting.kind != "F", w.meeting.stage))
+
+    def _meeting(self, number: int) -> Meeting:
+        rest, place = divmod(int(self._keys[number]), self._span)
+        task, backward = divmod(rest, 2)
+        kind: Literal["F", "B"] = "B" if backward else "F"
+        if self._is_ring[number]:
+            return Meeting("ring", kind, task, place)
+        replica, stage = self._places.name(place)
+        return Meeting("message", kind, task, stage, replica)

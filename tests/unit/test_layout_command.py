@@ -1,0 +1,131 @@
+"""`cox plan layout` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from coxswain.plan.layouts.rivals import RIVALS
+from coxswain_cli.plan.layout import layout_command
+from tests.unit.layout_cases import DEAD, cluster_of
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    file = tmp_path / "cluster.json"
+    file.write_bytes(msgspec.json.encode(cluster_of([[1.0, 1.0, 2.57, DEAD], [1.0, 1.0]], batch=6)))
+    return file
+
+
+def cox(*args: object) -> Result:
+    app = typer.Typer()
+    app.command()(layout_command)
+    return CliRunner().invoke(app, ["--model", "llama-1b", *map(str, args)])
+
+
+def plan(*args: object) -> dict[str, Any]:
+    result = cox(*args)
+    assert result.exit_code == 0, result.output
+    loaded: dict[str, Any] = json.loads(result.stdout)
+    return loaded
+
+
+def test_the_layout_has_every_documented_field_and_the_same_bytes_again(cluster: Path) -> None:
+    report = plan("--cluster", cluster)
+    assert list(report) == [
+        "replicas", "standby", "step_seconds", "healthy_seconds", "optimum_ratio", "ratio_to_optimum", "memory_limit_bytes",
+        "planner_seconds", "digest", "transfers",
+    ]  # fmt: skip
+    assert set(report["replicas"][0]) == {"micro_batches", "stages"}
+    assert set(report["replicas"][0]["stages"][0]) == {"node", "devices", "layers", "memory_bytes"}
+    assert report["optimum_ratio"] == pytest.approx(6 / (4 + 1 / 2.57))
+    assert report["transfers"] is None
+    assert all(s["memory_bytes"] <= report["memory_limit_bytes"] for r in report["replicas"] for s in r["stages"])
+    assert plan("--cluster", cluster)["digest"] == report["digest"]
+
+
+def test_from_a_current_layout_the_moves_are_listed_and_rivals_compared(cluster: Path, tmp_path: Path) -> None:
+    healthy, layout = tmp_path / "healthy.json", tmp_path / "layout.json"
+    healthy.write_bytes(msgspec.json.encode(cluster_of([[1.0] * 4, [1.0, 1.0]], batch=6)))
+    assert cox("--cluster", healthy, "--output", layout).exit_code == 0
+    result = cox("--cluster", cluster, "--current", layout, "--rival", "all", "--output", tmp_path / "new.json")
+    report = json.loads((tmp_path / "new.json").read_text())
+    assert set(report["transfers"]) == {
+        "bytes", "least_bytes", "from_checkpoint_bytes", "most_sent_bytes", "most_received_bytes", "seconds",
+        "lower_bound_seconds",
+    }  # fmt: skip
+    assert report["transfers"]["bytes"] == report["transfers"]["least_bytes"] > 0
+    assert list(report["rivals"]) == list(RIVALS)
+    assert report["rivals"]["rigid"] is None and "rigid  has no layout" in result.stderr
+    found = [rival["over_ours"] for rival in report["rivals"].values() if rival]
+    assert found and min(found) >= 1 - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"global_batch": 0}, "global_batch is 0; it must be at least 1"),
+        ({"micro_batch": 4}, "global_batch is 6; it must be a multiple of micro_batch 4"),
+        ({"nodes": []}, "no device is alive"),
+        (
+            {"nodes": [{"name": "n0", "devices": [{"slowdown": 0.5}]}]},
+            "device 0: slowdown is 0.5; it must be at least 1",
+        ),
+        (
+            {"nodes": [{"name": "n0", "devices": [{}], "bandwidth": 2}]},
+            "bandwidth is 2.0; it must be above 0 and at most 1",
+        ),
+        ({"nodes": [{"name": "n", "devices": [{}]}] * 2}, "'n' stands twice"),
+        ({"nodes": "x"}, "Expected `array`"),
+        ({"nodes": [{"name": "n0", "devices": [{}]}], "sequence": 4_000_000}, "hold the model on no layout"),
+    ],
+)
+def test_a_bad_cluster_ends_with_2_and_names_the_field(cluster: Path, change: dict[str, Any], message: str) -> None:
+    cluster.write_text(json.dumps({**json.loads(cluster.read_text()), **change}))
+    result = cox("--cluster", cluster)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([{"node": "x", "devices": [0], "layers": [0, 16]}], "node 'x' is not in the cluster file"),
+        ([{"node": "n0", "devices": [9], "layers": [0, 16]}], "device 9 is not on node 'n0'"),
+        ([{"node": "n0", "devices": [0, 1, 2], "layers": [0, 16]}], "a tensor group of 3 cannot share the model"),
+        ([{"node": "n0", "devices": [0], "layers": [0, 9]}], "do not have each of the 16 layers once"),
+        (
+            [{"node": "n0", "devices": [0], "layers": [0, 8]}, {"node": "n0", "devices": [0], "layers": [8, 16]}],
+            "two stages",
+        ),
+    ],
+)
+def test_a_bad_current_layout_ends_with_2_and_says_what_is_wrong(
+    cluster: Path, tmp_path: Path, stages: list[dict[str, Any]], message: str
+) -> None:
+    current = tmp_path / "current.json"
+    current.write_text(json.dumps({"replicas": [{"micro_batches": 6, "stages": stages}]}))
+    result = cox("--cluster", cluster, "--current", current)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--rival", "best"], "--rival is 'best'; use one of rigid,"),
+        (["--horizon", "0"], "--horizon is 0; it must be at least 1 step"),
+        (["--current", "missing.json"], "--current missing.json: No such file"),
+        (["--model", "gpt"], "--model 'gpt': not known"),
+    ],
+)
+def test_a_bad_option_ends_with_2_and_names_it(cluster: Path, args: list[str], message: str) -> None:
+    result = cox("--cluster", cluster, *args)
+    assert result.exit_code == 2
+    assert message in result.stderr

@@ -1,0 +1,131 @@
+"""Transfer lists: every element that is needed arrives exactly once, and nothing that is there moves."""
+
+from __future__ import annotations
+
+from math import prod
+from random import Random
+
+import numpy as np
+import pytest
+
+from coxswain.boxes import Box
+from coxswain.holdings import all_holdings
+from coxswain.layout import Device, Layout, uniform_layout
+from coxswain.models import parameter_specs
+from coxswain.presets import PRESETS
+from coxswain.transfers import STORE, Boxes, Links, boxes_of, held_boxes, least_bytes, shared, traffic, transfers
+
+SHAPES = {"a": (12, 8), "b": (20,), "c": (6, 6)}
+DEVICES = 6
+
+
+def random_box(random: Random, name: str) -> Box:
+    starts = [random.randrange(n) for n in SHAPES[name]]
+    shape = [random.randint(1, n - at) for at, n in zip(starts, SHAPES[name], strict=True)]
+    return Box(name, tuple(starts), tuple(shape))
+
+
+def random_boxes(random: Random, chance: float = 0.8) -> Boxes:
+    held = [(d, [random_box(random, n) for n in SHAPES if random.random() < chance]) for d in range(DEVICES)]
+    return boxes_of(list(SHAPES), held)
+
+
+def links(nodes: int = 3) -> Links:
+    return Links(np.arange(DEVICES) * nodes // DEVICES, 10.0, np.full(DEVICES, 1.0))
+
+
+def painted(boxes: Boxes, name: int, device: int) -> np.ndarray:
+    """How often the device has each element."""
+    rows, columns = (*SHAPES[boxes.names[name]], 1)[:2]
+    found = np.zeros((rows, columns), dtype=int)
+    for n, d, *sides in zip(boxes.name, boxes.device, boxes.first, boxes.last, boxes.left, boxes.right, strict=True):
+        if (n, d) == (name, device):
+            found[sides[0] : sides[1], sides[2] : sides[3]] += 1
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_needed_element_arrives_once_from_a_holder_and_what_is_there_stays(seed: int) -> None:
+    random = Random(seed)
+    have, need = random_boxes(random), random_boxes(random)
+    moves = transfers(have, need, links(), 4, stored=True)
+    for name in range(len(SHAPES)):
+        for device in range(DEVICES):
+            held, wanted = painted(have, name, device) > 0, painted(need, name, device) > 0
+            arrives = np.zeros_like(held, dtype=int)
+            for i in np.flatnonzero((moves.name == name) & (moves.receiver == device)):
+                box = np.s_[moves.first[i] : moves.last[i], moves.left[i] : moves.right[i]]
+                arrives[box] += 1
+                sender = moves.sender[i]
+                holders = [painted(have, name, d)[box] > 0 for d in range(DEVICES)]
+                assert holders[sender].all() if sender != STORE else not np.any(holders)
+            assert (arrives == (wanted & ~held)).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_bytes_are_the_least_that_can_move(seed: int) -> None:
+    random = Random(seed)
+    have, need = random_boxes(random, 1.0), random_boxes(random)
+    moves = transfers(have, need, links(), 4, stored=True)
+    found = traffic([(moves, have, need, 4)], links())
+    assert found.bytes == found.least_bytes == int(moves.elements.sum()) * 4
+    assert found.seconds >= found.bound_seconds
+
+
+def whole(device: int, name: str = "b") -> tuple[int, list[Box]]:
+    return device, [Box(name, (0,) * len(SHAPES[name]), SHAPES[name])]
+
+
+def test_a_device_of_the_same_node_sends_even_if_another_is_idle() -> None:
+    have, need = boxes_of(list(SHAPES), [whole(0), whole(2)]), boxes_of(list(SHAPES), [whole(3)])
+    assert transfers(have, need, links(), 4).sender.tolist() == [2]
+
+
+def test_the_least_loaded_holder_sends_and_two_share_the_work() -> None:
+    have = boxes_of(list(SHAPES), [whole(0), whole(1)])
+    need = boxes_of(list(SHAPES), [whole(d) for d in (2, 3, 4, 5)])
+    busy = np.zeros(DEVICES)
+    moves = transfers(have, need, links(), 4, busy)
+    assert sorted(moves.sender.tolist()) == [0, 0, 1, 1]
+    assert busy[0] == busy[1] == 2 * 20 * 4 / 1.0
+    busy = np.array([500.0, *[0.0] * 5])
+    assert transfers(have, boxes_of(list(SHAPES), [whole(4)]), links(), 4, busy).sender.tolist() == [1]
+
+
+def test_a_part_that_no_device_holds_is_named_or_comes_from_the_checkpoint() -> None:
+    have = boxes_of(list(SHAPES), [(0, [Box("b", (0,), (15,))])])
+    need = boxes_of(list(SHAPES), [whole(1)])
+    with pytest.raises(ValueError, match="b: no device holds rows 15 to 20"):
+        transfers(have, need, links(), 4)
+    moves = transfers(have, need, links(), 4, stored=True)
+    assert traffic([(moves, have, need, 4)], links()).stored_bytes == 5 * 4
+
+
+def layout_boxes(layout: Layout) -> Boxes:
+    model = PRESETS["llama-tiny"]
+    specs = parameter_specs(model, 512)
+    devices = [seat.device.trainer * 4 + seat.device.device for seat in layout.ranks()]
+    return held_boxes([s.name for s in specs], devices, all_holdings(specs, layout, model.layers))
+
+
+def test_owners_of_a_layout_have_each_held_element_of_the_model_once() -> None:
+    devices = [Device(t, d) for t in range(2) for d in range(4)]
+    held = layout_boxes(uniform_layout(devices, 4, tensor=2, pipeline=2))
+    owned = shared(held)
+    specs = parameter_specs(PRESETS["llama-tiny"], 512)
+    assert owned.elements.sum() == sum(prod(spec.shape) for spec in specs)
+    assert least_bytes(held, owned, 1) == 0
+    loads = np.bincount(owned.device, owned.elements)
+    assert loads.max() < 1.2 * loads.mean()
+
+
+def test_a_change_of_degrees_stages_and_replicas_moves_the_least_and_an_equal_layout_nothing() -> None:
+    devices = [Device(t, d) for t in range(2) for d in range(4)]
+    links = Links(np.arange(8) // 4, 10.0, np.full(8, 1.0))
+    old, same = (layout_boxes(uniform_layout(devices, 4, tensor=2, pipeline=2)) for _ in range(2))
+    new = layout_boxes(uniform_layout(devices, 4, tensor=1, pipeline=4))
+    assert transfers(old, same, links, 2).name.size == 0
+    moves = transfers(old, new, links, 2)
+    found = traffic([(moves, old, new, 2)], links)
+    assert found.bytes == found.least_bytes > 0
+    assert found.seconds <= 1.43 * found.bound_seconds

@@ -22,7 +22,8 @@ from coxswain.errors import Refused
 from coxswain.flops import loss_layers
 from coxswain.models import parameter_specs
 from coxswain.plan.lengths import draw_lengths
-from coxswain.plan.pipelines.simulation import loads, schedule
+from coxswain.plan.pipelines.operations import ordered
+from coxswain.plan.pipelines.simulation import loads
 from coxswain.plan.rivals.naive import best_fit
 from coxswain.plan.strategy.choose import choose
 from coxswain.plan.strategy.costs import kind_cost, stage_constants
@@ -214,7 +215,7 @@ def test_the_time_of_a_pipeline_is_that_of_its_simulated_stages(stages: int) -> 
         )
         for i, pack in enumerate(packs)
     ]
-    simulated = schedule(layout_of(((kind, 1),), asked.trainers), tasks, loss_layers(asked.model)).seconds
+    simulated = ordered(layout_of(((kind, 1),), asked.trainers), tasks, loss_layers(asked.model)).seconds
     found = step_seconds(asked, trial_of(asked, ((kind, 1),), "None"), [lengths], "Naive")
     assert found - cost.after == pytest.approx(simulated, rel=0.15)
 

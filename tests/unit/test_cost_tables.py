@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from coxswain.cost import constants_for, load_constants
 from coxswain.cost.constants import SHIPPED
-from coxswain.cost.hardware import Rates, attention_flops, scaled, step_seconds
+from coxswain.cost.hardware import Rates, Tables, attention_flops, scaled, step_seconds
 from coxswain.cost.model import CostModel
-from coxswain.cost.tables import Curve, Tables
+from coxswain.cost.tables import Curve
 from coxswain.errors import Refused
 from coxswain.plan.planners import planner
 from coxswain.plan.problem import make_problem

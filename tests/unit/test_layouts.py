@@ -22,7 +22,7 @@ from coxswain.plan.layouts.result import layout_of
 from coxswain.plan.layouts.rivals import RIVALS, malleus, rigid
 from coxswain.plan.layouts.search import Effort, search
 from coxswain.plan.layouts.settle import Draft, Settler
-from coxswain.plan.pipelines.simulation import schedule
+from coxswain.plan.pipelines.operations import ordered
 from coxswain.plan.values import Slice, Task
 from tests.unit.layout_cases import DEAD, LARGE, SMALL, cluster_of, costs_of, eight_nodes
 
@@ -77,7 +77,7 @@ def test_a_pipeline_takes_as_long_as_in_the_simulation_that_orders_the_engines_o
     stages = tuple(Stage(tuple((s, d) for d in range(n)), cuts[s], cuts[s + 1]) for s, n in enumerate(degrees))  # type: ignore[misc]
     tasks = [Task(i, "pack", (0,), (Slice(0, i, 0, 8),), 1.0) for i in range(9)]
     times = [n / d for n, d in zip(layers, degrees, strict=True)]
-    expected = schedule(Layout((Replica(stages),)), tasks).seconds * max(times)
+    expected = ordered(Layout((Replica(stages),)), tasks).seconds * max(times)
     assert pipeline_seconds(times, [0.0] * (len(times) - 1), 9, 1 / 3) == pytest.approx(expected, rel=0.03)
 
 

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coxswain.config import ModelConfig
-from coxswain.cost import load_constants
-from coxswain.cost import tables as measured_tables
+from coxswain.cost import hardware, load_constants
 from coxswain.cost.constants import MODELS, device_memory
 from coxswain.cost.memory import RESERVED, Workload, peaks
 from coxswain.errors import Refused
@@ -267,7 +266,7 @@ def test_a_strategy_takes_a_second_for_64_devices_and_ten_for_1024(devices: int,
 def test_measured_tables_are_those_of_a_stage_s_part() -> None:
     measured = msgspec.structs.replace(
         load_constants("a100-80g"),
-        tables=measured_tables.Tables(attention=((1024, 10.0), (8192, 600.0)), ring=((1024, 20.0),)),
+        tables=hardware.Tables(attention=((1024, 10.0), (8192, 600.0)), ring=((1024, 20.0),)),
     )
     asked = machine(constants=measured)
     whole, half = (kind_cost(asked, kind, "None").tasks for kind in (Kind(1, (32,)), Kind(1, balanced(asked.model, 2))))

@@ -150,7 +150,7 @@ def test_a_name_that_is_no_string_is_said_to_be_one_to_quote(
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("spec.hardware", "tpu"), ("spec.hybridData.balance", "Waves"), ("spec.hybridData.balance", "makespan")],
+    [("spec.hardware", "tpu"), ("spec.hybridData.balance", "Zigzag"), ("spec.hybridData.balance", "makespan")],
 )
 def test_what_no_planner_knows_is_a_fault_before_a_run_starts(tmp_path: Path, field: str, value: str) -> None:
     (fault,) = faults(tmp_path, sample("ParallelismPolicy", {field: value}))

@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 
 from coxswain.config import ModelConfig
-from coxswain.cost.hardware import Constants, Hardware, Rates, scaled
-from coxswain.cost.tables import Point, faults
+from coxswain.cost.hardware import Constants, Hardware, Point, Rates, faults, scaled
 from coxswain.errors import Refused
 from coxswain.presets import PRESETS
 

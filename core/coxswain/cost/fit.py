@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from coxswain.config import ModelConfig
-from coxswain.cost.hardware import Rates, attention_flops, linear_flops, scaled, step_seconds
+from coxswain.cost.hardware import Point, Rates, attention_flops, linear_flops, scaled, step_seconds
 from coxswain.cost.model import CostModel
-from coxswain.cost.tables import Point
 
 Floats = NDArray[np.float64]
 

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
 
 from coxswain.config import ModelConfig
-from coxswain.cost.tables import Point, Tables
+
+Point = tuple[int, float]
+
+
+class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Milliseconds of attention, forward and backward together, by tokens; an empty table: the formula holds.
+
+    `attention`: causal, of a whole sequence. `ring`: one step of a ring, by the tokens of one of its members.
+    """
+
+    attention: tuple[Point, ...] = ()
+    ring: tuple[Point, ...] = ()
+
+
+def faults(points: Iterable[Point]) -> str:
+    """Says what is wrong with a table; empty: nothing."""
+    tokens, values = tuple(zip(*points, strict=True)) or ((), ())
+    if any(not 0 < value < float("inf") for value in (*tokens, *values)):
+        return "its numbers must be finite and above 0"
+    if any(b <= a for column in (tokens, values) for a, b in pairwise(column)):
+        return "tokens and times must rise from point to point"
+    return ""
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

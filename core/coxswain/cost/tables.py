@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
 
-import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from coxswain.cost.hardware import Point
+
 Floats = NDArray[np.float64]
-Point = tuple[int, float]
-
-
-class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Milliseconds of attention, forward and backward together, by tokens; an empty table: the formula holds.
-
-    `attention`: causal, of a whole sequence. `ring`: one step of a ring, by the tokens of one of its members.
-    """
-
-    attention: tuple[Point, ...] = ()
-    ring: tuple[Point, ...] = ()
-
-
-def faults(points: Iterable[Point]) -> str:
-    """Says what is wrong with a table; empty: nothing."""
-    tokens, values = tuple(zip(*points, strict=True)) or ((), ())
-    if any(not 0 < value < float("inf") for value in (*tokens, *values)):
-        return "its numbers must be finite and above 0"
-    if any(b <= a for column in (tokens, values) for a, b in pairwise(column)):
-        return "tokens and times must rise from point to point"
-    return ""
 
 
 class Curve:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from coxswain.config import ModelConfig
 from coxswain.cost.fit import Measured, Step
-from coxswain.cost.tables import Point
+from coxswain.cost.hardware import Point
 
 _LEAST_SECONDS = 0.1  # of one timing: below it clocks, throttles and schedulers count more than the device
 _REPEATS = 3

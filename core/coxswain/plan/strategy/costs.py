@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from coxswain.config import ModelConfig
 from coxswain.cost.constants import Constants
+from coxswain.cost.hardware import Point, Tables
 from coxswain.cost.memory import MASTER, Recompute
 from coxswain.cost.model import CostModel
-from coxswain.cost.tables import Point, Tables
 from coxswain.flops import loss_layers
 from coxswain.holdings import holdings_of
 from coxswain.layout import Layout

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from coxswain.boxes import Box
 from coxswain.config import CheckpointConfig
 from coxswain.digests import STREAM_SEED
 from coxswain.errors import Refused
@@ -152,6 +153,15 @@ def test_a_checkpoint_is_complete_once_every_rank_has_saved():
     assert book.complete(2) == 6
     assert [s.key for s in book.shards(6)] == ["shards/a.safetensors", "shards/b.safetensors"]
     assert book.seconds(6) == 2.0
+
+
+def test_of_ranks_whose_shards_have_equal_content_each_keeps_its_boxes():
+    """Zeros of unused rows, say: the object is one, and each rank has other boxes in it."""
+    mine, others = (replace(shard("a"), boxes=(Box("norm", (row,), (4,)),), kinds=("value",)) for row in (0, 4))
+    book = PendingCheckpoints(1)
+    for rank, saved in enumerate((mine, others)):
+        book.add(ShardsSaved(1, 6, rank, 2, (saved,), 1.0))
+    assert book.shards(6) == (mine, others)
 
 
 def test_a_checkpoint_that_a_coordinator_before_has_made_stays_until_it_is_dropped_with_its_shards(tmp_path):

@@ -28,10 +28,9 @@ class PendingCheckpoints:
         return max((step for step, by_rank in self._saved.items() if rank in by_rank), default=0)
 
     def shards(self, step: int) -> tuple[Shard, ...]:
-        """The shards of a complete checkpoint in rank order, each key once."""
+        """The shards of a complete checkpoint in rank order, each once. Several may name one object, with other boxes."""
         by_rank = self._saved[step]
-        shards = {shard.key: shard for rank in sorted(by_rank) for shard in by_rank[rank].shards}
-        return tuple(shards.values())
+        return tuple(dict.fromkeys(shard for rank in sorted(by_rank) for shard in by_rank[rank].shards))
 
     def seconds(self, step: int) -> float:
         """From the step boundary until the slowest rank had saved."""

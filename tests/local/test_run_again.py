@@ -103,7 +103,7 @@ def test_a_job_beyond_its_restarts_waits_for_retry_and_keeps_its_history(run):
     }.items()
     first, second = attempts(run)
     assert first["cause"].startswith("RestartLimitExceeded")
-    assert second["resumedStep"] == saved >= 3
+    assert 3 <= second["resumedStep"] <= saved  # the last one may be saved after the last report
 
 
 def test_a_checkpoint_that_is_gone_is_never_passed_over_in_silence(run):

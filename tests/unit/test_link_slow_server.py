@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
+import httpx
 import pytest
 from aiohttp import web
 
@@ -50,10 +51,20 @@ def server() -> Iterator[tuple[ThreadServer, int]]:
     server.thread.start()
     port = server.run(server.service.start("127.0.0.1", 0))
     yield server, port
+    drain(port)
     server.run(server.service.stop())
     server.loop.call_soon_threadsafe(server.loop.stop)
     server.thread.join(20)
     server.loop.close()
+
+
+def drain(port: int) -> None:
+    """Returns once the server has seen the end of every connection of before: it accepts them in order.
+
+    It reads the end of one that was closed while it accepts and answers later ones.
+    """
+    for _ in range(2):
+        assert httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=20).is_success
 
 
 @contextmanager

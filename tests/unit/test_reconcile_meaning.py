@@ -59,7 +59,7 @@ def policy(**spec: Any) -> Manifest:
 
 BAD_POLICIES = [
     ({"tensor": 0}, "ParallelismPolicy/even spec.tensor"),
-    ({"hybridData": {"balance": "Waves"}}, "ParallelismPolicy/even spec.hybridData.balance"),
+    ({"hybridData": {"balance": "Zigzag"}}, "ParallelismPolicy/even spec.hybridData.balance"),
     ({"hybridData": {"tokensPerReplica": 16, "maxDegree": 1}}, "tokensPerReplica 16"),
 ]
 

@@ -133,7 +133,8 @@ class AttemptStatus(Model):
     end: Time | None = None
     """When it ended."""
     resumed_step: Whole | None = None
-    """Step of the checkpoint that it started from."""
+    """Step of the last checkpoint that the status named when it started. A newer one that was saved while the former
+    attempt ended is resumed from all the same."""
 
 
 class ImagesStatus(Model):

@@ -14,7 +14,7 @@ def tables(result: dict[str, Any]) -> str:
     return "\n\n".join([*parts, f"Printed by `{result['command']}` on {result['machine']}."])
 
 
-def _table(head: str, rows: list[list[Any]]) -> str:
+def table(head: str, rows: list[list[Any]]) -> str:
     columns = head.count("|") + 1
     lines = [f"| {head} |", "|" + "---|" * columns]
     return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
@@ -30,14 +30,14 @@ def _situations(f: dict[str, Any]) -> str:
         for r in f["situations"]
     ]
     head = "64 devices, llama-70b; step / optimum | optimum / healthy | ours | " + " | ".join(_RIVALS)
-    return f"{_table(head, rows)}\n\nMean {f['mean']:.3f}, worst {f['worst']:.3f}. `none`: the rival has no layout that fits."
+    return f"{table(head, rows)}\n\nMean {f['mean']:.3f}, worst {f['worst']:.3f}. `none`: the rival has no layout that fits."
 
 
 def _random(rows: list[dict[str, Any]]) -> str:
     ours = [r["ours"] for r in rows]
     beside = [[name, *_over(rows, name)] for name in _RIVALS]
     text = f"One device of ten slow (1.1 to 12.53), {len(rows)} random clusters of 64: mean {sum(ours) / len(ours):.3f}"
-    return f"{text}, worst {max(ours):.3f} x the optimum.\n\n" + _table("rival / ours | least | mean | most", beside)
+    return f"{text}, worst {max(ours):.3f} x the optimum.\n\n" + table("rival / ours | least | mean | most", beside)
 
 
 def _over(rows: list[dict[str, Any]], name: str) -> list[str]:
@@ -48,13 +48,13 @@ def _over(rows: list[dict[str, Any]], name: str) -> list[str]:
 def _moves(rows: list[dict[str, Any]]) -> str:
     names = ("situation", "gigabytes", "seconds", "bytes_over_least", "seconds_over_bound")
     head = "from the healthy layout | GB | seconds on the busiest device | bytes / least | seconds / bound"
-    return _table(head, [[r[name] for name in names] for r in rows])
+    return table(head, [[r[name] for name in names] for r in rows])
 
 
 def _times(rows: list[dict[str, Any]]) -> str:
     names = ("devices", "plans", "mean_seconds", "p99_seconds", "mean", "worst")
     head = "devices, one of ten slow | plans | CPU seconds, mean | worst | step / optimum, mean | worst"
-    return _table(head, [[r[name] for name in names] for r in rows])
+    return table(head, [[r[name] for name in names] for r in rows])
 
 
 def _small(row: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs.tools import comparison, failures, layouts, measured, placement, strategy
+from docs.tools import comparison, detection, failures, layouts, measured, placement, strategy
 
 ROOT = comparison.ROOT
 
@@ -21,6 +21,7 @@ def pages() -> dict[str, dict[str, str]]:
         },
         "docs/design/strategy.md": {"strategy": strategy.table(results["strategy"])},
         "docs/design/layouts.md": {"layouts": layouts.tables(results["layout"])},
+        "docs/design/stragglers.md": {"stragglers": detection.tables(results["detect"])},
         "docs/failures.md": {"failures": failures.tables(failures.read())},
     }  # fmt: skip
 

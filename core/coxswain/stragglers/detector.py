@@ -1,0 +1,97 @@
+"""Finds stragglers step by step. Deterministic: equal steps give equal reports. Memory does not grow with steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from coxswain.stragglers.baseline import Baseline
+from coxswain.stragglers.causes import LastStage, Waits, stragglers_causes
+from coxswain.stragglers.lengths import LengthFit
+from coxswain.stragglers.medians import Peers, push, row_medians
+from coxswain.stragglers.probes import Probes
+from coxswain.stragglers.scores import Scores
+from coxswain.stragglers.states import States
+from coxswain.stragglers.values import Cause, Floats, Ints, Mask, Place, Report, State, Step, Thresholds
+
+
+class Detector:
+    """For the ranks of one world, `places` in rank order. `moved` continues with those of the next."""
+
+    def __init__(self, places: Sequence[Place], thresholds: Thresholds | None = None) -> None:
+        self.places = tuple(places)
+        self._t = t = thresholds or Thresholds()
+        ranks = len(self.places)
+        self._nodes: Ints = np.unique([p.node for p in places], return_inverse=True)[1]
+        self._on_node = Peers([p.node for p in places])
+        self._baseline, self._states = Baseline(ranks, t.learn), States(ranks, t)
+        roles, everyone = Peers([_role(p) for p in places]), Peers([0] * ranks)
+        self._scores = Scores(roles, everyone, self._baseline, t)
+        self._lengths, self._probes = LengthFit(ranks), Probes([p.kind for p in places], t)
+        self._last, self._waits = LastStage(places), Waits(ranks, t.learn, t.n, t.waits)
+        self._recent, self._rates = np.full((ranks, t.n), np.nan), np.full((ranks, t.n), np.nan)
+
+    def observe(self, step: Step) -> Report:
+        rates = _rates(step)
+        present = ~np.isnan(rates)
+        factors = self._lengths.factors(rates, step.longest)
+        push(self._rates, present, rates)
+        push(self._recent, present, self._scores.observe(rates / factors, self._states.confirmed))
+        window = row_medians(self._recent[:, -self._t.window :])
+        estimate = row_medians(self._recent[:, -self._t.estimate :])
+        enter = np.where(self._baseline.settled, self._t.enter, self._t.unknown)
+        self._states.advance(step.number, present, window, estimate, enter)
+        least = np.where(np.isnan(self._probes.first), self._t.enter, self._t.probe)
+        known = ~np.isnan(self._baseline.values)
+        answers = self._probes.answers(step.probes, self._states.states == State.NORMAL, known)
+        self._states.judge(step.number, answers, estimate, least)
+        return self._report(step, present, estimate, factors)
+
+    def _report(self, step: Step, present: Mask, estimate: Floats, factors: Floats) -> Report:
+        states, t = self._states, self._t
+        slowdowns = np.where(states.suspected, np.maximum(estimate, 1.0), states.slowdowns)
+        healthy, known = states.healthy, ~np.isnan(self._baseline.values)
+        last = self._last.factor(np.where(healthy, row_medians(self._rates), np.nan))
+        causes = self._waits.causes(step, not healthy.all(), len(self.places))
+        causes = np.where((causes == Cause.NONE) & self._last.ranks & (last >= t.enter), Cause.LAST_STAGE, causes)
+        causes = np.where((causes == Cause.NONE) & (factors >= t.enter), Cause.LONG_SEQUENCES, causes)
+        marked = states.states != State.NORMAL
+        blame = stragglers_causes(marked, present, slowdowns, self._nodes, self._on_node)
+        probes = self._probes.requests(states.suspected, healthy, known)
+        return Report(
+            step.number,
+            states.states.copy(),
+            slowdowns,
+            states.since.copy(),
+            np.where(marked, blame, causes),
+            probes,
+            last,
+        )
+
+    def moved(self, places: Sequence[Place]) -> Detector:
+        """The detector of the next world: devices keep state and first probe, and history where their role is the same.
+
+        A straggler keeps its history in any role: its new role's would begin with slow steps.
+        """
+        found = Detector(places, self._t)
+        ranks = {(p.trainer, p.device): rank for rank, p in enumerate(self.places)}
+        pairs = [(n, ranks[p.trainer, p.device]) for n, p in enumerate(places) if (p.trainer, p.device) in ranks]
+        mine, theirs = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        for new, old in zip(found._states.columns(), self._states.columns(), strict=True):
+            new[mine] = old[theirs]
+        found._probes.first[mine] = self._probes.first[theirs]
+        same = np.array([_role(places[m]) == _role(self.places[o]) for m, o in pairs], dtype=bool)
+        kept = same | (self._states.states[theirs] != State.NORMAL)
+        found._baseline.take(self._baseline, mine[kept], theirs[kept])
+        return found
+
+
+def _role(place: Place) -> tuple[int, int, str]:
+    return place.stage, place.tensor, place.kind
+
+
+def _rates(step: Step) -> Floats:
+    """Seconds for a second of planned work; NaN: no figures, or no work in this step."""
+    known = (step.compute > 0) & (step.work > 0) & np.isfinite(step.compute) & np.isfinite(step.work)
+    return np.where(known, step.compute / np.where(known, step.work, 1.0), np.nan)

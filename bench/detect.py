@@ -133,7 +133,7 @@ def steps_to_confirm(slowdown: float, seed: int, limit: int = 200, **world: Any)
 
 
 def onset(seeds: int) -> list[dict[str, Any]]:
-    """With all of the reference's disturbances but a whole cluster that slows down."""
+    """With pauses and drift beside the slow device."""
     found = []
     for slowdown in SLOWDOWNS:
         took = [steps_to_confirm(slowdown, seed, pauses=True, drift=True) for seed in range(seeds)]

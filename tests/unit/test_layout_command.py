@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from coxswain.plan.layouts.rivals import RIVALS
 from coxswain_cli.plan.layout import layout_command
 from tests.unit.layout_cases import DEAD, cluster_of
+from tests.unit.plan_commands import invoke, printed
 
 
 @pytest.fixture
@@ -24,16 +24,11 @@ def cluster(tmp_path: Path) -> Path:
 
 
 def cox(*args: object) -> Result:
-    app = typer.Typer()
-    app.command()(layout_command)
-    return CliRunner().invoke(app, ["--model", "llama-1b", *map(str, args)])
+    return invoke(layout_command, "--model", "llama-1b", *args)
 
 
 def plan(*args: object) -> dict[str, Any]:
-    result = cox(*args)
-    assert result.exit_code == 0, result.output
-    loaded: dict[str, Any] = json.loads(result.stdout)
-    return loaded
+    return printed(cox(*args))
 
 
 def test_the_layout_has_every_documented_field_and_the_same_bytes_again(cluster: Path) -> None:

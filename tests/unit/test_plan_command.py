@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from coxswain_cli.plan.step import step_command
+from tests.unit.plan_commands import invoke, printed
 
 
 @pytest.fixture
@@ -23,16 +23,11 @@ def lengths(tmp_path: Path) -> Path:
 
 
 def cox(*args: object) -> Result:
-    app = typer.Typer()
-    app.command()(step_command)
-    return CliRunner().invoke(app, ["--replicas", "8", "--capacity", "8192", *map(str, args)])
+    return invoke(step_command, "--replicas", "8", "--capacity", "8192", *args)
 
 
 def plan(*args: object) -> dict[str, Any]:
-    result = cox(*args)
-    assert result.exit_code == 0, result.output
-    loaded: dict[str, Any] = json.loads(result.stdout)
-    return loaded
+    return printed(cox(*args))
 
 
 def test_the_plan_has_every_documented_field(lengths: Path) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from coxswain.api.configure import parallel_config
 from coxswain.api.field_errors import parse
@@ -19,6 +17,7 @@ from coxswain.layout import Device, layout_for
 from coxswain.plan.lengths import draw_lengths
 from coxswain_cli.plan.strategy import strategy_command
 from coxswain_cli.validate import validate_command
+from tests.unit.plan_commands import invoke
 
 
 @pytest.fixture
@@ -26,12 +25,6 @@ def lengths(tmp_path: Path) -> Path:
     file = tmp_path / "lengths.json"
     file.write_text(json.dumps(draw_lengths("github", context=65536, tokens=2**20, seed=1).tolist()))
     return file
-
-
-def invoke(command: Any, *args: object) -> Result:
-    app = typer.Typer()
-    app.command()(command)
-    return CliRunner().invoke(app, [*map(str, args)])
 
 
 def cox(*args: object) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from coxswain.layout import Layout
 from coxswain.membership.values import Cursor, Membership
@@ -52,6 +53,7 @@ class PlacementSegment(msgspec.Struct, frozen=True):
     evaluation: Placement | None = (
         None  # of the held-out sequences, where a step of the segment is followed by an evaluation
     )
+    speeds: tuple[float, ...] | UnsetType = UNSET  # of replicas, that these were planned with; UNSET: all are 1
 
 
 class StrategyRecord(msgspec.Struct, frozen=True):

@@ -287,7 +287,7 @@ def test_the_line_of_a_step_has_the_loss_of_all_ranks_over_the_labels_of_its_eva
         book.add_report(report(rank, 0, evaluation_loss_sum=part, evaluation_seconds=0.5 + rank))
     book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
     held_out = Evaluation((Sequence("code", -1, 9, 0, 5, 9),), (), (), 4, 0)
-    line, _ = book.close(replace(plan(0), evaluation=held_out), 5000.0)
+    line, *_ = book.close(replace(plan(0), evaluation=held_out), 5000.0)
     assert (line.evaluation_loss, line.evaluation_tokens, line.evaluation_seconds) == (loss, 5, 1.5)
     assert (line.tokens, line.sequences, line.tokens_by_source) == (11, 2, {"code": 6, "docs": 5})
 

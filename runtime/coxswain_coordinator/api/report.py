@@ -63,6 +63,7 @@ def job_report(state: JobState) -> JobReport:
         evaluation_step=evaluated.step if evaluated else -1,
         step_seconds=seconds,
         strategy=_strategy(state.strategy),
+        stragglers=state.stragglers.reports,
     )
 
 

@@ -6,7 +6,8 @@ on its owner, which is one of its holders. State changes in `apply` alone, after
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import isfinite, sqrt
 
@@ -74,6 +75,10 @@ class Zero1Optimizer:
     def elements(self) -> int:
         """Of the owned boxes."""
         return len(self.state["parameter"])
+
+    def time_aside(self, aside: Callable[[], AbstractContextManager[None]]) -> None:
+        """`aside` is entered around buckets that leave within a backward: they are no work of the plan."""
+        self._gradients.aside = aside
 
     def expect_last(self) -> None:
         """Call it before the step's last backward: gradients then leave while it runs."""

@@ -455,6 +455,19 @@ class StrategyReport(msgspec.Struct, frozen=True):
     alternatives: tuple[PredictedLayout, ...] = ()
 
 
+class StragglerReport(msgspec.Struct, frozen=True):
+    """A device that is confirmed to compute slower than planned, and what was done about it."""
+
+    trainer: str  # its name
+    device: int  # of the trainer
+    node: str  # empty: not known
+    slowdown: float  # seconds of compute over those at speed 1: 2.0 takes twice as long
+    since_step: int  # the first slow one
+    since: float  # unix time when that step was closed
+    cause: str  # Device or Node
+    action: str = ""  # what was done, in words; empty: nothing
+
+
 class JobReport(msgspec.Struct, frozen=True):
     """GET /v1/report for the operator; without sources also the coordinator's termination message."""
 
@@ -486,6 +499,7 @@ class JobReport(msgspec.Struct, frozen=True):
     evaluation_step: int = -1  # the step behind which it was evaluated; -1: none yet
     step_seconds: float = 0.0  # of the latest steps, measured; 0: none yet
     strategy: StrategyReport | None = None  # of mode Auto
+    stragglers: tuple[StragglerReport, ...] = ()  # confirmed ones, the slowest first, at most five
 
     def revision(self) -> str:
         """Changes with what needs an action at once, not with counters that grow while the job runs."""

@@ -57,6 +57,7 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "GET /v1/report": wire.JobReport,
     "trainer of a report": wire.TrainerReport,
     "event of a report": wire.JobEvent,
+    "straggler of a report": wire.StragglerReport,
     "strategy of a report": wire.StrategyReport,
     "layout of a reported strategy": wire.PredictedLayout,
     "POST /v1/stop": wire.StopRequest,

@@ -36,7 +36,12 @@ def committer(job, generation: int = 1, trainers: int = 2) -> Committer:
     mixes = MixHistory(log)
     mixes.offer(job.mix)
     return Committer(
-        job, log, mixes, stream_of(job), record, in_turn(lambda lengths, speeds: place_step(lengths, record.layout, job, speeds))
+        job,
+        log,
+        mixes,
+        stream_of(job),
+        record,
+        in_turn(lambda lengths, speeds: place_step(lengths, record.layout, job, speeds)),
     )
 
 
@@ -330,5 +335,10 @@ def recorded_parts(job) -> list[str]:
 def replace_place(c: Committer, job) -> Committer:
     three = next_generation(job, 1, "me", agents(3), (), None).layout
     return Committer(
-        c.job, c.log, c.mixes, c.stream, c.generation, in_turn(lambda lengths, speeds: place_step(lengths, three, job, speeds))
+        c.job,
+        c.log,
+        c.mixes,
+        c.stream,
+        c.generation,
+        in_turn(lambda lengths, speeds: place_step(lengths, three, job, speeds)),
     )

@@ -176,9 +176,7 @@ def _end_with_coordinator() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _answer(
-    planner: Planner, lengths: list[int], layout: Layout, job: JobConfig, speeds: tuple[float, ...]
-) -> Answer:
+def _answer(planner: Planner, lengths: list[int], layout: Layout, job: JobConfig, speeds: tuple[float, ...]) -> Answer:
     began = time.monotonic()
     try:
         return Solved(planner(lengths, layout, job, speeds), time.monotonic() - began)

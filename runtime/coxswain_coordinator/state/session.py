@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 from msgspec import UNSET
@@ -14,7 +13,7 @@ from coxswain.config import JobConfig
 from coxswain.errors import Refused
 from coxswain.membership.values import Cursor
 from coxswain.planlog import Generation
-from coxswain.wire import Rendezvous, StepDirective, StepPlan, StepPlans, World
+from coxswain.wire import End, Rendezvous, StepDirective, StepPlan, StepPlans, World
 from coxswain_coordinator.checkpoint.pending import PendingCheckpoints
 from coxswain_coordinator.planning.committer import Committed
 from coxswain_coordinator.planning.parts import EncodedDirective, EncodedPlans, PlanParts
@@ -117,7 +116,7 @@ class Session:
         self._plans.update((plan.step, plan) for plan in committed.plans)
         self._parts.update((plan.step, PlanParts(plan)) for plan in committed.plans)
         self.cursors.update(committed.cursors)
-        self.committed, self.decided = committed.next, committed.decided
+        self.committed, self.decided = committed.next, committed.decided or committed.next
         if committed.end is not None:
             self._data_end = committed.end
 
@@ -202,7 +201,7 @@ class Session:
             self._probes = {step: self.take_probes()}
         return directive
 
-    def _end(self, step: int) -> Literal["", "Completed", "Suspended"]:
+    def _end(self, step: int) -> End:
         if step >= self.end_step:
             return "Completed"
         return "Suspended" if self.stop_at is not None and step >= self.stop_at else ""

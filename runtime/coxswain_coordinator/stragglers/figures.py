@@ -44,17 +44,17 @@ def _shape(layout: Layout, seat: Seat) -> str:
 def step_of(
     plan: StepPlan, reports: Mapping[int, StepReport], seats: Sequence[Seat], shares: Mapping[int, float]
 ) -> Step:
-    """`shares`: by rank, its part of a task's planned seconds."""
+    """`shares`: by rank, its part of a task's planned seconds. A rank without a report has no figures."""
     work, longest = _by_replica(plan, max(seat.replica for seat in seats) + 1)
-    replicas, ranks = [seat.replica for seat in seats], [reports[seat.rank] for seat in seats]
+    replicas, ranks = [seat.replica for seat in seats], [reports.get(seat.rank) for seat in seats]
     return Step(
         number=plan.step,
-        compute=np.array([r.compute_seconds for r in ranks]),
+        compute=np.array([r.compute_seconds if r else np.nan for r in ranks]),
         work=work[replicas] * np.array([shares.get(seat.rank, 1.0) for seat in seats]),
         longest=longest[replicas],
-        network=np.array([sum(t.waited for t in r.timings) for r in ranks]),
-        host=np.array([r.data_wait_seconds for r in ranks]),
-        probes={r.rank: r.probe_seconds for r in ranks if not isinstance(r.probe_seconds, UnsetType)},
+        network=np.array([sum(t.waited for t in r.timings) if r else np.nan for r in ranks]),
+        host=np.array([r.data_wait_seconds if r else np.nan for r in ranks]),
+        probes={r.rank: r.probe_seconds for r in ranks if r and not isinstance(r.probe_seconds, UnsetType)},
     )
 
 

@@ -49,7 +49,9 @@ class Straggler:
         """This one, with the first step of its plan and its first time, as long as its speed is the one from before."""
         if before is None:
             return self
-        return replace(self, since=before.since, planned_from=before.planned_from if before.speed == self.speed else None)
+        return replace(
+            self, since=before.since, planned_from=before.planned_from if before.speed == self.speed else None
+        )
 
 
 def detected(found: Straggler, step: int) -> str:

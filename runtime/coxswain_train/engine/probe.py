@@ -6,6 +6,7 @@ part of a core is so much slower: a control group lets short work run in whole p
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
@@ -45,7 +46,7 @@ class Probe:
         for _ in range(ROUNDS):
             self._multiply()
             marks.append(self._clock.mark())
-        return min(self._clock.between(a, b) for a, b in zip(marks, marks[1:], strict=False))
+        return min(self._clock.between(a, b) for a, b in itertools.pairwise(marks))
 
 
 def core_share(processor: float, wall: float) -> float:

@@ -28,7 +28,8 @@ class Gradients:
     ) -> None:  # fmt: skip
         self._weights, self._routes, self._sole, self._size = weights, routes, sole, size
         self._wide, self._reduction = wide, reduction
-        self.aside: Callable[[], AbstractContextManager[None]] = nullcontext  # around buckets that leave within a backward
+        # Around buckets that leave within a backward.
+        self.aside: Callable[[], AbstractContextManager[None]] = nullcontext
         last = {name: number for number, route in enumerate(routes) for name in route.names}
         self._frees = [[name for name in route.names if last[name] == number] for number, route in enumerate(routes)]
         self._sent = frozenset(last)

@@ -82,6 +82,7 @@ class Driver:
                 run.log_steps()
                 seen, self._advanced = run.notifier.count, time.monotonic()
                 if not await self._advance():
+                    run.sweeps.idle()
                     await run.notifier.wait_until(lambda: run.notifier.count > seen, _STALL_CHECK_SECONDS)  # noqa: B023  called at once
         except Refused as error:
             return run.finish(termination.failed(run.fail(Fault(error.reason, error.message))))

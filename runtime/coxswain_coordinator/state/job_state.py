@@ -45,6 +45,7 @@ from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_coordinator.stragglers.watch import StragglerWatch
 from coxswain_coordinator.tracking.sinks import sinks_of
 from coxswain_coordinator.tracking.tracking import Tracking
+from coxswain_link.garbage import Sweeps
 from coxswain_link.metrics import MetricsRegistry as Metrics
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ class JobState:
         self.capacity_shortage = ""  # why the registered trainers do not suffice
         self.config = ""  # name of the ConfigMap with `job`; empty: unknown
         self.strategy: StrategyRecord | None = None  # of mode Auto
+        self.sweeps = Sweeps()
         self.awaited_claim = ""  # another run's, on the same checkpoint.uri
 
     @property
@@ -229,6 +231,7 @@ class JobState:
         if session.book.open > self.best:
             self.best, self.failures = session.book.open, 0
         session.forget_before(session.book.open)
+        self.sweeps.after_step(line.step)
         self.notifier.notify(Topic.ANY)
         return True
 

@@ -20,6 +20,7 @@ from msgspec import UNSET, UnsetType
 from coxswain import names, wire
 from coxswain.errors import CoxswainError, Retryable, Stale
 from coxswain.exits import Exit
+from coxswain_link import garbage
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.handover import Handover
 from coxswain_link.hardware import hardware_of
@@ -143,6 +144,7 @@ class Worker:
         )  # fmt: skip
 
     def close(self) -> None:
+        garbage.collect_at_any_time()
         self._saver.settle()  # the next world fills the state that a snapshot may still be taken of
         self._prefetcher.close()
         self._outbox.close()
@@ -156,6 +158,7 @@ class Worker:
         self._restore()
         self._outbox.advance()
         step = self._world.first_step
+        garbage.collect_between_steps_alone()
         while True:
             directive = self._directive(step)
             if directive.checkpoint:
@@ -216,6 +219,7 @@ class Worker:
         seconds = time.perf_counter() - began - result.evaluation_seconds
         report = _report(plan, self._assignment.rank, result, fetched.delivered, seconds, waited, probed)
         self._outbox.put("/v1/reports", plan.step, report)
+        garbage.between_steps(plan.step)
 
     def _save(self, directive: wire.StepDirective) -> None:
         generation, rank, step = self._assignment.generation, self._assignment.rank, directive.step

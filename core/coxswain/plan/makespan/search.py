@@ -12,12 +12,13 @@ from operator import itemgetter
 
 import numpy as np
 
+from coxswain.plan.bounds import lower_bound
 from coxswain.plan.makespan.degrees import degrees_by
 from coxswain.plan.makespan.loads import Ints
 from coxswain.plan.makespan.nested import block_sizes, place_nested
 from coxswain.plan.makespan.packing import Bins, Packing, fill_bins, fit_bins, water_level
 from coxswain.plan.makespan.rings import RingSchedule, place_rings
-from coxswain.plan.makespan.speeds import by_speed, slowed
+from coxswain.plan.makespan.speeds import ways
 from coxswain.plan.problem import Draft, Problem
 from coxswain.plan.simulate import simulate
 
@@ -40,8 +41,7 @@ RINGS = 2  # of a block of the first base size
 MOST_TRIALS = 20
 PLACED, PLACED_AT_LEAST = 1, 400  # rings of all trials: so many times the replicas and these
 GOOD = 1.03  # times the lower bound: of nested blocks good enough
-SLOWED = 0.03  # of the work lost by slow replicas in nodes: rings of like speeds are tried first
-LIKE = 1.045  # times the lower bound, with uneven speeds: good enough not to try the other way
+LIKE = 1.03  # times the lower bound, with uneven speeds: good enough not to try another way
 ENOUGH = 1.045  # times the lower bound: then targets are not tried behind nested blocks, nor these behind targets
 
 
@@ -56,14 +56,20 @@ class Trial:
 
 
 def makespan(problem: Problem) -> list[Draft]:
-    """Plans on the nodes as they are, or lets replicas of like speeds share rings; the other way too where that costs."""
+    """Plans one step. Where speeds differ, in several ways; and never slower than a plan that knows of no speeds."""
     if (problem.speeds == problem.speeds[0]).all():
         return _planned(problem)
-    other = by_speed(problem)
-    drafts = [_planned(other if slowed(problem) > SLOWED else problem)]
-    if simulate(problem, drafts[0]).makespan > LIKE * problem.lower_bound():
-        drafts.append(_planned(problem if slowed(problem) > SLOWED else other))
-    return min(drafts, key=lambda each: simulate(problem, each).makespan)
+    *others, flat = ways(problem)
+    best, goal = (np.inf, list[Draft]()), LIKE * lower_bound(problem)
+    for way in others:
+        if best[0] > goal:
+            best = min(best, _judged(problem, way), key=itemgetter(0))
+    return min(best, _judged(problem, flat), key=itemgetter(0))[1]
+
+
+def _judged(problem: Problem, way: Problem) -> tuple[float, list[Draft]]:
+    drafts = _planned(way)
+    return simulate(problem, drafts).makespan, drafts
 
 
 def _planned(problem: Problem) -> list[Draft]:

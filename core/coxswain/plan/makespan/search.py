@@ -13,7 +13,7 @@ from operator import itemgetter
 import numpy as np
 
 from coxswain.plan.bounds import lower_bound
-from coxswain.plan.makespan.degrees import degrees_by
+from coxswain.plan.makespan.degrees import degrees_by, ring_seconds
 from coxswain.plan.makespan.loads import Ints
 from coxswain.plan.makespan.nested import block_sizes, place_nested
 from coxswain.plan.makespan.packing import Bins, Packing, fill_bins, fit_bins, water_level
@@ -140,10 +140,19 @@ def _targets(problem: Problem, long: Ints, short: Ints, best: Trial | None) -> T
             continue
         degrees = degrees_by(problem, problem.lengths[long], target * bound / shelves)
         if (target, degrees.tobytes()) not in tried:
+            if best and _needed(problem, long, short, degrees) > target * bound * CLOSE:
+                continue
             tried.add((target, degrees.tobytes()))
             best = _trial(problem, long, short, degrees, target * bound, best) or best
     assert best is not None  # the first trial never gives up
     return best
+
+
+def _needed(problem: Problem, long: Ints, short: Ints, degrees: Ints) -> float:
+    """Seconds until rings of these degrees and the short sequences are done, if all replicas are always busy."""
+    lengths = problem.lengths[long]
+    rings = float((ring_seconds(problem, lengths, degrees) * degrees).sum())
+    return (rings + float(problem.cost.work_seconds(problem.lengths[short]).sum())) / float(problem.speeds.sum())
 
 
 def _trial(

@@ -131,6 +131,7 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "layout of a status": status.LayoutStatus,
     "strategy of a status": status.StrategyStatus,
     "layout of a strategy": status.PredictedLayout,
+    "straggler of a status": status.Straggler,
     "attempt of a status": status.Attempt,
     "pin of a status": status.Pinned,
     "images of a pin": status.Images,

@@ -69,3 +69,23 @@ def test_heeding_speeds_never_makes_a_plan_slower_on_those_replicas(family: str,
     problem = step(family, kind, 64, seed=1)
     flat = replace(problem, speeds=np.ones(problem.replicas))
     assert end(problem, problem) <= end(flat, problem)
+
+
+@pytest.mark.parametrize("kind", ["one slow", "a few slow", "all differ"])
+@pytest.mark.parametrize("family", ["github", "byted", "documents"])
+def test_a_speed_that_wavers_by_a_quarter_percent_changes_no_plan(family: str, kind: str) -> None:
+    problem = step(family, kind, 64)
+    settled = np.exp2(np.round(np.log2(problem.speeds) * 128) / 128)
+    plans = [
+        replace(problem, speeds=settled * (1 + np.where(settled == settled.min(), by, 0))) for by in (-25e-4, 0, 25e-4)
+    ]
+    below, as_settled, above = (planner("makespan")(each) for each in plans)
+    assert below == as_settled == above
+
+
+@pytest.mark.parametrize("family", ["wikipedia", "github", "uniform"])
+def test_a_replica_that_is_hardly_slow_keeps_the_plan_of_equal_speeds(family: str) -> None:
+    problem = step(family, "equal")
+    slow = replace(problem, speeds=np.where(np.arange(256) == 77, 1 / 1.015, 1.0))
+    assert planner("makespan")(slow) == planner("makespan")(problem)
+    assert end(slow, slow) <= 1.03 * lower_bound(slow)

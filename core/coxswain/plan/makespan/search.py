@@ -6,7 +6,7 @@ Counts of trials, never seconds, limit the search, so the same input gives the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from operator import itemgetter
 
@@ -18,7 +18,7 @@ from coxswain.plan.makespan.loads import Ints
 from coxswain.plan.makespan.nested import block_sizes, place_nested
 from coxswain.plan.makespan.packing import Bins, Packing, fill_bins, fit_bins, water_level
 from coxswain.plan.makespan.rings import RingSchedule, place_rings
-from coxswain.plan.makespan.speeds import ways
+from coxswain.plan.makespan.speeds import rounded, ways
 from coxswain.plan.problem import Draft, Problem
 from coxswain.plan.simulate import simulate
 
@@ -59,17 +59,19 @@ def makespan(problem: Problem) -> list[Draft]:
     """Plans one step. Where speeds differ, in several ways; and never slower than a plan that knows of no speeds."""
     if (problem.speeds == problem.speeds[0]).all():
         return _planned(problem)
-    *others, flat = ways(problem)
-    best, goal = (np.inf, list[Draft]()), LIKE * lower_bound(problem)
-    for way in others:
-        if best[0] > goal:
-            best = min(best, _judged(problem, way), key=itemgetter(0))
-    return min(best, _judged(problem, flat), key=itemgetter(0))[1]
+    flat = _planned(replace(problem, speeds=np.ones(problem.replicas)))
+    best = _heeding(rounded(problem), flat)
+    return min(flat, best, key=lambda drafts: simulate(problem, drafts).makespan)
 
 
-def _judged(problem: Problem, way: Problem) -> tuple[float, list[Draft]]:
-    drafts = _planned(way)
-    return simulate(problem, drafts).makespan, drafts
+def _heeding(problem: Problem, best: list[Draft]) -> list[Draft]:
+    """Tries one way after the other, the best first, until one can lose no more than the best plan so far."""
+    bound, end = lower_bound(problem), simulate(problem, best).makespan
+    for lost, way in ways(problem):
+        if end > bound * max(LIKE, 1 + lost):
+            drafts = _planned(way)
+            end, best = min((end, best), (simulate(problem, drafts).makespan, drafts), key=itemgetter(0))
+    return best
 
 
 def _planned(problem: Problem) -> list[Draft]:

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+from operator import itemgetter
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from coxswain.cost.model import Floats
 from coxswain.plan.problem import Problem
 
+Ints = NDArray[np.int64]
+
 APART = 0.96  # of the fastest replica of its node: a slower one leaves it
 FEW = 0.25  # of all replicas may leave their nodes
 CROSSING = 0.03  # of the work: about what links between nodes cost where a node would do
+GRID = 128  # speeds in one doubling between which plans distinguish
+BROKEN = 0.1  # of a node's work: about what it costs that the node is smaller than others
 
 
-def ways(problem: Problem) -> list[Problem]:
-    """The step on other nodes, the one whose rings lose least by slow members first; last as if no speeds were known."""
-    others = [(slowed(problem), problem), (CROSSING, by_speed(problem))]
-    if (few := apart(problem)) is not None:
-        others.append((slowed(few), few))
-    flat = dataclasses.replace(problem, speeds=np.ones(problem.replicas))
-    return [way for _, way in sorted(others, key=lambda each: each[0])] + [flat]
+def ways(problem: Problem) -> list[tuple[float, Problem]]:
+    """The step on other nodes, with the part of the work that is about lost there by slow members; the least first."""
+    found = [(slowed(problem), problem), (CROSSING, by_speed(problem))]
+    slow = np.flatnonzero(problem.speeds < APART * _fastest(problem, problem.speeds))
+    if 0 < slow.size <= FEW * problem.replicas:
+        broken = np.unique(problem.nodes[slow]).size / (int(problem.nodes.max()) + 1)
+        few = _apart(problem, slow[np.argsort(-problem.speeds[slow], kind="stable")])
+        found.append((slowed(few) + BROKEN * broken, few))
+    return sorted(found, key=itemgetter(0))
+
+
+def rounded(problem: Problem) -> Problem:
+    """The step with speeds on a grid: the plan stays as it is while a measured speed wavers between two of them."""
+    return dataclasses.replace(problem, speeds=np.exp2(np.round(np.log2(problem.speeds) * GRID) / GRID))
 
 
 def slowed(problem: Problem) -> float:
@@ -41,14 +54,10 @@ def by_speed(problem: Problem) -> Problem:
     return dataclasses.replace(problem, nodes=nodes, cost=dataclasses.replace(problem.cost, constants=slow))
 
 
-def apart(problem: Problem) -> Problem | None:
-    """The same step with slow replicas, which are few, on nodes of their own behind all others; None without such ones."""
-    slow = np.flatnonzero(problem.speeds < APART * _fastest(problem, problem.speeds))
-    if not 0 < slow.size <= FEW * problem.replicas:
-        return None
+def _apart(problem: Problem, slow: Ints) -> Problem:
+    """The same step with these replicas on nodes of their own, in this order behind all others."""
     nodes = problem.nodes.copy()
-    order = slow[np.argsort(-problem.speeds[slow], kind="stable")]
-    nodes[order] = problem.nodes.max() + 1 + np.arange(slow.size) // problem.node_size
+    nodes[slow] = problem.nodes.max() + 1 + np.arange(slow.size) // problem.node_size
     nodes = np.unique(nodes, return_inverse=True)[1].reshape(-1)
     return dataclasses.replace(problem, nodes=nodes, node_size=int(np.bincount(nodes).max()))
 

@@ -16,6 +16,7 @@ from coxswain.block import BlockEntry
 from coxswain.boxes import Box
 from coxswain.config import ModelConfig, TokenizerConfig
 from coxswain.layout import Layout, Seat
+from coxswain.live import Held, LiveSource
 from coxswain.membership.values import Cursor, Sequence
 from coxswain.plan.values import StageOperations, Task
 from coxswain.planlog import LoaderShare
@@ -51,16 +52,20 @@ class Register(msgspec.Struct, frozen=True):
     host: str  # where others reach it
     port: int  # Flight port of a loader; 0 for other members
     devices: int = 0  # an agent's
-    generation: int = 0  # an agent's: the world of which all its workers live; 0: there is none
+    generation: int = 0  # an agent's: the world in which all its workers run; 0: there is none
     last_error: str = msgspec.field(name="trouble", default="")  # a loader's, of its store
     node: str = ""  # an agent's; empty: not known
     config: str = ""  # name of the ConfigMap that it has read; empty: it does not know
+    held: tuple[Held, ...] | UnsetType = UNSET  # an agent's: what its workers hold that have left their world
+    broken: str | UnsetType = UNSET  # an agent's: why a worker of it has left its world unasked
 
 
-class Registered(msgspec.Struct, frozen=True):
+class Registered(msgspec.Struct, frozen=True, omit_defaults=True):
     """Reply to Register."""
 
     generation: int  # current, 0 = none yet
+    lost: int = 0  # an agent's workers leave the world of this generation; then it registers again with what they hold
+    stacks: bool = False  # that world hung: running workers write their stacks to their logs first
 
 
 class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -98,7 +103,9 @@ class World(msgspec.Struct, frozen=True):
     checkpoint: str = ""  # manifest key, relative to the checkpoint uri; empty: initialise from the seed
     vocabulary: int = 0  # rows of the embedding: the tokenizer's size rounded up to 64, or the model's own
     ids: int = 0  # the tokenizer's size; 0: sent by an earlier release
-    stacks: bool = False  # the world before hung: workers that run write their stacks to their logs first
+    stacks: bool = False  # nothing reads it: `Registered.stacks` comes before workers leave the world that hung
+    live: LiveSource | UnsetType = UNSET  # where the state comes from, if not from `checkpoint`
+    nodes: tuple[str, ...] | UnsetType = UNSET  # node per trainer index; empty names are not known
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -255,6 +262,10 @@ class StepPlans(msgspec.Struct, frozen=True):
     plans: tuple[StepPlan, ...]
 
 
+End = Literal["", "Completed", "Suspended", "Moved"]
+"""How work in a world ends; empty: it does not. After `Moved` its workers wait for the next world."""
+
+
 class StepDirective(msgspec.Struct, frozen=True):
     """GET /v1/steps?step=K&wait=S&rank=R (workers, when they begin step K): what to do at the boundary before step K, and the
     rank's part of its plan.
@@ -266,7 +277,7 @@ class StepDirective(msgspec.Struct, frozen=True):
 
     step: int
     checkpoint: bool
-    end: Literal["", "Completed", "Suspended"]
+    end: End
     plan: StepPlan | None
 
 
@@ -288,6 +299,13 @@ class TaskTiming(msgspec.Struct, frozen=True, array_like=True):
     waited: float = 0.0  # within it, for ring peers
 
 
+class Totals(msgspec.Struct, frozen=True, array_like=True):
+    """Sums over all ranks, known to each of them from its vote on a step: one report with them stands in for lost ranks."""
+
+    loss_sum: float
+    delivered: int  # the whole delivered digest
+
+
 class StepReport(msgspec.Struct, frozen=True):
     """POST /v1/reports by each worker after the step's update."""
 
@@ -306,6 +324,7 @@ class StepReport(msgspec.Struct, frozen=True):
     ended: float = 0.0  # unix time on this rank's clock
     evaluation_loss_sum: float | None = None  # of this rank's held-out tokens; None: no evaluation, or not finite
     evaluation_seconds: float = 0.0  # not part of `seconds`
+    totals: Totals | UnsetType = UNSET
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------
@@ -363,7 +382,7 @@ class ShardsSaved(msgspec.Struct, frozen=True):
     ranks: int  # of the world; nothing reads it: the world's own number counts, and earlier releases send it
     shards: tuple[Shard, ...]
     seconds: float
-    end: Literal["", "Completed", "Suspended"] = ""  # of the directive that requested it: a later coordinator needs it
+    end: End = ""  # of the directive that requested it: a later coordinator needs it
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
@@ -513,6 +532,20 @@ class StopRequest(msgspec.Struct, frozen=True):
 
     reason: str
     at_step: int = -1  # not before this step
+
+
+class Size(msgspec.Struct, frozen=True):
+    """POST /v1/size: how many trainers the job shall have, without a new attempt. Repeated until the reply is final."""
+
+    trainers: int
+
+
+class SizeReply(msgspec.Struct, frozen=True):
+    """Reply to Size. After `Refused` the job goes on as it is."""
+
+    state: Literal["Done", "UnderWay", "Refused"]
+    trainers: int  # of the current world
+    message: str = ""  # what is awaited, or why it is refused
 
 
 class StepLine(msgspec.Struct, frozen=True):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable
 from functools import cached_property
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from coxswain.layout import Seat
 from coxswain.plan.values import Task
-from coxswain.wire import Evaluation, StepPlan
+from coxswain.wire import End, Evaluation, StepPlan
 
 Whole = TypeVar("Whole", StepPlan, Evaluation)
 
@@ -28,7 +28,7 @@ class EncodedDirective(msgspec.Struct, frozen=True):
 
     step: int
     checkpoint: bool
-    end: Literal["", "Completed", "Suspended"]
+    end: End
     plan: msgspec.Raw | None
 
 

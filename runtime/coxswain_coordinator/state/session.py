@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -13,7 +12,7 @@ from coxswain.config import JobConfig
 from coxswain.errors import Refused
 from coxswain.membership.values import Cursor
 from coxswain.planlog import Generation
-from coxswain.wire import Rendezvous, StepDirective, StepPlan, StepPlans, World
+from coxswain.wire import End, Rendezvous, StepDirective, StepPlan, StepPlans, World
 from coxswain_coordinator.checkpoint.pending import PendingCheckpoints
 from coxswain_coordinator.planning.committer import Committed
 from coxswain_coordinator.planning.parts import EncodedDirective, EncodedPlans, PlanParts
@@ -192,7 +191,7 @@ class Session:
             self.begin(step)
         return directive
 
-    def _end(self, step: int) -> Literal["", "Completed", "Suspended"]:
+    def _end(self, step: int) -> End:
         if step >= self.end_step:
             return "Completed"
         return "Suspended" if self.stop_at is not None and step >= self.stop_at else ""

@@ -28,7 +28,6 @@ PARTS = ("core", "runtime", "operator", "cli")
 # Fields whose only reader is a rule: a bound of what a server takes, or the refusal of what has no effect.
 JUDGED = {
     "maxCount": "trainers-maximum", "loaders.max": "data-loaders-fixed",
-    "attention": "parallelism-attention",
 }  # fmt: skip
 
 # Fields of stored and sent values that nothing reads. Other releases read and write them: their bytes stay.
@@ -37,7 +36,6 @@ KEPT = {
     "Generation.author": "for people who read a plan log",
     "CheckpointManifest.attempt_generation": "for people who read a manifest",
     "Layout.standby": "for people who read a plan log; its hash names the layout",
-    "ParallelConfig.attention": "always Ring: rule attention",
 }
 
 

@@ -10,8 +10,9 @@ from coxswain.api.field_errors import FieldError
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.config import JobConfig, ModelConfig, ParallelConfig
-from coxswain.cost.constants import device_memory
+from coxswain.cost.constants import device_memory, load_hardware
 from coxswain.cost.memory import RESERVED, Peak, Workload, peaks
+from coxswain.cost.offload import offload_shares
 from coxswain.layout import Device, layout_for
 from coxswain.models import parameter_specs
 
@@ -58,9 +59,20 @@ def largest(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> Fullest | N
 def fullest(model: ModelConfig, parallel: ParallelConfig, tokens: int, trainers: int, each: int) -> Fullest | None:
     """The place that needs most memory; None: the trainers, of `each` devices, make no replica. `tokens`: of a step, at most."""
     layout = layout_for((Device(t, d) for t in range(trainers) for d in range(each)), model.layers, parallel)
-    work = Workload(_BF16, min(parallel.tokens_per_replica, tokens), parallel.recompute)
-    found = peaks(model, parameter_specs(model, model.vocabulary or _LEAST_ROWS), layout, work)
+    rows = model.vocabulary or _LEAST_ROWS
+    work = Workload(
+        _BF16, min(parallel.tokens_per_replica, tokens), parallel.recompute, _offloaded(model, parallel, rows),
+        parallel.attention != "Ring",
+    )  # fmt: skip
+    found = peaks(model, parameter_specs(model, rows), layout, work)
     return max(found.items(), key=lambda item: item[1].total, default=None)
+
+
+def _offloaded(model: ModelConfig, parallel: ParallelConfig, rows: int) -> float:
+    """The share of activations that goes to host memory in any task: that of the shortest sequences."""
+    if parallel.offload == "Off":
+        return 0.0
+    return offload_shares(load_hardware(parallel.hardware), model, rows, parallel.recompute)([1])
 
 
 def memory_note(job: JobConfig) -> str:
@@ -97,6 +109,8 @@ def ways_out(spec: TrainingJobSpec, policy: ParallelismPolicySpec, limit: int, a
 def _single(policy: ParallelismPolicySpec) -> Iterator[dict[str, Any]]:
     modes = ("None", "Selective", "Full")
     yield from ({"recompute": mode} for mode in modes[modes.index(policy.recompute) + 1 :])
+    if policy.offload == "Off":
+        yield {"offload": "Auto"}
     if policy.layout is None:
         yield from ({"tensor": degree} for degree in _DEGREES if degree > policy.tensor)
         yield from ({"pipeline": degree} for degree in _DEGREES if degree > policy.pipeline)

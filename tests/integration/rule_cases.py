@@ -156,6 +156,7 @@ CASES: list[Case] = [
     _immutable("DataSource", "include", "**/*", "*.parquet", _CORPUS),
     _immutable("DataSource", "textField", "text", "content", _CORPUS),
     _immutable("DataSource", "tokenizer", {"bytes": {}}, _FILE, _CORPUS),
+    _immutable("NodeQuarantine", "node", "node-a", "node-b", "delete it, and create one of the other node"),
     # DataMix, alone and in line
     *_mix(
         "mix-weight", {}, {"spec.sources": _WEIGHTLESS}, "spec.sources",

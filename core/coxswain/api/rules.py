@@ -379,4 +379,8 @@ POLICY_RULES: Final[tuple[Rule, ...]] = (
     ),
 )  # fmt: skip
 
-RULES: Final[tuple[Rule, ...]] = (*SOURCE_RULES, *MIX_RULES, *POLICY_RULES, *JOB_RULES)
+QUARANTINE_RULES: Final[tuple[Rule, ...]] = (
+    _never("NodeQuarantine", "node", "delete it, and create one of the other node"),
+)
+
+RULES: Final[tuple[Rule, ...]] = (*SOURCE_RULES, *MIX_RULES, *POLICY_RULES, *JOB_RULES, *QUARANTINE_RULES)

@@ -136,6 +136,17 @@ class StragglerStatus(Model):
     """What was done about it, and what was not and why. Empty: nothing."""
 
 
+class KeptNodeStatus(Model):
+    """A node that the job wanted to leave (stragglers.action ReplaceNode) and that stays."""
+
+    node: Annotated[str, Field(max_length=253)]
+    """Name of the node."""
+    message: Text
+    """Why it stays."""
+    until: Time
+    """When the job may ask again."""
+
+
 class AttemptStatus(Model):
     """One attempt of the job, and how it ended."""
 
@@ -218,6 +229,8 @@ class TrainingJobStatus(Model):
     """What parallelism.mode Auto has chosen, and what else there was. Empty: the mode is Fixed, or nothing is chosen yet."""
     stragglers: Annotated[list[StragglerStatus], Field(max_length=5, json_schema_extra=ATOMIC)] | None = None
     """Slow devices, the slowest first. Empty: none is confirmed."""
+    kept_node: KeptNodeStatus | None = None
+    """A node that the job wanted to leave and that stays. Empty: there is none."""
     attempts: Annotated[list[AttemptStatus], Field(max_length=10, json_schema_extra=ATOMIC)] | None = None
     """The last 10 attempts."""
     start_time: Time | None = None

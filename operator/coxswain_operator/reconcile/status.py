@@ -103,6 +103,14 @@ class Straggler(_Stored, frozen=True, kw_only=True):
     action: str = ""  # what was done
 
 
+class KeptNode(_Stored, frozen=True, kw_only=True):
+    """A node that the job wanted to leave."""
+
+    node: str
+    message: str  # why it stays
+    until: str  # it is not asked about again before
+
+
 class Attempt(_Stored, frozen=True, kw_only=True):
     """One run of the whole job, from its start to what ended it."""
 
@@ -158,6 +166,7 @@ class JobStatus(_Stored, frozen=True, kw_only=True):
     gang: GangStatus | msgspec.UnsetType = msgspec.UNSET  # of a job that was half placed, until all its pods work
     strategy: StrategyStatus | msgspec.UnsetType = msgspec.UNSET  # of mode Auto
     stragglers: tuple[Straggler, ...] | msgspec.UnsetType = msgspec.UNSET  # the slowest first; unset: none
+    kept_node: KeptNode | msgspec.UnsetType = msgspec.UNSET
     token_secret: str | msgspec.UnsetType = msgspec.UNSET  # that the pods of this start mount; unset: the former name
 
     def condition(self, type_: str) -> Condition | None:

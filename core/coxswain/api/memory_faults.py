@@ -10,9 +10,9 @@ from coxswain.api.field_errors import FieldError
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.config import JobConfig, ModelConfig, ParallelConfig
-from coxswain.cost.constants import device_memory, load_hardware
+from coxswain.cost.constants import device_memory
 from coxswain.cost.memory import RESERVED, Peak, Workload, peaks
-from coxswain.cost.offload import offload_shares
+from coxswain.cost.offload import least_share
 from coxswain.layout import Device, layout_for
 from coxswain.models import parameter_specs
 
@@ -61,18 +61,11 @@ def fullest(model: ModelConfig, parallel: ParallelConfig, tokens: int, trainers:
     layout = layout_for((Device(t, d) for t in range(trainers) for d in range(each)), model.layers, parallel)
     rows = model.vocabulary or _LEAST_ROWS
     work = Workload(
-        _BF16, min(parallel.tokens_per_replica, tokens), parallel.recompute, _offloaded(model, parallel, rows),
-        parallel.attention != "Ring",
+        _BF16, min(parallel.tokens_per_replica, tokens), parallel.recompute,
+        least_share(model, parallel, rows, parallel.recompute), parallel.attention != "Ring",
     )  # fmt: skip
     found = peaks(model, parameter_specs(model, rows), layout, work)
     return max(found.items(), key=lambda item: item[1].total, default=None)
-
-
-def _offloaded(model: ModelConfig, parallel: ParallelConfig, rows: int) -> float:
-    """The share of activations that goes to host memory in any task: that of the shortest sequences."""
-    if parallel.offload == "Off":
-        return 0.0
-    return offload_shares(load_hardware(parallel.hardware), model, rows, parallel.recompute)([1])
 
 
 def memory_note(job: JobConfig) -> str:

@@ -19,22 +19,15 @@ def assemble(problem: Problem, balance: str, drafts: list[Draft]) -> Placement:
     """Returns the placement without operations; its times are the simulation's."""
     timeline = simulate(problem, drafts)
     lengths: list[int] = problem.lengths.tolist()
-    tasks = [
-        Task(
-            i,
-            "ring" if len(draft.members) > 1 else "pack",
-            draft.members,
-            _slices(lengths, draft),
-            seconds,
-            draft.wave or UNSET,
-        )
+    tasks = tuple(
+        _task(i, lengths, draft, seconds)
         for i, (draft, seconds) in enumerate(zip(drafts, timeline.seconds, strict=True))
-    ]
+    )
     return Placement(
         balance=balance,
         replicas=problem.replicas,
         capacity=problem.capacity,
-        tasks=tuple(tasks),
+        tasks=tasks,
         operations=(),
         makespan_seconds=timeline.makespan,
         lower_bound_seconds=lower_bound(problem),

@@ -92,10 +92,10 @@ def weights_of(engine: Engine) -> dict[str, np.ndarray]:
 
 def train(
     world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan], model: ModelConfig = MODEL,
-    layout: Layout | None = None,
+    layout: Layout | None = None, memory: MemoryPolicy | None = None,
 ) -> tuple[dict[str, np.ndarray], list[float]]:  # fmt: skip
     """One optimizer step per plan from the initial state; the weights, and this rank's part of the losses."""
-    engine = engine_of(world, dtype, model, steps=len(plans), layout=layout)
+    engine = engine_of(world, dtype, model, steps=len(plans), layout=layout, memory=memory)
     engine.initialise(SEED)
     losses = _steps(engine, stream, dict(enumerate(plans)))
     return weights_of(engine), losses

@@ -358,10 +358,6 @@ CASES: list[Case] = [
         "mode Auto chooses tensor, pipeline and layout; remove them, or set mode: Fixed", ".mode",
     ),
     *_policy(
-        "parallelism-attention", {"hybridData": {"attention": "Ring"}}, {"hybridData": {"attention": "Ulysses"}},
-        "this release has no attention Ulysses, only Ring; set attention: Ring", ".hybridData.attention",
-    ),
-    *_policy(
         "parallelism-layout", {"layout": LAYOUT}, {"layout": LAYOUT, "pipeline": 2},
         "tensor and pipeline have no effect beside layout; remove them, or remove layout", ".layout",
     ),

@@ -374,11 +374,6 @@ POLICY_RULES: Final[tuple[Rule, ...]] = (
         "mode Auto chooses tensor, pipeline and layout", "remove them, or set mode: Fixed", field=".mode",
     ),
     Rule(
-        "parallelism-attention", _POLICY, "!(self.hybridData.attention in ['Ulysses', 'Auto'])",
-        "this release has no attention but Ring", "set attention: Ring", field=".hybridData.attention",
-        says="this release has no attention %s, only Ring", values=("self.hybridData.attention",),
-    ),
-    Rule(
         "parallelism-layout", _POLICY, "!has(self.layout) || self.tensor == 1 && self.pipeline == 1",
         "tensor and pipeline have no effect beside layout", "remove them, or remove layout", field=".layout",
     ),

@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 APART = 0.96  # of the fastest replica of its node: a slower one leaves it
 FEW = 0.25  # of all replicas may leave their nodes
 CROSSING = 0.03  # of the work: about what links between nodes cost where a node would do
-GRID = 128  # speeds in one doubling that plans distinguish: to about 0.3 %
+GRID = 128  # speeds in one doubling between which plans distinguish
 BROKEN = 0.1  # of a node's work: about what it costs that the node is smaller than others
 
 

@@ -64,7 +64,7 @@ def test_tensor_groups_and_stages_and_then_unequal_replicas_train_as_one_replica
 ) -> None:
     """The second run resumes from the first one's checkpoint, which another layout has written."""
     first = run_of(tmp_path / "square", corpus, tmp_path / "checkpoints", SQUARE)
-    assert first.run("--until-step", "10") == 0, first.output + first.logs()
+    assert first.run("--until-step", "5") == 0, first.output + first.logs()
     second = run_of(tmp_path / "unequal", corpus, tmp_path / "checkpoints", UNEQUAL)
     assert second.run() == 0, second.output + second.logs()
     stopped, resumed = max(first.steps()) + 1, min(second.steps())
@@ -138,7 +138,7 @@ def test_a_killed_service_costs_no_data_under_tensor_groups_and_stages(
 ) -> None:
     run = run_of(tmp_path, corpus, tmp_path / "checkpoints", SQUARE, stop={"steps": ENDLESS})
     cox = run.start()
-    footprint = kill_service(run, cox, SERVICES[service], after_step=7)
+    footprint = kill_service(run, cox, SERVICES[service], after_step=4)
     generation = 2 if service in NEW_WORLD else 1
     assert stop_recovered(run, cox, generation) == 0, run.output + run.logs()
     assert run.digests()[:STEPS] == baseline.digests()
@@ -152,7 +152,7 @@ def test_mode_auto_keeps_its_choice_over_a_resume_and_trains_as_one_replica(
     tmp_path: Path, corpus: str, baseline: Run
 ) -> None:
     run = run_of(tmp_path, corpus, tmp_path / "checkpoints", {"mode": "Auto"})
-    assert run.run("--until-step", "10") == 0, run.output + run.logs()
+    assert run.run("--until-step", "5") == 0, run.output + run.logs()
     chosen = layout_of(run)
     assert run.run() == 0, run.output + run.logs()
     said = [line["message"] for line in run._lines("events.jsonl") if line["reason"] == "StrategyChosen"]

@@ -28,6 +28,10 @@ COMMANDS = {
         "Check files offline and print every fault at once.",
     ),
     "report": ("coxswain_cli.report:report_command", "Write one self-contained HTML page about a run."),
+    "simulate": (
+        "coxswain_cli.simulate:simulate_command",
+        "Replay slow and lost devices in virtual time, beside other systems.",
+    ),
     "crds": ("coxswain_cli.crds:crds_command", "Print the CustomResourceDefinitions."),
 }
 PLAN_COMMANDS = {

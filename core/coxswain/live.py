@@ -6,6 +6,7 @@ the layout that shards are cut by, and for every rank of that layout the ranks o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -47,3 +48,36 @@ class LiveSource(msgspec.Struct, frozen=True):
     layout: Layout
     step: int  # the next one to run
     holders: tuple[Holder, ...]
+
+
+Standing = tuple[int, Held]
+"""A rank of the new world, and what its worker holds."""
+
+
+def live_source(standings: Iterable[Standing], generation: int, layout: Layout) -> LiveSource | None:
+    """The newest step of which every shard of `layout` has a holder that has it or can finish it; None: there is none.
+
+    Only what was cut for `generation` counts. A rank that has done a step knows the norm that was agreed in it.
+    """
+    mine = sorted(((rank, held) for rank, held in standings if held.generation == generation), key=lambda s: s[0])
+    shards = set(range(len(layout.ranks())))
+    for step in sorted(_steps(held for _, held in mine), reverse=True):
+        holders = tuple(h for rank, held in _able(mine, step) for h in _holders(rank, held) if h.former in shards)
+        if {h.former for h in holders} == shards:
+            return LiveSource(generation, layout, step, holders)
+    return None
+
+
+def _steps(held: Iterable[Held]) -> set[int]:
+    """Steps from which a world could go on: that a rank has done, or that one has agreed on."""
+    return {step for h in held for step in (h.step, h.step + (h.pending == "Agreed"))}
+
+
+def _able(standings: Iterable[Standing], step: int) -> list[Standing]:
+    """Those that have the state before `step`, or can finish the step before it. A step to be finished needs a norm: someone in
+    `_steps` knows it."""
+    return [s for s in standings if s[1].step == step or (s[1].step == step - 1 and s[1].pending)]
+
+
+def _holders(rank: int, held: Held) -> list[Holder]:
+    return [Holder(held.rank, rank), *(Holder(ward, rank, copy=True) for ward in held.copies)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from coxswain.layout import Layout
+from coxswain.live import LiveSource
 from coxswain.membership.values import Cursor, Membership
 from coxswain.plan.strategy.values import Strategy
 from coxswain.plan.values import Placement
@@ -26,10 +28,14 @@ class Generation(msgspec.Struct, frozen=True):
     author: str  # pod of the coordinator that created it
     first_step: int
     layout: Layout
-    trainers: tuple[str, ...]  # pod name of each trainer index
+    trainers: tuple[str, ...]  # pod name of each trainer index; empty: that trainer was not there
     loaders: tuple[LoaderShare, ...]
     checkpoint: str = ""  # key of the manifest from which workers load; empty: initialise from the seed
     job: str = ""  # digest of the job's configuration: with another one the world does not go on
+    live: LiveSource | UnsetType = UNSET  # where workers take the state from, if not from `checkpoint`
+    cursor: Cursor | UnsetType = UNSET  # before `first_step`, with `live`: no checkpoint holds it
+    stream_digest: str | UnsetType = UNSET  # before `first_step`, with `live`
+    size: int | UnsetType = UNSET  # trainers that the job has, if they are not as many as it began with
 
 
 class MembershipSegment(msgspec.Struct, frozen=True):
@@ -52,6 +58,7 @@ class PlacementSegment(msgspec.Struct, frozen=True):
     evaluation: Placement | None = (
         None  # of the held-out sequences, where a step of the segment is followed by an evaluation
     )
+    speeds: tuple[float, ...] | UnsetType = UNSET  # of replicas, that these were planned with; UNSET: all are 1
 
 
 class StrategyRecord(msgspec.Struct, frozen=True):

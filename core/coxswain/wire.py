@@ -16,6 +16,7 @@ from coxswain.block import BlockEntry
 from coxswain.boxes import Box
 from coxswain.config import ModelConfig, TokenizerConfig
 from coxswain.layout import Layout, Seat
+from coxswain.live import Held, LiveSource
 from coxswain.membership.values import Cursor, Sequence
 from coxswain.plan.values import StageOperations, Task
 from coxswain.planlog import LoaderShare
@@ -51,16 +52,20 @@ class Register(msgspec.Struct, frozen=True):
     host: str  # where others reach it
     port: int  # Flight port of a loader; 0 for other members
     devices: int = 0  # an agent's
-    generation: int = 0  # an agent's: the world of which all its workers live; 0: there is none
+    generation: int = 0  # an agent's: the world in which all its workers run; 0: there is none
     last_error: str = msgspec.field(name="trouble", default="")  # a loader's, of its store
     node: str = ""  # an agent's; empty: not known
     config: str = ""  # name of the ConfigMap that it has read; empty: it does not know
+    held: tuple[Held, ...] | UnsetType = UNSET  # an agent's: what its workers hold that have left their world
+    broken: str | UnsetType = UNSET  # an agent's: why a worker of it has left its world unasked
 
 
-class Registered(msgspec.Struct, frozen=True):
+class Registered(msgspec.Struct, frozen=True, omit_defaults=True):
     """Reply to Register."""
 
     generation: int  # current, 0 = none yet
+    lost: int = 0  # an agent's workers leave the world of this generation; then it registers again with what they hold
+    stacks: bool = False  # that world hung: running workers write their stacks to their logs first
 
 
 class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -98,7 +103,9 @@ class World(msgspec.Struct, frozen=True):
     checkpoint: str = ""  # manifest key, relative to the checkpoint uri; empty: initialise from the seed
     vocabulary: int = 0  # rows of the embedding: the tokenizer's size rounded up to 64, or the model's own
     ids: int = 0  # the tokenizer's size; 0: sent by an earlier release
-    stacks: bool = False  # the world before hung: workers that run write their stacks to their logs first
+    stacks: bool = False  # nothing reads it: `Registered.stacks` comes before workers leave the world that hung
+    live: LiveSource | UnsetType = UNSET  # where the state comes from, if not from `checkpoint`
+    nodes: tuple[str, ...] | UnsetType = UNSET  # node per trainer index; empty names are not known
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -229,6 +236,7 @@ class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     evaluation: Evaluation | None = None  # None: no evaluation follows the step
     waves: int = 1  # of the whole plan: every rank passes a barrier between two, also without a task in them
     balance: str = ""  # the planner that placed the step; empty: sent by an earlier release
+    speeds: tuple[float, ...] = ()  # of replicas, that the whole plan was made with; empty: all are 1, or it is a part
 
     @property
     def all_tasks(self) -> tuple[Task, ...]:
@@ -255,6 +263,10 @@ class StepPlans(msgspec.Struct, frozen=True):
     plans: tuple[StepPlan, ...]
 
 
+End = Literal["", "Completed", "Suspended", "Moved"]
+"""How work in a world ends; empty: it does not. After `Moved` its workers wait for the next world."""
+
+
 class StepDirective(msgspec.Struct, frozen=True):
     """GET /v1/steps?step=K&wait=S&rank=R (workers, when they begin step K): what to do at the boundary before step K, and the
     rank's part of its plan.
@@ -266,8 +278,11 @@ class StepDirective(msgspec.Struct, frozen=True):
 
     step: int
     checkpoint: bool
-    end: Literal["", "Completed", "Suspended"]
+    end: End
     plan: StepPlan | None
+    probe: bool | UnsetType = (
+        UNSET  # True: this rank runs the short probe before the step, and reports it with the step
+    )
 
 
 class DeliveredDigests(msgspec.Struct, frozen=True):
@@ -285,7 +300,14 @@ class TaskTiming(msgspec.Struct, frozen=True, array_like=True):
     kind: Literal["F", "B"]
     start: float
     stop: float
-    waited: float = 0.0  # within it, for ring peers
+    waited: float = 0.0  # within it, for other ranks, or spent on gradients that leave beside it
+
+
+class Totals(msgspec.Struct, frozen=True, array_like=True):
+    """Sums over all ranks, known to each of them from its vote on a step: one report with them stands in for lost ranks."""
+
+    loss_sum: float
+    delivered: int  # the whole delivered digest
 
 
 class StepReport(msgspec.Struct, frozen=True):
@@ -306,6 +328,8 @@ class StepReport(msgspec.Struct, frozen=True):
     ended: float = 0.0  # unix time on this rank's clock
     evaluation_loss_sum: float | None = None  # of this rank's held-out tokens; None: no evaluation, or not finite
     evaluation_seconds: float = 0.0  # not part of `seconds`
+    probe_seconds: float | UnsetType = UNSET  # of the short probe, where the directive has asked for it
+    totals: Totals | UnsetType = UNSET
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------
@@ -363,7 +387,7 @@ class ShardsSaved(msgspec.Struct, frozen=True):
     ranks: int  # of the world; nothing reads it: the world's own number counts, and earlier releases send it
     shards: tuple[Shard, ...]
     seconds: float
-    end: Literal["", "Completed", "Suspended"] = ""  # of the directive that requested it: a later coordinator needs it
+    end: End = ""  # of the directive that requested it: a later coordinator needs it
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
@@ -436,6 +460,27 @@ class StrategyReport(msgspec.Struct, frozen=True):
     alternatives: tuple[PredictedLayout, ...] = ()
 
 
+class StragglerReport(msgspec.Struct, frozen=True):
+    """A device that is confirmed to compute slower than planned, and what was done about it."""
+
+    trainer: str  # its name
+    device: int  # of the trainer
+    node: str  # empty: not known
+    slowdown: float  # seconds of compute over those at speed 1: 2.0 takes twice as long
+    since_step: int  # the first slow one
+    since: float  # unix time when that step was closed
+    cause: str  # Device or Node
+    action: str = ""  # what was done, in words; empty: nothing
+
+
+class NodeRequest(msgspec.Struct, frozen=True):
+    """A node that a job under stragglers.action ReplaceNode wants to leave: nothing else makes up for it."""
+
+    node: str
+    trainer: str  # on it, by name
+    evidence: str  # what was measured, for people
+
+
 class JobReport(msgspec.Struct, frozen=True):
     """GET /v1/report for the operator; without sources also the coordinator's termination message."""
 
@@ -467,6 +512,8 @@ class JobReport(msgspec.Struct, frozen=True):
     evaluation_step: int = -1  # the step behind which it was evaluated; -1: none yet
     step_seconds: float = 0.0  # of the latest steps, measured; 0: none yet
     strategy: StrategyReport | None = None  # of mode Auto
+    stragglers: tuple[StragglerReport, ...] = ()  # confirmed ones, the slowest first, at most five
+    replace_node: NodeRequest | None = None  # what is wanted of the operator now
 
     def revision(self) -> str:
         """Changes with what needs an action at once, not with counters that grow while the job runs."""
@@ -490,6 +537,20 @@ class StopRequest(msgspec.Struct, frozen=True):
 
     reason: str
     at_step: int = -1  # not before this step
+
+
+class Size(msgspec.Struct, frozen=True):
+    """POST /v1/size: how many trainers the job shall have, without a new attempt. Repeated until the reply is final."""
+
+    trainers: int
+
+
+class SizeReply(msgspec.Struct, frozen=True):
+    """Reply to Size. After `Refused` the job goes on as it is."""
+
+    state: Literal["Done", "UnderWay", "Refused"]
+    trainers: int  # of the current world
+    message: str = ""  # what is awaited, or why it is refused
 
 
 class StepLine(msgspec.Struct, frozen=True):

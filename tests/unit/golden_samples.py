@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import msgspec.inspect as kinds
 
-from coxswain import block, boxes, config, layout, planlog, wire
+from coxswain import block, boxes, config, layout, live, planlog, wire
 from coxswain.membership import values as membership
 from coxswain.plan import values as plan
 from coxswain_cli.reporting import model
@@ -46,6 +46,7 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "POST /v1/served": wire.DeliveredDigests,
     "timing of a task": wire.TaskTiming,
     "POST /v1/reports": wire.StepReport,
+    "totals of a step": wire.Totals,
     "shard of a checkpoint": wire.Shard,
     "boxes of a shard": wire.ShardContents,
     "where the boxes of a shard are": wire.Listing,
@@ -56,9 +57,16 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "GET /v1/report": wire.JobReport,
     "trainer of a report": wire.TrainerReport,
     "event of a report": wire.JobEvent,
+    "straggler of a report": wire.StragglerReport,
+    "request of a report for another node": wire.NodeRequest,
     "strategy of a report": wire.StrategyReport,
     "layout of a reported strategy": wire.PredictedLayout,
     "POST /v1/stop": wire.StopRequest,
+    "POST /v1/size": wire.Size,
+    "reply to POST /v1/size": wire.SizeReply,
+    "what a worker holds": live.Held,
+    "holder of a shard": live.Holder,
+    "living state of a world": live.LiveSource,
     "line of steps.jsonl": wire.StepLine,
     "share of a loader": planlog.LoaderShare,
     "log/generations": planlog.Generation,
@@ -124,6 +132,8 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "layout of a status": status.LayoutStatus,
     "strategy of a status": status.StrategyStatus,
     "layout of a strategy": status.PredictedLayout,
+    "straggler of a status": status.Straggler,
+    "keptNode of a status": status.KeptNode,
     "attempt of a status": status.Attempt,
     "pin of a status": status.Pinned,
     "images of a pin": status.Images,

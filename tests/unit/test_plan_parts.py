@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,18 @@ def test_the_makespan_that_the_search_believes_in_is_what_its_tasks_take(
     long, short = long_first(problem)
     trial = search(problem, long, short)
     assert max(reference.run(problem, drafts_of(trial, short)), default=0.0) == pytest.approx(trial.makespan)
-    assert max(reference.run(problem, makespan(problem)), default=0.0) <= trial.makespan + ROUNDING
+
+
+@calm
+@for_all(step=steps())
+def test_a_plan_that_heeds_speeds_never_ends_after_one_that_knows_of_none(
+    step: tuple[list[int], dict[str, Any]],
+) -> None:
+    lengths, numbers = step
+    problem = make_problem(lengths, **numbers)
+    unaware = makespan(replace(problem, speeds=np.ones(problem.replicas)))
+    ends = (max(reference.run(problem, drafts), default=0.0) for drafts in (makespan(problem), unaware))
+    assert next(ends) <= next(ends) + ROUNDING
 
 
 @calm
@@ -131,7 +143,7 @@ def test_members_of_equal_speed_are_the_neighbours_that_are_free_first(
     found = replica_loads(make_problem([1], **given(replicas, 10, node_size=size)))
     for r, load in enumerate(loads):
         found.occupy(np.array([r]), float(load))
-    members = sorted(found.choose(degree, 1.0).tolist())
+    members = sorted(found.choose(degree, 1.0).members.tolist())
     nodes = [list(range(n, min(n + size, replicas))) for n in range(0, replicas, size)]
     assert members == list(range(members[0], members[-1] + 1))
     assert found.first_free() == min(loads)
@@ -160,7 +172,7 @@ def test_the_peers_of_a_replica_in_all_rings_of_neighbours_are_seven_at_most(dat
     ]
     beyond = [range(a * size, b * size) for a in range(nodes) for b in range(a + 1, nodes + 1)]
     for run in [*inside, *beyond]:
-        ring = line.ring(np.array(run)).tolist()
+        ring = line.replicas[line.turned(np.array(run))].tolist()
         assert sorted(ring) == list(run)
         for one, two in zip(ring, [*ring[1:], ring[0]], strict=True):
             peers[one] |= {two} - {one}
@@ -172,8 +184,8 @@ def test_members_of_uneven_speed_are_of_the_node_whose_last_one_is_free_first() 
     found = replica_loads(make_problem([1], **given(4, 10, node_size=2, speeds=[1.0, 1.0, 1.0, 1.01])))
     for r, load in enumerate([0.0, 10.0, 4.0, 5.0]):
         found.occupy(np.array([r]), load)
-    assert sorted(found.choose(2, 1.0).tolist()) == [2, 3]
-    assert found.choose(1, 1.0).tolist() == [0]
+    assert sorted(found.choose(2, 1.0).members.tolist()) == [2, 3]
+    assert found.choose(1, 1.0).members.tolist() == [0]
 
 
 def test_a_ring_that_ends_too_late_gets_the_least_degree_that_ends_in_time_or_the_fastest() -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable
 from functools import cached_property
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from coxswain.layout import Seat
 from coxswain.plan.values import Task
-from coxswain.wire import Evaluation, StepPlan
+from coxswain.wire import End, Evaluation, StepPlan
 
 Whole = TypeVar("Whole", StepPlan, Evaluation)
 
@@ -28,8 +29,9 @@ class EncodedDirective(msgspec.Struct, frozen=True):
 
     step: int
     checkpoint: bool
-    end: Literal["", "Completed", "Suspended"]
+    end: End
     plan: msgspec.Raw | None
+    probe: bool | UnsetType = UNSET
 
 
 class PlanParts:
@@ -54,11 +56,11 @@ class PlanParts:
 
     def _seat_part(self, seat: Seat) -> StepPlan:
         follows = self._evaluation and replace(self._evaluation.whole, **self._evaluation.of_seat(seat))
-        return replace(self.plan, **self._step.of_seat(seat), evaluation=follows)
+        return replace(self.plan, **self._step.of_seat(seat), evaluation=follows, speeds=())
 
     def _trainer_part(self, replicas: Collection[int]) -> StepPlan:
         follows = self._evaluation and replace(self._evaluation.whole, **self._evaluation.of_replicas(replicas))
-        return replace(self.plan, **self._step.of_replicas(replicas), evaluation=follows)
+        return replace(self.plan, **self._step.of_replicas(replicas), evaluation=follows, speeds=())
 
     @cached_property
     def _step(self) -> _Members[StepPlan]:

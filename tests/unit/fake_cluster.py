@@ -11,12 +11,13 @@ import msgspec
 
 from coxswain.api.trainingjob_status import TrainingJobStatus
 from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
-from coxswain.wire import JobReport
+from coxswain.wire import JobReport, SizeReply
 from coxswain_operator.children.common import controller_of
 from coxswain_operator.cluster import AlreadyExists, Conflict, WatchEvent
+from coxswain_operator.node_decoding import Node, node_view
 from coxswain_operator.pod_decoding import pod_view
 from coxswain_operator.reconcile.times import stamp
-from coxswain_operator.views import Conditions, Event, Manifest, PodView
+from coxswain_operator.views import Conditions, Event, Manifest, NodeView, PodView
 
 NAMESPACE = "lab"
 
@@ -84,6 +85,8 @@ class FakeCluster:
         self.events: list[Event] = []
         self.calls: list[tuple[str, int]] = []
         self.status_writes = 0
+        self.sizes_asked: list[int] = []  # that the coordinator was asked for
+        self.reply_to_size: Callable[[int], SizeReply | None] = lambda _: SizeReply("Refused", 0, "it cannot")
         self.watchers: list[asyncio.Queue[WatchEvent]] = []
         self.level = ""  # of Pod Security, that the namespace enforces
         self.unplaceable: set[str] = set()  # members for whose pods no node has room
@@ -124,10 +127,10 @@ class FakeCluster:
     async def pod_security(self, namespace: str) -> str:
         return self.level
 
-    async def nodes(self) -> dict[str, Conditions] | None:
+    async def nodes(self) -> dict[str, NodeView] | None:
         """None: a test that has no nodes knows nothing of them."""
         found = [o for (kind, _), o in self.objects.items() if kind == "Node"]
-        return {n["metadata"]["name"]: conditions(n) for n in found} or None
+        return {n["metadata"]["name"]: node_view(msgspec.convert(n, Node)) for n in found} or None
 
     async def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[WatchEvent]:
         queue: asyncio.Queue[WatchEvent] = asyncio.Queue()
@@ -180,6 +183,11 @@ class FakeCluster:
     async def report(self, job: Manifest) -> JobReport | None:
         alive = self.pod("coordinator")
         return self.report_now if alive and alive["status"]["phase"] == "Running" else None
+
+    async def resize(self, job: Manifest, trainers: int) -> SizeReply | None:
+        self.before_call("size", str(trainers))
+        self.sizes_asked.append(trainers)
+        return self.reply_to_size(trainers)
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
         self.before_call("stop", reason)

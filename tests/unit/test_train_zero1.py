@@ -15,10 +15,13 @@ from coxswain.config import OptimizerConfig, ParameterGroupConfig
 from coxswain.errors import Refused, Retryable
 from coxswain.holdings import Holding
 from coxswain_train.parallel.grid import Grid
+from coxswain_train.parallel.norms import ROW, Square, norm_of
 from coxswain_train.parallel.shards import shards
 from coxswain_train.parallel.zero1 import GlobalStats, RankStats, Zero1Optimizer, check_stats
+from tests.updates import apply
 
 CONFIG = OptimizerConfig(learning_rate=0.1, weight_decay=0.5, gradient_clip=1.0)
+NINE, SIXTEEN = (Square(top=0, counts=(square, 0, 0)).row() for square in (9, 16))
 SHAPES = {"norm": (3,), "matrix": (4, 3)}  # the buffer holds the matrix first
 
 
@@ -139,7 +142,7 @@ def test_five_updates_equal_those_of_torchs_adamw_on_the_masters(dtype: torch.dt
             weight.grad = torch.randn(weight.shape, generator=generator).to(dtype)
             theirs[name].grad = weight.grad.to(theirs[name].dtype)
         optimizer.accumulate()
-        optimizer.apply(optimizer.reduce(), stats(norm=0.5), CONFIG, 0.1, step)
+        apply(optimizer, optimizer.reduce(), stats(norm=0.5), CONFIG, 0.1, step)
         adam.step()
     for name, values in masters(optimizer).items():
         assert torch.allclose(values, theirs[name].detach(), rtol=1e-6 if dtype == torch.bfloat16 else 1e-14)
@@ -164,7 +167,7 @@ def test_groups_scale_the_rate_and_set_the_decay_of_the_parameters_that_they_mat
         for name, weight in weights.items():
             weight.grad = torch.sin(weight.detach() + step)
             theirs[name].grad = weight.grad.clone()
-        optimizer.apply(optimizer.reduce(), stats(norm=0.5), config, 0.1, step)
+        apply(optimizer, optimizer.reduce(), stats(norm=0.5), config, 0.1, step)
         adam.step()
     assert all(torch.allclose(v, theirs[n].detach(), rtol=1e-14) for n, v in masters(optimizer).items())
 
@@ -173,7 +176,7 @@ def test_an_update_too_small_for_bf16_stays_in_the_master() -> None:
     optimizer, weights = make(torch.bfloat16)
     before = weights["norm"].detach().clone()
     gradient = torch.ones(optimizer.elements)
-    optimizer.apply(gradient, stats(norm=0.5), CONFIG, 1e-5, 0)
+    apply(optimizer, gradient, stats(norm=0.5), CONFIG, 1e-5, 0)
     assert torch.equal(weights["norm"].detach(), before)
     assert masters(optimizer)["norm"].tolist() == pytest.approx([0.5 - 1e-5, 1.0 - 1e-5, 1.5 - 1e-5], abs=1e-7)
 
@@ -184,7 +187,7 @@ def test_an_update_too_small_for_bf16_stays_in_the_master() -> None:
 )
 def test_a_gradient_is_clipped_only_above_the_bound(clip: float, norm: float, scale: float) -> None:
     optimizer, _ = make(torch.float64, {"matrix": (2, 2)})
-    optimizer.apply(torch.ones(4, dtype=torch.float64), stats(norm), replace(CONFIG, gradient_clip=clip), 0.1, 0)
+    apply(optimizer, torch.ones(4, dtype=torch.float64), stats(norm), replace(CONFIG, gradient_clip=clip), 0.1, 0)
     (moment,) = optimizer.boxes()["exp_avg"].values()
     assert torch.allclose(moment, torch.full_like(moment, (1 - CONFIG.beta1) * scale), rtol=1e-12)
 
@@ -194,7 +197,7 @@ def test_a_norm_that_is_not_finite_is_refused_before_anything_changes(norm: floa
     optimizer, weights = make(torch.float64)
     before, kept = masters(optimizer), {name: weight.detach().clone() for name, weight in weights.items()}
     with pytest.raises(Refused, match=rf"step 7: gradient norm {norm}; lower optimizer.learningRate") as refused:
-        optimizer.apply(torch.ones(15, dtype=torch.float64), stats(norm), CONFIG, 0.1, 7)
+        apply(optimizer, torch.ones(15, dtype=torch.float64), stats(norm), CONFIG, 0.1, 7)
     assert refused.value.reason == "GradientNotFinite"
     assert all(torch.equal(values, before[name]) for name, values in masters(optimizer).items())
     assert all(torch.equal(weight.detach(), kept[name]) for name, weight in weights.items())
@@ -204,24 +207,25 @@ def test_a_rank_reports_its_loss_its_labels_its_plan_and_the_square_of_its_part_
     reduction = Reduction()
     optimizer, _ = make(torch.float32, {"matrix": (2, 2)}, reduction)
     found = optimizer.reduce_stats(torch.tensor([1.0, 2.0, 2.0, 4.0]), RankStats(1.5, 4, 4, 7))
-    assert reduction.rows == [[25.0, 1.5, 4.0, 7.0]]
+    assert [norm_of([Square.of(row[:ROW])]) for row in reduction.rows] == [5.0]
+    assert [row[ROW:] for row in reduction.rows] == [[1.5, 4.0, 7.0]]
     assert (found.norm, found.loss_sum) == (5.0, 1.5)
 
 
 def test_the_norm_and_the_loss_of_a_step_are_over_all_ranks() -> None:
-    found = check_stats([[9.0, 1.5, 4.0, 7.0], [16.0, 2.5, 6.0, 7.0]], RankStats(1.5, 4, 10, 7))
+    found = check_stats([[*NINE, 1.5, 4.0, 7.0], [*SIXTEEN, 2.5, 6.0, 7.0]], RankStats(1.5, 4, 10, 7))
     assert (found.norm, found.loss_sum) == (5.0, 4.0)
 
 
 @pytest.mark.parametrize("labels", [9, 11])
 def test_more_or_fewer_labels_than_the_plans_discard_the_step(labels: int) -> None:
     with pytest.raises(Retryable, match=f"trained on {labels} labels, the plan has 10"):
-        check_stats([[0.0, 0.0, 4.0, 7.0], [0.0, 0.0, labels - 4.0, 7.0]], RankStats(0.0, 4, 10, 7))
+        check_stats([[*NINE, 0.0, 4.0, 7.0], [*NINE, 0.0, labels - 4.0, 7.0]], RankStats(0.0, 4, 10, 7))
 
 
 @pytest.mark.parametrize("plan", [6.0, 8.0])
 def test_a_rank_with_an_older_or_a_newer_plan_discards_the_step(plan: float) -> None:
-    rows = [[0.0, 0.0, 5.0, 7.0], [0.0, 0.0, 5.0, plan], [0.0, 0.0, 0.0, 7.0]]
+    rows = [[*NINE, 0.0, 5.0, 7.0], [*NINE, 0.0, 5.0, plan], [*NINE, 0.0, 0.0, 7.0]]
     with pytest.raises(Retryable, match=r"ranks \[1\] followed another step plan than rank 0"):
         check_stats(rows, RankStats(0.0, 5, 10, 7))
 

@@ -280,14 +280,17 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         "stragglers-action", (f"{_JOB}.stragglers",),
-        "!(self.action in ['Warn', 'Rebalance', 'Migrate', 'ReplaceNode'])",
-        "this release takes no measure against slow devices", "remove action; the report names a slow trainer",
-        field=".action", says="this release takes no measure against slow devices, such as action %s",
+        "!(self.action in ['Migrate', 'ReplaceNode'])",
+        "this release plans around slow devices and changes neither layout nor node for them",
+        "use action Rebalance, or Warn", field=".action",
+        says="this release plans around slow devices and changes neither layout nor node for them: no action %s",
         values=("self.action",),
     ),
     Rule(
-        "stragglers-window", (f"{_JOB}.stragglers",), "self.thresholdPercent == 10 && self.windowSteps == 3",
-        "thresholdPercent and windowSteps have no effect without an action", "remove them",
+        "stragglers-window", (f"{_JOB}.stragglers",),
+        "self.action != 'None' || (self.thresholdPercent == 10 && self.windowSteps == 3)",
+        "with action None devices are not watched, so thresholdPercent and windowSteps have no effect",
+        "remove them, or use action Warn",
     ),
     *(
         Rule(
@@ -374,14 +377,13 @@ POLICY_RULES: Final[tuple[Rule, ...]] = (
         "mode Auto chooses tensor, pipeline and layout", "remove them, or set mode: Fixed", field=".mode",
     ),
     Rule(
-        "parallelism-attention", _POLICY, "!(self.hybridData.attention in ['Ulysses', 'Auto'])",
-        "this release has no attention but Ring", "set attention: Ring", field=".hybridData.attention",
-        says="this release has no attention %s, only Ring", values=("self.hybridData.attention",),
-    ),
-    Rule(
         "parallelism-layout", _POLICY, "!has(self.layout) || self.tensor == 1 && self.pipeline == 1",
         "tensor and pipeline have no effect beside layout", "remove them, or remove layout", field=".layout",
     ),
 )  # fmt: skip
 
-RULES: Final[tuple[Rule, ...]] = (*SOURCE_RULES, *MIX_RULES, *POLICY_RULES, *JOB_RULES)
+QUARANTINE_RULES: Final[tuple[Rule, ...]] = (
+    _never("NodeQuarantine", "node", "delete it, and create one of the other node"),
+)
+
+RULES: Final[tuple[Rule, ...]] = (*SOURCE_RULES, *MIX_RULES, *POLICY_RULES, *JOB_RULES, *QUARANTINE_RULES)

@@ -10,18 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from coxswain.config import ModelConfig, ParallelConfig
-from coxswain.cost import constants_for
 from coxswain.cost.constants import Hardware, load_hardware
-from coxswain.cost.memory import Workload, kept_bytes, widths_of
-from coxswain.cost.offload import offload_ratio
-from coxswain.models import parameter_specs
+from coxswain.cost.offload import offload_shares
 from coxswain.plan.values import Task
 from coxswain_train.engine.offload import Copies, CudaCopies, HostCopies, Offloader
 from coxswain_train.model.attention import Kept, Repeated, TaskAttention
@@ -58,16 +55,14 @@ def memory_policy(
     """What the job asks for. A CPU has no other memory to move activations to. `profile`: reads the job's cost data."""
     if parallel.offload == "Off" or device.type != "cuda":
         return MemoryPolicy(parallel.recompute)
-    widths = widths_of(model, parameter_specs(model, vocabulary), 0, 1)
-    kept = kept_bytes(widths, Workload(torch.bfloat16.itemsize, 0, parallel.recompute))
     hardware = profile() if profile else load_hardware(parallel.hardware)
-    constants, bandwidth = constants_for(hardware, model), hardware.host_gbps * 1e9
+    share = offload_shares(hardware, model, vocabulary, parallel.recompute)
 
     def ratio(task: Task) -> float:
         lengths: Counter[int] = Counter()
         for s in task.slices:
             lengths[s.sequence] += s.stop - s.start
-        return offload_ratio(list(lengths.values()), constants, model.layers, kept, bandwidth)
+        return share(list(lengths.values()))
 
     return MemoryPolicy(parallel.recompute, ratio, CudaCopies(device))
 
@@ -103,7 +98,7 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, rotary: Rotary, layer: Layer, attend: TaskAttention, keep: bool) -> Tensor:
         kept: list[tuple[Tensor, Tensor]] = []
-        out = layer(hidden, rotary, TaskAttention(Kept(attend.kernel, kept)) if keep else attend)
+        out = layer(hidden, rotary, replace(attend, kernel=Kept(attend.kernel, kept)) if keep else attend)
         ctx.save_for_backward(hidden, *(tensor for pair in kept for tensor in pair))
         ctx.layer, ctx.rotary, ctx.attend, ctx.keep = layer, rotary, attend, keep
         return out
@@ -113,7 +108,7 @@ class _Recomputed(torch.autograd.Function):
         hidden, *flat = ctx.saved_tensors
         attend: TaskAttention = ctx.attend
         if ctx.keep:
-            attend = TaskAttention(Repeated(attend.kernel, list(zip(flat[::2], flat[1::2], strict=True))))
+            attend = replace(attend, kernel=Repeated(attend.kernel, list(zip(flat[::2], flat[1::2], strict=True))))
         with torch.enable_grad():
             again = hidden.detach().requires_grad_()
             out = ctx.layer(again, ctx.rotary, attend)

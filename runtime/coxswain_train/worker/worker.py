@@ -15,10 +15,12 @@ from contextlib import closing
 from typing import NoReturn
 
 import torch
+from msgspec import UNSET, UnsetType
 
 from coxswain import names, wire
 from coxswain.errors import CoxswainError, Retryable, Stale
 from coxswain.exits import Exit
+from coxswain_link import garbage
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.handover import Handover
 from coxswain_link.hardware import hardware_of
@@ -32,8 +34,8 @@ from coxswain_train.checkpoint.listings import LARGE_WORLD
 from coxswain_train.checkpoint.snapshots import snapshots_of
 from coxswain_train.engine.engine import Engine, StepResult
 from coxswain_train.engine.memory import memory_policy
+from coxswain_train.live.state import LiveState
 from coxswain_train.parallel.process_groups import WorldAborter, leave_world
-from coxswain_train.parallel.state import State
 from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, AssignmentChannel
 from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient
 from coxswain_train.worker.prefetch import PATIENCE, BatchPrefetcher
@@ -64,10 +66,10 @@ def main(env: Environment) -> int:
         try:
             store = open_store(config.uri, config.endpoint, env.secrets_dir, create=True, known=True)
 
-            state = State()  # outlives worlds
+            live = LiveState()  # outlives worlds
 
             def train(assignment: Assignment) -> int:
-                with closing(Worker(env, assignment, client, handover, store, aborter.is_aborted, state)) as worker:
+                with closing(Worker(env, assignment, client, handover, store, aborter.is_aborted, live)) as worker:
                     return worker.run()
 
             return run_worlds(assignments, aborter, train)
@@ -123,9 +125,9 @@ class Worker:
 
     def __init__(
         self, env: Environment, assignment: Assignment, client: Client, handover: Handover, store: Store,
-        is_aborted: Callable[[], bool], state: State,
+        is_aborted: Callable[[], bool], live: LiveState,
     ) -> None:  # fmt: skip
-        self._is_aborted, self._state = is_aborted, state
+        self._is_aborted, self._live = is_aborted, live
         self._env, self._assignment, self._client, self._store = env, assignment, client, store
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._world = world = fetch_world(client, assignment)
@@ -142,6 +144,7 @@ class Worker:
         )  # fmt: skip
 
     def close(self) -> None:
+        garbage.collect_at_any_time()
         self._saver.settle()  # the next world fills the state that a snapshot may still be taken of
         self._prefetcher.close()
         self._outbox.close()
@@ -155,6 +158,7 @@ class Worker:
         self._restore()
         self._outbox.advance()
         step = self._world.first_step
+        garbage.collect_between_steps_alone()
         while True:
             directive = self._directive(step)
             if directive.checkpoint:
@@ -163,12 +167,13 @@ class Worker:
                 return self._leave(directive)
             if directive.plan is None:
                 raise Retryable(f"the directive of step {step} holds neither an end nor a plan")
-            self._step(directive.plan)
+            self._step(directive.plan, directive.probe is True)
             step += 1
             self._feed.forget_before(step)
 
     def _build(self) -> Engine:
         job, device = self._env.job, self._device
+        self._live.forget()  # frees the weights of the world before; its state gives room
         if self._assignment.rank == 0:
             warn_untested(device.type)
         groups = rendezvous(
@@ -180,7 +185,7 @@ class Worker:
         memory = memory_policy(job.model, job.parallelism, self._world.vocabulary, device, hardware)
         engine = Engine(
             job.model, self._world.vocabulary, job.optimizer, job.total_steps, self._world.layout, seat, groups, device,
-            dtype, self._state, memory,
+            dtype, self._live, memory, self._assignment.generation,
         )  # fmt: skip
         engine.before_update = self._saver.settle
         return engine
@@ -193,8 +198,8 @@ class Worker:
             self._engine.initialise(job.seed, self._env.secrets_dir, job.checkpoint.endpoint, self._world.ids)
             return
         manifest = save_load.read_manifest(self._store, key)
-        save_load.load(self._store, manifest.shards, self._engine.boxes(), self._outbox.advance)
-        self._engine.gather()
+        save_load.load(self._store, manifest.shards, self._engine.make_room(), self._outbox.advance)
+        self._engine.begin(self._world.first_step)
         log.info("rank %d resumes at step %d from %s", self._assignment.rank, self._world.first_step, key)
 
     def _directive(self, step: int) -> wire.StepDirective:
@@ -204,7 +209,8 @@ class Worker:
             if (directive := self._directives.next(step)) is not None:
                 return directive
 
-    def _step(self, plan: wire.StepPlan) -> None:
+    def _step(self, plan: wire.StepPlan, probes: bool) -> None:
+        probed = self._engine.probe() if probes else UNSET
         began = time.perf_counter()
         fetched = self._prefetcher.take(plan)
         waited = time.perf_counter() - began
@@ -212,8 +218,9 @@ class Worker:
             self._prefetcher.begin(following)
         result = self._engine.step(fetched.work, began)
         seconds = time.perf_counter() - began - result.evaluation_seconds
-        report = _report(plan, self._assignment.rank, result, fetched.delivered, seconds, waited)
+        report = _report(plan, self._assignment.rank, result, fetched.delivered, seconds, waited, probed)
         self._outbox.put("/v1/reports", plan.step, report)
+        garbage.between_steps(plan.step)
 
     def _save(self, directive: wire.StepDirective) -> None:
         generation, rank, step = self._assignment.generation, self._assignment.rank, directive.step
@@ -245,12 +252,14 @@ class Worker:
 
 
 def _report(
-    plan: wire.StepPlan, rank: int, result: StepResult, delivered: int, seconds: float, waited: float
-) -> wire.StepReport:
+    plan: wire.StepPlan, rank: int, result: StepResult, delivered: int, seconds: float, waited: float,
+    probed: float | UnsetType = UNSET,
+) -> wire.StepReport:  # fmt: skip
     return wire.StepReport(
         generation=plan.generation, step=plan.step, rank=rank, loss_sum=result.loss_sum, delivered=delivered,
         gradient_norm=result.gradient_norm, learning_rate=result.learning_rate, seconds=seconds,
         compute_seconds=result.compute_seconds, data_wait_seconds=waited, reduce_seconds=result.reduce_seconds,
         timings=result.timings, ended=time.time() - result.evaluation_seconds,
         evaluation_loss_sum=result.evaluation_loss_sum, evaluation_seconds=result.evaluation_seconds,
+        probe_seconds=probed,
     )  # fmt: skip

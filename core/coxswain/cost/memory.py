@@ -28,11 +28,15 @@ RESERVED = (
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What does not depend on the place: bytes of a parameter or activation (2: bf16, 4: fp32), and the tokens of a task."""
+    """What does not depend on the place: bytes of a parameter or activation (2: bf16, 4: fp32), and the tokens of a task.
+
+    `copies`: each device keeps one of another device's part of the optimizer state.
+    """
 
     element: int
     tokens: int
     recompute: Recompute = "None"
+    copies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +117,10 @@ def stage_peak(elements: int, widths: Widths, place: StagePlace, replicas: int, 
     return Peak(
         parameters=work.element * elements,
         gradients=MASTER * elements,
-        optimizer=STATES * MASTER * owned,
+        optimizer=STATES * MASTER * owned * (1 + work.copies),
         activations=place.depth * kept * work.tokens,
         transient=max(_layer_transient(widths, work), _loss_transient(widths, work) if last else 0),
-        reduction=MASTER * owned + BUCKETS if replicas > 1 else 0,
+        reduction=MASTER * owned * (1 + work.copies) + BUCKETS if replicas > 1 else MASTER * owned * work.copies,
     )
 
 

@@ -19,7 +19,8 @@ from coxswain.holdings import Holding
 from coxswain.models import parameter_specs
 from coxswain_train.parallel.grid import Grid
 from coxswain_train.parallel.shards import shards
-from coxswain_train.parallel.zero1 import GlobalStats, Zero1Optimizer
+from coxswain_train.parallel.updates import take_step
+from coxswain_train.parallel.zero1 import Zero1Optimizer
 
 MODEL = ModelConfig(layers=32, hidden=256, heads=4, kv_heads=4, feed_forward=688)
 CONFIG = OptimizerConfig(learning_rate=0.1)
@@ -48,7 +49,8 @@ def step_ms(optimizer: Zero1Optimizer, weights: dict[str, nn.Parameter], step: i
     for weight in weights.values():
         weight.grad = torch.zeros_like(weight)
     began = time.process_time()
-    optimizer.apply(optimizer.reduce(), GlobalStats(0.0, 1.0), CONFIG, 0.1, step)
+    take_step(optimizer.state, optimizer.reduce(), 1.0, CONFIG, 0.1, step, ())
+    optimizer.all_gather()
     return 1000 * (time.process_time() - began)
 
 

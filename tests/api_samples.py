@@ -16,6 +16,7 @@ _SPECS: dict[str, Manifest] = {
     "DataSource": {"uri": "s3://corpus/code/", "format": "Parquet", "tokenizer": {"bytes": {}}},
     "DataMix": _MIX,
     "ParallelismPolicy": {"hybridData": {"tokensPerReplica": 1024}},
+    "NodeQuarantine": {"node": "node-a", "reason": "Slow"},
     "TrainingJob": {
         "model": {"preset": "llama-tiny"},
         "mixRef": {"name": "mix"},

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Literal
+
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from coxswain.layout import Device, Layout, Replica, Stage
 from coxswain.plan.chunks import ring_slices
@@ -14,6 +18,7 @@ from coxswain.plan.pipelines.operations import operations
 from coxswain.plan.pipelines.replay import replay
 from coxswain.plan.values import Placement, Slice, StageOperations, Task
 
+KEY_HEADS = 12  # of a device that runs fuzzed plans
 Shape = tuple[tuple[int, int], ...]  # per stage its layers and its tensor degree
 
 
@@ -95,6 +100,12 @@ def _shape(rng: random.Random, layers: int, ranks: int) -> Shape:
     return tuple((cuts[i + 1] - cuts[i], tensors[i]) for i in range(stages))
 
 
+def head_group(seed: int, degree: int, key_heads: int = KEY_HEADS) -> int | UnsetType:
+    """The size of a ring's head groups, if it has some: any that divides the degree and the key heads of a device."""
+    sizes = [u for u in range(2, degree + 1) if degree % u == key_heads % u == 0]
+    return random.Random(seed).choice([UNSET, *sizes])
+
+
 def fuzzed_tasks(
     rng: random.Random, shapes: list[Shape], longest: int, most: int = 12
 ) -> tuple[tuple[Task, ...], tuple[int, ...]]:
@@ -109,7 +120,7 @@ def fuzzed_tasks(
         mine = range(len(lengths), len(lengths) + rng.randint(1, 3))
         lengths += [rng.randint(1, longest) for _ in mine]
         slices = ring_slices(mine, lengths, members) if ring else [Slice(*members, i, 0, lengths[i]) for i in mine]
-        tasks.append(
-            Task(index, "ring" if ring else "pack", members, tuple(slices), rng.choice((1.0, rng.random() * 9)))
-        )
+        kind: Literal["ring", "pack"] = "ring" if ring else "pack"
+        tasks.append(Task(index, kind, members, tuple(slices), rng.choice((1.0, rng.random() * 9))))
+    tasks = [replace(task, ulysses=head_group(task.index, len(task.replicas))) for task in tasks]
     return tuple(tasks), tuple(lengths)

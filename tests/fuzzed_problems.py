@@ -70,7 +70,7 @@ def fuzzed_problem(seed: int, replicas: int = 12, pipelines: float = 0.0) -> Fuz
         replicas=count,
         capacity=capacities,
         cost=CostModel(rng.choice(COSTS)),
-        speeds=_speeds(rng, count),
+        speeds=_with_stragglers(_speeds(rng, count), count, seed),
         max_degree=degree,
         kinds=kinds,
         nodes=_nodes(rng, count),
@@ -97,6 +97,15 @@ def _speeds(rng: random.Random, count: int) -> list[float] | None:
         (None, lambda: rng.uniform(0.7, 1), lambda: rng.choice((1.0, 1.0, 1 / 1.3)), lambda: rng.uniform(0.1, 3))
     )
     return None if draw is None else [draw() for _ in range(count)]
+
+
+def _with_stragglers(speeds: list[float] | None, count: int, seed: int) -> list[float] | None:
+    """In one of seven steps, some replicas are throttled or hang besides. All else of the step stays as it was."""
+    if seed % 7 != 1:
+        return speeds
+    rng = random.Random(f"stragglers {seed}")
+    slow = rng.choice((1 / 4, 1e-3, 1e-6))
+    return [v * (slow if rng.random() < 0.3 else 1) for v in speeds or [1.0] * count]
 
 
 def _nodes(rng: random.Random, count: int) -> list[int]:

@@ -80,7 +80,8 @@ def describe(seen: Seen) -> Iterator[str]:
         yield f"  step        {_progress(seen.progress)}"
     if seen.report is not None:
         yield f"  waits for   {seen.report.waiting_for or 'nothing'}"
-        yield from (f"  slow        {words}" for words in (seen.report.slow,) if words)
+        yield from (f"  slow        {words}" for words in (seen.report.slow,) if words and not status.get("stragglers"))
+    yield from (f"  slow        {_slow(found)}" for found in status.get("stragglers") or ())
     if layout := status.get("layout"):
         yield f"  layout      {layout.get('summary', '')}, world generation {status.get('worldGeneration', 0)}"
     yield from _strategy(status)
@@ -125,6 +126,17 @@ def _strategy(status: Manifest) -> Iterator[str]:
     yield f"  strategy    {strategy['layout']}: {strategy['predictedStepSeconds']} s a step predicted{beside}"
     for other in strategy.get("alternatives") or ():
         yield f"  or          {other['layout']}: {other['predictedStepSeconds']} s a step predicted"
+
+
+def _slow(straggler: Manifest) -> str:
+    """`trainer-2 (node-b) device 0: 2.00 times as long as planned since 2026-01-01T00:00:00Z (Device): rebalanced`."""
+    where = (
+        f"{straggler['trainer']}{f' ({node})' if (node := straggler.get('node')) else ''} device {straggler['device']}"
+    )
+    text = (
+        f"{where}: {straggler['slowdown']} times as long as planned since {straggler['since']} ({straggler['cause']})"
+    )
+    return ": ".join(filter(None, (text, straggler.get("action"))))
 
 
 def _checkpoint(checkpoint: Manifest) -> Iterator[str]:

@@ -20,6 +20,9 @@ LABEL_INCARNATION = "coxswain.dev/incarnation"
 # suspended until the annotation names a later step or is taken away.
 ANNOTATION_STOP_AT = "coxswain.dev/stop-at-step"
 
+# On pods: the nodes that were quarantined when they were created, with commas between.
+ANNOTATION_AVOIDS = "coxswain.dev/avoids"
+
 # On a TrainingJob that has ended: a value that is not status.retried starts it again from its last checkpoint.
 ANNOTATION_RETRY = "coxswain.dev/retry"
 
@@ -59,7 +62,7 @@ CONDITIONS = (
 EVENT_REASONS = (
     "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "MixChanged", "SourceExhausted", "NodeLost", "PodDisrupted",
     "WorkerRestarted", "CheckpointSaved", "Scaled", "GangReleased", "Suspended", "Resumed", "Completed", "Failed",
-    "EditPending", "StrategyChosen",
+    "EditPending", "StrategyChosen", "NodeQuarantined", "NodeKept",
 )  # fmt: skip
 
 

@@ -468,6 +468,14 @@ class StragglerReport(msgspec.Struct, frozen=True):
     action: str = ""  # what was done, in words; empty: nothing
 
 
+class NodeRequest(msgspec.Struct, frozen=True):
+    """A node that a job under stragglers.action ReplaceNode wants to leave: nothing else makes up for it."""
+
+    node: str
+    trainer: str  # on it, by name
+    evidence: str  # what was measured, for people
+
+
 class JobReport(msgspec.Struct, frozen=True):
     """GET /v1/report for the operator; without sources also the coordinator's termination message."""
 
@@ -500,6 +508,7 @@ class JobReport(msgspec.Struct, frozen=True):
     step_seconds: float = 0.0  # of the latest steps, measured; 0: none yet
     strategy: StrategyReport | None = None  # of mode Auto
     stragglers: tuple[StragglerReport, ...] = ()  # confirmed ones, the slowest first, at most five
+    replace_node: NodeRequest | None = None  # what is wanted of the operator now
 
     def revision(self) -> str:
         """Changes with what needs an action at once, not with counters that grow while the job runs."""

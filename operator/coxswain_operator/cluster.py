@@ -12,7 +12,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from coxswain.errors import Refused
 from coxswain.wire import JobReport
-from coxswain_operator.views import Conditions, Event, Manifest, PodView
+from coxswain_operator.views import Event, Manifest, NodeView, PodView
 
 
 class AlreadyExists(Exception):
@@ -67,8 +67,8 @@ class Cluster(Protocol):
         """The Pod Security level that the namespace enforces; empty: it names none, or the operator may not read it."""
         ...
 
-    async def nodes(self) -> Mapping[str, Conditions] | None:
-        """Conditions of every node by its name; None: the operator may not read nodes."""
+    async def nodes(self) -> Mapping[str, NodeView] | None:
+        """Every node by its name; None: the operator may not read nodes."""
         ...
 
     def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[WatchEvent]:

@@ -13,13 +13,14 @@ from coxswain_operator.children.job_token import TokenKeys
 from coxswain_operator.clock import SteadyClock
 from coxswain_operator.cluster import Cluster, JobControl
 from coxswain_operator.executor import ActionExecutor
+from coxswain_operator.node_decoding import quarantine_view
 from coxswain_operator.pod_decoding import child_view, holder_view, with_nodes
 from coxswain_operator.reconcile import queueing, reconcile
 from coxswain_operator.reconcile.actions import Create, CreatePod, Decision, Delete, Observed, RequeueAt, WriteStatus
 from coxswain_operator.reconcile.spec import read_spec
 from coxswain_operator.reconcile.status import read_status
 from coxswain_operator.settings import Settings
-from coxswain_operator.views import HolderView, Manifest, PodView, retry_requested
+from coxswain_operator.views import HolderView, Manifest, PodView, QuarantineView, retry_requested
 from coxswain_operator.workqueue import RequeueDelay
 
 WATCHED = ("TrainingJob", "Pod", "DataSource", "DataMix", "ParallelismPolicy")
@@ -87,6 +88,7 @@ class Controller:
         job = await self._cluster.get("TrainingJob", namespace, name)
         if job is None or self._settings.managed_by not in ("", job["spec"].get("managedBy") or CONTROLLER):
             return None
+        report = await self._report(job)
         return Observed(
             job=job,
             sources=tuple(await self._cluster.list("DataSource", namespace)),
@@ -94,13 +96,20 @@ class Controller:
             policies=tuple(await self._cluster.list("ParallelismPolicy", namespace)),
             pods=await self._pods(job),
             children=tuple([child_view(c) for kind in kinds(self._settings) for c in await self._children(kind, job)]),
-            report=await self._report(job),
+            report=report,
+            nodes=await self._cluster.nodes() if report is not None and report.replace_node else None,
             rejection=self._executor.rejection(job),
             holders=await self._holders(job),
             leftovers=await self._leftovers(job),
             pod_security=await self._cluster.pod_security(namespace),
             tokens=self._keys.tokens(job),
+            quarantines=await self._quarantines(),
         )
+
+    async def _quarantines(self) -> tuple[QuarantineView, ...]:
+        if not self._settings.quarantine:
+            return ()
+        return tuple(map(quarantine_view, await self._cluster.list("NodeQuarantine", "")))
 
     async def _children(self, kind: str, job: Manifest) -> list[Manifest]:
         meta = job["metadata"]
@@ -129,7 +138,7 @@ class Controller:
         return await self._with_nodes(pods, asked)
 
     async def _with_nodes(self, pods: Sequence[PodView], asked: bool = False) -> tuple[PodView, ...]:
-        if not asked and not any(p.deleting for p in pods):
+        if not asked and not any(p.deleting or p.disruption for p in pods):
             return tuple(pods)
         nodes = await self._cluster.nodes()
         return tuple(pods) if nodes is None else with_nodes(pods, nodes)

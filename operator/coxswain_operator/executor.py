@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 
@@ -15,12 +16,16 @@ from coxswain_operator.reconcile.actions import (  # fmt: skip
     CreatePod,
     Decision,
     Delete,
+    EndQuarantine,
     LeaveQueue,
+    Quarantine,
     WriteStatus,
 )
 from coxswain_operator.refusals import fault_of
 from coxswain_operator.slow_start import Call, SlowStartBatch, interleave
 from coxswain_operator.views import Event, Manifest
+
+log = logging.getLogger(__name__)
 
 BATCH_SECONDS = 30.0  # of creating pods before the next pass: one job must not keep others waiting on a slow server
 OVERLAP_SECONDS = 0.5  # of deleting pods before the next pass: by then some successors can be created
@@ -60,7 +65,7 @@ class ActionExecutor:
         pods = decision.of(CreatePod) if ready else ()
         done.append(await self._execute_pods(job, [d for d in deletes if _is_pod(d)], pods))
         done.append(await self._execute_together(job, [c for c in creates if _is_budget(c)]))
-        for action in decision.of(LeaveQueue, CheckpointAndStop, Event):
+        for action in decision.of(LeaveQueue, CheckpointAndStop, Quarantine, EndQuarantine, Event):
             done.append(await self._execute_together(job, [action]))
         return all(done)
 
@@ -97,6 +102,10 @@ class ActionExecutor:
                 await self._permitted(job, f"group {group}", self._cluster.leave_queue(namespace, group, pod))
             case CheckpointAndStop(reason, at_step):
                 return await self._control.checkpoint_and_stop(job, reason, at_step)
+            case Quarantine(manifest):
+                await _attempt(self._cluster.create(manifest))
+            case EndQuarantine(name, uid):
+                await _attempt(self._cluster.delete("NodeQuarantine", "", name, uid))
             case Event():
                 await self._cluster.publish(job, action)
         return True
@@ -129,6 +138,14 @@ class ActionExecutor:
         except Refused as error:
             self._rejections.setdefault(job["metadata"]["uid"], fault_of(what, error))
             raise _Rejected from error
+
+
+async def _attempt(call: Awaitable[object]) -> None:
+    """A node that cannot be quarantined, or admitted again, is no reason to stop a job."""
+    try:
+        await call
+    except (AlreadyExists, Refused) as error:
+        log.warning("quarantine: %s", error)
 
 
 async def _run(batch: SlowStartBatch) -> bool:

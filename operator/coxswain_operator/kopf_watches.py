@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from typing import Any
 
-from coxswain.api.kinds import KINDS
+from coxswain.api.kinds import ALWAYS, KINDS
 from coxswain.import_guard import block_imports
 from coxswain.names import GROUP, LABEL_JOB, VERSION
 from coxswain_operator.cluster import WatchEvent
@@ -37,24 +37,30 @@ async def run_watches(
     add: AddKey,
     namespaces: tuple[str, ...] = (),
     silence: float = SILENCE_SECONDS,
+    quarantine: bool = False,
 ) -> None:
-    """Adds jobs until SIGTERM, which kopf handles. Raises RuntimeError when the watch of pods ends."""
-    scopes = namespaces or ("",)
-    await cluster.served([kind.plural for kind in KINDS])  # kopf looks for the kinds only once, at its start
+    """Adds jobs until SIGTERM, which kopf handles. Raises RuntimeError when a watch that is not kopf's ends.
+
+    `quarantine`: NodeQuarantines are watched too.
+    """
+    scopes, kinds = namespaces or ("",), KINDS if quarantine else ALWAYS
+    await cluster.served([kind.plural for kind in kinds])  # kopf looks for the kinds only once, at its start
     for namespace in scopes:
         # Jobs before pods: the view of a job's status must not be newer than the view of its pods.
         await cluster.list("TrainingJob", namespace)
-    pods = [asyncio.create_task(_add_jobs_of_pods(cluster, namespace, add)) for namespace in scopes]
+    others = [asyncio.create_task(_add_jobs_of_pods(cluster, namespace, add)) for namespace in scopes]
+    if quarantine:
+        others.append(asyncio.create_task(_add_jobs_at_quarantines(cluster, scopes, add)))
     ours = asyncio.create_task(_kopf(_registry(cluster, access, add), namespaces, silence))
     try:
-        await asyncio.wait({ours, *pods}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ours, *others}, return_when=asyncio.FIRST_COMPLETED)
         if not ours.done():
-            raise RuntimeError("the watch of pods has ended; restart the operator")
+            raise RuntimeError("the watch of pods or of quarantines has ended; restart the operator")
         await ours
     finally:
-        for task in (ours, *pods):
+        for task in (ours, *others):
             task.cancel()
-        await asyncio.gather(ours, *pods, return_exceptions=True)
+        await asyncio.gather(ours, *others, return_exceptions=True)
 
 
 async def _kopf(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], silence: float) -> None:
@@ -100,6 +106,14 @@ async def _add_jobs_of_pods(cluster: KubernetesCluster, namespace: str, add: Add
             add((meta["namespace"], job))
 
 
+async def _add_jobs_at_quarantines(cluster: KubernetesCluster, scopes: tuple[str, ...], add: AddKey) -> None:
+    """Every job: pods of any may wait for the node."""
+    async for _ in cluster.watch("NodeQuarantine", ""):
+        for namespace in scopes:
+            for job in await cluster.list("TrainingJob", namespace):
+                add((job["metadata"]["namespace"], job["metadata"]["name"]))
+
+
 def _registry(cluster: KubernetesCluster, access: Access, add: AddKey) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
@@ -114,7 +128,7 @@ def _registry(cluster: KubernetesCluster, access: Access, add: AddKey) -> kopf.O
                 add(key)
 
     kopf.on.login(registry=registry)(log_in)
-    for kind in KINDS:
+    for kind in ALWAYS:
         kopf.on.event(GROUP, VERSION, kind.plural, registry=registry, id=kind.plural)(on_event)
     return registry
 

@@ -15,7 +15,7 @@ from coxswain_operator.children.common import controller_of
 from coxswain_operator.children.containers import CONSTRUCTOR
 from coxswain_operator.children.scheduling import POD_GROUP, RETRIABLE
 from coxswain_operator.reconcile.times import seconds
-from coxswain_operator.views import ChildView, Conditions, HolderView, Manifest, PodView
+from coxswain_operator.views import ChildView, Conditions, HolderView, Manifest, NodeView, PodView
 
 GONE: Conditions = frozenset({("Ready", "Gone")})
 """Conditions of a node that does not exist any more."""
@@ -29,6 +29,7 @@ class PodAnnotations(_Struct, frozen=True):
     """The annotations that decisions rest on."""
 
     retriable: str = msgspec.field(name=RETRIABLE, default="")
+    avoids: str = msgspec.field(name=names.ANNOTATION_AVOIDS, default="")
 
 
 class OwnerReference(_Struct, frozen=True):
@@ -132,15 +133,6 @@ class Pod(_Struct, frozen=True):
     status: PodStatus | None = None
 
 
-class NodeStatus(_Struct, frozen=True):
-    conditions: tuple[PodCondition, ...] | None = None
-
-
-class Node(_Struct, frozen=True):
-    metadata: ObjectMeta
-    status: NodeStatus | None = None
-
-
 def pod_view(manifest: Manifest) -> PodView:
     return view_of(msgspec.convert(manifest, Pod))
 
@@ -189,6 +181,7 @@ def view_of(pod: Pod) -> PodView:
         status_message=status.message or "",
         image=_image(pod.spec.containers, role),
         data_image=_image(pod.spec.init_containers or (), CONSTRUCTOR.name),
+        avoids=_names(meta.annotations.avoids if meta.annotations else ""),
     )
 
 
@@ -208,17 +201,14 @@ def _is_ready(status: PodStatus, main: ContainerStatus | None) -> bool:
     return all(c.ready for c in (main, *sidecars))
 
 
-def with_nodes(pods: Iterable[PodView], nodes: Mapping[str, Conditions]) -> tuple[PodView, ...]:
+def with_nodes(pods: Iterable[PodView], nodes: Mapping[str, NodeView]) -> tuple[PodView, ...]:
     """The same pods, each with the conditions of its node."""
-    return tuple(replace(p, node_conditions=nodes.get(p.node, GONE)) if p.node else p for p in pods)
+    gone = NodeView(GONE)
+    return tuple(replace(p, node_conditions=nodes.get(p.node, gone).conditions) if p.node else p for p in pods)
 
 
 def conditions_of(conditions: tuple[PodCondition, ...] | None) -> Conditions:
     return _shared(tuple([(c.type, c.status) for c in conditions])) if conditions else frozenset()
-
-
-def node_conditions(node: Node) -> Conditions:
-    return conditions_of(node.status.conditions) if node.status else frozenset()
 
 
 def child_view(child: Manifest) -> ChildView:
@@ -262,6 +252,12 @@ _ORDINARY = ("PodInitializing", "ContainerCreating", None)
 def _condition(status: PodStatus, type_: str, wanted: str = "") -> PodCondition:
     found = (c for c in status.conditions or () if c.type == type_ and wanted in ("", c.status))
     return next(found, _NO_CONDITION)
+
+
+@lru_cache(maxsize=256)
+def _names(text: str) -> tuple[str, ...]:
+    """Shared by the pods of a start."""
+    return tuple(filter(None, text.split(",")))
 
 
 @lru_cache(maxsize=4096)

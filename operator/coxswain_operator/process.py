@@ -80,6 +80,8 @@ def main(
     pod_templates: Annotated[
         str, typer.Option(help="What templates may set: the chart's podTemplates as JSON.")
     ] = "{}",
+    quarantine: Annotated[bool, typer.Option(help="Read NodeQuarantines, and make them for jobs that ask.")] = False,
+    quarantine_limit: Annotated[int, typer.Option(help="Nodes that it quarantines itself, at a time.")] = 1,
 ) -> None:
     """Runs the operator."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -89,7 +91,7 @@ def main(
         settings = Settings(
             data_image, train_image, pull_policy, prometheus_namespace=prometheus_namespace,
             operator_namespace=operator_namespace, managed_by=managed_by, templates=template_policy(pod_templates),
-            gang_scheduler=gang_scheduler,
+            gang_scheduler=gang_scheduler, quarantine=quarantine, quarantine_limit=quarantine_limit,
         )  # fmt: skip
         timing = Timing(lease_seconds, renew_seconds, retry_seconds)
         options = Options(kubeconfig, tuple(namespace or ()), timing, identity, host, port, settings, gang_scheduling)
@@ -154,7 +156,9 @@ async def run(options: Options) -> None:
         stack.push_async_callback(health.cleanup)
         log.info("health on %s:%s", *health.addresses[0][:2])
         keys.replace(await load_keys(connection, options.settings.operator_namespace))
-        await _lead(leader, queue, run_watches(cluster, access, queue.add, options.namespaces))
+        quarantine = options.settings.quarantine
+        watches = run_watches(cluster, access, queue.add, options.namespaces, quarantine=quarantine)
+        await _lead(leader, queue, watches)
 
 
 def _leader(options: Options, connection: Connection) -> Leader:

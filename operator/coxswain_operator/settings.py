@@ -45,3 +45,5 @@ class Settings:
     at_once: int = 64  # requests under way, to the API server and for one job
     managed_by: str = ""  # the spec.managedBy of the jobs that are reconciled; empty: all
     templates: TemplatePolicy = _DEFAULT
+    quarantine: bool = False  # whether NodeQuarantines are read, and made for jobs that ask for another node
+    quarantine_limit: int = 1  # nodes that the operator itself keeps in quarantine at a time

@@ -66,6 +66,7 @@ class PodView:
     status_message: str = ""  # its explanation
     image: str = ""  # of its own container
     data_image: str = ""  # of a trainer's constructor
+    avoids: tuple[str, ...] = ()  # nodes that were quarantined when it was created
 
     @property
     def member(self) -> str:
@@ -90,6 +91,29 @@ class PodView:
     @property
     def is_serving(self) -> bool:
         return self.ready and self.is_active and not self.deleting
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What is known of a node without looking at all of its pods."""
+
+    conditions: Conditions = frozenset()
+    cordoned: bool = False
+    taints: tuple[tuple[str, str], ...] = ()  # key and effect of those that keep new pods away
+    labels: Mapping[str, str] = field(default_factory=dict)
+    allocatable: Mapping[str, str] = field(default_factory=dict)  # quantities by resource
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineView:
+    """A NodeQuarantine."""
+
+    name: str
+    uid: str
+    node: str
+    created: float  # seconds since the epoch
+    until: float = float("inf")  # likewise
+    job: str = ""  # uid of the job for which the operator made it; empty: a person did
 
 
 def member_name(role: str, index: int) -> str:

@@ -35,9 +35,9 @@ class BareLayer:
 
     def __call__(self, hidden: Tensor, rotary: Any, attend: TaskAttention) -> Tensor:
         inside = enter(hidden, self.group)
-        if isinstance(attend.kernel, RingKernel):
-            one = inside.unsqueeze(0)
-            inside = attend(one, one, one).squeeze(0)
+        if attend.heads or isinstance(attend.kernel, RingKernel):
+            one = inside.expand(getattr(attend.heads, "share", 1), *inside.shape)  # a head for each member of a group
+            inside = attend(one, one, one)[0]
         return hidden + leave(inside.clone(), self.group)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from coxswain.layout import Layout, Replica
 from coxswain.plan.values import Operation, Slice, StageOperations, Task
+from tests.fuzzed_plans import head_group
 
 Plan = tuple[tuple[Task, ...], tuple[StageOperations, ...]]
 
@@ -21,12 +22,13 @@ def ring_slices(sequence: int, length: int, members: Sequence[int]) -> tuple[Sli
 
 def random_plan(
     lengths: Sequence[int], replicas: int, seed: int, rings: float = 0.6, idle: Sequence[int] = (), degree: int = 0,
-    layout: Layout | None = None,
+    layout: Layout | None = None, key_heads: int = 1,
 ) -> Plan:  # fmt: skip
     """Sequences become rings with probability `rings` (of exactly `degree` members, if given), else packs; both of one to three.
 
     Replicas in `idle` get no task. Backward of a task comes some time after its forward, in the same order on all replicas
     of as many stages; the stages of a `layout` warm up as in 1F1B. Rings have replicas of one layer split and tensor degree.
+    Neighbours in a ring may exchange heads, where every device has so many `key_heads`.
     """
     splits = [()] * replicas if layout is None else [_split(replica) for replica in layout.replicas]
     rng = random.Random(seed)
@@ -40,7 +42,8 @@ def random_plan(
             members = rng.sample(alike, min(len(alike), degree or rng.randint(2, len(alike))))
             shared = [order.pop() for _ in range(min(len(order), rng.choice((1, 1, 1, 2, 3))))]
             slices = tuple(s for sequence in shared for s in ring_slices(sequence, lengths[sequence], members))
-            tasks.append(Task(index=len(tasks), kind="ring", replicas=tuple(members), slices=slices))
+            size = head_group(seed + len(tasks), len(members), key_heads)
+            tasks.append(Task(len(tasks), "ring", tuple(members), slices, ulysses=size))
         else:
             replica, packed = rng.choice(workers), [order.pop() for _ in range(min(len(order), rng.randint(1, 3)))]
             whole = tuple(Slice(replica, s, 0, lengths[s]) for s in packed)

@@ -99,7 +99,7 @@ def restored(world: ThreadWorld, uri: str) -> dict[str, np.ndarray]:
     engine = training.engine_of(world, torch.float32, GPT2)  # type: ignore[arg-type]
     store = open_store(uri)
     save_load.load(store, save_load.read_manifest(store, manifest_key(1)).shards, engine.boxes())
-    engine.gather()
+    engine.begin(1)
     return training.weights_of(engine)
 
 

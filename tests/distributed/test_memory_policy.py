@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
 from torch import Tensor
 
 from coxswain.layout import Layout
+from coxswain.plan.head_groups import key_heads
 from coxswain_train.engine.memory import MemoryPolicy, Recompute
 from coxswain_train.engine.offload import HostCopies
 from tests.distributed import training
-from tests.distributed.plans import random_plan
+from tests.distributed.plans import Plan, random_plan
 from tests.distributed.reference import Stream
 from tests.distributed.threads import ThreadWorld, run_threads
 from tests.layouts import layout_of
@@ -42,28 +44,38 @@ class Counting(HostCopies):
 
 
 def gradients(
-    world: ThreadWorld, layout: Layout, dtype: torch.dtype, recompute: Recompute, ratio: float, stream: Stream = STREAM
-) -> tuple[list[np.ndarray], Counting, int]:
+    world: ThreadWorld, layout: Layout, dtype: torch.dtype, recompute: Recompute, ratio: float, stream: Stream = STREAM,
+    seed: int = 4,
+) -> tuple[list[np.ndarray], Counting, int]:  # fmt: skip
     """This rank's gradients of one step, its copies to host memory, and its waits for peers."""
     copies = Counting()
     memory = MemoryPolicy(recompute, lambda _: ratio, copies)
-    plan = random_plan(stream.lengths, len(layout.replicas), 4, layout=layout)
+    plan = plan_of(layout, stream, seed)
     _, owned = training.owned_gradient(world, MODEL, layout, stream, plan, dtype, memory)  # type: ignore[arg-type]
     return [gradient for _, gradient in owned], copies, len(world.clock.waits)
 
 
-LAYOUTS = {"three replicas": layout_of(*[[(1, 3)]] * 3), "stages of tensor groups": layout_of(*[[(2, 2), (1, 3)]] * 2)}
+def plan_of(layout: Layout, stream: Stream, seed: int) -> Plan:
+    keys = key_heads(MODEL, layout)
+    return random_plan(stream.lengths, len(layout.replicas), seed, layout=layout, key_heads=keys)
+
+
+# And the seed of a plan with packs and rings.
+LAYOUTS = {
+    "three replicas": (layout_of(*[[(1, 3)]] * 3), 11),
+    "stages of tensor groups": (layout_of(*[[(2, 2), (1, 3)]] * 2), 4),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_no_way_to_save_memory_changes_a_bit_of_a_gradient(layout: Layout, dtype: torch.dtype) -> None:
-    """Of packs and rings, tensor groups and stages."""
-    ranks = len(layout.ranks())
-    assert {t.kind for t in random_plan(STREAM.lengths, len(layout.replicas), 4, layout=layout)[0]} == {"pack", "ring"}
-    expected = run_threads(ranks, gradients, layout, dtype, "None", 0.0)
+@pytest.mark.parametrize(("layout", "seed"), LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_no_way_to_save_memory_changes_a_bit_of_a_gradient(layout: Layout, seed: int, dtype: torch.dtype) -> None:
+    """Of packs and rings, tensor groups and stages; the rings of three replicas exchange heads."""
+    ranks, (tasks, _) = len(layout.ranks()), plan_of(layout, STREAM, seed)
+    assert {(t.kind, t.ulysses) for t in tasks} == {("pack", UNSET), ("ring", 2 if ranks == 3 else UNSET)}
+    expected = run_threads(ranks, gradients, layout, dtype, "None", 0.0, STREAM, seed)
     for recompute, ratio in itertools.product(MODES, (0.0, 0.3, 1.0)):
-        found = run_threads(ranks, gradients, layout, dtype, recompute, ratio)
+        found = run_threads(ranks, gradients, layout, dtype, recompute, ratio, STREAM, seed)
         for (mine, copies, _), (theirs, _, _) in zip(found, expected, strict=True):
             assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True)), (recompute, ratio)
             assert sum(copies.loaded) >= sum(copies.saved)
@@ -78,6 +90,16 @@ def test_a_ring_repeats_its_forward_hops_in_backward_only_under_full_recompute(
     """A layer has a hop a member forward, and one more backward: the way home of the gradients."""
     stream = Stream(lengths=(64,), vocabulary=training.VOCABULARY)
     two = layout_of(*[[(1, 3)]] * 2)
-    assert random_plan(stream.lengths, 2, 4, layout=two)[0][0].kind == "ring"
+    assert plan_of(two, stream, 4)[0][0].kind == "ring"
     for _, _, waits in run_threads(2, gradients, two, torch.float32, recompute, 0.0, stream):
         assert waits == MODEL.layers * (2 * forwards + 3)
+
+
+@pytest.mark.parametrize(("recompute", "forwards"), [("None", 1), ("Selective", 2), ("Full", 2)])
+def test_any_recompute_repeats_the_exchanges_of_heads_of_forward(recompute: Recompute, forwards: int) -> None:
+    """One before attention and one after it. What attention itself had found stays with `Selective`."""
+    stream = Stream(lengths=(64,), vocabulary=training.VOCABULARY)
+    two = layout_of(*[[(1, 3)]] * 2)
+    assert plan_of(two, stream, 7)[0][0].ulysses == 2
+    for _, _, waits in run_threads(2, gradients, two, torch.float32, recompute, 0.0, stream, 7):
+        assert waits == MODEL.layers * 2 * (forwards + 1)

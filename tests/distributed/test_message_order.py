@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -29,10 +30,16 @@ LAYOUTS = {
 }
 
 
-def placement_of(layout: Layout) -> Placement:
+Attention = Literal["Ring", "Ulysses"]
+EACH = pytest.mark.parametrize("attention", ["Ring", "Ulysses"])
+
+
+def placement_of(layout: Layout, attention: Attention) -> Placement:
     """With rings, made by the planner."""
-    found = plan_step(STREAM.lengths, layout, ParallelConfig(tokens_per_replica=40, max_degree=4), MODEL)
+    parallel = ParallelConfig(tokens_per_replica=40, max_degree=4, attention=attention)
+    found = plan_step(STREAM.lengths, layout, parallel, MODEL)
     assert any(task.kind == "ring" for task in found.tasks)
+    assert any(task.ulysses for task in found.tasks) == (attention == "Ulysses")
     return found
 
 
@@ -65,9 +72,12 @@ def swapped(placement: Placement) -> Iterator[Placement]:
             yield replace(placement, operations=tuple(lists))
 
 
+@EACH
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_the_planners_plans_run_on_a_communicator_that_keeps_the_order_of_batches(layout: Layout) -> None:
-    found = np.concatenate(run(layout, placement_of(layout)))
+def test_the_planners_plans_run_on_a_communicator_that_keeps_the_order_of_batches(
+    layout: Layout, attention: Attention
+) -> None:
+    found = np.concatenate(run(layout, placement_of(layout, attention)))
     alone = np.concatenate(run(layout_of([(1, 3)]), placement_alone()))
     assert np.linalg.norm(found) == pytest.approx(np.linalg.norm(alone), rel=1e-13)
     assert float(np.abs(np.sort(found) - np.sort(alone)).max()) <= 1e-14
@@ -77,9 +87,12 @@ def placement_alone() -> Placement:
     return plan_step(STREAM.lengths, layout_of([(1, 3)]), ParallelConfig(tokens_per_replica=400), MODEL)
 
 
+@EACH
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_a_plan_with_two_operations_swapped_hangs_just_where_the_validator_says(layout: Layout) -> None:
-    judged = [(changed, replay(changed, layout)) for changed in swapped(placement_of(layout))]
+def test_a_plan_with_two_operations_swapped_hangs_just_where_the_validator_says(
+    layout: Layout, attention: Attention
+) -> None:
+    judged = [(changed, replay(changed, layout)) for changed in swapped(placement_of(layout, attention))]
     legal = [changed for changed, faults in judged if not faults]
     hanging = [changed for changed, faults in judged if faults and faults[0].startswith("hang")]
     assert legal and hanging

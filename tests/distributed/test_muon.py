@@ -86,7 +86,7 @@ def train(
     store = open_store(uri, create=True)
     if first:
         save_load.load(store, save_load.read_manifest(store, f"{first}").shards, engine.boxes())
-        engine.gather()
+        engine.begin(0)
     for step in range(first, stop):
         plan = random_plan(STREAM.lengths, world.ranks, 97 * world.ranks + step)
         engine.step(training.work_of(STREAM, step, plan, world.rank), time.perf_counter())

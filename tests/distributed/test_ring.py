@@ -13,6 +13,7 @@ from torch import Tensor
 from coxswain_train.model import attention
 from coxswain_train.model.attention import pack_attention
 from coxswain_train.model.ring import Block, Chunk, Exchange, Message, Pending, Ring, blocks, merge, ring_attention
+from coxswain_train.model.ulysses import ulysses_attention
 from tests.distributed.cuda_kernels import CudaKernels
 from tests.distributed.threads import ThreadWorld, run_threads
 
@@ -33,8 +34,11 @@ def inputs(length: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(shape, generator=g, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
-def run(tensors: list[Tensor], *sequences: tuple[tuple[Chunk, ...], ...]) -> list[Tensor]:
-    """Output and gradients of query, key and value of whole sequences one after another, computed by a ring."""
+def run(tensors: list[Tensor], *sequences: tuple[tuple[Chunk, ...], ...], share: int = 1) -> list[Tensor]:
+    """Output and gradients of query, key and value of whole sequences one after another, computed by a ring.
+
+    `share`: so many neighbours exchange heads.
+    """
     ends = [max(stop for member in chunks for _, stop in member) for chunks in sequences]
     begins = [0, *itertools.accumulate(ends)]
 
@@ -43,7 +47,9 @@ def run(tensors: list[Tensor], *sequences: tuple[tuple[Chunk, ...], ...]) -> lis
         mine = [torch.arange(*c) + b for b, chunks in zip(begins, sequences, strict=False) for c in chunks[place]]
         rows = torch.cat(mine or [torch.arange(0)])
         q, k, v = (x[:, rows].clone().requires_grad_() for x in tensors[:3])
-        out = ring_attention(Ring(place, sequences, world.exchange(everyone)))(q, k, v)
+        ring = ring_attention(Ring(place, sequences, world.exchange(everyone)))
+        attend = ulysses_attention(place, sequences, share, world.exchange) if share > 1 else ring
+        out = attend(q, k, v)
         out.backward(tensors[3][:, rows])
         return [rows, out.detach(), *(x.grad for x in (q, k, v))]
 
@@ -97,6 +103,56 @@ def test_sequences_that_share_a_ring_do_not_see_each_other(degree: int) -> None:
     tensors = inputs(sum(lengths), torch.float64)
     found = run(tensors, *(table(length, degree) for length in lengths))
     assert error(found, alone(tensors, *lengths)) <= 1e-13
+
+
+# Members, and how many neighbours among them exchange heads: all, some, and more groups than one has members.
+SHARES = [(2, 2), (4, 2), (6, 2), (8, 2), (4, 4), (8, 4)]
+
+
+def wide(length: int, dtype: torch.dtype = torch.float64, heads: int = 8, key_heads: int = 4) -> list[Tensor]:
+    """As `inputs`, with key heads for four members."""
+    g = torch.Generator().manual_seed(5)
+    shapes = [(n, length, SIZE) for n in (heads, key_heads, key_heads, heads)]
+    return [torch.randn(shape, generator=g, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize(("degree", "share"), SHARES)
+@pytest.mark.parametrize("lengths", [(LENGTH,), (7,), (1,), (40, 2, 29, 1, 59)], ids=str)
+def test_members_that_exchange_heads_equal_one_device(degree: int, share: int, lengths: tuple[int, ...]) -> None:
+    """Forward and backward, with grouped queries, uneven and empty chunks, and several sequences in one ring."""
+    tensors = wide(sum(lengths))
+    found = run(tensors, *(table(length, degree) for length in lengths), share=share)
+    assert error(found, alone(tensors, *lengths)) <= 1e-13
+
+
+@pytest.mark.parametrize("share", [2, 4])
+def test_members_that_exchange_heads_may_hold_any_partition_of_the_sequence(share: int) -> None:
+    chunks = (((0, 5), (60, 90)), ((20, 60),), ((5, 20), (90, 91), (100, LENGTH)), ((91, 100),))
+    tensors = wide(LENGTH)
+    assert error(run(tensors, chunks, share=share), alone(tensors)) <= 1e-13
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "what"), [(8, 3, "3 key heads"), (9, 3, "9 query heads")])
+def test_heads_that_do_not_divide_are_refused_by_their_number(heads: int, key_heads: int, what: str) -> None:
+    with pytest.raises(ValueError, match=f"{what} on a device cannot be shared by 2 members of a ring"):
+        run(wide(16, heads=heads, key_heads=key_heads), table(16, 2), share=2)
+
+
+def test_an_exchange_of_heads_is_one_batch_before_attention_and_one_after_it_in_each_direction() -> None:
+    """Of a member's q, k, v and output each other member gets its share of the heads, and no other message leaves."""
+    sent: list[int] = []
+
+    def member(world: ThreadWorld) -> None:
+        log = sent if not world.rank else []
+        attend = ulysses_attention(
+            world.rank, (table(64, 4),), 4, lambda members: CountingExchange(world.exchange(members), log)
+        )
+        q, k, v, g = (x[:, :16].clone().requires_grad_() for x in wide(64))
+        attend(q, k, v).backward(g.detach())
+
+    run_threads(4, member)
+    own = 16 * SIZE * 3 // 4  # elements of one head that leave
+    assert sent == [own * (8 + 2 * 4), own * 8, own * 8, own * (8 + 2 * 4)]
 
 
 def test_sequences_share_the_hops_of_their_ring() -> None:

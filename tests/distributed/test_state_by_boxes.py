@@ -22,6 +22,7 @@ from coxswain.wire import Shard
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load, snapshots
 from coxswain_train.checkpoint.listings import hulls_of, overlap, with_boxes, with_listing
+from coxswain_train.live.state import LiveState
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.parallel.process_groups import ProcessGroups
 from coxswain_train.parallel.shards import shards
@@ -128,19 +129,19 @@ def test_a_checkpoint_of_any_holdings_is_read_into_any_others_box_by_box(tmp_pat
 
 def begin_again(world: ProcessGroups, uri: str) -> tuple[dict[str, np.ndarray], Flat, Flat]:
     """Trains two steps, then makes an engine of the next world on the same state, from the seed and from a checkpoint."""
-    state = State()
-    engine = training.engine_of(world, torch.float32, state=state)
+    live = LiveState()
+    engine = training.engine_of(world, torch.float32, live=live)
     engine.initialise(training.SEED)
     for step in range(2):
         engine.step(training.work_of(STREAM, step, random_plan(STREAM.lengths, 1, step), 0), time.perf_counter())
-    trained, address = _flat(engine.boxes()), state["parameter"].data_ptr()
+    trained, address = _flat(engine.boxes()), live.own["parameter"].data_ptr()
     saved = list(save_load.write_shards(open_store(uri, create=True), snapshots.snapshot(engine.boxes())))
-    engine = training.engine_of(world, torch.float32, state=state)
+    engine = training.engine_of(world, torch.float32, live=live)
     engine.initialise(training.SEED)
     fresh, weights = _flat(engine.boxes()), training.weights_of(engine)
     assert all(not values.any() for (kind, _), values in fresh.items() if kind != "parameter")
-    save_load.load(open_store(uri), saved, engine.boxes())
-    assert state["parameter"].data_ptr() == address
+    save_load.load(open_store(uri), saved, engine.make_room())
+    assert live.own["parameter"].data_ptr() == address
     return weights, trained, _flat(engine.boxes())
 
 

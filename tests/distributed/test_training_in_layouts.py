@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from coxswain.config import ModelConfig
 from coxswain.holdings import all_holdings
 from coxswain.layout import Layout
 from coxswain.models import parameter_specs
+from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.engine.schedule import learning_rate
 from tests.distributed import reference, training
 from tests.distributed.plans import Plan, random_plan
@@ -92,12 +93,15 @@ def plans_for(layout: Layout) -> list[Plan]:
     return [random_plan(STREAM.lengths, len(layout.replicas), seed, layout=layout) for seed in range(STEPS)]
 
 
-def differences(run: Callable[..., Any], layout: Layout | None, dtype: torch.dtype) -> tuple[float, float]:
+def differences(
+    run: Callable[..., Any], layout: Layout | None, dtype: torch.dtype, model: ModelConfig = MODEL,
+    plans: Sequence[Plan] = (), memory: MemoryPolicy | None = None,
+) -> tuple[float, float]:  # fmt: skip
     """The largest of any rank's weights, and of the losses, against the plain process."""
     assert layout
-    expected, losses = plain(MODEL)
-    ranks = run(len(layout.ranks()), training.train, dtype, STREAM, plans_for(layout), MODEL, layout)
-    held = all_holdings(parameter_specs(MODEL, training.VOCABULARY), layout, MODEL.layers)
+    expected, losses = plain(model)
+    ranks = run(len(layout.ranks()), training.train, dtype, STREAM, plans or plans_for(layout), model, layout, memory)
+    held = all_holdings(parameter_specs(model, training.VOCABULARY), layout, model.layers)
     errors = [
         np.abs(mine[h.box.name] - expected[h.box.name][window(full_box("", expected[h.box.name].shape), h.box)]).max()
         for (mine, _), holdings in zip(ranks, held, strict=True)

@@ -22,8 +22,9 @@ from coxswain_train.checkpoint import save_load, snapshots
 from coxswain_train.engine.engine import Engine, StepInput
 from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.engine.step import Batch, Part, parts
+from coxswain_train.live.state import LiveState
 from coxswain_train.parallel.process_groups import ProcessGroups
-from coxswain_train.parallel.state import State, views
+from coxswain_train.parallel.state import views
 from tests.distributed.plans import Plan, random_plan
 from tests.distributed.reference import Stream
 
@@ -72,13 +73,17 @@ def engine_of(
     steps: int = 20,
     layout: Layout | None = None,
     memory: MemoryPolicy | None = None,
-    state: State | None = None,
+    live: LiveState | None = None,
+    generation: int = 0,
+    wards: Sequence[int] = (),
 ) -> Engine:
     """This rank's engine; without a layout every rank is a replica."""
     layout = layout or uniform_layout([Device(0, r) for r in range(world.ranks)], model.layers)
     seat = layout.ranks()[world.rank]
     device = torch.device("cpu")
-    return Engine(model, VOCABULARY, optimizer, steps, layout, seat, world, device, dtype, state, memory)
+    return Engine(
+        model, VOCABULARY, optimizer, steps, layout, seat, world, device, dtype, live, memory, generation, wards
+    )
 
 
 def weights_of(engine: Engine) -> dict[str, np.ndarray]:
@@ -87,10 +92,10 @@ def weights_of(engine: Engine) -> dict[str, np.ndarray]:
 
 def train(
     world: ProcessGroups, dtype: torch.dtype, stream: Stream, plans: Sequence[Plan], model: ModelConfig = MODEL,
-    layout: Layout | None = None,
+    layout: Layout | None = None, memory: MemoryPolicy | None = None,
 ) -> tuple[dict[str, np.ndarray], list[float]]:  # fmt: skip
     """One optimizer step per plan from the initial state; the weights, and this rank's part of the losses."""
-    engine = engine_of(world, dtype, model, steps=len(plans), layout=layout)
+    engine = engine_of(world, dtype, model, steps=len(plans), layout=layout, memory=memory)
     engine.initialise(SEED)
     losses = _steps(engine, stream, dict(enumerate(plans)))
     return weights_of(engine), losses
@@ -128,8 +133,8 @@ def resume(
 ) -> list[float]:  # fmt: skip
     """The losses of these steps from a checkpoint, which another layout may have written."""
     engine = engine_of(world, torch.float64, model, layout=layout)
-    save_load.load(open_store(uri), shards, engine.boxes())
-    engine.gather()
+    save_load.load(open_store(uri), shards, engine.make_room())
+    engine.begin(min(plans))
     return _steps(engine, stream, plans)
 
 
@@ -223,7 +228,7 @@ def owned_gradient(
     for box, values in engine.boxes()["parameter"].items():
         if engine.shapes[box.name][0] == VOCABULARY:
             values[max(0, stream.vocabulary - box.offset[0]) :] = 0
-    engine.gather()
+    engine.begin(0)
     work = work_of(stream, 0, plan, seat.replica, seat.stage)
     outcome = engine.compute(work)
     owned = views(engine.optimizer.reduce(), list(engine.boxes()["parameter"]))

@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 import yaml
 
+from coxswain.api.kinds import KINDS
 from coxswain.names import GROUP, VERSION
 from e2e.cluster.access import write_kubeconfig
 from e2e.cluster.controlplane import CONTROLLER_MANAGER, ControlPlane
@@ -141,5 +142,7 @@ class ApiServer:
 
     def path(self, plural: str, name: str = "", subresource: str = "", namespace: str = "default") -> str:
         """Path of our kinds: the collection, an object, or a subresource."""
-        parts = [f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{plural}", name, subresource]
+        namespaced = next(kind.namespaced for kind in KINDS if kind.plural == plural)
+        within = f"namespaces/{namespace}" if namespaced else ""
+        parts = [f"/apis/{GROUP}/{VERSION}", within, plural, name, subresource]
         return "/".join(part for part in parts if part)

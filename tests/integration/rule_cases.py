@@ -156,6 +156,7 @@ CASES: list[Case] = [
     _immutable("DataSource", "include", "**/*", "*.parquet", _CORPUS),
     _immutable("DataSource", "textField", "text", "content", _CORPUS),
     _immutable("DataSource", "tokenizer", {"bytes": {}}, _FILE, _CORPUS),
+    _immutable("NodeQuarantine", "node", "node-a", "node-b", "delete it, and create one of the other node"),
     # DataMix, alone and in line
     *_mix(
         "mix-weight", {}, {"spec.sources": _WEIGHTLESS}, "spec.sources",
@@ -355,10 +356,6 @@ CASES: list[Case] = [
     *_policy(
         "parallelism-mode", {"mode": "Auto"}, {"mode": "Auto", "pipeline": 2},
         "mode Auto chooses tensor, pipeline and layout; remove them, or set mode: Fixed", ".mode",
-    ),
-    *_policy(
-        "parallelism-attention", {"hybridData": {"attention": "Ring"}}, {"hybridData": {"attention": "Ulysses"}},
-        "this release has no attention Ulysses, only Ring; set attention: Ring", ".hybridData.attention",
     ),
     *_policy(
         "parallelism-layout", {"layout": LAYOUT}, {"layout": LAYOUT, "pipeline": 2},

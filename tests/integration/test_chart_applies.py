@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kubernetes.config import load_kube_config
 
-from coxswain.api.kinds import KINDS
+from coxswain.api.kinds import ALWAYS
 from coxswain_operator.kubernetes.resources import LEASES, Resource
 from tests.api_samples import sample
 from tests.charts import CHART, NAMESPACE, PATIENCE, Manifest, helm, is_test, of_kind, operator_rights, render, text_of
@@ -179,7 +179,7 @@ def test_uninstalling_leaves_the_kinds_and_their_objects_and_nothing_else(instal
     uninstall(installed)
     left = living(installed, render())
     assert {kind for kind, _ in left} == {"CustomResourceDefinition"}
-    assert len(left) == len(KINDS)
+    assert len(left) == len(ALWAYS)
     assert installed.http.get(installed.path("datasources", "code")).status_code == 200
     upgrade(installed, {})  # and they are taken over again
 

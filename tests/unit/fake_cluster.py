@@ -14,9 +14,10 @@ from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_JO
 from coxswain.wire import JobReport
 from coxswain_operator.children.common import controller_of
 from coxswain_operator.cluster import AlreadyExists, Conflict, WatchEvent
+from coxswain_operator.node_decoding import Node, node_view
 from coxswain_operator.pod_decoding import pod_view
 from coxswain_operator.reconcile.times import stamp
-from coxswain_operator.views import Conditions, Event, Manifest, PodView
+from coxswain_operator.views import Conditions, Event, Manifest, NodeView, PodView
 
 NAMESPACE = "lab"
 
@@ -124,10 +125,10 @@ class FakeCluster:
     async def pod_security(self, namespace: str) -> str:
         return self.level
 
-    async def nodes(self) -> dict[str, Conditions] | None:
+    async def nodes(self) -> dict[str, NodeView] | None:
         """None: a test that has no nodes knows nothing of them."""
         found = [o for (kind, _), o in self.objects.items() if kind == "Node"]
-        return {n["metadata"]["name"]: conditions(n) for n in found} or None
+        return {n["metadata"]["name"]: node_view(msgspec.convert(n, Node)) for n in found} or None
 
     async def watch(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> AsyncIterator[WatchEvent]:
         queue: asyncio.Queue[WatchEvent] = asyncio.Queue()

@@ -145,13 +145,27 @@ class Machine:
         yield Compute(operation)
         for layer in range(stage.start, stage.stop):
             if len(members) > 1:
-                at, degree = members.index(seat.replica), len(members)
-                after, before = (self.ranks[members[(at + k) % degree], seat.stage, seat.tensor] for k in (1, -1))
-                for hop in range(degree - 1 if operation.kind == "F" else degree):
-                    label = (operation, layer, hop)
-                    yield Batch({after: label}, {before: label})
+                yield from self._attention(seat, operation, layer)
             if len(group) > 1:
                 yield Together(group, (operation, layer))
+
+    def _attention(self, seat: Seat, operation: Operation, layer: int) -> Iterator[Entry]:
+        """The exchange of heads before attention, the hops of the ring that remains, and the exchange after it."""
+        task = self.tasks[operation.task]
+        members, size = task.replicas, task.ulysses or 1
+        first, place = divmod(members.index(seat.replica), size)
+        group, ring = members[first * size : (first + 1) * size], members[place::size]
+        peers = [self.ranks[r, seat.stage, seat.tensor] for r in group if r != seat.replica]
+        yield from self._exchanged(peers, (operation, layer, "before"))
+        at, degree = ring.index(seat.replica), len(ring)
+        after, before = (self.ranks[ring[(at + k) % degree], seat.stage, seat.tensor] for k in (1, -1))
+        for hop in range(0 if degree == 1 else degree - 1 if operation.kind == "F" else degree + 1):
+            yield Batch({after: (operation, layer, hop)}, {before: (operation, layer, hop)})
+        yield from self._exchanged(peers, (operation, layer, "after"))
+
+    def _exchanged(self, peers: list[int], label: Label) -> Iterator[Entry]:
+        if peers:
+            yield Batch(dict.fromkeys(peers, label), dict.fromkeys(peers, label))
 
 
 def walk(

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from coxswain.api.crd import crds
+from coxswain.api.crd import crd
+from coxswain.api.kinds import ALWAYS, KINDS
 from tests.charts import CHART, NAMESPACE, REGISTRY, Manifest, helm, is_test, of_kind, operator_rights, render
 
 pytestmark = pytest.mark.binaries("helm")
@@ -54,15 +55,28 @@ def test_helm_finds_no_fault() -> None:
 def test_crds_are_those_of_the_models_and_stay_on_uninstall(plain: list[Manifest]) -> None:
     rendered = {m["metadata"]["name"]: m for m in of_kind(plain, "CustomResourceDefinition")}
     assert {name: without_keep(m) for name, m in rendered.items()} == {
-        crd["metadata"]["name"]: json.loads(json.dumps(crd)) for crd in crds()
+        made["metadata"]["name"]: json.loads(json.dumps(made)) for made in map(crd, ALWAYS)
     }
     assert {m["metadata"]["annotations"]["helm.sh/resource-policy"] for m in rendered.values()} == {"keep"}
 
 
 def test_crds_go_with_the_release_where_that_is_wished() -> None:
     found = of_kind(render({"crds": {"keep": False}}), "CustomResourceDefinition")
-    assert len(found) == len(crds())
+    assert len(found) == len(ALWAYS)
     assert [m for m in found if "annotations" in m["metadata"]] == []
+
+
+def test_quarantine_has_its_kind_its_option_and_its_rights_only_behind_the_switch(plain: list[Manifest]) -> None:
+    switched = render({"quarantine": {"enabled": True, "limit": 3}})
+    assert len(of_kind(switched, "CustomResourceDefinition")) == len(KINDS)
+    added = {(m["kind"], m["metadata"]["name"]) for m in switched} - {(m["kind"], m["metadata"]["name"]) for m in plain}
+    role = f"{NAMESPACE}-coxswain-quarantine"
+    assert added == {
+        ("CustomResourceDefinition", "nodequarantines.coxswain.dev"), ("ClusterRole", role), ("ClusterRoleBinding", role),
+    }  # fmt: skip
+    (before,), (after,) = (of_kind(m, "Deployment") for m in (plain, switched))
+    options = [m["spec"]["template"]["spec"]["containers"][0]["args"] for m in (before, after)]
+    assert set(options[1]) - set(options[0]) == {"--quarantine", "--quarantine-limit=3"}
 
 
 def test_crds_stay_out_where_they_are_kept_elsewhere() -> None:

@@ -19,7 +19,7 @@ def table(name: str) -> str:
     """The rules of the operator's role `coxswain-NAME`, as the page has them."""
     (role,) = [
         m
-        for m in of_kind(operator_rights(), "Role", "ClusterRole")
+        for m in of_kind(operator_rights({"quarantine": {"enabled": True}}), "Role", "ClusterRole")
         if m["metadata"]["name"].endswith(f"coxswain-{name}")
     ]
     return "\n".join(["| group | resources | verbs |", "|---|---|---|", *(row(rule) for rule in role["rules"])])
@@ -30,7 +30,7 @@ def row(rule: dict[str, list[str]]) -> str:
     return f"| {rule['apiGroups'][0] or 'core'} | {', '.join(rule['resources'])}{named} | {', '.join(rule['verbs'])} |"
 
 
-@pytest.mark.parametrize("name", ["jobs", "lease", "nodes"])
+@pytest.mark.parametrize("name", ["jobs", "lease", "nodes", "quarantine"])
 def test_the_security_page_lists_the_operators_rights(name: str) -> None:
     page = (DOCS / "security.md").read_text()
     assert f"<!-- rights: {name} -->\n\n{table(name)}\n" in page, f"the table should be:\n{table(name)}"

@@ -69,6 +69,16 @@ def test_a_slow_trainer_is_named_and_without_one_the_line_is_absent() -> None:
     assert not any("slow" in line for line in describe(Seen(JOB, "Running", report=report())))
 
 
+def test_slow_devices_of_a_status_are_lines_of_their_own_and_not_said_twice() -> None:
+    slow = {"trainer": "trainer-1", "device": 2, "slowdown": "2.00", "since": "T", "cause": "Device"}
+    status = {"stragglers": [{**slow, "node": "node-b", "action": "rebalanced"}, {**slow, "device": 3}]}
+    said = list(describe(Seen({**JOB, "status": status}, "Running", report=report(slow="trainer-1"))))
+    assert [line for line in said if "slow" in line] == [
+        "  slow        trainer-1 (node-b) device 2: 2.00 times as long as planned since T (Device): rebalanced",
+        "  slow        trainer-1 device 3: 2.00 times as long as planned since T (Device)",
+    ]
+
+
 def test_the_texts_of_a_status_become_numbers_and_what_is_no_number_is_unknown() -> None:
     status = {"step": 3, "steps": 40, "loss": "4.5", "tokensPerSecond": "", "idlePercent": "12.5", "etaSeconds": 75}
     assert stored({"progress": status}, step=5) == Progress(5, 40, 4.5, None, 0.125, 75)

@@ -28,7 +28,7 @@ PARTS = ("core", "runtime", "operator", "cli")
 # Fields whose only reader is a rule: a bound of what a server takes, or the refusal of what has no effect.
 JUDGED = {
     "maxCount": "trainers-maximum", "loaders.max": "data-loaders-fixed",
-    "attention": "parallelism-attention", "stragglers": "stragglers-action",
+    "stragglers": "stragglers-action",
     "action": "stragglers-action", "thresholdPercent": "stragglers-window", "windowSteps": "stragglers-window",
 }  # fmt: skip
 
@@ -38,7 +38,6 @@ KEPT = {
     "Generation.author": "for people who read a plan log",
     "CheckpointManifest.attempt_generation": "for people who read a manifest",
     "Layout.standby": "for people who read a plan log; its hash names the layout",
-    "ParallelConfig.attention": "always Ring: rule attention",
     "JobConfig.stragglers": "always the defaults: rule stragglers",
     "StragglerConfig.action": "always None: rule action",
     "StragglerConfig.threshold_percent": "always 10: rule thresholdPercent",

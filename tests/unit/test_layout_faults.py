@@ -47,6 +47,31 @@ def test_a_layout_that_model_and_trainers_can_have_is_accepted(devices: int, par
     assert isinstance(resolved(manifest), JobConfig)
 
 
+@pytest.mark.parametrize(
+    ("kv_heads", "parallelism", "says"),
+    [
+        (1, {}, "exchange: kvHeads 1 (allowed: Ring, Auto); set attention: Auto"),
+        (1, {"mode": "Auto"}, "exchange: kvHeads 1 (allowed: Ring, Auto); set attention: Auto"),
+        (2, {"tensor": 2}, "kvHeads 2 over tensor groups of 2 (allowed: Ring, Auto); set attention: Auto, or lower tensor"),
+        (2, {"layout": layout(stages((1, 2), (2, 2)))}, "kvHeads 2 over tensor groups of 1, 2 (allowed: Ring, Auto);"),
+    ],
+)  # fmt: skip
+def test_ulysses_is_refused_where_no_device_has_two_key_heads_and_auto_is_not(
+    kv_heads: int, parallelism: dict[str, Any], says: str
+) -> None:
+    def faults(attention: str) -> list[FieldError]:
+        policy = {**parallelism, "hybridData": {"tokensPerReplica": 4096, "attention": attention}}
+        manifest = job(parallelism=policy, trainers_devicesPerTrainer=2)
+        shape = {"layers": 4, "hidden": 128, "heads": 4, "kvHeads": kv_heads, "feedForward": 384}
+        manifest["spec"]["model"] = {"config": shape}
+        return check(manifest)
+
+    (fault,) = faults("Ulysses")
+    assert (fault.path, fault.reason) == ("spec.parallelism.hybridData.attention", "LayoutInvalid")
+    assert says in fault.text
+    assert faults("Auto") == faults("Ring") == []
+
+
 REFUSED = [
     (
         {"tensor": 3}, 3, "spec.parallelism.tensor",

@@ -120,7 +120,7 @@ async def test_kopf_watches_all_namespaces_or_those_that_are_named(
 
 
 async def test_a_watch_of_pods_that_ends_ends_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RuntimeError, match="the watch of pods has ended; restart the operator"):
+    with pytest.raises(RuntimeError, match="the watch of pods or of quarantines has ended; restart the operator"):
         await watched(monkeypatch, Watched(goes_on=False))
 
 

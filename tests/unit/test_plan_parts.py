@@ -131,7 +131,7 @@ def test_members_of_equal_speed_are_the_neighbours_that_are_free_first(
     found = replica_loads(make_problem([1], **given(replicas, 10, node_size=size)))
     for r, load in enumerate(loads):
         found.occupy(np.array([r]), float(load))
-    members = sorted(found.choose(degree, 1.0).tolist())
+    members = sorted(found.choose(degree, 1.0).members.tolist())
     nodes = [list(range(n, min(n + size, replicas))) for n in range(0, replicas, size)]
     assert members == list(range(members[0], members[-1] + 1))
     assert found.first_free() == min(loads)
@@ -160,7 +160,7 @@ def test_the_peers_of_a_replica_in_all_rings_of_neighbours_are_seven_at_most(dat
     ]
     beyond = [range(a * size, b * size) for a in range(nodes) for b in range(a + 1, nodes + 1)]
     for run in [*inside, *beyond]:
-        ring = line.ring(np.array(run)).tolist()
+        ring = line.replicas[line.turned(np.array(run))].tolist()
         assert sorted(ring) == list(run)
         for one, two in zip(ring, [*ring[1:], ring[0]], strict=True):
             peers[one] |= {two} - {one}
@@ -172,8 +172,8 @@ def test_members_of_uneven_speed_are_of_the_node_whose_last_one_is_free_first() 
     found = replica_loads(make_problem([1], **given(4, 10, node_size=2, speeds=[1.0, 1.0, 1.0, 1.01])))
     for r, load in enumerate([0.0, 10.0, 4.0, 5.0]):
         found.occupy(np.array([r]), load)
-    assert sorted(found.choose(2, 1.0).tolist()) == [2, 3]
-    assert found.choose(1, 1.0).tolist() == [0]
+    assert sorted(found.choose(2, 1.0).members.tolist()) == [2, 3]
+    assert found.choose(1, 1.0).members.tolist() == [0]
 
 
 def test_a_ring_that_ends_too_late_gets_the_least_degree_that_ends_in_time_or_the_fastest() -> None:

@@ -20,7 +20,7 @@ from coxswain.plan.pipelines.simulation import Simulation
 from coxswain.plan.planners import plan
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Operation, Slice, StageOperations, Task
-from tests.fuzzed_plans import FuzzedPlan, fuzzed_plan, layout_of_shapes, placement_of, with_swap
+from tests.fuzzed_plans import KEY_HEADS, FuzzedPlan, fuzzed_plan, layout_of_shapes, placement_of, with_swap
 from tests.unit.plan_cases import COST, given
 from tests.unit.plan_machine import walk
 
@@ -186,7 +186,10 @@ def test_lists_of_the_simulation_end_on_the_machine_and_pass_the_validator(plans
         lists = operations(fuzzed.layout, fuzzed.tasks)
         assert lists == operations(fuzzed.layout, fuzzed.tasks)
         assert (
-            validate(placement_of(fuzzed.layout, fuzzed.tasks, lists), fuzzed.lengths, fuzzed.layout, 1 << 20, 12) == []
+            validate(
+                placement_of(fuzzed.layout, fuzzed.tasks, lists), fuzzed.lengths, fuzzed.layout, 1 << 20, 12, KEY_HEADS
+            )
+            == []
         )
         assert walk(fuzzed.layout, fuzzed.tasks, lists) == "done"
         for stage in lists:
@@ -200,7 +203,7 @@ def test_fuzzed_plans_pass_the_validator_and_end_on_the_machine(seeds: range) ->
     """The plans that `tests/distributed` runs on gloo."""
     for seed in seeds:
         fuzzed = fuzzed_plan(seed)
-        assert validate(fuzzed.placement, fuzzed.lengths, fuzzed.layout, 1 << 20, 12) == [], seed
+        assert validate(fuzzed.placement, fuzzed.lengths, fuzzed.layout, 1 << 20, 12, KEY_HEADS) == [], seed
         assert walk(fuzzed.layout, fuzzed.tasks, fuzzed.operations) == "done", seed
 
 

@@ -12,18 +12,16 @@ from coxswain.names import LABEL_ATTEMPT
 from coxswain_operator.children import CONTENT
 from coxswain_operator.children.scheduling import POD_GROUP, RETRIABLE
 from coxswain_operator.kubernetes.decoding import read_pod
+from coxswain_operator.node_decoding import Node, NodeSpec, NodeStatus, Taint, node_view
 from coxswain_operator.pod_decoding import (
-    Node,
-    NodeStatus,
     ObjectMeta,
     PodCondition,
     child_view,
     holder_view,
-    node_conditions,
     pod_view,
     with_nodes,
 )
-from coxswain_operator.views import ChildView, Event, Manifest, PodView, member_name
+from coxswain_operator.views import ChildView, Event, Manifest, NodeView, PodView, member_name
 
 OWNER = {"apiVersion": "coxswain.dev/v1alpha1", "kind": "TrainingJob", "name": "demo"}
 
@@ -122,7 +120,7 @@ def test_the_reason_of_a_killed_container_precedes_that_of_its_pod() -> None:
 
 
 def test_conditions_of_the_node_come_with_the_pod() -> None:
-    nodes = {"gpu-7": frozenset({("MemoryPressure", "True")}), "gpu-8": frozenset[tuple[str, str]]()}
+    nodes = {"gpu-7": NodeView(frozenset({("MemoryPressure", "True")})), "gpu-8": NodeView()}
     (view,) = with_nodes([pod_view(trainer())], nodes)
     assert view.node_conditions == {("MemoryPressure", "True")}
 
@@ -181,9 +179,16 @@ def test_a_child_is_known_by_its_content_and_its_deletion() -> None:
 @pytest.mark.parametrize("ready", ["True", "False"])
 def test_a_node_has_the_conditions_of_its_status(ready: str) -> None:
     head = ObjectMeta(name="gpu-7")
-    node = Node(head, NodeStatus((PodCondition("Ready", ready),)))
-    assert node_conditions(node) == {("Ready", ready)}
-    assert node_conditions(Node(head)) == node_conditions(Node(head, NodeStatus())) == frozenset()
+    node = Node(head, status=NodeStatus((PodCondition("Ready", ready),)))
+    assert node_view(node).conditions == {("Ready", ready)}
+    assert node_view(Node(head)) == node_view(Node(head, status=NodeStatus())) == NodeView()
+
+
+def test_of_a_nodes_taints_those_count_that_keep_new_pods_away() -> None:
+    taints = tuple(Taint("gpu", effect) for effect in ("NoSchedule", "PreferNoSchedule", "NoExecute"))
+    node = Node(ObjectMeta(name="n", labels={"a": "b"}), NodeSpec(True, taints), NodeStatus(allocatable={"cpu": "8"}))
+    found = NodeView(frozenset(), True, (("gpu", "NoSchedule"), ("gpu", "NoExecute")), {"a": "b"}, {"cpu": "8"})
+    assert node_view(node) == found
 
 
 def test_pods_of_equal_state_share_their_strings() -> None:

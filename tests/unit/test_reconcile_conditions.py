@@ -25,6 +25,11 @@ EVERY_TEN: dict[str, Any] = {"checkpoint": {"uri": "file:///runs/demo", "everySt
 TRAINED = {"conditions": [condition("Succeeded", "Unknown", reason="Running")]}
 DEGRADED = {"conditions": [condition("Degraded", "True", reason="Restarting")]}
 FEWER = {"trainers": {"desired": 1, "asked": 2}}
+ONE = {"trainer": "trainer-1", "device": 1, "node": "b", "slowdown": "2.00", "since": "then", "cause": "Device"}
+SLOW = {"stragglers": [{**ONE, "action": "moved"}]}
+TWO_SLOW = {"stragglers": [
+    {"trainer": "trainer-0", "device": 0, "slowdown": "3.10", "since": "then", "cause": "Node"}, ONE,
+]}  # fmt: skip
 
 
 def saved(step: int) -> Scene:
@@ -67,6 +72,17 @@ def saved(step: int) -> Scene:
         ("Degraded", Scene(GANG, status=FEWER), "Running", "",
          ("True", "CapacityLost", "runs with 1 of 2 trainers: there was no room for more")),
         ("Degraded", Scene(GANG, status=FEWER), "Completed", "", ("False", "AsExpected", "")),
+        ("Degraded", Scene(GANG, status=SLOW), "Running", "",
+         ("True", "Straggler", "device 1 of trainer-1 (b) computes 2.00 times as long as planned since then (Device); moved")),
+        ("Degraded", Scene(GANG, status=TWO_SLOW), "Running", "",
+         ("True", "Straggler", "device 0 of trainer-0 computes 3.10 times as long as planned since then (Node); and 1 more")),
+        ("Degraded", Scene(GANG, status=SLOW), "Starting", "", ("False", "AsExpected", "")),
+        ("Degraded", Scene(GANG, status=SLOW), "Completed", "", ("False", "AsExpected", "")),
+        ("Degraded", Scene(GANG, status={**TRAINED, **SLOW}), "Restarting", "", ("True", "Restarting", "why")),
+        ("Degraded", Scene(GANG, status={**FEWER, **SLOW}), "Running", "",
+         ("True", "CapacityLost", "runs with 1 of 2 trainers: there was no room for more")),
+        ("Degraded", Scene(GANG, report("Running", fault=FAULT), status=SLOW), "Running", "",
+         ("True", "StoreUnavailable", "503")),
         ("Suspended", Scene(GANG), "Running", "", ("False", "NotSuspended", "")),
         ("Suspended", Scene(GANG), "Suspending", "", ("Unknown", "Suspending", "why")),
         ("Suspended", Scene(GANG), "Suspended", "", ("True", "Suspended", "why")),

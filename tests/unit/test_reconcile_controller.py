@@ -20,7 +20,7 @@ from coxswain_operator.controller import WATCHED, Controller
 from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.settings import Settings
 from coxswain_operator.single_job import run_job
-from coxswain_operator.views import Conditions, Manifest
+from coxswain_operator.views import Manifest, NodeView
 from tests.unit.fake_cluster import (
     NAMESPACE,
     FakeCluster,
@@ -365,7 +365,7 @@ async def test_nodes_are_read_only_where_a_rule_or_a_deletion_needs_them(
         await world.delete("Pod", NAMESPACE, "demo-trainer-1-0")
     looks: list[int] = []
 
-    async def nodes() -> dict[str, Conditions]:
+    async def nodes() -> dict[str, NodeView]:
         looks.append(1)
         return {}
 

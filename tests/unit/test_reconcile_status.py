@@ -10,7 +10,7 @@ from msgspec.structs import replace as changed
 
 from coxswain.api.datasource import DataSourceStatus
 from coxswain.api.trainingjob import Checkpoint, FailurePolicy, OnCondition, TrainingJobSpec
-from coxswain.wire import JobReport, PredictedLayout, SourceReport, StrategyReport
+from coxswain.wire import JobReport, PredictedLayout, SourceReport, StragglerReport, StrategyReport
 from coxswain_operator.reconcile import attempts, incarnations, progress, sources
 from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus
 from coxswain_operator.reconcile.result import Termination
@@ -185,6 +185,29 @@ def test_a_report_without_checkpoint_layout_and_loss_keeps_those_of_before(known
     assert after.last_checkpoint is not None and after.layout is not None and after.progress is not None
     assert (after.last_checkpoint.step, after.layout.hash) == ((0, "sha256:1") if known else (5, "sha256:0"))
     assert (after.progress.loss, after.world_generation) == ("2.5000" if known else None, 1)
+
+
+SLOW = StragglerReport("trainer-1", 2, "node-b", 2.0, 7, NOW, "Device", "rebalanced")
+
+
+def test_slow_devices_are_named_the_first_five_and_none_once_all_are_well() -> None:
+    after = progress.apply_report(BEFORE, report("Running", 9, stragglers=(SLOW, *(changed(SLOW, device=3),) * 6)))
+    assert after.stragglers and len(after.stragglers) == 5
+    assert to_manifest(after)["stragglers"][0] == {
+        "trainer": "trainer-1", "device": 2, "node": "node-b", "slowdown": "2.00", "since": stamp(NOW), "sinceStep": 7,
+        "cause": "Device", "action": "rebalanced",
+    }  # fmt: skip
+    assert "stragglers" not in to_manifest(progress.apply_report(after, report("Running", 10)))
+
+
+@pytest.mark.parametrize(("now_slow", "at_once"), [({"slowdown": 2.1}, False), ({"device": 3}, True)])
+def test_another_slow_device_is_written_at_once_and_another_slowdown_with_the_progress(
+    now_slow: dict[str, Any], at_once: bool
+) -> None:
+    first = Scene(GANG, report("Running", 1, stragglers=(SLOW,))).decide().of(WriteStatus)[0]
+    assert isinstance(first, WriteStatus)
+    later = report("Running", 2, stragglers=(changed(SLOW, **now_slow),))
+    assert bool(Scene(GANG, later, status=first.status, now=NOW + 1).decide().of(WriteStatus)) is at_once
 
 
 @pytest.mark.parametrize(

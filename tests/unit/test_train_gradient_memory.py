@@ -19,6 +19,7 @@ from coxswain_train.parallel.shards import shards
 from coxswain_train.parallel.zero1 import GlobalStats, RankStats, Zero1Optimizer
 from tests.distributed.live_bytes import peak_bytes
 from tests.layouts import layout_of
+from tests.updates import apply
 
 DEPTH = 32
 SPECS = tuple(
@@ -86,7 +87,7 @@ def step(optimizer: Zero1Optimizer, weights: dict[str, nn.Parameter]) -> None:
         optimizer.accumulate()
     gradient = optimizer.reduce()
     stats = optimizer.reduce_stats(gradient, RankStats(0.0, 1, 1, 1))
-    optimizer.apply(gradient, stats, CONFIG, 0.1, 0)
+    apply(optimizer, gradient, stats, CONFIG, 0.1, 0)
 
 
 LAYOUTS = {
@@ -129,7 +130,7 @@ def python_calls(optimizer: Zero1Optimizer, weights: dict[str, nn.Parameter]) ->
     sys.setprofile(on_event)
     try:
         gradient = optimizer.reduce()
-        optimizer.apply(gradient, GlobalStats(0.0, 1.0), CONFIG, 0.1, 0)
+        apply(optimizer, gradient, GlobalStats(0.0, 1.0), CONFIG, 0.1, 0)
     finally:
         sys.setprofile(None)
     return count

@@ -17,6 +17,7 @@ from coxswain.holdings import Holding
 from coxswain_train.parallel.grid import Grid
 from coxswain_train.parallel.shards import shards
 from coxswain_train.parallel.zero1 import GlobalStats, RankStats, Zero1Optimizer, check_stats
+from tests.updates import apply
 
 CONFIG = OptimizerConfig(learning_rate=0.1, weight_decay=0.5, gradient_clip=1.0)
 SHAPES = {"norm": (3,), "matrix": (4, 3)}  # the buffer holds the matrix first
@@ -139,7 +140,7 @@ def test_five_updates_equal_those_of_torchs_adamw_on_the_masters(dtype: torch.dt
             weight.grad = torch.randn(weight.shape, generator=generator).to(dtype)
             theirs[name].grad = weight.grad.to(theirs[name].dtype)
         optimizer.accumulate()
-        optimizer.apply(optimizer.reduce(), stats(norm=0.5), CONFIG, 0.1, step)
+        apply(optimizer, optimizer.reduce(), stats(norm=0.5), CONFIG, 0.1, step)
         adam.step()
     for name, values in masters(optimizer).items():
         assert torch.allclose(values, theirs[name].detach(), rtol=1e-6 if dtype == torch.bfloat16 else 1e-14)
@@ -164,7 +165,7 @@ def test_groups_scale_the_rate_and_set_the_decay_of_the_parameters_that_they_mat
         for name, weight in weights.items():
             weight.grad = torch.sin(weight.detach() + step)
             theirs[name].grad = weight.grad.clone()
-        optimizer.apply(optimizer.reduce(), stats(norm=0.5), config, 0.1, step)
+        apply(optimizer, optimizer.reduce(), stats(norm=0.5), config, 0.1, step)
         adam.step()
     assert all(torch.allclose(v, theirs[n].detach(), rtol=1e-14) for n, v in masters(optimizer).items())
 
@@ -173,7 +174,7 @@ def test_an_update_too_small_for_bf16_stays_in_the_master() -> None:
     optimizer, weights = make(torch.bfloat16)
     before = weights["norm"].detach().clone()
     gradient = torch.ones(optimizer.elements)
-    optimizer.apply(gradient, stats(norm=0.5), CONFIG, 1e-5, 0)
+    apply(optimizer, gradient, stats(norm=0.5), CONFIG, 1e-5, 0)
     assert torch.equal(weights["norm"].detach(), before)
     assert masters(optimizer)["norm"].tolist() == pytest.approx([0.5 - 1e-5, 1.0 - 1e-5, 1.5 - 1e-5], abs=1e-7)
 
@@ -184,7 +185,7 @@ def test_an_update_too_small_for_bf16_stays_in_the_master() -> None:
 )
 def test_a_gradient_is_clipped_only_above_the_bound(clip: float, norm: float, scale: float) -> None:
     optimizer, _ = make(torch.float64, {"matrix": (2, 2)})
-    optimizer.apply(torch.ones(4, dtype=torch.float64), stats(norm), replace(CONFIG, gradient_clip=clip), 0.1, 0)
+    apply(optimizer, torch.ones(4, dtype=torch.float64), stats(norm), replace(CONFIG, gradient_clip=clip), 0.1, 0)
     (moment,) = optimizer.boxes()["exp_avg"].values()
     assert torch.allclose(moment, torch.full_like(moment, (1 - CONFIG.beta1) * scale), rtol=1e-12)
 
@@ -194,7 +195,7 @@ def test_a_norm_that_is_not_finite_is_refused_before_anything_changes(norm: floa
     optimizer, weights = make(torch.float64)
     before, kept = masters(optimizer), {name: weight.detach().clone() for name, weight in weights.items()}
     with pytest.raises(Refused, match=rf"step 7: gradient norm {norm}; lower optimizer.learningRate") as refused:
-        optimizer.apply(torch.ones(15, dtype=torch.float64), stats(norm), CONFIG, 0.1, 7)
+        apply(optimizer, torch.ones(15, dtype=torch.float64), stats(norm), CONFIG, 0.1, 7)
     assert refused.value.reason == "GradientNotFinite"
     assert all(torch.equal(values, before[name]) for name, values in masters(optimizer).items())
     assert all(torch.equal(weight.detach(), kept[name]) for name, weight in weights.items())

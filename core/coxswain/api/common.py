@@ -44,6 +44,10 @@ _URI = r"^(s3://|file:///|pvc://)"
 _URL = r"^(https?://.+)?$"
 _DECIMAL = r"^[0-9]{1,15}(\.[0-9]{1,15})?([eE][-+]?[0-9]{1,2})?$"
 _PREFIXED = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
+DATE_TIME = (
+    r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?"
+    r"(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])$"
+)
 FOLDER = r"^(/.*)?$"
 PYTHON_CLASS = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 # What the patterns mean, for people.
@@ -55,6 +59,7 @@ PATTERNS = {
     _URI: "s3://bucket/path, file:///path or pvc://claim/path",
     _URL: "http:// or https:// and a host",
     FOLDER: "an absolute path",
+    DATE_TIME: "a time such as 2026-01-31T12:00:00Z",
     _DECIMAL: 'a decimal string such as "0.1" or "3e-4"',
 }
 

@@ -32,11 +32,17 @@ def crd(kind: Kind) -> dict[str, Any]:
         "shortNames": [kind.short],
         "categories": ["training"],
     }
+    scope = "Namespaced" if kind.namespaced else "Cluster"
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{kind.plural}.{GROUP}"},
-        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [_version(kind)]},
+        "spec": {
+            "group": GROUP,
+            "scope": scope,
+            "names": names,
+            "versions": [_version(kind)],
+        },
     }
 
 

@@ -9,6 +9,7 @@ from coxswain.api.common import Model
 from coxswain.api.datamix import DataMixSpec
 from coxswain.api.datasource import DataSourceSpec, DataSourceStatus
 from coxswain.api.effects import Effect
+from coxswain.api.nodequarantine import NodeQuarantineSpec
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.api.trainingjob_status import TrainingJobStatus
@@ -46,6 +47,9 @@ class Kind:
     scale: Scale | None = None
     selectable: tuple[str, ...] = ()
     effect: Effect | None = None  # of edits of all fields that do not say it
+    namespaced: bool = True
+    switch: str = ""  # the chart's value without which it is not installed; empty: it always is
+    example: str = "examples/kubernetes.yaml"  # has an object of the kind
 
 
 def _reason(condition: str) -> str:
@@ -86,7 +90,8 @@ KINDS: Final[tuple[Kind, ...]] = (
             Column("STATE", "string", _reason("Succeeded")), Column("READY", "string", ".status.ready"),
             Column("STEP", "integer", ".status.progress.step"), Column("PROGRESS", "string", ".status.progress.percent"),
             Column("TOK/S", "string", ".status.progress.tokensPerSecond"),
-            Column("RESTARTS", "integer", ".status.restarts.counted"), _AGE,
+            Column("RESTARTS", "integer", ".status.restarts.counted"),
+            Column("SLOW", "string", ".status.stragglers[0].trainer"), _AGE,
             Column("LOSS", "string", ".status.progress.loss", wide=True),
             Column("IDLE", "string", ".status.progress.idlePercent", wide=True),
             Column("ETA", "integer", ".status.progress.etaSeconds", wide=True),
@@ -97,6 +102,19 @@ KINDS: Final[tuple[Kind, ...]] = (
         Scale(".spec.trainers.count", ".status.replicas", ".status.selector"),
         (".spec.mixRef.name", ".spec.scheduling.queueing.queueName"),
     ),
+    Kind(
+        "NodeQuarantine", "nodequarantines", "nq", NodeQuarantineSpec, None,
+        (
+            Column("NODE", "string", ".spec.node"), Column("REASON", "string", ".spec.reason"),
+            Column("UNTIL", "string", ".spec.until"), _AGE,
+            Column("JOB", "string", r".metadata.labels.coxswain\.dev/job", wide=True),
+            Column("EVIDENCE", "string", ".spec.evidence", wide=True),
+        ),
+        selectable=(".spec.node",), namespaced=False, switch="quarantine.enabled", example="examples/quarantine.yaml",
+    ),
 )  # fmt: skip
+
+ALWAYS: Final = tuple(kind for kind in KINDS if not kind.switch)
+"""Those that every installation has."""
 
 BY_NAME: Final[dict[str, Kind]] = {kind.name: kind for kind in KINDS}

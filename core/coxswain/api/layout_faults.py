@@ -13,6 +13,7 @@ from coxswain.api.memory_faults import memory_faults
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.config import ModelConfig, ParallelConfig
+from coxswain.cost.ulysses import key_heads_of
 from coxswain.holdings import tensor_faults
 from coxswain.layout import Device, layout_for
 from coxswain.models import parameter_specs
@@ -31,7 +32,7 @@ _FIELDS = {
 def layout_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec, under: str) -> list[FieldError]:
     """Every fault; `under` is the policy's place, such as `spec.parallelism`."""
     if policy.mode == "Auto":
-        return auto_faults(spec, policy, under)
+        return [*_heads(policy, model_config(spec.model), under), *auto_faults(spec, policy, under)]
     faults = _shape_faults(spec, policy, under)
     return faults or memory_faults(spec, policy, under, lambda other: not _shape_faults(spec, other, under))
 
@@ -42,6 +43,7 @@ def _shape_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec, under: s
         return faults
     faults = [*_degrees(spec, policy, model, under)]
     faults += _layers(policy, model, under)
+    faults += [] if faults else _heads(policy, model, under)
     return faults or _capacity(spec, policy, under)
 
 
@@ -100,6 +102,16 @@ def unshared(model: ModelConfig, degree: int) -> list[str]:
     names = [fault.partition(": ")[0] for fault in tensor_faults(specs, [degree])]
     fields = dict.fromkeys(next((f for part, f in _FIELDS.items() if part in name), name) for name in names)
     return [numbers.get(field, field) for field in fields]
+
+
+def _heads(policy: ParallelismPolicySpec, model: ModelConfig, under: str) -> Iterator[FieldError]:
+    """Whether members of rings have heads to exchange, where the policy wants it."""
+    degrees = [degree for _, degree in _tensor_places(policy, under)]
+    if policy.hybrid_data.attention == "Ulysses" and key_heads_of(model.kv_heads, degrees) == 1:
+        groups = f" over tensor groups of {', '.join(map(str, sorted({*degrees})))}" if max(degrees) > 1 else ""
+        message = f"members of a ring have no key heads to exchange: kvHeads {model.kv_heads}{groups}"
+        way_out = f"set attention: Auto{', or lower tensor' if groups else ''}"
+        yield FieldError(f"{under}.hybridData.attention", message, "Ulysses", "Ring, Auto", way_out, reason=NO_LAYOUT)
 
 
 def _on_one_trainer(place: str, degree: int, devices: int, shaped: bool) -> Iterator[FieldError]:

@@ -22,7 +22,9 @@ class HybridData(Model):
     """How sequences are placed. Makespan: the last replica ends as early as possible, by the cost model. The others are there to
     compare with. FlexSP and Hydraulis solve integer programs: Makespan places the steps that they have not placed in time."""
     attention: Literal["Ring", "Ulysses", "Auto"] = "Ring"
-    """How the replicas of one sequence share its attention. This release refuses all but Ring."""
+    """How the replicas of one sequence share its attention. Ring: keys and values travel round all of them. Ulysses: neighbours
+    exchange heads for tokens, as many of them as the key heads of a device and the ring's degree allow, at most 8; keys and
+    values travel round what remains. Auto: whichever of these is faster by the cost model, ring by ring."""
 
 
 class StageShape(Model):

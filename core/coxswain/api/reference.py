@@ -8,7 +8,7 @@ import yaml
 
 from coxswain.api.crd import object_schema
 from coxswain.api.effects import Effect, effects
-from coxswain.api.kinds import KINDS, Kind
+from coxswain.api.kinds import ALWAYS, KINDS, Kind
 from coxswain.api.rules import RULES, Rule
 from coxswain.api.schema import Schema
 from coxswain.metrics import METRICS
@@ -23,8 +23,9 @@ def api_page() -> str:
         f"| [{kind.name}]({page_name(kind)}) | `{kind.plural}` | `{kind.short}` | {_about(kind)} |" for kind in KINDS
     ]
     intro = (
-        f"# API reference\n\n{GENERATED}\nGroup and version `{API_VERSION}`; all kinds are namespaced and in the category "
-        "`training`, so `kubectl get training` lists them all.\n\n| kind | plural | short | |\n|---|---|---|---|"
+        f"# API reference\n\n{GENERATED}\nGroup and version `{API_VERSION}`. NodeQuarantine belongs to the cluster, others are "
+        "namespaced. They are in the category `training`, so `kubectl get training` lists them.\n\n"
+        "| kind | plural | short | |\n|---|---|---|---|"
     )
     return "\n".join([intro, *rows, "", *_FOR_ALL, ""])
 
@@ -42,7 +43,9 @@ def page_name(kind: Kind) -> str:
     return f"{kind.name.lower()}.md"
 
 
-_SOURCE = "Out of [kubernetes.yaml](../../examples/kubernetes.yaml), which is runnable as a whole:"
+def _source(kind: Kind) -> str:
+    link = f"[{kind.example.rpartition('/')[2]}](../../{kind.example})"
+    return f"Out of {link}, which is runnable as a whole:" if kind in ALWAYS else f"As in {link}:"
 
 
 def kind_page(kind: Kind, examples: str) -> str:
@@ -51,7 +54,7 @@ def kind_page(kind: Kind, examples: str) -> str:
     parts = [
         f"# {kind.name}\n\n{GENERATED}\n{schema['description']}\n",
         f"`kubectl get {kind.short}` shows {_columns(kind)}.\n",
-        f"## Example\n\n{_SOURCE}\n\n```yaml\n{example(kind, examples)}\n```\n",
+        f"## Example\n\n{_source(kind)}\n\n```yaml\n{example(kind, examples)}\n```\n",
         f"## Spec\n\n{_table(schema['properties']['spec'], dict(effects(kind.spec, kind.effect)))}",
     ]
     if kind.status:

@@ -374,14 +374,13 @@ POLICY_RULES: Final[tuple[Rule, ...]] = (
         "mode Auto chooses tensor, pipeline and layout", "remove them, or set mode: Fixed", field=".mode",
     ),
     Rule(
-        "parallelism-attention", _POLICY, "!(self.hybridData.attention in ['Ulysses', 'Auto'])",
-        "this release has no attention but Ring", "set attention: Ring", field=".hybridData.attention",
-        says="this release has no attention %s, only Ring", values=("self.hybridData.attention",),
-    ),
-    Rule(
         "parallelism-layout", _POLICY, "!has(self.layout) || self.tensor == 1 && self.pipeline == 1",
         "tensor and pipeline have no effect beside layout", "remove them, or remove layout", field=".layout",
     ),
 )  # fmt: skip
 
-RULES: Final[tuple[Rule, ...]] = (*SOURCE_RULES, *MIX_RULES, *POLICY_RULES, *JOB_RULES)
+QUARANTINE_RULES: Final[tuple[Rule, ...]] = (
+    _never("NodeQuarantine", "node", "delete it, and create one of the other node"),
+)
+
+RULES: Final[tuple[Rule, ...]] = (*SOURCE_RULES, *MIX_RULES, *POLICY_RULES, *JOB_RULES, *QUARANTINE_RULES)

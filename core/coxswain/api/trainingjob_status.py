@@ -115,6 +115,38 @@ class StrategyStatus(PredictedLayoutStatus):
     """The next best, the fastest first."""
 
 
+class StragglerStatus(Model):
+    """A device that computes slower than planned: confirmed, not suspected."""
+
+    trainer: Name
+    """Name of its trainer."""
+    device: Whole
+    """Its number within the trainer."""
+    node: Annotated[str, Field(max_length=253)] | None = None
+    """Node of the trainer's pod. Empty: not known."""
+    slowdown: Number
+    """Time that it takes for its planned work, as a multiple of the planned time: "2.00" takes twice as long."""
+    since: Time
+    """When the first slow step ended."""
+    since_step: Whole | None = None
+    """That step."""
+    cause: Annotated[str, Field(max_length=63)]
+    """Device: it alone is slow. Node: the devices of its node are."""
+    action: Text | None = None
+    """What was done about it, and what was not and why. Empty: nothing."""
+
+
+class KeptNodeStatus(Model):
+    """A node that the job wanted to leave (stragglers.action ReplaceNode) and that stays."""
+
+    node: Annotated[str, Field(max_length=253)]
+    """Name of the node."""
+    message: Text
+    """Why it stays."""
+    until: Time
+    """When the job may ask again."""
+
+
 class AttemptStatus(Model):
     """One attempt of the job, and how it ended."""
 
@@ -195,6 +227,10 @@ class TrainingJobStatus(Model):
     """How replicas, stages and devices belong together now."""
     strategy: StrategyStatus | None = None
     """What parallelism.mode Auto has chosen, and what else there was. Empty: the mode is Fixed, or nothing is chosen yet."""
+    stragglers: Annotated[list[StragglerStatus], Field(max_length=5, json_schema_extra=ATOMIC)] | None = None
+    """Slow devices, the slowest first. Empty: none is confirmed."""
+    kept_node: KeptNodeStatus | None = None
+    """A node that the job wanted to leave and that stays. Empty: there is none."""
     attempts: Annotated[list[AttemptStatus], Field(max_length=10, json_schema_extra=ATOMIC)] | None = None
     """The last 10 attempts."""
     start_time: Time | None = None

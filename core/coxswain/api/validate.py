@@ -83,7 +83,7 @@ def _shape(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
         for name in manifest
         if name not in known
     ]
-    faults += _name_faults(kind, manifest)
+    faults += _name_faults(kind, manifest) + _namespace_faults(kind, manifest)
     faults += parse(kind.spec, manifest["spec"], "spec")[1] if "spec" in manifest else [_missing_spec()]
     faults += template_faults(manifest.get("spec")) if kind.name == "TrainingJob" else []
     faults += parse(kind.status, manifest["status"], "status")[1] if kind.status and "status" in manifest else []
@@ -91,6 +91,16 @@ def _shape(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
         FieldError(path, f"{key!r} appears twice", key, way_out="give every item a name of its own")
         for path, key in repeated(object_schema(kind), manifest)
     ]
+
+
+def _namespace_faults(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
+    """A cluster's own objects have none."""
+    metadata = manifest.get("metadata")
+    given = metadata.get("namespace") if isinstance(metadata, dict) and not kind.namespaced else None
+    if given is None:
+        return []
+    message = f"a {kind.name} belongs to the cluster and has no namespace"
+    return [FieldError("metadata.namespace", message, shorten(given), way_out="remove metadata.namespace")]
 
 
 def _name_faults(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from coxswain.cost.constants import Constants
 from coxswain.cost.tables import Curve, curve
+from coxswain.cost.ulysses import HeadExchange
 
 Floats = NDArray[np.float64]
 Number = TypeVar("Number", float, Floats)
@@ -24,6 +25,8 @@ class CostModel:
     """
 
     constants: Constants
+    exchange: HeadExchange | None = None
+    """How rings exchange heads; None: they do not."""
     _whole: Curve | None = field(init=False, repr=False, compare=False)
     _step: Curve | None = field(init=False, repr=False, compare=False)
 
@@ -84,21 +87,56 @@ class CostModel:
     def ring_seconds(self, s: Number, degree: Number, inside_node: bool) -> Number:
         """Returns the seconds of one sequence over `degree` members.
 
-        Each of the D ring steps computes on one block while the next one travels.
+        Each of the D ring steps computes on one block while the next one travels. Where rings exchange heads: of those groups
+        that `exchange` allows, on the links inside a node where a node may hold them.
         """
-        compute = self._step_attention(s / degree)
-        if self._step is not None:  # a ring of one is a pack
-            compute = np.where(np.equal(degree, 1), self._whole_attention(np.asarray(s)), compute)  # type: ignore[assignment]
+        found = self._ring(s, degree, inside_node, 1, inside_node)
+        if self.exchange is None:
+            return found
+        for size in self.exchange.sizes[1:]:
+            groups_inside = inside_node or size <= self.exchange.node
+            seconds = self._ring(s, degree, inside_node, size, groups_inside)
+            better = np.equal(np.mod(degree, size), 0)
+            if self.exchange.choice == "Auto":
+                better &= np.less(seconds, found)
+            found = np.where(better, seconds, found)  # type: ignore[assignment]
+        return found
+
+    def _ring(self, s: Number, degree: Number, inside_node: bool, size: int, groups_inside: bool) -> Number:
+        """As `ring_seconds`, with head groups of this size."""
+        compute = self._step_attention(s * size / degree) / size
+        if self._step is not None:  # a ring of one group attends as a pack does
+            alone = self._whole_attention(np.asarray(s)) / size
+            compute = np.where(np.equal(degree, size), alone, compute)  # type: ignore[assignment]
         travel = self.kv(inside_node) * s / degree
         slower: Number = np.maximum(compute, travel)
-        return self.task + self.linear * s / degree + compute + (degree - 1) * slower
+        seconds: Number = self.task + self.linear * s / degree + compute + (degree / size - 1) * slower
+        return seconds if size == 1 else seconds + self.exchanged(size, groups_inside) * s / degree
 
-    def packed_ring_seconds(self, lengths: ArrayLike, degree: int, inside_node: bool) -> float:
-        """Returns the seconds of several sequences in one ring, as in a static mesh: steps add up."""
+    def exchanged(self, size: int, inside_node: bool) -> float:
+        """Seconds a token of a member to exchange heads in a group of this size, forward and backward."""
+        if self.exchange is None:
+            return 0.0
+        return self.kv(inside_node) * self.exchange.per_key_byte * (size - 1) / size
+
+    def packed_ring_seconds(
+        self, lengths: ArrayLike, degree: int, inside_node: bool, size: int = 1, groups_inside: bool = False
+    ) -> float:
+        """Returns the seconds of several sequences in one ring, as in a static mesh: steps add up.
+
+        `size`: of its head groups, each within a node if `groups_inside`.
+        """
         s = np.asarray(lengths, dtype=np.float64) / degree
-        compute = self.attention * float((s * s).sum()) if self._step is None else float(self._step.seconds(s).sum())
-        travel = self.kv(inside_node) * float(s.sum())
-        return self.task + self.linear * float(s.sum()) + compute + (degree - 1) * max(compute, travel)
+        tokens = float(s.sum())
+        if self._step is None:
+            compute = self.attention * float((s * s).sum()) * size
+        elif size == degree > 1:
+            compute = float(self._whole_attention(s * degree).sum()) / size
+        else:
+            compute = float(self._step.seconds(s * size).sum()) / size
+        travel = self.kv(inside_node) * tokens
+        ring = compute + (degree // size - 1) * max(compute, travel)
+        return self.task + self.linear * tokens + ring + self.exchanged(size, groups_inside) * tokens
 
     def lower_bound(
         self, lengths: ArrayLike, speeds: Sequence[float] | Floats, capacity: int, max_degree: int, node_size: int

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
 
 import msgspec
 from msgspec import UNSET
 
 from coxswain.plan.bounds import lower_bound
 from coxswain.plan.chunks import ring_slices
+from coxswain.plan.head_groups import group_size
 from coxswain.plan.problem import Draft, Problem
 from coxswain.plan.simulate import simulate
 from coxswain.plan.values import Placement, Slice, Task
@@ -20,14 +20,7 @@ def assemble(problem: Problem, balance: str, drafts: list[Draft]) -> Placement:
     timeline = simulate(problem, drafts)
     lengths: list[int] = problem.lengths.tolist()
     tasks = [
-        Task(
-            i,
-            "ring" if len(draft.members) > 1 else "pack",
-            draft.members,
-            _slices(lengths, draft),
-            seconds,
-            draft.wave or UNSET,
-        )
+        _task(problem, i, lengths, draft, seconds)
         for i, (draft, seconds) in enumerate(zip(drafts, timeline.seconds, strict=True))
     ]
     return Placement(
@@ -43,9 +36,12 @@ def assemble(problem: Problem, balance: str, drafts: list[Draft]) -> Placement:
     )
 
 
-def _task(index: int, lengths: list[int], draft: Draft, seconds: float) -> Task:
-    kind: Literal["pack", "ring"] = "ring" if len(draft.members) > 1 else "pack"
-    return Task(index, kind, draft.members, _slices(lengths, draft), seconds, draft.wave or UNSET)
+def _task(problem: Problem, index: int, lengths: list[int], draft: Draft, seconds: float) -> Task:
+    slices, wave = _slices(lengths, draft), draft.wave or UNSET
+    if len(draft.members) == 1:
+        return Task(index, "pack", draft.members, slices, seconds, wave)
+    size = group_size(problem.cost, problem.lengths[list(draft.sequences)], problem.nodes[list(draft.members)].tolist())
+    return Task(index, "ring", draft.members, slices, seconds, wave, size if size > 1 else UNSET)
 
 
 def _slices(lengths: list[int], draft: Draft) -> tuple[Slice, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coxswain.plan.head_groups import group_size, ring_seconds
 from coxswain.plan.problem import Draft, Problem
 from coxswain.plan.values import Placement
 
@@ -57,6 +58,9 @@ def simulate(problem: Problem, tasks: Iterable[Draft]) -> Timeline:
 
 
 def _ring_seconds(problem: Problem, members: tuple[int, ...], sequences: tuple[int, ...]) -> float:
+    if problem.cost.exchange is not None:
+        lengths, nodes = problem.lengths[list(sequences)], problem.nodes[list(members)].tolist()
+        return ring_seconds(problem.cost, lengths, nodes, group_size(problem.cost, lengths, nodes))
     inside = problem.inside_node(members)
     if len(sequences) == 1:
         return float(problem.cost.ring_seconds(float(problem.lengths[sequences[0]]), float(len(members)), inside))

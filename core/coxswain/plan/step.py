@@ -14,6 +14,7 @@ from coxswain.cost.model import CostModel
 from coxswain.flops import loss_layers
 from coxswain.layout import Layout
 from coxswain.plan.assemble import assemble, one_sequence_a_ring
+from coxswain.plan.head_groups import head_exchange, key_heads
 from coxswain.plan.kinds import kinds_of, nodes_of, rates_of
 from coxswain.plan.pipelines.bound import pipeline_bound
 from coxswain.plan.pipelines.operations import is_flat, operations, ordered, shares_of
@@ -38,16 +39,17 @@ def plan_step(
 
     Refused "CapacityLost" if the longest sequence does not fit. The result has passed the validator.
     """
-    loss = loss_layers(model)
+    loss, nodes = loss_layers(model), nodes_of(layout)
+    exchange = head_exchange(parallelism.attention, model, layout, nodes)
     problem = make_problem(
         sequence_lengths,
         replicas=len(layout.replicas),
         capacity=parallelism.tokens_per_replica,
-        cost=CostModel(constants_for(hardware or parallelism.hardware, model)),
+        cost=CostModel(constants_for(hardware or parallelism.hardware, model), exchange),
         speeds=speeds,
         max_degree=parallelism.max_degree,
         kinds=kinds_of(layout),
-        nodes=nodes_of(layout),
+        nodes=nodes,
         stages=[len(replica.stages) for replica in layout.replicas],
     )
     problem = dataclasses.replace(problem, speeds=problem.speeds * rates_of(layout, loss))
@@ -56,7 +58,10 @@ def plan_step(
         drafts = one_sequence_a_ring(drafts)
     placement = assemble(problem, parallelism.balance.lower(), drafts)
     placement = _ordered(placement, problem, layout, loss)
-    faults = validate(placement, sequence_lengths, layout, parallelism.tokens_per_replica, parallelism.max_degree)
+    faults = validate(
+        placement, sequence_lengths, layout, parallelism.tokens_per_replica, parallelism.max_degree,
+        key_heads(model, layout),
+    )  # fmt: skip
     if faults:
         raise AssertionError(f"planner {parallelism.balance}: {len(faults)} faults in its own plan, first: {faults[0]}")
     return placement

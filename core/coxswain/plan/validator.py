@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from operator import attrgetter
 
+from msgspec import UNSET
+
 from coxswain.layout import Layout
 from coxswain.plan.chunks import ring_slices
 from coxswain.plan.kinds import shape
@@ -15,16 +17,17 @@ from coxswain.plan.values import Placement, Task
 
 
 def validate(
-    placement: Placement, lengths: Sequence[int], layout: Layout, capacity: int | Sequence[int], max_degree: int
-) -> list[str]:
+    placement: Placement, lengths: Sequence[int], layout: Layout, capacity: int | Sequence[int], max_degree: int,
+    key_heads: int = 1,
+) -> list[str]:  # fmt: skip
     """Returns everything that is wrong with the placement, naming replica and sequence.
 
-    `capacity`: tokens of a task on every replica, or on each.
+    `capacity`: tokens of a task on every replica, or on each. `key_heads`: that members of a ring can exchange.
     """
     room = [capacity] * len(layout.replicas) if isinstance(capacity, int) else capacity
     faults = [*_order(placement), *_waves(placement)]
     for task in placement.tasks:
-        found = [*_members(task, layout, max_degree)] or [*_slices(task, lengths, room)]
+        found = [*_members(task, layout, max_degree)] or [*_heads(task, key_heads), *_slices(task, lengths, room)]
         faults += [f"task {task.index} ({task.kind}): {fault}" for fault in found]
     faults += _coverage(placement, lengths)
     return faults or replay(placement, layout)
@@ -59,6 +62,17 @@ def _members(task: Task, layout: Layout, max_degree: int) -> Iterator[str]:
         yield f"a ring has between 2 and {max_degree} replicas, not {degree}"
     if len({shape(layout.replicas[r]) for r in task.replicas}) > 1:
         yield f"replicas {list(task.replicas)} differ in layer split or tensor degree; a ring needs them equal"
+
+
+def _heads(task: Task, key_heads: int) -> Iterator[str]:
+    """Demands head groups of equal size, each member of which gets whole key heads."""
+    size, degree = task.ulysses, len(task.replicas)
+    if size is UNSET:
+        return
+    if task.kind != "ring" or not 2 <= size <= degree or degree % size:
+        yield f"head groups of {size} do not divide its {degree} replicas"
+    elif key_heads % size:
+        yield f"head groups of {size} do not divide the {key_heads} key heads of a device"
 
 
 def _slices(task: Task, lengths: Sequence[int], room: Sequence[int]) -> Iterator[str]:

@@ -34,6 +34,9 @@ class Task(msgspec.Struct, frozen=True):
     wave: int | UnsetType = UNSET
     """A task of a later wave starts on no replica before every task of the waves before has ended on all. Unset: 0.
     Waves rise along the global order."""
+    ulysses: int | UnsetType = UNSET
+    """How many neighbouring members of a ring exchange heads for tokens; it divides the ring's degree and the key heads of
+    every device. Keys go round among what remains. Unset: none do, keys go round among all members."""
 
 
 class Operation(msgspec.Struct, frozen=True, array_like=True):

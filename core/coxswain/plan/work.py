@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from coxswain.cost.model import CostModel
+from coxswain.plan.head_groups import ring_seconds
 from coxswain.plan.values import Placement, Task
 
 
@@ -25,5 +26,4 @@ def _work(task: Task, cost: CostModel, nodes: Sequence[int]) -> float:
         lengths[piece.sequence] += piece.stop - piece.start
     if task.kind == "pack":
         return cost.pack_seconds([*lengths.values()])
-    inside = len({nodes[r] for r in task.replicas}) == 1
-    return cost.packed_ring_seconds([*lengths.values()], len(task.replicas), inside)
+    return ring_seconds(cost, [*lengths.values()], [nodes[r] for r in task.replicas], task.ulysses or 1)

@@ -46,6 +46,7 @@ class PodPlan:
     start: int  # number of the start: a queue admits its pods together
     pin: str = ""  # names the attempt's ConfigMap
     token_secret: str = ""  # name of the Secret with their token; empty: the former one
+    avoid: tuple[str, ...] = ()  # nodes that are quarantined
 
     def name(self, member: str, number: int) -> str:
         return f"{self.job['metadata']['name']}-{member}-{number}"
@@ -89,7 +90,8 @@ class PodPlan:
         gang_labels, gang_annotations, _ = self._gang(role)
         head["labels"] = {**(theirs.get("labels") or {}), **head["labels"], **labels, **queue_labels, **gang_labels}
         annotations = {**ANNOTATIONS, **(theirs.get("annotations") or {}), **queue_annotations, **gang_annotations}
-        return {**head, "annotations": annotations}
+        avoids = {names.ANNOTATION_AVOIDS: ",".join(self.avoid)} if self.avoid else {}
+        return {**head, "annotations": {**annotations, **avoids}}
 
     def _gang(self, role: str) -> tuple[dict[str, str], dict[str, str], Manifest]:
         return gangs.of_pod(self.job, self.settings, role, self.start)
@@ -132,7 +134,7 @@ class PodPlan:
             **self._gang(role)[2],
         }
         others = tuple(name for name in OWN[_FIELDS[role]] if name not in (role, CONSTRUCTOR.name))
-        laid = _on_network(hardened(overlaid(spec, self._template(role)[1], others)))
+        laid = scheduling.avoiding(_on_network(hardened(overlaid(spec, self._template(role)[1], others))), self.avoid)
         return {**{k: v for k, v in laid.items() if k not in FIXED}, **{k: spec[k] for k in FIXED if k in spec}}
 
 

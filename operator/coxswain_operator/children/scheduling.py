@@ -57,3 +57,25 @@ def _affinity(job: Manifest, topology: dict[str, str], attempt: int) -> dict[str
         return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     weighted = {"weight": 100, "podAffinityTerm": term}
     return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}} if key else {}
+
+
+def avoiding(spec: Manifest, nodes: tuple[str, ...]) -> Manifest:
+    """The pod spec kept off these nodes, whatever affinity it has. Terms are alternatives: each of them is narrowed."""
+    if not nodes:
+        return spec
+    affinity = spec.get("affinity") or {}
+    of_nodes = affinity.get("nodeAffinity") or {}
+    others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]  # one value each
+    required = of_nodes.get(_REQUIRED)
+    if required is None:
+        narrowed: Manifest = {"nodeSelectorTerms": [{"matchFields": others}]}
+    else:  # a term without anything matches no node, and must not begin to
+        terms = required.get("nodeSelectorTerms") or ()
+        fields = [
+            {**t, "matchFields": [*(t.get("matchFields") or ()), *others]} if any(t.values()) else t for t in terms
+        ]
+        narrowed = {**required, "nodeSelectorTerms": fields}
+    return {**spec, "affinity": {**affinity, "nodeAffinity": {**of_nodes, _REQUIRED: narrowed}}}
+
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -23,7 +23,7 @@ from coxswain_operator.kubernetes.events import Events
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS, Informer
 from coxswain_operator.kubernetes.read_cache import ReadCache
 from coxswain_operator.kubernetes.resources import FIELD_MANAGER, NAMESPACES, SECRETS, WORKLOADS, with_groups
-from coxswain_operator.views import Conditions, Event, Manifest, PodView
+from coxswain_operator.views import Event, Manifest, NodeView, PodView
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class KubernetesCluster:
         found = await self._namespaces.get("", namespace)
         return str(((found or {"metadata": {}})["metadata"].get("labels") or {}).get(ENFORCE, ""))
 
-    async def nodes(self) -> Mapping[str, Conditions] | None:
+    async def nodes(self) -> Mapping[str, NodeView] | None:
         """None where the operator has no right to see them."""
         informer = self._informer("Node", "")
         if not await informer.permitted():

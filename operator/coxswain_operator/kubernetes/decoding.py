@@ -11,7 +11,8 @@ import msgspec
 from coxswain import names
 from coxswain_operator.kubernetes.cache import Entry
 from coxswain_operator.kubernetes.resources import Resource
-from coxswain_operator.pod_decoding import Node, ObjectMeta, Pod, node_conditions, view_of
+from coxswain_operator.node_decoding import Node, node_view
+from coxswain_operator.pod_decoding import ObjectMeta, Pod, view_of
 from coxswain_operator.views import Manifest
 
 Bytes: TypeAlias = bytes | msgspec.Raw
@@ -45,7 +46,7 @@ def read_pod(content: Bytes) -> Entry[Any]:
 
 def read_node(content: Bytes) -> Entry[Any]:
     node = _NODE.decode(content)
-    return _entry(node.metadata, {}, node_conditions(node))
+    return _entry(node.metadata, {}, node_view(node))
 
 
 def read_manifest(content: Bytes, head: dict[str, msgspec.Raw]) -> Entry[Any]:

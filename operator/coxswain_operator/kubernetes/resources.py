@@ -30,7 +30,7 @@ FIELD_MANAGER = "coxswain-operator"
 SECRETS = Resource("v1", "Secret", "secrets")
 NAMESPACES = Resource("v1", "Namespace", "namespaces", namespaced=False)
 _ALL = (
-    *(Resource(API_VERSION, kind.name, kind.plural) for kind in OUR_KINDS),
+    *(Resource(API_VERSION, kind.name, kind.plural, kind.namespaced) for kind in OUR_KINDS),
     Resource("v1", "Pod", "pods", selector=LABEL_JOB_UID),
     SECRETS,
     Resource("v1", "ConfigMap", "configmaps", selector=LABEL_JOB_UID),

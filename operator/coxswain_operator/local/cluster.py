@@ -28,7 +28,7 @@ from coxswain_operator.local.objects import Key, Objects, key_of, timestamp, wri
 from coxswain_operator.local.pods import Machine, Pod, check_supported
 from coxswain_operator.local.probes import Prober
 from coxswain_operator.pod_decoding import pod_view
-from coxswain_operator.views import Conditions, Event, Manifest, PodView
+from coxswain_operator.views import Event, Manifest, NodeView, PodView
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class LocalCluster:
         """No level holds: pods are processes of the user, and no template gives them more."""
         return "privileged"
 
-    async def nodes(self) -> dict[str, Conditions] | None:
+    async def nodes(self) -> dict[str, NodeView] | None:
         """None: this machine has no node conditions."""
         return None
 

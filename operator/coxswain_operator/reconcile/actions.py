@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from coxswain.wire import Fault, JobReport
 from coxswain_operator.children import PodPlan
-from coxswain_operator.views import ChildView, Event, HolderView, Manifest, PodView
+from coxswain_operator.views import ChildView, Event, HolderView, Manifest, NodeView, PodView, QuarantineView
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class Observed:
     holders: tuple[HolderView, ...] = ()  # of names that children need
     leftovers: tuple[PodView, ...] = ()  # pods of earlier jobs of this name, when they hold names of ours
     pod_security: str = ""  # the level that the namespace enforces; empty: it names none
+    quarantines: tuple[QuarantineView, ...] = ()
+    nodes: Mapping[str, NodeView] | None = None  # where the job asks for another one; None: not asked, or not known
     tokens: tuple[str, ...] = ("",)  # that the operator's keys make for the job, the newest first
 
 
@@ -90,6 +92,21 @@ class CheckpointAndStop:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Makes this NodeQuarantine. A refusal is logged and changes nothing: the job goes on."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class EndQuarantine:
+    """Deletes a NodeQuarantine that the operator has made."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequeueAt:
     """Run a pass at this time even if nothing changes."""
 
@@ -101,7 +118,18 @@ def requeues(times: Iterable[float], now: float) -> tuple[RequeueAt, ...]:
     return tuple(RequeueAt(t) for t in sorted(set(times)) if now < t < float("inf"))
 
 
-Action: TypeAlias = WriteStatus | Delete | Create | CreatePod | LeaveQueue | CheckpointAndStop | Event | RequeueAt
+Action: TypeAlias = (
+    WriteStatus
+    | Delete
+    | Create
+    | CreatePod
+    | LeaveQueue
+    | CheckpointAndStop
+    | Quarantine
+    | EndQuarantine
+    | Event
+    | RequeueAt
+)
 
 
 @dataclass(frozen=True, slots=True)

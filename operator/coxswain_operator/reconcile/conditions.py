@@ -7,7 +7,7 @@ from coxswain.names import CONDITIONS
 from coxswain_operator.reconcile import pending
 from coxswain_operator.reconcile.context import UNSCHEDULABLE, Context, generation
 from coxswain_operator.reconcile.result import PolicyResult
-from coxswain_operator.reconcile.status import Condition
+from coxswain_operator.reconcile.status import Condition, Straggler
 from coxswain_operator.reconcile.times import stamp
 
 _Facts = tuple[str, str, str]  # status, reason, message
@@ -82,7 +82,17 @@ def _degraded(ctx: Context, result: PolicyResult) -> _Facts:
     if ctx.capacity_lost and result.state not in STATUS_OF_END:
         size = ctx.status.trainers
         return "True", "CapacityLost", f"runs with {size.desired} of {size.asked} trainers: there was no room for more"
+    if result.status.stragglers and result.state == "Running":
+        return "True", "Straggler", _slow(result.status.stragglers)
     return "False", "AsExpected", ""
+
+
+def _slow(stragglers: tuple[Straggler, ...]) -> str:
+    """The slowest one, and how many more there are."""
+    worst, more = stragglers[0], len(stragglers) - 1
+    where = f"device {worst.device} of {worst.trainer}" + (f" ({worst.node})" if worst.node else "")
+    text = f"{where} computes {worst.slowdown} times as long as planned since {worst.since} ({worst.cause})"
+    return "; ".join(filter(None, (text, worst.action, f"and {more} more" * bool(more))))
 
 
 def _is_disturbed(ctx: Context, result: PolicyResult) -> bool:

@@ -17,7 +17,9 @@ from coxswain_operator.reconcile import (
     incarnations,
     job_token,
     leftovers,
+    node_request,
     pending,
+    quarantine,
     resize,
     suspend,
 )
@@ -27,6 +29,7 @@ from coxswain_operator.reconcile.pinned import Start
 from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.views import Event
 
 PINNED = "the pods go on as this attempt began, and the next attempt is refused until this is mended: "
 
@@ -40,6 +43,7 @@ def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
     status = failure_policy.record_restarts(ctx, found) if found else half_placed.settled(ctx, ctx.status)
     status = job_token.settle(ctx, resize.start_resize(ctx, status, size)) if size else _begun(ctx, status, start)
     status = half_placed.start_release(ctx, status, release) if release else status
+    status, asked, moves = _quarantined(ctx, status, start, bool(found or size or release))
     held = half_placed.is_held(status, ctx.now)
     others = child_diff.diff_children(ctx, start, status)
     starting = status.attempt == ctx.status.attempt and not others.stale and not held
@@ -59,19 +63,39 @@ def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
             *others.creates,
             *(_missing_pods(ctx, status, start) if starting else ()),
         ),
-        calls=resize.calls(ctx) or suspend.calls(ctx),
+        calls=(*(resize.calls(ctx) or suspend.calls(ctx)), *asked.actions),
         events=(
             *failure_policy.failure_events(found),
             *(resize.resize_events(size) if size else ()),
             *(half_placed.events(release) if release else ()),
+            *asked.events,
+            *moves,
         ),
         requeue_times=(
             *(incarnations.starts_at(entry) for entry in status.incarnations),
             *_starts(ctx),
             *force_delete.requeue_times(ctx),
             *resize.requeue_times(ctx),
+            *quarantine.requeue_times(ctx),
+            *node_request.requeue_times(ctx),
         ),
     )
+
+
+def _quarantined(
+    ctx: Context, status: JobStatus, start: Start, busy: bool
+) -> tuple[JobStatus, node_request.Answer, tuple[Event, ...]]:
+    """What quarantines ask for, in a pass without other changes of the gang: pods in place of those that wait for a node
+    which is admitted again, and of trainers that leave theirs.
+    """
+    if busy:
+        return status, node_request.Answer(), ()
+    leaving = quarantine.left(ctx)
+    if members := quarantine.readmitted(ctx) | leaving:
+        status = incarnations.next_incarnation(status, members, ctx.now)
+        return status, node_request.Answer(), quarantine.events(leaving, ctx)
+    asked = node_request.answer(ctx, _plan(ctx, status, start))
+    return asked.recorded(node_request.settled(ctx, status)), asked, ()
 
 
 def refuse(ctx: Context) -> PolicyResult:
@@ -121,15 +145,19 @@ def _stale_pods(ctx: Context, status: JobStatus) -> Iterator[Delete]:
 
 def _missing_pods(ctx: Context, status: JobStatus, start: Start) -> Iterator[CreatePod]:
     """Current pods that do not exist, whose delay is over, and whose predecessor runs no more."""
-    numbers = incarnations.numbers(status)
-    job, number, pin = start.job_of_pods(ctx.observed.job), numbers.default.number, start.pinned.hash
-    plan = PodPlan(job, start.config, ctx.settings, status.attempt, number, pin, str(status.token_secret or ""))
+    numbers, plan = incarnations.numbers(status), _plan(ctx, status, start)
     occupied = {p.member for p in ctx.observed.pods if p.is_active or numbers.of(p.member).number == p.incarnation}
     for member in ctx.members:
         if member not in occupied:
             entry = numbers.of(member)
             if incarnations.may_start(entry, ctx.now):
                 yield CreatePod(plan, member, entry.number)
+
+
+def _plan(ctx: Context, status: JobStatus, start: Start) -> PodPlan:
+    number, token = incarnations.numbers(status).default.number, str(status.token_secret or "")
+    job, avoid = start.job_of_pods(ctx.observed.job), quarantine.avoided(ctx)
+    return PodPlan(job, start.config, ctx.settings, status.attempt, number, start.pinned.hash, token, avoid)
 
 
 def _starts(ctx: Context) -> set[float]:

@@ -15,9 +15,12 @@ from coxswain_operator.reconcile.status import (
     LayoutStatus,
     PredictedLayout,
     Progress,
+    Straggler,
     StrategyStatus,
 )
 from coxswain_operator.reconcile.times import stamp
+
+MAX_STRAGGLERS = 5  # in the status; all are in the coordinator's metrics
 
 
 def apply_report(status: JobStatus, report: JobReport | None) -> JobStatus:
@@ -38,7 +41,21 @@ def apply_report(status: JobStatus, report: JobReport | None) -> JobStatus:
         last_checkpoint=checkpoint,
         layout=layout,
         strategy=_strategy(report.strategy) if report.phase == "Running" else status.strategy,
+        stragglers=tuple(map(_straggler, report.stragglers[:MAX_STRAGGLERS])) or UNSET,
         world_generation=report.generation,
+    )
+
+
+def _straggler(found: wire.StragglerReport) -> Straggler:
+    return Straggler(
+        trainer=found.trainer,
+        device=found.device,
+        node=found.node,
+        slowdown=f"{found.slowdown:.2f}",
+        since=stamp(found.since),
+        since_step=found.since_step,
+        cause=found.cause,
+        action=found.action[:1024],
     )
 
 

@@ -51,10 +51,15 @@ class CheckpointSpec(_Read, frozen=True, kw_only=True):
     every_steps: int = 100
 
 
+class StragglersSpec(_Read, frozen=True, kw_only=True):
+    action: str = "Warn"
+
+
 class JobSpec(_Read, frozen=True, kw_only=True):
     suspend: bool = False
     trainers: TrainersSpec = TrainersSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
+    stragglers: StragglersSpec = StragglersSpec()
     failure_policy: FailurePolicy = FailurePolicy()
     active_deadline_seconds: int | None = None
     start_timeout_seconds: int = 900

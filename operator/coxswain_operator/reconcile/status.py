@@ -90,6 +90,27 @@ class StrategyStatus(_Stored, frozen=True, kw_only=True):
     alternatives: tuple[PredictedLayout, ...] = ()
 
 
+class Straggler(_Stored, frozen=True, kw_only=True):
+    """A device that is confirmed to compute slower than planned."""
+
+    trainer: str
+    device: int
+    node: str = ""
+    slowdown: str  # seconds of compute over those at speed 1
+    since: str
+    since_step: int = 0
+    cause: str
+    action: str = ""  # what was done
+
+
+class KeptNode(_Stored, frozen=True, kw_only=True):
+    """A node that the job wanted to leave."""
+
+    node: str
+    message: str  # why it stays
+    until: str  # it is not asked about again before
+
+
 class Attempt(_Stored, frozen=True, kw_only=True):
     """One run of the whole job, from its start to what ended it."""
 
@@ -144,6 +165,8 @@ class JobStatus(_Stored, frozen=True, kw_only=True):
     stream_hash: str | None = None  # of the latest start: what its checkpoints continue
     gang: GangStatus | msgspec.UnsetType = msgspec.UNSET  # of a job that was half placed, until all its pods work
     strategy: StrategyStatus | msgspec.UnsetType = msgspec.UNSET  # of mode Auto
+    stragglers: tuple[Straggler, ...] | msgspec.UnsetType = msgspec.UNSET  # the slowest first; unset: none
+    kept_node: KeptNode | msgspec.UnsetType = msgspec.UNSET
     token_secret: str | msgspec.UnsetType = msgspec.UNSET  # that the pods of this start mount; unset: the former name
 
     def condition(self, type_: str) -> Condition | None:
@@ -196,7 +219,8 @@ def due_at(old: JobStatus, new: JobStatus, now: float) -> float:
 def _steady(status: JobStatus) -> JobStatus:
     """Without what grows by itself while the job runs well."""
     conditions = tuple(msgspec.structs.replace(c, message="") for c in status.conditions)
-    return msgspec.structs.replace(status, progress=None, last_checkpoint=None, conditions=conditions)
+    slow = tuple(msgspec.structs.replace(s, slowdown="", action="") for s in status.stragglers or ())
+    return msgspec.structs.replace(status, progress=None, last_checkpoint=None, conditions=conditions, stragglers=slow)
 
 
 def _without_counts(status: JobStatus) -> JobStatus:

@@ -14,6 +14,7 @@ from coxswain.config import EndpointConfig, ModelConfig, OptimizerConfig
 from coxswain.errors import Refused
 from coxswain.holdings import ParameterSpec, all_holdings, tensor_faults
 from coxswain.layout import Layout, Seat
+from coxswain.live import LiveSource
 from coxswain.neighbours import neighbours_of, rank_of
 from coxswain.parameter_groups import idle_groups, muon_matrices
 from coxswain.plan.values import Operation
@@ -23,6 +24,9 @@ from coxswain_train.engine.links import StageLinks
 from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.engine.step import Batch, Part, StepClock, StepOutcome, TaskRunner, by_wave, run_waves
+from coxswain_train.live.copies import Copies
+from coxswain_train.live.state import Cut, Finished, LiveState, PendingStep
+from coxswain_train.live.takeover import Moved, TakeOver, Target, Update
 from coxswain_train.model.custom import decoder_of, specs_of
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.model.ring import Exchange
@@ -30,7 +34,7 @@ from coxswain_train.model.tensor_parallel import ModelPart
 from coxswain_train.parallel.process_groups import ProcessGroups
 from coxswain_train.parallel.shards import Shards, shards
 from coxswain_train.parallel.state import State
-from coxswain_train.parallel.zero1 import RankStats, Zero1Optimizer
+from coxswain_train.parallel.zero1 import GlobalStats, RankStats, Zero1Optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +77,11 @@ class Engine:
 
     def __init__(
         self, model: ModelConfig, vocabulary: int, optimizer: OptimizerConfig, total_steps: int, layout: Layout,
-        seat: Seat, world: ProcessGroups, device: torch.device, dtype: torch.dtype, state: State | None = None,
-        memory: MemoryPolicy | None = None,
+        seat: Seat, world: ProcessGroups, device: torch.device, dtype: torch.dtype, live: LiveState | None = None,
+        memory: MemoryPolicy | None = None, generation: int = 0, wards: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        specs = specs_of(model, vocabulary)
+        """`live`: what this process holds; kept until the state is filled or taken over. `wards`: by rank (`copies.wards_of`)."""
+        self._specs = specs = specs_of(model, vocabulary)
         _check_degrees(specs, layout)
         self._memory = memory or MemoryPolicy()
         self.before_update: Callable[[], None] = lambda: None  # runs in every step before its state changes
@@ -89,11 +94,21 @@ class Engine:
         self._everyone, self._device, self._dtype = world.exchange(tuple(range(world.ranks))), device, dtype
         self.model = decoder_of(model, vocabulary, part).to(device, dtype)
         self.shapes = {spec.name: spec.shape for spec in specs}
-        matrices = muon_matrices(specs, optimizer)
-        owned = shards(all_holdings(specs, layout, model.layers), whole=matrices.__contains__)
+        self._matrices = muon_matrices(specs, optimizer)
+        self._layout, self._generation = layout, generation
+        self._shards = self._cut(layout)
         _check_groups(optimizer, self.shapes)
-        _check_whole(matrices, owned, self.shapes)
-        self.optimizer = Zero1Optimizer(self.model.weights(), owned, seat.rank, world, state, matrices=matrices)
+        _check_whole(self._matrices, self._shards, self.shapes)
+        self.live, self.moved = live or LiveState(), Moved()
+        self.optimizer = Zero1Optimizer(self.model.weights(), self._shards, seat.rank, world, self.live.own)
+        self._copies = Copies(self._everyone, seat.rank, wards, self._shards.sizes())
+        if self.live.current is None:
+            self.optimizer.make_room()
+
+    def _cut(self, layout: Layout) -> Shards:
+        """Owners of a layout."""
+        held = all_holdings(self._specs, layout, self._config.layers)
+        return shards(held, whole=self._matrices.__contains__)
 
     def initialise(
         self, seed: int, secrets: Path | None = None, endpoint: EndpointConfig | None = None, ids: int = 0
@@ -102,22 +117,74 @@ class Engine:
 
         `ids`: of the tokenizer; 0: unknown.
         """
+        boxes = self.make_room()["parameter"]
         self.optimizer.state.clear()
-        boxes = self.optimizer.boxes()["parameter"]
         if self._config.init_from:
             load_pretrained(self._config.init_from, boxes, self.shapes, secrets, endpoint, self._config, ids)
         else:
             for box, values in boxes.items():
                 values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
-        self.gather()
+        self.begin(0)
 
-    def gather(self) -> None:
-        """Sends the owned weights to every replica. Call it after the boxes were filled."""
+    def make_room(self) -> dict[str, dict[Box, torch.Tensor]]:
+        """Gives up what the process holds of the state. The owned boxes by kind, to be filled; then call `begin`."""
+        self.live.forget()
+        self.optimizer.make_room()
+        return self.optimizer.boxes()
+
+    def begin(self, step: int) -> None:
+        """The owned boxes are filled, as before step `step`: sends the weights to every replica, and fills copies."""
+        cut = Cut(self._generation, self.seat.rank, step, self.optimizer.state)
+        if self._copies.ward is not None:
+            cut.ward, cut.copy = self._copies.ward, State()
+            cut.copy.hold(self._shards.boxes(cut.ward), self.optimizer.wide, self._device)
+            self._copies.fill(cut.own, cut.copy)
+        self.live.begin(cut)
+        self._spread()
+
+    def _spread(self) -> None:
+        """Sends the owned weights to every replica."""
         self.optimizer.all_gather()
         self.model.leave_out_empty_rows()
+        self.live.spread(self._weights())
+
+    def _weights(self) -> dict[Box, torch.Tensor]:
+        """What the model holds."""
+        weights = self.model.weights()
+        holdings = self._shards.holdings[self._shards.group_of[self.seat.rank]]
+        return {h.box: weights[h.box.name].detach() for h in holdings}
+
+    def take_over(self, source: LiveSource, nodes: Sequence[str] = ()) -> Finished | None:
+        """Takes the state from what the ranks of this world hold in memory; then this rank is ready for step `source.step`.
+
+        Returns this rank's part of a step that was updated and not reported. `nodes`: of each trainer; (): unknown. Raises
+        Retryable where the ranks do not hold what the source says, or what arrives is not what was sent; RuntimeError at an
+        abort. Both leave the living state complete.
+        """
+        step = source.step - 1
+        rate = learning_rate(self._optimizer_config, step, self._total_steps)
+        old, target = self._cut(source.layout), self._target(nodes)
+        change = TakeOver(self.live, self._world, target, source)
+        change.run(old, Update(self._optimizer_config, rate, self._matrices))
+        self.optimizer.state = self.live.own
+        before, now = (list(all_holdings(self._specs, o, self._config.layers)) for o in (source.layout, self._layout))
+        if change.spread(before, now, self._weights()):
+            self.model.leave_out_empty_rows()
+            self.live.spread(self._weights())
+        else:
+            self._spread()
+        self.moved = change.moved
+        return self.live.unreported
+
+    def _target(self, nodes: Sequence[str]) -> Target:
+        trainers = [seat.device.trainer for seat in self._layout.ranks()]
+        known = {name: number for number, name in enumerate(nodes)}
+        places = [known[nodes[t]] if t < len(nodes) else len(nodes) + t for t in trainers]
+        rank, wide = self.seat.rank, self.optimizer.wide
+        return Target(self._generation, rank, self._shards, self._copies, places, self.shapes, wide, self._device)
 
     def boxes(self) -> dict[str, dict[Box, torch.Tensor]]:
-        """The owned state, by kind and box. After filling it, call `gather`."""
+        """The owned state, by kind and box."""
         return self.optimizer.boxes()
 
     def step(self, work: StepInput, began: float) -> StepResult:
@@ -126,15 +193,16 @@ class Engine:
         clock = StepClock(self._world.clock, began)
         outcome = self.compute(work)
         computed = clock.device.mark()
-        gradient = self.optimizer.reduce()
         loss_sum, valid = (outcome.loss_sum, work.valid) if self.counts else (0.0, 0)
-        stats = self.optimizer.reduce_stats(gradient, RankStats(loss_sum, valid, work.labels, work.plan))
+        stats = self._agree(work, loss_sum, valid)
         rate = learning_rate(self._optimizer_config, work.step, self._total_steps)
         self.before_update()
-        self.optimizer.apply(gradient, stats, self._optimizer_config, rate, work.step)
+        self.live.update(self._optimizer_config, rate, self._matrices)
+        self.optimizer.all_gather()
+        self.live.spread(self._weights())
         timings, reduced = clock.timings(outcome.spans), clock.device.between(computed, clock.device.mark())
         updated = time.perf_counter()
-        return StepResult(
+        result = StepResult(
             loss_sum=loss_sum,
             gradient_norm=stats.norm,
             learning_rate=rate,
@@ -144,6 +212,17 @@ class Engine:
             evaluation_loss_sum=self._evaluate(work),
             evaluation_seconds=time.perf_counter() - updated,
         )
+        self.live.unreported = None  # the caller reports it
+        return result
+
+    def _agree(self, work: StepInput, loss_sum: float, valid: int) -> GlobalStats:
+        """Reduces the gradient, gives it to the holder of the copy, and agrees with all ranks on the step."""
+        gradient = self.optimizer.reduce()
+        copied = self._copies.exchange(gradient)
+        self.live.reduced(PendingStep(work.step, gradient, copied, loss_sum))
+        stats = self.optimizer.reduce_stats(gradient, RankStats(loss_sum, valid, work.labels, work.plan))
+        self.live.agreed(stats)
+        return stats
 
     def compute(self, work: StepInput) -> StepOutcome:
         """Runs the operations of this rank's stage. Gradients are in the parameters then."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -103,7 +103,7 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, rotary: Rotary, layer: Layer, attend: TaskAttention, keep: bool) -> Tensor:
         kept: list[tuple[Tensor, Tensor]] = []
-        out = layer(hidden, rotary, TaskAttention(Kept(attend.kernel, kept)) if keep else attend)
+        out = layer(hidden, rotary, replace(attend, kernel=Kept(attend.kernel, kept)) if keep else attend)
         ctx.save_for_backward(hidden, *(tensor for pair in kept for tensor in pair))
         ctx.layer, ctx.rotary, ctx.attend, ctx.keep = layer, rotary, attend, keep
         return out
@@ -113,7 +113,7 @@ class _Recomputed(torch.autograd.Function):
         hidden, *flat = ctx.saved_tensors
         attend: TaskAttention = ctx.attend
         if ctx.keep:
-            attend = TaskAttention(Repeated(attend.kernel, list(zip(flat[::2], flat[1::2], strict=True))))
+            attend = replace(attend, kernel=Repeated(attend.kernel, list(zip(flat[::2], flat[1::2], strict=True))))
         with torch.enable_grad():
             again = hidden.detach().requires_grad_()
             out = ctx.layer(again, ctx.rotary, attend)

@@ -22,6 +22,7 @@ from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.model.attention import TaskAttention, pack_attention
 from coxswain_train.model.llama import Decoder
 from coxswain_train.model.ring import Chunk, Chunks, Exchange, Ring, ring_attention
+from coxswain_train.model.ulysses import ulysses_attention
 from coxswain_train.parallel.clock import DeviceClock, Mark
 
 
@@ -81,7 +82,13 @@ def attend_of(part: Part, replica: int, exchange_of: ExchangeOf) -> TaskAttentio
     task = part.task
     if task.kind == "pack":
         return pack_attention([s.stop - s.start for s in part.slices])
-    return ring_attention(Ring(task.replicas.index(replica), chunk_table(task), exchange_of(task.replicas)))
+    place, table = task.replicas.index(replica), chunk_table(task)
+    if task.ulysses:
+        members = task.replicas
+        return ulysses_attention(
+            place, table, task.ulysses, lambda places: exchange_of(tuple(members[p] for p in places))
+        )
+    return ring_attention(Ring(place, table, exchange_of(task.replicas)))
 
 
 def chunk_table(task: Task) -> tuple[tuple[Chunks, ...], ...]:

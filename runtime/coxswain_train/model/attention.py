@@ -33,13 +33,31 @@ class Kernel(Protocol):
         ...
 
 
+class Heads(Protocol):
+    """How members of a ring exchange heads for tokens before attention and after it; both are differentiable."""
+
+    def spread(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """More tokens of fewer heads."""
+        ...
+
+    def collect(self, out: Tensor) -> Tensor:
+        """Own tokens of all heads."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TaskAttention:
-    """An `AttentionFn`: a kernel with its backward."""
+    """An `AttentionFn`: a kernel with its backward. `heads`: what is exchanged around it; None: nothing."""
 
     kernel: Kernel
+    heads: Heads | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if self.heads is None:
+            return self._attend(query, key, value)
+        return self.heads.collect(self._attend(*self.heads.spread(query, key, value)))
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return _Attention.apply(query, key, value, self.kernel)  # type: ignore[no-any-return]
 
 

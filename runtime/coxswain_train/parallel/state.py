@@ -1,6 +1,6 @@
 """The training state that one worker process owns: master parameters and optimizer moments, named by boxes.
 
-It outlives process groups, worlds and models. Migration makes another one, fills it, and swaps it in.
+It outlives process groups, worlds and models. A change of layout makes another one, fills it, and keeps that instead.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ class State:
         same = all((flat.dtype, flat.device) == (dtype, device) for flat in self._flat.values())
         return same and boxes == self._boxes and kinds == tuple(self._flat)
 
+    @property
+    def order(self) -> tuple[Box, ...]:
+        """Its boxes, in the order of the buffers."""
+        return self._boxes
+
     def __getitem__(self, kind: str) -> Tensor:
         """All values of a kind, box after box."""
         return self._flat[kind]
@@ -49,11 +54,6 @@ class State:
         """Sets every value to zero."""
         for flat in self._flat.values():
             flat.zero_()
-
-    def swap(self, other: State) -> None:
-        """Takes the boxes and values of another state, which gets these."""
-        self._boxes, other._boxes = other._boxes, self._boxes
-        self._flat, other._flat = other._flat, self._flat
 
 
 def views(flat: Tensor, boxes: Sequence[Box]) -> list[tuple[Box, Tensor]]:

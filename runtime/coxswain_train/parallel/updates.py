@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.optim.adamw import adamw
 
 from coxswain.boxes import Box
 from coxswain.config import OptimizerConfig
+from coxswain.errors import Refused
 from coxswain.parameter_groups import Settings, settings_of
 from coxswain_train.parallel.state import State
 
@@ -42,6 +44,29 @@ def stretches(boxes: Sequence[Box], config: OptimizerConfig, matrices: Collectio
 
 def _settings(box: Box, config: OptimizerConfig) -> Settings:
     return settings_of(box.name, len(box.shape), config)
+
+
+def take_step(
+    state: State, gradient: Tensor, norm: float, config: OptimizerConfig, rate: float, step: int,
+    matrices: Collection[str],
+) -> None:  # fmt: skip
+    """The update of step `step` (from 0): AdamW (Loshchilov and Hutter, arXiv 1711.05101), Muon for the `matrices`.
+
+    `norm`: of all ranks' gradients, before clipping. Scales the gradient in place where it is clipped.
+    """
+    check_norm(norm, step)
+    if config.gradient_clip and norm > config.gradient_clip:
+        gradient.mul_(config.gradient_clip / (norm + 1e-6))
+    update(state, gradient, stretches(state.order, config, matrices), config, rate, step + 1)
+
+
+def check_norm(norm: float, step: int) -> None:
+    if not isfinite(norm):
+        raise Refused(
+            "GradientNotFinite",
+            f"step {step}: gradient norm {norm}; lower optimizer.learningRate or set gradientClip, "
+            "then resume from the last checkpoint",
+        )
 
 
 def update(

@@ -1,28 +1,26 @@
 """ZeRO-1 by boxes (Rajbhandari et al., arXiv 1910.02054): gradients to their owners, updates there, weights back to all.
 
 Each rank holds its boxes of the parameters; the master copy (fp32, or fp64 in tests) and both moments of a row exist only
-on its owner, which is one of its holders. State changes in `apply` alone, after all ranks have agreed on the step.
+on its owner, which is one of its holders. State changes only after all ranks have agreed on the step (`reduce_stats`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import sqrt
 
 import torch
 from torch import Tensor, nn
 
 from coxswain.boxes import Box
-from coxswain.config import OptimizerConfig
-from coxswain.errors import Refused, Retryable
+from coxswain.errors import Retryable
 from coxswain_train.parallel.buckets import BUCKET_BYTES
 from coxswain_train.parallel.flights import Reduction
 from coxswain_train.parallel.gradients import Gradients
 from coxswain_train.parallel.routes import make_routes
 from coxswain_train.parallel.shards import Shards
 from coxswain_train.parallel.state import State
-from coxswain_train.parallel.updates import stretches, update
 from coxswain_train.parallel.weights import WeightSpreader
 
 
@@ -47,20 +45,20 @@ class GlobalStats:
 class Zero1Optimizer:
     """The optimizer of one rank: its boxes of the state, and the way to and from the parameters of all holders.
 
-    `weights`: the boxes that the rank holds, by name. `state` keeps what it has if its boxes are this rank's already.
-    Muon updates the `matrices`, by name; the shards must keep each of them whole.
+    `weights`: the boxes that the rank holds, by name. A `state` that is given keeps what it has until `make_room`.
     """
 
     def __init__(
         self, weights: Mapping[str, nn.Parameter], shards: Shards, me: int, reduction: Reduction,
-        state: State | None = None, bucket_bytes: int = BUCKET_BYTES, matrices: Collection[str] = (),
+        state: State | None = None, bucket_bytes: int = BUCKET_BYTES,
     ) -> None:  # fmt: skip
-        self._shards, self._me, self._reduction = shards, me, reduction
-        self._matrices, self._bucket_bytes = matrices, bucket_bytes
-        self.state = state or State()
+        self._reduction, self._bucket_bytes, self._boxes = reduction, bucket_bytes, shards.boxes(me)
+        self.elements = sum(box.elements for box in self._boxes)  # that are owned
         sample = next(iter(weights.values()))
-        wide, self._device = torch.promote_types(sample.dtype, torch.float32), sample.device
-        self.state.hold(shards.boxes(me), wide, sample.device)
+        wide = self.wide = torch.promote_types(sample.dtype, torch.float32)  # of the state
+        self._device, self.state = sample.device, state or State()
+        if state is None:
+            self.make_room()
         there, back = make_routes(shards, me, reduction.grid, sample.device, bucket_bytes // wide.itemsize)
         sole = shards.sole(me)
         self._gradients = Gradients(weights, there, sole, self.elements, wide, reduction)
@@ -70,10 +68,9 @@ class Zero1Optimizer:
         """The owned state by kind and box: views, to be filled or saved."""
         return self.state.boxes()
 
-    @property
-    def elements(self) -> int:
-        """Of the owned boxes."""
-        return len(self.state["parameter"])
+    def make_room(self) -> None:
+        """For this rank's boxes, in `state`, which keeps what it has if they are its boxes already."""
+        self.state.hold(self._boxes, self.wide, self._device)
 
     def expect_last(self) -> None:
         """Call it before the step's last backward: gradients then leave while it runs."""
@@ -93,21 +90,6 @@ class Zero1Optimizer:
         square = sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts)
         rows = self._reduction.scalars([square, mine.loss_sum, float(mine.labels), float(mine.plan)])
         return check_stats(rows, mine)
-
-    def apply(self, gradient: Tensor, stats: GlobalStats, config: OptimizerConfig, rate: float, step: int) -> None:
-        """The update of step `step` (from 0): AdamW (Loshchilov and Hutter, arXiv 1711.05101), Muon for its matrices; then
-        sends the weights out."""
-        if not isfinite(stats.norm):
-            raise Refused(
-                "GradientNotFinite",
-                f"step {step}: gradient norm {stats.norm}; lower optimizer.learningRate or set gradientClip, "
-                "then resume from the last checkpoint",
-            )
-        if config.gradient_clip and stats.norm > config.gradient_clip:
-            gradient.mul_(config.gradient_clip / (stats.norm + 1e-6))
-        parts = stretches(self._shards.boxes(self._me), config, self._matrices)
-        update(self.state, gradient, parts, config, rate, step + 1)
-        self.all_gather()
 
     @torch.no_grad()
     def all_gather(self) -> None:

@@ -32,8 +32,8 @@ from coxswain_train.checkpoint.listings import LARGE_WORLD
 from coxswain_train.checkpoint.snapshots import snapshots_of
 from coxswain_train.engine.engine import Engine, StepResult
 from coxswain_train.engine.memory import memory_policy
+from coxswain_train.live.state import LiveState
 from coxswain_train.parallel.process_groups import WorldAborter, leave_world
-from coxswain_train.parallel.state import State
 from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, AssignmentChannel
 from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient
 from coxswain_train.worker.prefetch import PATIENCE, BatchPrefetcher
@@ -64,10 +64,10 @@ def main(env: Environment) -> int:
         try:
             store = open_store(config.uri, config.endpoint, env.secrets_dir, create=True, known=True)
 
-            state = State()  # outlives worlds
+            live = LiveState()  # outlives worlds
 
             def train(assignment: Assignment) -> int:
-                with closing(Worker(env, assignment, client, handover, store, aborter.is_aborted, state)) as worker:
+                with closing(Worker(env, assignment, client, handover, store, aborter.is_aborted, live)) as worker:
                     return worker.run()
 
             return run_worlds(assignments, aborter, train)
@@ -123,9 +123,9 @@ class Worker:
 
     def __init__(
         self, env: Environment, assignment: Assignment, client: Client, handover: Handover, store: Store,
-        is_aborted: Callable[[], bool], state: State,
+        is_aborted: Callable[[], bool], live: LiveState,
     ) -> None:  # fmt: skip
-        self._is_aborted, self._state = is_aborted, state
+        self._is_aborted, self._live = is_aborted, live
         self._env, self._assignment, self._client, self._store = env, assignment, client, store
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._world = world = fetch_world(client, assignment)
@@ -169,6 +169,7 @@ class Worker:
 
     def _build(self) -> Engine:
         job, device = self._env.job, self._device
+        self._live.forget()  # frees the weights of the world before; its state gives room
         if self._assignment.rank == 0:
             warn_untested(device.type)
         groups = rendezvous(
@@ -180,7 +181,7 @@ class Worker:
         memory = memory_policy(job.model, job.parallelism, self._world.vocabulary, device, hardware)
         engine = Engine(
             job.model, self._world.vocabulary, job.optimizer, job.total_steps, self._world.layout, seat, groups, device,
-            dtype, self._state, memory,
+            dtype, self._live, memory, self._assignment.generation,
         )  # fmt: skip
         engine.before_update = self._saver.settle
         return engine
@@ -193,8 +194,8 @@ class Worker:
             self._engine.initialise(job.seed, self._env.secrets_dir, job.checkpoint.endpoint, self._world.ids)
             return
         manifest = save_load.read_manifest(self._store, key)
-        save_load.load(self._store, manifest.shards, self._engine.boxes(), self._outbox.advance)
-        self._engine.gather()
+        save_load.load(self._store, manifest.shards, self._engine.make_room(), self._outbox.advance)
+        self._engine.begin(self._world.first_step)
         log.info("rank %d resumes at step %d from %s", self._assignment.rank, self._world.first_step, key)
 
     def _directive(self, step: int) -> wire.StepDirective:

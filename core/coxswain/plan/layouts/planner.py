@@ -58,11 +58,17 @@ def _near(costs: Costs, current: Draft) -> Iterator[Draft]:
     """The rungs of the ladder before a search: other micro-batches; other layers and micro-batches."""
     if kept := data_only(costs, current):
         yield kept
+    if other := levelled(costs, current):
+        yield other
+
+
+def levelled(costs: Costs, current: Draft) -> Draft | None:
+    """The same tensor groups with other layers and micro-batches; None: one of their devices is dead, or none fit."""
     old = slowed(costs, current) or []
     chains = [c for c in (chain(costs, o.groups, len(old)) for o in old) if c]
     settler = Settler(costs)
-    if old and len(chains) == len(old) and (draft := settler.deal(chains)):
-        yield settler.polish(draft)
+    draft = settler.deal(chains) if old and len(chains) == len(old) else None
+    return settler.polish(draft) if draft else None
 
 
 def healthy_plan(costs: Costs) -> Draft:

@@ -27,14 +27,16 @@ class Line:
     places: Ints  # of each replica
     replicas: Ints  # of each place; 0 where it is empty
 
-    def ring(self, places: Ints) -> Ints:
-        """Returns the replicas of these places in ring order; the places must rise."""
+    def turned(self, places: Ints) -> Ints:
+        """Returns these places in ring order; they must rise."""
         if places[0] // self.size == places[-1] // self.size:
-            return self.replicas[places[_fold(places.size)]]
+            return places[_fold(places.size)]
         nodes = np.split(places, np.flatnonzero(np.diff(places // self.size)) + 1)
-        turned = [nodes[k][_fold(nodes[k].size)] for k in _fold(len(nodes)).tolist()]
-        members: Ints = self.replicas[np.concatenate(turned)]
-        return members
+        return np.concatenate([nodes[k][_fold(nodes[k].size)] for k in _fold(len(nodes)).tolist()])
+
+    def window(self, begin: int, degree: int) -> Ints:
+        """Returns so many neighbours of one node in ring order."""
+        return begin + _fold(degree)
 
 
 def line_of(problem: Problem) -> Line:

@@ -67,6 +67,15 @@ def _tables(whole: Floats) -> list[Floats]:
     return tables
 
 
+class Seats(NamedTuple):
+    """The members of a ring in ring order, their places on the line, and when each is free."""
+
+    members: Ints
+    places: Ints
+    free: Floats
+    start: float  # when all are free
+
+
 class ReplicaLoads:
     """Loads of replicas of equal speed, one row a node; nodes smaller than the largest are padded with inf."""
 
@@ -81,23 +90,29 @@ class ReplicaLoads:
         self.rows = self.loads.reshape(self.counts.size, self.size)
         self.first, self.whole = _first(self.rows), _whole(self.rows, self.counts)
 
-    def choose(self, degree: int, seconds: float) -> Ints:
-        """Chooses members for a ring of so many seconds at speed 1, in ring order: neighbours in one node, else whole nodes.
+    def choose(self, degree: int, seconds: float) -> Seats:
+        """Chooses members for a ring of so many seconds at speed 1: neighbours in one node, else whole nodes.
 
         These may be more than asked for, but never more than the maximum degree.
         """
-        return self.line.ring(self._places_for(degree, self.rows, self.first, self.whole))
-
-    def _places_for(self, degree: int, rows: Floats, first: Floats, whole: Floats) -> Ints:
         if degree <= self.size:
-            node = int(first[degree - 1].argmin())
-            begin = node * self.size + _window(rows[node].tolist(), degree)
-            return np.arange(begin, begin + degree)
+            return self._inside(int(self.first[degree - 1].argmin()), self.rows, degree)
+        return self._nodes(degree, self.whole)
+
+    def _inside(self, node: int, rows: Floats, degree: int) -> Seats:
+        return self._seats(self.line.window(node * self.size + _window(rows[node].tolist(), degree), degree))
+
+    def _nodes(self, degree: int, whole: Floats) -> Seats:
         runs = self._runs(degree)
         at = int(runs.free(_tables(whole)).argmin())
         nodes = np.arange(at, runs.stops[at])
         places: Ints = (nodes[:, None] * self.size + np.arange(self.size)).ravel()
-        return self._cut(places[np.repeat(self.counts[nodes], self.size) > places % self.size], degree)
+        places = places[np.repeat(self.counts[nodes], self.size) > places % self.size]
+        return self._seats(self.line.turned(self._cut(places, degree)))
+
+    def _seats(self, places: Ints) -> Seats:
+        free = self.loads[places]
+        return Seats(self.line.replicas[places], places, free, float(np.maximum.reduce(free)))
 
     def _cut(self, places: Ints, degree: int) -> Ints:
         """Whole nodes leave no holes, and are no slower."""
@@ -121,8 +136,7 @@ class ReplicaLoads:
         """Returns when these replicas are free."""
         return self.loads[self.line.places[members]]
 
-    def occupy(self, members: Ints, until: float) -> None:
-        places = self.line.places[members]
+    def occupy(self, places: Ints, until: float) -> None:
         self.loads[places] = until
         if places.size <= self.size:
             node = int(places[0]) // self.size
@@ -135,9 +149,9 @@ class ReplicaLoads:
                 _whole(self.rows[nodes], self.counts[nodes]),
             )
 
-    def end(self, members: Ints, seconds: float) -> float:
+    def end(self, seats: Seats, seconds: float) -> float:
         """Returns when a ring of so many seconds at speed 1 ends on these members."""
-        return float(self.of(members).max()) + seconds / self.usual
+        return seats.start + seconds / self.usual
 
     def first_free(self) -> float:
         return float(self.first[0].min())
@@ -158,35 +172,36 @@ class UnevenReplicaLoads(ReplicaLoads):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.known: tuple[float, tuple[Floats, Floats, Floats]] | None = None  # keys of a ring of so many seconds
         self.slowness = np.zeros_like(self.loads)
         self.slowness[self.line.places] = 1 / problem.speeds - 1 / self.usual
 
-    def _keys(self, seconds: float) -> tuple[Floats, Floats, Floats]:
-        if self.known is None or self.known[0] != seconds:
-            keys = (self.loads + self.slowness * seconds).reshape(self.rows.shape)
-            self.known = seconds, (keys, _first(keys), _whole(keys, self.counts))
-        return self.known[1]
+    def _keys(self, seconds: float) -> Floats:
+        """When each place is free for a ring of so many seconds, and how much later that ends by its speed; a row a node."""
+        return (self.loads + self.slowness * seconds).reshape(self.rows.shape)
 
-    def choose(self, degree: int, seconds: float) -> Ints:
-        return self.line.ring(self._places_for(degree, *self._keys(seconds)))
+    def choose(self, degree: int, seconds: float) -> Seats:
+        keys = self._keys(seconds)
+        if degree <= self.size:
+            return self._inside(int(_first_at(keys, degree).argmin()), keys, degree)
+        return self._nodes(degree, _whole(keys, self.counts))
 
     def _cut(self, places: Ints, degree: int) -> Ints:
         """More replicas could be slow ones. One replica of a node by itself would have more peers than two."""
         return places[: min(degree + (degree % self.size == 1), self.most)]
 
-    def occupy(self, members: Ints, until: float) -> None:
-        self.loads[self.line.places[members]], self.known = until, None
+    def occupy(self, places: Ints, until: float) -> None:
+        self.loads[places] = until
+
+    def end(self, seats: Seats, seconds: float) -> float:
+        slowest = float(self.slowness[seats.places].max())
+        return seats.start + seconds * (1 / self.usual + slowest)
 
     def first_free(self) -> float:
         return float(self.loads.min())
 
-    def end(self, members: Ints, seconds: float) -> float:
-        slowest = float(self.slowness[self.line.places[members]].max())
-        return float(self.of(members).max()) + seconds * (1 / self.usual + slowest)
-
     def starts(self, seconds: float) -> Starts:
-        return self._starts(*self._keys(seconds)[1:])
+        keys = self._keys(seconds)
+        return self._starts(_first(keys), _whole(keys, self.counts))
 
 
 def replica_loads(problem: Problem) -> ReplicaLoads:
@@ -196,16 +211,29 @@ def replica_loads(problem: Problem) -> ReplicaLoads:
 
 def _first(rows: Floats) -> Floats:
     """Returns per degree and node when the first of all windows of so many neighbours is free."""
-    window, found = rows, [rows.min(axis=1)]
-    for width in range(1, rows.shape[1]):
-        window = np.maximum(window[:, :-1], rows[:, width:])
-        found.append(window.min(axis=1))
+    columns = np.ascontiguousarray(rows.T)
+    window, found = columns, [columns.min(axis=0)]
+    for width in range(1, columns.shape[0]):
+        window = np.maximum(window[:-1], columns[width:])
+        found.append(window.min(axis=0))
     return np.stack(found)
+
+
+def _first_at(rows: Floats, degree: int) -> Floats:
+    """The same of one degree."""
+    window, width = np.ascontiguousarray(rows.T), 1
+    while width < degree:
+        more = min(width, degree - width)
+        window, width = np.maximum(window[:-more], window[more:]), width + more
+    free: Floats = window.min(axis=0)
+    return free
 
 
 def _whole(rows: Floats, counts: Ints) -> Floats:
     """Returns when all replicas of each node are free."""
-    free: Floats = np.max(rows, axis=1, where=np.arange(rows.shape[1]) < counts[:, None], initial=-np.inf)
+    columns = rows.T.copy()
+    columns[np.arange(columns.shape[0])[:, None] >= counts] = -np.inf
+    free: Floats = columns.max(axis=0)
     return free
 
 

@@ -17,6 +17,7 @@ from coxswain.cost.model import Floats
 from coxswain.plan.makespan.blocks import Blocks, Ints
 from coxswain.plan.makespan.degrees import degrees_by
 from coxswain.plan.makespan.line import Line, line_of
+from coxswain.plan.makespan.loads import Seats
 from coxswain.plan.makespan.rings import Rings, RingSchedule
 from coxswain.plan.problem import Problem
 
@@ -86,8 +87,10 @@ class Nest:
 
     def add(self, sequence: int, block: Ints, seconds: float) -> float:
         """Adds a ring on a block; returns its end."""
-        members = self.line.ring(block)
-        start = self.rings.add(sequence, members, self.free[self.line.places[members]])
+        places = self.line.turned(block)
+        free = self.free[places]
+        start = float(np.maximum.reduce(free))
+        self.rings.add(sequence, Seats(self.line.replicas[places], places, free, start))
         self.free[block] = start + seconds
         return start + seconds
 

@@ -42,10 +42,10 @@ class Packing:
 
 
 def fill_bins(problem: Problem, lengths: Ints, bins: Bins) -> Packing:
-    """Assigns sequences to the lowest bin, longest first: `lengths` must fall.
+    """Assigns sequences to the bin that ends them first, longest first: `lengths` must fall.
 
     A pack holds at most C tokens; a sequence goes into the first of the bin's packs that holds it.
-    A round serves every bin that is lower than the lowest will be after its next sequence: what
+    A round serves every bin that ends its next sequence before any ends a second one: what
     one-by-one assignment does, but vectorised.
     """
     cost = problem.cost.work_seconds(lengths)
@@ -67,12 +67,14 @@ def fill_bins(problem: Problem, lengths: Ints, bins: Bins) -> Packing:
 
 
 def _round(level: Floats, limit: Floats, seconds: Floats, most: int) -> Ints:
-    """Returns the bins that take the next sequences, lowest first."""
-    after = level + seconds
-    after[after > limit] = np.inf
-    top = after.min()
-    chosen = np.flatnonzero((level < top) & (after < np.inf))
-    return chosen[np.argsort(level[chosen], kind="stable")][:most]
+    """Returns the bins that take the next sequences, the one that ends first in front.
+
+    Bins are compared by level and how much longer than the fastest one they take: equal speeds by level alone.
+    """
+    key = level + (seconds - seconds.min())
+    after = np.where(level + seconds > limit, np.inf, key + seconds)
+    chosen = np.flatnonzero((key < after.min()) & (after < np.inf))
+    return chosen[np.argsort(key[chosen], kind="stable")][:most]
 
 
 def _with_spare(room: Ints, capacity: int) -> Ints:

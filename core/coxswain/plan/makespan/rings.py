@@ -8,7 +8,7 @@ import numpy as np
 
 from coxswain.cost.model import Floats
 from coxswain.plan.makespan.degrees import ring_seconds
-from coxswain.plan.makespan.loads import Ints, ReplicaLoads, replica_loads
+from coxswain.plan.makespan.loads import Ints, ReplicaLoads, Seats, replica_loads
 from coxswain.plan.problem import Problem
 
 SLACK = 1.002  # times the target: a ring that ends by then is not widened
@@ -48,14 +48,13 @@ class Rings:
         self._rings = list[Ring]()
         self._gaps = [(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))]
 
-    def add(self, sequence: int, members: Ints, free: Floats) -> float:
-        """Adds a ring of members that are free at these times; returns its start."""
-        start = float(free.max())
-        if free.min() < start:
-            waiting = free < start
-            self._gaps.append((members[waiting], free[waiting], np.full(int(waiting.sum()), start)))
-        self._rings.append(Ring(sequence, members, start))
-        return start
+    def add(self, sequence: int, seats: Seats) -> None:
+        """Adds a ring that starts when all its members are free."""
+        if np.minimum.reduce(seats.free) < seats.start:
+            waiting = seats.free < seats.start
+            free = seats.free[waiting]
+            self._gaps.append((seats.members[waiting], free, np.full(free.size, seats.start)))
+        self._rings.append(Ring(sequence, seats.members, seats.start))
 
     def schedule(self, loads: Floats) -> RingSchedule:
         """`loads`: when each replica ends its last ring."""
@@ -74,35 +73,35 @@ def place_rings(problem: Problem, sequences: Ints, degrees: Ints, target: float,
     loads = replica_loads(problem)
     rings = Rings()
     for k in np.lexsort((sequences, -degrees, -seconds)).tolist():
-        members, stop = _place(problem, loads, int(lengths[k]), int(degrees[k]), float(seconds[k]), target)
+        seats, stop = _place(problem, loads, int(lengths[k]), int(degrees[k]), float(seconds[k]), target)
         if stop >= give_up:
             return None
-        rings.add(int(sequences[k]), members, loads.of(members))
-        loads.occupy(members, stop)
+        rings.add(int(sequences[k]), seats)
+        loads.occupy(seats.places, stop)
     return rings.schedule(loads.of(np.arange(problem.replicas)))
 
 
 def _place(
     problem: Problem, loads: ReplicaLoads, length: int, degree: int, seconds: float, target: float
-) -> tuple[Ints, float]:
+) -> tuple[Seats, float]:
     """Returns the members, and when the ring ends on them."""
-    members, stop = _chosen(problem, loads, length, degree, seconds)
+    seats, stop = _chosen(problem, loads, length, degree, seconds)
     if stop <= SLACK * target or loads.first_free() >= target:
-        return members, stop
+        return seats, stop
     wider, shorter = _widen(problem, loads, length, degree, seconds, target)
     if wider > degree:
         other, other_stop = _chosen(problem, loads, length, wider, shorter)
         if other_stop < stop:
             return other, other_stop
-    return members, stop
+    return seats, stop
 
 
-def _chosen(problem: Problem, loads: ReplicaLoads, length: int, degree: int, seconds: float) -> tuple[Ints, float]:
+def _chosen(problem: Problem, loads: ReplicaLoads, length: int, degree: int, seconds: float) -> tuple[Seats, float]:
     """Returns the members for a degree, which may be rounded up to whole nodes, and when the ring ends on them."""
-    members = loads.choose(degree, seconds)
-    if members.size > degree:
-        seconds = float(ring_seconds(problem, np.array([length]), np.array([members.size]))[0])
-    return members, loads.end(members, seconds)
+    seats = loads.choose(degree, seconds)
+    if seats.members.size > degree:
+        seconds = float(ring_seconds(problem, np.array([length]), np.array([seats.members.size]))[0])
+    return seats, loads.end(seats, seconds)
 
 
 def _widen(

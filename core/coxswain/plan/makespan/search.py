@@ -6,18 +6,19 @@ Counts of trials, never seconds, limit the search, so the same input gives the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from operator import itemgetter
 
 import numpy as np
 
-from coxswain.plan.makespan.degrees import degrees_by
+from coxswain.plan.bounds import lower_bound
+from coxswain.plan.makespan.degrees import degrees_by, ring_seconds
 from coxswain.plan.makespan.loads import Ints
 from coxswain.plan.makespan.nested import block_sizes, place_nested
 from coxswain.plan.makespan.packing import Bins, Packing, fill_bins, fit_bins, water_level
 from coxswain.plan.makespan.rings import RingSchedule, place_rings
-from coxswain.plan.makespan.speeds import by_speed, slowed
+from coxswain.plan.makespan.speeds import rounded, ways
 from coxswain.plan.problem import Draft, Problem
 from coxswain.plan.simulate import simulate
 
@@ -40,8 +41,7 @@ RINGS = 2  # of a block of the first base size
 MOST_TRIALS = 20
 PLACED, PLACED_AT_LEAST = 1, 400  # rings of all trials: so many times the replicas and these
 GOOD = 1.03  # times the lower bound: of nested blocks good enough
-SLOWED = 0.03  # of the work lost by slow replicas in nodes: rings of like speeds are tried first
-LIKE = 1.045  # times the lower bound, with uneven speeds: good enough not to try the other way
+LIKE = 1.03  # times the lower bound, with uneven speeds: good enough not to try another way
 ENOUGH = 1.045  # times the lower bound: then targets are not tried behind nested blocks, nor these behind targets
 
 
@@ -56,14 +56,22 @@ class Trial:
 
 
 def makespan(problem: Problem) -> list[Draft]:
-    """Plans on the nodes as they are, or lets replicas of like speeds share rings; the other way too where that costs."""
+    """Plans one step. Where speeds differ, in several ways; and never slower than a plan that knows of no speeds."""
     if (problem.speeds == problem.speeds[0]).all():
         return _planned(problem)
-    other = by_speed(problem)
-    drafts = [_planned(other if slowed(problem) > SLOWED else problem)]
-    if simulate(problem, drafts[0]).makespan > LIKE * problem.lower_bound():
-        drafts.append(_planned(problem if slowed(problem) > SLOWED else other))
-    return min(drafts, key=lambda each: simulate(problem, each).makespan)
+    flat = _planned(replace(problem, speeds=np.ones(problem.replicas)))
+    best = _heeding(rounded(problem), flat)
+    return min(flat, best, key=lambda drafts: simulate(problem, drafts).makespan)
+
+
+def _heeding(problem: Problem, best: list[Draft]) -> list[Draft]:
+    """Tries one way after the other, the best first, until one can lose no more than the best plan so far."""
+    bound, end = lower_bound(problem), simulate(problem, best).makespan
+    for lost, way in ways(problem):
+        if end > bound * max(LIKE, 1 + lost):
+            drafts = _planned(way)
+            end, best = min((end, best), (simulate(problem, drafts).makespan, drafts), key=itemgetter(0))
+    return best
 
 
 def _planned(problem: Problem) -> list[Draft]:
@@ -134,10 +142,19 @@ def _targets(problem: Problem, long: Ints, short: Ints, best: Trial | None) -> T
             continue
         degrees = degrees_by(problem, problem.lengths[long], target * bound / shelves)
         if (target, degrees.tobytes()) not in tried:
+            if best and _needed(problem, long, short, degrees) > target * bound * CLOSE:
+                continue
             tried.add((target, degrees.tobytes()))
             best = _trial(problem, long, short, degrees, target * bound, best) or best
     assert best is not None  # the first trial never gives up
     return best
+
+
+def _needed(problem: Problem, long: Ints, short: Ints, degrees: Ints) -> float:
+    """Seconds until rings of these degrees and the short sequences are done, if all replicas are always busy."""
+    lengths = problem.lengths[long]
+    rings = float((ring_seconds(problem, lengths, degrees) * degrees).sum())
+    return (rings + float(problem.cost.work_seconds(problem.lengths[short]).sum())) / float(problem.speeds.sum())
 
 
 def _trial(

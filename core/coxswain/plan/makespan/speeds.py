@@ -1,22 +1,48 @@
-"""Replicas of uneven speeds: what slow ones cost in rings, and the step with replicas of like speeds side by side."""
+"""Replicas of uneven speeds: what slow ones cost in rings, and the same step with slow ones apart from their nodes."""
 
 from __future__ import annotations
 
 import dataclasses
+from operator import itemgetter
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from coxswain.cost.model import Floats
 from coxswain.plan.problem import Problem
+
+Ints = NDArray[np.int64]
+
+APART = 0.96  # of the fastest replica of its node: a slower one leaves it
+FEW = 0.25  # of all replicas may leave their nodes
+CROSSING = 0.03  # of the work: about what links between nodes cost where a node would do
+GRID = 128  # speeds in one doubling between which plans distinguish
+BROKEN = 0.1  # of a node's work: about what it costs that the node is smaller than others
+
+
+def ways(problem: Problem) -> list[tuple[float, Problem]]:
+    """The step on other nodes, with the part of the work that is about lost there by slow members; the least first."""
+    found = [(slowed(problem), problem), (CROSSING, by_speed(problem))]
+    slow = np.flatnonzero(problem.speeds < APART * _fastest(problem, problem.speeds))
+    if 0 < slow.size <= FEW * problem.replicas:
+        broken = np.unique(problem.nodes[slow]).size / (int(problem.nodes.max()) + 1)
+        few = _apart(problem, slow[np.argsort(-problem.speeds[slow], kind="stable")])
+        found.append((slowed(few) + BROKEN * broken, few))
+    return sorted(found, key=itemgetter(0))
+
+
+def rounded(problem: Problem) -> Problem:
+    """The step with speeds on a grid: the plan stays as it is while a measured speed wavers between two of them."""
+    return dataclasses.replace(problem, speeds=np.exp2(np.round(np.log2(problem.speeds) * GRID) / GRID))
 
 
 def slowed(problem: Problem) -> float:
     """Part of all work that is lost if every ring is as slow as the slowest replica of its node."""
-    slowest = np.full(int(problem.nodes.max()) + 1, np.inf)
-    np.minimum.at(slowest, problem.nodes, problem.speeds)
     work = problem.cost.work_seconds(problem.lengths)
     rings = float(work[problem.lengths > problem.capacity].sum()) / max(float(work.sum()), 1e-12)
-    return rings * (1 - float(slowest[problem.nodes].sum() / problem.speeds.sum()))
+    slowest = -_fastest(problem, -problem.speeds)
+    return rings * (1 - float(slowest.sum() / problem.speeds.sum()))
 
 
 def by_speed(problem: Problem) -> Problem:
@@ -26,3 +52,19 @@ def by_speed(problem: Problem) -> Problem:
     nodes[order] = np.arange(problem.replicas) // problem.node_size
     slow = msgspec.structs.replace(c, inside_node_gbps=c.between_nodes_gbps)
     return dataclasses.replace(problem, nodes=nodes, cost=dataclasses.replace(problem.cost, constants=slow))
+
+
+def _apart(problem: Problem, slow: Ints) -> Problem:
+    """The same step with these replicas on nodes of their own, in this order behind all others."""
+    nodes = problem.nodes.copy()
+    nodes[slow] = problem.nodes.max() + 1 + np.arange(slow.size) // problem.node_size
+    nodes = np.unique(nodes, return_inverse=True)[1].reshape(-1)
+    return dataclasses.replace(problem, nodes=nodes, node_size=int(np.bincount(nodes).max()))
+
+
+def _fastest(problem: Problem, speeds: Floats) -> Floats:
+    """Of each replica, the greatest of its node."""
+    most = np.full(int(problem.nodes.max()) + 1, -np.inf)
+    np.maximum.at(most, problem.nodes, speeds)
+    found: Floats = most[problem.nodes]
+    return found

@@ -1,0 +1,69 @@
+"""What the layout planner offers from a running layout: seconds of each step and of each change. It takes CPU seconds."""
+
+from __future__ import annotations
+
+from coxswain.ladder.values import Kind, Option, Options, Speeds
+from coxswain.layout import Layout, Replica
+from coxswain.plan.layouts.chains import Chain, with_layers
+from coxswain.plan.layouts.costs import Costs, Group, make_group
+from coxswain.plan.layouts.migration import migration
+from coxswain.plan.layouts.planner import healthy_plan, levelled
+from coxswain.plan.layouts.result import kept_in_place, layout_of
+from coxswain.plan.layouts.rivals import data_only
+from coxswain.plan.layouts.search import search, without
+from coxswain.plan.layouts.settle import Draft
+
+FORM = 1.0  # seconds that forming the next world takes beside what moves
+
+
+def at_speeds(costs: Costs, speeds: Speeds) -> Costs:
+    """The same devices at other speeds; trainers are nodes. Raises ValueError: none is alive."""
+    rows = [[1.0] * len(node.devices) for node in costs.cluster.nodes]
+    for device, speed in speeds.items():
+        rows[device.trainer][device.device] = 1 / speed if speed else float("inf")
+    found = without(costs, rows)
+    if found is None:
+        raise ValueError("no device is alive")
+    return found
+
+
+def options_for(costs: Costs, current: Layout, speeds: Speeds, form: float = FORM) -> Options:
+    """`costs`: of the cluster with every device at speed 1."""
+    now = at_speeds(costs, speeds)
+    running = draft_of(now, current)
+    stay = data_only(now, running)
+    found: list[tuple[Kind, Draft | None]] = [("Layers", levelled(now, running)), ("Groups", _searched(now, running))]
+    return Options(
+        current,
+        dict(speeds),
+        stay.seconds if stay else float("inf"),
+        healthy_plan(costs).seconds,
+        tuple(_option(now, running, kind, draft, form) for kind, draft in found if draft),
+    )
+
+
+def _searched(costs: Costs, running: Draft) -> Draft | None:
+    best = search(costs)
+    return best and min(kept_in_place(costs, best, running), best, key=lambda d: round(d.seconds, 2))
+
+
+def _option(costs: Costs, running: Draft, kind: Kind, draft: Draft, form: float) -> Option:
+    change = form + migration(costs, running, draft).seconds
+    return Option(kind, layout_of(draft, costs.cluster), draft.seconds, change)
+
+
+def draft_of(costs: Costs, layout: Layout) -> Draft:
+    """The layout with its micro-batches shared out equally."""
+    chains = tuple(_chain(costs, replica, len(layout.replicas)) for replica in layout.replicas)
+    each, more = divmod(costs.cluster.micro_batches, len(chains))
+    return Draft(chains, tuple(each + (r < more) for r in range(len(chains))), float("inf"))
+
+
+def _chain(costs: Costs, replica: Replica, replicas: int) -> Chain:
+    rows = costs.cluster.slowdowns
+    groups: list[Group] = []
+    for stage in replica.stages:
+        node = stage.devices[0].trainer
+        mine = [d.device for d in stage.devices]
+        groups.append(make_group(node, mine, max(rows[node][d] for d in mine)))
+    return with_layers(costs, groups, [s.stop - s.start for s in replica.stages], replicas)

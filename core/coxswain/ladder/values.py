@@ -1,0 +1,122 @@
+"""What the ladder looks at, and its rungs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from coxswain.layout import Device, Layout
+
+Action = Literal["None", "Warn", "Rebalance", "Migrate", "ReplaceNode"]
+"""The highest rung allowed: nothing, say so, speeds into placements, other layouts as well, other nodes as well."""
+
+Kind = Literal["Layers", "Groups", "ReplaceNode"]
+"""What changes: layers and micro-batches between the same tensor groups; the groups themselves, standby included; a node."""
+
+Speeds = Mapping[Device, float]
+"""Of the devices that are not at speed 1. 0: dead."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A layout to change to: seconds of its step as predicted, and of the change."""
+
+    kind: Kind
+    layout: Layout
+    seconds: float
+    change: float
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the planner says of `current` at `speeds`.
+
+    `stay`: predicted seconds of its step with micro-batches dealt by speed; infinite where it uses a dead device.
+    `healthy`: of the best layout with every device at speed 1.
+    """
+
+    current: Layout
+    speeds: Speeds
+    stay: float
+    healthy: float
+    layouts: tuple[Option, ...] = ()
+
+
+@dataclass(frozen=True)
+class Change:
+    """A rung that was taken at `step` for the sake of `devices`."""
+
+    step: int
+    kind: Kind
+    devices: frozenset[Device]
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One moment of a job. Steps count from the job's first.
+
+    `seconds`: of a step at present. `placed`: the speeds that placements use. `planned`: those that the layout was chosen for.
+    `since`: by device, the first step at its present speed. `replace`: seconds that replacing a node takes until
+    training goes on; None where no other node fits.
+    """
+
+    action: Action
+    step: int
+    layout: Layout
+    seconds: float
+    speeds: Speeds
+    placed: Speeds
+    planned: Speeds
+    since: Mapping[Device, int] = field(default_factory=dict)
+    nodes: Mapping[Device, str] = field(default_factory=dict)
+    options: Options | None = None
+    changes: tuple[Change, ...] = ()
+    replace: float | None = None
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Nothing is worth its cost, or allowed."""
+
+
+@dataclass(frozen=True)
+class Rebalance:
+    """Give these speeds to the next placements. It costs nothing."""
+
+    speeds: Speeds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Ask the planner for `Options` at these speeds, beside training, and decide again."""
+
+    speeds: Speeds
+
+
+@dataclass(frozen=True)
+class Relayout:
+    """Change to `layout`: `gain` seconds a step for `cost` seconds once. `devices`: those for whose sake."""
+
+    kind: Kind
+    layout: Layout
+    gain: float
+    cost: float
+    devices: frozenset[Device]
+
+
+@dataclass(frozen=True)
+class ReplaceNode:
+    """Replace `node`. `evidence`: slowdown of each of its slow devices, infinite for dead ones."""
+
+    node: str
+    gain: float
+    cost: float
+    evidence: tuple[tuple[Device, float], ...]
+
+    @property
+    def devices(self) -> frozenset[Device]:
+        return frozenset(device for device, _ in self.evidence)
+
+
+Rung = Keep | Rebalance | Plan | Relayout | ReplaceNode

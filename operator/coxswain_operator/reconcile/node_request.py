@@ -1,0 +1,137 @@
+"""A job that asks for another node: its node is quarantined if another one fits, one at a time, and the trainers leave it.
+
+A slow node is better than none: it is admitted again when a trainer that has left finds no other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from coxswain.wire import NodeRequest
+from coxswain_operator.children import PodPlan
+from coxswain_operator.children.quarantine import quarantine
+from coxswain_operator.reconcile import node_fit, pending
+from coxswain_operator.reconcile import quarantine as quarantines
+from coxswain_operator.reconcile.actions import EndQuarantine, Quarantine
+from coxswain_operator.reconcile.context import Context
+from coxswain_operator.reconcile.status import JobStatus, KeptNode
+from coxswain_operator.reconcile.times import seconds, stamp
+from coxswain_operator.views import Event, QuarantineView
+
+QUARANTINE_SECONDS = 86_400  # a node is tried again a day later
+PAUSE_SECONDS = 600  # between two of the operator's quarantines, whatever jobs ask for them
+PATIENCE_SECONDS = 60  # that a trainer without a node waits for the scheduler
+KEPT_SECONDS = 3600  # for which a node that could not be replaced is not asked about again
+ACTION = "ReplaceNode"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`kept`: the node that stays, and why."""
+
+    actions: tuple[Quarantine | EndQuarantine, ...] = ()
+    events: tuple[Event, ...] = ()
+    kept: KeptNode | None = None
+
+    def recorded(self, status: JobStatus) -> JobStatus:
+        return replace(status, kept_node=self.kept) if self.kept else status
+
+
+def answer(ctx: Context, plan: PodPlan) -> Answer:
+    """To what the coordinator asks, and to trainers that found no other node."""
+    if failed := _without_another(ctx):
+        text = f"{failed.node} is used again: no other node had room for its trainer"
+        ended = EndQuarantine(failed.name, failed.uid)
+        return replaced_by(ctx, failed.node, text, KEPT_SECONDS, (ended,))
+    request = _request(ctx)
+    if request is None:
+        return Answer()
+    if why := _refusal(ctx, request, plan):
+        return replaced_by(ctx, request.node, f"{request.node} stays, though {request.evidence}: {why}", PAUSE_SECONDS)
+    manifest = quarantine(ctx.observed.job, request, stamp(ctx.now + QUARANTINE_SECONDS))
+    event = Event("NodeQuarantined", f"{request.node}: {request.evidence}; {request.trainer} moves", warning=True)
+    return Answer((Quarantine(manifest),), (event,))
+
+
+def replaced_by(ctx: Context, node: str, text: str, pause: int, actions: tuple[EndQuarantine, ...] = ()) -> Answer:
+    kept = KeptNode(node=node, message=text[:1024], until=stamp(ctx.now + pause))
+    return Answer(actions, (Event("NodeKept", text, warning=True),), kept)
+
+
+def settled(ctx: Context, status: JobStatus) -> JobStatus:
+    """Forgets a node that stayed once it may be asked about again."""
+    over = status.kept_node and seconds(status.kept_node.until) <= ctx.now
+    return replace(status, kept_node=UNSET) if over else status
+
+
+def requeue_times(ctx: Context) -> tuple[float, ...]:
+    """When a trainer has waited long enough for another node."""
+    mine = _mine(ctx)
+    return tuple(p.created + PATIENCE_SECONDS for p in ctx.pods.values() if mine and pending.is_unschedulable(p))
+
+
+def asks(ctx: Context) -> bool:
+    """Whether it matters which nodes there are."""
+    return _request(ctx) is not None
+
+
+def _request(ctx: Context) -> NodeRequest | None:
+    """One that is neither met nor refused for now."""
+    report = ctx.report
+    if report is None or report.phase != "Running" or ctx.spec.stragglers.action != ACTION:
+        return None
+    request, kept = report.replace_node, ctx.status.kept_node
+    if request is None or not request.node or request.node in quarantines.avoided(ctx):
+        return None
+    return None if kept and kept.node == request.node and ctx.now < seconds(kept.until) else request
+
+
+def _refusal(ctx: Context, request: NodeRequest, plan: PodPlan) -> str:
+    """Why the node stays; empty: it may go."""
+    made = [q for q in quarantines.in_force(ctx) if q.job]
+    if not ctx.settings.quarantine:
+        return "this installation quarantines no nodes (the chart's quarantine.enabled)"
+    if len({q.node for q in made}) >= ctx.settings.quarantine_limit:
+        return (
+            f"{len(made)} of at most {ctx.settings.quarantine_limit} nodes are in quarantine already (quarantine.limit)"
+        )
+    if any(ctx.now < q.created + PAUSE_SECONDS for q in made):
+        return f"another node was quarantined within {PAUSE_SECONDS} s"
+    if ctx.not_serving:
+        return f"{ctx.not_serving[0]} does not work: one change at a time"
+    return _without_place(ctx, request, plan)
+
+
+def _without_place(ctx: Context, request: NodeRequest, plan: PodPlan) -> str:
+    nodes = ctx.observed.nodes
+    if nodes is None:
+        return "the operator may not see nodes (rbac.nodes), so it does not know of another"
+    spec = plan.pod(request.trainer, 0)["spec"]
+    others = [(name, node) for name, node in sorted(nodes.items()) if name not in (request.node, *plan.avoid)]
+    reasons = [node_fit.misfit(name, node, spec, _trainers_on(ctx, name)) for name, node in others]
+    if not all(reasons):
+        return ""
+    counted = ", ".join(f"{reasons.count(reason)} {reason}" for reason in sorted(set(reasons)))
+    return f"no other node fits ({counted or 'there is none'})"
+
+
+def _trainers_on(ctx: Context, node: str) -> int:
+    return sum(p.node == node and p.role == "trainer" and p.occupies for p in ctx.observed.pods)
+
+
+def _mine(ctx: Context) -> list[QuarantineView]:
+    uid = ctx.observed.job["metadata"]["uid"]
+    return [q for q in quarantines.in_force(ctx) if q.job == uid]
+
+
+def _without_another(ctx: Context) -> QuarantineView | None:
+    """A quarantine of this job's that leaves a trainer without a node."""
+    stuck = [
+        p for p in ctx.pods.values()
+        if pending.is_unschedulable(p) and p.unscheduled_reason != pending.GATED and not p.deleting
+        and ctx.now >= p.created + PATIENCE_SECONDS
+    ]  # fmt: skip
+    return next((q for q in _mine(ctx) if any(q.node in p.avoids for p in stuck)), None)

@@ -1,0 +1,76 @@
+"""Digests of 64 bits, summed modulo 2^64 on the device that has the values: of a message, and of state by content.
+
+A content's digest is a sum over elements of their bits times an odd number of their place in the whole tensor. So it does
+not depend on how boxes are cut: the sums of all ranks are equal before and after a change of layout.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from coxswain.boxes import Box
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MASK = (1 << 64) - 1
+_CHUNK = 1 << 20  # elements that are multiplied at a time
+
+
+def digest_of(buffer: Tensor) -> int:
+    """Of a flat buffer of bytes, whose number is a multiple of 8. Signed."""
+    words, total = buffer.view(torch.int64), 0
+    for number, part in enumerate(torch.split(words, _CHUNK)):
+        factors = _factors(min(_CHUNK, _power(len(part))), str(part.device), "message")[: len(part)]
+        total += int((part * factors).sum()) * (2 * number + 1)
+    return _signed(total)
+
+
+def content_of(state: Mapping[str, Mapping[Box, Tensor]]) -> int:
+    """Of state, by kind and box. Modulo 2^64; contents add up."""
+    return sum(_box(kind, box, values) for kind, boxes in state.items() for box, values in boxes.items()) & _MASK
+
+
+def _box(kind: str, box: Box, values: Tensor) -> int:
+    matrix = values.reshape(box.shape[0], -1).view(_BITS[values.element_size()])
+    left = box.offset[1] * (matrix.shape[1] // box.shape[1]) if len(box.shape) > 1 else 0
+    columns = _span(left, matrix.shape[1], values.device, "columns")
+    each, total = max(1, _CHUNK // matrix.shape[1]), 0
+    for start in range(0, matrix.shape[0], each):
+        part = matrix[start : start + each]
+        rows = _span(box.offset[0] + start, len(part), values.device, "rows")
+        total += int(((part * columns).sum(1) * rows).sum())
+    return total * (2 * zlib.crc32(f"{kind} {box.name}".encode()) + 1)
+
+
+def _span(start: int, length: int, device: torch.device, salt: str) -> Tensor:
+    return _factors(_power(start + length), str(device), salt)[start : start + length]
+
+
+def _power(length: int) -> int:
+    return 1 << max(0, length - 1).bit_length()
+
+
+@lru_cache(maxsize=64)
+def _factors(length: int, device: str, salt: str) -> Tensor:
+    """Odd numbers of 64 bits, the same everywhere; a longer list begins with the shorter one."""
+    places = torch.arange(length, dtype=torch.int64)
+    mixed = (places + zlib.crc32(salt.encode())) * -7046029254386353131
+    mixed = (mixed ^ (mixed >> 30)) * -4658895280553007687
+    return ((mixed ^ (mixed >> 27)) | 1).to(device)
+
+
+def _signed(value: int) -> int:
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def halves(value: int) -> tuple[float, float]:
+    """A number modulo 2^64 as two that fp64 holds exactly."""
+    return float((value & _MASK) >> 32), float(value & 0xFFFFFFFF)
+
+
+def whole(high: float, low: float) -> int:
+    return (int(high) << 32) + int(low)

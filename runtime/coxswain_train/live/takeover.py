@@ -1,0 +1,212 @@
+"""The change from what ranks hold of an earlier layout to the shards of a new one, in a world of running workers.
+
+Claims, the pending step finished or dropped, digests, rounds of messages, the vote, the swap. Until the vote the old state
+stays whole; from the vote on until its result is known both are.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coxswain.boxes import Box
+from coxswain.config import OptimizerConfig
+from coxswain.errors import Retryable
+from coxswain.holdings import Holding
+from coxswain.live import LiveSource
+from coxswain.transfers import Boxes, Links, Transfers, boxes_of, held_boxes, transfers
+from coxswain_train.live.claims import Claim, Content, check_claims, check_contents, check_moved
+from coxswain_train.live.copies import Copies
+from coxswain_train.live.digests import content_of
+from coxswain_train.live.moves import Mover, Rooms, bytes_of, copy_inside, moves_of, rounds
+from coxswain_train.live.state import Cut, LiveState
+from coxswain_train.parallel.shards import Shards
+from coxswain_train.parallel.state import KINDS, State
+
+log = logging.getLogger(__name__)
+Holdings = tuple[Holding, ...]  # of one rank
+_NEAR, _FAR = 4.0, 1.0  # bytes a unit of time inside a node and between nodes: only their proportion counts
+
+
+class Ranks(Protocol):
+    """All ranks of the world."""
+
+    @property
+    def ranks(self) -> int: ...
+
+    def scalars(self, mine: list[float]) -> list[list[float]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One rank's place in the new world: its shard and its ward's, of `dtype` on `device`. `nodes`: a number for each rank."""
+
+    generation: int
+    rank: int
+    shards: Shards
+    copies: Copies
+    nodes: Sequence[int]
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def links(self) -> Links:
+        between = np.full(len(self.nodes), _FAR)
+        return Links(np.asarray(self.nodes, dtype=np.int64), _NEAR, between)
+
+    def cut(self, step: int) -> Cut:
+        """Fresh room for the new shard and the copy."""
+        ward = self.copies.ward
+        copy = None if ward is None else self._room(ward)
+        return Cut(self.generation, self.rank, step, self._room(self.rank), ward, copy)
+
+    def _room(self, rank: int) -> State:
+        room = State()
+        room.hold(self.shards.boxes(rank), self.dtype, self.device)
+        return room
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What the update of the pending step needs."""
+
+    config: OptimizerConfig
+    rate: float
+    matrices: Collection[str]
+
+
+@dataclass(slots=True)
+class Moved:
+    """How a change went. Bytes are those of all ranks together, of state without weights; seconds this rank's."""
+
+    state_bytes: int = 0
+    weight_bytes: int = 0
+    received: int = 0  # by this rank
+    seconds: float = 0.0
+
+
+class TakeOver:
+    """One rank's part in the change."""
+
+    def __init__(self, live: LiveState, world: Ranks, target: Target, source: LiveSource) -> None:
+        self._live, self._world, self._target, self._source = live, world, target, source
+        self.moved = Moved()
+
+    def run(self, old: Shards, update: Update) -> None:
+        """`old`: of the source's layout. Raises Retryable, or RuntimeError at an abort; the living state then stays as it is."""
+        began = time.perf_counter()
+        self._settle(update)
+        self._change(old)
+        self.moved.seconds = time.perf_counter() - began
+
+    def _settle(self, update: Update) -> None:
+        """Brings all holders to `source.step`."""
+        source, live = self._source, self._live
+        cut = live.choose(source.generation)
+        whole = live.weights is not None and cut is not None and cut is live.current
+        claims = [Claim(*row) for row in self._world.scalars(Claim.of(cut, whole).row())]
+        stats = check_claims(source, claims)
+        live.keep(cut)
+        if cut is not None:
+            if cut.step < source.step and stats is not None and cut.pending is not None:
+                live.agreed(stats)
+                live.update(update.config, update.rate, update.matrices)
+            cut.pending = None
+        now = (source.generation, source.step, 1.0)
+        self._trained = {r: int(c.rank) for r, c in enumerate(claims) if (c.generation, c.step, c.weights) == now}
+        self._weights = live.weights
+
+    def _change(self, old: Shards) -> None:
+        source, target, live = self._source, self._target, self._live
+        found = self._list(old)
+        held = live.current
+        mine = {h.former: h.copy for h in source.holders if h.rank == target.rank}
+        states = {} if held is None else {False: held.own, True: held.copy}
+        have = {copy: state for copy in mine.values() if (state := states.get(copy)) is not None}
+        total = check_contents(source, self._contents(_digest(found), have.get(False), have.get(True)))
+        fresh = target.cut(source.step)
+        mover = Mover(target.copies.everyone, target.rank, target.generation, target.device)
+        self._move(mover, found, rooms_of(have.values()), rooms_of([fresh.own, fresh.copy]), self._element)
+        fresh.agreed = None if held is None else held.agreed
+        live.prepared = fresh  # before this rank's vote: others may swap as soon as they have it
+        if mover.faults:
+            log.warning("%s", mover.faults[0])
+        votes = self._contents(0, fresh.own, fresh.copy, fault=bool(mover.faults))
+        try:
+            check_moved(total, votes, bool(target.copies.wards))
+        except Exception:
+            live.prepared = None  # all ranks see the same votes
+            raise
+        live.keep(fresh)
+        self.moved.state_bytes, self.moved.received = int(found.elements.sum()) * self._element, mover.received
+
+    @property
+    def _element(self) -> int:
+        """Bytes of all kinds."""
+        return len(KINDS) * torch.empty(0, dtype=self._target.dtype).element_size()
+
+    def spread(self, old: Sequence[Holdings], new: Sequence[Holdings], weights: Mapping[Box, Tensor]) -> bool:
+        """Gives every rank what its new model lacks of the weights that models still hold. False: some are nowhere whole.
+
+        `old`, `new`: holdings by rank of both layouts.
+        """
+        target, names = self._target, list(self._target.shapes)
+        have = held_boxes(names, list(self._trained), [old[former] for former in self._trained.values()])
+        need = held_boxes(names, range(len(new)), new)
+        try:
+            found = transfers(have, need, target.links, 1)
+        except ValueError:
+            return False
+        mover = Mover(target.copies.everyone, target.rank, target.generation, target.device)
+        kept = self._weights if self._weights is not None and target.rank in self._trained else {}
+        element = next(iter(weights.values())).element_size()
+        self._move(mover, found, {b: [w] for b, w in kept.items()}, {b: [w] for b, w in weights.items()}, element)
+        if mover.faults:
+            raise Retryable(mover.faults[0])
+        self.moved.weight_bytes, self._weights = int(found.elements.sum()) * element, None
+        return True
+
+    def _list(self, old: Shards) -> Transfers:
+        holders, target = self._source.holders, self._target
+        names = list(target.shapes)
+        have = boxes_of(names, ((h.rank, old.boxes(h.former)) for h in holders))
+        return transfers(have, self._need(names), target.links, 1)
+
+    def _need(self, names: Sequence[str]) -> Boxes:
+        shards, wards = self._target.shards, self._target.copies.wards
+        owned = [(rank, shards.boxes(rank)) for rank in range(shards.owners)]
+        return boxes_of(names, owned + [(rank, shards.boxes(ward)) for rank, ward in enumerate(wards)])
+
+    def _contents(self, moves: int, own: State | None, copy: State | None, fault: bool = False) -> list[Content]:
+        digests = [0 if state is None else content_of(state.boxes()) for state in (own, copy)]
+        return [
+            Content.of(row) for row in self._world.scalars(Content(moves, digests[0], digests[1], int(fault)).row())
+        ]
+
+    def _move(self, mover: Mover, found: Transfers, have: Rooms, need: Rooms, element: int) -> None:
+        names = self._target.shapes
+        copy_inside(have, need)
+        mover.run(rounds(moves_of(list(names), found), bytes_of(names, element)), have, need)
+
+
+def rooms_of(states: Iterable[State | None]) -> dict[Box, list[Tensor]]:
+    """The tensors of each box, one a kind."""
+    rooms: dict[Box, list[Tensor]] = {}
+    for boxes in (boxes for state in states if state is not None for boxes in state.boxes().values()):
+        for box, values in boxes.items():
+            rooms.setdefault(box, []).append(values)
+    return rooms
+
+
+def _digest(found: Transfers) -> int:
+    columns = (found.name, found.first, found.last, found.left, found.right, found.sender, found.receiver)
+    return zlib.crc32(b"".join(np.ascontiguousarray(column).tobytes() for column in columns))

@@ -1,0 +1,44 @@
+"""Which rank holds a copy of which rank's shard."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from coxswain.copies import wards_of
+from coxswain.layout import Device, Seat
+
+
+def seats_on(trainers: list[int]) -> list[Seat]:
+    return [Seat(rank, Device(trainer, rank), rank, 0, 0) for rank, trainer in enumerate(trainers)]
+
+
+def test_one_trainer_keeps_no_copies() -> None:
+    assert wards_of(seats_on([3, 3, 3])) == ()
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_every_rank_has_one_ward_and_one_holder_on_another_trainer_and_node_where_that_can_be(seed: int) -> None:
+    rng = random.Random(seed)
+    trainers = [rng.randrange(rng.randint(2, 6)) for _ in range(rng.randint(2, 24))]
+    if len(set(trainers)) < 2:
+        trainers[:2] = [0, 1]
+    nodes = [f"n{rng.randrange(4)}" for _ in range(6)]
+    wards = wards_of(seats_on(trainers), nodes)
+    assert sorted(wards) == list(range(len(trainers)))
+    for names in (trainers, [nodes[t] for t in trainers]):
+        if 2 * max(Counter(names).values()) <= len(names) and len({*trainers}) == len({nodes[t] for t in {*trainers}}):
+            assert all(names[rank] != names[ward] for rank, ward in enumerate(wards))
+
+
+def test_copies_are_on_another_node_where_nodes_have_several_trainers() -> None:
+    wards = wards_of(seats_on([0, 0, 1, 1, 2, 2, 3, 3]), ["a", "a", "b", "b"])
+    assert all(rank // 4 != ward // 4 for rank, ward in enumerate(wards))
+
+
+def test_where_one_trainer_has_most_ranks_as_many_copies_as_can_be_are_elsewhere() -> None:
+    wards = wards_of(seats_on([0, 0, 0, 1]))
+    assert sorted(wards) == [0, 1, 2, 3]
+    assert sum((rank == 3) != (ward == 3) for rank, ward in enumerate(wards)) == 2

@@ -1,0 +1,254 @@
+"""The ladder: rungs by gain against cost, what it never does, and how often it changes under flapping."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from random import Random
+from typing import Any, get_args
+
+import pytest
+
+from coxswain.ladder.decide import DWELL, LEAST_GAIN, decide
+from coxswain.ladder.options import FORM, at_speeds, options_for
+from coxswain.ladder.standby import EVERY, MOST_DWELL, Waiting, due
+from coxswain.ladder.values import (
+    Action,
+    Change,
+    Keep,
+    Option,
+    Options,
+    Plan,
+    Rebalance,
+    Relayout,
+    ReplaceNode,
+    Rung,
+    View,
+)
+from coxswain.layout import Device, Layout, uniform_layout
+from coxswain.plan.layouts.costs import Costs
+from coxswain.plan.layouts.planner import healthy_plan
+from coxswain.plan.layouts.result import layout_of
+from tests.unit.layout_cases import costs_of
+
+DEVICES = [Device(n, d) for n in range(2) for d in range(4)]
+HERE, THERE = (uniform_layout(DEVICES, 8, pipeline=p) for p in (1, 2))
+SLOW = Device(0, 1)
+NODES = {device: f"n{device.trainer}" for device in DEVICES}
+HEIGHT = {Keep: 0, Plan: 2, Rebalance: 1, Relayout: 2, ReplaceNode: 3}
+ALLOWED = {"None": 0, "Warn": 0, "Rebalance": 1, "Migrate": 2, "ReplaceNode": 3}
+
+
+def options(speeds: dict[Device, float], stay: float = 12.0, seconds: float = 10.0, change: float = 5.0) -> Options:
+    return Options(HERE, speeds, stay, 9.0, (Option("Groups", THERE, seconds, change),))
+
+
+def view(slowdown: float = 2.0, steps: int = 10, **changed: Any) -> View:
+    """`steps` after SLOW became slow; placements know it already."""
+    speeds = {SLOW: 1 / slowdown}
+    base = View(
+        action="Migrate", step=100, layout=HERE, seconds=12.0, speeds=speeds, placed=speeds, planned={},
+        since={SLOW: 100 - steps}, nodes=NODES, options=options(speeds),
+    )  # fmt: skip
+    return replace(base, **changed)
+
+
+def height(rung: Rung) -> int:
+    return HEIGHT[type(rung)]
+
+
+def test_speeds_go_into_placements_at_once_whatever_else_is_allowed() -> None:
+    for action in ("Rebalance", "Migrate", "ReplaceNode"):
+        assert decide(view(action=action, placed={})) == Rebalance({SLOW: 0.5})
+    assert decide(view(action="Warn", placed={})) == Keep()
+
+
+def test_a_layout_is_asked_for_before_one_is_chosen_and_again_for_other_speeds_or_another_layout() -> None:
+    assert decide(view(options=None)) == Plan({SLOW: 0.5})
+    assert decide(view(options=options({SLOW: 0.4}))) == Plan({SLOW: 0.5})
+    assert decide(view(layout=THERE)) == Plan({SLOW: 0.5})
+    assert isinstance(decide(view()), Relayout)
+
+
+@pytest.mark.parametrize(("steps", "taken"), [(0, False), (2, False), (3, True), (400, True)])
+def test_a_change_of_five_seconds_that_saves_two_a_step_is_made_after_three_steps(steps: int, taken: bool) -> None:
+    rung = decide(view(steps=steps))
+    assert isinstance(rung, Relayout) == taken
+    if isinstance(rung, Relayout):
+        assert (rung.layout, rung.gain, rung.cost) == (THERE, pytest.approx(2.0), 5.0)
+
+
+def test_the_gain_is_the_planners_ratio_of_the_step_as_it_is_measured() -> None:
+    rung = decide(view(seconds=1.2, steps=30))
+    assert isinstance(rung, Relayout) and rung.gain == pytest.approx(0.2)
+
+
+def test_a_layout_with_a_dead_device_is_left_at_once() -> None:
+    speeds = {SLOW: 0.0}
+    rung = decide(view(speeds=speeds, placed=speeds, steps=0, options=options(speeds, stay=math.inf)))
+    assert isinstance(rung, Relayout) and math.isinf(rung.gain)
+
+
+def test_a_cheap_change_comes_first_and_the_better_one_when_the_loss_has_grown_to_its_cost() -> None:
+    both = (Option("Layers", THERE, 11.0, 1.0), Option("Groups", HERE, 10.0, 20.0))
+    kinds = []
+    for steps in (1, 8, 11, 100):
+        rung = decide(view(steps=steps, options=replace(options({SLOW: 0.5}), layouts=both)))
+        assert isinstance(rung, Relayout)
+        kinds.append(rung.kind)
+    assert kinds == ["Layers", "Layers", "Layers", "Groups"]
+
+
+def test_a_device_that_has_recovered_is_a_reason_to_change_back() -> None:
+    back = view(speeds={}, placed={}, planned={SLOW: 0.5}, options=options({}))
+    assert isinstance(decide(back), Relayout)
+    assert decide(replace(back, planned={})) == Keep()
+
+
+def random_view(random: Random) -> View:
+    speeds = {d: random.choice([0.0, 0.2, 0.5, 0.8, 0.97]) for d in random.sample(DEVICES, random.randint(0, 3))}
+    stay = math.inf if 0.0 in speeds.values() else random.uniform(9, 20)
+    kinds = [random.choice(["Layers", "Groups"]) for _ in range(random.randint(0, 3))]
+    found = tuple(Option(k, THERE, random.uniform(9, 20), random.uniform(0, 50)) for k in kinds)  # type: ignore[arg-type]
+    changes = [Change(random.randint(0, 99), "Groups", frozenset(random.sample(DEVICES, 2))) for _ in range(2)]
+    return View(
+        action=random.choice(get_args(Action)), step=100, layout=HERE, seconds=random.uniform(1, 20), speeds=speeds,
+        placed=random.choice([speeds, {}]), planned=random.choice([speeds, {}, {SLOW: 0.5}]), nodes=NODES,
+        since={d: random.randint(0, 100) for d in DEVICES}, changes=tuple(changes[: random.randint(0, 2)]),
+        options=random.choice([None, Options(HERE, speeds, stay, 9.0, found)]), replace=random.choice([None, 10.0, 300.0]),
+    )  # fmt: skip
+
+
+def test_no_rung_is_above_the_allowed_action_and_the_same_view_gives_the_same_rung() -> None:
+    random, seen = Random(0), set()
+    for _ in range(3000):
+        one = random_view(random)
+        rung = decide(one)
+        assert height(rung) <= ALLOWED[one.action]
+        assert decide(replace(one)) == rung
+        seen.add(type(rung))
+    assert seen == set(HEIGHT)
+
+
+def test_no_change_takes_longer_with_its_cost_than_staying_would_over_as_many_steps_as_have_passed() -> None:
+    random, judged = Random(1), 0
+    for _ in range(3000):
+        one = replace(random_view(random), action="Migrate")
+        rung = decide(one)
+        if isinstance(rung, Relayout) and math.isfinite(rung.gain):
+            steps = one.step - min(one.since[d] for d in rung.devices)
+            assert steps * (one.seconds - rung.gain) + rung.cost <= steps * one.seconds + 1e-9
+            assert rung.gain >= LEAST_GAIN * one.seconds
+            judged += 1
+    assert judged > 100
+
+
+@pytest.mark.parametrize("period", [2, 3, 10, 40])
+def test_the_changes_for_a_flapping_device_grow_as_the_logarithm_of_the_steps(period: int) -> None:
+    changes: list[Change] = []
+    planned: dict[Device, float] = {}
+    layouts = [HERE, THERE]
+    steps = 4000
+    for step in range(steps):
+        on = step // period % 2 == 0
+        speeds = {SLOW: 0.4} if on else {}
+        here = layouts[len(changes) % 2]
+        there = layouts[(len(changes) + 1) % 2]
+        gains = Options(here, speeds, 12.0, 9.0, (Option("Groups", there, 9.0 if speeds != planned else 12.0, 0.1),))
+        rung = decide(
+            view(
+                step=step, layout=here, speeds=speeds, placed=speeds, planned=planned, options=gains,
+                since={SLOW: step - step % period}, changes=tuple(changes),
+            )
+        )  # fmt: skip
+        if isinstance(rung, Relayout):
+            changes.append(Change(step, rung.kind, rung.devices))
+            planned = speeds
+    assert 1 <= len(changes) <= 2 + math.log2(steps / DWELL)
+
+
+def test_a_second_device_does_not_wait_for_the_first_ones_back_off() -> None:
+    other = Device(1, 0)
+    flapped = tuple(Change(step, "Groups", frozenset({SLOW})) for step in range(10, 60, 10))
+    speeds = {other: 0.5}
+    one = view(speeds=speeds, placed=speeds, since={other: 90}, options=options(speeds), changes=flapped)
+    assert isinstance(decide(one), Relayout)
+    assert decide(view(changes=flapped)) == Keep()
+
+
+def test_a_node_is_replaced_where_another_fits_once_its_loss_reaches_the_seconds_of_replacing_it() -> None:
+    settled = view(action="ReplaceNode", steps=100, planned={SLOW: 0.5}, replace=300.0)
+    nothing = replace(options({SLOW: 0.5}), layouts=())
+    rung = decide(replace(settled, options=nothing))
+    assert isinstance(rung, ReplaceNode)
+    assert (rung.node, rung.evidence, rung.gain) == ("n0", ((SLOW, 2.0),), pytest.approx(3.0))
+    assert decide(replace(settled, options=nothing, replace=301.0)) == Keep()
+    assert decide(replace(settled, options=nothing, replace=None)) == Keep()
+    assert decide(replace(settled, options=nothing, action="Migrate")) == Keep()
+
+
+def test_the_second_replacement_for_one_device_must_save_twice_as_much() -> None:
+    nothing = replace(options({SLOW: 0.5}), layouts=())
+    before = (Change(1, "ReplaceNode", frozenset({SLOW})),)
+    one = view(action="ReplaceNode", steps=90, planned={SLOW: 0.5}, replace=150.0, options=nothing, changes=before)
+    assert isinstance(decide(replace(one, replace=135.0)), ReplaceNode)
+    assert decide(one) == Keep()
+
+
+@cache
+def healthy() -> tuple[Costs, Layout]:
+    costs = costs_of([[1.0] * 8] * 2, batch=16)
+    return costs, layout_of(healthy_plan(costs), costs.cluster)
+
+
+def test_options_of_a_healthy_cluster_are_no_better_than_staying() -> None:
+    costs, layout = healthy()
+    found = options_for(costs, layout, {})
+    assert all(o.seconds >= found.stay * (1 - LEAST_GAIN) for o in found.layouts)
+    assert found.healthy == pytest.approx(found.stay)
+
+
+def test_the_planners_options_leave_a_very_slow_device_out_and_count_what_moves() -> None:
+    costs, layout = healthy()
+    found = options_for(costs, layout, {Device(0, 3): 1 / 12.53})
+    groups = next(o for o in found.layouts if o.kind == "Groups")
+    assert Device(0, 3) in groups.layout.standby and groups.seconds < found.stay
+    assert groups.change > FORM
+
+
+def test_a_dead_device_leaves_only_layouts_without_it() -> None:
+    costs, layout = healthy()
+    dead = Device(0, 3)
+    found = options_for(costs, layout, {dead: 0.0})
+    assert math.isinf(found.stay) and found.layouts
+    for option in found.layouts:
+        used = {seat.device for seat in option.layout.ranks()}
+        assert dead not in used and dead not in option.layout.standby
+
+
+def test_speeds_without_a_living_device_are_refused() -> None:
+    costs, _ = healthy()
+    with pytest.raises(ValueError, match="alive"):
+        at_speeds(costs, dict.fromkeys((Device(n, d) for n in range(2) for d in range(8)), 0.0))
+
+
+def test_a_standby_device_is_back_after_two_healthy_probes_then_four_at_most_sixty_four() -> None:
+    for returns, needed in ((0, 2), (1, 4), (9, MOST_DWELL)):
+        one = Waiting(since=0, speed=0.3, returns=returns)
+        for number in range(needed):
+            assert not one.back, number
+            one = one.probed(1.05)
+        assert one.back
+
+
+def test_one_slow_probe_begins_the_dwell_again_and_gives_the_speed() -> None:
+    one = Waiting(since=0, speed=0.3).probed(1.0).probed(2.0)
+    assert (one.healthy, one.speed) == (0, 0.5)
+
+
+def test_standby_devices_are_probed_every_sixteen_steps_each_in_its_own() -> None:
+    waiting = {SLOW: Waiting(since=3, speed=0.3), Device(1, 1): Waiting(since=5, speed=0.3)}
+    probed = {step: due(waiting, step) for step in range(5, 5 + 3 * EVERY)}
+    assert [step for step, mine in probed.items() if SLOW in mine] == [18, 34, 50]
+    assert all(len(mine) < 2 for mine in probed.values())

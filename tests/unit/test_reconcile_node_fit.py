@@ -1,0 +1,80 @@
+"""Whether a pod fits on a node, by what can be known without all pods of the cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coxswain_operator.reconcile.node_fit import amount, misfit, requests_of
+from coxswain_operator.views import Manifest, NodeView
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("8", 8.0), (8, 8.0), ("500m", 0.5), ("1k", 1000.0), ("2Ki", 2048.0), ("1.5Gi", 1.5 * 2**30), ("1e3", 1000.0),
+     ("3M", 3e6), ("1Ei", 2.0**60), ("", 0.0), ("many", 0.0), ("1x", 0.0)],
+)  # fmt: skip
+def test_quantities_are_numbers(text: Any, number: float) -> None:
+    assert amount(text) == pytest.approx(number)
+
+
+def spec(**more: Any) -> Manifest:
+    trainer = {
+        "name": "trainer",
+        "resources": {"limits": {"nvidia.com/gpu": "8", "cpu": "9"}, "requests": {"cpu": "4"}},
+    }
+    sidecar = {"name": "constructor", "restartPolicy": "Always", "resources": {"requests": {"cpu": "500m"}}}
+    first = {"name": "init", "resources": {"requests": {"cpu": "64"}}}
+    return {"containers": [trainer], "initContainers": [sidecar, first], **more}
+
+
+def test_a_pod_asks_for_what_its_containers_that_run_together_ask_for() -> None:
+    assert requests_of(spec()) == {"nvidia.com/gpu": 8.0, "cpu": 4.5}
+    assert requests_of({"containers": [{"name": "bare"}]}) == {}
+
+
+def term(operator: str, *values: str, key: str = "pool") -> Manifest:
+    expressions = {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+    return {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [expressions]}}}}
+
+
+OF_NAME = {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [
+    {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n"]}]},
+]}}}}  # fmt: skip
+EMPTY = {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{}]}}}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "taints", "others", "why"),
+    [
+        ({}, (), 0, ""),
+        ({}, (), 1, "too little nvidia.com/gpu"),
+        ({"nodeSelector": {"pool": "a"}}, (), 0, ""),
+        ({"nodeSelector": {"pool": "b"}}, (), 0, "not selected"),
+        (term("In", "a"), (), 0, ""),
+        (term("In", "b"), (), 0, "not selected"),
+        (term("NotIn", "a"), (), 0, "not selected"),
+        (term("NotIn", "b"), (), 0, ""),
+        (term("Exists"), (), 0, ""),
+        (term("Exists", key="zone"), (), 0, "not selected"),
+        (term("DoesNotExist"), (), 0, "not selected"),
+        (term("DoesNotExist", key="zone"), (), 0, ""),
+        (term("Gt", "3"), (), 0, ""),  # the scheduler's business
+        (OF_NAME, (), 0, "not selected"),
+        (EMPTY, (), 0, "not selected"),
+        ({}, (("gpu", "NoSchedule"),), 0, "tainted"),
+        ({"tolerations": [{"key": "gpu", "operator": "Exists"}]}, (("gpu", "NoSchedule"),), 0, ""),
+        ({"tolerations": [{"operator": "Exists"}]}, (("gpu", "NoExecute"),), 0, ""),
+        ({"tolerations": [{"key": "gpu", "effect": "NoExecute"}]}, (("gpu", "NoSchedule"),), 0, "tainted"),
+        ({"tolerations": [{"key": "gpu", "tolerationSeconds": 30}]}, (("gpu", "NoExecute"),), 0, "tainted"),
+    ],
+)
+def test_a_pod_fits_where_nothing_that_is_known_speaks_against_it(
+    pod: Manifest, taints: tuple[tuple[str, str], ...], others: int, why: str
+) -> None:
+    room = {"nvidia.com/gpu": "8", "cpu": "96"}
+    node = NodeView(frozenset({("Ready", "True")}), False, taints, {"pool": "a"}, room)
+    assert misfit("n", node, spec(**pod), others) == why

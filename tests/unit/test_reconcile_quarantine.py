@@ -1,0 +1,304 @@
+"""Nodes in quarantine: no new pod goes there, and a node that is admitted again is used at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coxswain.names import ANNOTATION_AVOIDS, API_VERSION, LABEL_JOB_UID
+from coxswain.wire import NodeRequest
+from coxswain_operator.children.scheduling import avoiding
+from coxswain_operator.cluster import Denied
+from coxswain_operator.controller import Controller
+from coxswain_operator.node_decoding import quarantine_view
+from coxswain_operator.reconcile import node_request
+from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.settings import Settings
+from coxswain_operator.views import Manifest
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, live, member_of, report, training_job
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+SETTINGS = Settings(quarantine=True)
+SLOW = NodeRequest("node-of-trainer-1", "trainer-1", "trainer-1 takes 3.0 times as long as planned")
+CPU = {"hybridData": {"tokensPerReplica": 1024, "maxDegree": 4}, "hardware": "cpu"}
+
+
+def fields(*nodes: str) -> list[Manifest]:
+    return [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+
+
+def expression(value: str) -> Manifest:
+    return {"matchExpressions": [{"key": "zone", "operator": "In", "values": [value]}]}
+
+
+@pytest.mark.parametrize(
+    ("affinity", "terms"),
+    [
+        ({}, [{"matchFields": fields("a", "b")}]),
+        ({"podAffinity": {"x": 1}}, [{"matchFields": fields("a", "b")}]),
+        ({"nodeAffinity": {"preferred": []}}, [{"matchFields": fields("a", "b")}]),
+        (
+            {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [expression("x"), expression("y")]}}},
+            [
+                {**expression("x"), "matchFields": fields("a", "b")},
+                {**expression("y"), "matchFields": fields("a", "b")},
+            ],
+        ),
+        (
+            {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchFields": fields("c")}, {}]}}},
+            [{"matchFields": fields("c", "a", "b")}, {}],  # an empty term matches no node, and goes on doing so
+        ),
+    ],
+)
+def test_every_alternative_of_a_pods_affinity_is_kept_off_the_nodes(affinity: Manifest, terms: list[Manifest]) -> None:
+    before = {"containers": [], "affinity": affinity}
+    after = avoiding(before, ("a", "b"))["affinity"]
+    assert after["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == terms
+    others = {k: v for k, v in after["nodeAffinity"].items() if k != REQUIRED}
+    assert {**after, "nodeAffinity": others} == {"nodeAffinity": {}, **affinity} | (
+        {"nodeAffinity": {k: v for k, v in affinity["nodeAffinity"].items() if k != REQUIRED}}
+        if "nodeAffinity" in affinity
+        else {}
+    )
+    assert avoiding(before, ()) is before
+
+
+def put(world: FakeCluster, node: str, name: str = "", **spec: Any) -> None:
+    body = {"node": node, "reason": "Slow", **spec}
+    world.put({"apiVersion": API_VERSION, "kind": "NodeQuarantine", "metadata": {"name": name or node}, "spec": body})
+
+
+def admit(world: FakeCluster, name: str) -> None:
+    del world.objects["NodeQuarantine", name]
+
+
+async def passes(world: FakeCluster, count: int = 4, settings: Settings = SETTINGS) -> None:
+    for _ in range(count):
+        await Controller(world, world, world.clock, settings).pass_once(NAMESPACE, "demo")
+        world.tick()
+        world.reap()
+
+
+def avoided(world: FakeCluster, member: str) -> set[str]:
+    """Nodes that the member's pod is kept off, by its affinity; its annotation says the same."""
+    pod = world.pod(member)
+    assert pod is not None
+    terms = pod["spec"].get("affinity", {}).get("nodeAffinity", {}).get(REQUIRED, {}).get("nodeSelectorTerms", [])
+    found = {value for term in terms for field in term["matchFields"] for value in field["values"]}
+    assert ",".join(sorted(found)) == pod["metadata"]["annotations"].get(ANNOTATION_AVOIDS, "")
+    return found
+
+
+def new_world(**spec: Any) -> FakeCluster:
+    return FakeCluster(data_source(), data_mix(), training_job(parallelism=CPU, **spec))
+
+
+async def running(**spec: Any) -> FakeCluster:
+    world = new_world(**spec)
+    await passes(world)
+    world.run_all()
+    world.report_now = report("Running", 10)
+    await passes(world)
+    return world
+
+
+async def test_no_new_pod_of_any_role_goes_to_a_node_in_quarantine_and_running_pods_stay() -> None:
+    world = await running()
+    before = {p["metadata"]["uid"] for p in world.pods()}
+    put(world, "bad")
+    put(world, "worse", "ticket-7")
+    await passes(world)
+    assert {p["metadata"]["uid"] for p in world.pods()} == before
+    for member in ("trainer-1", "loader-0"):
+        world.vanish(world.pod(member) or {})
+    await passes(world)
+    assert avoided(world, "trainer-1") == avoided(world, "loader-0") == {"bad", "worse"}
+    assert avoided(world, "trainer-0") == set()
+
+
+async def test_without_the_installations_switch_no_quarantine_is_read() -> None:
+    world = new_world()
+    put(world, "bad")
+    await passes(world, settings=Settings())
+    assert avoided(world, "trainer-0") == set()
+
+
+@pytest.mark.parametrize("how", ["deleted", "over"])
+async def test_pods_that_wait_for_a_node_are_replaced_once_one_is_admitted_again(how: str) -> None:
+    world = new_world()
+    put(world, "bad", until=stamp(world.now + 120))
+    put(world, "worse")
+    world.unplaceable = {"trainer-1"}
+    await passes(world)
+    world.run_all()
+    await passes(world)
+    assert len(world.created) == 4
+    if how == "deleted":
+        admit(world, "bad")
+    else:
+        world.tick(120)
+    await passes(world, 3)
+    assert world.created[4:] == ["demo-trainer-1-1"]  # the others run, and stay
+    assert avoided(world, "trainer-1") == {"worse"}
+    assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 0}
+
+
+async def test_a_pod_that_waits_for_a_queue_is_left_alone() -> None:
+    world = new_world()
+    put(world, "bad")
+    await passes(world)
+    for pod in world.pods():
+        world.unschedulable(pod, "SchedulingGated")
+    admit(world, "bad")
+    await passes(world)
+    assert len(world.created) == 4
+
+
+async def test_the_end_of_a_quarantine_wakes_a_pass() -> None:
+    world = await running()
+    put(world, "bad", until=stamp(world.now + 300))
+    decision = await Controller(world, world, world.clock, SETTINGS).pass_once(NAMESPACE, "demo")
+    assert world.now + 300 in {getattr(a, "time", 0.0) for a in (decision.actions if decision else ())}
+
+
+@pytest.mark.parametrize(
+    ("until", "end"), [(None, float("inf")), ("2026-02-30T00:00:00Z", float("inf")), (stamp(5000), 5000.0)]
+)
+def test_a_quarantine_without_an_end_that_a_calendar_has_stays(until: str | None, end: float) -> None:
+    meta = {"name": "a", "uid": "u", "creationTimestamp": stamp(1000), "labels": {LABEL_JOB_UID: "j"}}
+    view = quarantine_view({"metadata": meta, "spec": {"node": "n", "until": until}})
+    assert (view.until, view.node, view.job, view.created) == (end, "n", "j", 1000.0)
+
+
+# --- a job that asks for another node ----------------------------------------------------------------------------------
+
+
+def node(world: FakeCluster, name: str, ready: str = "True", cpu: str = "8", **spec: Any) -> None:
+    stored = world.put({"kind": "Node", "metadata": {"name": name}, "spec": spec})
+    stored["status"] = {
+        "conditions": [{"type": "Ready", "status": ready}],
+        "allocatable": {"cpu": cpu, "memory": "64Gi"},
+    }
+
+
+async def asking(action: str = "ReplaceNode", **spec: Any) -> FakeCluster:
+    world = await running(stragglers={"action": action}, **spec)
+    for pod in world.pods():
+        node(world, pod["spec"]["nodeName"], cpu="0")
+    world.report_now = report("Running", 20, replace_node=SLOW)
+    return world
+
+
+def quarantined(world: FakeCluster) -> list[str]:
+    return [o["spec"]["node"] for (kind, _), o in world.objects.items() if kind == "NodeQuarantine"]
+
+
+def said(world: FakeCluster, reason: str) -> list[str]:
+    return [e.message for e in world.events if e.reason == reason]
+
+
+async def test_a_slow_node_is_left_by_its_trainer_alone_when_another_one_fits() -> None:
+    world = await asking()
+    node(world, "spare")
+    before = {member_of(p): p["metadata"]["uid"] for p in world.pods()}
+    await passes(world, 6)
+    assert quarantined(world) == [SLOW.node]
+    (made,) = (o for (kind, _), o in world.objects.items() if kind == "NodeQuarantine")
+    assert made["spec"]["reason"] == "Slow" and SLOW.evidence in made["spec"]["evidence"]
+    assert made["spec"]["until"] == stamp(world.now - 6 + node_request.QUARANTINE_SECONDS)
+    after = {member_of(p): p["metadata"]["uid"] for p in world.pods() if live(p)}
+    assert {m for m in before if before[m] != after[m]} == {"trainer-1"}
+    assert avoided(world, "trainer-1") == {SLOW.node}
+    assert world.job["status"]["restarts"]["counted"] == 0 and len(said(world, "NodeQuarantined")) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, "no other node fits (3 too little cpu)"),
+        ({"spare": {"ready": "False"}}, "1 not ready, 3 too little cpu"),
+        ({"spare": {"ready": "Unknown"}}, "1 not ready"),
+        ({"spare": {"unschedulable": True}}, "1 cordoned"),
+        ({"spare": {"taints": [{"key": "gpu", "effect": "NoSchedule"}]}}, "1 tainted"),
+        ({"limit": 0}, "0 of at most 0 nodes are in quarantine already"),
+        ({"off": True}, "this installation quarantines no nodes"),
+        ({"blind": True}, "the operator may not see nodes"),
+        ({"broken": True}, "trainer-0 does not work: one change at a time"),
+    ],
+)
+async def test_a_node_that_cannot_be_replaced_stays_and_the_job_says_why_once(change: Manifest, why: str) -> None:
+    template = {"spec": {"containers": [{"name": "trainer", "resources": {"requests": {"cpu": "2"}}}]}}
+    world = await asking(trainers={"count": 2, "template": template})
+    if "spare" in change:
+        node(world, "spare", **change["spare"])
+    elif "blind" in change:
+        world.objects = {k: o for k, o in world.objects.items() if k[0] != "Node"}
+    elif change:
+        node(world, "spare")
+    if "broken" in change:
+        pod = world.pod("trainer-0")
+        assert pod is not None
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    settings = replace(SETTINGS, quarantine="off" not in change, quarantine_limit=change.get("limit", 1))
+    before = {p["metadata"]["uid"] for p in world.pods()}
+    await passes(world, 6, settings)
+    assert quarantined(world) == [] and {p["metadata"]["uid"] for p in world.pods()} == before
+    (message,) = said(world, "NodeKept")
+    assert why in message and SLOW.node in message
+    assert world.job["status"]["keptNode"]["message"] == message
+    world.tick(node_request.PAUSE_SECONDS)
+    world.report_now = report("Running", 30)
+    await passes(world, 2, settings)
+    assert "keptNode" not in world.job["status"]
+
+
+@pytest.mark.parametrize("action", ["None", "Warn", "Rebalance", "Migrate"])
+async def test_a_job_that_does_not_allow_it_leaves_no_node(action: str) -> None:
+    world = await asking(action)
+    node(world, "spare")
+    await passes(world, 6)
+    assert quarantined(world) == [] and said(world, "NodeKept") == []
+
+
+async def test_two_jobs_do_not_take_two_nodes_at_a_time() -> None:
+    world = await asking()
+    node(world, "spare")
+    other = {"name": "elsewhere", "labels": {LABEL_JOB_UID: "another"}}
+    world.put({"kind": "NodeQuarantine", "metadata": other, "spec": {"node": "elsewhere", "reason": "Slow"}})
+    await passes(world, 3, replace(SETTINGS, quarantine_limit=9))
+    assert quarantined(world) == ["elsewhere"] and "another node was quarantined" in said(world, "NodeKept")[0]
+
+
+async def test_a_node_is_used_again_when_its_trainer_finds_no_other() -> None:
+    world = await asking()
+    node(world, "spare")
+    await passes(world, 4)
+    world.unplaceable = {"trainer-1"}
+    world.run_all()
+    await passes(world, 3)
+    assert quarantined(world) == [SLOW.node]
+    world.tick(node_request.PATIENCE_SECONDS)
+    await passes(world, 4)
+    assert quarantined(world) == [] and "used again" in said(world, "NodeKept")[0]
+    assert avoided(world, "trainer-1") == set()
+    world.unplaceable = set()
+    world.run_all()
+    await passes(world, 8)
+    assert quarantined(world) == []  # it does not ask again at once
+
+
+async def test_a_server_that_refuses_a_quarantine_does_not_stop_the_job() -> None:
+    world = await asking()
+    node(world, "spare")
+    create = world.create
+
+    async def refusing(manifest: Manifest) -> Manifest:
+        if manifest["kind"] == "NodeQuarantine":
+            raise Denied("Forbidden", "nodequarantines is forbidden")
+        return await create(manifest)
+
+    world.create = refusing  # type: ignore[method-assign]
+    await passes(world)
+    assert world.state == "Running" and quarantined(world) == []

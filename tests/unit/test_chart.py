@@ -67,7 +67,7 @@ def test_crds_go_with_the_release_where_that_is_wished() -> None:
 
 
 def test_quarantine_has_its_kind_its_option_and_its_rights_only_behind_the_switch(plain: list[Manifest]) -> None:
-    switched = render({"quarantine": {"enabled": True, "limit": 3}})
+    switched = render({"crds": {"enabled": True}, "quarantine": {"enabled": True, "limit": 3}})
     assert len(of_kind(switched, "CustomResourceDefinition")) == len(KINDS)
     added = {(m["kind"], m["metadata"]["name"]) for m in switched} - {(m["kind"], m["metadata"]["name"]) for m in plain}
     role = f"{NAMESPACE}-coxswain-quarantine"

@@ -105,13 +105,17 @@ def rate_of(run: Run, first: int, steps: int) -> float:
 
 
 def _by_trainer(root: int) -> list[int]:
-    """Workers, in the order of their trainers."""
-    return sorted(_workers(root), key=_trainer_of)
+    """Workers, in the order of their trainers. A process may end while they are listed."""
+    found = {pid: name for pid in _workers(root) if (name := _pod_of(pid))}
+    return sorted(found, key=found.__getitem__)
 
 
-def _trainer_of(pid: int) -> str:
-    variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-    return next(v for v in variables if v.startswith("POD_NAME="))
+def _pod_of(pid: int) -> str:
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    except OSError:
+        return ""
+    return next((v for v in variables if v.startswith("POD_NAME=")), "")
 
 
 def _confirmed(run: Run, onset: int) -> int | None:

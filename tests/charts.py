@@ -35,11 +35,11 @@ def helm(*arguments: str | Path, text: str = "") -> subprocess.CompletedProcess[
 def template(values: Values | None = None, *options: str) -> subprocess.CompletedProcess[str]:
     """`helm template` of a release `coxswain` in NAMESPACE with these values over a registry. Each is rendered once.
 
-    The kinds are most of the text, and depend on no values but `crds` and `commonLabels`: they are left out where
+    The kinds are most of the text, and depend on no values but `crds`, `commonLabels` and `quarantine`: they are left out where
     other values are given.
     """
     chosen = dict(values or {})
-    if chosen and not chosen.keys() & {"crds", "commonLabels"}:
+    if chosen and not chosen.keys() & {"crds", "commonLabels", "quarantine"}:
         chosen["crds"] = {"enabled": False}
     return _template(text_of(chosen), options)
 

@@ -420,6 +420,24 @@ def test_a_straggler_long_without_relapse_is_soon_normal_again_the_next_time() -
     assert took[0] > 3 * took[1]
 
 
+@pytest.mark.parametrize(("slowdown", "steps"), [(2.2, 3), (2.57, 3), (5.42, 2), (12.53, 2)])
+def test_a_very_slow_device_is_probed_after_two_steps_or_one_and_confirmed_with_the_next(
+    slowdown: float, steps: int
+) -> None:
+    run = slowed(slowdown)
+    report = run.steps(steps)
+    assert confirmed(report) == [FIRST]
+    assert report.slowdowns[FIRST] == pytest.approx(slowdown, rel=0.1)
+
+
+def test_one_step_that_a_pause_makes_five_times_as_long_is_probed_and_cleared() -> None:
+    run = slowed(5.0)
+    report = run.step()
+    assert FIRST in report.probes and not confirmed(report)
+    run.world.slow[FIRST] = 1.0
+    assert not any(run.step().states.any() for _ in range(20))
+
+
 # --- what the evidence is worth --------------------------------------------------------------------------------------
 
 

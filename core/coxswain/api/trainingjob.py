@@ -306,6 +306,16 @@ class Stragglers(Model):
     """The median of so many successive steps counts as one look at a device. Four of the last six looks make a suspect."""
 
 
+class Recovery(Model):
+    """How training goes on after a loss."""
+
+    copies: Literal["None", "EveryStep"] = "None"
+    """EveryStep: each device keeps a copy of the optimizer state of a device of another trainer, on another node where there
+    is one, and updates it in every step. So a lost device costs no return to a checkpoint. It takes 12 bytes a parameter of
+    the model, shared by all devices as the state is, and in every step each gradient is sent once more. A
+    single trainer keeps none."""
+
+
 class OnExitCodes(Model):
     """Matches the exit code of the pod's main container."""
 
@@ -426,6 +436,8 @@ class TrainingJobSpec(Model):
     """Experiment trackers. Empty: none; steps are in steps.jsonl and in the metrics anyhow."""
     stragglers: Annotated[Stragglers, Effect.NEXT_ATTEMPT] = Stragglers()
     """What is to happen to slow devices. This release refuses all but the defaults."""
+    recovery: Annotated[Recovery, Effect.NEXT_ATTEMPT] = Recovery()
+    """What is kept to go on after a loss."""
     failure_policy: Annotated[FailurePolicy, Effect.AT_ONCE] = FailurePolicy()
     """What failures lead to."""
     scheduling: Annotated[Scheduling, Effect.SUSPENDED] = Scheduling()

@@ -31,7 +31,7 @@ class Workload:
     """What does not depend on the place: bytes of a parameter or activation (2: bf16, 4: fp32), and the tokens of a task.
 
     `offload`: the share of a task's activations that is in host memory until backward. `exchanges`: whether members of its
-    ring exchange heads.
+    ring exchange heads. `copies`: each device keeps one of another device's part of the optimizer state.
     """
 
     element: int
@@ -39,6 +39,7 @@ class Workload:
     recompute: Recompute = "None"
     offload: float = 0.0
     exchanges: bool = False
+    copies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +121,13 @@ def stage_peak(elements: int, widths: Widths, place: StagePlace, replicas: int, 
     return Peak(
         parameters=work.element * elements,
         gradients=MASTER * elements,
-        optimizer=STATES * MASTER * owned,
+        optimizer=STATES * MASTER * owned * (1 + work.copies),
         activations=int(place.depth * kept * work.tokens),
         transient=max(
             _layer_transient(widths, work) + int(_layers_back(place.layers, work) * layer * work.tokens),
             _loss_transient(widths, work) if last else 0,
         ),
-        reduction=MASTER * owned + BUCKETS if replicas > 1 else 0,
+        reduction=MASTER * owned * (1 + work.copies) + BUCKETS if replicas > 1 else MASTER * owned * work.copies,
     )
 
 

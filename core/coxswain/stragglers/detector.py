@@ -39,7 +39,10 @@ class Detector:
         push(self._rates, present, rates)
         push(self._recent, present, self._scores.observe(rates / factors, self._states.confirmed))
         window = row_medians(self._recent[:, -self._t.window :])
+        last = self._recent[:, -1]
+        window = np.where(~self._states.confirmed & (last >= self._t.alarm), last, window)
         estimate = row_medians(self._recent[:, -self._t.estimate :])
+        estimate = np.where(window >= self._t.urgent, np.maximum(window, estimate), estimate)
         enter = np.where(self._baseline.settled, self._t.enter, self._t.unknown)
         self._states.advance(step.number, present, window, estimate, enter)
         least = np.where(np.isnan(self._probes.first), self._t.enter, self._t.probe)

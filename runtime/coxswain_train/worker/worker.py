@@ -19,6 +19,7 @@ import torch.distributed
 from msgspec import UNSET, UnsetType
 
 from coxswain import names, wire
+from coxswain.copies import wards_of
 from coxswain.errors import CoxswainError, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain.live import LiveSource
@@ -221,10 +222,11 @@ class Worker:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         seat = self._world.seats[self._assignment.rank]
         hardware = functools.partial(hardware_of, job, self._env.secrets_dir)
+        wards = wards_of(self._world.seats, self._world.nodes or ()) if job.copies else ()
         memory = memory_policy(job.model, job.parallelism, self._world.vocabulary, device, hardware)
         engine = Engine(
             job.model, self._world.vocabulary, job.optimizer, job.total_steps, self._world.layout, seat, groups, device,
-            dtype, self._live, memory, self._assignment.generation,
+            dtype, self._live, memory, self._assignment.generation, wards,
         )  # fmt: skip
         engine.before_update = self._saver.settle
         return engine

@@ -18,6 +18,7 @@ from coxswain.plan.makespan.degrees import least_degrees, ring_seconds
 from coxswain.plan.problem import Problem
 
 Ints = NDArray[np.int64]
+UNLIKE = 4  # a ring of a quarter of a group's degree or less does not join it
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,8 @@ class Rings:
         return found
 
     def _alike(self, at: int) -> int:
-        """Where sequences begin that need less than half the degree: they are better off in smaller groups."""
-        return bisect_left(self.degrees, True, lo=at, key=lambda degree: degree * 2 <= self.degrees[at])
+        """Where sequences begin that need so small a part of the degree that they are better off in smaller groups."""
+        return bisect_left(self.degrees, True, lo=at, key=lambda degree: degree * UNLIKE <= self.degrees[at])
 
     def stack(self, groups: list[Group]) -> Stack:
         count = self.problem.replicas

@@ -65,9 +65,10 @@ class FakeCoordinator:
         self.generation, self.saved = 0, 0
         self.current: World | None = None
         self.finished: Finished | None = None
+        self.lost, self.stacks = 0, False
         self.received: dict[str, list[Any]] = defaultdict(list)
         self.answers: dict[str, Answer] = {
-            "/v1/register": lambda *_: Registered(self.generation),
+            "/v1/register": lambda _, me: self._registered(me),
             "/v1/world": lambda query, _: self.world_after(int(query["after"])),
             "/v1/report": self._report,
             "/v1/stop": self._stop,
@@ -80,6 +81,10 @@ class FakeCoordinator:
 
     def publish(self, world: World) -> None:
         self.update(current=world, generation=world.generation)
+
+    def lose(self, generation: int, stacks: bool = False) -> None:
+        """Workers of this world shall leave it."""
+        self.update(lost=generation, stacks=stacks, current=None)
 
     def finish(self, exit_code: int) -> None:
         self.finished = Finished(exit_code, "Completed", "all steps done")
@@ -102,6 +107,10 @@ class FakeCoordinator:
         """The first so many requests of a path, once they have come."""
         await asyncio.to_thread(self.wait_until, lambda: len(self.received[path]) >= count)
         return self.received[path][:count]
+
+    def _registered(self, me: Any) -> Registered:
+        over = 0 < me.generation <= self.lost
+        return Registered(self.generation, self.lost if over else 0, over and self.stacks)
 
     # --- as a JobControl ---------------------------------------------------------------------------------------------
 

@@ -52,12 +52,13 @@ class Register(msgspec.Struct, frozen=True):
     host: str  # where others reach it
     port: int  # Flight port of a loader; 0 for other members
     devices: int = 0  # an agent's
-    generation: int = 0  # an agent's: the world in which all its workers run; 0: there is none
+    generation: int = 0  # an agent's: the world in which its workers run; 0: there is none
     last_error: str = msgspec.field(name="trouble", default="")  # a loader's, of its store
     node: str = ""  # an agent's; empty: not known
     config: str = ""  # name of the ConfigMap that it has read; empty: it does not know
     held: tuple[Held, ...] | UnsetType = UNSET  # an agent's: what its workers hold that have left their world
-    broken: str | UnsetType = UNSET  # an agent's: why a worker of it has left its world unasked
+    left: int | UnsetType = UNSET  # an agent's: the world that some of its workers have left, or ended in
+    broken: str | UnsetType = UNSET  # why a worker has left that world unasked
 
 
 class Registered(msgspec.Struct, frozen=True, omit_defaults=True):

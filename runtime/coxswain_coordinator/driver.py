@@ -29,6 +29,7 @@ from coxswain_coordinator.planning.placers import Planner
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.notifier import Topic
+from coxswain_coordinator.state.registry import index_of
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.tracking.sinks import check_packages
 from coxswain_coordinator.world.manager import WorldManager
@@ -145,13 +146,20 @@ class Driver:
             return True
         if run.index_progress.index is None:
             return await self._merge_index() if run.index_progress.complete else False
-        if session is None or session.lost:
+        if session is None:
             return await self._worlds.form()
+        if session.lost:
+            return await self._end_world(session)
         durations = [line.seconds for line in run.history.recent]
         if stall := self._stall_detector.judge(session, durations, time.monotonic(), run.trainers.place):
             run.mark_world_hung(stall)
             return True
         if run.close_step(session):
+            return True
+        if session.moved:
+            run.end_for_change(session)
+            return True
+        if self._request_change(session):
             return True
         if (step := self._complete_checkpoint(session)) is not None:
             return await self._create_manifest(session, step)
@@ -162,6 +170,25 @@ class Driver:
         if session.saved_end:
             return await self._await_workers(session)
         return False
+
+    async def _end_world(self, session: Session) -> bool:
+        """What still arrives of a lost world counts; then forms the next."""
+        if self._state.close_step(session):
+            return True
+        if (step := self._complete_checkpoint(session)) is not None:
+            return await self._create_manifest(session, step)
+        return await self._worlds.form()
+
+    def _request_change(self, session: Session) -> bool:
+        """Ends a running world at a step boundary where another layout or other trainers are wished for."""
+        run, world = self._state, session.world
+        if session.move is not None or session.ending is not None or not session.started:
+            return False
+        present = [index_of(m.name) for m in run.registry.present("trainer", run.size)]
+        if why := run.changes.due(world.layout, present):
+            session.request_move(why, saves=run.changes.loses_state(world.layout))
+            run.notifier.notify(Topic.PLANS)
+        return bool(why)
 
     def _ended(self) -> Finished | None:
         run = self._state

@@ -23,7 +23,7 @@ from coxswain.models import parameter_specs
 from coxswain.plan.pipelines.simulation import loads
 from coxswain.plan.starts import starts
 from coxswain.plan.values import Task
-from coxswain.wire import DeliveredDigests, StepLine, StepPlan, StepReport, TaskTiming, World
+from coxswain.wire import DeliveredDigests, StepLine, StepPlan, StepReport, TaskTiming, Totals, World
 
 
 class PlannedTask(msgspec.Struct, frozen=True):
@@ -121,19 +121,24 @@ class StepTracker:
     def missing_digests(self, plan: StepPlan) -> int:
         return len(plan.sequences) - len(self._served[self.open])
 
-    def _is_complete(self, plan: StepPlan) -> bool:
+    def _is_complete(self, plan: StepPlan, world_over: bool) -> bool:
         """Counts first: this is asked at every report of every rank."""
-        reported = len(self._reports[self.open]) >= len(self.seats)
-        return reported and not self.missing_digests(plan) and not self.missing_ranks()
+        reports = self._reports[self.open]
+        if len(reports) < len(self.seats) and not (world_over and any(r.totals for r in reports.values())):
+            return False
+        return not self.missing_digests(plan) and (world_over or not self.missing_ranks())
 
     @property
     def shares(self) -> Mapping[int, float]:
         """By rank, its part of a task's planned seconds; a rank that is not in it has all of them."""
         return self._shares
 
-    def close(self, plan: StepPlan, now: float) -> Closed | None:
-        """Closes the open step once all reports and digests are there; `plan` is its plan."""
-        if not self._is_complete(plan):
+    def close(self, plan: StepPlan, now: float, world_over: bool = False) -> Closed | None:
+        """Closes the open step once all reports and digests are there; `plan` is its plan.
+
+        `world_over`: no other report will come. One with totals is enough then.
+        """
+        if not self._is_complete(plan, world_over):
             return None
         reports, served = self._reports.pop(plan.step), self._served.pop(plan.step)
         ordered = [served[i] for i in range(len(plan.sequences))]
@@ -168,6 +173,7 @@ def step_line(
     ranks = [reports[rank] for rank in sorted(reports)]
     seconds = max(r.seconds for r in ranks)
     busy = sum(r.compute_seconds for r in ranks)
+    totals = _totals(reports, seats)
     by_source: dict[str, int] = defaultdict(int)
     for sequence in plan.sequences:
         by_source[sequence.source] += sequence.tokens
@@ -176,9 +182,9 @@ def step_line(
         worldGeneration=plan.generation,
         tokens=sum(s.tokens for s in plan.sequences),
         sequences=len(plan.sequences),
-        loss=sum(reports[rank].loss_sum or 0.0 for rank in sorted(loss_ranks(seats))) / plan.labels,
+        loss=totals.loss_sum / plan.labels,
         stream_digest=stream_digest,
-        delivered_digest=f"{reduce(digests.add, (reports[rank].delivered for rank in token_ranks(seats))):016x}",
+        delivered_digest=f"{totals.delivered:016x}",
         seconds=seconds,
         idle_fraction=1 - busy / (len(ranks) * seconds) if seconds else 0.0,
         makespan_over_bound=plan.makespan_over_bound,
@@ -192,6 +198,14 @@ def step_line(
     )
 
 
+def _totals(reports: Mapping[int, StepReport], seats: tuple[Seat, ...]) -> Totals:
+    """Sums over the ranks that count, or what a rank knows of them all where some reports never came."""
+    if any(seat.rank not in reports for seat in seats):
+        return next(r.totals for r in reports.values() if r.totals)
+    loss = sum(reports[rank].loss_sum or 0.0 for rank in sorted(loss_ranks(seats)))
+    return Totals(loss, reduce(digests.add, (reports[rank].delivered for rank in token_ranks(seats))))
+
+
 def _evaluated(plan: StepPlan, reports: Mapping[int, StepReport], losses: Collection[int]) -> dict[str, Any]:
     """Fields of the line of a step that an evaluation follows. Without a label, or not finite, the loss is None.
 
@@ -199,7 +213,7 @@ def _evaluated(plan: StepPlan, reports: Mapping[int, StepReport], losses: Collec
     """
     if plan.evaluation is None:
         return {}
-    sums = [reports[rank].evaluation_loss_sum for rank in sorted(losses)]
+    sums = [reports[rank].evaluation_loss_sum if rank in reports else None for rank in sorted(losses)]
     known = [s for s in sums if s is not None]
     return {
         "evaluation_loss": sum(known) / plan.evaluation.labels
@@ -240,7 +254,8 @@ def seconds_beside_tasks(model: ModelConfig, world: World, hardware: Hardware) -
 def timing_line(
     plan: StepPlan, reports: Mapping[int, StepReport], seats: tuple[Seat, ...], shares: Mapping[int, float]
 ) -> TimingLine:
-    ranks = tuple(_rank_timing(seat, reports[seat.rank], shares.get(seat.rank, 1.0)) for seat in seats)
+    present = (seat for seat in seats if seat.rank in reports)
+    ranks = tuple(_rank_timing(seat, reports[seat.rank], shares.get(seat.rank, 1.0)) for seat in present)
     return TimingLine(
         step=plan.step,
         worldGeneration=plan.generation,

@@ -9,13 +9,15 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
 
-from coxswain.errors import Refused, Retryable, Stale
+from coxswain.errors import Refused, Retryable
+from coxswain.live import Held
 from coxswain_train.parallel.process_groups import ProcessGroups, WorldAborter, leave_world
-from coxswain_train.worker.assignments import Assignment, AssignmentChannel
+from coxswain_train.worker.assignments import Assignment, AssignmentChannel, Leave, Left
 from coxswain_train.worker.worker import run_worlds
 from tests.distributed.ranks import run_ranks
 
@@ -113,10 +115,18 @@ class Agent:
     def __init__(self) -> None:
         self.channel, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.aborted = threading.Event()
-        self.assignments = AssignmentChannel(mine, self.aborted.set)
+        self.held: tuple[Held, ...] = ()
+        self.assignments = AssignmentChannel(mine, self.aborted.set, lambda: self.held)
 
     def assign(self, generation: int) -> None:
-        self.channel.send(json.dumps({"generation": generation, "rank": 0}).encode())
+        self.channel.send(msgspec.json.encode(Assignment(generation, 0)))
+
+    def leave(self, generation: int) -> None:
+        self.channel.send(msgspec.json.encode(Leave(generation)))
+
+    def said(self) -> Assignment | Left:
+        self.channel.settimeout(10)
+        return msgspec.json.decode(self.channel.recv(4096), type=Assignment | Left)
 
     def answer(self) -> int:
         self.channel.settimeout(10)
@@ -151,12 +161,78 @@ def test_a_worker_whose_world_broke_joins_the_next_and_ends_when_there_is_none(a
         seen.append(assignment.generation)
         if assignment.generation == 1:
             agent.assign(2)
-        raise RuntimeError("Connection closed by peer")
+        raise RuntimeError("shapes do not match")
 
     agent.assign(1)
-    with pytest.raises(Retryable, match="rank 0: Connection closed by peer"):
+    with pytest.raises(Retryable, match="rank 0: shapes do not match"):
         run_worlds(agent.assignments, WorldAborter(), train, next_world_seconds=0.2)
     assert seen == [1, 2]
+
+
+def test_a_worker_that_has_lost_its_peers_says_so_and_waits_as_long_as_its_agent_is_there(agent: Agent) -> None:
+    agent.held = (Held(0, 1, 0, 5),)
+    words = "[pair.cc:538] gloo/transport/tcp Connection closed by peer"
+
+    def train(assignment: Assignment) -> int:
+        if assignment.generation == 1:
+            raise RuntimeError(words)
+        return 0
+
+    def order() -> None:
+        assert agent.said() == Assignment(1, 0)
+        said.append(agent.said())
+        agent.leave(1)
+        agent.assign(2)
+
+    said: list[Assignment | Left] = []
+    agent.assign(1)
+    thread = threading.Thread(target=order)
+    thread.start()
+    assert run_worlds(agent.assignments, WorldAborter(), train, next_world_seconds=0) == 0
+    thread.join()
+    assert said == [Left(1, agent.held, words)]
+
+
+def test_a_worker_that_is_asked_to_leave_after_an_error_of_its_own_says_what_it_holds_and_waits(agent: Agent) -> None:
+    def train(assignment: Assignment) -> int:
+        if assignment.generation == 1:
+            agent.leave(1)
+            raise RuntimeError("shapes do not match")
+        return 0
+
+    def order() -> None:
+        assert [agent.said(), agent.said()] == [Assignment(1, 0), Left(1, ())]
+        agent.assign(2)
+
+    agent.assign(1)
+    thread = threading.Thread(target=order)
+    thread.start()
+    assert run_worlds(agent.assignments, WorldAborter(), train, next_world_seconds=10) == 0
+    thread.join()
+
+
+def test_a_worker_that_is_asked_to_leave_is_aborted_until_it_has_left_and_says_what_it_holds(agent: Agent) -> None:
+    aborter = WorldAborter()
+    agent.held = (Held(0, 1, 0, 5, "Agreed", (1,)),)
+
+    def train(assignment: Assignment) -> int:
+        if assignment.generation == 2:
+            return 0
+        agent.leave(1)
+        assert agent.aborted.wait(10)
+        aborter.abort_world()
+        raise RuntimeError("cut")
+
+    def order() -> None:
+        assert agent.said() == Assignment(1, 0)
+        assert agent.said() == Left(1, agent.held)
+        agent.assign(2)
+
+    agent.assign(1)
+    thread = threading.Thread(target=order)
+    thread.start()
+    assert run_worlds(agent.assignments, aborter, train, next_world_seconds=0) == 0
+    thread.join()
 
 
 @pytest.mark.parametrize(("aborted", "expected"), [(True, Retryable), (False, ValueError)])
@@ -169,6 +245,7 @@ def test_a_group_that_is_used_after_the_abort_breaks_the_world_and_any_other_wro
     def train(_: Assignment) -> int:
         if aborted:
             aborter.abort_world()
+            agent.channel.shutdown(socket.SHUT_WR)
         raise ValueError("Invalid process group specified or has been destroyed.")
 
     agent.assign(1)
@@ -176,7 +253,7 @@ def test_a_group_that_is_used_after_the_abort_breaks_the_world_and_any_other_wro
         run_worlds(agent.assignments, aborter, train, next_world_seconds=0)
 
 
-@pytest.mark.parametrize("error", [Stale("generation 1 is over"), Retryable("no data")])
+@pytest.mark.parametrize("error", [Retryable("no data")])
 def test_an_error_of_ours_that_breaks_the_last_world_is_raised_as_it_is(agent: Agent, error: Exception) -> None:
     def train(_: Assignment) -> int:
         raise error

@@ -97,7 +97,7 @@ def job(folder: Path) -> JobConfig:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs a worker with a coordinator and the arrays that the constructor hands over; returns its exit code."""
 
-    def start(coordinator: OneRankCoordinator, hand_over: Any = arrays) -> int:
+    def start(coordinator: OneRankCoordinator, hand_over: Any = arrays, agent_goes: bool = False) -> int:
         def provide(generation: int, step: int, rank: int, wait: float) -> Buffer:
             return pack(hand_over(step))
 
@@ -105,6 +105,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         agent, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         monkeypatch.setenv("COXSWAIN_ORDERS", str(mine.detach()))  # the worker closes it
         agent.send(msgspec.json.encode(Assignment(1, 0)))
+        if agent_goes:
+            agent.shutdown(socket.SHUT_WR)
         constructor = HandoverServer(names.constructor_socket(pod), "secret", provide)
         try:
             with coordinator:
@@ -182,4 +184,4 @@ def store_manifest(folder: Path, saved: wire.ShardsSaved) -> None:
 
 def test_a_worker_of_an_older_generation_is_stale(run: Any) -> None:
     with pytest.raises(Stale, match="started for generation 1, the world's is 2"):
-        run(OneRankCoordinator(generation=2))
+        run(OneRankCoordinator(generation=2), agent_goes=True)

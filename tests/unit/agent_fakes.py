@@ -51,10 +51,12 @@ def world(generation: int, trainers: tuple[str, ...] = ("trainer-0", "trainer-1"
 
 # A scripted worker: takes its assignment, writes its environment (whole or not at all), then runs the test's program.
 WORKER = """
+HELD = []
 import json, os, signal, socket, sys, pathlib, threading
 def take():
     channel = socket.socket(fileno=os.dup(int(os.environ["COXSWAIN_ORDERS"])))
-    assignment = json.loads(channel.recv(4096))
+    while (assignment := json.loads(channel.recv(4096)))["type"] == "Leave":
+        channel.send(json.dumps({"type": "Left", "generation": assignment["generation"], "held": HELD}).encode())
     note = pathlib.Path(FOLDER, "%(generation)d-%(rank)d.json" % assignment)
     note.with_suffix(".new").write_text(json.dumps(dict(os.environ, pid=os.getpid(), ppid=os.getppid())))
     note.with_suffix(".new").rename(note)

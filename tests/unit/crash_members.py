@@ -41,11 +41,13 @@ class Member:
     devices: int = 0
     generation: int = 0
     ends: list[int] = field(default_factory=list)
+    left: bool = False  # all workers have left the world
+    leave: Callable[[], Awaitable[None]] | None = None
 
     @property
     def running_generation(self) -> int:
         """The world of which all workers run."""
-        return self.generation if self.devices and not self.ends else 0
+        return self.generation if self.devices and not self.ends and not self.left else 0
 
 
 class Members:
@@ -86,7 +88,11 @@ class Members:
                 me = wire.Register(
                     member.role, member.name, pod, instance, "127.0.0.1", 7, member.devices, member.running_generation
                 )
-                await self._client.post("/v1/register", me, wire.Registered)
+                reply = await self._client.post("/v1/register", me, wire.Registered)
+                if reply.lost and member.leave is not None:
+                    await member.leave()
+                    member.left = True
+                    continue
                 if member.role == "loader":
                     await self._announce(member.name)
                 if (world := await self._client.get("/v1/world", wire.World, **query)) is not None:
@@ -119,11 +125,12 @@ class Members:
 
     async def _agent(self, index: int) -> None:
         me, crew = Member("trainer", f"trainer-{index}", self._job.devices_per_trainer), list[asyncio.Task[None]]()
+        me.leave = lambda: _cancel(crew)
         try:
             while True:
                 world = await self._follow(me)
                 await _cancel(crew)
-                me.ends = []
+                me.ends, me.left = [], False
                 seats = [s for s in world.seats if s.device.trainer == index]
                 crew = [asyncio.create_task(self._watch(world, seat, me)) for seat in seats]
         except JobEnded:

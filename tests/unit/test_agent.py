@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from coxswain.errors import Retryable
+from coxswain.live import Held
 from coxswain.wire import Fault
 from coxswain_train.agent.devices import fork_server_environment, visible_devices, worker_environment
 from coxswain_train.agent.processes import ForkServer
@@ -94,9 +94,51 @@ async def test_running_workers_write_their_stacks_before_they_leave_a_world_that
         coordinator.publish(world(2))
         await workers(tmp_path, 2, 2)
         assert not wrote.exists()
-        coordinator.publish(msgspec.structs.replace(world(3), stacks=True))
-        await workers(tmp_path, 3, 2)
+        coordinator.lose(2, stacks=True)
+        await workers_out(coordinator, 2)
         assert wrote.read_text() == "xx"
+
+
+async def workers_out(coordinator, generation):
+    """What an agent registers as once its workers have left this world."""
+    await asyncio.to_thread(coordinator.wait_until, lambda: coordinator.received["/v1/register"][-1].generation == 0)
+    last = coordinator.received["/v1/register"][-1]
+    assert last.left == generation
+    return last
+
+
+async def test_workers_leave_a_world_that_is_lost_say_what_they_hold_and_join_the_next(tmp_path, coordinator):
+    mine = [{"device": 9, "generation": 1, "rank": 3, "step": 7, "pending": "Agreed", "copies": [2]}]
+    async with Started(coordinator.url, tmp_path, f"global HELD\nHELD = {mine}\nwhile True: take()"):
+        coordinator.publish(world(1))
+        old = await workers(tmp_path, 1, 2)
+        coordinator.lose(1)
+        out = await workers_out(coordinator, 1)
+        assert out.held == tuple(Held(device, 1, 3, 7, "Agreed", (2,)) for device in range(2))
+        coordinator.publish(world(2))
+        assert [w["pid"] for w in await workers(tmp_path, 2, 2)] == [w["pid"] for w in old]
+
+
+async def test_a_worker_that_does_not_leave_a_lost_world_is_killed_and_holds_nothing(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, "while True: take()", join_timeout=0.3):
+        coordinator.publish(world(1))
+        old = await workers(tmp_path, 1, 2)
+        os.kill(old[0]["pid"], 19)  # SIGSTOP
+        coordinator.lose(1)
+        await workers_out(coordinator, 1)
+        assert [is_alive(w["pid"]) for w in old] == [False, True]
+
+
+async def test_a_worker_that_has_lost_its_peers_is_reported_at_once(tmp_path, coordinator):
+    say = '{"type": "Left", "generation": 1, "held": [], "why": "Connection closed by peer"}'
+    program = (
+        f"socket.socket(fileno=os.dup(int(os.environ['COXSWAIN_ORDERS']))).send({say!r}.encode())\nwhile True: take()"
+    )
+    async with Started(coordinator.url, tmp_path, program):
+        coordinator.publish(world(1))
+        registered = coordinator.received["/v1/register"]
+        await asyncio.to_thread(coordinator.wait_until, lambda: any(r.broken for r in registered))
+        assert next((r.left, r.broken) for r in registered if r.broken) == (1, "Connection closed by peer")
 
 
 async def test_workers_without_a_seat_in_the_new_world_end(tmp_path, coordinator):
@@ -243,7 +285,8 @@ async def test_an_agent_with_an_ended_worker_registers_as_one_whose_world_is_bro
         coordinator.publish(world(1))
         os.kill((await workers(tmp_path, 1, 2))[0]["pid"], 9)
         await coordinator.seen("/v1/exits")
-        assert (await restarted(coordinator))[1].generation == 0
+        again = (await restarted(coordinator))[1]
+        assert (again.generation, again.left) == (1, 1)
 
 
 async def test_the_agent_ends_with_its_workers_when_the_coordinator_stays_away(tmp_path, coordinator):

@@ -21,7 +21,7 @@ from coxswain_coordinator.planning.committer import Committed, Committer, step_p
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.placers import Placed, in_turn, place_step
 from coxswain_coordinator.planning.plan_log import PlanLog
-from coxswain_coordinator.world.formation import next_generation
+from coxswain_coordinator.world.formation import at_checkpoint, next_generation
 from coxswain_link.store import Store, open_store
 from tests.fuzzed_plans import layout_of_shapes, placement_of
 from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, lengths_of, make_job
@@ -30,7 +30,7 @@ from tests.unit.test_coordinator_parts import agents
 
 def committer(job, generation: int = 1, trainers: int = 2) -> Committer:
     store = open_store(job.checkpoint.uri, create=True)
-    record = next_generation(job, generation, "me", agents(trainers), (), None)
+    record = next_generation(job, generation, "me", agents(trainers), (), at_checkpoint(job, None))
     log = PlanLog(store)
     log.create_generation(record)
     mixes = MixHistory(log)
@@ -116,7 +116,7 @@ def test_a_coordinator_that_was_superseded_stops_committing(tmp_path):
 
 def test_a_generation_number_can_be_taken_once(tmp_path):
     log = PlanLog(store_at(tmp_path))
-    record = next_generation(make_job(tmp_path), 1, "me", agents(1), (), None)
+    record = next_generation(make_job(tmp_path), 1, "me", agents(1), (), at_checkpoint(make_job(tmp_path), None))
     assert log.create_generation(record)
     assert not log.create_generation(replace(record, author="another"))
     assert (log.last_generation(), log.generation(1)) == (1, record)
@@ -333,7 +333,7 @@ def recorded_parts(job) -> list[str]:
 
 
 def replace_place(c: Committer, job) -> Committer:
-    three = next_generation(job, 1, "me", agents(3), (), None).layout
+    three = next_generation(job, 1, "me", agents(3), (), at_checkpoint(job, None)).layout
     return Committer(
         c.job,
         c.log,

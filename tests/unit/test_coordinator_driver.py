@@ -64,10 +64,9 @@ class Lead:
             blocks = tuple(block_of(share.source, b) for b in range(BLOCKS))
             self.state.add_indexed(wire.Indexed(share, blocks, "tokenizer", 257))
 
-    def arrive(self, **changes: Any) -> None:
+    def arrive(self, **changes: Any) -> list[wire.Registered]:
         """Every trainer registers."""
-        for agent in agents(self.job.trainers):
-            self.state.register(replace(agent, **changes))
+        return [self.state.register(replace(agent, **changes)) for agent in agents(self.job.trainers)]
 
     async def world(self, generation: int = 1) -> None:
         """Waits until a world of this generation has committed plans."""
@@ -232,13 +231,13 @@ async def test_the_world_after_a_hang_asks_agents_for_stacks_and_the_one_after_a
         lead.driver._stall_detector.judge = lambda *_: why if lead.state.generation == 1 else ""
         await lead.until(lambda: lead.state.session.lost)
         assert (lead.state.failures, lead.state.session.lost.startswith(why)) == (1, True)
-        lead.arrive()
+        assert lead.arrive(generation=1) == [wire.Registered(1, lost=1, stacks=True)] * 2
+        lead.arrive(left=1)
         await lead.world(2)
-        assert lead.state.session.world.stacks
         lead.leave(-9, 1)
-        lead.arrive()
+        assert lead.arrive(generation=2) == [wire.Registered(2, lost=2)] * 2
+        lead.arrive(left=2)
         await lead.world(3)
-        assert not lead.state.session.world.stacks
         assert lead.state.failures == 2
 
 
@@ -365,10 +364,12 @@ async def test_only_the_first_world_of_a_coordinator_drops_orphans(tmp_path):
         assert lead.keys("shards/") == ["shards/3-0.safetensors"]
 
 
-async def test_a_lost_world_is_replaced_although_its_trainers_still_claim_it(tmp_path):
+async def test_a_lost_world_is_replaced_once_all_of_its_workers_have_left_it(tmp_path):
     async with training(small(tmp_path)) as lead:
         lead.state.mark_world_lost("rank 1 ended")
-        lead.arrive(generation=1)
+        assert lead.arrive(generation=1) == [wire.Registered(1, lost=1)] * 2
+        assert lead.state.registry.missing("trainer", 2)
+        lead.arrive(left=1)
         await lead.world(2)
         assert not lead.state.session.adopted
 
@@ -381,6 +382,9 @@ async def test_a_world_is_adopted_only_with_every_trainer_in_it(tmp_path):
         one, two = agents(2)
         lead.state.register(replace(one, generation=1))
         lead.state.register(two)
+        await lead.until(lambda: lead.state.session and lead.state.session.lost)
+        assert lead.state.register(replace(one, generation=1)).lost == 1
+        lead.state.register(replace(one, left=1))
         await lead.world(2)
         assert not lead.state.session.adopted
 
@@ -397,6 +401,9 @@ async def test_a_trainer_that_is_replaced_while_its_world_is_claimed_gets_the_ne
         lead.index()
         lead.arrive(generation=generation)
         await lead.until(lambda: lead.state.session)
+        if generation:
+            lead.state.register(replace(agents(2)[0], left=1))
+            await lead.until(lambda: lead.state.generation == 2)
         assert lead.state.session.record.trainers == ("pod-0", "new")
         assert looptime == 0
         assert not lead.state.session.adopted

@@ -11,6 +11,7 @@ import pytest
 from coxswain import wire
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.index import BlockIndex, encode, object_key
+from coxswain.layout import Device, uniform_layout
 from coxswain.planlog import generation_key
 from coxswain_coordinator.index.store import IndexStore
 from coxswain_coordinator.planning.plan_log import PlanLog
@@ -56,7 +57,8 @@ def test_a_pod_that_has_read_another_configuration_is_refused_by_name_and_replac
 class AnySession:
     """A world that is not lost."""
 
-    lost, saved_end = "", False
+    lost, saved_end, hung = "", False, False
+    world = wire.World(1, 0, uniform_layout([Device(t, 0) for t in range(2)], 1), (), ("trainer-0", "trainer-1"), ())
 
     class record:
         generation = 1

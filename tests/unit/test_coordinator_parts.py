@@ -36,7 +36,14 @@ from coxswain_coordinator.state.registry import MemberRegistry, join
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.steps import StepTracker, planned_tasks, shares
 from coxswain_coordinator.store_executor import StoreExecutor
-from coxswain_coordinator.world.formation import capacity_fault, layout_of, next_generation, vocabulary_of, world_of
+from coxswain_coordinator.world.formation import (
+    at_checkpoint,
+    capacity_fault,
+    layout_of,
+    next_generation,
+    vocabulary_of,
+    world_of,
+)
 from tests.unit.coordinator_fakes import make_job
 
 
@@ -59,7 +66,7 @@ def report(rank: int, step: int = 0, **changes) -> StepReport:
 
 
 def session(job, trainers: int = 2, manifest=None) -> Session:
-    record = next_generation(job, 1, "me", agents(trainers), (), manifest)
+    record = next_generation(job, 1, "me", agents(trainers), (), at_checkpoint(job, manifest))
     return Session(job, record, world_of(record, agents(trainers), 320), initial_cursor(job.mix), STREAM_SEED)
 
 
@@ -90,9 +97,8 @@ def test_a_step_closes_when_every_rank_and_every_digest_is_there(tmp_path):
 def test_losses_and_tokens_count_once_a_replica_and_idle_time_over_all_ranks(tmp_path):
     """Ranks of tensor groups and stages that hold no tokens or losses may say what they like of both."""
     job = make_job(tmp_path)
-    record = next_generation(
-        replace(job, parallelism=replace(job.parallelism, layout=SHAPES)), 1, "me", agents(2, devices=2), (), None
-    )
+    shaped = replace(job, parallelism=replace(job.parallelism, layout=SHAPES))
+    record = next_generation(shaped, 1, "me", agents(2, devices=2), (), at_checkpoint(shaped, None))
     book = StepTracker(record.layout.ranks(), 0, STREAM_SEED, {2: 0.5})
     for rank in range(4):
         assert book.missing_ranks() == list(range(rank, 4))
@@ -114,7 +120,7 @@ def test_a_rank_has_the_part_of_the_planned_time_that_its_stage_computes(tmp_pat
     job = make_job(tmp_path)
     even = ReplicaShape((StageShape(1), StageShape(1)))
     layout = replace(job, parallelism=replace(job.parallelism, layout=(*SHAPES, even)))
-    record = next_generation(layout, 1, "me", agents(3, devices=2), (), None)
+    record = next_generation(layout, 1, "me", agents(3, devices=2), (), at_checkpoint(layout, None))
     found = shares(record.layout, replace(job.model, vocabulary=320))
     head = 320 * 32 / (32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 64)  # in layers
     first = pytest.approx(1 / (1 + head))
@@ -273,8 +279,9 @@ def test_ranks_follow_trainers_and_devices(tmp_path):
 @pytest.mark.parametrize(("step", "checkpoint"), [(None, ""), (6, "manifests/step-0000000006.json")])
 def test_a_world_begins_at_the_checkpoint_that_its_workers_load(tmp_path, step, checkpoint):
     job = make_job(tmp_path)
-    saved = step and CheckpointManifest(1, job.name, step, 1, initial_cursor(job.mix), "", 0, "", "", "", 320, (), 0.0)
-    record = next_generation(job, 2, "me", agents(2), (), saved)
+    cursor = replace(initial_cursor(job.mix), step=step or 0)
+    saved = step and CheckpointManifest(1, job.name, step, 1, cursor, "", 0, "", "", "", 320, (), 0.0)
+    record = next_generation(job, 2, "me", agents(2), (), at_checkpoint(job, saved))
     world = world_of(record, agents(2), 320)
     assert (record.generation, record.author, record.trainers) == (2, "me", ("pod-0", "pod-1"))
     assert (world.generation, world.first_step, world.checkpoint) == (2, step or 0, checkpoint)
@@ -292,7 +299,7 @@ def test_too_few_replicas_for_the_longest_sequence_are_a_reason_to_wait(tmp_path
 def test_a_world_has_the_layout_that_the_job_gives(tmp_path):
     job = make_job(tmp_path)
     shaped = replace(job, parallelism=replace(job.parallelism, layout=SHAPES))
-    record = next_generation(shaped, 1, "me", agents(2, devices=2), (), None)
+    record = next_generation(shaped, 1, "me", agents(2, devices=2), (), at_checkpoint(shaped, None))
     assert record.layout.summary() == "1 x tp2/1pp2 + 1 x tp1pp1"
     assert [(s.device, s.replica, s.stage, s.tensor) for s in record.layout.ranks()] == [
         (Device(0, 0), 0, 0, 0), (Device(0, 1), 0, 0, 1), (Device(1, 0), 0, 1, 0), (Device(1, 1), 1, 0, 0),

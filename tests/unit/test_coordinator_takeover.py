@@ -13,7 +13,7 @@ from coxswain.errors import Stale
 from coxswain.planlog import Generation, LoaderShare
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.session import Session
-from coxswain_coordinator.world.formation import is_adoptable, next_generation
+from coxswain_coordinator.world.formation import at_checkpoint, is_adoptable, next_generation
 from coxswain_link.http_client import JobEnded
 from tests.unit.coordinator_fakes import cluster, make_job, store_of
 from tests.unit.test_coordinator_faults import baseline, digests
@@ -21,7 +21,9 @@ from tests.unit.test_coordinator_parts import agents, committed, session
 
 
 def running(job, count: int = 2) -> tuple[Generation, list[wire.Register]]:
-    return next_generation(job, 3, "one", agents(count), (), None), [replace(a, generation=3) for a in agents(count)]
+    return next_generation(job, 3, "one", agents(count), (), at_checkpoint(job, None)), [
+        replace(a, generation=3) for a in agents(count)
+    ]
 
 
 def test_a_world_is_adoptable_when_every_trainer_reports_its_generation(tmp_path):

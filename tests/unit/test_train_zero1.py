@@ -206,26 +206,31 @@ def test_a_norm_that_is_not_finite_is_refused_before_anything_changes(norm: floa
 def test_a_rank_reports_its_loss_its_labels_its_plan_and_the_square_of_its_part_of_the_norm() -> None:
     reduction = Reduction()
     optimizer, _ = make(torch.float32, {"matrix": (2, 2)}, reduction)
-    found = optimizer.reduce_stats(torch.tensor([1.0, 2.0, 2.0, 4.0]), RankStats(1.5, 4, 4, 7))
+    found = optimizer.reduce_stats(torch.tensor([1.0, 2.0, 2.0, 4.0]), RankStats(1.5, 4, 4, 7, (3 << 32) + 9))
     assert [norm_of([Square.of(row[:ROW])]) for row in reduction.rows] == [5.0]
-    assert [row[ROW:] for row in reduction.rows] == [[1.5, 4.0, 7.0]]
-    assert (found.norm, found.loss_sum) == (5.0, 1.5)
+    assert [row[ROW:] for row in reduction.rows] == [[1.5, 4.0, 7.0, 3.0, 9.0]]
+    assert (found.norm, found.loss_sum, found.delivered) == (5.0, 1.5, (3 << 32) + 9)
 
 
-def test_the_norm_and_the_loss_of_a_step_are_over_all_ranks() -> None:
-    found = check_stats([[*NINE, 1.5, 4.0, 7.0], [*SIXTEEN, 2.5, 6.0, 7.0]], RankStats(1.5, 4, 10, 7))
+def test_the_norm_the_loss_and_the_digest_of_a_step_are_over_all_ranks() -> None:
+    half = float(1 << 31)
+    found = check_stats(
+        [[*NINE, 1.5, 4.0, 7.0, half, half], [*SIXTEEN, 2.5, 6.0, 7.0, half, half]], RankStats(1.5, 4, 10, 7)
+    )
     assert (found.norm, found.loss_sum) == (5.0, 4.0)
+    assert found.delivered == 1 << 32  # modulo 2^64
 
 
 @pytest.mark.parametrize("labels", [9, 11])
 def test_more_or_fewer_labels_than_the_plans_discard_the_step(labels: int) -> None:
     with pytest.raises(Retryable, match=f"trained on {labels} labels, the plan has 10"):
-        check_stats([[*NINE, 0.0, 4.0, 7.0], [*NINE, 0.0, labels - 4.0, 7.0]], RankStats(0.0, 4, 10, 7))
+        rows = [[*NINE, 0.0, 4.0, 7.0, 0.0, 0.0], [*NINE, 0.0, labels - 4.0, 7.0, 0.0, 0.0]]
+        check_stats(rows, RankStats(0.0, 4, 10, 7))
 
 
 @pytest.mark.parametrize("plan", [6.0, 8.0])
 def test_a_rank_with_an_older_or_a_newer_plan_discards_the_step(plan: float) -> None:
-    rows = [[*NINE, 0.0, 5.0, 7.0], [*NINE, 0.0, 5.0, plan], [*NINE, 0.0, 0.0, 7.0]]
+    rows = [[*NINE, 0.0, labels, number, 0.0, 0.0] for labels, number in ((5.0, 7.0), (5.0, plan), (0.0, 7.0))]
     with pytest.raises(Retryable, match=r"ranks \[1\] followed another step plan than rank 0"):
         check_stats(rows, RankStats(0.0, 5, 10, 7))
 

@@ -22,6 +22,8 @@ from coxswain.wire import (
     Rendezvous,
     ShardsSaved,
     Shares,
+    Size,
+    SizeReply,
     SourceBlocks,
     StepDirective,
     StepPlans,
@@ -36,6 +38,7 @@ from coxswain_coordinator.planning.parts import EncodedDirective, EncodedPlans
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.notifier import Topic
 from coxswain_coordinator.state.session import Cut, Session
+from coxswain_coordinator.world.resize import resize
 from coxswain_link.http_server import HttpService
 from coxswain_link.job_ended import JobEnded
 
@@ -85,6 +88,7 @@ class Handlers:
         service.route(post, "/v1/saved", self.saved, ShardsSaved)
         service.route(post, "/v1/exits", self.exit, WorkerExit)
         service.route(post, "/v1/stop", self.stop, StopRequest)
+        service.route(post, "/v1/size", self.size, Size)
         service.route(get, "/v1/report", self.job_report)
         service.page("/", self.page)
 
@@ -197,6 +201,10 @@ class Handlers:
 
     async def stop(self, _: web.Request, body: StopRequest) -> None:
         self._state.request_stop(body)
+
+    async def size(self, _: web.Request, body: Size) -> SizeReply:
+        self._check_ended()
+        return resize(self._state, body.trainers)
 
     async def job_report(self, request: web.Request, _: None) -> JobReport:
         """With `after` and `wait`: once the report's revision is not `after`, or the time is up."""

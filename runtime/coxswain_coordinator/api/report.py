@@ -115,9 +115,9 @@ def _waiting_for_index(state: JobState) -> str:
 
 
 def _waiting_for_trainers(state: JobState) -> str:
-    missing = state.registry.missing("trainer", state.job.trainers)
+    missing = state.registry.missing("trainer", state.size)
     if missing:
-        return f"{join(missing)} to register ({state.job.trainers - len(missing)} of {state.job.trainers} trainers)"
+        return f"{join(missing)} to register ({state.size - len(missing)} of {state.size} trainers)"
     return state.capacity_shortage or "the coordinator to form a world"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sized
 from pathlib import Path
 
 from coxswain.cost.error import error_of
@@ -36,14 +37,15 @@ class History:
         self.evaluated: StepLine | None = None  # the latest that has an evaluation
         self._metrics, self._hardware = metrics, hardware
 
-    def add(self, line: StepLine, timing: TimingLine) -> None:
+    def add(self, line: StepLine, timing: TimingLine, seats: Sized) -> None:
         self.steps.append(line)
         self.timings.append(timing)
         self.recent.append(line)
         self.evaluated = line if line.evaluation_loss is not None else self.evaluated
         self.unsaved.append(line)
         figures = step_figures(timing.planned, timing.ranks)
-        self._window.append(figures)
+        if len(figures) == len(seats):  # else some ranks were lost before their reports: their world is over
+            self._window.append(figures)
         self._figures = None
         self.log.add(line, figures)
         self._measure(line)

@@ -14,6 +14,7 @@ from coxswain.config import JobConfig
 from coxswain.cost.constants import load_hardware
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
+from coxswain.layout import Layout
 from coxswain.membership.stream import used_up
 from coxswain.membership.values import MixRecord
 from coxswain.plan.strategy.values import described
@@ -34,10 +35,11 @@ from coxswain.wire import (
 )
 from coxswain_coordinator.checkpoint.validation import manifest_key_of
 from coxswain_coordinator.index.progress import IndexProgress
+from coxswain_coordinator.state.changes import Changes
 from coxswain_coordinator.state.event_log import EventLog
 from coxswain_coordinator.state.history import History
 from coxswain_coordinator.state.notifier import Notifier, Topic
-from coxswain_coordinator.state.registry import MemberRegistry
+from coxswain_coordinator.state.registry import Arrival, MemberRegistry
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.state.trainers import Trainers, forget
 from coxswain_coordinator.steps import seconds_beside_tasks, with_prediction, with_utilisation
@@ -105,6 +107,7 @@ class JobState:
         self.finished: Finished | None = None
         self.capacity_shortage = ""  # why the registered trainers do not suffice
         self.config = ""  # name of the ConfigMap with `job`; empty: unknown
+        self.changes = Changes(job.trainers)
         self.strategy: StrategyRecord | None = None  # of mode Auto
         self.sweeps = Sweeps()
         self.awaited_claim = ""  # another run's, on the same checkpoint.uri
@@ -119,7 +122,9 @@ class JobState:
 
     @property
     def trainers(self) -> Trainers:
-        return Trainers(self.session.world.trainers if self.session else (), self.registry)
+        if self.session is None:
+            return Trainers((), self.registry)
+        return Trainers(self.session.world.trainers, self.registry, self.session.world.layout)
 
     # --- joining ----------------------------------------------------------------------------------
 
@@ -136,11 +141,24 @@ class JobState:
             loaders = [m.name for m in self.registry.of("loader", self.job.loaders)]
             self.record_event("IndexingStarted", self.index_progress.assign(loaders))
             self.notifier.notify(Topic.INDEX)
-        if arrival == "replaced" and member.role == "trainer":
+        reply = self._admit(member, arrival) if member.role == "trainer" else Registered(self.generation)
+        self.notifier.notify(Topic.WORLD if arrival == "replaced" else Topic.ANY)  # a replaced process waits in vain
+        return reply
+
+    def _admit(self, member: Register, arrival: Arrival) -> Registered:
+        """Registers an agent. One whose workers are in a world that is over first makes them leave it."""
+        session = self.session
+        if arrival == "replaced" and session is not None and self.trainers.has_devices_of(member.name):
             self.mark_world_lost(f"{member.name} was replaced by pod {member.pod}")
             self.registry.register(member)  # this one need not register again
-        self.notifier.notify(Topic.WORLD if arrival == "replaced" else Topic.ANY)  # a replaced process waits in vain
-        return Registered(self.generation)
+        if member.broken and member.left == self.generation:
+            self.fail_world(f"a worker of {member.name} has lost its peers: {member.broken}", hearsay=True)
+            self.registry.register(member)
+        over = session is not None and member.generation > 0 and (session.lost or member.generation != self.generation)
+        if not over or session is None:
+            return Registered(self.generation)
+        self.registry.expect("trainer", member.name)
+        return Registered(self.generation, lost=member.generation, stacks=session.hung)
 
     def add_indexed(self, part: Indexed) -> None:
         if part.fault is not None:
@@ -209,21 +227,24 @@ class JobState:
         self.heartbeat(saved.generation, saved.rank)
         if self.manifest is None or saved.step > self.manifest.step:
             session.pending.add(saved)
-            if saved.end:
+            if saved.end == "Moved":
+                session.adopt_move(saved.step)
+            elif saved.end:
                 session.adopt_end(saved.step, completed=saved.end == "Completed")
         self.notifier.notify(Topic.PLANS if saved.end else Topic.ANY)
 
-    def close_step(self, session: Session) -> bool:
-        """Closes the open step if all of it has been reported."""
+    def close_step(self, session: Session, world_over: bool = False) -> bool:
+        """Closes the open step if all of it has been reported. `world_over`: no other report will come."""
         plan = session.open_plan()
-        closed = session.book.close(plan, self.clock()) if plan is not None else None
+        closed = session.book.close(plan, self.clock(), world_over) if plan is not None else None
         if plan is None or closed is None:
             return False
         line = with_prediction(with_utilisation(self.job, session.world, plan, closed.line), plan, self._step_seconds)
         if not self.history.recent:
             self.record_event("TrainingStarted", f"step {line.step} is done, loss {line.loss:.4f}")
-        self.history.add(line, closed.timing)
-        self.stragglers.observe(plan, closed.reports)
+        self.history.add(line, closed.timing, session.world.seats)
+        if len(closed.reports) == len(session.world.seats):
+            self.stragglers.observe(plan, closed.reports)
         self.tracking.add(line)
         for source in used_up(session.cursors[line.step], session.cursors[session.book.open]):
             passes = f"its maxPasses, {source.epoch}, are used up"
@@ -277,12 +298,15 @@ class JobState:
         """Begins a new world or an adopted one. A requested stop stays requested."""
         self.log_steps(now=True)
         before, record, session.adopted = self.session, session.record, adopted
+        self.changes.entered(record.layout)
         self._step_seconds = seconds_beside_tasks(self.job.model, session.world, self.hardware)
         if self.stop is not None:
             session.request_stop(before.stop_at if before and before.stop_at is not None else self.stop.at_step)
         where = f"generation {record.generation} from step {record.first_step}"
         summary = f"{where}: {len(session.world.seats)} ranks, {record.layout.summary()}"
-        if before is not None:
+        if before is not None and before.planned:
+            self.record_event("LayoutChanged", f"{before.lost}; {summary}")
+        elif before is not None:
             self.record_event("WorkerRestarted", f"{before.lost}; {summary}", warning=True)
         elif adopted:
             self.record_event("Resumed", f"{where} continues: its workers kept running without a coordinator")
@@ -320,29 +344,36 @@ class JobState:
         self.notifier.notify(Topic.WORLD, Topic.PLANS)
 
     def _worker_failed(self, exit_: WorkerExit) -> None:
-        if self.session is None or self.session.lost:
-            return
         why = exit_.fault.message if exit_.fault else f"exit code {exit_.exit_code}"
-        self.mark_world_lost(f"rank {exit_.rank} on {exit_.trainer} ended: {why}")
-        self._count_failure()
+        self.fail_world(f"rank {exit_.rank} on {exit_.trainer} ended: {why}")
 
     def mark_world_hung(self, why: str) -> None:
         """Marks the current world lost although no worker has ended. It counts as a failure, like an exit."""
         if self.session is None or self.session.lost or self.session.saved_end:
             return
         self.session.hung = True
-        self.mark_world_lost(f"{why}; the logs of the trainers have the stacks of their ranks")
-        self._count_failure()
+        self.fail_world(f"{why}; the logs of the trainers have the stacks of their ranks")
 
-    def _count_failure(self) -> None:
-        """Ends the job after `MAX_FAILURES` worlds in a row without a new step."""
-        assert self.session is not None
+    def fail_world(self, why: str, hearsay: bool = False) -> None:
+        """Marks the current world lost by a failure. Ends the job after `MAX_FAILURES` worlds in a row without a new step.
+
+        `hearsay`: a worker has lost a peer; the peer's own end may be reported later.
+        """
+        session = self.session
+        if session is None or session.saved_end:
+            return
+        if session.lost:
+            session.lost = why if session.hearsay else session.lost
+            session.hearsay = session.hearsay and hearsay
+            return
+        self.mark_world_lost(why)
+        session.hearsay = hearsay
         self.failures += 1
         if self.failures >= MAX_FAILURES:
             self.fail(
                 Fault(
                     "WorkerCrashLoop",
-                    f"{self.failures} worlds failed one after another without a new step; last: {self.session.lost}",
+                    f"{self.failures} worlds failed one after another without a new step; last: {session.lost}",
                     retryable=True,
                 )
             )
@@ -360,6 +391,19 @@ class JobState:
             self.registry.expect_again("trainer")
             self.notifier.notify(Topic.WORLD)
 
+    def leave_world(self, why: str) -> None:
+        """Marks an adopted world lost. Agents whose workers have left it already need not register again."""
+        left = [m for m in self.registry.present("trainer", 1 << 30) if m.generation != self.generation]
+        self.mark_world_lost(why)
+        for member in left:
+            self.registry.register(member)
+
+    def end_for_change(self, session: Session) -> None:
+        """Replaces a world that has ended at a step boundary for a planned change."""
+        assert session.move is not None
+        session.planned = True
+        self.mark_world_lost(session.move.why)
+
     def fail(self, fault: Fault) -> Fault:
         """Returns the job's fault: the first one counts."""
         self.fault = self.fault or fault
@@ -370,6 +414,25 @@ class JobState:
         if self.session is not None:
             self.session.request_stop(request.at_step)
         self.notifier.notify(Topic.PLANS)
+
+    @property
+    def size(self) -> int:
+        """Trainers that the job has now, or shall have."""
+        return self.changes.size
+
+    def request_layout(self, layout: Layout, why: str, trainers: int | None = None) -> None:
+        """Plans a change to this layout: the world ends at a step boundary, and the next one takes its state from memory.
+
+        The layout holds as long as exactly its devices are there. `why`: for event LayoutChanged. `trainers`: the job's new
+        size.
+        """
+        self.changes.request(layout, why, trainers)
+        self.notifier.notify(Topic.ANY)
+
+    def resize(self, trainers: int) -> None:
+        """Plans a change to so many trainers: those that are there, and those that will be."""
+        self.changes.size = trainers
+        self.notifier.notify(Topic.ANY)
 
     def finish(self, finished: Finished) -> Finished:
         """Ends the job and every long poll."""

@@ -25,10 +25,9 @@ class MemberRegistry:
 
     def register(self, member: Register) -> Arrival:
         """Idempotent by instance. Raises Refused for a name that does not end in a number."""
+        before = self.member(member.role, member.name)
+        self.expect(member.role, member.name)
         index = index_of(member.name)
-        before = self._members[member.role].get(index)
-        if before is not None and index in self._present[member.role]:
-            self._instances[before.instance] -= 1
         self._members[member.role][index] = member
         self._present[member.role].add(index)
         self._instances[member.instance] += 1
@@ -36,19 +35,30 @@ class MemberRegistry:
             return "new"
         return "same" if before.instance == member.instance else "replaced"
 
+    def expect(self, role: Role, name: str) -> None:
+        """From now on this member is missing until it registers (again)."""
+        index = index_of(name)
+        if index in self._present[role]:
+            self._present[role].discard(index)
+            self._instances[self._members[role][index].instance] -= 1
+
     def knows(self, instance: str) -> bool:
         """Whether this process has registered since its role was last expected to."""
         return self._instances[instance] > 0
 
     def expect_again(self, role: Role) -> None:
         """From now on members of this role are missing until they register again."""
-        self._instances -= Counter(self._members[role][index].instance for index in self._present[role])
-        self._present[role].clear()
+        for index in list(self._present[role]):
+            self.expect(role, self._members[role][index].name)
 
     def of(self, role: Role, count: int | None = None) -> list[Register]:
         """Members of a role by index; with `count` only the indices below it."""
         found = self._members[role]
         return [found[index] for index in sorted(found) if count is None or index < count]
+
+    def present(self, role: Role, count: int) -> list[Register]:
+        """Those of the first `count` members of a role that are not missing, by index."""
+        return [m for m in self.of(role, count) if index_of(m.name) in self._present[role]]
 
     def member(self, role: Role, name: str) -> Register | None:
         """None: it has not registered with this coordinator."""

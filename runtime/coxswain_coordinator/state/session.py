@@ -25,6 +25,15 @@ Cut = Callable[[PlanParts], msgspec.Raw]
 """Chooses a member's part of a plan."""
 
 
+class Move(msgspec.Struct, frozen=True):
+    """A planned change ends a world before `step`."""
+
+    step: int
+    why: str
+    saves: bool  # with a checkpoint: the next world may not have all of the state in memory
+    decided: bool = False  # a rank has the directive
+
+
 class Session:
     """What the coordinator knows of the current generation.
 
@@ -34,7 +43,10 @@ class Session:
     earlier coordinator made this generation.
     """
 
-    def __init__(self, job: JobConfig, record: Generation, world: World, cursor: Cursor, stream_digest: str) -> None:
+    def __init__(
+        self, job: JobConfig, record: Generation, world: World, cursor: Cursor, stream_digest: str, saved: int | None = None
+    ) -> None:  # fmt: skip
+        """`saved`: the step of the newest checkpoint, where the world does not begin at it."""
         first = cursor.step
         self.record, self.world = record, world
         model = replace(job.model, vocabulary=world.vocabulary)
@@ -45,9 +57,12 @@ class Session:
         self.rendezvous: Rendezvous | None = None
         self.exited: dict[int, int] = {}  # exit code by rank
         self.lost = ""  # why this world must be replaced; empty: it is valid
+        self.planned = False  # lost by a planned change: it ended at a step boundary
+        self.hearsay = False  # lost by what a peer of the lost rank says: the reason may become clearer
+        self.move: Move | None = None  # a planned change ends this world
         self.stop_at: int | None = None  # suspend before this step
         self.ending: StepDirective | None = None
-        self.saved = first  # up to here everything is in a checkpoint (or is the beginning)
+        self.saved = first if saved is None else saved  # up to here everything is in a checkpoint (or is the beginning)
         self.adopted = False  # an earlier coordinator made it
         self._first, self._begun = first, first - 1
         self.last_heard: dict[int, float] = {}  # last heartbeat by rank, time.monotonic
@@ -104,7 +119,8 @@ class Session:
         """The first step that is not run because of a decision that ranks cannot know: a stop, or the end of the data."""
         if self.ending is not None:
             return self.ending.step
-        return self._data_end if self.stop_at is None else min(self.stop_at, self.end_step)
+        ends = [end for end in (self.stop_at, self.move.step if self.move else None) if end is not None]
+        return min(*ends, self.end_step) if ends else self._data_end
 
     @property
     def exhausted(self) -> bool:
@@ -190,11 +206,14 @@ class Session:
         plan = None if end else self._plans.get(step)
         if not end and plan is None:
             return None
-        due = step > self.saved and (bool(end) or (self._every > 0 and step % self._every == 0))
+        saves = self.move is not None and self.move.saves if end == "Moved" else bool(end)
+        due = step > self.saved and (saves or (self._every > 0 and step % self._every == 0))
         directive = StepDirective(step=step, checkpoint=due, end=end, plan=plan)
         if due:
             self._saving.add(step)
-        if end:
+        if end == "Moved" and self.move is not None:
+            self.move = replace(self.move, step=step, decided=True)
+        elif end:
             self.ending = directive
         else:
             self.begin(step)
@@ -204,7 +223,21 @@ class Session:
     def _end(self, step: int) -> End:
         if step >= self.end_step:
             return "Completed"
-        return "Suspended" if self.stop_at is not None and step >= self.stop_at else ""
+        if self.stop_at is not None and step >= self.stop_at:
+            return "Suspended"
+        return "Moved" if self.move is not None and step >= self.move.step else ""
+
+    def request_move(self, why: str, saves: bool = False) -> None:
+        """Ends this world before the first step that has not begun, for a planned change. `saves`: with a checkpoint."""
+        if self.move is None or not self.move.decided:
+            self.move = Move(self.begun + 1, why, saves)
+
+    @property
+    def moved(self) -> bool:
+        """Whether a planned change may begin: every rank has done the steps before it, and what it saves is saved."""
+        if self.move is None or not self.move.decided:
+            return False
+        return self.book.open >= self.move.step and (not self.move.saves or self.saved >= self.move.step)
 
     def request_stop(self, at_step: int) -> None:
         """Stops before the first step from `at_step` on that has not begun. The earliest stop counts."""
@@ -222,6 +255,11 @@ class Session:
         )
         self._directives[step] = self.ending
         self._saving.add(step)
+
+    def adopt_move(self, step: int) -> None:
+        """A rank has left before this step for a planned change, perhaps of an earlier coordinator."""
+        if self.move is None or not self.move.decided:
+            self.move = Move(step, "a planned change", saves=True, decided=True)
 
     def forget_before(self, step: int) -> None:
         """Drops what only closed steps needed; what a coming manifest needs stays."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from coxswain.layout import Layout
 from coxswain.trainer_figures import TrainerFigures
 from coxswain.wire import Register, TrainerReport
+from coxswain_coordinator.state.changes import devices_of
 from coxswain_coordinator.state.registry import MemberRegistry
 from coxswain_link.metrics import MetricsRegistry as Metrics
 
@@ -19,6 +21,11 @@ class Trainers:
 
     names: tuple[str, ...]
     registry: MemberRegistry
+    layout: Layout | None = None  # None: there is no world
+
+    def has_devices_of(self, name: str) -> bool:
+        """Whether a device of this trainer is in the world, also on standby."""
+        return self.layout is not None and any(self.names[d.trainer] == name for d in devices_of(self.layout))
 
     def agent(self, index: int) -> Register | None:
         """None: it has not registered with this coordinator."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig
-from coxswain.digests import STREAM_SEED
-from coxswain.membership.stream import Stream, initial_cursor
-from coxswain.membership.values import Cursor
+from coxswain.layout import Device, Layout
+from coxswain.live import LiveSource
+from coxswain.membership.stream import Stream
 from coxswain.plan.values import Placement
 from coxswain.planlog import Generation
 from coxswain.wire import Register
 from coxswain_coordinator.checkpoint.store import CheckpointStore
+from coxswain_coordinator.checkpoint.validation import manifest_key_of
 from coxswain_coordinator.planning.committer import Committer
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.placers import Placer, Planner, Speeds, in_processes, in_turn, is_slow
@@ -19,15 +23,25 @@ from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.planning.solvers import Solvers
 from coxswain_coordinator.planning.strategies import Strategies
 from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.state.registry import index_of
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.world.formation import (
+    Start,
+    at_checkpoint,
     capacity_fault,
+    digest_of,
     is_adoptable,
     layout_of,
+    members_of,
     next_generation,
+    start_of,
     vocabulary_of,
     world_of,
 )
+from coxswain_coordinator.world.living import GRACE_SECONDS, generations_held, source_for
+from coxswain_coordinator.world.presence import LOST_SECONDS, NEW_SECONDS, are_gathered
+
+log = logging.getLogger(__name__)
 
 
 class WorldManager:
@@ -48,30 +62,65 @@ class WorldManager:
         self.stream: Stream | None = None  # once the index is there
         self.committer: Committer | None = None
         self.solvers = Solvers(planner) if is_slow(state.job) else None
+        self._waits: dict[str, float] = {}  # since when, by what is awaited; by the loop's clock
+        self._newest: tuple[Generation | None] | None = None  # None: not read yet
 
     async def form(self) -> bool:
-        """Forms a world once every trainer is there and the replicas hold the longest sequence."""
+        """Forms a world once enough trainers are there and the replicas hold the longest sequence."""
         run = self._state
-        if not run.registry.has_all("trainer", run.job.trainers):
+        present = run.registry.present("trainer", run.size)
+        if not present:
             return False
-        agents = run.registry.of("trainer", run.job.trainers)
+        newest = await self._read_newest()
+        patience = LOST_SECONDS if run.session else NEW_SECONDS if newest else float("inf")
+        gathered = are_gathered(run.job, run.size, len(present), self._waited("trainers"), patience)
+        if run.session is None and newest and await self._take_over(newest, gathered):
+            self._newest = None
+            return True
+        return gathered and await self._create(newest.generation + 1 if newest else 1, present)
+
+    async def _read_newest(self) -> Generation | None:
+        """The newest generation in the plan log, as it was when a world was first awaited."""
+        if self._newest is None:
+            number = await self._store_call(self._log.last_generation)
+            self._newest = (await self._store_call(self._log.generation, number) if number else None,)
+        return self._newest[0]
+
+    async def _create(self, number: int, agents: list[Register]) -> bool:
+        run = self._state
         job = await self._with_layout(agents)
-        if short := capacity_fault(job, layout_of(job, agents)):
+        layout = self._layout(job, agents)
+        if short := capacity_fault(job, layout):
             run.wait_for_capacity(short)
             return False
-        number = await self._store_call(self._log.last_generation) + 1
-        claimed = run.session is None and any(a.generation == number - 1 > 0 for a in agents)
-        if claimed and (running := await self._find_adoptable(job, number - 1, agents)) is not None:
-            return await self._adopt(running, agents)
-        record = next_generation(job, number, self._author, agents, run.index_progress.shares, run.manifest)
+        start = await self._start(layout, agents)
+        if start is None:
+            return False
+        shares = run.index_progress.shares
+        record = next_generation(job, number, self._author, agents, shares, start, layout, run.size)
+        self._newest = None
         if not await self._store_call(self._log.create_generation, record):
             return True  # another coordinator was faster; check again
-        if not run.registry.has_all("trainer", job.trainers) or agents != run.registry.of("trainer", job.trainers):
+        if not self._are_present(agents):
             return True  # a trainer left or was replaced meanwhile; the record stays unused
         if run.session is None:
             await self._store_call(self._checkpoints.collect_orphans)
         self._enter(record, agents)
         return True
+
+    def _are_present(self, agents: list[Register]) -> bool:
+        there = self._state.registry.present("trainer", self._state.size)
+        return all(agent in there for agent in agents)
+
+    def _waited(self, what: str) -> float:
+        """Seconds since this was first awaited in the current state of affairs."""
+        now = asyncio.get_running_loop().time()
+        return now - self._waits.setdefault(what, now)
+
+    def _layout(self, job: JobConfig, agents: list[Register]) -> Layout:
+        """The one that was requested, if it is one of just these agents' devices; else the job's."""
+        devices = [Device(index_of(a.name), d) for a in agents for d in range(a.devices)]
+        return self._state.changes.layout_on(devices) or layout_of(job, agents)
 
     async def _with_layout(self, agents: list[Register]) -> JobConfig:
         """The job; under mode Auto with the layout that was chosen for the agents' devices, or is chosen now."""
@@ -82,37 +131,88 @@ class WorldManager:
         assert run.index_progress.index is not None
         vocabulary = vocabulary_of(run.job, run.index_progress.index.vocabulary)
         devices, stream = tuple(agent.devices for agent in agents), self.stream.under(self._mixes.latest)
-        cursor = self._start_point()[0]
+        cursor = at_checkpoint(run.job, run.manifest).cursor
         record = await self._store_call(self._strategies.settle, run.job, vocabulary, devices, stream, cursor)
         run.take_strategy(record, record.author == self._author)
         return replace(run.job, parallelism=replace(parallel, layout=record.strategy.chosen.replicas))
 
-    async def _find_adoptable(self, job: JobConfig, number: int, agents: list[Register]) -> Generation | None:
-        """The newest generation, if its world still runs without its coordinator."""
-        record = await self._store_call(self._log.generation, number)
-        return record if is_adoptable(record, job, agents, self._state.index_progress.shares) else None
+    # --- the state of the next world ----------------------------------------------------------------------------------
 
-    async def _adopt(self, record: Generation, agents: list[Register]) -> bool:
-        """Takes a running world over.
+    async def _start(self, layout: Layout, agents: list[Register]) -> Start | None:
+        """Where the next world begins: at living state, if all steps before it are closed; None: reports are awaited."""
+        run, source = self._state, await self._source(layout, agents)
+        if source is not None and (run.manifest is None or source.step >= run.manifest.step):
+            if (start := await self._continued(source)) is not None:
+                return start
+            if self._waited("reports") < GRACE_SECONDS:
+                return None
+            log.warning("step %d is in memory, but not all before it is reported: a checkpoint is used", source.step)
+        return at_checkpoint(run.job, run.manifest)
 
-        Its members repeat what no checkpoint holds and go on meanwhile.
-        """
+    async def _source(self, layout: Layout, agents: list[Register]) -> LiveSource | None:
+        for generation in generations_held(agents):
+            before = await self._store_call(self._log.generation, generation)
+            if before is not None and (source := source_for(layout, agents, before)) is not None:
+                return source
+        return None
+
+    async def _continued(self, source: LiveSource) -> Start | None:
+        """The start at this source, once the steps before it are closed and recorded; None: they are not."""
+        run, session = self._state, self._state.session
+        if session is None:
+            return None
+        await self._read_plans(session, source.step)
+        while session.book.open < source.step and run.close_step(session, world_over=True):
+            pass
+        step, key = source.step, manifest_key_of(run.manifest) if run.manifest else ""
+        if session.book.open != step or step not in session.cursors:
+            return None
+        await self._store_call(self._log.check_current, session.record.generation)
+        await self._store_call(self._checkpoints.record, step, run.history.before(step))
+        run.history.recorded(step)
+        return Start(session.cursors[step], session.book.stream_digests[step], key, source)
+
+    async def _read_plans(self, session: Session, step: int) -> None:
+        """Reads the committed plans of a world that an earlier coordinator left, up to this step."""
+        while session.adopted and session.committed < step:
+            assert self.committer is not None
+            cursor, stop = session.cursors[session.committed], self._state.job.total_steps
+            session.add(await self._store_call(self.committer.commit, cursor, stop))
+
+    # --- worlds of an earlier coordinator -----------------------------------------------------------------------------
+
+    async def _take_over(self, record: Generation, gathered: bool) -> bool:
+        """Adopts a generation if its world still runs; once all are gathered also to go on from what its workers hold."""
         run = self._state
-        taken, count = await self._store_call(self._log.take_over, record.generation, self._author), run.job.trainers
-        if taken and run.registry.has_all("trainer", count) and agents == run.registry.of("trainer", count):
-            self._enter(record, agents, adopted=True)
+        members = members_of(record, run.registry.present("trainer", 1 << 30))
+        if not any(m.held or m.generation == record.generation for m in members):
+            return False
+        job = await self._with_layout(members)
+        runs = is_adoptable(record, job, members, run.index_progress.shares)
+        if not runs and not (gathered and record.job == digest_of(job)):
+            return False
+        if not await self._store_call(self._log.take_over, record.generation, self._author):
+            return True
+        if record.size:
+            run.changes.size = record.size
+        there = run.registry.present("trainer", 1 << 30)
+        if all(m in there for m in members):
+            self._enter(record, members, adopted=True)
+            if not runs:
+                run.leave_world("some of its workers left it while there was no coordinator")
         return True
 
     def _enter(self, record: Generation, agents: list[Register], adopted: bool = False) -> None:
         run = self._state
         assert run.index_progress.index is not None
         ids = run.index_progress.index.vocabulary
-        hung = run.session is not None and run.session.hung
-        world = replace(world_of(record, agents, vocabulary_of(run.job, ids), ids), stacks=hung)
-        session = Session(run.job, record, world, *self._start_point())
+        world = world_of(record, agents, vocabulary_of(run.job, ids), ids)
+        start, saved = start_of(record, run.job, run.manifest), run.manifest.step if run.manifest else 0
+        session = Session(run.job, record, world, start.cursor, start.stream_digest, saved)
         assert self.stream is not None
         placer = self._placer(record, session.world.vocabulary)
         self.committer = Committer(run.job, self._log, self._mixes, self.stream, record, placer)
+        self._waits.clear()
         run.enter_world(session, adopted)
 
     def _placer(self, record: Generation, vocabulary: int) -> Placer:
@@ -126,10 +226,3 @@ class WorldManager:
         if self.solvers is None:
             return in_turn(place)
         return in_processes(self.solvers, self._planner, record.layout, job, seconds.observe)
-
-    def _start_point(self) -> tuple[Cursor, str]:
-        """Cursor and stream digest from which the next world starts."""
-        manifest = self._state.manifest
-        if manifest is None:
-            return initial_cursor(self._state.job.mix), STREAM_SEED
-        return manifest.cursor, manifest.stream_digest

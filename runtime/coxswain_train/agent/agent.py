@@ -14,10 +14,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from coxswain import names
 from coxswain.errors import CoxswainError, Retryable
 from coxswain.exits import Exit
 from coxswain.layout import Seat
+from coxswain.live import Held
 from coxswain.wire import Fault, Finished, Register, Registered, WorkerExit, World
 from coxswain_link.environment import Environment, end_as, write_fault
 from coxswain_link.http_client import AsyncClient, JobEnded
@@ -56,6 +60,8 @@ class Agent:
         self._give_up, self._join_timeout = give_up, join_timeout
         self._instance = secrets.token_hex(8)
         self._generation = 0
+        self._left = -1  # the generation of the world that all workers have left
+        self._news = asyncio.Event()  # a worker has left its world
         self._devices = visible_devices(os.environ)
         inherited = {**os.environ, **interface_environment(os.environ)}
         self._fork_server = ForkServer(fork_server, fork_server_environment(inherited, self._devices))
@@ -69,8 +75,10 @@ class Agent:
         try:
             await self._fork_server.warm()  # while the loaders index
             while self._oom is None:
-                await self._register()  # each time: the coordinator may have restarted
-                if (world := await self._next_world()) is not None:
+                reply = await self._register()  # each time: the coordinator may have restarted
+                if reply.lost and self._left != self._generation:
+                    await self._leave_world(reply)
+                elif (world := await self._next_world()) is not None:
                     await self._enter(world)
             write_fault(self._env.termination_log, self._oom)
             return Exit.RETRYABLE
@@ -80,7 +88,10 @@ class Agent:
             await asyncio.gather(*(self._stop_worker(worker) for worker in list(self._workers)))
             await self._fork_server.end()
 
-    async def _register(self) -> None:
+    async def _register(self) -> Registered:
+        self._news.clear()
+        inside = [worker.is_running and worker.left is None for worker in self._workers]
+        is_out, left = self._left == self._generation, [w.left for w in self._workers if w.is_running and w.left]
         me = Register(
             role="trainer",
             name=self._env.name,
@@ -89,21 +100,53 @@ class Agent:
             host=self._env.pod_ip,
             port=0,
             devices=self._env.job.devices_per_trainer,
-            generation=self._generation if all(worker.is_running for worker in self._workers) else 0,
+            generation=self._generation if not is_out and (any(inside) or not inside) else 0,
             node=self._env.node,
             config=self._env.config,
+            held=self._held() or UNSET,
+            left=self._generation if self._generation and (is_out or not all(inside)) else UNSET,
+            broken=next((said.why for said in left if said.why), UNSET),
         )
-        await self._client.post("/v1/register", me, Registered, deadline=self._give_up)
+        reply = await self._client.post("/v1/register", me, Registered, deadline=self._give_up)
         self.registered = True
+        assert reply is not None
+        return reply
+
+    def _held(self) -> tuple[Held, ...]:
+        """What workers hold that are in no world."""
+        said = ((worker.device, worker.left) for worker in self._workers if worker.is_running)
+        return tuple(replace(held, device=device) for device, left in said if left for held in left.held)
 
     async def _next_world(self) -> World | None:
         """None: no newer one yet, or the poll broke."""
+        query: dict[str, Any] = {"after": self._generation, "wait": _POLL, "instance": self._instance}
+        poll = asyncio.create_task(self._client.get("/v1/world", World, deadline=POLL_DEADLINE, **query))
+        news = asyncio.create_task(self._news.wait())
         try:
-            query: dict[str, Any] = {"after": self._generation, "wait": _POLL, "instance": self._instance}
-            return await self._client.get("/v1/world", World, deadline=POLL_DEADLINE, **query)
+            await asyncio.wait({poll, news}, return_when=asyncio.FIRST_COMPLETED)
+            return await poll if poll.done() else None
         except Retryable as error:
             log.warning("the coordinator is unreachable: %s", error)
             return None
+        finally:
+            poll.cancel()
+            news.cancel()
+            await asyncio.gather(poll, news, return_exceptions=True)
+
+    async def _leave_world(self, reply: Registered) -> None:
+        """Makes running workers leave a world that is over: the next one may take its state from what they hold."""
+        if reply.stacks:
+            self._dump_stacks()
+        await asyncio.gather(*(self._part(worker) for worker in list(self._workers) if worker.is_running))
+        self._left = self._generation
+
+    async def _part(self, worker: WorkerHandle) -> None:
+        """Waits until a worker has left its world; one that does not (it hangs, or is stopped) is killed and holds nothing."""
+        if worker.left is None:
+            worker.leave(self._generation)
+        if not await worker.wait_left(self._join_timeout):
+            log.warning("rank %d did not leave its world: killing it", worker.assignment.rank)
+            await self._stop_worker(worker)
 
     async def _enter(self, world: World) -> None:
         """Keeps running workers over into the new world. Those without a seat end first: workers share devices."""
@@ -112,8 +155,6 @@ class Agent:
         await asyncio.gather(
             *(self._stop_worker(w) for w in list(self._workers) if not w.is_running or w.device not in mine)
         )
-        if world.stacks:
-            self._dump_stacks()
         first, self._generation = not self._generation, world.generation
         kept = {worker.device for worker in self._workers}
         await asyncio.gather(*(self._reseat(worker, mine[worker.device]) for worker in list(self._workers)))
@@ -128,7 +169,7 @@ class Agent:
             await self._seat(seat, first=False)
 
     def _dump_stacks(self) -> None:
-        """The workers still hang where they hung: their assignment to the new world comes after."""
+        """The workers still hang where they hung: they leave the world after this."""
         for worker in self._workers:
             log.warning("the world hung; stacks of rank %d follow", worker.assignment.rank)
             worker.signal(signal.SIGUSR1)
@@ -137,6 +178,7 @@ class Agent:
         device = seat.device.device
         worker = await self._fork_server.fork(device, worker_environment(self._env, device, self._devices))
         worker.assign(self._generation, seat)
+        worker.listener = asyncio.create_task(worker.listen(self._news.set))
         self._workers[worker] = asyncio.create_task(self._watch(worker))
         if not first:
             self._metrics["coxswain_agent_worker_restarts_total"].inc()

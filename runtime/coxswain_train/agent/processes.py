@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,7 +19,7 @@ from coxswain.layout import Seat
 from coxswain.wire import Fault
 from coxswain_link.environment import end_with_parent
 from coxswain_train.agent.forkserver import MESSAGE, Exited, Forked, ForkRequest
-from coxswain_train.worker.assignments import Assignment
+from coxswain_train.worker.assignments import Assignment, Leave, Left
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,10 @@ class WorkerHandle:
     ended: asyncio.Future[int]  # its exit code
     assignment: Assignment = field(default_factory=lambda: Assignment(0, 0))  # the newest one sent to it
     seat: Seat | None = None
+    joined: Assignment | None = None  # the newest world that it has begun in
+    left: Left | None = None  # it is in no world: what it said as it left the last one
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    listener: asyncio.Task[None] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -51,23 +55,47 @@ class WorkerHandle:
 
     def assign(self, generation: int, seat: Seat) -> None:
         """Sends it into a world. A worker that has ended misses it; its exit is reported."""
-        self.assignment, self.seat = Assignment(generation, seat.rank), seat
+        self.assignment, self.seat, self.left = Assignment(generation, seat.rank), seat, None
+        self._send(self.assignment)
+
+    def leave(self, generation: int) -> None:
+        """Makes it leave this world."""
+        self._send(Leave(generation))
+
+    def _send(self, order: Assignment | Leave) -> None:
         with contextlib.suppress(OSError):
-            self.channel.send(msgspec.json.encode(self.assignment))
+            self.channel.send(msgspec.json.encode(order))
 
     async def wait_joined(self, deadline: float) -> bool:
         """Whether it has begun in the world of its assignment. True also when it ended: its exit is reported."""
-        loop = asyncio.get_running_loop()
+        return await self._wait(lambda: self.joined == self.assignment, deadline)
+
+    async def wait_left(self, deadline: float) -> bool:
+        """Whether it is in no world any more. True also when it ended."""
+        return await self._wait(lambda: self.left is not None, deadline)
+
+    async def _wait(self, holds: Callable[[], bool], deadline: float) -> bool:
         try:
             async with asyncio.timeout(deadline):
-                while answer := await loop.sock_recv(self.channel, MESSAGE):
-                    if msgspec.json.decode(answer, type=Assignment) == self.assignment:
-                        return True
+                while self.is_running and not holds():
+                    self.changed.clear()
+                    await self.changed.wait()
         except TimeoutError:
-            return not self.is_running
-        except OSError:  # it ended with an assignment unread
-            return True
+            return False
         return True
+
+    async def listen(self, notify: Callable[[], None]) -> None:
+        """Takes what the worker says, until it ends. `notify` is called when it has left its world."""
+        self.ended.add_done_callback(lambda _: self.changed.set())
+        with contextlib.suppress(OSError):  # it ended with an order unread
+            while answer := await asyncio.get_running_loop().sock_recv(self.channel, MESSAGE):
+                said: Assignment | Left = msgspec.json.decode(answer, type=Assignment | Left)
+                if isinstance(said, Assignment):
+                    self.joined = said
+                elif said.generation == self.assignment.generation or self.joined is None:
+                    self.left = said
+                    notify()
+                self.changed.set()
 
     async def end(self) -> None:
         self.signal(signal.SIGTERM)
@@ -88,6 +116,8 @@ class WorkerHandle:
             return None
 
     def close(self) -> None:
+        if self.listener is not None:
+            self.listener.cancel()
         os.close(self.handle)
         os.close(self.fault_file)
         self.channel.close()

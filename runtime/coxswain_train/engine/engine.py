@@ -54,6 +54,7 @@ class StepInput:
     plan: int
     evaluation: Sequence[Operation] | None = None  # forward operations after the update; None: no evaluation follows
     waves: int = 1  # of the whole step's tasks
+    delivered: int = 0  # this rank's part of the delivered digest, unsigned 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class StepResult:
     timings: tuple[TaskTiming, ...]
     evaluation_loss_sum: float | None = None  # of this rank's held-out tokens; None: not evaluated
     evaluation_seconds: float = 0.0
+    agreed: GlobalStats | None = None  # of all ranks
 
 
 class Engine:
@@ -215,6 +217,7 @@ class Engine:
             timings=timings,
             evaluation_loss_sum=self._evaluate(work),
             evaluation_seconds=time.perf_counter() - updated,
+            agreed=stats,
         )
         self.live.unreported = None  # the caller reports it
         return result
@@ -224,7 +227,8 @@ class Engine:
         gradient = self.optimizer.reduce()
         copied = self._copies.exchange(gradient)
         self.live.reduced(PendingStep(work.step, gradient, copied, loss_sum))
-        stats = self.optimizer.reduce_stats(gradient, RankStats(loss_sum, valid, work.labels, work.plan))
+        mine = RankStats(loss_sum, valid, work.labels, work.plan, work.delivered)
+        stats = self.optimizer.reduce_stats(gradient, mine)
         self.live.agreed(stats)
         return stats
 

@@ -33,6 +33,7 @@ class RankStats:
     labels: int  # valid ones among its tokens
     step_labels: int  # that the plan promises for all ranks together
     plan: int
+    delivered: int = 0  # its part of the delivered digest, unsigned 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class GlobalStats:
 
     loss_sum: float
     norm: float  # global, before clipping
+    delivered: int = 0  # the whole delivered digest
 
 
 class Zero1Optimizer:
@@ -93,7 +95,8 @@ class Zero1Optimizer:
     def reduce_stats(self, gradient: Tensor, mine: RankStats) -> GlobalStats:
         """Exchanges loss, norm and plan with all ranks, in the step's one small collective."""
         square = square_of(gradient, self._runs, self._bucket_bytes // 8)
-        rows = self._reduction.scalars([*square.row(), mine.loss_sum, float(mine.labels), float(mine.plan)])
+        digest = float(mine.delivered >> 32), float(mine.delivered & 0xFFFFFFFF)
+        rows = self._reduction.scalars([*square.row(), mine.loss_sum, float(mine.labels), float(mine.plan), *digest])
         return check_stats(rows, mine)
 
     @torch.no_grad()
@@ -103,11 +106,13 @@ class Zero1Optimizer:
 
 
 def check_stats(rows: list[list[float]], mine: RankStats) -> GlobalStats:
-    """Sums the rows (square of the gradient, loss, labels, plan) of all ranks. Raises Retryable when plans differ."""
-    losses, labels, plans = zip(*(row[ROW:] for row in rows), strict=True)
+    """Sums the rows (square of the gradient, loss, labels, plan, digest) of all ranks. Raises Retryable when plans differ."""
+    losses, labels, plans, high, low = zip(*(row[ROW:] for row in rows), strict=True)
     others = [rank for rank, plan in enumerate(plans) if plan != plans[0]]
     if others:
         raise Retryable(f"ranks {others} followed another step plan than rank 0; the step is discarded")
     if int(sum(labels)) != mine.step_labels:
         raise Retryable(f"the ranks trained on {int(sum(labels))} labels, the plan has {mine.step_labels}")
-    return GlobalStats(loss_sum=sum(losses), norm=norm_of([Square.of(row[:ROW]) for row in rows]))
+    delivered = ((int(sum(high)) << 32) + int(sum(low))) % (1 << 64)
+    norm = norm_of([Square.of(row[:ROW]) for row in rows])
+    return GlobalStats(loss_sum=sum(losses), norm=norm, delivered=delivered)

@@ -1,4 +1,4 @@
-"""Assignments from the agent to a worker: its rank in which world. One socket connects the two."""
+"""Between the agent and a worker: which rank of which world it is, when it leaves that world, and what it then holds."""
 
 from __future__ import annotations
 
@@ -10,67 +10,135 @@ from contextlib import suppress
 
 import msgspec
 
+from coxswain.live import Held
+
 ENV_CHANNEL = "COXSWAIN_ORDERS"  # descriptor of the worker's end of the socket
 _MESSAGE = 4096  # bytes
 _RETRY_SECONDS = 0.1  # seconds between two aborts of a world that the worker does not leave
 
 
-class Assignment(msgspec.Struct, frozen=True):
+class Assignment(msgspec.Struct, frozen=True, tag=True):
     """Which rank of which world a worker is. The worker sends it back once it has begun there."""
 
     generation: int
     rank: int
 
 
-class AssignmentChannel:
-    """A worker's end. While the worker is in an older world than its newest assignment's, `abort` is called repeatedly.
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """To a worker: its world is over. It answers with `Left` and waits for its next assignment."""
 
-    `abort` runs in a thread. Whatever the main thread waits for in that world then raises.
+    generation: int
+
+
+class Left(msgspec.Struct, frozen=True, tag=True):
+    """From a worker that is in no world any more. The agent knows its device."""
+
+    generation: int  # of the world that it has left
+    held: tuple[Held, ...]
+    why: str = ""  # it has left unasked: its world broke
+
+
+class AssignmentChannel:
+    """A worker's end. While the worker is in a world that is over, `abort` is called repeatedly.
+
+    `abort` runs in a thread. Whatever the main thread waits for in that world then raises. `held` is called between worlds.
     """
 
-    def __init__(self, channel: socket.socket, abort: Callable[[], None]) -> None:
-        self._channel, self._abort = channel, abort
+    def __init__(
+        self,
+        channel: socket.socket,
+        abort: Callable[[], None],
+        held: Callable[[], tuple[Held, ...]] = lambda: (),
+    ) -> None:
+        self._channel, self._abort, self._held = channel, abort, held
         self._newest: Assignment | None = None
-        self._current = 0  # generation of the world that the main thread is in; 0: in none
+        self._taken = 0  # generation of the latest world that the main thread has begun in
+        self._over = 0  # worlds up to this generation are over
+        self._inside = self._waits = False  # whether the main thread is in a world, or waits for one
+        self._alone = False  # the agent is gone
+        self._said = -1  # the latest world of which `Left` is sent
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._listen, name="assignments", daemon=True)
         self._thread.start()
 
     @staticmethod
-    def detect(variable: str, abort: Callable[[], None]) -> AssignmentChannel:
-        return AssignmentChannel(socket.socket(fileno=int(os.environ[variable])), abort)
+    def detect(
+        variable: str, abort: Callable[[], None], held: Callable[[], tuple[Held, ...]] = lambda: ()
+    ) -> AssignmentChannel:
+        return AssignmentChannel(socket.socket(fileno=int(os.environ[variable])), abort, held)
 
     def next(self, patience: float | None) -> Assignment | None:
-        """Takes and acknowledges the newest assignment to a later world; None: none came within `patience` seconds."""
+        """Takes and acknowledges the newest assignment to a later world; None: none came within `patience` seconds, or the agent
+        is gone.
+
+        A worker that the agent has asked to leave waits as long as its agent is there.
+        """
         with self._change:
-            if not self._change.wait_for(lambda: self._pending, patience):
+            self._waits = True
+            if self._over >= self._taken > 0:  # the order came as it was on its way out
+                self._send_left("")
+            self._change.wait_for(lambda: self._pending or self._alone or self._over >= self._taken > 0, patience)
+            if self._over >= self._taken > 0:
+                self._change.wait_for(lambda: self._pending or self._alone)
+            if not self._pending:
                 return None
             assert self._newest is not None
-            self._current = self._newest.generation
+            self._taken, self._inside, self._waits = self._newest.generation, True, False
             self._change.notify_all()
             self._channel.send(msgspec.json.encode(self._newest))
             return self._newest
 
-    def close(self) -> None:
+    def step_out(self) -> None:
+        """The main thread is in no collective any more: nothing is left to abort."""
         with self._change:
-            self._current = 0  # in no world: nothing is left to abort
+            self._inside = False
             self._change.notify_all()
+
+    def leave(self, why: str = "") -> None:
+        """Says to the agent that the worker has left its world. `why`: unasked."""
+        with self._change:
+            self._send_left(why)
+
+    def close(self) -> None:
+        self.step_out()
         self._channel.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._channel.close()
 
     @property
     def _pending(self) -> bool:
-        return self._newest is not None and self._newest.generation > self._current
+        return self._newest is not None and self._newest.generation > max(self._taken, self._over)
+
+    @property
+    def _must_leave(self) -> bool:
+        return self._inside and (self._pending or self._over >= self._taken)
 
     def _listen(self) -> None:
         while message := self._receive():
             with self._change:
-                self._newest = msgspec.json.decode(message, type=Assignment)
+                self._take(msgspec.json.decode(message, type=Assignment | Leave))
                 self._change.notify_all()
-                while self._current and self._pending:
+                while self._must_leave:
                     self._abort()
                     self._change.wait(_RETRY_SECONDS)
+        with self._change:
+            self._alone = True
+            self._change.notify_all()
+
+    def _take(self, order: Assignment | Leave) -> None:
+        if isinstance(order, Assignment):
+            self._newest = order
+            return
+        self._over = order.generation
+        if self._waits:  # it has left by itself, or not begun
+            self._send_left("")
+
+    def _send_left(self, why: str) -> None:
+        if self._said == self._taken:
+            return
+        self._said = self._taken
+        with suppress(OSError):
+            self._channel.send(msgspec.json.encode(Left(self._taken, self._held(), why)))
 
     def _receive(self) -> bytes:
         with suppress(OSError):  # the agent ended with answers unread; the kernel ends this process too

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -67,7 +68,8 @@ class BatchPrefetcher:
         mine = parts(plan.all_tasks, self._seat.replica)
         batches.check(arrays, mine.values(), self._vocabulary, self._columns)
         trained, counts = batches.trained_part(arrays, plan), self._columns.tokens and not self._seat.tensor
-        return FetchedBatch(self._work(plan, mine, arrays, trained), batches.delivered(trained) if counts else 0)
+        delivered = batches.delivered(trained) if counts else 0
+        return FetchedBatch(replace(self._work(plan, mine, arrays, trained), delivered=delivered), delivered)
 
     def _work(self, plan: StepPlan, mine: dict[int, Part], arrays: StepArrays, trained: StepArrays) -> StepInput:
         """This rank's part of the plan with its tokens. `trained`: the arrays without those of an evaluation."""

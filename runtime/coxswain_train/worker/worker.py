@@ -11,16 +11,18 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from typing import NoReturn
 
 import torch
+import torch.distributed
 from msgspec import UNSET, UnsetType
 
 from coxswain import names, wire
 from coxswain.copies import wards_of
 from coxswain.errors import CoxswainError, Retryable, Stale
 from coxswain.exits import Exit
+from coxswain.live import LiveSource
 from coxswain_link import garbage
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.handover import Handover
@@ -35,6 +37,7 @@ from coxswain_train.checkpoint.listings import LARGE_WORLD
 from coxswain_train.checkpoint.snapshots import snapshots_of
 from coxswain_train.engine.engine import Engine, StepResult
 from coxswain_train.engine.memory import memory_policy
+from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.live.state import LiveState
 from coxswain_train.parallel.process_groups import WorldAborter, leave_world
 from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, AssignmentChannel
@@ -44,8 +47,10 @@ from coxswain_train.worker.rendezvous import fetch_world, rendezvous
 
 log = logging.getLogger(__name__)
 
-NEXT_WORLD_SECONDS = 3.0  # seconds from a broken world to the next assignment; an agent reports a dead peer at once
+NEXT_WORLD_SECONDS = 3.0  # seconds from an error, which may be this worker's own, to the order to leave the world
 _DRAIN_SECONDS = 10.0  # seconds to stay until a suspension is saved
+_FLUSH_SECONDS = 2.0  # to send what is unsent of a world that is left
+_LOST_PEER = ("gloo/transport", "gloo/rendezvous", "Connection reset by peer", "NCCL communicator was aborted")
 
 
 def work() -> NoReturn:
@@ -57,20 +62,24 @@ def work() -> NoReturn:
 def main(env: Environment) -> int:
     """Serves one seat in successive worlds; returns the exit code."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # while a collective waits, Python runs no handler
-    aborter = WorldAborter()
+    aborter, live = WorldAborter(), LiveState()  # both outlive worlds
     socket, config = names.constructor_socket(env.pod_uid), env.job.checkpoint
     with (
         Client(env.coordinator_url, env.token) as client,
         closing(Handover(socket, env.token)) as handover,
-        closing(AssignmentChannel.detect(ENV_CHANNEL, aborter.abort_world)) as assignments,
+        closing(AssignmentChannel.detect(ENV_CHANNEL, aborter.abort_world, lambda: live.all_held(0))) as assignments,
+        ExitStack() as outboxes,
     ):
         try:
             store = open_store(config.uri, config.endpoint, env.secrets_dir, create=True, known=True)
 
-            live = LiveState()  # outlives worlds
-
-            def train(assignment: Assignment) -> int:
-                with closing(Worker(env, assignment, client, handover, store, aborter.is_aborted, live)) as worker:
+            def train(assignment: Assignment) -> int | None:
+                outboxes.close()  # of the world before: until now a new coordinator might have needed its messages
+                with ExitStack() as world:
+                    worker = Worker(env, assignment, client, handover, store, aborter.is_aborted, live)
+                    outboxes.callback(worker.close_outbox)
+                    world.callback(worker.close)
+                    world.callback(assignments.step_out)
                     return worker.run()
 
             return run_worlds(assignments, aborter, train)
@@ -81,29 +90,45 @@ def main(env: Environment) -> int:
 def run_worlds(
     assignments: AssignmentChannel,
     aborter: WorldAborter,
-    train: Callable[[Assignment], int],
+    train: Callable[[Assignment], int | None],
     next_world_seconds: float = NEXT_WORLD_SECONDS,
 ) -> int:
-    """Runs successive generations until the job ends.
+    """Runs successive generations until the job ends. `train` returns None where a planned change follows.
 
-    Raises the error that broke a world when no other world follows: then the fault is this worker's own.
+    A worker that has lost its peers says so and waits for the next world as long as its agent is there. Raises any other
+    error of a world if the agent does not soon ask the worker to leave that world: then the fault is its own.
     """
     assignment = assignments.next(None)
     while True:
         assert assignment is not None
         aborter.begin()
+        fault = None
         try:
-            return train(assignment)
+            if (code := train(assignment)) is not None:
+                return code
         except (RuntimeError, ValueError, Retryable, Stale) as error:  # torch raises RuntimeError when a peer is gone
             if isinstance(error, ValueError) and not aborter.is_aborted():
                 raise  # torch also raises it where a group is used that was aborted: then it is no fault of this worker
             log.warning("rank %d of world %d: %s", assignment.rank, assignment.generation, _first_line(error))
-            following = assignments.next(next_world_seconds)
-            if following is None:
-                raise error if isinstance(error, CoxswainError) else _fault(assignment, error) from error
-            assignment = following
+            fault = error
+        assignments.step_out()
         leave_world()
         gc.collect()  # frees the model of the world before, ahead of the next one's
+        mine = fault is not None and not aborter.is_aborted() and not is_lost_peer(fault)
+        if not mine:
+            assignments.leave("" if fault is None or aborter.is_aborted() else _first_line(fault))
+        following = assignments.next(next_world_seconds if mine else None)
+        if following is None:
+            fault = fault or Retryable("the agent is gone")
+            raise fault if isinstance(fault, CoxswainError) else _fault(assignment, fault) from fault
+        assignment = following
+
+
+def is_lost_peer(error: Exception) -> bool:
+    """Whether an error says that a peer of the world is gone, or the world is over; else the fault may be this worker's own."""
+    if isinstance(error, (Stale, StateNotTaken, torch.distributed.DistError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST_PEER)
 
 
 def _fault(assignment: Assignment, error: Exception) -> Retryable:
@@ -121,6 +146,10 @@ def warn_untested(device: str) -> None:
         log.warning("training on CUDA is untested in this release: compare its losses with those of another trainer")
 
 
+class StateNotTaken(Retryable):
+    """The ranks of a world do not hold what its source of living state says. They hold nothing now: a checkpoint is next."""
+
+
 class Worker:
     """A worker in one world."""
 
@@ -132,6 +161,7 @@ class Worker:
         self._env, self._assignment, self._client, self._store = env, assignment, client, store
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._world = world = fetch_world(client, assignment)
+        self._computing: tuple[wire.StepPlan, int] | None = None  # a step without a report, and its part of the digest
         self._saver = save_load.Saver(store, snapshots_of(self._device))
         self._outbox = Outbox(client, wire.Heartbeat(assignment.generation, assignment.rank))
         self._feed = PlanFeed(client, assignment.generation, world.first_step, rank=assignment.rank)
@@ -145,15 +175,21 @@ class Worker:
         )  # fmt: skip
 
     def close(self) -> None:
+        """Ends all but the outbox."""
         garbage.collect_at_any_time()
         self._saver.settle()  # the next world fills the state that a snapshot may still be taken of
         self._prefetcher.close()
-        self._outbox.close()
         self._feed.close()
         self._directive_client.close()
+        self._report_agreed()
+        with suppress(CoxswainError):
+            self._outbox.flush(_FLUSH_SECONDS)
 
-    def run(self) -> int:
-        """Table of contents of a training run."""
+    def close_outbox(self) -> None:
+        self._outbox.close()
+
+    def run(self) -> int | None:
+        """Table of contents of a training run. None: a planned change follows."""
         self._engine = self._build()
         self._outbox.advance()
         self._restore()
@@ -164,6 +200,8 @@ class Worker:
             directive = self._directive(step)
             if directive.checkpoint:
                 self._save(directive)
+            if directive.end == "Moved":
+                return None
             if directive.end:
                 return self._leave(directive)
             if directive.plan is None:
@@ -174,7 +212,8 @@ class Worker:
 
     def _build(self) -> Engine:
         job, device = self._env.job, self._device
-        self._live.forget()  # frees the weights of the world before; its state gives room
+        if not self._world.live:
+            self._live.forget()  # frees the weights of the world before; its state gives room
         if self._assignment.rank == 0:
             warn_untested(device.type)
         groups = rendezvous(
@@ -193,8 +232,11 @@ class Worker:
         return engine
 
     def _restore(self) -> None:
-        """Fills the state from the world's checkpoint, or initialises it from the seed."""
+        """Takes the state from ranks that hold it, or fills it from the world's checkpoint, or initialises it from the seed."""
         key = self._world.checkpoint
+        if self._world.live:
+            self._take_over(self._world.live)
+            return
         if not key:
             job = self._env.job
             self._engine.initialise(job.seed, self._env.secrets_dir, job.checkpoint.endpoint, self._world.ids)
@@ -203,6 +245,14 @@ class Worker:
         save_load.load(self._store, manifest.shards, self._engine.make_room(), self._outbox.advance)
         self._engine.begin(self._world.first_step)
         log.info("rank %d resumes at step %d from %s", self._assignment.rank, self._world.first_step, key)
+
+    def _take_over(self, source: LiveSource) -> None:
+        try:
+            self._engine.take_over(source, self._world.nodes or ())
+        except Retryable as error:
+            self._live.forget()
+            raise StateNotTaken(f"generation {source.generation}, step {source.step}: {error}") from error
+        log.info("rank %d goes on at step %d from living state", self._assignment.rank, source.step)
 
     def _directive(self, step: int) -> wire.StepDirective:
         while True:
@@ -218,11 +268,32 @@ class Worker:
         waited = time.perf_counter() - began
         if (following := self._feed.peek(plan.step + 1)) is not None:
             self._prefetcher.begin(following)
+        self._computing = plan, fetched.delivered
         result = self._engine.step(fetched.work, began)
         seconds = time.perf_counter() - began - result.evaluation_seconds
         report = _report(plan, self._assignment.rank, result, fetched.delivered, seconds, waited, probed)
+        self._computing = None
         self._outbox.put("/v1/reports", plan.step, report)
         garbage.between_steps(plan.step)
+
+    def _report_agreed(self) -> None:
+        """Reports a step that all ranks have agreed on and that broke off in its update: the next world finishes it."""
+        cut = self._live.current
+        if self._computing is None or cut is None:
+            return
+        (plan, delivered), pending, done = self._computing, cut.pending, self._live.unreported
+        if pending is not None and pending.agreed is not None and pending.step == plan.step:
+            loss, agreed = pending.loss_sum, pending.agreed
+        elif done is not None and done.step == plan.step and cut.agreed is not None:
+            loss, agreed = done.loss_sum, cut.agreed
+        else:
+            return
+        rate = learning_rate(self._env.job.optimizer, plan.step, self._env.job.total_steps)
+        report = wire.StepReport(
+            plan.generation, plan.step, self._assignment.rank, loss, delivered, agreed.norm, rate, 0.0, 0.0, 0.0, 0.0,
+            ended=time.time(), totals=wire.Totals(agreed.loss_sum, agreed.delivered),
+        )  # fmt: skip
+        self._outbox.put("/v1/reports", plan.step, report)
 
     def _save(self, directive: wire.StepDirective) -> None:
         generation, rank, step = self._assignment.generation, self._assignment.rank, directive.step
@@ -264,4 +335,5 @@ def _report(
         timings=result.timings, ended=time.time() - result.evaluation_seconds,
         evaluation_loss_sum=result.evaluation_loss_sum, evaluation_seconds=result.evaluation_seconds,
         probe_seconds=probed,
+        totals=wire.Totals(result.agreed.loss_sum, result.agreed.delivered) if result.agreed else UNSET,
     )  # fmt: skip

@@ -1,0 +1,57 @@
+"""Planned changes of the world that are wished for: another layout, another number of trainers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from coxswain.layout import Device, Layout
+
+
+@dataclass
+class Changes:
+    """`size`: trainers that the job shall have. `layout`: as last requested, as long as all of its devices are there."""
+
+    size: int
+    layout: Layout | None = None
+    why: str = ""  # of a layout that no world has yet
+
+    def request(self, layout: Layout, why: str, trainers: int | None) -> None:
+        self.layout, self.why, self.size = layout, why, self.size if trainers is None else trainers
+
+    def entered(self, layout: Layout) -> None:
+        """A world has this layout. A request that could not be met is not repeated."""
+        self.why = ""
+
+    def layout_on(self, devices: Collection[Device]) -> Layout | None:
+        """The requested layout, if it is one of exactly these devices."""
+        if self.layout is None or devices_of(self.layout) != set(devices):
+            return None
+        return self.layout
+
+    def due(self, current: Layout, present: Collection[int]) -> str:
+        """Why the world with this layout must change; empty: it is as it shall be. `present`: indices of registered trainers."""
+        here = {device.trainer for device in devices_of(current)}
+        if self.why and self.layout is not None and self.layout != current:
+            return self.why
+        if leavers := sorted(index for index in here if index >= self.size):
+            return f"{_trainers(leavers)} shall leave: the job has {self.size} trainers now"
+        if joiners := sorted(index for index in present if index < self.size and index not in here):
+            return f"{_trainers(joiners)} joined"
+        return ""
+
+    def loses_state(self, current: Layout) -> bool:
+        """Whether a device that works in this layout does not work in the next one: then its state is saved first."""
+        working = {seat.device for seat in current.ranks()}
+        kept = working if self.layout is None or not self.why else {seat.device for seat in self.layout.ranks()}
+        return any(device not in kept or device.trainer >= self.size for device in working)
+
+
+def devices_of(layout: Layout) -> set[Device]:
+    """All of a layout, also those on standby."""
+    working = {device for replica in layout.replicas for stage in replica.stages for device in stage.devices}
+    return working | set(layout.standby)
+
+
+def _trainers(indices: Collection[int]) -> str:
+    return ", ".join(f"trainer-{index}" for index in indices)

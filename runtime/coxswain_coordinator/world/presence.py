@@ -1,0 +1,21 @@
+"""Decides with which of a job's trainers a world is formed. Pure."""
+
+from __future__ import annotations
+
+from coxswain.config import JobConfig
+
+LOST_SECONDS = 3.0
+"""Seconds from a world's loss until it is formed without trainers that have not registered again."""
+
+NEW_SECONDS = 10.0
+"""The same for a new coordinator: agents notice it by their next call."""
+
+
+def least_trainers(job: JobConfig, size: int) -> int:
+    """Of a job of `size` trainers. Without `trainers.minCount` all of them."""
+    return job.min_trainers if job.min_trainers < job.trainers else size
+
+
+def are_gathered(job: JobConfig, size: int, present: int, waited: float, patience: float) -> bool:
+    """Whether a world can be formed with the trainers that are present, `waited` seconds after the first could register."""
+    return present >= size or (present >= least_trainers(job, size) and waited >= patience)

@@ -1,0 +1,47 @@
+"""Changes the number of trainers of a running job: refuses what cannot train, and says what is awaited. Pure but for `resize`."""
+
+from __future__ import annotations
+
+from coxswain.config import JobConfig
+from coxswain.layout import Device, layout_for
+from coxswain.wire import SizeReply
+from coxswain_coordinator.state.changes import devices_of
+from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.state.registry import join
+from coxswain_coordinator.world.formation import capacity_fault
+from coxswain_coordinator.world.presence import least_trainers
+
+
+def resize(state: JobState, trainers: int) -> SizeReply:
+    """Asks for this many trainers. Idempotent; the driver does the rest."""
+    present = here(state)
+    if why := refusal(state.job, state.size, trainers):
+        return SizeReply("Refused", len(present), why)
+    state.resize(trainers)
+    missing = state.registry.missing("trainer", trainers)
+    if present == set(range(trainers)):
+        return SizeReply("Done", trainers)
+    words = f"{join(missing)} to register" if missing else "the world to change at a step boundary"
+    return SizeReply("UnderWay", len(present), f"waiting for {words}")
+
+
+def here(state: JobState) -> set[int]:
+    """Indices of the trainers in the current world; none where it is lost."""
+    if state.session is None or state.session.lost:
+        return set()
+    return {device.trainer for device in devices_of(state.session.world.layout)}
+
+
+def refusal(job: JobConfig, size: int, trainers: int) -> str:
+    """Why a job of `size` trainers cannot have so many; empty: it can."""
+    parallel, least = job.parallelism, least_trainers(job, 1)
+    if trainers < least:
+        return f"trainers {trainers}: at least {least} are allowed (trainers.minCount)"
+    if trainers == size:
+        return ""
+    if parallel.layout and parallel.mode != "Auto":
+        return "parallelism.layout names every replica: change it, and the job restarts at a checkpoint"
+    devices = [Device(t, d) for t in range(trainers) for d in range(job.devices_per_trainer)]
+    if short := capacity_fault(job, layout_for(devices, job.model.layers, parallel)):
+        return short.removesuffix("; waiting for more trainers")
+    return ""

@@ -17,25 +17,32 @@ PERIOD = 10_000  # microseconds: shorter than any task
 class Shares:
     """So many groups of `share` cores; removed at the end, when their processes are gone."""
 
-    def __init__(self, count: int, share: float, root: Path = ROOT) -> None:
+    def __init__(self, count: int, share: float, root: Path = ROOT, period: int = PERIOD) -> None:
         self._old = (root / "cpu" / "cpu.cfs_quota_us").exists()
         first = root / "cpu" if self._old else root
         self._groups = [first / f"coxswain-bench-{os.getpid()}-{n}" for n in range(count)]
-        self._quota = int(share * PERIOD)
+        self._quota, self._period = int(share * period), period
 
     def __enter__(self) -> Shares:
         for group in self._groups:
             group.mkdir()
-            if self._old:
-                (group / "cpu.cfs_period_us").write_text(str(PERIOD))
-                (group / "cpu.cfs_quota_us").write_text(str(self._quota))
-            else:
-                (group / "cpu.max").write_text(f"{self._quota} {PERIOD}")
+            self._set(group, self._quota)
         return self
 
+    def _set(self, group: Path, quota: int) -> None:
+        if self._old:
+            (group / "cpu.cfs_period_us").write_text(str(self._period))
+            (group / "cpu.cfs_quota_us").write_text(str(quota))
+        else:
+            (group / "cpu.max").write_text(f"{quota} {self._period}")
+
+    def limit(self, number: int, share: float) -> None:
+        """Gives another share to the group of this number."""
+        self._set(self._groups[number], int(share * self._period))
+
     def put(self, pids: Sequence[int]) -> None:
-        """Each process into a group of its own."""
-        for group, pid in zip(self._groups, pids, strict=True):
+        """Each process into a group of its own, at most as many as there are groups."""
+        for group, pid in zip(self._groups, pids, strict=False):
             (group / "cgroup.procs").write_text(str(pid))
 
     def __exit__(

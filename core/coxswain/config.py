@@ -201,9 +201,17 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StragglerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """None: devices are not watched at all."""
+
     action: Literal["None", "Warn", "Rebalance", "Migrate", "ReplaceNode"] = "None"
     threshold_percent: int = 10
     window_steps: int = 3
+
+
+class RecoveryConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`copies`: each rank keeps one of another rank's shard of the state."""
+
+    copies: bool = False
 
 
 class TensorBoardConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +255,12 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     evaluation: EvaluationConfig = EvaluationConfig()
     first_step_timeout_seconds: int = 1800  # for a world's start without progress, until its first step ends
     tracking: TrackingConfig = TrackingConfig()
+    recovery: RecoveryConfig | msgspec.UnsetType = msgspec.UNSET  # absent: the defaults
+
+    @property
+    def copies(self) -> bool:
+        """Whether each rank keeps a copy of another rank's shard."""
+        return self.recovery is not msgspec.UNSET and self.recovery.copies
 
     @property
     def total_steps(self) -> int:

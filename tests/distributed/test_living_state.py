@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
+from coxswain.errors import Retryable
 from coxswain.layout import Layout
+from coxswain.live import Held
+from coxswain_train.live.digests import content_of
 from tests.distributed import training
+from tests.distributed.cuts import Outcome, run_cut
 from tests.distributed.reference import Stream
-from tests.distributed.worlds import Job, numbered, run_through
+from tests.distributed.threads import run_threads
+from tests.distributed.worlds import Job, begin, go_on, numbered, on, run_through
 from tests.layouts import layout_of
 
 STEPS = 6
@@ -25,26 +36,281 @@ def job_of(dtype: torch.dtype = torch.float64, copies: bool = False) -> Job:
 
 
 @functools.cache
-def baseline(layout: Layout, dtype: torch.dtype) -> dict[int, float]:
+def baseline(layout: Layout, dtype: torch.dtype = torch.float64, steps: int = STEPS) -> dict[int, float]:
     job = job_of(dtype)
-    run_through(job, {0: layout}, STEPS)
+    run_through(job, {0: layout}, steps)
     return job.losses
 
 
-TWO = layout_of(WHOLE, WHOLE)
+STAGES = layout_of([(1, 1), (1, 3)])
 CHANGES = {
-    "another replica": (layout_of(WHOLE), TWO),
-    "a layer to the other stage": (layout_of([(1, 1), (1, 3)]), layout_of([(1, 2), (1, 3)])),
-    "a tensor group": (layout_of([(1, 3)]), layout_of([(2, 3)])),
+    "another replica": (layout_of(WHOLE), layout_of(WHOLE, WHOLE)),
+    "a tensor group": (layout_of(WHOLE), layout_of([(2, 3)])),
     "stages and unequal replicas": (layout_of(WHOLE, [(1, 1), (1, 3)]), layout_of([(2, 1), (1, 3)], WHOLE)),
+}
+MOVES = {
+    "one replica": (STAGES, layout_of([(1, 2), (1, 3)])),
+    "two replicas": (layout_of(*[[(1, 1), (1, 3)]] * 2), layout_of(*[[(1, 2), (1, 3)]] * 2)),
+    "another stage": (STAGES, layout_of([(1, 1), (1, 2), (1, 3)])),
 }
 
 
-@pytest.mark.parametrize("copies", [False, True])
+def changed(job: Job, change: tuple[Layout, Layout]) -> dict[int, float]:
+    """Losses of a job that goes from the first layout to the second after half its steps."""
+    run_through(job, dict(zip((0, STEPS // 2), map(numbered, change), strict=True)), STEPS)
+    return job.losses
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["", "copies"])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_training_goes_on_in_another_layout_as_in_the_first(change: tuple[Layout, Layout], copies: bool) -> None:
-    before, after = map(numbered, change)
+    assert changed(job_of(copies=copies), change) == pytest.approx(baseline(numbered(change[0])), abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("change", MOVES.values(), ids=MOVES)
+def test_losses_and_norms_have_the_same_bits_where_only_layers_move(
+    change: tuple[Layout, Layout], dtype: torch.dtype
+) -> None:
+    job, plain = job_of(dtype), job_of(dtype)
+    changed(job, change)
+    run_through(plain, {0: numbered(change[0])}, STEPS)
+    assert (job.losses, job.norms) == (plain.losses, plain.norms)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(60))
+def test_training_goes_on_in_any_layout_as_in_any_other(seed: int) -> None:
+    """Three layouts of one to four replicas of one to three stages of tensor degree one or two; with Muon, copies and fp32."""
+    rng = random.Random(seed)
+    dtype, kind = rng.choice((torch.float64, torch.float32)), rng.choice(("AdamW", "Muon"))
+    degrees = (1, 2) if kind == "AdamW" else (1,)
+    job = job_of(dtype, copies=rng.random() < 0.5)
+    job.optimizer = replace(job.optimizer, kind=kind)
+    layouts = {step: numbered(drawn(rng, degrees), each=rng.choice((1, 2))) for step in (0, 2, 4)}
+    most = max(layouts.values(), key=lambda layout: len(layout.ranks()))
+    layouts = {step: on(layout, [seat.device for seat in most.ranks()]) for step, layout in layouts.items()}
+    kept = [layouts[0]]
+    for layout in list(layouts.values())[1:]:  # a device that leaves takes its shard along
+        kept.append(layout if len(layout.ranks()) >= len(kept[-1].ranks()) else kept[-1])
+    run_through(job, dict(zip(layouts, kept, strict=True)), STEPS)
+    plain = job_of(dtype)
+    plain.optimizer = job.optimizer
+    run_through(plain, {0: kept[0]}, STEPS)
+    assert job.losses == pytest.approx(plain.losses, abs=1e-12 if dtype == torch.float64 else 1e-5)
+
+
+def drawn(rng: random.Random, degrees: Sequence[int]) -> Layout:
+    replicas = []
+    for _ in range(rng.randint(1, 4)):
+        cuts = sorted(rng.sample((1, 2), rng.randint(0, 2)))
+        replicas.append([(rng.choice(degrees), stop) for stop in (*cuts, 3)])
+    return layout_of(*replicas)
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["", "copies"])
+def test_a_change_of_layout_leaves_the_content_as_it_was(copies: bool) -> None:
     job = job_of(copies=copies)
-    run_through(job, {0: before, 3: after}, STEPS)
-    expected = baseline(before, torch.float64)
-    assert {step: job.losses[step] for step in range(STEPS)} == pytest.approx(expected, abs=1e-12)
+    finish(first_world(job, steps=2))
+    before = job.contents()
+    source, generation = job.source(SECOND), job.form(SECOND)
+    run_threads(3, go_on, job, generation, source, 2)
+    assert job.contents() == before
+    assert [live.current.generation for live in job.workers.values() if live.current] == [generation] * 3
+    if copies:
+        cuts = [job.cut(seat.device) for seat in SECOND.ranks()]
+        assert all(c.copy and content_of(c.copy.boxes()) == content_of(cuts[c.ward or 0].own.boxes()) for c in cuts)
+
+
+# --- worlds that break -----------------------------------------------------------------------------------------------
+
+FIRST = numbered(layout_of(WHOLE, [(1, 1), (1, 3)]))
+SECOND = numbered(layout_of([(1, 2), (1, 3)], WHOLE))
+LEFT = layout_of([(1, 1), (1, 3)])
+SHORT = 3  # steps
+Cut = tuple[int, int]  # a rank, and after how many messages it is cut off
+
+
+def first_world(job: Job, cuts: Sequence[Cut] = (), steps: int = SHORT) -> list[Outcome]:
+    return run_cut(3, begin, job, job.form(FIRST), range(steps), cuts=cuts)
+
+
+def next_world(job: Job, layout: Layout, cuts: Sequence[Cut] = ()) -> list[Outcome]:
+    source, generation = job.source(layout), job.form(layout)
+    return run_cut(len(layout.ranks()), go_on, job, generation, source, SHORT, cuts=cuts)
+
+
+def lose(job: Job, layout: Layout, rank: int) -> Layout:
+    """Without the process of that rank; a layout of those that are left."""
+    del job.workers[layout.ranks()[rank].device]
+    return on(LEFT, list(job.workers))
+
+
+def finish(outcomes: Sequence[Outcome]) -> None:
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+
+
+@functools.cache
+def places(steps: tuple[int, int]) -> tuple[Cut, ...]:
+    """Every message of every rank between these steps of the first world."""
+    counts = [[o.messages for o in first_world(job_of(copies=True), steps=stop)] for stop in steps]
+    return tuple((rank, last) for rank in range(3) for last in range(counts[0][rank], counts[1][rank]))
+
+
+@functools.cache
+def places_of_change() -> tuple[Cut, ...]:
+    """Every message of every rank in a change of the layout, and in the step after it."""
+    job = job_of(copies=True)
+    finish(first_world(job, steps=2))
+    return tuple((rank, last) for rank, o in enumerate(next_world(job, SECOND)) for last in range(o.messages))
+
+
+def some(every: Sequence[Cut], number: int) -> list[Cut]:
+    return [every[len(every) * i // number] for i in range(number)]
+
+
+def break_a_step(cut: Cut, *, lost: bool) -> None:
+    job = job_of(copies=True)
+    first_world(job, [cut])
+    finish(next_world(job, lose(job, FIRST, cut[0]) if lost else SECOND))
+    assert job.losses == pytest.approx(baseline(FIRST, steps=SHORT), abs=1e-12), cut
+    if not lost:
+        assert job.reported() == pytest.approx(job.losses, abs=1e-12), cut
+
+
+def break_a_change(cut: Cut, *, lost: bool) -> None:
+    """In a change, then in the change after that too, at the same place."""
+    job = job_of(copies=True)
+    finish(first_world(job, steps=2))
+    next_world(job, SECOND, [cut])
+    if not lost:
+        next_world(job, FIRST, [cut])
+    finish(next_world(job, lose(job, SECOND, cut[0]) if lost else SECOND))
+    assert job.losses == pytest.approx(baseline(FIRST, steps=SHORT), abs=1e-12), cut
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["all are left", "a rank is lost"])
+@pytest.mark.parametrize("breaks", [break_a_step, break_a_change])
+def test_a_world_that_breaks_goes_on_from_what_its_ranks_hold(breaks: Callable[..., None], lost: bool) -> None:
+    for cut in some(places((1, 2)) if breaks is break_a_step else places_of_change(), 6):
+        breaks(cut, lost=lost)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("lost", [False, True], ids=["all are left", "a rank is lost"])
+@pytest.mark.parametrize("breaks", [break_a_step, break_a_change])
+def test_a_world_that_breaks_at_any_message_goes_on_from_what_its_ranks_hold(
+    breaks: Callable[..., None], lost: bool
+) -> None:
+    every = places((1, 2)) if breaks is break_a_step else places_of_change()
+    print(f"{len(every)} cuts")
+    for cut in every:
+        breaks(cut, lost=lost)
+
+
+# --- what does not count ----------------------------------------------------------------------------------------------
+
+
+def after_two_steps() -> Job:
+    job = job_of(copies=True)
+    finish(first_world(job, steps=2))
+    return job
+
+
+def refusals(job: Job, **more: Any) -> set[str]:
+    source, generation = job.source(SECOND), job.form(SECOND)
+    return {str(o.error) for o in run_cut(3, go_on, job, generation, source, SHORT, **more)}
+
+
+def kept(job: Job, rank: int) -> Held:
+    """By the worker of that rank of the first world."""
+    found = job.cut(FIRST.ranks()[rank].device).held(0)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_message_that_is_not_what_was_sent_leaves_the_old_state_from_which_the_change_succeeds(number: int) -> None:
+    job = after_two_steps()
+    before, count = [kept(job, rank) for rank in range(3)], itertools.count()
+
+    def flip(lane: int, sent: Tensor) -> Tensor:
+        if sent.dtype == torch.uint8 and next(count) == number:
+            sent[-1] ^= 1
+        return sent
+
+    (said,) = refusals(job, change=flip)
+    assert re.fullmatch(
+        r"ranks \[\d\] received messages that do not match their manifests: the change is dropped", said
+    )
+    assert [kept(job, rank) for rank in range(3)] == before
+    finish(next_world(job, SECOND))
+    assert job.losses == pytest.approx(baseline(FIRST, steps=SHORT), abs=1e-12)
+
+
+def test_a_message_of_another_generation_does_not_count() -> None:
+    job = after_two_steps()
+
+    def older(lane: int, sent: Tensor) -> Tensor:
+        if sent.dtype == torch.uint8:
+            sent[:8].view(torch.int64).sub_(1)
+        return sent
+
+    (said,) = refusals(job, change=older)
+    assert "do not match their manifests" in said
+
+
+def lie(job: Job, what: str) -> None:
+    """Of the worker that was rank 1."""
+    cut = job.cut(FIRST.ranks()[1].device)
+    assert cut.copy is not None
+    if what == "step":
+        cut.step -= 1
+    elif what == "generation":
+        cut.generation += 7
+    elif what == "shard":
+        cut.rank = 2
+    elif what == "ward":
+        cut.ward = 1
+    elif what == "content":
+        cut.own["exp_avg"][5] += 1
+    else:
+        cut.copy["exp_avg_sq"][-1] += 1
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("step", r"rank 1 is to hold the shard of rank 1 of generation 0 as before step 2, it has step 1"),
+        ("generation", r"rank 1 is to hold the shard of rank 1 of generation 0, it holds nothing"),
+        ("shard", r"rank 1 is to hold the shard of rank 1 of generation 0, it holds rank 2 of generation 0"),
+        ("ward", r"rank 1 is to hold the copy of rank \d of generation 0, it holds rank 1 of generation 0"),
+        ("content", r"ranks 1 and \d hold different contents of the shard of rank 1"),
+        ("copy", r"ranks \d and \d hold different contents of the shard of rank \d"),
+    ],
+)
+def test_a_rank_that_does_not_hold_what_it_said_is_refused_by_name(what: str, says: str) -> None:
+    job = after_two_steps()
+    source, generation = job.source(SECOND), job.form(SECOND)
+    lie(job, what)
+    outcomes = run_cut(3, go_on, job, generation, source, SHORT)
+    assert all(isinstance(o.error, Retryable) and re.fullmatch(says, str(o.error)) for o in outcomes)
+
+
+def test_a_step_that_no_rank_has_agreed_on_cannot_be_finished() -> None:
+    job = after_two_steps()
+    source, generation = replace(job.source(SECOND), step=3), job.form(SECOND)
+    (said,) = {str(o.error) for o in run_cut(3, go_on, job, generation, source, SHORT)}
+    assert said == "rank 0 is to hold the shard of rank 0 of generation 0 as before step 3, it has step 2"
+
+
+def test_a_shard_that_no_rank_holds_is_named() -> None:
+    job = after_two_steps()
+    source, generation = job.source(SECOND), job.form(SECOND)
+    holders = tuple(h for h in source.holders if h.former != 2)
+    outcomes = run_cut(3, go_on, job, generation, replace(source, holders=holders), SHORT)
+    assert {str(o.error) for o in outcomes} == {"no rank holds the shard of rank 2 of generation 0"}

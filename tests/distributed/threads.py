@@ -38,7 +38,8 @@ class Mail:
 
     def receive(self, sender: int, receiver: int, lane: int = -1) -> Tensor:
         found = self._box(sender, receiver, lane).get(timeout=60)
-        assert found is not None, "another rank has failed"
+        if found is None:
+            raise RuntimeError(f"rank {sender} has failed")
         return found
 
     def end(self) -> None:

@@ -15,7 +15,8 @@ from coxswain.layout import Device, Layout, Replica, Stage
 from coxswain.live import Held, Holder, LiveSource
 from coxswain_train.engine.engine import Engine
 from coxswain_train.live.digests import content_of
-from coxswain_train.live.state import LiveState
+from coxswain_train.live.state import Cut, LiveState
+from coxswain_train.live.takeover import Moved
 from tests.distributed import training
 from tests.distributed.plans import random_plan
 from tests.distributed.reference import Stream
@@ -26,7 +27,10 @@ Run = Callable[..., list[Any]]
 
 @dataclass
 class Job:
-    """What all its worlds have in common. `losses`: by step, as ranks reported them; `workers`: by device."""
+    """What all its worlds have in common. `workers`: by device.
+
+    `losses`: by step, as ranks know them from the vote; `parts`: what each rank has to report.
+    """
 
     model: ModelConfig
     stream: Stream
@@ -37,6 +41,8 @@ class Job:
     workers: dict[Device, LiveState] = field(default_factory=dict)
     layouts: list[Layout] = field(default_factory=list)  # by generation
     losses: dict[int, float] = field(default_factory=dict)
+    norms: dict[int, float] = field(default_factory=dict)
+    parts: dict[tuple[int, Device], float] = field(default_factory=dict)
 
     def form(self, layout: Layout) -> int:
         """The next generation, whose devices may be new."""
@@ -73,20 +79,31 @@ class Job:
     def plan_of(self, step: int, layout: Layout) -> Any:
         return random_plan(self.stream.lengths, len(layout.replicas), self.seed + step, rings=0.0, layout=layout)
 
-    def train(self, engine: Engine, layout: Layout, steps: Sequence[int]) -> list[tuple[int, float]]:
-        """This rank's parts of the losses."""
-        parts = []
+    def train(self, engine: Engine, layout: Layout, steps: Sequence[int]) -> None:
         for step in steps:
             plan = self.plan_of(step, layout)
             work = training.work_of(self.stream, step, plan, engine.seat.replica, engine.seat.stage)
-            parts.append((step, engine.step(work, time.perf_counter()).loss_sum / work.labels))
-        return parts
+            self.parts[step, engine.seat.device] = engine.step(work, time.perf_counter()).loss_sum
+            self.note(engine)
 
-    def collect(self, ranks: Sequence[Sequence[tuple[int, float]]]) -> None:
-        found: dict[int, float] = {}
-        for step, part in (pair for parts in ranks for pair in parts):
-            found[step] = found.get(step, 0.0) + part
-        self.losses |= found
+    def note(self, engine: Engine) -> None:
+        """The loss of the last step, as this rank knows it from the vote. All ranks must know the same."""
+        cut = engine.live.current
+        assert cut is not None
+        if cut.agreed is not None:
+            loss = cut.agreed.loss_sum / self.stream.labels(cut.step - 1)
+            assert self.losses.setdefault(cut.step - 1, loss) == loss
+            assert self.norms.setdefault(cut.step - 1, cut.agreed.norm) == cut.agreed.norm
+
+    def cut(self, device: Device) -> Cut:
+        found = self.workers[device].current
+        assert found is not None
+        return found
+
+    def reported(self) -> dict[int, float]:
+        """Losses by the parts of all ranks."""
+        steps = {step for step, _ in self.parts}
+        return {s: sum(p for (t, _), p in self.parts.items() if t == s) / self.stream.labels(s) for s in steps}
 
     def contents(self) -> int:
         """Of the state that is held as own shards."""
@@ -96,10 +113,15 @@ class Job:
 
 def numbered(layout: Layout, each: int = 1) -> Layout:
     """On devices in the order of ranks, `each` to a trainer."""
-    devices = (Device(rank // each, rank % each) for rank in range(len(layout.ranks())))
+    return on(layout, [Device(rank // each, rank % each) for rank in range(len(layout.ranks()))])
+
+
+def on(layout: Layout, devices: Sequence[Device]) -> Layout:
+    """On these devices, in the order of ranks."""
+    free = iter(devices)
     replicas = (
-        Replica(tuple(Stage(tuple(next(devices) for _ in s.devices), s.start, s.stop) for s in replica.stages))
-        for replica in layout.replicas
+        Replica(tuple(Stage(tuple(next(free) for _ in stage.devices), stage.start, stage.stop) for stage in r.stages))
+        for r in layout.replicas
     )
     return Layout(tuple(replicas))
 
@@ -115,32 +137,30 @@ def _step(held: Sequence[Held]) -> int:
     return newest
 
 
-def begin(world: Any, job: Job, generation: int, steps: Sequence[int]) -> list[tuple[int, float]]:
+def begin(world: Any, job: Job, generation: int, steps: Sequence[int]) -> None:
     engine = job.engine(world, generation)
     engine.initialise(training.SEED)
-    return job.train(engine, job.layouts[generation], steps)
+    job.train(engine, job.layouts[generation], steps)
 
 
-def go_on(
-    world: Any, job: Job, generation: int, source: LiveSource, steps: Sequence[int]
-) -> tuple[list[tuple[int, float]], Any]:
+def go_on(world: Any, job: Job, generation: int, source: LiveSource, stop: int) -> Engine:
+    """Takes over, then trains up to step `stop`."""
     engine = job.engine(world, generation)
-    finished = engine.take_over(source)
-    parts = job.train(engine, job.layouts[generation], steps)
-    return parts, (finished, engine.moved)
+    if (finished := engine.take_over(source)) is not None:
+        job.parts[finished.step, engine.seat.device] = finished.loss_sum
+    job.note(engine)
+    job.train(engine, job.layouts[generation], range(source.step, stop))
+    return engine
 
 
-def run_through(job: Job, layouts: Mapping[int, Layout], steps: int) -> list[Any]:
-    """Trains in one layout after the other; each from its step on. What each change moved."""
+def run_through(job: Job, layouts: Mapping[int, Layout], steps: int) -> list[Moved]:
+    """Trains in one layout after the other, each from its step on. What each change moved."""
     starts, moved = sorted(layouts), []
     for start, stop in zip(starts, [*starts[1:], steps], strict=True):
-        layout, mine = layouts[start], range(start, stop)
+        layout = layouts[start]
         if start == 0:
-            generation = job.form(layout)
-            job.collect(run_threads(len(layout.ranks()), begin, job, generation, mine))
+            run_threads(len(layout.ranks()), begin, job, job.form(layout), range(stop))
             continue
         source, generation = job.source(layout), job.form(layout)
-        found = run_threads(len(layout.ranks()), go_on, job, generation, source, mine)
-        job.collect([parts for parts, _ in found])
-        moved.append(found[0][1][1])
+        moved.append(run_threads(len(layout.ranks()), go_on, job, generation, source, stop)[0].moved)
     return moved

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import zstandard
 
 from coxswain.api.parallelism import HybridData
 from coxswain.plan.planners import SLOW
@@ -101,6 +102,21 @@ def test_rings_over_pipelines_train_as_one_replica(tmp_path: Path, corpus: str, 
     assert {(rank["replica"], rank["stage"]) for rank in timings[0]["ranks"]} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert run.digests() == baseline.digests()
     assert run.losses() == pytest.approx(baseline.losses(), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_rings_that_exchange_heads_train_as_one_replica(tmp_path: Path, corpus: str) -> None:
+    """Rings of four are two groups of two: there are two key heads."""
+    shape = {"layers": 2, "hidden": 32, "heads": 4, "kvHeads": 2, "feedForward": 64, "vocabulary": 320}
+    spec: dict[str, Any] = {"model": {"config": shape}, "stop": {"steps": 9}}
+    whole = whole_run(tmp_path / "one", job_objects(corpus, f"file://{tmp_path}/one", trainers=1, **spec))
+    hybrid = {"hybridData": {"attention": "Ulysses", "maxDegree": 4}}
+    run = run_of(tmp_path / "four", corpus, tmp_path / "checkpoints", hybrid, capacity=LONGEST // 4, **spec)
+    assert run.run() == 0, run.output + run.logs()
+    records = (tmp_path / "checkpoints/log/placements").rglob("*.json.zst")
+    assert any(b'"ulysses":2' in zstandard.decompress(record.read_bytes()) for record in records)
+    assert run.digests() == whole.digests()
+    assert run.losses() == pytest.approx(whole.losses(), rel=1e-5)
 
 
 @pytest.mark.slow

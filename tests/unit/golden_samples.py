@@ -117,6 +117,7 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "job.json tracking": config.TrackingConfig,
     "job.json checkpoint": config.CheckpointConfig,
     "job.json stragglers": config.StragglerConfig,
+    "job.json recovery": config.RecoveryConfig,
     "Flight ticket": flight.Request,
     "slice of a Flight ticket": flight.SliceRequest,
     "request for a hand-over": handover._Request,

@@ -61,6 +61,12 @@ def test_defaults_are_in_place_and_decimal_strings_are_numbers() -> None:
     assert job.checkpoint.every_steps == 100
 
 
+@pytest.mark.parametrize(("copies", "kept"), [("None", False), ("EveryStep", True)])
+def test_a_job_says_whether_its_devices_keep_copies(copies: str, kept: bool) -> None:
+    assert right({"spec.recovery": {"copies": copies}}).copies is kept
+    assert right().copies is False
+
+
 def test_the_resolved_job_survives_its_config_map() -> None:
     job = right()
     assert msgspec.json.decode(msgspec.json.encode(job), type=JobConfig) == job

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from math import prod
 
 import pytest
 
+from coxswain.config import ModelConfig
 from coxswain.copies import wards_of
+from coxswain.cost.memory import Workload, peaks
 from coxswain.layout import Device, Seat
+from coxswain.models import parameter_specs
+from tests.layouts import layout_of
 
 
 def seats_on(trainers: list[int]) -> list[Seat]:
@@ -42,3 +47,13 @@ def test_where_one_trainer_has_most_ranks_as_many_copies_as_can_be_are_elsewhere
     wards = wards_of(seats_on([0, 0, 0, 1]))
     assert sorted(wards) == [0, 1, 2, 3]
     assert sum((rank == 3) != (ward == 3) for rank, ward in enumerate(wards)) == 2
+
+
+def test_copies_double_the_predicted_state_and_the_gradient_of_an_owner() -> None:
+    model = ModelConfig(layers=2, hidden=64, heads=4, kv_heads=2, feed_forward=96)
+    layout, specs = layout_of([(1, 2)], [(1, 2)]), parameter_specs(model, 128)
+    alone, kept = (peaks(model, specs, layout, Workload(2, 64, copies=copies))[0, 0, 0] for copies in (False, True))
+    elements = sum(prod(spec.shape) for spec in specs)
+    assert kept.optimizer == 2 * alone.optimizer == 12 * elements
+    assert kept.reduction - alone.reduction == 4 * elements // 2
+    assert (kept.parameters, kept.activations) == (alone.parameters, alone.activations)

@@ -10,10 +10,11 @@ from typing import Any, get_args
 
 import pytest
 
-from coxswain.ladder.decide import DWELL, LEAST_GAIN, decide
+from coxswain.ladder.decide import DWELL, decide
 from coxswain.ladder.options import FORM, at_speeds, options_for
 from coxswain.ladder.standby import EVERY, MOST_DWELL, Waiting, due
 from coxswain.ladder.values import (
+    LEAST_GAIN,
     Action,
     Change,
     Keep,
@@ -205,7 +206,7 @@ def healthy() -> tuple[Costs, Layout]:
 def test_options_of_a_healthy_cluster_are_no_better_than_staying() -> None:
     costs, layout = healthy()
     found = options_for(costs, layout, {})
-    assert all(o.seconds >= found.stay * (1 - LEAST_GAIN) for o in found.layouts)
+    assert not found.layouts
     assert found.healthy == pytest.approx(found.stay)
 
 
@@ -247,8 +248,8 @@ def test_one_slow_probe_begins_the_dwell_again_and_gives_the_speed() -> None:
     assert (one.healthy, one.speed) == (0, 0.5)
 
 
-def test_standby_devices_are_probed_every_sixteen_steps_each_in_its_own() -> None:
+def test_standby_devices_are_probed_every_four_steps_each_in_its_own() -> None:
     waiting = {SLOW: Waiting(since=3, speed=0.3), Device(1, 1): Waiting(since=5, speed=0.3)}
     probed = {step: due(waiting, step) for step in range(5, 5 + 3 * EVERY)}
-    assert [step for step, mine in probed.items() if SLOW in mine] == [18, 34, 50]
+    assert [step for step, mine in probed.items() if SLOW in mine] == [6, 10, 14]
     assert all(len(mine) < 2 for mine in probed.values())

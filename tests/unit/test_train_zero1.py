@@ -15,11 +15,13 @@ from coxswain.config import OptimizerConfig, ParameterGroupConfig
 from coxswain.errors import Refused, Retryable
 from coxswain.holdings import Holding
 from coxswain_train.parallel.grid import Grid
+from coxswain_train.parallel.norms import ROW, Square, norm_of
 from coxswain_train.parallel.shards import shards
 from coxswain_train.parallel.zero1 import GlobalStats, RankStats, Zero1Optimizer, check_stats
 from tests.updates import apply
 
 CONFIG = OptimizerConfig(learning_rate=0.1, weight_decay=0.5, gradient_clip=1.0)
+NINE, SIXTEEN = (Square(top=0, counts=(square, 0, 0)).row() for square in (9, 16))
 SHAPES = {"norm": (3,), "matrix": (4, 3)}  # the buffer holds the matrix first
 
 
@@ -205,24 +207,25 @@ def test_a_rank_reports_its_loss_its_labels_its_plan_and_the_square_of_its_part_
     reduction = Reduction()
     optimizer, _ = make(torch.float32, {"matrix": (2, 2)}, reduction)
     found = optimizer.reduce_stats(torch.tensor([1.0, 2.0, 2.0, 4.0]), RankStats(1.5, 4, 4, 7))
-    assert reduction.rows == [[25.0, 1.5, 4.0, 7.0]]
+    assert [norm_of([Square.of(row[:ROW])]) for row in reduction.rows] == [5.0]
+    assert [row[ROW:] for row in reduction.rows] == [[1.5, 4.0, 7.0]]
     assert (found.norm, found.loss_sum) == (5.0, 1.5)
 
 
 def test_the_norm_and_the_loss_of_a_step_are_over_all_ranks() -> None:
-    found = check_stats([[9.0, 1.5, 4.0, 7.0], [16.0, 2.5, 6.0, 7.0]], RankStats(1.5, 4, 10, 7))
+    found = check_stats([[*NINE, 1.5, 4.0, 7.0], [*SIXTEEN, 2.5, 6.0, 7.0]], RankStats(1.5, 4, 10, 7))
     assert (found.norm, found.loss_sum) == (5.0, 4.0)
 
 
 @pytest.mark.parametrize("labels", [9, 11])
 def test_more_or_fewer_labels_than_the_plans_discard_the_step(labels: int) -> None:
     with pytest.raises(Retryable, match=f"trained on {labels} labels, the plan has 10"):
-        check_stats([[0.0, 0.0, 4.0, 7.0], [0.0, 0.0, labels - 4.0, 7.0]], RankStats(0.0, 4, 10, 7))
+        check_stats([[*NINE, 0.0, 4.0, 7.0], [*NINE, 0.0, labels - 4.0, 7.0]], RankStats(0.0, 4, 10, 7))
 
 
 @pytest.mark.parametrize("plan", [6.0, 8.0])
 def test_a_rank_with_an_older_or_a_newer_plan_discards_the_step(plan: float) -> None:
-    rows = [[0.0, 0.0, 5.0, 7.0], [0.0, 0.0, 5.0, plan], [0.0, 0.0, 0.0, 7.0]]
+    rows = [[*NINE, 0.0, 5.0, 7.0], [*NINE, 0.0, 5.0, plan], [*NINE, 0.0, 0.0, 7.0]]
     with pytest.raises(Retryable, match=r"ranks \[1\] followed another step plan than rank 0"):
         check_stats(rows, RankStats(0.0, 5, 10, 7))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import UNSET
+
 from coxswain import config
 from coxswain.api.common import Endpoint
 from coxswain.api.datamix import DataMixSpec, MixSource
@@ -65,6 +67,7 @@ def job_config(
             threshold_percent=spec.stragglers.threshold_percent,
             window_steps=spec.stragglers.window_steps,
         ),
+        recovery=config.RecoveryConfig(copies=True) if spec.recovery.copies == "EveryStep" else UNSET,
     )
 
 

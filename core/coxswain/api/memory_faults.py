@@ -12,6 +12,7 @@ from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.config import JobConfig, ModelConfig, ParallelConfig
 from coxswain.cost.constants import device_memory
 from coxswain.cost.memory import RESERVED, Peak, Workload, peaks
+from coxswain.cost.offload import least_share
 from coxswain.layout import Device, layout_for
 from coxswain.models import parameter_specs
 
@@ -52,14 +53,21 @@ def largest(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> Fullest | N
     trainers = spec.trainers.min_count or spec.trainers.count
     tokens = spec.batch.tokens_per_step + spec.batch.max_sequence_tokens
     model, parallel = model_config(spec.model), parallel_config(policy)
-    return fullest(model, parallel, tokens, trainers, spec.trainers.devices_per_trainer)
+    copies = spec.recovery.copies == "EveryStep"
+    return fullest(model, parallel, tokens, trainers, spec.trainers.devices_per_trainer, copies)
 
 
-def fullest(model: ModelConfig, parallel: ParallelConfig, tokens: int, trainers: int, each: int) -> Fullest | None:
+def fullest(
+    model: ModelConfig, parallel: ParallelConfig, tokens: int, trainers: int, each: int, copies: bool
+) -> Fullest | None:
     """The place that needs most memory; None: the trainers, of `each` devices, make no replica. `tokens`: of a step, at most."""
     layout = layout_for((Device(t, d) for t in range(trainers) for d in range(each)), model.layers, parallel)
-    work = Workload(_BF16, min(parallel.tokens_per_replica, tokens), parallel.recompute)
-    found = peaks(model, parameter_specs(model, model.vocabulary or _LEAST_ROWS), layout, work)
+    rows = model.vocabulary or _LEAST_ROWS
+    work = Workload(
+        _BF16, min(parallel.tokens_per_replica, tokens), parallel.recompute,
+        least_share(model, parallel, rows, parallel.recompute), parallel.attention != "Ring", copies and trainers > 1,
+    )  # fmt: skip
+    found = peaks(model, parameter_specs(model, rows), layout, work)
     return max(found.items(), key=lambda item: item[1].total, default=None)
 
 
@@ -68,7 +76,8 @@ def memory_note(job: JobConfig) -> str:
     if job.model.custom or job.parallelism.mode == "Auto":
         return ""
     limit, tokens = device_memory(job.parallelism.hardware), job.batch.tokens_per_step + job.batch.max_sequence_tokens
-    found = fullest(job.model, job.parallelism, tokens, job.min_trainers, job.devices_per_trainer) if limit else None
+    each, copies = job.devices_per_trainer, job.copies
+    found = fullest(job.model, job.parallelism, tokens, job.min_trainers, each, copies) if limit else None
     if found is None:
         return ""
     (replica, stage, tensor), peak = found
@@ -97,6 +106,8 @@ def ways_out(spec: TrainingJobSpec, policy: ParallelismPolicySpec, limit: int, a
 def _single(policy: ParallelismPolicySpec) -> Iterator[dict[str, Any]]:
     modes = ("None", "Selective", "Full")
     yield from ({"recompute": mode} for mode in modes[modes.index(policy.recompute) + 1 :])
+    if policy.offload == "Off":
+        yield {"offload": "Auto"}
     if policy.layout is None:
         yield from ({"tensor": degree} for degree in _DEGREES if degree > policy.tensor)
         yield from ({"pipeline": degree} for degree in _DEGREES if degree > policy.pipeline)

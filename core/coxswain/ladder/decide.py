@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from coxswain.ladder.values import (
+    LEAST_GAIN,
     Change,
     Keep,
     Option,
@@ -27,7 +28,6 @@ from coxswain.ladder.values import (
 from coxswain.layout import Device
 
 ALIKE = 1.04  # speeds within this factor are the same to a layout
-LEAST_GAIN = 0.005  # of a step: less is within the cost model's error
 DWELL = 8  # steps between two changes for the sake of one device; doubled each time
 FORGET = 4096  # steps after which a change no longer counts against the next one
 

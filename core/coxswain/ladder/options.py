@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coxswain.ladder.values import Kind, Option, Options, Speeds
+from coxswain.ladder.values import LEAST_GAIN, Kind, Option, Options, Speeds
 from coxswain.layout import Layout, Replica
 from coxswain.plan.layouts.chains import Chain, with_layers
 from coxswain.plan.layouts.costs import Costs, Group, make_group
@@ -28,18 +28,15 @@ def at_speeds(costs: Costs, speeds: Speeds) -> Costs:
 
 
 def options_for(costs: Costs, current: Layout, speeds: Speeds, form: float = FORM) -> Options:
-    """`costs`: of the cluster with every device at speed 1."""
+    """`costs`: of the cluster with every device at speed 1. Layouts that are not faster are left out."""
     now = at_speeds(costs, speeds)
     running = draft_of(now, current)
-    stay = data_only(now, running)
+    kept = data_only(now, running)
+    stay = kept.seconds if kept else float("inf")
     found: list[tuple[Kind, Draft | None]] = [("Layers", levelled(now, running)), ("Groups", _searched(now, running))]
-    return Options(
-        current,
-        dict(speeds),
-        stay.seconds if stay else float("inf"),
-        healthy_plan(costs).seconds,
-        tuple(_option(now, running, kind, draft, form) for kind, draft in found if draft),
-    )
+    better = [(kind, draft) for kind, draft in found if draft and draft.seconds < stay * (1 - LEAST_GAIN)]
+    layouts = tuple(_option(now, running, kind, draft, form) for kind, draft in better)
+    return Options(current, dict(speeds), stay, healthy_plan(costs).seconds, layouts)
 
 
 def _searched(costs: Costs, running: Draft) -> Draft | None:

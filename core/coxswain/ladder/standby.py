@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from coxswain.layout import Device
 
-EVERY = 16  # steps between two probes of a device
+EVERY = 4  # steps between two probes of a device
 LEAVE = 1.05  # a probe at most so many times slower than the device's first one is healthy
 DWELL = 2  # healthy probes in a row until the device is back; doubled with each return
 MOST_DWELL = 64

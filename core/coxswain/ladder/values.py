@@ -8,6 +8,7 @@ from typing import Literal
 
 from coxswain.layout import Device, Layout
 
+LEAST_GAIN = 0.005  # of a step: less is within the cost model's error
 Action = Literal["None", "Warn", "Rebalance", "Migrate", "ReplaceNode"]
 """The highest rung allowed: nothing, say so, speeds into placements, other layouts as well, other nodes as well."""
 

@@ -52,7 +52,7 @@ class States:
         over = present & (window >= enter)
         self._begin = np.where(over & ~self._slow.any(axis=1), step, self._begin)
         push(self._slow, present, over.astype(float))
-        counts = self._slow.sum(axis=1)
+        counts = np.where(present & (window >= self._t.urgent), self._t.k, self._slow.sum(axis=1))
         self._resting = np.maximum(self._resting - present, 0)
         awake = (self._resting == 0) | (estimate > self._cleared * self._t.enter)
         normal = self.states == State.NORMAL

@@ -6,9 +6,9 @@ on its owner, which is one of its holders. State changes only after all ranks ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from math import sqrt
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from coxswain.errors import Retryable
 from coxswain_train.parallel.buckets import BUCKET_BYTES
 from coxswain_train.parallel.flights import Reduction
 from coxswain_train.parallel.gradients import Gradients
+from coxswain_train.parallel.norms import ROW, Square, norm_of, runs_of, square_of
 from coxswain_train.parallel.routes import make_routes
 from coxswain_train.parallel.shards import Shards
 from coxswain_train.parallel.state import State
@@ -53,6 +54,7 @@ class Zero1Optimizer:
         state: State | None = None, bucket_bytes: int = BUCKET_BYTES,
     ) -> None:  # fmt: skip
         self._reduction, self._bucket_bytes, self._boxes = reduction, bucket_bytes, shards.boxes(me)
+        self._runs = runs_of(self._boxes)
         self.elements = sum(box.elements for box in self._boxes)  # that are owned
         sample = next(iter(weights.values()))
         wide = self.wide = torch.promote_types(sample.dtype, torch.float32)  # of the state
@@ -72,6 +74,10 @@ class Zero1Optimizer:
         """For this rank's boxes, in `state`, which keeps what it has if they are its boxes already."""
         self.state.hold(self._boxes, self.wide, self._device)
 
+    def time_aside(self, aside: Callable[[], AbstractContextManager[None]]) -> None:
+        """`aside` is entered around buckets that leave within a backward: they are no work of the plan."""
+        self._gradients.aside = aside
+
     def expect_last(self) -> None:
         """Call it before the step's last backward: gradients then leave while it runs."""
         self._gradients.expect_last()
@@ -86,9 +92,8 @@ class Zero1Optimizer:
 
     def reduce_stats(self, gradient: Tensor, mine: RankStats) -> GlobalStats:
         """Exchanges loss, norm and plan with all ranks, in the step's one small collective."""
-        parts = torch.split(gradient, self._bucket_bytes // 8)  # torch makes a copy in fp64
-        square = sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts)
-        rows = self._reduction.scalars([square, mine.loss_sum, float(mine.labels), float(mine.plan)])
+        square = square_of(gradient, self._runs, self._bucket_bytes // 8)
+        rows = self._reduction.scalars([*square.row(), mine.loss_sum, float(mine.labels), float(mine.plan)])
         return check_stats(rows, mine)
 
     @torch.no_grad()
@@ -99,10 +104,10 @@ class Zero1Optimizer:
 
 def check_stats(rows: list[list[float]], mine: RankStats) -> GlobalStats:
     """Sums the rows (square of the gradient, loss, labels, plan) of all ranks. Raises Retryable when plans differ."""
-    squares, losses, labels, plans = zip(*rows, strict=True)
+    losses, labels, plans = zip(*(row[ROW:] for row in rows), strict=True)
     others = [rank for rank, plan in enumerate(plans) if plan != plans[0]]
     if others:
         raise Retryable(f"ranks {others} followed another step plan than rank 0; the step is discarded")
     if int(sum(labels)) != mine.step_labels:
         raise Retryable(f"the ranks trained on {int(sum(labels))} labels, the plan has {mine.step_labels}")
-    return GlobalStats(loss_sum=sum(losses), norm=sqrt(sum(squares)))
+    return GlobalStats(loss_sum=sum(losses), norm=norm_of([Square.of(row[:ROW]) for row in rows]))

@@ -1,0 +1,211 @@
+"""What other systems would do in the same trace, at their best: they know each device's true speed once their detection
+would have found it, never act on noise, and have our layouts where theirs are not published.
+
+All share the restart and the checkpoints of `Settings`. What else each costs is what its paper or its code says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from coxswain.plan.layouts.costs import Costs
+from coxswain.plan.layouts.malleus import THRESHOLD, malleus
+from coxswain.plan.layouts.migration import migration
+from coxswain.plan.layouts.result import kept_in_place
+from coxswain.plan.layouts.rivals import data_only, layers_only, rigid
+from coxswain.plan.layouts.search import search, without
+from coxswain.plan.layouts.settle import Draft, Settler
+from coxswain.simulate.run import Measured, Run, World, devices_of, load_seconds, planning_seconds
+from coxswain.simulate.truth import Truth
+
+DETECT = 10.56  # seconds from onset to a found straggler in GREYHOUND (Wu et al., ATC 2025)
+FORM = 1.0  # seconds of forming the next world, as of ours
+GAP = 0.3  # a rate that moves by less is no reason to plan, in the code of Malleus
+
+Find = Callable[[World, Costs, Draft], Draft | None]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A system. `find`: its layout for known slowdowns, from the running one; None: it changes nothing.
+
+    `planning`: seconds until it is found, beside training, by (devices, replicas). `restarts`: its own changes are
+    restarts, made when the loss since the onset reaches their cost; else they stop training for what moves. `window`:
+    slow steps until it sees one, and DETECT seconds. `in_place`: losses are survived without a checkpoint.
+    `published`: acts as its code does, whether or not that is faster than staying.
+    """
+
+    name: str
+    find: Find | None = None
+    planning: Callable[[int, int], float] = lambda devices, replicas: 0.0
+    restarts: bool = False
+    window: int = 3
+    in_place: bool = False
+    published: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    draft: Draft
+    step: float  # seconds of its step
+    cost: float
+    cause: str
+    rents: bool
+
+
+class Rival:
+    """One system in one run."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind, self.name = kind, kind.name
+        self._truth: Truth | None = None
+        self._begin: tuple[float, int] = 0.0, 0  # when the truth became so, and steps since
+        self._plan: tuple[float, Sequence[Choice]] | None = None
+        self._done = True
+        self._rates: tuple[tuple[float, ...], ...] = ()  # that the layout was planned for, as published
+
+    def stepped(self, run: Run, measured: Measured) -> None:
+        truth = run.truth
+        if self._truth is None or not self._truth.alike(truth):
+            self._truth, self._begin, self._plan, self._done = truth, (truth.since, 0), None, False
+        since, steps = self._begin
+        self._begin = since, steps + 1
+        if not self._done and steps + 1 >= self.kind.window and run.now - since >= DETECT:
+            self._consider(run, truth)
+
+    def _consider(self, run: Run, truth: Truth) -> None:
+        if self._plan is None:
+            took = self.kind.planning(run.world.costs.cluster.devices, len(run.draft.chains)) * truth.planning
+            self._plan = run.now + took, tuple(self._choices(run, truth))
+            run.plans += 1
+        ready, choices = self._plan
+        self._done = not choices
+        if run.now < ready or not choices:
+            return
+        stays = _seconds(run, run.draft, truth)
+        for choice in choices:
+            if not choice.rents or self._begin[1] * (stays - choice.step) >= choice.cost:
+                self._done, self._plan = self.kind.published, None
+                run.change(choice.draft, choice.cost, choice.cause)
+                return
+
+    def _choices(self, run: Run, truth: Truth) -> list[Choice]:
+        """Its own layout, and to take back by a restart devices that run no part of the present one; those worth it."""
+        costs, stays, found = run.world.under(truth), _seconds(run, run.draft, truth), []
+        if self.kind.find and self._moved(truth) and (draft := self._found(run, truth)):
+            found.append(self._choice(run, truth, draft, self.kind.restarts))
+        back = devices_of(run.world.healthy) - run.devices - truth.lost
+        name = f"{self.name} again"
+        if back and (draft := run.world.kept(name, truth, (), lambda: self._best(run.world, costs))):
+            found.append(self._choice(run, truth, draft, not self.kind.in_place))
+        return [c for c in found if c.step < stays - 1e-9 or (self.kind.published and c.draft != run.draft)]
+
+    def _moved(self, truth: Truth) -> bool:
+        """As published by Malleus: slow is above its threshold, and a rate that moves by little is no reason."""
+        if not self.kind.published:
+            return True
+        rates = tuple(tuple(x if x >= THRESHOLD else 1.0 for x in row) for row in truth.slowdowns)
+        before = self._rates or tuple((1.0,) * len(row) for row in rates)
+        pairs = (pair for rows in zip(rates, before, strict=True) for pair in zip(*rows, strict=True))
+        moved = any(x != y and abs(x - y) >= GAP for x, y in pairs)
+        self._rates = rates if moved else before
+        return moved
+
+    def _choice(self, run: Run, truth: Truth, draft: Draft, restart: bool) -> Choice:
+        step = _seconds(run, draft, truth)
+        if restart:  # saves and loads a checkpoint; nothing is done again
+            return Choice(draft, step, run.settings.restart + 2 * load_seconds(run.world), "restart", True)
+        moved = run.world.kept(
+            "moved", truth, (run.draft, draft), lambda: migration(run.world.under(truth), run.draft, draft)
+        )
+        return Choice(draft, step, FORM + moved.seconds if moved.bytes else 0.0, "migration", False)
+
+    def _found(self, run: Run, truth: Truth) -> Draft | None:
+        find, costs = self.kind.find, run.world.under(truth)
+        return find and run.world.kept(self.name, truth, (run.draft,), lambda: find(run.world, costs, run.draft))
+
+    def _best(self, world: World, costs: Costs) -> Draft | None:
+        """The best layout for the devices left, as if none were slow, then what the system itself would make of it."""
+        found = whole(world, costs)
+        return (self.kind.find and found and self.kind.find(world, costs, found)) or found
+
+    def lost(self, run: Run) -> bool:
+        """From the checkpoint on the best layout for the devices left; in place where the system can."""
+        run.wait(run.settings.loss, "losses")
+        truth = run.truth
+        costs = run.world.under(truth)
+        draft = self._best(run.world, costs) if len(truth.lost) < run.world.costs.cluster.devices else None
+        if draft is None:
+            return False
+        if self.kind.in_place:
+            run.change(draft, FORM + migration(costs, run.draft, draft).seconds)
+        else:
+            run.redo()
+            run.change(draft, run.settings.restart + load_seconds(run.world), "restart")
+        self._plan, self._done = None, False
+        return True
+
+
+def _seconds(run: Run, draft: Draft, truth: Truth) -> float:
+    return float(run.world.ends(draft, truth).max())
+
+
+def whole(world: World, costs: Costs) -> Draft | None:
+    """The best layout without lost devices, as if none were slow."""
+    left = without(costs, [[x if math.isinf(x) else 1.0 for x in row] for row in costs.cluster.slowdowns])
+    return search(left) if left else None
+
+
+def fast(world: World, costs: Costs, current: Draft) -> Draft | None:
+    """The best layout without slow devices, or with all where that is faster."""
+    left = without(costs, [[x if x < 1.1 else math.inf for x in row] for row in costs.cluster.slowdowns])
+    drafts = [d for d in (whole(world, costs), search(left) if left else None) if d]
+    judged = [(now.seconds, i) for i, d in enumerate(drafts) if (now := rigid(costs, d))]
+    return drafts[min(judged)[1]] if judged else None
+
+
+def dropped(world: World, costs: Costs, current: Draft) -> Draft | None:
+    """The healthy layout less the replicas with lost devices, and less those with slow ones where that is faster."""
+    rows, drafts = costs.cluster.slowdowns, []
+    for limit in (math.inf, 1.1):
+        chains = [c for c in world.healthy.chains if all(rows[g.node][d] < limit for g in c.groups for d in g.devices)]
+        draft = Settler(world.costs).deal(chains) if chains else None
+        if draft and (now := rigid(costs, draft)):
+            drafts.append((now.seconds, draft))
+    return min(drafts, key=lambda d: d[0])[1] if drafts else None
+
+
+def best(world: World, costs: Costs, current: Draft) -> Draft | None:
+    """Ours, without weighing what it moves."""
+    found = search(costs)
+    return found and min(kept_in_place(costs, found, current), found, key=lambda d: round(d.seconds, 2))
+
+
+KINDS = (
+    Kind("rigid"),
+    Kind("restart", fast, restarts=True),
+    Kind(
+        "data-only",
+        lambda world, costs, current: data_only(costs, current),
+        planning=lambda devices, replicas: 6.8 * (replicas / 256) ** 2.4,
+    ),
+    Kind("layers-only", lambda world, costs, current: layers_only(costs, current), in_place=True),
+    Kind(
+        "malleus",
+        lambda world, costs, current: malleus(costs, current),
+        planning=lambda devices, replicas: 20.0 * max(1.0, devices / 64) ** 0.4,
+        window=2,
+        published=True,
+    ),
+    Kind("torchft", dropped, in_place=True),
+    Kind("always", best, planning=lambda devices, replicas: planning_seconds(devices), in_place=True),
+)
+"""rigid: Megatron-LM and DeepSpeed. restart: DLRover's exclusion, of devices instead of nodes, by ski rental. data-only: strategy
+S2 of GREYHOUND, whose program takes 6.8 s at 256 replicas and 35.9 s at 512. layers-only: ResiHP (arXiv 2605.06374). malleus: as
+coded (`coxswain.plan.layouts.malleus`), planned in tens of seconds at 64 devices and a minute at 1,024, from the
+checkpoint after a loss. torchft: replicas come and go. always: our layouts without the ladder, for each change of a device
+that lasts three steps.
+"""
+NAMES = tuple(kind.name for kind in KINDS)

@@ -1,0 +1,254 @@
+"""Slow and lost devices in virtual time: traces, the clock, ours and rivals."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import pytest
+
+from coxswain.errors import Refused
+from coxswain.layout import Device
+from coxswain.simulate.compare import optimum, report, simulate, world_of
+from coxswain.simulate.generate import HOGS, KINDS, generate
+from coxswain.simulate.ours import bucketed
+from coxswain.simulate.rivals import KINDS as KINDS_OF_RIVALS
+from coxswain.simulate.rivals import Rival
+from coxswain.simulate.run import Measured, Outcome, Run, Settings, World, load_seconds, planning_seconds
+from coxswain.simulate.traces import FALSE_POSITIVES, SLOWING, Event, Trace, read_trace
+from coxswain.simulate.truth import ARMED, Timeline
+
+NODES, DEVICES = 2, 4
+SPAN = 900.0  # seconds
+
+
+def trace(*events: Event, seconds: float = SPAN, seed: int = 0) -> Trace:
+    return Trace(NODES, DEVICES, seconds, seed, tuple(sorted(events, key=lambda e: e.t)))
+
+
+@cache
+def world() -> World:
+    return world_of(trace(), "llama-7b", "a100-80g")
+
+
+@cache
+def run(*events: Event, seconds: float = SPAN, rivals: tuple[str, ...] = (), **options: Any) -> dict[str, Outcome]:
+    outcomes = simulate(world(), trace(*events, seconds=seconds), rivals, **options)
+    return {outcome.name: outcome for outcome in outcomes}
+
+
+class Still:
+    """Changes nothing; remembers what it was given."""
+
+    name = "still"
+
+    def __init__(self) -> None:
+        self.steps: list[Measured] = []
+
+    def stepped(self, run: Run, measured: Measured) -> None:
+        self.steps.append(measured)
+
+    def lost(self, run: Run) -> bool:
+        return False
+
+
+def still(*events: Event, seconds: float = SPAN) -> tuple[Outcome, list[Measured]]:
+    policy = Still()
+    return Run(world(), trace(*events, seconds=seconds), policy).go(), policy.steps
+
+
+SICK = Event(120.0, "n0/1", "sick", 5.42, None)
+
+
+def test_a_trace_reads_back_as_it_was_written() -> None:
+    drawn = generate("all", 8, 8, 86400.0, 3)
+    assert read_trace(drawn.encode(), "trace") == drawn
+    assert {e.kind for e in drawn.events} >= {"flapping", "ramp", "armed", "drift", "pauses", "long", "coordinator"}
+
+
+HEADER = b'{"nodes": 2, "devices": 4, "seconds": 60, "seed": 0}\n'
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "no lines"),
+        (b"{}", "line 1: Object missing required field `nodes`"),
+        (b'{"nodes": 0, "devices": 4, "seconds": 60}', "nodes is 0; it must be above 0"),
+        (HEADER + b'{"t": 1, "component": "n0", "kind": "hot"}', "line 2: Invalid enum value 'hot'"),
+        (HEADER + b'{"t": 1, "component": "x", "kind": "sick"}', "component is 'x'; use n3, n3/5, fleet or coordinator"),
+        (HEADER + b'{"t": 1, "component": "n0", "kind": "sick"}', "sick befalls a device"),
+        (HEADER + b'{"t": 1, "component": "n2/0", "kind": "sick"}', "the cluster has 2 nodes of 4 devices"),
+        (HEADER + b'{"t": 1, "component": "n0/4", "kind": "sick"}', "the cluster has 2 nodes of 4 devices"),
+        (HEADER + b'\n{"t": -1, "component": "n0/1", "kind": "sick"}', "line 3: t is -1"),
+        (HEADER + b'{"t": 1, "component": "n0/1", "kind": "sick", "duration": 0}', "duration above 0 or null"),
+        (HEADER + b'{"t": 1, "component": "n0/1", "kind": "sick", "magnitude": 0.5}', "magnitude is 0.5; of sick it must be 1"),
+        (HEADER + b'{"t": 1, "component": "n0", "kind": "bandwidth", "magnitude": 2}', "of bandwidth it must be 0.01 to 1"),
+    ],
+)  # fmt: skip
+def test_a_bad_trace_is_refused_with_its_line_and_field(raw: bytes, words: str) -> None:
+    with pytest.raises(Refused) as refused:
+        read_trace(raw, "trace")
+    assert words in refused.value.message and refused.value.reason == "BadTrace"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_drawn_trace_depends_on_its_seed_alone_and_can_be_read(kind: str) -> None:
+    first, again, other = (generate(kind, 8, 8, 20 * 86400.0, seed) for seed in (0, 0, 1))
+    assert first == again and read_trace(first.encode(), "trace") == first
+    assert first.events and (first.events != other.events or kind == "quiet")
+
+
+def test_the_false_positive_set_slows_no_device_down() -> None:
+    assert {e.kind for e in generate("quiet", 8, 8, 86400.0, 0).events} == set(FALSE_POSITIVES)
+    assert not set(FALSE_POSITIVES) & set(SLOWING)
+
+
+def test_an_unknown_kind_of_trace_is_refused() -> None:
+    with pytest.raises(Refused, match="--generate is 'hot'"):
+        generate("hot", 8, 8, 60.0, 0)
+
+
+def test_slowdowns_multiply_and_end() -> None:
+    line = Timeline(trace(Event(10, "n0/1", "sick", 2.0, 20), Event(15, "n0", "contention", 1.5, 20)))
+    seen = [line.at(t).slowdowns[0] for t in (0, 10, 15, 30, 35)]
+    assert seen == [(1, 1, 1, 1), (1, 2, 1, 1), (1.5, 3, 1.5, 1.5), (1.5, 1.5, 1.5, 1.5), (1, 1, 1, 1)]
+    assert [line.next_change(t) for t in (0, 10, 34, 35)] == [10, 15, 35, math.inf]
+
+
+def test_a_lost_node_takes_its_devices_and_gives_them_back() -> None:
+    line = Timeline(trace(Event(10, "n1", "lost", 1.0, 5)))
+    assert line.at(12).lost == {Device(1, d) for d in range(4)} and not line.at(15).lost
+    used = frozenset({Device(1, 2)})
+    assert [line.next_loss(a, b, used) for a, b in ((0, 10), (0, 11), (10, 20))] == [None, 10, None]
+    assert line.next_loss(0, 11, frozenset({Device(0, 2)})) is None
+
+
+def test_an_armed_event_begins_with_the_first_change_or_ten_minutes_later() -> None:
+    armed = trace(Event(100, "n0/1", "armed", 2.0, 50))
+    waiting, changed = Timeline(armed), Timeline(armed)
+    changed.changed(50.0)
+    assert changed.at(120).slowdowns[0][1] == 1
+    changed.changed(130.0)
+    assert changed.at(130).slowdowns[0][1] == 2 and changed.at(180).slowdowns[0][1] == 1
+    assert waiting.next_change(0.0) == 100 + ARMED
+    assert waiting.at(99 + ARMED).slowdowns[0][1] == 1 and waiting.at(100 + ARMED).slowdowns[0][1] == 2
+
+
+def test_a_quiet_hour_has_as_many_steps_as_fit_and_goodput_one() -> None:
+    outcome, steps = still()
+    assert len(outcome.ends) == math.floor(SPAN / world().healthy.seconds) == len(steps) - 1
+    assert outcome.goodput == pytest.approx(1, abs=world().healthy.seconds / SPAN)
+    assert outcome.seconds_lost == {}
+
+
+def test_a_device_that_recovers_in_the_middle_of_a_step_ends_its_part_faster() -> None:
+    healthy = world().healthy.seconds
+    slow, _ = still(Event(0.0, "n0/1", "sick", 5.0, 2 * healthy))
+    always, _ = still(Event(0.0, "n0/1", "sick", 5.0, None))
+    assert healthy < slow.ends[0] < always.ends[0]
+    left = 1 - 2 * healthy / always.ends[0]
+    assert slow.ends[0] == pytest.approx(2 * healthy + left * healthy)
+
+
+def test_fleet_drift_pauses_and_long_sequences_take_time_but_slow_no_device() -> None:
+    for event in (Event(0, "fleet", "drift", 1.02), Event(0, "fleet", "pauses", 0.5), Event(0, "fleet", "long", 1.5)):
+        outcome, _ = still(event)
+        assert set(outcome.seconds_lost) == {"drift, pauses, long sequences"}, event
+        assert outcome.goodput < 0.999
+
+
+def test_goodput_and_seconds_lost_make_up_the_whole_time() -> None:
+    lost = Event(400.0, "n1/0", "lost", 1.0, 200)
+    for outcome in run(SICK, lost, rivals=("restart",)).values():
+        whole = len(outcome.ends) * outcome.healthy + sum(outcome.seconds_lost.values())
+        assert whole == pytest.approx(SPAN, rel=0.02), outcome.name
+        assert sum(outcome.curve(10)) / 10 == pytest.approx(outcome.goodput, abs=0.01)
+
+
+def test_ours_finds_a_slow_device_after_two_steps_and_is_near_the_optimum() -> None:
+    found = run(SICK, rivals=("rigid", "data-only", "malleus"))
+    assert found["ours"].changes >= 1
+    assert found["ours"].goodput >= max(o.goodput for o in found.values()) - 0.01
+    best = optimum(world(), trace(SICK))
+    assert best > found["ours"].goodput > 0.9 * best > found["rigid"].goodput
+
+
+def test_nothing_is_planned_for_drift_pauses_and_long_sequences() -> None:
+    events = [Event(0, "fleet", "drift", 1.02), Event(0, "fleet", "pauses", 0.5), Event(0, "fleet", "long", 1.5)]
+    ours = run(*events)["ours"]
+    assert (ours.plans, ours.changes, ours.rebalances) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("action", "changes", "rebalances"), [("Warn", 0, 0), ("Rebalance", 0, 1), ("Migrate", 1, 1)])
+def test_no_rung_above_the_allowed_action_is_taken(action: Any, changes: int, rebalances: int) -> None:
+    ours = run(SICK, action=action)["ours"]
+    assert (ours.changes, min(ours.rebalances, 1)) == (changes, rebalances)
+
+
+def test_a_lost_device_costs_one_step_with_copies_and_those_since_the_checkpoint_without() -> None:
+    lost = Event(300.0, "n1/0", "lost", 1.0, None)
+    copies, without = (run(lost, copies=c, settings=Settings(checkpoint=200.0))["ours"] for c in (True, False))
+    assert 0 < copies.seconds_lost["redone"] <= 2 * world().healthy.seconds
+    assert "restart" not in copies.seconds_lost
+    assert without.seconds_lost["redone"] > 80 and without.seconds_lost["restart"] >= Settings().restart
+    assert copies.goodput > without.goodput
+
+
+def test_with_every_device_lost_time_passes_until_they_are_back() -> None:
+    gone = [Event(200.0, f"n{n}", "lost", 1.0, 300) for n in range(NODES)]
+    for outcome in run(*gone, rivals=("rigid", "torchft")).values():
+        assert outcome.seconds_lost["too few devices"] > 200
+        assert any(t > 800 for t in outcome.ends), outcome.name
+
+
+def test_a_recovered_device_is_taken_back_and_a_flapping_one_ever_more_seldom() -> None:
+    back = run(Event(120.0, "n0/1", "sick", 5.42, 300.0))["ours"]
+    assert back.changes == 2
+    assert back.curve(6)[-1] == pytest.approx(1, abs=0.05)
+    flaps = [Event(120.0 + 40 * i, "n0/1", "flapping", 5.42, 20.0) for i in range(12)]
+    assert run(*flaps, seconds=700)["ours"].changes <= 6
+
+
+def test_the_same_trace_gives_the_same_outcomes() -> None:
+    mine = trace(SICK, Event(0, "fleet", "pauses", 0.5), Event(0, "fleet", "long", 1.5), seconds=200)
+    first, again = (simulate(world(), mine, ("rigid",)) for _ in range(2))
+    assert first == again
+
+
+def test_malleus_acts_on_what_moves_by_its_gap_and_no_less() -> None:
+    (kind,) = (k for k in KINDS_OF_RIVALS if k.name == "malleus")
+    for slowdown, changes in ((1.25, 0), (2.57, 1)):
+        mine = trace(Event(60.0, "n0/1", "sick", slowdown, None), seconds=200)
+        assert Run(world(), mine, Rival(kind)).go().changes == changes
+
+
+def test_an_unknown_rival_is_refused() -> None:
+    with pytest.raises(Refused, match="--rivals is 'megatron'"):
+        run(rivals=("megatron",))
+
+
+def test_the_optimum_counts_each_device_by_its_speed_at_each_time() -> None:
+    half = trace(Event(0.0, "n0/1", "sick", 4.0, SPAN / 2))
+    assert optimum(world(), half) == pytest.approx(1 - 0.5 * 0.75 / 8)
+
+
+def test_planning_and_loading_take_longer_where_there_is_more() -> None:
+    seconds = [planning_seconds(n) for n in (8, 64, 512, 1024, 4096)]
+    assert seconds == sorted(seconds) and len(set(seconds)) == 5
+    assert 4 < load_seconds(world()) < 7  # 7e9 parameters of 14 bytes, 8 devices of 2e9 bytes a second
+
+
+def test_slowdowns_are_rounded_by_less_than_their_bucket() -> None:
+    for slowdown in (1.1, 1.25, *HOGS):
+        assert 1 / 1.021 <= bucketed(slowdown) * slowdown <= 1.021
+
+
+def test_the_report_names_every_run_with_its_figures() -> None:
+    mine = trace(SICK)
+    found = report(world(), mine, simulate(world(), mine, ("rigid",)))
+    assert [r["name"] for r in found["runs"]] == ["ours", "rigid"]
+    assert found["devices"] == 8 and found["events"] == 1
+    for one in found["runs"]:
+        assert set(one) == {"name", "goodput", "steps", "plans", "changes", "rebalances", "seconds_lost", "curve"}

@@ -1,0 +1,81 @@
+"""`cox simulate` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import Result
+
+from coxswain_cli.reporting.goodput_picture import picture
+from coxswain_cli.simulate import simulate_command
+from tests.unit.plan_commands import invoke
+
+SMALL = ("--model", "llama-7b", "--rivals", "rigid")
+
+
+def cox(*args: object) -> Result:
+    return invoke(simulate_command, *args)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    file = tmp_path / "trace.jsonl"
+    file.write_text(
+        '{"nodes": 2, "devices": 4, "seconds": 300, "seed": 0}\n'
+        '{"t": 60, "component": "n0/1", "kind": "sick", "magnitude": 5.42, "duration": null}\n'
+    )
+    return file
+
+
+def test_a_trace_gives_a_table_json_and_a_picture_the_same_each_time(trace: Path, tmp_path: Path) -> None:
+    first, again, drawn = (tmp_path / name for name in ("first.json", "again.json", "goodput.svg"))
+    done = cox(trace, *SMALL, "--output", first, "--picture", drawn)
+    assert done.exit_code == 0 and "8 devices" in done.stderr
+    assert [line.split()[0] for line in done.stderr.splitlines()[2:]] == ["ours", "rigid"]
+    assert cox(trace, *SMALL, "--output", again).exit_code == 0
+    assert first.read_text() == again.read_text()
+    ours, rigid = json.loads(first.read_text())["runs"]
+    assert ours["goodput"] > rigid["goodput"] and ours["changes"] == 1
+    words = "".join(ElementTree.fromstring(drawn.read_text()).itertext())
+    assert "ours" in words and "rigid" in words and "Goodput over time" in words
+
+
+def test_a_drawn_trace_is_saved_and_replays_to_the_same_results(tmp_path: Path) -> None:
+    saved, first, again = (tmp_path / name for name in ("trace.jsonl", "first.json", "again.json"))
+    drawn = ("--generate", "quiet", "--devices", "8", "--hours", "0.05", "--seed", "5", "--save", saved)
+    assert cox(*drawn, *SMALL, "--output", first).exit_code == 0
+    assert cox(saved, *SMALL, "--output", again).exit_code == 0
+    assert first.read_text() == again.read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((), "give either a trace file or --generate with one of contention"),
+        (("nothing.jsonl",), "nothing.jsonl: No such file or directory; give a trace that can be read"),
+        (("--generate", "hot"), "--generate is 'hot'; use one of"),
+        (("--generate", "quiet", "--devices", "12"), "--devices is 12; it must be below 8 or a multiple of it"),
+        (("--generate", "quiet", "--hours", "0"), "--hours is 0.0; it must be above 0"),
+        (("--generate", "quiet", "--hours", "1", "--rivals", "megatron"), "--rivals is 'megatron'; use some of rigid"),
+        (("--generate", "quiet", "--hours", "1", "--action", "Fix"), "--action is 'Fix'; use one of None, Warn"),
+        (("--generate", "quiet", "--hours", "1", "--restart", "-1"), "--restart is -1.0; it must be above 0"),
+        (("--generate", "quiet", "--hours", "1", "--model", "gpt"), "--model 'gpt': not known"),
+        (("--generate", "quiet", "--devices", "8", "--hours", "1"), "hold the model on no layout"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_by_name(args: tuple[str, ...], words: str) -> None:
+    done = cox(*args)
+    assert done.exit_code == 2 and words in done.stderr
+
+
+def test_the_picture_has_a_curve_and_a_legend_for_each_run() -> None:
+    names = [f"run{i}" for i in range(9)]
+    runs = [{"name": name, "goodput": 0.5, "curve": [0.0, 0.5, 1.2]} for name in names]
+    found = ElementTree.fromstring(picture({"devices": 8, "seconds": 7200.0, "runs": runs}))
+    lines = [e for e in found.iter() if e.tag.endswith("polyline")]
+    assert len(lines) == 2 * len(names)
+    heights = [float(p.split(",")[1]) for line in lines for p in str(line.get("points")).split()]
+    assert min(heights) >= 0

@@ -1,0 +1,80 @@
+"""The gradient norm: exact, and the same however rows are shared."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+from coxswain.boxes import Box
+from coxswain_train.parallel.norms import Square, norm_of, runs_of, square_of
+
+SHAPES = {"wide": (40, 256), "odd": (30, 7), "narrow": (50, 24), "vector": (300,)}
+
+
+def gradients(dtype: torch.dtype, seed: int, spread: float) -> dict[str, torch.Tensor]:
+    """Of very different sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, shape in SHAPES.items():
+        sizes = torch.exp2(torch.randn(shape, generator=generator) * spread)
+        found[name] = (torch.randn(shape, generator=generator) * sizes).to(dtype)
+    return found
+
+
+def dealt(values: dict[str, torch.Tensor], rng: random.Random, ranks: int) -> list[Square]:
+    """The rows of every tensor, shared by chance among ranks that keep tensors in another order."""
+    owned: list[list[tuple[Box, torch.Tensor]]] = [[] for _ in range(ranks)]
+    for name in rng.sample(list(values), len(values)):
+        tensor = values[name]
+        cuts = sorted([0, len(tensor), *(rng.randint(0, len(tensor)) for _ in range(ranks - 1))])
+        for rank, (first, last) in enumerate(itertools.pairwise(cuts)):
+            if last > first:
+                part = tensor[first:last]
+                owned[rank].append((Box(name, (first,) + (0,) * (part.ndim - 1), tuple(part.shape)), part))
+    squares = []
+    for mine in owned:
+        flat = torch.cat([part.reshape(-1) for _, part in mine] or [torch.zeros(0)])
+        squares.append(Square.of(square_of(flat, runs_of([box for box, _ in mine])).row()))
+    return squares
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spread", [0.0, 3.0, 12.0])
+def test_a_norm_has_the_same_bits_however_rows_are_owned(dtype: torch.dtype, spread: float) -> None:
+    for seed in range(5):
+        values, rng = gradients(dtype, seed, spread), random.Random(seed)
+        norms = {norm_of(dealt(values, rng, ranks)) for ranks in (1, 2, 3, 5, 8)}
+        exact = math.sqrt(math.fsum(float(x) ** 2 for tensor in values.values() for x in tensor.reshape(-1)))
+        assert len(norms) == 1
+        assert norms.pop() == pytest.approx(exact, rel=1e-15)
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-20, 1.0, 1e20, 1e37])
+def test_a_norm_is_exact_at_any_scale_of_fp32(scale: float) -> None:
+    values = torch.tensor([3.0, 4.0]) * scale
+    assert norm_of([square_of(values, [(0, 2, 1)])]) == pytest.approx(5 * scale, rel=1e-4 if scale < 1e-37 else 1e-7)
+
+
+def test_a_gradient_of_zeros_has_no_norm() -> None:
+    assert norm_of([square_of(torch.zeros(5), [(0, 5, 1)]), Square()]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("bad", "norm"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "inf"), (1e160, "inf"), (1e300, "inf")]
+)
+def test_a_norm_that_is_not_finite_or_overflows_is_said_to_be_so(bad: float, norm: str) -> None:
+    values = torch.ones(100, dtype=torch.float64)
+    values[70] = bad
+    squares = [Square.of(square_of(values, [(0, 100, 1)]).row()), square_of(torch.ones(3), [(0, 3, 1)])]
+    assert str(norm_of(squares)) == norm
+
+
+def test_a_sum_of_many_large_leaves_is_exact() -> None:
+    """More than one piece of leaves, each near the top of its bin."""
+    values = torch.full((70_000,), math.sqrt(2.0**36) * (1 - 2.0**-20), dtype=torch.float64)
+    one = norm_of([square_of(values[:1], [(0, 1, 1)])])
+    assert norm_of([square_of(values, [(0, 70_000, 1)])]) == pytest.approx(one * math.sqrt(70_000), rel=1e-15)

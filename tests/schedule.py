@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 from tests import times
 
 _ONE_API_SERVER = re.compile(
-    r"tests/integration/test_(crd|operator|children|checkpoints|cox_in|gang|harness|pod_security|token)"
+    r"tests/integration/test_(crd|operator|children|checkpoints|cox_in|gang|harness|pod_security|quarantine|token)"
 )
 _GUESSES = {
     "tests/integration": 20.0,

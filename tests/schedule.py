@@ -14,7 +14,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests import times
 
-_ONE_API_SERVER = re.compile(r"tests/integration/test_(crd|operator|children|checkpoints)_")
+_ONE_API_SERVER = re.compile(
+    r"tests/integration/test_(crd|operator|children|checkpoints|cox_in|gang|harness|pod_security|quarantine|token)"
+)
 _GUESSES = {
     "tests/integration": 20.0,
     "tests/local": 20.0,
@@ -24,7 +26,7 @@ _GUESSES = {
 
 
 def unit_of(test: str) -> str:
-    """What one worker runs as a whole: module fixtures are made once, and the session's API server by one worker."""
+    """What one worker runs as a whole: module fixtures are made once, and the API server of tests/integration by one worker."""
     file = times.file_of(test)
     return "one API server" if _ONE_API_SERVER.match(file) else file
 

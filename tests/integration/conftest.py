@@ -1,5 +1,5 @@
-"""One API server with our CRDs for the whole session: it costs seconds to start and nothing to
-share.
+"""One API server with our CRDs for all tests here: it costs seconds to start and nothing to share. It ends with them,
+so that its time counts to this folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from coxswain.api.crd import crds
 from tests.integration.apiserver import ApiServer
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def api() -> Iterator[ApiServer]:
     with ApiServer() as server:
         server.install(crds())

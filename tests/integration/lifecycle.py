@@ -29,10 +29,13 @@ class Stage:
         self.api, self.namespace = api, namespace
         self.coordinator = coordinator or FakeCoordinator()
         self.kubelet = Kubelet(api, namespace, coordinator.host if coordinator else RUNNING["podIP"])
+        self.seen: list[Manifest] = []  # the pods, as tick() found them
+        self.seen_job: Manifest = {}
 
     def tick(self) -> None:
         """Kubelets start what is pending and end what is deleted; a coordinator asked to stop leaves with everybody."""
-        pods = self.kubelet.pods()
+        pods = self.seen = self.kubelet.pods()
+        self.seen_job = self.job
         for pod in pods:
             if "deletionTimestamp" in pod["metadata"]:
                 self.kubelet.let_go(pod["metadata"]["name"])
@@ -41,8 +44,8 @@ class Stage:
             self.coordinator.job_report = None
             self.coordinator.stops.clear()
             self.leave(3, report_text("Suspended", step=20))
-        elif any(p["status"]["phase"] == "Pending" for p in pods):
-            self.kubelet.run_all()
+        else:
+            self.kubelet.run(pods)
 
     def leave(self, code: int, message: str) -> None:
         """Everybody leaves, the coordinator last."""
@@ -61,8 +64,14 @@ class Stage:
         return found
 
     @property
+    def seen_status(self) -> Manifest:
+        found: Manifest = self.seen_job.get("status", {})
+        return found
+
+    @property
     def state(self) -> str:
-        return next((c["reason"] for c in self.status.get("conditions", ()) if c["type"] == "Succeeded"), "")
+        """As last seen."""
+        return next((c["reason"] for c in self.seen_status.get("conditions", ()) if c["type"] == "Succeeded"), "")
 
     def edit(self, subresource: str = "", **spec: Any) -> None:
         """A user's change."""
@@ -75,9 +84,9 @@ class Stage:
         return next(p["metadata"]["name"] for p in self.kubelet.pods() if _live(p) and _member(p) == member)
 
     def running(self, *members: str) -> bool:
-        """The job says that it runs, and these members do, in the present attempt."""
-        pods, attempt = self.kubelet.pods(), str(self.status.get("attempt", 0))
-        alive = [p for p in pods if p["status"]["phase"] == "Running"]
+        """Seen last: the job says that it runs, and these members do, in the present attempt."""
+        attempt = str(self.seen_status.get("attempt", 0))
+        alive = [p for p in self.seen if p["status"]["phase"] == "Running"]
         present = all(p["metadata"]["labels"][LABEL_ATTEMPT] == attempt for p in alive)
         return present and sorted(map(_member, alive)) == sorted(members) and self.state == "Running"
 
@@ -130,11 +139,11 @@ def _complete(stage: Stage) -> None:
 
 
 def _suspended(stage: Stage) -> bool:
-    return stage.state == "Suspended" and not stage.kubelet.names()
+    return stage.state == "Suspended" and not stage.seen
 
 
 def _noticed(stage: Stage) -> bool:
-    job = stage.job
+    job = stage.seen_job
     return bool(job["status"]["observedGeneration"] == job["metadata"]["generation"])
 
 
@@ -148,7 +157,7 @@ LIFE = (
     Chapter("suspended", lambda s: s.edit(suspend=True), _suspended),
     Chapter("scaled", lambda s: s.edit("scale", replicas=3), _noticed),
     Chapter("resumed", _resume, lambda s: s.running(*_THREE)),
-    Chapter("restarted", _poison, lambda s: s.status["attempt"] == 1 and s.running(*_THREE)),
+    Chapter("restarted", _poison, lambda s: s.seen_status["attempt"] == 1 and s.running(*_THREE)),
     Chapter("completed", _complete, lambda s: s.state == "Completed"),
 )
 

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from coxswain.names import LABEL_JOB_UID
 from coxswain_operator.cluster import JobControl
 from coxswain_operator.controller import WATCHED, Controller
@@ -108,13 +110,21 @@ class Kubelet:
         return sorted(pod["metadata"]["name"] for pod in self.pods())
 
     def say(self, name: str, status: Manifest) -> None:
-        answer = self._api.http.patch(f"{self._path}/{name}/status", json={"status": status}, headers=MERGE)
+        answer = self._patch(name, status)
         assert answer.is_success, answer.text
 
+    def _patch(self, name: str, status: Manifest) -> httpx.Response:
+        return self._api.http.patch(f"{self._path}/{name}/status", json={"status": status}, headers=MERGE)
+
     def run_all(self) -> None:
-        for pod in self.pods():
-            if pod["status"]["phase"] == "Pending":
-                self.say(pod["metadata"]["name"], self._running)
+        self.run(self.pods())
+
+    def run(self, pods: list[Manifest]) -> None:
+        """Starts those that were pending when they were listed, but for those that are gone or go."""
+        for pod in pods:
+            if pod["status"]["phase"] == "Pending" and "deletionTimestamp" not in pod["metadata"]:
+                answer = self._patch(pod["metadata"]["name"], self._running)
+                assert answer.is_success or answer.status_code == 404, answer.text
 
     def end(self, name: str, code: int, message: str = "", disrupted: bool = False) -> None:
         role = next(p for p in self.pods() if p["metadata"]["name"] == name)["metadata"]["labels"]["coxswain.dev/role"]

@@ -26,7 +26,8 @@ RUNS = 12  # each crashes at every RUNS-th point, so that together they crash at
 DRAWN = 9  # more runs, which crash at points that a generator drew
 DEATHS = 12  # of a life at most, but for those that deaths bring; at least half of them
 POINTS = RUNS * DEATHS  # a run without crashes has some 110, and every crash adds a write
-CRASHES = 200  # of all runs together, at least
+IN_TURN = 100  # crashes of the first runs together, at least
+CRASHES = 200  # of all runs together, drawn ones included, at least
 AT_ONCE = 7
 PAUSE = 0.02  # seconds between two looks where there was nothing to do
 
@@ -114,34 +115,67 @@ def drawn(seed: int) -> frozenset[int]:
     return frozenset(random.Random(seed).sample(range(POINTS), DEATHS))
 
 
-FATES = {f"every-{n}": every(n) for n in range(RUNS)} | {f"drawn-{seed}": drawn(seed) for seed in range(DRAWN)}
+EVERY = {f"every-{n}": every(n) for n in range(RUNS)}
+DRAWS = {f"drawn-{seed}": drawn(seed) for seed in range(DRAWN)}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs side by side, and one among them without a crash."""
+
+    fates: dict[str, Fate]
+    outcomes: dict[str, Outcome]
+
+    @staticmethod
+    def of(api: ApiServer, points: dict[str, frozenset[int]]) -> Group:
+        fates = {"baseline": Fate(), **{name: Fate(at) for name, at in points.items()}}
+        runs = {name: partial(lived, fate=fate) for name, fate in fates.items()}
+        return Group(fates, asyncio.run(all_lived(api, runs, AT_ONCE)))
+
+    def crashes(self) -> int:
+        return sum(len(fate.crashed) for fate in self.fates.values())
+
+    def assert_same_end(self, name: str) -> None:
+        outcome, baseline = self.outcomes[name], self.outcomes["baseline"]
+        assert baseline.error is None
+        assert outcome.error is None
+        assert len(self.fates[name].crashed) >= DEATHS // 2
+        assert outcome.created - baseline.created == Counter()  # one less: replaced before it was made
+        assert outcome.result == baseline.result
 
 
 @pytest.fixture(scope="module")
-def fates() -> dict[str, Fate]:
-    return {"baseline": Fate(), **{name: Fate(points) for name, points in FATES.items()}}
+def in_turn(api: ApiServer) -> Group:
+    return Group.of(api, EVERY)
 
 
 @pytest.fixture(scope="module")
-def outcomes(api: ApiServer, fates: dict[str, Fate]) -> dict[str, Outcome]:
-    """All runs, and one without a crash."""
-    runs = {name: partial(lived, fate=fate) for name, fate in fates.items()}
-    return asyncio.run(all_lived(api, runs, AT_ONCE))
+def at_random(api: ApiServer) -> Group:
+    return Group.of(api, DRAWS)
 
 
 @pytest.mark.timeout(300)  # the first test waits for all runs
-@pytest.mark.parametrize("name", FATES)
+@pytest.mark.parametrize("name", EVERY)
 def test_operators_that_crash_at_any_write_reach_the_same_end_and_create_nothing_twice(
-    outcomes: dict[str, Outcome], fates: dict[str, Fate], name: str
+    in_turn: Group, name: str
 ) -> None:
-    outcome, baseline = outcomes[name], outcomes["baseline"]
-    assert outcome.error is None
-    assert len(fates[name].crashed) >= DEATHS // 2
-    assert outcome.created - baseline.created == Counter()  # one less: replaced before it was made
-    assert outcome.result == baseline.result
+    in_turn.assert_same_end(name)
 
 
 @pytest.mark.timeout(300)
-def test_they_crash_at_least_two_hundred_times(outcomes: dict[str, Outcome], fates: dict[str, Fate]) -> None:
-    assert outcomes["baseline"].error is None
-    assert sum(len(fate.crashed) for fate in fates.values()) >= CRASHES
+def test_they_crash_at_least_a_hundred_times_each_time_at_another_point(in_turn: Group) -> None:
+    crashed = Counter(point for fate in in_turn.fates.values() for point in fate.crashed)
+    assert len(crashed) >= IN_TURN and set(crashed.values()) == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", DRAWS)
+def test_operators_that_crash_at_drawn_writes_reach_the_same_end(at_random: Group, name: str) -> None:
+    at_random.assert_same_end(name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_they_crash_at_least_two_hundred_times(in_turn: Group, at_random: Group) -> None:
+    assert in_turn.crashes() + at_random.crashes() >= CRASHES

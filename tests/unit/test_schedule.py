@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from tests.schedule import longest_first, unit_of
+
+INTEGRATION = Path(__file__).parents[1] / "integration"
 
 
 def test_files_that_took_long_before_come_first_and_keep_the_order_within() -> None:
@@ -16,7 +21,8 @@ def test_without_measurements_tests_of_servers_and_trainings_come_first() -> Non
     assert longest_first(tests, {}) == tests[::-1]
 
 
-def test_all_tests_on_the_session_s_api_server_are_one_unit() -> None:
-    units = {unit_of(f"tests/integration/test_{name}.py::a[b/c::d]") for name in ("crd_api", "operator_faults")}
-    assert len(units) == 1
+def test_all_tests_on_the_shared_api_server_are_one_unit() -> None:
+    using = [file for file in INTEGRATION.glob("test_*.py") if re.search(r"[(, ]api: ApiServer", file.read_text())]
+    own = INTEGRATION / "test_chart_applies.py"  # its helpers take a server of its own by that name
+    assert len({unit_of(f"tests/integration/{file.name}::a[b/c::d]") for file in using if file != own}) == 1
     assert unit_of("tests/integration/test_run_s3.py::a") == "tests/integration/test_run_s3.py"

@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without stored bytecode every process compiles all that it imports: torch takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test slowest lint generate docs pictures manifests test-slow mutants bench bench-balance bench-planners bench-layout bench-detect bench-engine bench-strategy bench-coordinator bench-hdp bench-recovery bench-operator bench-kueue binaries cluster cluster-down demo images e2e-smoke e2e clean
+.PHONY: help setup run test bytecode slowest lint generate docs pictures manifests test-slow mutants bench bench-balance bench-planners bench-layout bench-detect bench-migrate bench-straggler bench-engine bench-strategy bench-coordinator bench-hdp bench-recovery bench-operator bench-kueue binaries cluster cluster-down demo images e2e-smoke e2e clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,10 +35,15 @@ run: .venv/.ready  ## train the demo job on this machine: real text, rings, a ch
 	@$(BIN)/cox run examples/stdlib.yaml --workdir $(RUN_DIR)
 	@$(BIN)/cox report $(RUN_DIR)
 
-test: lint binaries  ## lint, types, contracts, generated files, and all tests
+test: .venv/.ready  ## lint, types, contracts, generated files, and all tests
+	@$(MAKE) --no-print-directory --jobs 2 lint binaries bytecode
 	$(BIN)/python -m pytest -m "not slow" -n 3
 
-slowest: .venv/.ready  ## the 25 slowest tests and files, as last measured here
+# On a fresh clone every worker would compile all tests for itself. It needs one processor, as mypy does.
+bytecode: binaries
+	@test -e .cache/tests/times.json || $(BIN)/python -m pytest -m "not slow" --collect-only -qq > /dev/null || true
+
+slowest: .venv/.ready  ## the 25 slowest tests and files, and each folder, as last measured here
 	@$(BIN)/python -m tests.times
 
 lint: .venv/.ready  ## ruff, mypy --strict, import contracts, words that must not come back
@@ -87,6 +92,12 @@ bench-planners: .venv/.ready  ## CPU time and memory of every planner at 64 to 1
 
 bench-layout: .venv/.ready  ## layouts of clusters with slow devices beside the optimum and every rival, as JSON (many minutes)
 	@$(BIN)/python -m bench.layout
+
+bench-straggler: .venv/.ready  ## one of four real workers throttled to a quarter: ours beside rivals and the optimum, as JSON; as root (half an hour)
+	@$(BIN)/python -m bench.straggler_cpu
+
+bench-migrate: .venv/.ready  ## changes of layout in running workers: pause, bytes, beside a restart from a checkpoint (some three minutes)
+	@$(BIN)/python -W ignore -m bench.migrate --rounds 3
 
 bench-detect: .venv/.ready  ## detection of stragglers in simulated worlds: steps until confirmed, false positives, overhead, as JSON (two minutes)
 	@$(BIN)/python -m bench.detect

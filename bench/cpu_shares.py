@@ -26,16 +26,23 @@ class Shares:
     def __enter__(self) -> Shares:
         for group in self._groups:
             group.mkdir()
-            if self._old:
-                (group / "cpu.cfs_period_us").write_text(str(PERIOD))
-                (group / "cpu.cfs_quota_us").write_text(str(self._quota))
-            else:
-                (group / "cpu.max").write_text(f"{self._quota} {PERIOD}")
+            self._set(group, self._quota)
         return self
 
+    def _set(self, group: Path, quota: int) -> None:
+        if self._old:
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD))
+            (group / "cpu.cfs_quota_us").write_text(str(quota))
+        else:
+            (group / "cpu.max").write_text(f"{quota} {PERIOD}")
+
+    def limit(self, number: int, share: float) -> None:
+        """Gives another share to the group of this number."""
+        self._set(self._groups[number], int(share * PERIOD))
+
     def put(self, pids: Sequence[int]) -> None:
-        """Each process into a group of its own."""
-        for group, pid in zip(self._groups, pids, strict=True):
+        """Each process into a group of its own, at most as many as there are groups."""
+        for group, pid in zip(self._groups, pids, strict=False):
             (group / "cgroup.procs").write_text(str(pid))
 
     def __exit__(

@@ -146,8 +146,8 @@ def _runs(pid: int, module: str) -> bool:
         return False
 
 
-def _all(pids: list[int]) -> list[int]:
-    return pids if len(pids) == REPLICAS else []
+def _all(pids: list[int], count: int = REPLICAS) -> list[int]:
+    return pids if len(pids) == count else []
 
 
 def _ended(cox: subprocess.Popen[str], run: Run) -> None:

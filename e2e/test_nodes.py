@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from e2e import nodes
 from e2e.cluster.node import Node
-from e2e.job import ROLE_LABEL, Digests, Job, completed, training
+from e2e.job import ROLE_LABEL, Digests, Job, Object, completed, training
 from e2e.provision import Site
 
 pytestmark = pytest.mark.timeout(900)
@@ -78,13 +79,14 @@ def test_trainers_on_the_network_of_their_nodes_find_each_other(job: Job, baseli
     completed(job, baseline, 0, 0)
 
 
-def spread(job: Job) -> None:
+def spread(job: Job, trainers: Object | None = None, **spec: Any) -> None:
     """Trains, with one trainer on the second node and all other pods on the first."""
     first = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "node-0"}}}
     term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {ROLE_LABEL: "trainer"}}}
     apart = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
     template = {"spec": {"affinity": {"podAntiAffinity": apart}}}
-    training(job, data={"loaders": {"min": 1, "max": 1}, "template": first}, trainers={"template": template})
+    data = {"loaders": {"min": 1, "max": 1}, "template": first}
+    training(job, data=data, trainers={**(trainers or {}), "template": template}, **spec)
     assert homes(job, "trainer") == {"node-0", "node-1"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,21 @@ def helm(*arguments: str | Path, text: str = "") -> subprocess.CompletedProcess[
 
 
 def template(values: Values | None = None, *options: str) -> subprocess.CompletedProcess[str]:
-    """`helm template` of a release `coxswain` in NAMESPACE with these values over a registry."""
+    """`helm template` of a release `coxswain` in NAMESPACE with these values over a registry. Each is rendered once.
+
+    The kinds are most of the text, and depend on no values but `crds` and `commonLabels`: they are left out where
+    other values are given.
+    """
+    chosen = dict(values or {})
+    if chosen and not chosen.keys() & {"crds", "commonLabels"}:
+        chosen["crds"] = {"enabled": False}
+    return _template(text_of(chosen), options)
+
+
+@cache
+def _template(text: str, options: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     chosen = ("--namespace", NAMESPACE, "--kube-version", KUBERNETES, "--values", "-")
-    return helm("template", "coxswain", CHART, *chosen, *options, text=text_of(values or {}))
+    return helm("template", "coxswain", CHART, *chosen, *options, text=text)
 
 
 def text_of(values: Values) -> str:

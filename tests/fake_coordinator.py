@@ -20,6 +20,7 @@ from coxswain.wire import (
     Finished,
     JobReport,
     Registered,
+    SizeReply,
     StopRequest,
     World,
 )
@@ -116,8 +117,8 @@ class FakeCoordinator:
             self.stops.append(StopRequest(reason, at_step))
         return self.job_report is not None
 
-    async def scale(self, job: Any, trainers: int) -> bool:
-        return False
+    async def resize(self, job: Any, trainers: int) -> SizeReply | None:
+        return SizeReply("Refused", 0, "it cannot") if self.job_report is not None else None
 
     # --- answers -----------------------------------------------------------------------------------------------------
 

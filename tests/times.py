@@ -9,7 +9,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -72,14 +72,22 @@ def _processors() -> float:
     return sum(use.ru_utime + use.ru_stime for use in uses)
 
 
-def main(count: int = 25) -> int:
-    """Prints the slowest tests, then files, and the sum."""
-    times = read()
-    files: Times = {}
+def folder_of(test: str) -> str:
+    return "/".join(file_of(test).split("/")[:-1][:2])
+
+
+def sums(times: Times, by: Callable[[str], str]) -> Times:
+    found: Times = {}
     for test, (wall, cpu) in times.items():
-        before = files.get(file_of(test), (0.0, 0.0))
-        files[file_of(test)] = (before[0] + wall, before[1] + cpu)
-    for title, rows in (("test", times), ("file", files)):
+        before = found.get(by(test), (0.0, 0.0))
+        found[by(test)] = (before[0] + wall, before[1] + cpu)
+    return found
+
+
+def main(count: int = 25) -> int:
+    """Prints the slowest tests, then files, then folders, and the sum."""
+    times = read()
+    for title, rows in (("test", times), ("file", sums(times, file_of)), ("folder", sums(times, folder_of))):
         print(f"{'wall':>8} {'CPU':>8}  {title}")
         for name, (wall, cpu) in sorted(rows.items(), key=lambda row: -row[1][0])[:count]:
             print(f"{wall:7.1f}s {cpu:7.1f}s  {name}")

@@ -27,6 +27,7 @@ COMMANDS = {
         "coxswain_cli.validate:validate_command",
         "Check files offline and print every fault at once.",
     ),
+    "scale": ("coxswain_cli.scale:scale_command", "Ask for another number of trainers of a job that runs."),
     "report": ("coxswain_cli.report:report_command", "Write one self-contained HTML page about a run."),
     "crds": ("coxswain_cli.crds:crds_command", "Print the CustomResourceDefinitions."),
 }

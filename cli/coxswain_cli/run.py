@@ -26,8 +26,9 @@ from coxswain_cli.jsonlines import JsonOutput
 from coxswain_cli.output import Output, TextOutput
 from coxswain_cli.preflight import check_ports, check_room, check_volumes, lock_checkpoints
 from coxswain_cli.progress import View, Watcher
+from coxswain_cli.scale import with_trainers
 from coxswain_cli.summary import FAILED, exit_code, has_ended, is_suspended
-from coxswain_cli.workdir import condition, default_workdir
+from coxswain_cli.workdir import condition, default_workdir, taken_request
 from coxswain_operator.clock import SteadyClock
 from coxswain_operator.controller import Controller
 from coxswain_operator.jobcontrol import HttpJobControl
@@ -117,6 +118,7 @@ async def run(objects: list[Manifest], workdir: Path, options: Options, output: 
     clock = SteadyClock()
     async with LocalCluster(workdir, clock) as cluster:
         _log_to(workdir / "logs" / "cox.log")
+        taken_request(workdir)  # of an earlier run
         job = await reopen(cluster, await apply(cluster, objects), options.retry)
         if has_ended(job):
             output.say(nothing_to_do(job, workdir))
@@ -184,12 +186,14 @@ class LocalRun:
         return self._watcher.look(job, self._report, self._known_until)
 
     async def _steer(self, job: Manifest, interrupts: int) -> None:
-        """Stops the job as requested: at a step, after a checkpoint, or at once."""
+        """Does what is requested: a stop at a step, after a checkpoint or at once, another number of trainers."""
         if interrupts > 1:
             raise StoppedAtOnce
         if interrupts and not job["spec"].get("suspend"):
             self._display.say("saving a checkpoint, then stopping; Ctrl-C again stops at once")
             await self._request_stop({**job, "spec": {**job["spec"], "suspend": True}})
+        elif (trainers := taken_request(self._cluster.workdir)) is not None:
+            await self._cluster.replace(with_trainers(job, trainers))
         elif self._until_step is not None and self._may_stop_at_step(job):
             notes = job["metadata"].get("annotations") or {}
             annotations = {**notes, names.ANNOTATION_STOP_AT: str(self._until_step)}

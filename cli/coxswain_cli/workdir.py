@@ -19,6 +19,7 @@ Manifest = dict[str, Any]
 T = TypeVar("T")
 
 RUNS = Path("runs")
+_SCALE = "scale"  # file of a work directory: a request for another number of trainers
 
 
 def default_workdir(job: str) -> Path:
@@ -53,6 +54,24 @@ def condition(job: Manifest, type_: str) -> Manifest:
     """Returns one condition of the job's status; empty when there is none yet."""
     conditions = job.get("status", {}).get("conditions", ())
     return next((c for c in conditions if c["type"] == type_), {})
+
+
+def request_trainers(workdir: Path, trainers: int) -> None:
+    """For the `cox run` that holds the work directory."""
+    draft = workdir / f".{_SCALE}"
+    draft.write_text(str(trainers))
+    draft.replace(workdir / _SCALE)
+
+
+def taken_request(workdir: Path) -> int | None:
+    """The number of trainers that was asked for since the call before."""
+    path = workdir / _SCALE
+    try:
+        text = path.read_text()
+        path.unlink()
+    except FileNotFoundError:
+        return None
+    return int(text) if text.isdecimal() else None
 
 
 class LoggedEvent(msgspec.Struct, frozen=True):

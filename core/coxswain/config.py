@@ -201,6 +201,8 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StragglerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """None: devices are not watched at all."""
+
     action: Literal["None", "Warn", "Rebalance", "Migrate", "ReplaceNode"] = "None"
     threshold_percent: int = 10
     window_steps: int = 3

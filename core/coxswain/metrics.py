@@ -103,6 +103,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "coordinator",
+        "coxswain_straggler_slowdown",
+        "gauge",
+        "How many times as long a confirmed straggler computes as its peers. No series of other devices.",
+        ("trainer", "device", "node"),
+    ),
+    Metric(
+        "coordinator",
         "coxswain_trainer_slowdown",
         "gauge",
         "That rank's compute over its planned compute, as a multiple of the median rank's. One series a trainer.",

@@ -58,6 +58,7 @@ class PlacementSegment(msgspec.Struct, frozen=True):
     evaluation: Placement | None = (
         None  # of the held-out sequences, where a step of the segment is followed by an evaluation
     )
+    speeds: tuple[float, ...] | UnsetType = UNSET  # of replicas, that these were planned with; UNSET: all are 1
 
 
 class StrategyRecord(msgspec.Struct, frozen=True):

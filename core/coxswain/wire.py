@@ -236,6 +236,7 @@ class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     evaluation: Evaluation | None = None  # None: no evaluation follows the step
     waves: int = 1  # of the whole plan: every rank passes a barrier between two, also without a task in them
     balance: str = ""  # the planner that placed the step; empty: sent by an earlier release
+    speeds: tuple[float, ...] = ()  # of replicas, that the whole plan was made with; empty: all are 1, or it is a part
 
     @property
     def all_tasks(self) -> tuple[Task, ...]:
@@ -279,6 +280,9 @@ class StepDirective(msgspec.Struct, frozen=True):
     checkpoint: bool
     end: End
     plan: StepPlan | None
+    probe: bool | UnsetType = (
+        UNSET  # True: this rank runs the short probe before the step, and reports it with the step
+    )
 
 
 class DeliveredDigests(msgspec.Struct, frozen=True):
@@ -296,7 +300,7 @@ class TaskTiming(msgspec.Struct, frozen=True, array_like=True):
     kind: Literal["F", "B"]
     start: float
     stop: float
-    waited: float = 0.0  # within it, for ring peers
+    waited: float = 0.0  # within it, for other ranks, or spent on gradients that leave beside it
 
 
 class Totals(msgspec.Struct, frozen=True, array_like=True):
@@ -324,6 +328,7 @@ class StepReport(msgspec.Struct, frozen=True):
     ended: float = 0.0  # unix time on this rank's clock
     evaluation_loss_sum: float | None = None  # of this rank's held-out tokens; None: no evaluation, or not finite
     evaluation_seconds: float = 0.0  # not part of `seconds`
+    probe_seconds: float | UnsetType = UNSET  # of the short probe, where the directive has asked for it
     totals: Totals | UnsetType = UNSET
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from coxswain.errors import Refused
-from coxswain.wire import JobReport
+from coxswain.wire import JobReport, SizeReply
 from coxswain_operator.views import Event, Manifest, NodeView, PodView
 
 
@@ -103,6 +103,10 @@ class JobControl(Protocol):
 
     async def report(self, job: Manifest) -> JobReport | None:
         """The coordinator's latest report; None when it cannot be reached."""
+        ...
+
+    async def resize(self, job: Manifest, trainers: int) -> SizeReply | None:
+        """Asks for another number of trainers without a restart. Idempotent. None when it cannot be reached."""
         ...
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:

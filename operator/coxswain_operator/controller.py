@@ -15,8 +15,17 @@ from coxswain_operator.cluster import Cluster, JobControl
 from coxswain_operator.executor import ActionExecutor
 from coxswain_operator.node_decoding import quarantine_view
 from coxswain_operator.pod_decoding import child_view, holder_view, with_nodes
-from coxswain_operator.reconcile import queueing, reconcile
-from coxswain_operator.reconcile.actions import Create, CreatePod, Decision, Delete, Observed, RequeueAt, WriteStatus
+from coxswain_operator.reconcile import live_size, queueing, reconcile
+from coxswain_operator.reconcile.actions import (
+    Create,
+    CreatePod,
+    Decision,
+    Delete,
+    Observed,
+    RequeueAt,
+    Sizing,
+    WriteStatus,
+)
 from coxswain_operator.reconcile.spec import read_spec
 from coxswain_operator.reconcile.status import read_status
 from coxswain_operator.settings import Settings
@@ -104,12 +113,17 @@ class Controller:
             pod_security=await self._cluster.pod_security(namespace),
             tokens=self._keys.tokens(job),
             quarantines=await self._quarantines(),
+            sizing=await self._sizing(job, report),
         )
 
     async def _quarantines(self) -> tuple[QuarantineView, ...]:
         if not self._settings.quarantine:
             return ()
         return tuple(map(quarantine_view, await self._cluster.list("NodeQuarantine", "")))
+
+    async def _sizing(self, job: Manifest, report: JobReport | None) -> Sizing | None:
+        trainers = live_size.wanted(job, report, self._clock())
+        return Sizing(trainers, await self._control.resize(job, trainers)) if trainers else None
 
     async def _children(self, kind: str, job: Manifest) -> list[Manifest]:
         meta = job["metadata"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from coxswain.errors import CoxswainError
+from coxswain.errors import CoxswainError, Refused
 from coxswain.names import PORT_COORDINATOR, host_port
-from coxswain.wire import JobReport, StopRequest
+from coxswain.wire import JobReport, Size, SizeReply, StopRequest
 from coxswain_link.http_client import AsyncClient
 from coxswain_operator.children.job_token import TokenKeys, mounted_name, secret_name
 from coxswain_operator.cluster import Cluster
@@ -31,6 +31,16 @@ class HttpJobControl:
             client = await self._client(job)
             return await client.get("/v1/report", JobReport, **query) if client else None
         except CoxswainError:  # from the coordinator, or from the API server when it is asked for the token
+            return None
+
+    async def resize(self, job: Manifest, trainers: int) -> SizeReply | None:
+        """A coordinator of an earlier release knows no such call, which is a refusal."""
+        try:
+            client = await self._client(job)
+            return await client.post("/v1/size", Size(trainers), SizeReply) if client else None
+        except Refused as error:
+            return SizeReply("Refused", 0, str(error))
+        except CoxswainError:
             return None
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:

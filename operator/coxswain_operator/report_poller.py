@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coxswain.wire import JobReport
+from coxswain.wire import JobReport, SizeReply
 from coxswain_operator.jobcontrol import HttpJobControl
 from coxswain_operator.views import Manifest
 
@@ -61,6 +61,9 @@ class ReportPoller:
 
     def _start_task(self, job: Manifest, polled: _Polled) -> asyncio.Task[None]:
         return asyncio.create_task(self._poll(job, polled), name=f"reports of {job['metadata']['uid']}")
+
+    async def resize(self, job: Manifest, trainers: int) -> SizeReply | None:
+        return await self._control.resize(job, trainers)
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
         return await self._control.checkpoint_and_stop(job, reason, at_step)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import resource
 import signal
 import socket
@@ -26,6 +25,7 @@ from coxswain_coordinator.checkpoint.validation import job_of
 from coxswain_coordinator.coordinator import Coordinator
 from coxswain_coordinator.planning.mix_edits import MixEdits
 from coxswain_coordinator.planning.placers import place_step
+from coxswain_link import garbage
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.hardware import hardware_of
 from coxswain_link.store import Store, open_store
@@ -33,9 +33,6 @@ from coxswain_link.store import Store, open_store
 _SWITCH = 0.0005
 """Seconds between thread switches. A planning thread would else hold the interpreter for 5 ms at every call to a socket, so
 that thousands of ranks wait for one segment of plans."""
-
-_COLLECTIONS = (50_000, 20, 50)
-"""For the garbage collector: plans of a large job are a million objects, none of which is garbage."""
 
 
 def main(environment: Environment) -> int:
@@ -46,7 +43,7 @@ def main(environment: Environment) -> int:
 def prepare() -> None:
     """Makes this process fit for thousands of connections beside a planner."""
     sys.setswitchinterval(_SWITCH)
-    gc.set_threshold(*_COLLECTIONS)
+    garbage.collect_between_steps_alone()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

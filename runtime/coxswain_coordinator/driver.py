@@ -22,7 +22,7 @@ from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.checkpoint.validation import check_batch, check_index, job_of, stream_hash, version_of
 from coxswain_coordinator.index.merge import merge, source_reports
 from coxswain_coordinator.index.store import IndexStore
-from coxswain_coordinator.planning.committer import Committed, patience, steps_ahead
+from coxswain_coordinator.planning.committer import SEGMENT_STEPS, Committed, patience, steps_ahead
 from coxswain_coordinator.planning.late_plans import LatePlans
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.placers import Planner
@@ -82,6 +82,7 @@ class Driver:
                 run.log_steps()
                 seen, self._advanced = run.notifier.count, time.monotonic()
                 if not await self._advance():
+                    run.sweeps.idle()
                     await run.notifier.wait_until(lambda: run.notifier.count > seen, _STALL_CHECK_SECONDS)  # noqa: B023  called at once
         except Refused as error:
             return run.finish(termination.failed(run.fail(Fault(error.reason, error.message))))
@@ -156,7 +157,7 @@ class Driver:
             return await self._create_manifest(session, step)
         if run.history.piles_up:
             return await self._record(session)
-        if session.needs_plans(steps_ahead(run.history.step_seconds)) and self._planning is None:
+        if session.needs_plans(self._ahead) and self._planning is None:
             return await self._plan(session)
         if session.saved_end:
             return await self._await_workers(session)
@@ -193,6 +194,10 @@ class Driver:
         if changed := await self._store_call(self._mixes.offer, mix):
             self._state.change_mix(self._mixes.latest, changed)
 
+    @property
+    def _ahead(self) -> int:
+        return steps_ahead(self._state.history.step_seconds, self._state.stragglers.plans_around)
+
     async def _plan(self, session: Session) -> bool:
         """Commits the next segment, beside the driver where planners may take long: steps close meanwhile."""
         if self._worlds.solvers is None:
@@ -216,8 +221,9 @@ class Driver:
         cursor, in_hand = session.cursors[session.committed], session.committed - session.begun - 1
         until = time.monotonic() + patience(in_hand, run.history.step_seconds, session.started)
         committed = await self._store_call(
-            committer.commit, cursor, run.job.total_steps, lambda: time.monotonic() >= until or bool(session.lost)
-        )
+            committer.commit, cursor, run.job.total_steps, lambda: time.monotonic() >= until or bool(session.lost),
+            session.wanted_plans(self._ahead) if run.stragglers.plans_around else SEGMENT_STEPS, run.stragglers.speeds,
+        )  # fmt: skip
         if session.lost:
             return
         session.add(committed)
@@ -229,6 +235,7 @@ class Driver:
         metrics["coxswain_committed_step"].set(committed.next - 1)
         for plan in committed.plans:
             metrics["coxswain_planned_steps_total"].labels(plan.balance).inc()
+        self._state.stragglers.planned(committed.plans)
         if (event := self._late_plans.event(committed.missing)) is not None:
             self._state.record_event(*event, warning=True)
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from functools import reduce
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -74,6 +74,14 @@ class TimingLine(msgspec.Struct, frozen=True):
     ranks: tuple[RankTiming, ...]
 
 
+class Closed(NamedTuple):
+    """A closed step."""
+
+    line: StepLine
+    timing: TimingLine
+    reports: Mapping[int, StepReport]  # by rank
+
+
 class StepTracker:
     """Reports of the open steps of one generation. Steps close in order, each exactly once.
 
@@ -118,7 +126,12 @@ class StepTracker:
         reported = len(self._reports[self.open]) >= len(self.seats)
         return reported and not self.missing_digests(plan) and not self.missing_ranks()
 
-    def close(self, plan: StepPlan, now: float) -> tuple[StepLine, TimingLine] | None:
+    @property
+    def shares(self) -> Mapping[int, float]:
+        """By rank, its part of a task's planned seconds; a rank that is not in it has all of them."""
+        return self._shares
+
+    def close(self, plan: StepPlan, now: float) -> Closed | None:
         """Closes the open step once all reports and digests are there; `plan` is its plan."""
         if not self._is_complete(plan):
             return None
@@ -127,7 +140,11 @@ class StepTracker:
         digest = digests.chain(self.stream_digests[plan.step], plan.step, plan.sequences, ordered)
         self.open = plan.step + 1
         self.stream_digests[self.open] = digest
-        return step_line(plan, reports, self.seats, digest, now), timing_line(plan, reports, self.seats, self._shares)
+        return Closed(
+            step_line(plan, reports, self.seats, digest, now),
+            timing_line(plan, reports, self.seats, self._shares),
+            reports,
+        )
 
 
 def shares(layout: Layout, model: ModelConfig) -> dict[int, float]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional
@@ -86,7 +87,8 @@ def plain_loss(model: Any, step: int) -> Tensor:
 
 def test_a_model_of_ones_own_trains_in_rings_as_a_plain_torch_loop_trains_it() -> None:
     expected, losses = plain(STEPS)
-    plans = [random_plan(STREAM.lengths, 3, seed, degree=3) for seed in range(STEPS)]
+    plans = [random_plan(STREAM.lengths, 3, seed, degree=2 + seed % 2, key_heads=4) for seed in range(STEPS)]
+    assert {task.ulysses for tasks, _ in plans for task in tasks} == {UNSET, 2}
     assert any(task.kind == "ring" for tasks, _ in plans for task in tasks)
     results = run_threads(3, training.train, torch.float64, STREAM, plans, GPT2)
     for weights, _ in results:

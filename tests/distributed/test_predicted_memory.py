@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace as with_
+
+import numpy as np
 import pytest
 import torch
+from msgspec import UNSET
+from msgspec.structs import replace
+from torch import Tensor
 
 from coxswain.config import ModelConfig
 from coxswain.cost.memory import Recompute, Workload, peaks
 from coxswain.models import parameter_specs
-from coxswain.plan.values import Operation, Slice, StageOperations, Task
+from coxswain.plan.chunks import ring_slices
+from coxswain.plan.values import Operation, StageOperations, Task
 from coxswain_train.engine.engine import Engine
 from coxswain_train.engine.memory import MemoryPolicy
+from coxswain_train.engine.offload import Arriving, HostCopies
+from coxswain_train.model.ring import Message
 from tests.distributed import training
 from tests.distributed.live_bytes import peak_bytes
 from tests.distributed.plans import Plan
@@ -35,22 +46,88 @@ SHAPES = {
 MODES: tuple[Recompute, ...] = ("None", "Selective", "Full")
 
 
-def two_packs(tokens: int) -> Plan:
-    tasks = tuple(Task(i, "pack", (0,), (Slice(0, i, 0, tokens),)) for i in range(2))
+class Away(HostCopies):
+    """Host memory that torch's allocator knows nothing of, as a device's host is."""
+
+    def save(self, x: Tensor) -> Tensor:
+        """In numpy's memory, with the strides of `x`."""
+        host = torch.from_numpy(np.empty(x.nbytes, np.uint8)).view(x.dtype).as_strided(x.shape, x.stride())
+        return host.copy_(x.detach())
+
+    def load(self, host: Tensor) -> Arriving:
+        return torch.empty_like(host).copy_(host), None
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A ring whose other members send what they get: they are like this one."""
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Mirror:
+        for (_, sent), (_, received) in zip(sends, receives, strict=True):
+            received.copy_(sent)
+        return self
+
+    def wait(self) -> None: ...
+
+    def arrived(self) -> None: ...
+
+
+def two_tasks(tokens: int, members: int = 1) -> Plan:
+    """Packs, or with more members rings of one head group, of so many tokens a member."""
+    whole = [tokens * members] * 2
+    rings = [tuple(ring_slices([i], whole, tuple(range(members)))) for i in range(2)]
+    size = members if members > 1 else UNSET
+    tasks = tuple(
+        Task(i, "ring" if members > 1 else "pack", tuple(range(members)), rings[i], ulysses=size) for i in range(2)
+    )
     return tasks, (StageOperations(0, 0, tuple(Operation(k, i) for i in range(2) for k in ("F", "B"))),)  # type: ignore[arg-type]
 
 
 def measured(world: ThreadWorld, model: ModelConfig, rows: int, tokens: int, work: Workload, dtype: torch.dtype) -> int:
-    """The most bytes at one time in a step of two packs, with weights and the optimizer's state."""
-    layout, stream = layout_of([(1, model.layers)]), Stream(lengths=(tokens, tokens), vocabulary=rows)
+    """The most bytes at one time in a step of two tasks, with weights and the optimizer's state."""
+    layout = layout_of([(1, model.layers)])
+    stream, members = Stream(lengths=(tokens * 2, tokens * 2), vocabulary=rows), 2 if work.exchanges else 1
     engine = Engine(
         model, rows, training.OPTIMIZER, 10, layout, layout.ranks()[0], world, torch.device("cpu"), dtype,  # type: ignore[arg-type]
-        memory=MemoryPolicy(work.recompute),
+        memory=MemoryPolicy(work.recompute, lambda _: work.offload, Away()),
     )  # fmt: skip
+    engine._ring = lambda _: Mirror()  # type: ignore[method-assign]
     engine.initialise(training.SEED)
-    step = training.work_of(stream, 0, two_packs(tokens), 0)
+    step = training.work_of(stream, 0, two_tasks(tokens, members), 0)
     held = [*engine.model.weights().values(), *(x for boxes in engine.boxes().values() for x in boxes.values())]
     return sum(x.nbytes for x in held) + peak_bytes(lambda: engine.compute(step))
+
+
+OFFLOADED = [
+    pytest.param(shape, offload, marks=[] if (shape, offload) == ("many tokens", 1.0) else [pytest.mark.slow])
+    for shape in ("many tokens", "bf16", "wide feed-forward", "mostly weights")
+    for offload in (0.3, 1.0)
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("shape", "offload"), OFFLOADED)
+def test_what_offload_moves_away_is_not_in_the_predicted_peak(shape: str, offload: float) -> None:
+    model, rows, tokens, dtype = SHAPES[shape]
+    model = replace(model, layers=model.layers + 2)
+    for recompute in MODES:
+        work = Workload(dtype.itemsize, tokens, recompute, offload)
+        predicted, without = (
+            peaks(model, parameter_specs(model, rows), layout_of([(1, model.layers)]), each)[0, 0, 0].total
+            for each in (work, with_(work, offload=0.0))
+        )
+        (found,) = run_threads(1, measured, model, rows, tokens, work, dtype)
+        assert predicted == pytest.approx(found, rel=0.1), (recompute, without)
+        assert predicted < without or (recompute, offload) == ("Full", 0.3)  # whole inputs of layers go
+
+
+def test_what_an_exchange_of_heads_keeps_is_in_the_predicted_peak() -> None:
+    """Of a ring of two, which are one head group."""
+    model, rows, tokens, dtype = SHAPES["many tokens"]
+    work = Workload(dtype.itemsize, tokens, exchanges=True)
+    (found,) = run_threads(1, measured, model, rows, tokens, work, dtype)
+    predicted = peaks(model, parameter_specs(model, rows), layout_of([(1, model.layers)]), work)[0, 0, 0]
+    assert predicted.total == pytest.approx(found, rel=0.1)
 
 
 @pytest.mark.parametrize(("model", "rows", "tokens", "dtype"), SHAPES.values(), ids=SHAPES.keys())

@@ -13,7 +13,7 @@ from torch import Tensor
 from coxswain_train.model import attention
 from coxswain_train.model.attention import pack_attention
 from coxswain_train.model.ring import Block, Chunk, Exchange, Message, Pending, Ring, blocks, merge, ring_attention
-from coxswain_train.model.ulysses import ulysses_attention
+from coxswain_train.model.ulysses import HeadGroup, ulysses_attention
 from tests.distributed.cuda_kernels import CudaKernels
 from tests.distributed.threads import ThreadWorld, run_threads
 
@@ -130,6 +130,28 @@ def test_members_that_exchange_heads_may_hold_any_partition_of_the_sequence(shar
     chunks = (((0, 5), (60, 90)), ((20, 60),), ((5, 20), (90, 91), (100, LENGTH)), ((91, 100),))
     tensors = wide(LENGTH)
     assert error(run(tensors, chunks, share=share), alone(tensors)) <= 1e-13
+
+
+@pytest.mark.parametrize(("degree", "share"), [(4, 4), (4, 2)])
+def test_an_exchange_of_heads_on_kernels_that_ignore_strides_equals_one_device(
+    degree: int, share: int, cuda: CudaKernels
+) -> None:
+    tensors, lengths = wide(LENGTH), (40, 1, 90)
+    found = run(tensors, *(table(length, degree) for length in lengths), share=share)
+    names = {"varlen forward", "varlen backward"} if degree == share else {"forward", "backward"}
+    assert {*cuda.calls} == names
+    assert error(found, alone(tensors, *lengths)) <= 1e-13
+
+
+def test_what_an_exchange_of_heads_brings_can_go_to_host_memory() -> None:
+    """Queries, keys and values are tensors of their own there, without gaps between their rows."""
+
+    def member(world: ThreadWorld) -> list[bool]:
+        heads = HeadGroup(world.rank, (table(64, 4),), world.exchange((0, 1, 2, 3)))
+        found = heads.spread(*(x[:, :16] for x in wide(64)[:3]))
+        return [torch.ops.aten.is_non_overlapping_and_dense(x) for x in (*found, heads.collect(found[0]))]
+
+    assert run_threads(4, member) == [[True] * 4] * 4
 
 
 @pytest.mark.parametrize(("heads", "key_heads", "what"), [(8, 3, "3 key heads"), (9, 3, "9 query heads")])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coxswain_train.model.attention import PackKernel
 from coxswain_train.model.ring import Chunk, Ring, ring_attention
+from coxswain_train.model.ulysses import ulysses_attention
 from tests.distributed.threads import ThreadWorld, run_threads
 
 LENGTH, HEADS, SIZE = 2048, 8, 64
@@ -49,13 +50,15 @@ def flash(tensors: list[Tensor], lengths: list[int]) -> list[Tensor]:
     return [out, *kernel.backward(g, q, k, v, out, lse)]
 
 
-def ring(tensors: list[Tensor], degree: int) -> list[Tensor]:
+def ring(tensors: list[Tensor], degree: int, share: int = 1) -> list[Tensor]:
+    """`share`: so many neighbours exchange heads."""
     chunks = table(LENGTH, degree)
 
     def member(world: ThreadWorld) -> list[Tensor]:
         rows = torch.cat([torch.arange(*c, device="cuda") for c in chunks[world.rank]])
         q, k, v = (x[:, rows].detach().requires_grad_() for x in tensors[:3])
-        attend = ring_attention(Ring(world.rank, (chunks,), world.exchange(tuple(range(degree)))))
+        plain = ring_attention(Ring(world.rank, (chunks,), world.exchange(tuple(range(degree)))))
+        attend = ulysses_attention(world.rank, (chunks,), share, world.exchange) if share > 1 else plain
         out = attend(q, k, v)
         out.backward(tensors[3][:, rows])
         torch.cuda.synchronize()
@@ -69,6 +72,16 @@ def ring(tensors: list[Tensor], degree: int) -> list[Tensor]:
 def error(found: list[Tensor], expected: list[Tensor]) -> float:
     pairs = zip(found, expected, strict=True)
     return max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("kv_heads", [HEADS, 4])
+@pytest.mark.parametrize(("degree", "share"), [(2, 2), (4, 4), (8, 4), (6, 2)])
+def test_members_that_exchange_heads_are_as_near_to_exact_attention_as_one_flash_call(
+    degree: int, share: int, kv_heads: int
+) -> None:
+    tensors = inputs(kv_heads)
+    expected = exact(tensors, [LENGTH])
+    assert error(ring(tensors, degree, share), expected) <= 1.5 * error(flash(tensors, [LENGTH]), expected) + 1e-3
 
 
 @pytest.mark.parametrize("kv_heads", [HEADS, 2])

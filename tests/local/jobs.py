@@ -26,7 +26,7 @@ Object = dict[str, Any]
 # One replica holds the longest sequence, so any number of replicas can run the same stream.
 LONGEST = 384
 TOKENS_PER_STEP = 1536
-STEPS = 24
+STEPS = 12  # four checkpoints; two replicas take a tenth of a second of the processors for each
 ENDLESS = 100_000  # steps of a run that a test disturbs: it cannot end before that, however late the test is
 
 OPTIMIZER = {"learningRate": "3e-3", "warmupSteps": 4, "weightDecay": "0.1", "gradientClip": "1.0"}
@@ -239,7 +239,7 @@ def stop_recovered(run: Run, cox: subprocess.Popen[str], generation: int) -> int
     """Ctrl-C to an ENDLESS run that was disturbed, once it trains on in `generation` or a later one; the exit code."""
     reached = f"a step in generation {generation}"
     wait_until(lambda: any(step["worldGeneration"] >= generation for step in run.steps().values()), reached, 120)
-    wait_for_step(run, cox, max(STEPS, max(run.steps()) + 8))
+    wait_for_step(run, cox, max(STEPS, max(run.steps()) + 4))
     cox.send_signal(signal.SIGINT)
     return run.finish(cox)
 

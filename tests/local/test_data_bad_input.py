@@ -1,4 +1,4 @@
-"""Bad data in a whole run: what the user sees, and that nothing is lost."""
+"""Bad data in a whole run: what the user sees, and that nothing is lost. What is slow has a twin in tests/unit."""
 
 import gzip
 import json
@@ -34,6 +34,7 @@ def bad(tmp_path):
     return tmp_path / "bad"
 
 
+@pytest.mark.slow
 def test_a_truncated_archive_is_refused_by_its_path(tmp_path, objects, bad):
     lines = "".join(json.dumps({"text": f"{random.Random(i).random()}"}) + "\n" for i in range(300))
     (bad / "cut.jsonl.gz").write_bytes(gzip.compress(lines.encode())[:-100])
@@ -48,7 +49,7 @@ def test_a_truncated_archive_is_refused_by_its_path(tmp_path, objects, bad):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{}", "is not a tokenizer.json of Hugging Face's tokenizers library"),
+        pytest.param("{}", "is not a tokenizer.json of Hugging Face's tokenizers library", marks=pytest.mark.slow),
         (None, "tokenizer.json' does not exist"),
     ],
     ids=["broken", "missing"],

@@ -1,4 +1,4 @@
-"""Bad files: `cox run` says what is wrong and the way out, and loses nothing.
+"""Bad files: `cox run` says what is wrong and the way out, and loses nothing. What is slow has a twin in tests/unit.
 
 It leaves with 2 when it refuses the files, with 1 when the job fails on what only its services can see.
 """
@@ -69,11 +69,13 @@ def test_a_mix_that_names_an_absent_source_is_refused_by_that_name(tmp_path, obj
     assert refused(Run(tmp_path, objects), "DataSource 'docs' does not exist; create the DataSource docs") == 2
 
 
+@pytest.mark.slow
 def test_a_source_whose_folder_is_absent_is_refused_by_its_uri(tmp_path, objects):
     objects[1] = source("docs", f"file://{tmp_path}/nowhere", "Jsonl", "**/*.jsonl")
     assert refused(Run(tmp_path, objects), "SourceNotFound", f"{tmp_path}/nowhere") == 1
 
 
+@pytest.mark.slow
 def test_a_source_without_a_matching_object_is_refused(tmp_path, objects, corpus):
     objects[1] = source("docs", f"{corpus}/docs", "Jsonl", "**/*.json")
     assert refused(Run(tmp_path, objects), "SourceEmpty", "docs", "**/*.json") == 1
@@ -107,6 +109,7 @@ def test_devices_that_the_parallelism_does_not_divide_are_refused_with_both_numb
     assert refused(Run(tmp_path, objects), words) == 2
 
 
+@pytest.mark.slow
 def test_a_source_of_empty_files_is_refused_by_its_name(tmp_path, objects):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "nothing.jsonl").write_bytes(b"")

@@ -90,4 +90,5 @@ def test_cox_killed_between_the_steps_and_the_manifest_of_a_checkpoint_goes_on_w
     assert run.run() == 0, run.output + run.logs()
     assert (run.digests(), run.losses()) == (calm.digests(), calm.losses())
     assert counters(run) == (0, {"counted": 0, "ignored": PODS})
+    footprint.assert_gone()
     note(run.warnings())

@@ -36,7 +36,7 @@ def test_a_run_that_loses_a_worker_evaluates_as_one_replica_that_nothing_disturb
     endless = {"evaluation": EVALUATION, "stop": {"steps": ENDLESS}}
     two = Run(tmp_path / "two", job_objects(corpus, f"file://{tmp_path}/two", trainers=2, **endless))
     cox = two.start()
-    kill_service(two, cox, SERVICES["worker"], after_step=9)
+    kill_service(two, cox, SERVICES["worker"], after_step=5)
     assert stop_recovered(two, cox, generation=2) == 0, two.output + two.logs()
     losses = evaluations(one)
     assert list(losses) == list(range(EVERY - 1, STEPS, EVERY))

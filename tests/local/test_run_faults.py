@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(240)
 def test_a_killed_service_costs_no_data_and_leaves_nothing(tmp_path, corpus, calm, service):
     run = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/checkpoints", stop={"steps": ENDLESS}))
     cox = run.start()
-    footprint = kill_service(run, cox, SERVICES[service], after_step=7)
+    footprint = kill_service(run, cox, SERVICES[service], after_step=4)
     generation = 2 if service in NEW_WORLD else 1
     assert stop_recovered(run, cox, generation) == 0, run.output + run.logs()
     assert run.digests()[:STEPS] == calm.digests()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import zstandard
 
 from coxswain.api.parallelism import HybridData
 from coxswain.plan.planners import SLOW
@@ -63,7 +64,7 @@ def test_tensor_groups_and_stages_and_then_unequal_replicas_train_as_one_replica
 ) -> None:
     """The second run resumes from the first one's checkpoint, which another layout has written."""
     first = run_of(tmp_path / "square", corpus, tmp_path / "checkpoints", SQUARE)
-    assert first.run("--until-step", "10") == 0, first.output + first.logs()
+    assert first.run("--until-step", "5") == 0, first.output + first.logs()
     second = run_of(tmp_path / "unequal", corpus, tmp_path / "checkpoints", UNEQUAL)
     assert second.run() == 0, second.output + second.logs()
     stopped, resumed = max(first.steps()) + 1, min(second.steps())
@@ -104,6 +105,21 @@ def test_rings_over_pipelines_train_as_one_replica(tmp_path: Path, corpus: str, 
 
 
 @pytest.mark.slow
+def test_rings_that_exchange_heads_train_as_one_replica(tmp_path: Path, corpus: str) -> None:
+    """Rings of four are two groups of two: there are two key heads."""
+    shape = {"layers": 2, "hidden": 32, "heads": 4, "kvHeads": 2, "feedForward": 64, "vocabulary": 320}
+    spec: dict[str, Any] = {"model": {"config": shape}, "stop": {"steps": 9}}
+    whole = whole_run(tmp_path / "one", job_objects(corpus, f"file://{tmp_path}/one", trainers=1, **spec))
+    hybrid = {"hybridData": {"attention": "Ulysses", "maxDegree": 4}}
+    run = run_of(tmp_path / "four", corpus, tmp_path / "checkpoints", hybrid, capacity=LONGEST // 4, **spec)
+    assert run.run() == 0, run.output + run.logs()
+    records = (tmp_path / "checkpoints/log/placements").rglob("*.json.zst")
+    assert any(b'"ulysses":2' in zstandard.decompress(record.read_bytes()) for record in records)
+    assert run.digests() == whole.digests()
+    assert run.losses() == pytest.approx(whole.losses(), rel=1e-5)
+
+
+@pytest.mark.slow
 def test_the_loss_of_held_out_documents_is_that_of_one_replica(tmp_path: Path, corpus: str) -> None:
     evaluation = {"evaluation": {"everySteps": 3, "tokens": 700}, "stop": {"steps": 6}}
     whole = whole_run(tmp_path / "one", job_objects(corpus, f"file://{tmp_path}/one", trainers=1, **evaluation))
@@ -122,7 +138,7 @@ def test_a_killed_service_costs_no_data_under_tensor_groups_and_stages(
 ) -> None:
     run = run_of(tmp_path, corpus, tmp_path / "checkpoints", SQUARE, stop={"steps": ENDLESS})
     cox = run.start()
-    footprint = kill_service(run, cox, SERVICES[service], after_step=7)
+    footprint = kill_service(run, cox, SERVICES[service], after_step=4)
     generation = 2 if service in NEW_WORLD else 1
     assert stop_recovered(run, cox, generation) == 0, run.output + run.logs()
     assert run.digests()[:STEPS] == baseline.digests()
@@ -136,7 +152,7 @@ def test_mode_auto_keeps_its_choice_over_a_resume_and_trains_as_one_replica(
     tmp_path: Path, corpus: str, baseline: Run
 ) -> None:
     run = run_of(tmp_path, corpus, tmp_path / "checkpoints", {"mode": "Auto"})
-    assert run.run("--until-step", "10") == 0, run.output + run.logs()
+    assert run.run("--until-step", "5") == 0, run.output + run.logs()
     chosen = layout_of(run)
     assert run.run() == 0, run.output + run.logs()
     said = [line["message"] for line in run._lines("events.jsonl") if line["reason"] == "StrategyChosen"]

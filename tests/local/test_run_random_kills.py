@@ -12,16 +12,21 @@ from os import close, pidfd_open
 
 import pytest
 
-from tests.local.jobs import SERVICES, STEPS, Footprint, Run, find_service, job_objects, whole_run
+from tests.local.jobs import SERVICES, Footprint, Run, find_service, job_objects, whole_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 RUNS = 30
+STEPS = 24
 BLIND = (
     0.3  # how many blows come at some time, not at some step: also before there are steps, or just after another blow
 )
 LATEST = 4.0  # seconds
 LONGEST_PAUSE = 20.0
+
+
+def objects_in(folder, corpus, **options):
+    return job_objects(corpus, f"file://{folder}/checkpoints", stop={"steps": STEPS}, **options)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +37,7 @@ def calm(tmp_path_factory, corpus):
     def of(trainers: int) -> Run:
         if trainers not in known:
             folder = tmp_path_factory.mktemp("calm")
-            known[trainers] = whole_run(folder, job_objects(corpus, f"file://{folder}/checkpoints", trainers=trainers))
+            known[trainers] = whole_run(folder, objects_in(folder, corpus, trainers=trainers))
         return known[trainers]
 
     return of
@@ -92,9 +97,8 @@ class Victims:
 def test_a_run_with_random_kills_and_pauses_ends_like_one_without(tmp_path, corpus, calm, seed):
     draw = random.Random(seed)
     trainers, loaders = draw.choice([1, 2, 3]), draw.choice([1, 2])
-    objects = job_objects(corpus, f"file://{tmp_path}/checkpoints", trainers=trainers, loaders=loaders)
     expected = calm(trainers)
-    run = Run(tmp_path, objects)
+    run = Run(tmp_path, objects_in(tmp_path, corpus, trainers=trainers, loaders=loaders))
     victims = Victims(run, draw)
     for _ in range(draw.choice([1, 2, 3])):
         victims.strike()

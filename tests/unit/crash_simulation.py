@@ -24,7 +24,7 @@ from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER
 from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.api.report import job_report
 from coxswain_coordinator.driver import Driver, Edits
-from coxswain_coordinator.planning.placers import place_step
+from coxswain_coordinator.planning.placers import Speeds, place_step
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.http_client import AsyncClient, _Again, _read
@@ -43,12 +43,14 @@ MOST_UNSAVED = 4  # steps; with a checkpoint every third one they never are that
 LATENCY = 1 / 64  # of a call. A power of two: sums are exact, so the order of events is fixed
 
 _placed = cache(
-    lambda lengths, layout, job: place_step(list(lengths), layout, msgspec.json.decode(job, type=JobConfig))
+    lambda lengths, layout, job, speeds: place_step(
+        list(lengths), layout, msgspec.json.decode(job, type=JobConfig), speeds
+    )
 )
 
 
-def planner(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:
-    found: Placement = _placed(tuple(lengths), layout, msgspec.json.encode(job))
+def planner(lengths: list[int], layout: Layout, job: JobConfig, speeds: Speeds) -> Placement:
+    found: Placement = _placed(tuple(lengths), layout, msgspec.json.encode(job), speeds)
     return found
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from coxswain.api.trainingjob_status import TrainingJobStatus
 from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
-from coxswain.wire import JobReport
+from coxswain.wire import JobReport, SizeReply
 from coxswain_operator.children.common import controller_of
 from coxswain_operator.cluster import AlreadyExists, Conflict, WatchEvent
 from coxswain_operator.node_decoding import Node, node_view
@@ -85,6 +85,8 @@ class FakeCluster:
         self.events: list[Event] = []
         self.calls: list[tuple[str, int]] = []
         self.status_writes = 0
+        self.sizes_asked: list[int] = []  # that the coordinator was asked for
+        self.reply_to_size: Callable[[int], SizeReply | None] = lambda _: SizeReply("Refused", 0, "it cannot")
         self.watchers: list[asyncio.Queue[WatchEvent]] = []
         self.level = ""  # of Pod Security, that the namespace enforces
         self.unplaceable: set[str] = set()  # members for whose pods no node has room
@@ -181,6 +183,11 @@ class FakeCluster:
     async def report(self, job: Manifest) -> JobReport | None:
         alive = self.pod("coordinator")
         return self.report_now if alive and alive["status"]["phase"] == "Running" else None
+
+    async def resize(self, job: Manifest, trainers: int) -> SizeReply | None:
+        self.before_call("size", str(trainers))
+        self.sizes_asked.append(trainers)
+        return self.reply_to_size(trainers)
 
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
         self.before_call("stop", reason)

@@ -7,7 +7,7 @@ from typing import Any
 
 from coxswain.wire import Fault, JobReport
 from coxswain_operator.reconcile import reconcile
-from coxswain_operator.reconcile.actions import Decision, Observed
+from coxswain_operator.reconcile.actions import Decision, Observed, Sizing
 from coxswain_operator.reconcile.context import Context, build_context
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.settings import Settings
@@ -43,6 +43,7 @@ class Scene:
     annotations: dict[str, str] = field(default_factory=dict)
     children: tuple[ChildView, ...] = ()
     rejection: Fault | None = None
+    sizing: Sizing | None = None
     now: float = NOW
 
     @property
@@ -53,7 +54,7 @@ class Scene:
         job["status"] = {"seen": self.seen, "trainers": trainers, "startTime": stamp(1000.0), **self.status}
         return Observed(
             job, (data_source(),), (data_mix(),), pods=self.pods, children=self.children, report=self.report,
-            rejection=self.rejection,
+            rejection=self.rejection, sizing=self.sizing,
         )  # fmt: skip
 
     def context(self) -> Context:

@@ -20,13 +20,13 @@ from coxswain.errors import Refused
 from coxswain.layout import Layout
 from coxswain.plan.planners import BALANCES
 from coxswain.plan.values import Placement
-from coxswain_coordinator.planning.placers import Planner, place_step
+from coxswain_coordinator.planning.placers import Planner, Speeds, place_step
 from coxswain_coordinator.planning.solvers import Solvers
 
 HANGS, KILLED, REFUSES, RAISES, HEAVY = 101, 102, 103, 104, 105  # tokens of a step's first sequence
 
 
-def slow(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:
+def slow(lengths: list[int], layout: Layout, job: JobConfig, _: Speeds = ()) -> Placement:
     """Places by Naive under its own name; what the first sequence asks for comes before."""
     if job.parallelism.balance != "Slow":
         return place_step(lengths, layout, job)
@@ -51,7 +51,7 @@ def act(what: int, folder: Path) -> None:
         raise ValueError(f"imported: {sorted(heavy & sys.modules.keys())}")
 
 
-def together(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:
+def together(lengths: list[int], layout: Layout, job: JobConfig, _: Speeds = ()) -> Placement:
     """Ends once two steps are being placed."""
     folder = Path(job.name)
     (folder / f"began-{lengths[0]}").touch()
@@ -60,7 +60,7 @@ def together(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:
     return place_step(lengths, layout, replace(job, parallelism=replace(job.parallelism, balance="Naive")))
 
 
-def later(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:
+def later(lengths: list[int], layout: Layout, job: JobConfig, _: Speeds = ()) -> Placement:
     """The ninth step and those after it wait for a file."""
     folder = Path(job.name)
     began = len(list(folder.glob("planned-*")))
@@ -76,7 +76,7 @@ def one_after_another() -> Planner:
     """Places each step by the next of all balances."""
     balances = cycle(BALANCES)
 
-    def place(lengths: list[int], layout: Layout, job: JobConfig) -> Placement:
+    def place(lengths: list[int], layout: Layout, job: JobConfig, _: Speeds = ()) -> Placement:
         return place_step(lengths, layout, replace(job, parallelism=replace(job.parallelism, balance=next(balances))))
 
     return place

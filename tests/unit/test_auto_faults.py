@@ -66,6 +66,18 @@ def test_a_model_that_only_recompute_makes_fit_names_that_mode() -> None:
     )
 
 
+@pytest.mark.parametrize(("tokens", "helps"), [(1536, True), (2048, False)])
+def test_offload_counts_in_what_mode_auto_may_choose_and_is_named_where_it_makes_a_replica_fit(
+    tokens: int, helps: bool
+) -> None:
+    trainers = {"count": 4, "minCount": 4, "maxCount": 4}
+    policy = {**GPU, "hybridData": {"tokensPerReplica": tokens}}
+    (fault,) = faults(job(policy, model={"preset": "llama-2-7b"}, trainers=trainers))
+    assert ("or set offload: Auto" in fault.way_out) is helps
+    moved = faults(job({**policy, "offload": "Auto"}, model={"preset": "llama-2-7b"}, trainers=trainers))
+    assert ("MemoryTooSmall" in [found.reason for found in moved]) is not helps
+
+
 def test_a_sequence_that_the_replicas_that_fit_cannot_hold_is_refused() -> None:
     trainers = {"count": 4, "minCount": 4, "maxCount": 4}
     policy = {**GPU, "recompute": "Selective", "hybridData": {"tokensPerReplica": 4096}}

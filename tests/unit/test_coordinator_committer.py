@@ -36,7 +36,12 @@ def committer(job, generation: int = 1, trainers: int = 2) -> Committer:
     mixes = MixHistory(log)
     mixes.offer(job.mix)
     return Committer(
-        job, log, mixes, stream_of(job), record, in_turn(lambda lengths: place_step(lengths, record.layout, job))
+        job,
+        log,
+        mixes,
+        stream_of(job),
+        record,
+        in_turn(lambda lengths, speeds: place_step(lengths, record.layout, job, speeds)),
     )
 
 
@@ -208,7 +213,7 @@ def test_an_evaluation_whose_forwards_would_wait_for_each_other_is_never_committ
         StageOperations(r, 0, tuple(Operation(o[0], int(o[1])) for o in text.split())) for r, text in enumerate(orders)
     )
     stuck = dataclasses.replace(
-        committer(evaluated_job(tmp_path, every=1)), place=in_turn(lambda _: placement_of(layout, tasks, lists))
+        committer(evaluated_job(tmp_path, every=1)), place=in_turn(lambda *_: placement_of(layout, tasks, lists))
     )
     with pytest.raises(AssertionError, match="evaluation: hang: replica 0 waits in F of task 0"):
         commit(stuck)
@@ -261,8 +266,8 @@ def test_a_coordinator_that_adopts_a_generation_reads_the_recorded_placement_of_
 def with_reversed_tasks(c: Committer) -> Committer:
     """One whose own placements would have the tasks in another order."""
 
-    def reversed_tasks(steps, is_late):
-        found = c.place(steps, is_late).placements
+    def reversed_tasks(steps, is_late, speeds):
+        found = c.place(steps, is_late, speeds).placements
         return Placed({step: replace(p, tasks=p.tasks[::-1]) for step, p in found.items()})
 
     return dataclasses.replace(c, place=reversed_tasks)
@@ -330,5 +335,10 @@ def recorded_parts(job) -> list[str]:
 def replace_place(c: Committer, job) -> Committer:
     three = next_generation(job, 1, "me", agents(3), (), None).layout
     return Committer(
-        c.job, c.log, c.mixes, c.stream, c.generation, in_turn(lambda lengths: place_step(lengths, three, job))
+        c.job,
+        c.log,
+        c.mixes,
+        c.stream,
+        c.generation,
+        in_turn(lambda lengths, speeds: place_step(lengths, three, job, speeds)),
     )

@@ -82,7 +82,7 @@ def play(
 ) -> tuple[Simulation, End]:
     """Runs a simulation in its own loop, which fixes the order of events."""
     folder.mkdir(exist_ok=True)
-    with asyncio.Runner(loop_factory=lambda: looptime.new_event_loop(start=0)) as runner:
+    with asyncio.Runner(loop_factory=lambda: looptime.new_event_loop(start=0, noop_cycles=0)) as runner:
         return runner.run(_play(Simulation(job_in(folder, every), folder, crashes, stop_at, edited)))
 
 

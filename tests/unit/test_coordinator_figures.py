@@ -24,12 +24,11 @@ from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.rates import step_seconds, tokens_per_second
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.state.step_log import StepLog, describe, short, slowest_ranks
-from coxswain_coordinator.steps import PlannedTask, RankTiming, StepTracker, TimingLine, seconds_beside_tasks
+from coxswain_coordinator.steps import Closed, PlannedTask, RankTiming, StepTracker, seconds_beside_tasks
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.test_coordinator_parts import agents, committed, plan, replace_cursors, report, session
 
-Closed = tuple[StepLine, TimingLine]
 MEASURED = Hardware(
     rates=Rates(
         linear_tflops=1, attention_tflops=1, kv_element_bytes=4, inside_node_gbps=9, between_nodes_gbps=1, task_ms=1,
@@ -54,7 +53,7 @@ def close(book: StepTracker, step: int, ended: float, arrival: float, **changes)
 
 
 def lines(found: list[Closed]) -> list[StepLine]:
-    return [line for line, _ in found]
+    return [closed.line for closed in found]
 
 
 @pytest.mark.parametrize(
@@ -287,7 +286,7 @@ def test_the_line_of_a_step_has_the_loss_of_all_ranks_over_the_labels_of_its_eva
         book.add_report(report(rank, 0, evaluation_loss_sum=part, evaluation_seconds=0.5 + rank))
     book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
     held_out = Evaluation((Sequence("code", -1, 9, 0, 5, 9),), (), (), 4, 0)
-    line, _ = book.close(replace(plan(0), evaluation=held_out), 5000.0)
+    line, *_ = book.close(replace(plan(0), evaluation=held_out), 5000.0)
     assert (line.evaluation_loss, line.evaluation_tokens, line.evaluation_seconds) == (loss, 5, 1.5)
     assert (line.tokens, line.sequences, line.tokens_by_source) == (11, 2, {"code": 6, "docs": 5})
 
@@ -347,7 +346,7 @@ def test_steps_within_a_second_share_a_line_that_names_their_range(run, caplog):
 def test_a_burst_of_a_thousand_steps_is_two_lines_and_a_line_is_at_most_two_hundred_bytes(tmp_path, caplog):
     caplog.set_level(logging.INFO, "coxswain_coordinator")
     now = [0.0]
-    log, (line, _) = StepLog(lambda: now[0]), closed(tmp_path, [1.0])[0]
+    log, line = StepLog(lambda: now[0]), closed(tmp_path, [1.0])[0].line
     assert not log.due()
     for number in range(1_000_000, 1_001_000):
         log.add(

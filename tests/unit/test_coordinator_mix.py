@@ -22,6 +22,7 @@ from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.world.formation import digest_of
 from coxswain_link.store import open_store
+from tests.draws import draws
 from tests.unit.coordinator_fakes import cluster, make_job, make_source
 from tests.unit.test_coordinator_committer import committer
 
@@ -99,7 +100,7 @@ EDITS = st.dictionaries(
 RESTARTS = st.lists(st.tuples(st.integers(0, SEGMENTS * 8), st.floats(0, 1)), max_size=4)
 
 
-@settings(max_examples=40)
+@settings(max_examples=draws(15, 40))
 @given(edits=EDITS, restarts=RESTARTS)
 def test_the_same_edits_give_the_same_steps_whatever_coordinator_restarts_from_wherever(
     tmp_path_factory, edits, restarts

@@ -81,7 +81,7 @@ def test_a_step_closes_when_every_rank_and_every_digest_is_there(tmp_path):
     book.add_report(report(1))
     assert book.missing_digests(plan(0)) == 1
     book.add_delivered(DeliveredDigests(1, 0, ((1, two),)))
-    line, _ = book.close(plan(0), 1.0)
+    line, *_ = book.close(plan(0), 1.0)
     assert line.stream_digest == digests.chain(STREAM_SEED, 0, plan(0).sequences, (one, two))
     assert (line.loss, line.delivered_digest, line.idle_fraction) == ((10.0 + 11.0) / 10, f"{14:016x}", 0.25)
     assert line.tokens_by_source == {"code": 6, "docs": 5}
@@ -99,7 +99,7 @@ def test_losses_and_tokens_count_once_a_replica_and_idle_time_over_all_ranks(tmp
         mine = replace(report(rank), delivered=1 << rank, compute_seconds=rank, evaluation_loss_sum=float(rank))
         book.add_report(mine)
     book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
-    line, timing = book.close(replace(plan(0), evaluation=Evaluation((), (), (), labels=2, first=0)), 1.0)
+    line, timing, _ = book.close(replace(plan(0), evaluation=Evaluation((), (), (), labels=2, first=0)), 1.0)
     assert line.loss == (12.0 + 13.0) / 10  # ranks 2 and 3 are the last stages
     assert line.evaluation_loss == (2.0 + 3.0) / 2
     assert line.delivered_digest == f"{0b1001:016x}"  # ranks 0 and 3 are the first ones
@@ -449,7 +449,7 @@ def test_a_timing_line_names_planned_and_measured_tasks(tmp_path):
     book.add_report(report(0))
     book.add_report(report(1, seconds=5.0))
     book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
-    _, timing = book.close(plan(0), 1.0)
+    _, timing, _ = book.close(plan(0), 1.0)
     line = msgspec.to_builtins(timing)
     assert (line["seconds"], line["makespan"], line["replicas"]) == (5.0, 3.0, 2)
     assert [(t["kind"], t["tokens"], t["sequences"]) for t in line["planned"]] == [("ring", 6, (0,)), ("pack", 5, (1,))]

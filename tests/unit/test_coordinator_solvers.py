@@ -143,7 +143,7 @@ class Answers:
     def __init__(self, found):
         self.found = found
 
-    def place(self, steps, layout, job, is_late):
+    def place(self, steps, layout, job, is_late, speeds):
         return self.found
 
 
@@ -151,7 +151,7 @@ def test_the_fall_back_places_what_is_late_or_fails_and_the_placement_says_so(tm
     job, seconds = slow_job(tmp_path), []
     solved = slow([10], LAYOUT, job)
     placer = in_processes(Answers({0: Solved(solved, 2.5), 1: Failed("why")}), slow, LAYOUT, job, seconds.append)
-    found = placer({0: [10], 1: [11], 2: [12]}, lambda: True)
+    found = placer({0: [10], 1: [11], 2: [12]}, lambda: True, ())
     assert [found.placements[s].balance for s in range(3)] == ["slow", "makespan", "makespan"]
     expected = replace(job, parallelism=replace(job.parallelism, balance="Makespan"))
     assert found.placements[2] == place_step([12], LAYOUT, expected)
@@ -191,12 +191,12 @@ def test_late_plans_are_at_most_one_event_a_minute_that_counts_the_others():
 def test_a_coordinator_that_restarts_keeps_what_was_late_before(tmp_path):
     first = committer(make_job(tmp_path))
 
-    def partly_late(steps, is_late):
-        placed = first.place(steps, is_late)
+    def partly_late(steps, is_late, speeds):
+        placed = first.place(steps, is_late, speeds)
         named = {s: replace(p, balance="slow") if s % 2 else p for s, p in placed.placements.items()}
         return Placed(named, (Missing(0, "Slow", 1.0, ""),))
 
-    def never(steps, is_late):
+    def never(steps, is_late, speeds):
         raise AssertionError("placed again")
 
     one, again = (
@@ -216,9 +216,9 @@ def test_a_coordinator_that_restarts_places_only_the_steps_that_no_part_has(tmp_
     [found] = commit(part, stop=3)
     asked = []
 
-    def placer(steps, is_late):
+    def placer(steps, is_late, speeds):
         asked.extend(steps)
-        return part.place(steps, is_late)
+        return part.place(steps, is_late, speeds)
 
     [rest] = commit(committing.Committer(part.job, part.log, part.mixes, part.stream, part.generation, placer))
     assert (asked, rest.plans[:3]) == ([3, 4, 5, 6, 7], found.plans)

@@ -20,6 +20,7 @@ from coxswain_coordinator.planning.committer import Committer
 from coxswain_operator.controller import Controller
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
+from tests.draws import draws
 from tests.unit.fake_cluster import (
     NAMESPACE,
     FakeCluster,
@@ -242,7 +243,8 @@ FATES = st.one_of(
 DISTURBANCES = st.dictionaries(st.integers(0, SEGMENTS - 1), st.lists(FATES, min_size=1, max_size=2))
 
 
-@settings(max_examples=15, phases=[Phase.explicit, Phase.generate])  # an example takes a second: none is made smaller
+# An example takes a third of a second: none is made smaller.
+@settings(max_examples=draws(6, 15), phases=[Phase.explicit, Phase.generate])
 @given(edits=EDITS, before=DISTURBANCES, meanwhile=DISTURBANCES)
 def test_the_same_edits_give_the_same_steps_whatever_is_killed_and_suspended(
     tmp_path_factory, edits, before, meanwhile

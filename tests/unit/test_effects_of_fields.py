@@ -28,8 +28,6 @@ PARTS = ("core", "runtime", "operator", "cli")
 # Fields whose only reader is a rule: a bound of what a server takes, or the refusal of what has no effect.
 JUDGED = {
     "maxCount": "trainers-maximum", "loaders.max": "data-loaders-fixed",
-    "stragglers": "stragglers-action",
-    "action": "stragglers-action", "thresholdPercent": "stragglers-window", "windowSteps": "stragglers-window",
 }  # fmt: skip
 
 # Fields of stored and sent values that nothing reads. Other releases read and write them: their bytes stay.
@@ -38,10 +36,6 @@ KEPT = {
     "Generation.author": "for people who read a plan log",
     "CheckpointManifest.attempt_generation": "for people who read a manifest",
     "Layout.standby": "for people who read a plan log; its hash names the layout",
-    "JobConfig.stragglers": "always the defaults: rule stragglers",
-    "StragglerConfig.action": "always None: rule action",
-    "StragglerConfig.threshold_percent": "always 10: rule thresholdPercent",
-    "StragglerConfig.window_steps": "always 3: rule windowSteps",
 }
 
 

@@ -55,7 +55,7 @@ def test_a_refusal_names_the_bytes_their_parts_and_the_limit() -> None:
     assert parts[:3] == pytest.approx([12.1, 24.1, 9.0], abs=0.1)  # 6.5 G parameters: 2, 4 and 12 / 8 bytes of each
 
 
-CHANGES = re.compile(r"(recompute|tensor|pipeline): (\w+)|hybridData\.tokensPerReplica at most (\d+)")
+CHANGES = re.compile(r"(recompute|offload|tensor|pipeline): (\w+)|hybridData\.tokensPerReplica at most (\d+)")
 
 
 def changed(way_out: str) -> list[dict[str, Any]]:
@@ -82,6 +82,28 @@ def test_every_way_out_that_a_refusal_names_makes_the_job_fit(
     assert [list(policy) for policy in policies] == fields
     for policy in policies:
         assert check(job(preset, trainers, devices, **policy)) == []
+
+
+@pytest.mark.parametrize(("tokens", "named"), [(7168, True), (8192, False)])
+def test_offload_is_named_where_what_it_moves_in_any_task_makes_the_job_fit(tokens: int, named: bool) -> None:
+    """A quarter of the activations of the shortest sequences, by the bandwidth of the host's link."""
+    policy: dict[str, Any] = {"hybridData": {"tokensPerReplica": tokens}}
+    batch = {"tokensPerStep": 1 << 20, "maxSequenceTokens": 4096}
+    way_out = fault(job("llama-7b", 1, 8, batch, **policy)).way_out
+    assert ("offload: Auto" in way_out) is named
+    with_offload = check(job("llama-7b", 1, 8, batch, offload="Auto", **policy))
+    assert [found.reason for found in with_offload] == ([] if named else ["MemoryTooSmall"])
+    assert all("offload" not in found.way_out for found in with_offload)
+
+
+def test_an_exchange_of_heads_needs_memory_for_what_it_brings_home() -> None:
+    """A ring's output is kept as attention and as the next product need it."""
+
+    def needed(attention: str) -> float:
+        found = fault(job("llama-7b", 1, 8, hybridData={"tokensPerReplica": 8192, "attention": attention}))
+        return float(found.value.removesuffix(" GiB"))
+
+    assert needed("Ulysses") - needed("Ring") == pytest.approx(32 * 2 * 4096 * 8192 / 2**30, abs=0.2)
 
 
 def test_a_job_that_nothing_makes_fit_is_refused_with_devices_or_model_to_change() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,18 @@ def test_the_makespan_that_the_search_believes_in_is_what_its_tasks_take(
     long, short = long_first(problem)
     trial = search(problem, long, short)
     assert max(reference.run(problem, drafts_of(trial, short)), default=0.0) == pytest.approx(trial.makespan)
-    assert max(reference.run(problem, makespan(problem)), default=0.0) <= trial.makespan + ROUNDING
+
+
+@calm
+@for_all(step=steps())
+def test_a_plan_that_heeds_speeds_never_ends_after_one_that_knows_of_none(
+    step: tuple[list[int], dict[str, Any]],
+) -> None:
+    lengths, numbers = step
+    problem = make_problem(lengths, **numbers)
+    unaware = makespan(replace(problem, speeds=np.ones(problem.replicas)))
+    ends = (max(reference.run(problem, drafts), default=0.0) for drafts in (makespan(problem), unaware))
+    assert next(ends) <= next(ends) + ROUNDING
 
 
 @calm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import permutations, product
 
 import numpy as np
@@ -135,3 +136,21 @@ def test_forwards_of_an_evaluation_are_replayed_without_backwards() -> None:
     assert "operation B of task 0 is missing, foreign or repeated" in replay(
         placement_of(layout, tasks, trained), layout, "F"
     )[0]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "context"), [("github", 8 * K), ("byted", 32 * K)])
+def test_replicas_that_are_all_eight_times_as_fast_get_the_same_plan(name: str, context: int) -> None:
+    """A stage of eight takes an eighth of a task: so fast are the replicas of a job whose stages are equal."""
+    problem = problem_of(name, context, 8, 8, 0)
+    fast = replace(problem, speeds=np.full(32, 8.0))
+    assert planner("makespan")(fast) == planner("makespan")(problem)
+
+
+@pytest.mark.parametrize("slow", [1 / 1.3, 1 / 4, 1e-3])
+@pytest.mark.parametrize("context", [8 * K, 64 * K])
+def test_a_slow_pipeline_costs_less_than_twice_its_share(context: int, slow: float) -> None:
+    problem = problem_of("github", context, 4, 16, 0)
+    some = replace(problem, speeds=np.where(np.arange(32) == 5, slow, 1.0))
+    even, uneven = (end_of(p, planner("makespan")(p)) for p in (problem, some))
+    assert uneven <= even * (1 + 2 * (1 - slow) / 32)
+    assert uneven <= end_of(some, planner("makespan")(problem))

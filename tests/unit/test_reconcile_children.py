@@ -156,7 +156,7 @@ def test_only_the_coordinator_is_behind_the_service() -> None:
 
 
 def test_the_names_of_a_job_of_forty_characters_fit() -> None:
-    job, config = job_and_config(trainers={"count": 100_000})
+    job, config = job_and_config()
     job["metadata"]["name"] = "j" * 40
     spec = pod(job, config, "trainer-99999", 9999)
     assert len(spec["metadata"]["name"]) <= 63 and len(spec["spec"]["hostname"]) <= 63

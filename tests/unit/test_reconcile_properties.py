@@ -16,6 +16,7 @@ from coxswain_operator.reconcile.ranges import decode
 from coxswain_operator.reconcile.status import JobStatus, read_status
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import Manifest
+from tests.draws import draws
 from tests.unit.fake_cluster import (
     NAMESPACE,
     Crash,
@@ -33,7 +34,7 @@ MEMBERS = ("coordinator", "loader-0", "trainer-0", "trainer-1")
 WORKERS = MEMBERS[1:]
 MUTATING = ("create", "delete", "patch", "publish", "stop")
 
-examples = settings(max_examples=60)
+examples = settings(max_examples=draws(25, 60))
 
 
 class Watched(FakeCluster):

@@ -165,7 +165,7 @@ TRAINS = report("Running", 10)
         ((COORDINATOR,), TRAINS, scaled(), 1, True),
         ((COORDINATOR,), TRAINS, scaled(), 2, False),
         ((COORDINATOR,), report("Suspended", 10), scaled(), 3, True),  # and is about to leave
-        ((COORDINATOR,), report("Starting", 10), scaled(), 3, False),
+        ((COORDINATOR,), report("Starting", 10), scaled("Starting"), 3, False),
         ((COORDINATOR,), None, scaled(), 3, True),  # one answer is missing
         ((COORDINATOR,), None, scaled("Starting"), 3, False),
         ((replace(COORDINATOR, ready=False),), None, scaled(), 3, False),

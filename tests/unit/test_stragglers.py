@@ -418,3 +418,67 @@ def test_a_straggler_long_without_relapse_is_soon_normal_again_the_next_time() -
         run.world.slow[FIRST] = 1.0
         took.append(next(n for n in range(200) if not confirmed(run.step())))
     assert took[0] > 3 * took[1]
+
+
+# --- what the evidence is worth --------------------------------------------------------------------------------------
+
+
+def test_a_control_that_has_just_paused_is_a_control_all_the_same() -> None:
+    run = slowed(2.0, noise=0.0)
+    while FIRST not in run.probed:
+        run.step()
+    asked = run.probed
+    controls = [rank for rank in asked if rank != FIRST]
+    run.world.slow[controls] = 1.3
+    for run.probed in ((), ()):
+        run.step()
+    run.world.slow[controls], run.probed = 1.0, asked
+    assert confirmed(run.step()) == [FIRST]
+
+
+def test_a_suspect_keeps_its_history_in_another_role_so_that_a_little_slower_still_counts() -> None:
+    run = slowed(1.17, noise=0.0)
+    run.world.natural[:] = 1.0
+    for _ in range(8):
+        run.probed = ()
+        run.step()
+    places = [msgspec.structs.replace(p, stage=(p.stage + 1) % 4) for p in run.detector.places]
+    run.detector = run.detector.moved(places)
+    for _ in range(8):
+        run.probed = ()
+        report = run.step()
+    assert report.states[FIRST] == State.SUSPECTED
+    assert confirmed(run.step()) == [FIRST]
+
+
+def test_stragglers_in_the_last_stage_do_not_make_it_heavy() -> None:
+    run = running(noise=0.0)
+    last = np.flatnonzero(run.world.stage == 3)
+    run.world.slow[last[:12]] = 2.0
+    report = run.steps(20)
+    assert report.last_stage == pytest.approx(1.0, rel=0.05)
+    assert {Cause(int(c)) for c in report.causes[last[12:]]} == {Cause.NONE}
+
+
+def test_a_device_that_is_well_again_recovers_though_it_pauses_in_every_fifth_step() -> None:
+    run = slowed(1.5, noise=0.0)
+    run.steps(12)
+    for number in range(30):
+        run.world.slow[FIRST] = 3.0 if number % 5 == 0 else 1.0
+        report = run.step()
+    assert not report.states.any()
+
+
+def test_a_suspect_that_was_cleared_and_gets_slower_is_one_since_then() -> None:
+    run = running(noise=0.0)
+    report, cleared, number = run.step(), 0, 0
+    while not cleared or report.states[FIRST] == State.NORMAL:
+        number += 1
+        before = report.states[FIRST]
+        step = run.world.step(ONSET + number, run.probed)
+        step.compute[FIRST] *= 2.5 if cleared else 1.3
+        report = run.detector.observe(step)
+        run.probed = report.probes
+        if not cleared and before == State.SUSPECTED and report.states[FIRST] == State.NORMAL:
+            cleared = ONSET + number
+    assert report.finding(FIRST).since > cleared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coxswain.config import ModelConfig
+from coxswain.config import BatchConfig, ModelConfig, ParallelConfig
 from coxswain.cost import hardware, load_constants
 from coxswain.cost.constants import MODELS, device_memory
 from coxswain.cost.memory import RESERVED, Workload, peaks
@@ -28,6 +29,7 @@ from coxswain.plan.strategy.choose import choose
 from coxswain.plan.strategy.costs import kind_cost, stage_constants
 from coxswain.plan.strategy.judge import step_seconds, trial_of
 from coxswain.plan.strategy.kinds import balanced, capacity_of, kinds_of, most, peak_bytes
+from coxswain.plan.strategy.machine import asked, machine_of
 from coxswain.plan.strategy.pool import NEVER, Tables, histogram, propose
 from coxswain.plan.strategy.values import Kind, Machine, layout_of
 from coxswain.plan.values import Slice, Task
@@ -47,6 +49,26 @@ def machine(
 
 def steps(name: str = "github", context: int = 32768, tokens: int = 2**20, count: int = 5) -> list[np.ndarray]:
     return [draw_lengths(name, context=context, tokens=tokens, seed=seed) for seed in range(count)]
+
+
+def test_offload_and_the_exchange_of_heads_are_part_of_what_a_strategy_is_chosen_for() -> None:
+    """Without them the hash has the bytes that it had, so a resumed job keeps its choice."""
+    batch = BatchConfig(tokens_per_step=2**16, max_sequence_tokens=8192)
+
+    def of(**policy: str) -> Machine:
+        parallel = ParallelConfig(hardware="a100-80g", **policy)  # type: ignore[arg-type]
+        return machine_of(MODELS["llama-7b"], parallel, batch, (8,), whole_matrices=False)
+
+    plain, moved, exchanged = of(), of(offload="Auto"), of(attention="Auto")
+    what = (
+        plain.model, batch, "Makespan", plain.constants, plain.capacity, plain.max_degree, plain.memory, plain.recompute, False
+    )  # fmt: skip
+    hashes = [asked(each, batch, "Makespan") for each in (plain, moved, exchanged)]
+    assert hashes[0] == hashlib.sha256(msgspec.json.encode(what)).hexdigest()
+    assert len({*hashes}) == 3
+    (kind,) = [kind for kind in kinds_of(plain)[0] if kind.tensor == 1 and kind.layers == (32,)]
+    least, most_, usual = (peak_bytes(each, kind, 8, "None") for each in (moved, exchanged, plain))
+    assert least < usual < most_
 
 
 # --- the dynamic program -----------------------------------------------------------------------------------------------

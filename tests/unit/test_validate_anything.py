@@ -14,6 +14,7 @@ from coxswain.api.resolve import resolve
 from coxswain.api.validate import check, defaulted, validate
 from coxswain.config import JobConfig
 from tests.api_samples import PHASE, REMOVED, SHAPE, changed, sample
+from tests.draws import draws
 
 IN_JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(-1e300, 1e300) | st.text(max_size=5),
@@ -66,7 +67,7 @@ def test_any_value_anywhere_is_answered_with_words(path: tuple[str | int, ...], 
         json.dumps(fault.text)
 
 
-@settings(max_examples=60)
+@settings(max_examples=draws(30, 60))
 @given(st.sampled_from(PLACES), IN_JSON)
 def test_an_object_without_faults_resolves_or_is_refused_with_a_reason(path: tuple[str | int, ...], value: Any) -> None:
     manifest = replaced(RIGHT, path, value)

@@ -22,7 +22,7 @@ from coxswain_cli.reporting.step_selection import chosen_steps
 from coxswain_cli.summary import has_ended
 from coxswain_cli.workdir import condition
 from coxswain_operator.kubernetes.access import Access, find_access
-from coxswain_operator.kubernetes.connection import Connection, NotFound
+from coxswain_operator.kubernetes.connection import MERGE, Connection, NotFound
 from coxswain_operator.kubernetes.resources import BY_KIND
 from coxswain_operator.views import member_name
 
@@ -219,3 +219,19 @@ def jobs_of(place: Place) -> Iterator[Seen]:
 
     for job in _asked(access, ask):
         yield seen(job, [])
+
+
+def scale(place: Place, job: str, trainers: int) -> str:
+    """Sets the job's number of trainers by its scale subresource; returns its place. Raises Refused in the server's words."""
+    access = find_access(place.kubeconfig, context=place.context)
+    namespace = place.namespace or access.namespace
+    wanted: Manifest = {"spec": {"replicas": trainers}}
+
+    async def ask(connection: Connection) -> None:
+        try:
+            await connection.send("PATCH", _JOBS.path(namespace, job, "scale"), wanted, MERGE)
+        except NotFound as error:
+            raise Refused("NoJob", f"namespace {namespace} has no TrainingJob {job}: {error}") from error
+
+    _asked(access, ask)
+    return f"{namespace}/{job}"

@@ -28,7 +28,7 @@ def auto_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec, under: str
         return [FieldError(f"{under}.mode", message, "Auto", "Fixed", "set mode: Fixed", reason=NOT_SPLIT)]
     machine = machine_at_minimum(spec, policy)
     usable = kinds_that_fit(machine, policy.recompute)
-    return _longest(spec, machine, usable) if usable else [_no_memory(machine, policy, under)]
+    return _longest(spec, machine, usable) if usable else [_no_memory(spec, machine, policy, under)]
 
 
 def machine_at_minimum(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> Machine:
@@ -46,12 +46,14 @@ def kinds_that_fit(machine: Machine, recompute: Recompute) -> list[Kind]:
     return [kind for kind in kinds if kind not in tight]
 
 
-def _no_memory(machine: Machine, policy: ParallelismPolicySpec, under: str) -> FieldError:
+def _no_memory(spec: TrainingJobSpec, machine: Machine, policy: ParallelismPolicySpec, under: str) -> FieldError:
     kinds, _ = kinds_of(machine)
     nearest = list(memory_refusals(machine, kinds, policy.recompute).values())[-1]
     message = f"no replica of {machine.devices} devices fits: of the largest, {nearest.summary}, {nearest.why}"
     milder = [mode for mode in _MODES[_MODES.index(policy.recompute) + 1 :] if kinds_that_fit(machine, mode)]
     ways = [f"set recompute: {milder[0]}"] if milder else []
+    moving = machine_at_minimum(spec, policy.model_copy(update={"offload": "Auto"}))
+    ways += ["set offload: Auto"] if policy.offload == "Off" and kinds_that_fit(moving, policy.recompute) else []
     way_out = " or ".join([*ways, "use more trainers, devices with more memory, or fewer hybridData.tokensPerReplica"])
     return FieldError(f"{under}.hardware", message, policy.hardware, way_out=way_out, reason=OUT_OF_MEMORY)
 

@@ -12,6 +12,7 @@ from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.config import JobConfig, ModelConfig, ParallelConfig
 from coxswain.cost.constants import device_memory
 from coxswain.cost.memory import RESERVED, Peak, Workload, peaks
+from coxswain.cost.offload import least_share
 from coxswain.layout import Device, layout_for
 from coxswain.models import parameter_specs
 
@@ -61,9 +62,12 @@ def fullest(
 ) -> Fullest | None:
     """The place that needs most memory; None: the trainers, of `each` devices, make no replica. `tokens`: of a step, at most."""
     layout = layout_for((Device(t, d) for t in range(trainers) for d in range(each)), model.layers, parallel)
-    tokens = min(parallel.tokens_per_replica, tokens)
-    work = Workload(_BF16, tokens, parallel.recompute, copies=copies and trainers > 1)
-    found = peaks(model, parameter_specs(model, model.vocabulary or _LEAST_ROWS), layout, work)
+    rows = model.vocabulary or _LEAST_ROWS
+    work = Workload(
+        _BF16, min(parallel.tokens_per_replica, tokens), parallel.recompute,
+        least_share(model, parallel, rows, parallel.recompute), parallel.attention != "Ring", copies and trainers > 1,
+    )  # fmt: skip
+    found = peaks(model, parameter_specs(model, rows), layout, work)
     return max(found.items(), key=lambda item: item[1].total, default=None)
 
 
@@ -102,6 +106,8 @@ def ways_out(spec: TrainingJobSpec, policy: ParallelismPolicySpec, limit: int, a
 def _single(policy: ParallelismPolicySpec) -> Iterator[dict[str, Any]]:
     modes = ("None", "Selective", "Full")
     yield from ({"recompute": mode} for mode in modes[modes.index(policy.recompute) + 1 :])
+    if policy.offload == "Off":
+        yield {"offload": "Auto"}
     if policy.layout is None:
         yield from ({"tensor": degree} for degree in _DEGREES if degree > policy.tensor)
         yield from ({"pipeline": degree} for degree in _DEGREES if degree > policy.pipeline)

@@ -280,14 +280,17 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         "stragglers-action", (f"{_JOB}.stragglers",),
-        "!(self.action in ['Warn', 'Rebalance', 'Migrate', 'ReplaceNode'])",
-        "this release takes no measure against slow devices", "remove action; the report names a slow trainer",
-        field=".action", says="this release takes no measure against slow devices, such as action %s",
+        "!(self.action in ['Migrate', 'ReplaceNode'])",
+        "this release plans around slow devices and changes neither layout nor node for them",
+        "use action Rebalance, or Warn", field=".action",
+        says="this release plans around slow devices and changes neither layout nor node for them: no action %s",
         values=("self.action",),
     ),
     Rule(
-        "stragglers-window", (f"{_JOB}.stragglers",), "self.thresholdPercent == 10 && self.windowSteps == 3",
-        "thresholdPercent and windowSteps have no effect without an action", "remove them",
+        "stragglers-window", (f"{_JOB}.stragglers",),
+        "self.action != 'None' || (self.thresholdPercent == 10 && self.windowSteps == 3)",
+        "with action None devices are not watched, so thresholdPercent and windowSteps have no effect",
+        "remove them, or use action Warn",
     ),
     *(
         Rule(

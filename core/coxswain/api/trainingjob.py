@@ -292,15 +292,18 @@ class Tracking(Model):
 
 
 class Stragglers(Model):
-    """What is to happen to slow devices. This release refuses all but the defaults; it names a slow trainer."""
+    """What is to happen to devices that compute slower than their peers."""
 
-    action: Literal["None", "Warn", "Rebalance", "Migrate", "ReplaceNode"] = "None"
-    """The strongest measure that may be taken; each includes those before it. This release refuses all but
-    None."""
+    action: Literal["None", "Warn", "Rebalance", "Migrate", "ReplaceNode"] = "Warn"
+    """The strongest measure that may be taken; each includes those before it. None: devices are not watched. Warn: a
+    slow device is named in the status, by an event and by a metric. Rebalance: its replica also gets less work; plans
+    are then committed only two steps ahead, so that training waits for a coordinator that restarts. This release
+    refuses Migrate (layers move) and ReplaceNode."""
     threshold_percent: Annotated[int, Field(ge=1, le=1000)] = 10
-    """How many percent slower than its peers a device must be. This release refuses all but 10."""
-    window_steps: Annotated[int, Field(ge=1, le=1000)] = 3
-    """Over how many steps it must be so. This release refuses all but 3."""
+    """How many percent slower than its peers a device must be to be a straggler. It is none any more once it is less
+    than half of that slower."""
+    window_steps: Annotated[int, Field(ge=1, le=100)] = 3
+    """The median of so many successive steps counts as one look at a device. Four of the last six looks make a suspect."""
 
 
 class Recovery(Model):

@@ -19,7 +19,9 @@ class TrainerCounts(Model):
     desired: Whole | None = None
     """Pods that the job wants now."""
     asked: Whole | None = None
-    """spec.trainers.count when the attempt began. More than `desired` while there is no room for all."""
+    """spec.trainers.count when `desired` was settled. More than that while there is no room for all."""
+    configured: Whole | None = None
+    """What the configuration of the attempt's pods names, where the number has changed since. Empty: `desired`."""
 
 
 class GangStatus(Model):

@@ -30,12 +30,16 @@ RESERVED = (
 class Workload:
     """What does not depend on the place: bytes of a parameter or activation (2: bf16, 4: fp32), and the tokens of a task.
 
+    `offload`: the share of a task's activations that is in host memory until backward. `exchanges`: whether members of its
+    ring exchange heads.
     `copies`: each device keeps one of another device's part of the optimizer state.
     """
 
     element: int
     tokens: int
     recompute: Recompute = "None"
+    offload: float = 0.0
+    exchanges: bool = False
     copies: bool = False
 
 
@@ -113,14 +117,18 @@ class StagePlace:
 def stage_peak(elements: int, widths: Widths, place: StagePlace, replicas: int, work: Workload) -> Peak:
     """The peak of one device of a stage that holds so many elements of parameters."""
     owned, last = -(-elements // replicas), place.depth == 1
-    kept = place.layers * kept_bytes(widths, work) + _edges(widths, work, not place.first, last)
+    layer = kept_bytes(widths, work)
+    kept = layer * _layers_here(place.layers, work) + _edges(widths, work, not place.first, last)
     return Peak(
         parameters=work.element * elements,
         gradients=MASTER * elements,
         optimizer=STATES * MASTER * owned * (1 + work.copies),
-        activations=place.depth * kept * work.tokens,
-        transient=max(_layer_transient(widths, work), _loss_transient(widths, work) if last else 0),
-        reduction=MASTER * owned * (1 + work.copies) + BUCKETS if replicas > 1 else MASTER * owned * work.copies,
+        activations=int(place.depth * kept * work.tokens),
+        transient=max(
+            _layer_transient(widths, work) + int(_layers_back(place.layers, work) * layer * work.tokens),
+            _loss_transient(widths, work) if last else 0,
+        ),
+        reduction=MASTER * owned * (1 + work.copies) + (BUCKETS if replicas > 1 else -MASTER * owned),
     )
 
 
@@ -138,16 +146,30 @@ def widths_of(model: ModelConfig, specs: Sequence[ParameterSpec], tensor: int, d
     )
 
 
-def layer_bytes(widths: Widths, element: int) -> int:
+def _layers_here(layers: int, work: Workload) -> float:
+    """Layers whose activations a device keeps until backward: whole tensors go, as far as the share allows, and the last
+    layer's stay."""
+    others = layers - 1
+    if work.recompute == "Full":  # a layer is one tensor
+        return layers - int(work.offload * others)
+    return layers - work.offload * others
+
+
+def _layers_back(layers: int, work: Workload) -> float:
+    """Layers that have come back beyond the last one's, which has gone by then: one in backward and the next."""
+    return max(0.0, min(2, layers - 1) * work.offload - 1)
+
+
+def layer_bytes(widths: Widths, work: Workload) -> int:
     """Bytes a token that one layer saves for its backward.
 
     Its input and the middle of its residual stream, widened to fp32 as norms compute, with a scale each; the normed values
     before and after the norm's weight; queries, keys, values, the attention's output and log-sum-exp, and where queries and
-    keys have norms, what these save; four tensors of the feed-forward block.
+    keys have norms, what these save; the output that an exchange of heads brings home; four tensors of the feed-forward block.
     """
-    w, wide = widths, max(element, MASTER)
+    w, element, wide = widths, work.element, max(work.element, MASTER)
     stream = 2 * (wide + 2 * element) * w.hidden + 2 * wide
-    attention = 2 * element * (w.query + w.key) + wide * w.heads
+    attention = 2 * element * (w.query + w.key) + wide * w.heads + work.exchanges * element * w.query
     norms = (wide + element) * (w.query + w.key) + wide * (w.query + w.key) // w.head if w.normed else 0
     return stream + attention + norms + 4 * element * w.inner
 
@@ -155,7 +177,7 @@ def layer_bytes(widths: Widths, element: int) -> int:
 def kept_bytes(widths: Widths, work: Workload) -> int:
     """Bytes a token that a layer holds between its forward and its backward."""
     if work.recompute == "None":
-        return layer_bytes(widths, work.element)
+        return layer_bytes(widths, work)
     kept = work.element * widths.hidden
     if work.recompute == "Selective":
         kept += work.element * widths.query + max(work.element, MASTER) * widths.heads
@@ -178,6 +200,6 @@ def _loss_transient(widths: Widths, work: Workload) -> int:
 
 def _layer_transient(widths: Widths, work: Workload) -> int:
     """The layer whose backward begins: what was recomputed, the first gradients, and that of a matrix."""
-    again = layer_bytes(widths, work.element) - work.element * widths.hidden if work.recompute != "None" else 0
+    again = layer_bytes(widths, work) - work.element * widths.hidden if work.recompute != "None" else 0
     gradients = work.element * (2 * widths.hidden + widths.inner) + max(work.element, MASTER) * widths.normed
     return work.tokens * (again + gradients) + work.element * widths.hidden * widths.inner

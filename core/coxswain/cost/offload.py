@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from coxswain.cost.constants import Constants
+from coxswain.config import ModelConfig, ParallelConfig
+from coxswain.cost.constants import Constants, Hardware, constants_for, load_hardware
+from coxswain.cost.memory import Recompute, Workload, kept_bytes, widths_of
+from coxswain.models import parameter_specs
 
 # Of forward and backward together, what forward takes: backward is 2 x in matrix products, 2.5 x in attention.
 _LINEAR, _ATTENTION = 1 / 3, 1 / 3.5
+_BF16 = 2
+
+
+def offload_shares(
+    hardware: Hardware, model: ModelConfig, rows: int, recompute: Recompute
+) -> Callable[[Sequence[int]], float]:
+    """The share of a task's activations that goes, by the lengths of its sequences. `rows`: of the vocabulary.
+
+    It rises with every length, so that of a single token is the least.
+    """
+    kept = kept_bytes(widths_of(model, parameter_specs(model, rows), 0, 1), Workload(_BF16, 0, recompute))
+    constants, bandwidth = constants_for(hardware, model), hardware.host_gbps * 1e9
+    return lambda lengths: offload_ratio(lengths, constants, model.layers, kept, bandwidth)
+
+
+def least_share(model: ModelConfig, parallel: ParallelConfig, rows: int, recompute: Recompute) -> float:
+    """The share of activations that goes to host memory in any task of a job: that of the shortest sequences."""
+    if parallel.offload == "Off":
+        return 0.0
+    return offload_shares(load_hardware(parallel.hardware), model, rows, recompute)([1])
 
 
 def offload_ratio(

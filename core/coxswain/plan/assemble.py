@@ -19,15 +19,15 @@ def assemble(problem: Problem, balance: str, drafts: list[Draft]) -> Placement:
     """Returns the placement without operations; its times are the simulation's."""
     timeline = simulate(problem, drafts)
     lengths: list[int] = problem.lengths.tolist()
-    tasks = [
+    tasks = tuple(
         _task(problem, i, lengths, draft, seconds)
         for i, (draft, seconds) in enumerate(zip(drafts, timeline.seconds, strict=True))
-    ]
+    )
     return Placement(
         balance=balance,
         replicas=problem.replicas,
         capacity=problem.capacity,
-        tasks=tuple(tasks),
+        tasks=tasks,
         operations=(),
         makespan_seconds=timeline.makespan,
         lower_bound_seconds=lower_bound(problem),

@@ -40,12 +40,11 @@ def plan_step(
     Refused "CapacityLost" if the longest sequence does not fit. The result has passed the validator.
     """
     loss, nodes = loss_layers(model), nodes_of(layout)
-    exchange = head_exchange(parallelism.attention, model, layout, nodes)
     problem = make_problem(
         sequence_lengths,
         replicas=len(layout.replicas),
         capacity=parallelism.tokens_per_replica,
-        cost=CostModel(constants_for(hardware or parallelism.hardware, model), exchange),
+        cost=cost_model(layout, parallelism, model, hardware),
         speeds=speeds,
         max_degree=parallelism.max_degree,
         kinds=kinds_of(layout),
@@ -65,6 +64,14 @@ def plan_step(
     if faults:
         raise AssertionError(f"planner {parallelism.balance}: {len(faults)} faults in its own plan, first: {faults[0]}")
     return placement
+
+
+def cost_model(
+    layout: Layout, parallelism: ParallelConfig, model: ModelConfig, hardware: Hardware | None = None
+) -> CostModel:
+    """What a job's steps are planned by. `hardware`: of its profile, instead of the named one."""
+    exchange = head_exchange(parallelism.attention, model, layout, nodes_of(layout))
+    return CostModel(constants_for(hardware or parallelism.hardware, model), exchange)
 
 
 def _ordered(placement: Placement, problem: Problem, layout: Layout, loss: float) -> Placement:

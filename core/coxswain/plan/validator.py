@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from coxswain.layout import Layout
 from coxswain.plan.chunks import ring_slices
-from coxswain.plan.kinds import shape
+from coxswain.plan.kinds import kinds_of
 from coxswain.plan.pipelines.replay import replay
 from coxswain.plan.values import Placement, Task
 
@@ -25,9 +25,9 @@ def validate(
     `capacity`: tokens of a task on every replica, or on each. `key_heads`: that members of a ring can exchange.
     """
     room = [capacity] * len(layout.replicas) if isinstance(capacity, int) else capacity
-    faults = [*_order(placement), *_waves(placement)]
+    faults, kinds = [*_order(placement), *_waves(placement)], kinds_of(layout)
     for task in placement.tasks:
-        found = [*_members(task, layout, max_degree)] or [*_heads(task, key_heads), *_slices(task, lengths, room)]
+        found = [*_members(task, kinds, max_degree)] or [*_heads(task, key_heads), *_slices(task, lengths, room)]
         faults += [f"task {task.index} ({task.kind}): {fault}" for fault in found]
     faults += _coverage(placement, lengths)
     return faults or replay(placement, layout)
@@ -48,11 +48,11 @@ def _waves(placement: Placement) -> Iterator[str]:
             return
 
 
-def _members(task: Task, layout: Layout, max_degree: int) -> Iterator[str]:
+def _members(task: Task, kinds: Sequence[int], max_degree: int) -> Iterator[str]:
     degree = len(task.replicas)
     for replica in task.replicas:
-        if not 0 <= replica < len(layout.replicas):
-            yield f"replica {replica} does not exist; the layout has {len(layout.replicas)}"
+        if not 0 <= replica < len(kinds):
+            yield f"replica {replica} does not exist; the layout has {len(kinds)}"
             return
     if len(set(task.replicas)) != degree:
         yield f"replicas {list(task.replicas)} are not distinct"
@@ -60,7 +60,7 @@ def _members(task: Task, layout: Layout, max_degree: int) -> Iterator[str]:
         yield f"a pack has one replica, not {degree}"
     if task.kind == "ring" and not 2 <= degree <= max_degree:
         yield f"a ring has between 2 and {max_degree} replicas, not {degree}"
-    if len({shape(layout.replicas[r]) for r in task.replicas}) > 1:
+    if len({kinds[r] for r in task.replicas}) > 1:
         yield f"replicas {list(task.replicas)} differ in layer split or tensor degree; a ring needs them equal"
 
 

@@ -30,7 +30,7 @@ class Detector:
         self._scores = Scores(roles, everyone, self._baseline, t)
         self._lengths, self._probes = LengthFit(ranks), Probes([p.kind for p in places], t)
         self._last, self._waits = LastStage(places), Waits(ranks, t.learn, t.n, t.waits)
-        self._recent, self._rates = np.full((ranks, t.n), np.nan), np.full((ranks, t.n), np.nan)
+        self._recent, self._rates = np.full((ranks, max(t.n, t.window)), np.nan), np.full((ranks, t.n), np.nan)
 
     def observe(self, step: Step) -> Report:
         rates = _rates(step)
@@ -68,6 +68,11 @@ class Detector:
             probes,
             last,
         )
+
+    @property
+    def slowdowns(self) -> Floats:
+        """Of confirmed ranks, by rank; 1 of all others."""
+        return np.where(self._states.confirmed, self._states.slowdowns, 1.0)
 
     def moved(self, places: Sequence[Place]) -> Detector:
         """The detector of the next world: devices keep state and first probe, and history where their role is the same.

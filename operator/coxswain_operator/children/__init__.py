@@ -24,13 +24,16 @@ def kinds(settings: Settings) -> tuple[str, ...]:
 
 
 def children(
-    job: Manifest, config: JobConfig, settings: Settings, attempt: int, pin: str = "", start: int = 0
+    job: Manifest, config: JobConfig, settings: Settings, attempt: int, pin: str = "", start: int = 0, trainers: int = 0
 ) -> tuple[Manifest, ...]:
-    """All children but the pods, their token and the attempt's record. `start`: as of a PodPlan."""
+    """All children but the pods, their token and the attempt's record. `start`: as of a PodPlan.
+
+    `trainers`: that the gang has now, if the configuration's number has changed since.
+    """
     return (
         config_map(job, config, pin),
         service(job),
         network_policy(job, settings),
         *gangs.group(job, config, settings, start),
-        disruption_budget(job, config, attempt),
+        disruption_budget(job, config, attempt, trainers or config.trainers),
     )

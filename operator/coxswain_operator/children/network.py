@@ -54,11 +54,11 @@ def _from(namespace: str, ports: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def disruption_budget(job: Manifest, config: JobConfig, attempt: int) -> Manifest:
+def disruption_budget(job: Manifest, config: JobConfig, attempt: int, trainers: int) -> Manifest:
     """Allows one voluntary disruption of this attempt at a time: a drain moves a job pod by pod."""
     labels = {**selector(job)["matchLabels"], LABEL_ATTEMPT: str(attempt)}
     spec = {
-        "minAvailable": config.trainers + config.loaders,
+        "minAvailable": trainers + config.loaders,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",  # a pod that does not work must not block a drain
         "selector": {"matchLabels": labels},
     }

@@ -6,9 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from coxswain.wire import Fault, JobReport
+from coxswain.wire import Fault, JobReport, SizeReply
 from coxswain_operator.children import PodPlan
 from coxswain_operator.views import ChildView, Event, HolderView, Manifest, NodeView, PodView, QuarantineView
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """A question to the coordinator for this many trainers, without a restart. `reply` None: it did not answer."""
+
+    trainers: int
+    reply: SizeReply | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,7 @@ class Observed:
     pod_security: str = ""  # the level that the namespace enforces; empty: it names none
     quarantines: tuple[QuarantineView, ...] = ()
     nodes: Mapping[str, NodeView] | None = None  # where the job asks for another one; None: not asked, or not known
+    sizing: Sizing | None = None  # what the coordinator was asked for; None: it has that number, or cannot be asked
     tokens: tuple[str, ...] = ("",)  # that the operator's keys make for the job, the newest first
 
 

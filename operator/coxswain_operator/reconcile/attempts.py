@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain_operator.reconcile.result import Termination
@@ -37,7 +38,9 @@ def close_attempt(status: JobStatus, ending: Termination, now: float) -> JobStat
 
 def unsettled(status: JobStatus, desired: int = 0, asked: int = 0) -> JobStatus:
     """The next start settles the size of the gang and what its pods are made of."""
-    return replace(status, trainers=replace(status.trainers, desired=desired, asked=asked), pinned=None)
+    return replace(
+        status, trainers=replace(status.trainers, desired=desired, asked=asked, configured=UNSET), pinned=None
+    )
 
 
 def next_attempt(status: JobStatus, ending: Termination, now: float) -> JobStatus:

@@ -31,7 +31,7 @@ def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     protect, and its status would be written again for every pod that comes or goes.
     """
     job, pin, group = ctx.observed.job, start.pinned.hash, incarnations.numbers(status).default.number
-    wanted = children(job, start.config, ctx.settings, status.attempt, pin, group)
+    wanted = children(job, start.config, ctx.settings, status.attempt, pin, group, ctx.size)
     present = {(c.kind, c.name) for c in ctx.observed.children}
     recorded = ("ConfigMap", record_name(job, pin)) in present
     contents = {(m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"].get(CONTENT, "") for m in wanted}
@@ -42,9 +42,10 @@ def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     missing = [m for m in due if (m["kind"], m["metadata"]["name"]) not in present]
     missing += () if recorded else (start.record(job),)
     former = (c for c in ctx.observed.children if _is_group(ctx, c) and (c.kind, c.name) not in contents)
+    needed = any(c.kind != "PodDisruptionBudget" for c in stale)  # which no pod mounts
     gone = (*stale, *former, *_of_earlier_starts(ctx, (config_map_name(job, pin), record_name(job, pin))))
     deletes = tuple(Delete(c.kind, c.name, c.uid) for c in gone if not c.deleting)
-    return ChildDiff(deletes, tuple(Create(m) for m in missing), bool(stale))
+    return ChildDiff(deletes, tuple(Create(m) for m in missing), needed)
 
 
 def _of_earlier_starts(ctx: Context, names: Collection[str]) -> Iterator[ChildView]:

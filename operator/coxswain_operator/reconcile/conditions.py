@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coxswain.api.pod_template import former_note
 from coxswain.names import CONDITIONS
-from coxswain_operator.reconcile import pending
+from coxswain_operator.reconcile import live_size, pending
 from coxswain_operator.reconcile.context import UNSCHEDULABLE, Context, generation
 from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.status import Condition, Straggler
@@ -79,12 +79,18 @@ def _degraded(ctx: Context, result: PolicyResult) -> _Facts:
         return "True", ctx.report.fault.reason, ctx.report.fault.message
     if _is_disturbed(ctx, result):
         return "True", "Restarting", result.message
-    if ctx.capacity_lost and result.state not in STATUS_OF_END:
-        size = ctx.status.trainers
-        return "True", "CapacityLost", f"runs with {size.desired} of {size.asked} trainers: there was no room for more"
+    if result.state not in STATUS_OF_END and (fewer := _fewer(ctx)):
+        return "True", "CapacityLost", fewer
     if result.status.stragglers and result.state == "Running":
         return "True", "Straggler", _slow(result.status.stragglers)
     return "False", "AsExpected", ""
+
+
+def _fewer(ctx: Context) -> str:
+    """The gang started with too few trainers, or trains while some find no node."""
+    size = ctx.status.trainers
+    present = size.desired - live_size.without_room(ctx)
+    return f"runs with {present} of {size.asked} trainers: there was no room for more" if present < size.asked else ""
 
 
 def _slow(stragglers: tuple[Straggler, ...]) -> str:

@@ -12,7 +12,7 @@ from coxswain.wire import Fault, JobReport
 from coxswain_operator.reconcile import incarnations, pending
 from coxswain_operator.reconcile.actions import Observed
 from coxswain_operator.reconcile.pending_edits import pending_edits
-from coxswain_operator.reconcile.pinned import Start, start_of
+from coxswain_operator.reconcile.pinned import Start, has_pods, start_of
 from coxswain_operator.reconcile.ranges import decode
 from coxswain_operator.reconcile.spec import JobSpec, read_spec
 from coxswain_operator.reconcile.status import JobStatus, read_status
@@ -59,8 +59,13 @@ class Context:
         if self.config is None:
             return tuple({**self.pods, **dict.fromkeys(sorted(self.seen))})
         loaders = (member_name("loader", i) for i in range(self.config.loaders))
-        trainers = (member_name("trainer", i) for i in range(self.config.trainers))
+        trainers = (member_name("trainer", i) for i in range(self.size))
         return (COORDINATOR, *loaders, *trainers)
+
+    @property
+    def size(self) -> int:
+        """Trainers that the gang has now: those of the configuration, unless that has changed since the start."""
+        return self.status.trainers.desired or (self.config.trainers if self.config else 0)
 
     @cached_property
     def pods(self) -> dict[str, PodView]:
@@ -92,11 +97,6 @@ class Context:
     def scaled(self) -> bool:
         """Another number of trainers is asked for than when the gang started."""
         return self.status.trainers.asked not in (0, self.spec.trainers.count)
-
-    @property
-    def capacity_lost(self) -> bool:
-        """The gang started with fewer trainers than were asked for."""
-        return self.status.trainers.desired < self.status.trainers.asked
 
     @property
     def coordinator(self) -> PodView | None:
@@ -147,8 +147,9 @@ def build_context(observed: Observed, now: float, settings: Settings) -> Context
     status, spec = read_status(observed.job), read_spec(observed.job)
     wanted, faults = resolve_config(observed)
     if wanted is not None and status.trainers.desired:
-        # The size of a gang is settled when it starts; another count restarts it (see resize).
-        wanted = msgspec.structs.replace(wanted, trainers=status.trainers.desired)
+        # What pods read is settled when they start; another count is for the coordinator, or restarts them (see resize).
+        named = has_pods(observed, status) and status.trainers.configured
+        wanted = msgspec.structs.replace(wanted, trainers=named or status.trainers.desired)
     start, faults = start_of(observed, status, settings, wanted, faults)
     if start is not None and (refused := template_faults(observed, start, settings)):
         start, faults = None, (*refused, *faults)

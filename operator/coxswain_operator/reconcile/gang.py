@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain_operator.children import PodPlan
@@ -17,6 +18,7 @@ from coxswain_operator.reconcile import (
     incarnations,
     job_token,
     leftovers,
+    live_size,
     node_request,
     pending,
     quarantine,
@@ -43,7 +45,9 @@ def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
     status = failure_policy.record_restarts(ctx, found) if found else half_placed.settled(ctx, ctx.status)
     status = job_token.settle(ctx, resize.start_resize(ctx, status, size)) if size else _begun(ctx, status, start)
     status = half_placed.start_release(ctx, status, release) if release else status
-    status, asked, moves = _quarantined(ctx, status, start, bool(found or size or release))
+    busy = bool(found or size or release)
+    status, resized = (status, ()) if busy else live_size.settle(ctx, status, config.trainers)
+    status, asked, moves = _quarantined(ctx, status, start, busy)
     held = half_placed.is_held(status, ctx.now)
     others = child_diff.diff_children(ctx, start, status)
     starting = status.attempt == ctx.status.attempt and not others.stale and not held
@@ -68,6 +72,7 @@ def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
             *failure_policy.failure_events(found),
             *(resize.resize_events(size) if size else ()),
             *(half_placed.events(release) if release else ()),
+            *resized,
             *asked.events,
             *moves,
         ),
@@ -76,6 +81,7 @@ def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
             *_starts(ctx),
             *force_delete.requeue_times(ctx),
             *resize.requeue_times(ctx),
+            *live_size.requeue_times(ctx),
             *quarantine.requeue_times(ctx),
             *node_request.requeue_times(ctx),
         ),
@@ -114,7 +120,9 @@ def _begun(ctx: Context, status: JobStatus, start: Start) -> JobStatus:
         return status
     status = job_token.settle(ctx, status) if job_token.is_open(ctx) else status
     asked = status.trainers.asked or ctx.spec.trainers.count
-    size = replace(status.trainers, desired=start.config.trainers, asked=asked)
+    desired = status.trainers.desired or start.config.trainers
+    named = UNSET if start.config.trainers == desired else start.config.trainers
+    size = replace(status.trainers, desired=desired, asked=asked, configured=named)
     return replace(status, trainers=size, pinned=start.pinned, stream_hash=start.config.stream_hash())
 
 
@@ -126,6 +134,7 @@ def _message(ctx: Context) -> str:
     invalid = f"{PINNED}{ctx.faults[0].message}" if ctx.faults else ""
     ours = (
         resize.message(ctx),
+        live_size.message(ctx),
         half_placed.message(ctx),
         refused,
         job_token.describe(ctx),

@@ -86,7 +86,7 @@ def _due(ctx: Context) -> float | None:
     late = [deadlines.starts_by(ctx, p) for p in _unplaceable(ctx)]
     if not late or resize.trains(ctx):
         return None
-    return min(late) + SPREAD * ctx.spec.start_timeout_seconds * _fraction(ctx, "deadline")
+    return max(min(late), resize.patience(ctx)) + SPREAD * ctx.spec.start_timeout_seconds * _fraction(ctx, "deadline")
 
 
 def _unplaceable(ctx: Context) -> list[PodView]:

@@ -59,7 +59,7 @@ def start_of(
     """The start that pods belong to; None: the faults say why there cannot be one."""
     if wanted is not None and status.last_checkpoint and status.stream_hash not in (None, wanted.stream_hash()):
         wanted, faults = None, (*faults, _other_stream(observed.job, status.last_checkpoint.step))
-    started = bool(status.trainers.desired) and _has_pods(observed, status)
+    started = bool(status.trainers.desired) and has_pods(observed, status)
     kept = _kept(observed, status.pinned, wanted, settings) if started else None
     if kept is not None:
         return kept, faults
@@ -69,7 +69,7 @@ def start_of(
     return None, (*faults, _lost(observed, status.pinned))
 
 
-def _has_pods(observed: Observed, status: JobStatus) -> bool:
+def has_pods(observed: Observed, status: JobStatus) -> bool:
     """Whether a current pod may still run or start."""
     numbers = incarnations.numbers(status)
     return any(p.is_active and numbers.of(p.member).number == p.incarnation for p in observed.pods)

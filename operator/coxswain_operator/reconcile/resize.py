@@ -1,11 +1,14 @@
-"""Another number of trainers: asked for by the user, or forced by missing room. The gang restarts from a checkpoint."""
+"""Another number of trainers: asked for by the user, or forced by missing room.
+
+Where the coordinator takes it the job goes on (live_size); else the gang restarts from a checkpoint.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from coxswain.config import JobConfig
-from coxswain_operator.reconcile import attempts, deadlines, incarnations, pending
+from coxswain_operator.reconcile import attempts, deadlines, incarnations, live_size, pending
 from coxswain_operator.reconcile.actions import CheckpointAndStop
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.result import Termination
@@ -14,6 +17,7 @@ from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import Event
 
 REASON = "Scaling"  # of Progressing, from the request until the coordinator has left
+WORLD_SECONDS = 120  # for a world that forms again, before a new number of trainers restarts the gang
 DEADLINE_SECONDS = 600  # for the checkpoint; then the gang restarts without it
 
 
@@ -30,7 +34,8 @@ class Resize:
 def plan_resize(ctx: Context, config: JobConfig) -> Resize | None:
     """The size of a restart that is due now. A job that trains is asked to save first and then leaves."""
     if ctx.scaled:
-        return None if _saving(ctx) else Resize(0, 0, "ScaleChanged", _change(ctx))
+        waits = live_size.is_possible(ctx) or _saving(ctx) or _between_worlds(ctx)
+        return None if waits else Resize(0, 0, "ScaleChanged", _change(ctx))
     return _shrunk(ctx, config)
 
 
@@ -42,11 +47,14 @@ def start_resize(ctx: Context, status: JobStatus, size: Resize) -> JobStatus:
 
 
 def calls(ctx: Context) -> tuple[CheckpointAndStop, ...]:
-    return (CheckpointAndStop(f"scaled to {ctx.spec.trainers.count} trainers"),) if _saving(ctx) else ()
+    due = _saving(ctx) and not live_size.is_open(ctx)
+    return (CheckpointAndStop(f"scaled to {ctx.spec.trainers.count} trainers"),) if due else ()
 
 
 def requeue_times(ctx: Context) -> tuple[float, ...]:
-    return (_deadline(ctx),) if _saving(ctx) else ()
+    if _saving(ctx):
+        return (_deadline(ctx),)
+    return (ctx.now + live_size.LOOK_SECONDS,) if ctx.scaled and _between_worlds(ctx) else ()
 
 
 def reason(ctx: Context) -> str:
@@ -54,7 +62,12 @@ def reason(ctx: Context) -> str:
 
 
 def message(ctx: Context) -> str:
-    return f"{_change(ctx)}: waits for the checkpoint" if _saving(ctx) else ""
+    if not _saving(ctx):
+        return ""
+    if live_size.is_open(ctx):
+        return f"{_change(ctx)}: asks the coordinator"
+    why = live_size.refusal(ctx)
+    return f"{_change(ctx)}: waits for the checkpoint" + (f", since the job must restart ({why})" if why else "")
 
 
 def resize_events(size: Resize) -> tuple[Event, ...]:
@@ -66,6 +79,25 @@ def trains(ctx: Context) -> bool:
     return ctx.report is not None and ctx.report.phase == "Running"
 
 
+def _between_worlds(ctx: Context) -> bool:
+    """It trained a moment ago, and its coordinator forms another world: then it can be asked."""
+    pod, report, condition = ctx.coordinator, ctx.report, ctx.status.condition("Progressing")
+    if pod is None or not pod.is_serving or report is None or report.phase not in ("Waiting", "Starting"):
+        return False
+    if condition is None or ctx.status.state not in ("Running", "Restarting"):
+        return False
+    return condition.status == "True" or ctx.now < seconds(condition.last_transition_time) + WORLD_SECONDS
+
+
+def patience(ctx: Context) -> float:
+    """Until when a job that has trained waits for its world: one that forms again with those present needs no restart."""
+    condition = ctx.status.condition("Progressing")
+    if condition is None:
+        return 0.0
+    lost = ctx.now if condition.status == "True" else seconds(condition.last_transition_time)
+    return lost + ctx.spec.start_timeout_seconds
+
+
 def _change(ctx: Context) -> str:
     return f"from {ctx.status.trainers.desired} to {ctx.spec.trainers.count} trainers"
 
@@ -73,7 +105,14 @@ def _change(ctx: Context) -> str:
 def _saving(ctx: Context) -> bool:
     """There is progress to save, and a coordinator that can do it; one that does not answer this once may do so yet."""
     pod, report = ctx.coordinator, ctx.report
-    if not ctx.scaled or pod is None or not pod.is_active or pod.deleting or ctx.now >= _deadline(ctx):
+    if (
+        not ctx.scaled
+        or live_size.is_possible(ctx)
+        or pod is None
+        or not pod.is_active
+        or pod.deleting
+        or ctx.now >= _deadline(ctx)
+    ):
         return False
     if report is None:
         return pod.ready and ctx.status.state == "Running"
@@ -92,7 +131,7 @@ def _shrunk(ctx: Context, config: JobConfig) -> Resize | None:
     trainers = [p for p in ctx.pods.values() if p.role == "trainer"]
     unplaceable = [p for p in trainers if pending.is_unschedulable(p) and p.unscheduled_reason != pending.GATED]
     placed = sum(bool(p.node) and p.is_active and not p.deleting for p in trainers)
-    late = any(ctx.now >= deadlines.starts_by(ctx, p) for p in unplaceable)
+    late = ctx.now >= patience(ctx) and any(ctx.now >= deadlines.starts_by(ctx, p) for p in unplaceable)
     if not late or trains(ctx) or placed < config.min_trainers:
         return None
     limit = ctx.spec.start_timeout_seconds

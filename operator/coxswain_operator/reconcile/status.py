@@ -45,7 +45,8 @@ class Restarts(_Stored, frozen=True, kw_only=True):
 class Trainers(_Stored, frozen=True, kw_only=True):
     ready: int = 0
     desired: int = 0  # size of the gang; 0: the next start settles it
-    asked: int = 0  # spec.trainers.count at the start; more than `desired` when there was no room for all
+    asked: int = 0  # spec.trainers.count when that was settled; more than `desired` when there was no room for all
+    configured: int | msgspec.UnsetType = msgspec.UNSET  # that the pods' job.json names; unset: desired
 
 
 class Progress(_Stored, frozen=True, kw_only=True):

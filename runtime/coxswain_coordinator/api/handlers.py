@@ -176,7 +176,7 @@ class Handlers:
         self._state.notifier.notify(Topic.ANY)
         session = self._state.session
         cut = cut_for(session, request.query) if session else None
-        return session.part_of(found, cut) if session and found and cut else found
+        return session.part_of(found, cut, int(request.query.get("rank", "-1"))) if session and found and cut else found
 
     async def served(self, _: web.Request, body: DeliveredDigests) -> Ack:
         self._state.add_delivered(body)

@@ -63,6 +63,7 @@ def job_report(state: JobState) -> JobReport:
         evaluation_step=evaluated.step if evaluated else -1,
         step_seconds=seconds,
         strategy=_strategy(state.strategy),
+        stragglers=state.stragglers.reports,
     )
 
 
@@ -167,11 +168,11 @@ def termination_message(report: JobReport) -> bytes:
     for count in (16, 4, 0):
         events = report.events[-count:] if count else ()
         message = msgspec.json.encode(
-            replace(report, sources=(), trainers=(), events=events, waiting_for="", strategy=None)
+            replace(report, sources=(), trainers=(), stragglers=(), events=events, waiting_for="", strategy=None)
         )
         if len(message) <= TERMINATION_BYTES:
             return message
     fault = report.fault and replace(report.fault, message=report.fault.message[:1000])
     return msgspec.json.encode(
-        replace(report, sources=(), trainers=(), events=(), waiting_for="", strategy=None, fault=fault)
+        replace(report, sources=(), trainers=(), stragglers=(), events=(), waiting_for="", strategy=None, fault=fault)
     )

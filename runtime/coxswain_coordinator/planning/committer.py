@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 import msgspec
+from msgspec import UNSET
 
 from coxswain.config import JobConfig, PhaseConfig
 from coxswain.errors import Refused
@@ -22,13 +23,16 @@ from coxswain.planlog import Generation, MembershipSegment, PlacementSegment
 from coxswain.wire import Evaluation, StepPlan
 from coxswain_coordinator.planning.evaluations import check_forwards, evaluation_of, is_due
 from coxswain_coordinator.planning.mix_history import MixHistory
-from coxswain_coordinator.planning.placers import IsLate, Missing, Placed, Placer
+from coxswain_coordinator.planning.placers import IsLate, Missing, Placed, Placer, Speeds
 from coxswain_coordinator.planning.plan_log import PlanLog
 
 SEGMENT_STEPS = 8
 """Steps of a membership segment: segment s holds the steps [8 s, 8 s + 8)."""
 
 LOOK_AHEAD_SECONDS = 30.0
+SHORT_LEAD = 2
+"""Steps behind the one that runs that have plans where speeds matter: a confirmed speed is in the third."""
+
 _MOST_STEPS_AHEAD = 256
 
 _EVALUATION = -1  # among the steps to be placed: the held-out sequences
@@ -36,8 +40,10 @@ _EVALUATION = -1  # among the steps to be placed: the held-out sequences
 _LEAST_PATIENCE = 1.0
 
 
-def steps_ahead(step_seconds: float) -> int:
-    """How far plans are committed ahead of the step that runs: max(8 steps, 30 s)."""
+def steps_ahead(step_seconds: float, plans_around: bool = False) -> int:
+    """How far plans are committed ahead of the step that runs: max(8 steps, 30 s), or the short lead."""
+    if plans_around:
+        return SHORT_LEAD
     if step_seconds <= 0:
         return SEGMENT_STEPS
     return min(max(SEGMENT_STEPS, math.ceil(LOOK_AHEAD_SECONDS / step_seconds)), _MOST_STEPS_AHEAD)
@@ -58,8 +64,9 @@ class Committed:
     plans: tuple[StepPlan, ...]
     cursors: dict[int, Cursor]  # before that step
     end: int | None  # the first step that is not run because the data has ended; None: it has not
-    next: int  # the first step that is not committed
+    next: int  # the first step that has no plan
     missing: tuple[Missing, ...] = ()  # steps that the job's balance was to place, and the fall-back has
+    decided: int = 0  # the first step that has no membership; 0: `next`
 
 
 @dataclass(frozen=True)
@@ -72,9 +79,14 @@ class Committer:
     stream: Stream
     generation: Generation
     place: Placer  # in the current layout
+    # What this coordinator knows of the log, by segment. Records are never changed, and a lost create reads the winner.
+    _segments: dict[int, MembershipSegment] = field(default_factory=dict, init=False)
+    _parts: dict[int, list[PlacementSegment]] = field(default_factory=dict, init=False)
 
-    def commit(self, cursor: Cursor, stop: int, is_late: IsLate = lambda: False) -> Committed:
-        """Commits from the cursor's step to its segment's end; placements only below `stop`.
+    def commit(
+        self, cursor: Cursor, stop: int, is_late: IsLate = lambda: False, most: int = SEGMENT_STEPS, speeds: Speeds = ()
+    ) -> Committed:
+        """Commits from the cursor's step to its segment's end; placements only below `stop`, and of at most so many steps.
 
         Raises Stale when another coordinator has taken over, and Refused("StreamChanged") when the
         log holds another stream.
@@ -83,13 +95,25 @@ class Committer:
         segment = self._membership(cursor)
         mine = [m for m in segment.memberships if m.step >= cursor.step]
         runnable = [m for m in mine if m.labels and m.step < stop]
-        plans, missing = self._placements(segment.segment, runnable, is_late)
+        plans, missing = self._placements(segment.segment, runnable, most, is_late, speeds)
         cursors = {m.step: m.cursor for m in mine} | {segment.after.step: segment.after}
-        return Committed(plans, cursors, _end(mine), segment.after.step, missing)
+        following = runnable[most].step if len(runnable) > most else segment.after.step
+        return Committed(plans, cursors, _end(mine), following, missing, segment.after.step)
 
     def _membership(self, cursor: Cursor) -> MembershipSegment:
         """Reads and verifies the segment of the cursor's step, or computes and claims it."""
         number = cursor.step // SEGMENT_STEPS
+        if number not in self._segments:
+            self._forget()
+            self._segments[number] = self._read_membership(number, cursor)
+        return self._segments[number]
+
+    def _forget(self) -> None:
+        """A segment is followed by the next one: one is kept."""
+        self._segments.clear()
+        self._parts.clear()
+
+    def _read_membership(self, number: int, cursor: Cursor) -> MembershipSegment:
         found = self.log.membership(number)
         if found is None:
             computed = self._compute(number, cursor, self.mixes.latest)
@@ -125,31 +149,38 @@ class Committer:
         return MembershipSegment(number, phases, tuple(memberships), cursor, record.number)
 
     def _placements(
-        self, segment: int, memberships: list[Membership], is_late: IsLate
+        self, segment: int, runnable: list[Membership], most: int, is_late: IsLate, speeds: Speeds
     ) -> tuple[tuple[StepPlan, ...], tuple[Missing, ...]]:
-        if not memberships:
+        if not runnable:
             return (), ()
-        recorded = list(self._recorded_parts(segment))
-        placed = self._place(memberships, recorded, is_late)
-        found, evaluation = self._claimed(segment, memberships, recorded, placed.placements)
-        return tuple(self._plan(m, found[m.step], evaluation) for m in memberships), placed.missing
+        if segment not in self._parts:
+            self._parts[segment] = list(self._recorded_parts(segment))
+        parts, now = self._parts[segment], runnable[:most]
+        evaluates = not parts and any(is_due(self.job, m) for m in runnable)
+        placed = self._place(now, parts, evaluates, is_late, speeds)
+        self._claim(segment, now, parts, placed.placements, speeds)
+        return tuple(self._plan(m, parts) for m in now), placed.missing
 
-    def _place(self, memberships: list[Membership], recorded: list[PlacementSegment], is_late: IsLate) -> Placed:
+    def _place(
+        self, now: list[Membership], parts: list[PlacementSegment], evaluates: bool, is_late: IsLate, speeds: Speeds
+    ) -> Placed:
         """Places what is in no record yet: what was late for a coordinator stays so for the next one."""
-        known = _by_step(recorded)
-        wanted = {m.step: [s.tokens for s in m.sequences] for m in memberships if m.step not in known}
-        if not recorded and any(is_due(self.job, m) for m in memberships):
+        known = _by_step(parts)
+        wanted = {m.step: [s.tokens for s in m.sequences] for m in now if m.step not in known}
+        if evaluates:
             wanted[_EVALUATION] = [s.tokens for s in self.stream.held_out.sequences]
-        placed = self.place(wanted, is_late) if wanted else Placed({})
+        placed = self.place(wanted, is_late, speeds) if wanted else Placed({})
         if evaluation := placed.placements.get(_EVALUATION):
             check_forwards(evaluation, self.generation.layout)
         return placed
 
-    def _plan(self, membership: Membership, placement: Placement, evaluation: Placement | None) -> StepPlan:
-        follows = None
+    def _plan(self, membership: Membership, parts: list[PlacementSegment]) -> StepPlan:
+        """The committed plan of a step: by these parts, some of which may be an earlier coordinator's."""
+        part, follows = _by_step(parts)[membership.step], None
+        placement, evaluation = part.placements[membership.step - part.first_step], parts[0].evaluation
         if evaluation is not None and is_due(self.job, membership):
             follows = evaluation_of(self.stream.held_out.sequences, evaluation, membership, len(placement.tasks))
-        return step_plan(self.generation.generation, membership, placement, follows)
+        return step_plan(self.generation.generation, membership, placement, follows, part.speeds or ())
 
     def _recorded_parts(self, segment: int) -> Iterator[PlacementSegment]:
         for part in count():
@@ -158,29 +189,23 @@ class Committer:
                 return
             yield record
 
-    def _claimed(
-        self,
-        segment: int,
-        memberships: list[Membership],
-        recorded: list[PlacementSegment],
-        placed: dict[int, Placement],
-    ) -> tuple[dict[int, Placement], Placement | None]:
-        """The committed placements by step, and that of the evaluation, which is in the first part.
-
-        They are these, or an earlier coordinator's, which may have begun earlier.
-        """
-        parts = list(recorded)
-        while left := [m.step for m in memberships if m.step not in _by_step(parts)]:
-            evaluation = None if parts else placed.get(_EVALUATION)
+    def _claim(
+        self, segment: int, now: list[Membership], parts: list[PlacementSegment], placed: dict[int, Placement],
+        speeds: Speeds,
+    ) -> None:  # fmt: skip
+        """Adds parts until all these steps are in one: with these placements, or an earlier coordinator's, which may have
+        begun earlier. The evaluation's is in the first part."""
+        while left := [m.step for m in now if m.step not in _by_step(parts)]:
             record = PlacementSegment(
-                self.generation.generation, segment, left[0], tuple(placed[s] for s in left), evaluation
-            )
+                self.generation.generation, segment, left[0], tuple(placed[s] for s in left),
+                None if parts else placed.get(_EVALUATION), speeds or UNSET,
+            )  # fmt: skip
             parts.append(self.log.claim_placement(record, len(parts)))
-        return _by_step(parts), parts[0].evaluation
 
 
-def _by_step(parts: list[PlacementSegment]) -> dict[int, Placement]:
-    return {step: placement for part in parts for step, placement in enumerate(part.placements, part.first_step)}
+def _by_step(parts: list[PlacementSegment]) -> dict[int, PlacementSegment]:
+    """The part that each step is in."""
+    return {step: part for part in parts for step in range(part.first_step, part.first_step + len(part.placements))}
 
 
 def _end(memberships: list[Membership]) -> int | None:
@@ -192,7 +217,11 @@ def _end(memberships: list[Membership]) -> int | None:
 
 
 def step_plan(
-    generation: int, membership: Membership, placement: Placement, evaluation: Evaluation | None = None
+    generation: int,
+    membership: Membership,
+    placement: Placement,
+    evaluation: Evaluation | None = None,
+    speeds: Speeds = (),
 ) -> StepPlan:
     own = (membership.sequences, placement.tasks, placement.operations, membership.labels)
     content = own if evaluation is None else (*own, evaluation)
@@ -209,4 +238,5 @@ def step_plan(
         evaluation=evaluation,
         waves=1 + max((task.wave or 0 for task in placement.tasks), default=0),
         balance=placement.balance,
+        speeds=speeds,
     )

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from coxswain.layout import Seat
@@ -30,6 +31,7 @@ class EncodedDirective(msgspec.Struct, frozen=True):
     checkpoint: bool
     end: End
     plan: msgspec.Raw | None
+    probe: bool | UnsetType = UNSET
 
 
 class PlanParts:
@@ -54,11 +56,11 @@ class PlanParts:
 
     def _seat_part(self, seat: Seat) -> StepPlan:
         follows = self._evaluation and replace(self._evaluation.whole, **self._evaluation.of_seat(seat))
-        return replace(self.plan, **self._step.of_seat(seat), evaluation=follows)
+        return replace(self.plan, **self._step.of_seat(seat), evaluation=follows, speeds=())
 
     def _trainer_part(self, replicas: Collection[int]) -> StepPlan:
         follows = self._evaluation and replace(self._evaluation.whole, **self._evaluation.of_replicas(replicas))
-        return replace(self.plan, **self._step.of_replicas(replicas), evaluation=follows)
+        return replace(self.plan, **self._step.of_replicas(replicas), evaluation=follows, speeds=())
 
     @cached_property
     def _step(self) -> _Members[StepPlan]:

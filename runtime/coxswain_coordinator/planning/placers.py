@@ -22,8 +22,11 @@ from coxswain_coordinator.planning.solvers import Failed, Solvers
 
 FALL_BACK = "Makespan"
 
-Planner = Callable[[list[int], Layout, JobConfig], Placement]
-"""(sequence lengths, layout, job) -> placement of one step.
+Speeds = tuple[float, ...]
+"""Of each replica; 1 is what the cost model expects. Empty: all are 1."""
+
+Planner = Callable[[list[int], Layout, JobConfig, Speeds], Placement]
+"""(sequence lengths, layout, job, speeds) -> placement of one step.
 
 The job's model has its vocabulary filled in.
 """
@@ -48,13 +51,15 @@ class Placed:
     missing: tuple[Missing, ...] = ()
 
 
-Placer = Callable[[Mapping[int, list[int]], IsLate], Placed]
-"""Places steps, given the token counts of their sequences."""
+Placer = Callable[[Mapping[int, list[int]], IsLate, Speeds], Placed]
+"""Places steps, given the token counts of their sequences and the replicas' speeds."""
 
 
-def place_step(lengths: list[int], layout: Layout, job: JobConfig, hardware: Hardware | None = None) -> Placement:
-    """The planner of a job: its balance, without measured speeds. `hardware`: the job's profile; None: as its policy says."""
-    return plan_step(lengths, layout, job.parallelism, job.model, None, hardware)
+def place_step(
+    lengths: list[int], layout: Layout, job: JobConfig, speeds: Speeds = (), hardware: Hardware | None = None
+) -> Placement:
+    """The planner of a job: its balance. `hardware`: the job's profile; None: as its policy says."""
+    return plan_step(lengths, layout, job.parallelism, job.model, speeds or None, hardware)
 
 
 def is_slow(job: JobConfig) -> bool:
@@ -62,9 +67,9 @@ def is_slow(job: JobConfig) -> bool:
     return job.parallelism.balance.lower() in planners.SLOW
 
 
-def in_turn(place: Callable[[list[int]], Placement]) -> Placer:
+def in_turn(place: Callable[[list[int], Speeds], Placement]) -> Placer:
     """Places one step after another, however long it takes."""
-    return lambda steps, _: Placed({step: place(lengths) for step, lengths in steps.items()})
+    return lambda steps, _, speeds: Placed({step: place(lengths, speeds) for step, lengths in steps.items()})
 
 
 def in_processes(
@@ -74,16 +79,16 @@ def in_processes(
     balance = job.parallelism.balance
     fall_back = replace(job, parallelism=replace(job.parallelism, balance=FALL_BACK))
 
-    def place(steps: Mapping[int, list[int]], is_late: IsLate) -> Placed:
+    def place(steps: Mapping[int, list[int]], is_late: IsLate, speeds: Speeds) -> Placed:
         began = time.monotonic()
-        found = solvers.place(steps, layout, job, is_late)
+        found = solvers.place(steps, layout, job, is_late, speeds)
         seconds = time.monotonic() - began
         placements, missing = dict[int, Placement](), list[Missing]()
         for step, lengths in steps.items():
             answer = found.get(step, Failed(""))
             if isinstance(answer, Failed):
                 missing.append(Missing(step, balance, seconds, answer.why))
-                placements[step] = planner(lengths, layout, fall_back)
+                placements[step] = planner(lengths, layout, fall_back, speeds)
             else:
                 observe(answer.seconds)
                 placements[step] = answer.placement

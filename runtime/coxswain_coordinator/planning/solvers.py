@@ -52,7 +52,7 @@ class Rejected:
 
 
 Answer = Solved | Failed | Rejected
-Planner = Callable[[list[int], Layout, JobConfig], Placement]
+Planner = Callable[[list[int], Layout, JobConfig, tuple[float, ...]], Placement]
 
 
 @dataclass(eq=False, slots=True)
@@ -72,8 +72,9 @@ class Solvers:
         self._closed, self._lock = False, threading.Lock()
 
     def place(
-        self, steps: Mapping[int, list[int]], layout: Layout, job: JobConfig, is_late: Callable[[], bool]
-    ) -> dict[int, Solved | Failed]:
+        self, steps: Mapping[int, list[int]], layout: Layout, job: JobConfig, is_late: Callable[[], bool],
+        speeds: tuple[float, ...] = (),
+    ) -> dict[int, Solved | Failed]:  # fmt: skip
         """Answers by step. Those that are late are left out, and what still computes them is killed.
 
         Raises Refused where the planner does, Retryable once this is closed.
@@ -83,7 +84,8 @@ class Solvers:
             while len(found) < len(steps) and not is_late():
                 self._check()
                 while left and (idle := self._idle()) is not None:
-                    self._ask(idle, left.popleft(), steps, layout, job)
+                    step = left.popleft()
+                    self._ask(idle, step, steps[step], layout, job, speeds)
                 for solver in self._ready():
                     found |= self._take(solver)
         finally:
@@ -110,10 +112,10 @@ class Solvers:
                 self._solvers.append(idle)
             return idle
 
-    def _ask(self, solver: _Solver, step: int, steps: Mapping[int, list[int]], layout: Layout, job: JobConfig) -> None:
+    def _ask(self, solver: _Solver, step: int, *question: object) -> None:
         solver.step = step
         with suppress(OSError):  # it has ended: so does its pipe, which is read next
-            solver.pipe.send((steps[step], layout, job))
+            solver.pipe.send(question)
 
     def _ready(self) -> list[_Solver]:
         with self._lock:
@@ -174,10 +176,10 @@ def _end_with_coordinator() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _answer(planner: Planner, lengths: list[int], layout: Layout, job: JobConfig) -> Answer:
+def _answer(planner: Planner, lengths: list[int], layout: Layout, job: JobConfig, speeds: tuple[float, ...]) -> Answer:
     began = time.monotonic()
     try:
-        return Solved(planner(lengths, layout, job), time.monotonic() - began)
+        return Solved(planner(lengths, layout, job, speeds), time.monotonic() - began)
     except Refused as refused:
         return Rejected(refused.reason, refused.message)
     except Exception as error:

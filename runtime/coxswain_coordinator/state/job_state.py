@@ -42,8 +42,10 @@ from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.state.trainers import Trainers, forget
 from coxswain_coordinator.steps import seconds_beside_tasks, with_prediction, with_utilisation
 from coxswain_coordinator.store_executor import StoreExecutor
+from coxswain_coordinator.stragglers.watch import StragglerWatch
 from coxswain_coordinator.tracking.sinks import sinks_of
 from coxswain_coordinator.tracking.tracking import Tracking
+from coxswain_link.garbage import Sweeps
 from coxswain_link.metrics import MetricsRegistry as Metrics
 
 log = logging.getLogger(__name__)
@@ -86,6 +88,9 @@ class JobState:
         self.tracking = Tracking(sinks_of(job, run_dir), self._tracker_failed)
         self.history = History(run_dir, metrics, job.parallelism.hardware)
         self.hardware = load_hardware(job.parallelism.hardware)  # or the job's profile
+        self.stragglers = StragglerWatch(
+            job.stragglers, clock, self.record_event, metrics["coxswain_straggler_slowdown"]
+        )
         self._step_seconds = 0.0  # of a step in this world besides its tasks, by the cost model
         self.index_progress = IndexProgress(job.mix)
         self.manifest: CheckpointManifest | None = None  # the newest checkpoint
@@ -101,6 +106,7 @@ class JobState:
         self.capacity_shortage = ""  # why the registered trainers do not suffice
         self.config = ""  # name of the ConfigMap with `job`; empty: unknown
         self.strategy: StrategyRecord | None = None  # of mode Auto
+        self.sweeps = Sweeps()
         self.awaited_claim = ""  # another run's, on the same checkpoint.uri
 
     @property
@@ -145,7 +151,7 @@ class JobState:
 
     def change_mix(self, record: MixRecord, changed: str) -> None:
         """Records that the mix was edited: the plans of later steps follow the record."""
-        first = f"step {self.session.committed}" if self.session else "the first step without a plan"
+        first = f"step {self.session.decided}" if self.session else "the first step without a plan"
         self.record_event("MixChanged", f"{changed}; from {first} on (mix record {record.number})")
         progress = self.index_progress
         progress.reports = tuple(replace(r, weight=record.weights[r.name]) for r in progress.reports)
@@ -213,11 +219,11 @@ class JobState:
         closed = session.book.close(plan, self.clock()) if plan is not None else None
         if plan is None or closed is None:
             return False
-        line = with_prediction(with_utilisation(self.job, session.world, plan, closed[0]), plan, self._step_seconds)
-        timing = closed[1]
+        line = with_prediction(with_utilisation(self.job, session.world, plan, closed.line), plan, self._step_seconds)
         if not self.history.recent:
             self.record_event("TrainingStarted", f"step {line.step} is done, loss {line.loss:.4f}")
-        self.history.add(line, timing)
+        self.history.add(line, closed.timing)
+        self.stragglers.observe(plan, closed.reports)
         self.tracking.add(line)
         for source in used_up(session.cursors[line.step], session.cursors[session.book.open]):
             passes = f"its maxPasses, {source.epoch}, are used up"
@@ -225,6 +231,7 @@ class JobState:
         if session.book.open > self.best:
             self.best, self.failures = session.book.open, 0
         session.forget_before(session.book.open)
+        self.sweeps.after_step(line.step)
         self.notifier.notify(Topic.ANY)
         return True
 
@@ -283,6 +290,9 @@ class JobState:
             self.record_event("Resumed" if self.manifest else "GangStarted", summary)
         self.session, self.capacity_shortage = session, ""
         self.history.begin_at(session.book.open)
+        nodes = [self.trainers.node(index) for index in range(len(session.world.trainers))]
+        self.stragglers.enter(record, session.world, nodes, session.book.shares)
+        session.take_probes = self.stragglers.take_probes
         forget(self.metrics)
         self.metrics["coxswain_world_generation"].set(record.generation)
         self.notifier.notify()

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig
@@ -59,6 +60,9 @@ class Session:
         self._replicas = replicas_of(world)
         self._directives: dict[int, StepDirective] = {}
         self._saving: set[int] = set()  # requested checkpoints without a manifest
+        self.decided = first  # the first step without a membership
+        self.take_probes: Callable[[], frozenset[int]] = frozenset  # ranks that probe before the step that begins next
+        self._probes: dict[int, frozenset[int]] = {}  # by step
 
     @property
     def begun(self) -> int:
@@ -112,12 +116,16 @@ class Session:
         self._plans.update((plan.step, plan) for plan in committed.plans)
         self._parts.update((plan.step, PlanParts(plan)) for plan in committed.plans)
         self.cursors.update(committed.cursors)
-        self.committed = committed.next
+        self.committed, self.decided = committed.next, committed.decided or committed.next
         if committed.end is not None:
             self._data_end = committed.end
 
     def needs_plans(self, ahead: int) -> bool:
-        return not self.lost and self.committed < min(self.begun + 1 + ahead, self.end_step)
+        return not self.lost and self.wanted_plans(ahead) > 0
+
+    def wanted_plans(self, ahead: int) -> int:
+        """How many steps lack a plan among so many behind the one that has begun last."""
+        return min(self.begun + 1 + ahead, self.end_step) - self.committed
 
     def plans_from(self, step: int) -> StepPlans | None:
         """The next whole plans."""
@@ -146,10 +154,11 @@ class Session:
         replicas = frozenset(self._replicas[name])
         return lambda parts: parts.of_replicas(replicas)
 
-    def part_of(self, directive: StepDirective, cut: Cut) -> EncodedDirective:
-        """The directive with a member's part of its plan."""
+    def part_of(self, directive: StepDirective, cut: Cut, rank: int = -1) -> EncodedDirective:
+        """The directive with a member's part of its plan; of a rank also whether it is to probe."""
         plan = None if directive.plan is None else cut(self._parts[directive.step])
-        return EncodedDirective(directive.step, directive.checkpoint, directive.end, plan)
+        probe = rank in self._probes.get(directive.step, ()) or UNSET
+        return EncodedDirective(directive.step, directive.checkpoint, directive.end, plan, probe)
 
     def open_plan(self) -> StepPlan | None:
         """The plan of the first step that is not closed."""
@@ -189,6 +198,7 @@ class Session:
             self.ending = directive
         else:
             self.begin(step)
+            self._probes = {step: self.take_probes()}
         return directive
 
     def _end(self, step: int) -> End:

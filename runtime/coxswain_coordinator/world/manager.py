@@ -14,7 +14,7 @@ from coxswain.wire import Register
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.planning.committer import Committer
 from coxswain_coordinator.planning.mix_history import MixHistory
-from coxswain_coordinator.planning.placers import Placer, Planner, in_processes, in_turn, is_slow
+from coxswain_coordinator.planning.placers import Placer, Planner, Speeds, in_processes, in_turn, is_slow
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.planning.solvers import Solvers
 from coxswain_coordinator.planning.strategies import Strategies
@@ -119,9 +119,9 @@ class WorldManager:
         job = replace(self._state.job, model=replace(self._state.job.model, vocabulary=vocabulary))
         seconds = self._state.metrics["coxswain_planner_seconds"]
 
-        def place(lengths: list[int]) -> Placement:
+        def place(lengths: list[int], speeds: Speeds) -> Placement:
             with seconds.time():
-                return self._planner(lengths, record.layout, job)
+                return self._planner(lengths, record.layout, job, speeds)
 
         if self.solvers is None:
             return in_turn(place)

@@ -22,6 +22,7 @@ from coxswain.wire import TaskTiming
 from coxswain_train.checkpoint.pretrained import load_pretrained
 from coxswain_train.engine.links import StageLinks
 from coxswain_train.engine.memory import MemoryPolicy
+from coxswain_train.engine.probe import Probe, core_share
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.engine.step import Batch, Part, StepClock, StepOutcome, TaskRunner, by_wave, run_waves
 from coxswain_train.live.copies import Copies
@@ -102,6 +103,8 @@ class Engine:
         self.live, self.moved = live or LiveState(), Moved()
         self.optimizer = Zero1Optimizer(self.model.weights(), self._shards, seat.rank, world, self.live.own)
         self._copies = Copies(self._everyone, seat.rank, wards, self._shards.sizes())
+        self.optimizer.time_aside(world.clock.waiting)
+        self._probe, self._core_share = Probe(device), 1.0
         if self.live.current is None:
             self.optimizer.make_room()
 
@@ -190,9 +193,9 @@ class Engine:
     def step(self, work: StepInput, began: float) -> StepResult:
         """Computes, reduces, updates and evaluates. If it raises before the vote on the step (`reduce_stats`), only gradients
         have changed. `began`: by `time.perf_counter`."""
-        clock = StepClock(self._world.clock, began)
+        clock, spent = StepClock(self._world.clock, began), time.thread_time()
         outcome = self.compute(work)
-        computed = clock.device.mark()
+        computed, spent = clock.device.mark(), time.thread_time() - spent - clock.device.processor
         loss_sum, valid = (outcome.loss_sum, work.valid) if self.counts else (0.0, 0)
         stats = self._agree(work, loss_sum, valid)
         rate = learning_rate(self._optimizer_config, work.step, self._total_steps)
@@ -201,12 +204,13 @@ class Engine:
         self.optimizer.all_gather()
         self.live.spread(self._weights())
         timings, reduced = clock.timings(outcome.spans), clock.device.between(computed, clock.device.mark())
-        updated = time.perf_counter()
+        updated, computing = time.perf_counter(), sum(t.stop - t.start - t.waited for t in timings)
+        self._core_share = core_share(spent, computing) if self._device.type == "cpu" else 1.0
         result = StepResult(
             loss_sum=loss_sum,
             gradient_norm=stats.norm,
             learning_rate=rate,
-            compute_seconds=sum(t.stop - t.start - t.waited for t in timings),
+            compute_seconds=computing,
             reduce_seconds=reduced,
             timings=timings,
             evaluation_loss_sum=self._evaluate(work),
@@ -223,6 +227,10 @@ class Engine:
         stats = self.optimizer.reduce_stats(gradient, RankStats(loss_sum, valid, work.labels, work.plan))
         self.live.agreed(stats)
         return stats
+
+    def probe(self) -> float:
+        """Seconds of the short probe, between two steps."""
+        return self._probe.seconds(self._core_share)
 
     def compute(self, work: StepInput) -> StepOutcome:
         """Runs the operations of this rank's stage. Gradients are in the parameters then."""

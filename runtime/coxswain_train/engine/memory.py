@@ -17,11 +17,8 @@ import torch
 from torch import Tensor
 
 from coxswain.config import ModelConfig, ParallelConfig
-from coxswain.cost import constants_for
 from coxswain.cost.constants import Hardware, load_hardware
-from coxswain.cost.memory import Workload, kept_bytes, widths_of
-from coxswain.cost.offload import offload_ratio
-from coxswain.models import parameter_specs
+from coxswain.cost.offload import offload_shares
 from coxswain.plan.values import Task
 from coxswain_train.engine.offload import Copies, CudaCopies, HostCopies, Offloader
 from coxswain_train.model.attention import Kept, Repeated, TaskAttention
@@ -58,16 +55,14 @@ def memory_policy(
     """What the job asks for. A CPU has no other memory to move activations to. `profile`: reads the job's cost data."""
     if parallel.offload == "Off" or device.type != "cuda":
         return MemoryPolicy(parallel.recompute)
-    widths = widths_of(model, parameter_specs(model, vocabulary), 0, 1)
-    kept = kept_bytes(widths, Workload(torch.bfloat16.itemsize, 0, parallel.recompute))
     hardware = profile() if profile else load_hardware(parallel.hardware)
-    constants, bandwidth = constants_for(hardware, model), hardware.host_gbps * 1e9
+    share = offload_shares(hardware, model, vocabulary, parallel.recompute)
 
     def ratio(task: Task) -> float:
         lengths: Counter[int] = Counter()
         for s in task.slices:
             lengths[s.sequence] += s.stop - s.start
-        return offload_ratio(list(lengths.values()), constants, model.layers, kept, bandwidth)
+        return share(list(lengths.values()))
 
     return MemoryPolicy(parallel.recompute, ratio, CudaCopies(device))
 

@@ -103,8 +103,8 @@ class HeadGroup:
         whole = sent[0].new_empty((sum(self.tokens), *sent[0].shape[1:]))
         self._trade(sent, torch.split(whole, self.tokens))
         order, _ = self._order(whole.device)
-        found = whole.index_select(0, order).transpose(0, 1)
-        return torch.split(found, [len(x) // self.share for x in tensors])
+        widths = [len(x) // self.share for x in tensors]
+        return tuple(part.index_select(0, order).transpose(0, 1) for part in torch.split(whole, widths, 1))
 
     def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Back again: each [heads / share, the group's tokens, size] to [heads, own tokens, size]."""

@@ -1,4 +1,4 @@
-"""When a device computes and when it waits for peers: wall time on CPU, recorded events on CUDA.
+"""When a device computes the plan's work and when it does not: wall time on CPU, recorded events on CUDA.
 
 On CUDA a wait returns at once to the host; only the device waits. An event is recorded before and after each
 operation and each wait, which costs no synchronisation; all are read once, at the end of the step.
@@ -32,7 +32,8 @@ class DeviceClock:
     """Marks moments of one device; `event` makes an event, None: the host computes by itself."""
 
     event: Callable[[], Event] | None = None
-    waits: list[tuple[Mark, Mark]] = field(default_factory=list)  # for peers, since `reset`
+    waits: list[tuple[Mark, Mark]] = field(default_factory=list)  # what is not the plan's work, since `reset`
+    processor: float = 0.0  # seconds of the processor in waits on CPU, since `reset`
 
     @classmethod
     def of(cls, device: torch.device) -> DeviceClock:
@@ -47,10 +48,14 @@ class DeviceClock:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a wait for peers."""
-        begin = self.mark()
+        """Around a wait for peers, and around other work than the plan's within an operation."""
+        begin, spent = self.mark(), self._spent()
         yield
+        self.processor += self._spent() - spent
         self.waits.append((begin, self.mark()))
+
+    def _spent(self) -> float:
+        return 0.0 if self.event else time.thread_time()
 
     def between(self, earlier: Mark, later: Mark) -> float:
         """Seconds. Waits until the device has come to the later one."""
@@ -67,6 +72,7 @@ class DeviceClock:
 
     def reset(self) -> None:
         self.waits.clear()
+        self.processor = 0.0
 
 
 def _cuda_event() -> Event:

@@ -8,7 +8,8 @@ gradient is added up in the result itself.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -27,6 +28,8 @@ class Gradients:
     ) -> None:  # fmt: skip
         self._weights, self._routes, self._sole, self._size = weights, routes, sole, size
         self._wide, self._reduction = wide, reduction
+        # Around buckets that leave within a backward.
+        self.aside: Callable[[], AbstractContextManager[None]] = nullcontext
         last = {name: number for number, route in enumerate(routes) for name in route.names}
         self._frees = [[name for name in route.names if last[name] == number] for number, route in enumerate(routes)]
         self._sent = frozenset(last)
@@ -73,7 +76,8 @@ class Gradients:
         if any(name in route.names for route in self._routes[: self._departed]):
             raise RuntimeError(f"{name}: a second gradient in the step's last backward, after its bucket has left")
         self._missing.discard(name)
-        self._progress()
+        with self.aside():
+            self._progress()
 
     def _progress(self) -> None:
         """Begins what is complete, ends what has arrived, and never waits: peers may need this backward to go on."""

@@ -6,7 +6,8 @@ on its owner, which is one of its holders. State changes only after all ranks ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +73,10 @@ class Zero1Optimizer:
     def make_room(self) -> None:
         """For this rank's boxes, in `state`, which keeps what it has if they are its boxes already."""
         self.state.hold(self._boxes, self.wide, self._device)
+
+    def time_aside(self, aside: Callable[[], AbstractContextManager[None]]) -> None:
+        """`aside` is entered around buckets that leave within a backward: they are no work of the plan."""
+        self._gradients.aside = aside
 
     def expect_last(self) -> None:
         """Call it before the step's last backward: gradients then leave while it runs."""

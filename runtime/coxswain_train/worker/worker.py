@@ -15,11 +15,13 @@ from contextlib import closing
 from typing import NoReturn
 
 import torch
+from msgspec import UNSET, UnsetType
 
 from coxswain import names, wire
 from coxswain.copies import wards_of
 from coxswain.errors import CoxswainError, Retryable, Stale
 from coxswain.exits import Exit
+from coxswain_link import garbage
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.handover import Handover
 from coxswain_link.hardware import hardware_of
@@ -143,6 +145,7 @@ class Worker:
         )  # fmt: skip
 
     def close(self) -> None:
+        garbage.collect_at_any_time()
         self._saver.settle()  # the next world fills the state that a snapshot may still be taken of
         self._prefetcher.close()
         self._outbox.close()
@@ -156,6 +159,7 @@ class Worker:
         self._restore()
         self._outbox.advance()
         step = self._world.first_step
+        garbage.collect_between_steps_alone()
         while True:
             directive = self._directive(step)
             if directive.checkpoint:
@@ -164,7 +168,7 @@ class Worker:
                 return self._leave(directive)
             if directive.plan is None:
                 raise Retryable(f"the directive of step {step} holds neither an end nor a plan")
-            self._step(directive.plan)
+            self._step(directive.plan, directive.probe is True)
             step += 1
             self._feed.forget_before(step)
 
@@ -207,7 +211,8 @@ class Worker:
             if (directive := self._directives.next(step)) is not None:
                 return directive
 
-    def _step(self, plan: wire.StepPlan) -> None:
+    def _step(self, plan: wire.StepPlan, probes: bool) -> None:
+        probed = self._engine.probe() if probes else UNSET
         began = time.perf_counter()
         fetched = self._prefetcher.take(plan)
         waited = time.perf_counter() - began
@@ -215,8 +220,9 @@ class Worker:
             self._prefetcher.begin(following)
         result = self._engine.step(fetched.work, began)
         seconds = time.perf_counter() - began - result.evaluation_seconds
-        report = _report(plan, self._assignment.rank, result, fetched.delivered, seconds, waited)
+        report = _report(plan, self._assignment.rank, result, fetched.delivered, seconds, waited, probed)
         self._outbox.put("/v1/reports", plan.step, report)
+        garbage.between_steps(plan.step)
 
     def _save(self, directive: wire.StepDirective) -> None:
         generation, rank, step = self._assignment.generation, self._assignment.rank, directive.step
@@ -248,12 +254,14 @@ class Worker:
 
 
 def _report(
-    plan: wire.StepPlan, rank: int, result: StepResult, delivered: int, seconds: float, waited: float
-) -> wire.StepReport:
+    plan: wire.StepPlan, rank: int, result: StepResult, delivered: int, seconds: float, waited: float,
+    probed: float | UnsetType = UNSET,
+) -> wire.StepReport:  # fmt: skip
     return wire.StepReport(
         generation=plan.generation, step=plan.step, rank=rank, loss_sum=result.loss_sum, delivered=delivered,
         gradient_norm=result.gradient_norm, learning_rate=result.learning_rate, seconds=seconds,
         compute_seconds=result.compute_seconds, data_wait_seconds=waited, reduce_seconds=result.reduce_seconds,
         timings=result.timings, ended=time.time() - result.evaluation_seconds,
         evaluation_loss_sum=result.evaluation_loss_sum, evaluation_seconds=result.evaluation_seconds,
+        probe_seconds=probed,
     )  # fmt: skip

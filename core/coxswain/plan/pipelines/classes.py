@@ -39,7 +39,7 @@ class Short:
     problem: Problem
     sequences: Ints
     work: Floats
-    pack: float  # seconds that a pack should take
+    pack: float  # seconds that a pack should take at speed 1
     coarse: int
 
     @property
@@ -72,7 +72,7 @@ def deal(short: Short, stacked: Stack, stages: int, end: float) -> Deal:
             replica[at:to], longest[r] = r, top
             sums[r] += (ready[to] - ready[at]) / speeds[r]
             at = to
-    most = np.maximum(longest, short.pack)
+    most = np.maximum(longest, short.pack / problem.speeds)
     used = np.array(sums)
     ends = used + (stages - 1) * most
     if at < short.coarse:

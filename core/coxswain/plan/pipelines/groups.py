@@ -107,16 +107,16 @@ class Rings:
 
 
 def rings_of(problem: Problem, sequences: Ints, seconds: float, *, wide: bool) -> Rings:
-    """Rings of at most so many seconds where a degree gives them. `wide`: those over more than half run on all."""
+    """Rings of at most so many seconds at speed 1 where a degree gives them. `wide`: those over more than half run on all."""
     degrees = degrees_for(problem, sequences, seconds)
     many = int((degrees * 2 > problem.replicas).sum()) if wide else 0
     return Rings(problem, sequences, degrees.tolist(), many, by_node(problem))
 
 
 def degrees_for(problem: Problem, sequences: Ints, seconds: float) -> Ints:
-    """The least degrees for rings of so many seconds, rounded up to even parts of a node, beyond it to whole nodes."""
+    """The least degrees for rings of so many seconds at speed 1, rounded up to even parts of a node, beyond it to whole nodes."""
     lengths, node = problem.lengths[sequences], problem.node_size
-    least = least_degrees(problem, lengths, seconds * float(np.median(problem.speeds)))
+    least = least_degrees(problem, lengths, seconds)
     parts = np.array([d for d in range(1, node + 1) if node % d == 0])
     inside = parts[np.minimum(np.searchsorted(parts, least), parts.size - 1)]
     even = np.where(least <= node, inside, -(-least // node) * node)

@@ -7,7 +7,7 @@ from functools import cache
 from msgspec.structs import replace
 
 from coxswain.config import ModelConfig
-from coxswain.cost.memory import RESERVED, Recompute, Workload, replica_peak
+from coxswain.cost.memory import RESERVED, Recompute, replica_peak
 from coxswain.flops import loss_layers
 from coxswain.holdings import ParameterSpec, tensor_faults
 from coxswain.models import parameter_specs
@@ -56,7 +56,7 @@ def balanced(model: ModelConfig, stages: int) -> tuple[int, ...]:
 
 def peak_bytes(machine: Machine, kind: Kind, replicas: int, recompute: Recompute, tokens: int = 0) -> int:
     """Bytes that the fullest device of a replica needs for tensors, with `replicas` in all. `tokens`: 0: of a full task."""
-    work = Workload(machine.element, tokens or capacity_of(machine, kind, recompute, replicas), recompute)
+    work = machine.workload(tokens or capacity_of(machine, kind, recompute, replicas), recompute)
     specs = parameter_specs(machine.model, machine.model.vocabulary)
     return replica_peak(machine.model, specs, kind.replica(), replicas, work).total
 

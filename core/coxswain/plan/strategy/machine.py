@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any, get_args
 
 import msgspec
 from msgspec.structs import replace
 
 from coxswain.config import BatchConfig, ModelConfig, ParallelConfig
 from coxswain.cost.constants import constants_for, device_memory
+from coxswain.cost.memory import Recompute
+from coxswain.cost.offload import least_share
 from coxswain.plan.strategy.values import Machine
 
 _BF16, _FP32 = 2, 4
@@ -29,14 +32,23 @@ def machine_of(
         recompute=(parallel.recompute,),
         whole_matrices=whole_matrices,
         longest=batch.max_sequence_tokens,
+        offload=_offload(model, parallel),
+        exchanges=parallel.attention != "Ring",
     )
+
+
+def _offload(model: ModelConfig, parallel: ParallelConfig) -> tuple[tuple[Recompute, float], ...]:
+    shares = [(mode, least_share(model, parallel, model.vocabulary, mode)) for mode in get_args(Recompute)]
+    return tuple((mode, share) for mode, share in shares if share)
 
 
 def asked(machine: Machine, batch: BatchConfig, balance: str) -> str:
     """Hashes all that a strategy depends on besides the devices and the lengths of the mix."""
     model = replace(machine.model, preset="", init_from="")
-    what = (
+    what: tuple[Any, ...] = (
         model, batch, balance, machine.constants, machine.capacity, machine.max_degree, machine.memory, machine.recompute,
         machine.whole_matrices,
     )  # fmt: skip
+    if machine.offload or machine.exchanges:  # else the hash is that of earlier releases
+        what = (*what, machine.offload, machine.exchanges)
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()

@@ -9,7 +9,7 @@ import msgspec
 
 from coxswain.config import ModelConfig, ReplicaShape, StageShape
 from coxswain.cost.constants import Constants
-from coxswain.cost.memory import Recompute
+from coxswain.cost.memory import Recompute, Workload
 from coxswain.layout import Device, Layout, Replica, Stage, shaped_layout
 
 STEPS = 5
@@ -73,6 +73,14 @@ class Machine:
     recompute: tuple[Recompute, ...] = ("None",)  # modes that may be chosen, the mildest first
     longest: int = 0  # tokens of the longest sequence that may come, sampled or not
     whole_matrices: bool = False  # whether the optimizer needs them, so that no tensor group may cut them
+    offload: tuple[
+        tuple[Recompute, float], ...
+    ] = ()  # the share of any task's activations that leaves the device, by mode
+    exchanges: bool = False  # whether members of rings may exchange heads
+
+    def workload(self, tokens: int, recompute: Recompute) -> Workload:
+        """What a replica holds of a task of so many tokens."""
+        return Workload(self.element, tokens, recompute, dict(self.offload).get(recompute, 0.0), self.exchanges)
 
     @property
     def devices(self) -> int:

@@ -1,0 +1,177 @@
+"""Watches the ranks of each world for stragglers: what to probe, what to plan with, what to report.
+
+State is kept across worlds. A new coordinator begins with none: it finds a straggler again beside its peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from coxswain.config import StragglerConfig
+from coxswain.planlog import Generation
+from coxswain.stragglers.detector import Detector
+from coxswain.stragglers.values import Finding, Report, State, Thresholds
+from coxswain.wire import StepPlan, StepReport, StragglerReport, World
+from coxswain_coordinator.stragglers.figures import Numbers, places_of, step_of
+from coxswain_coordinator.stragglers.speeds import replica_speeds
+from coxswain_coordinator.stragglers.words import Straggler, detected, recovered
+
+REPORTED = 5
+"""Stragglers that a report names."""
+
+PLANS_AROUND = ("Rebalance", "Migrate", "ReplaceNode")
+"""Actions under which speeds reach placements."""
+
+_ANSWER_STEPS = 4  # from a request for probes to the next one: an answer needs two or three
+
+RecordEvent = Callable[[str, str, bool], None]
+"""Reason, message, whether it is a warning."""
+
+
+def thresholds_of(config: StragglerConfig) -> Thresholds:
+    """A straggler is again normal at half of what makes one; the probe must find three quarters of it."""
+    part, default = config.threshold_percent / 100, Thresholds()
+    return Thresholds(
+        enter=1 + part, leave=1 + part / 2, probe=1 + 0.75 * part, unknown=max(default.unknown, 1 + part),
+        window=config.window_steps,
+    )  # fmt: skip
+
+
+class Gauge(Protocol):
+    def labels(self, *names: object) -> Gauge: ...
+    def set(self, value: float) -> None: ...
+    def clear(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The world that is watched."""
+
+    record: Generation
+    world: World
+    nodes: tuple[str, ...]  # by trainer
+    shares: Mapping[int, float]
+    detector: Detector
+
+
+class StragglerWatch:
+    """`speeds` of the replicas are for the next placements; `probes` are the ranks that the next directive asks."""
+
+    def __init__(
+        self, config: StragglerConfig, clock: Callable[[], float], record_event: RecordEvent, gauge: Gauge
+    ) -> None:
+        self._config, self._clock, self._record_event, self._gauge = config, clock, record_event, gauge
+        self._pods = Numbers()
+        self._ranks: Ranks | None = None
+        self._found: dict[tuple[int, int], Straggler] = {}  # by pod and device
+        self._times: dict[int, float] = {}  # when late steps were closed
+        self._asked = 0  # the step whose close asked for probes last
+        self.speeds: tuple[float, ...] = ()
+        self.probes: frozenset[int] = frozenset()
+
+    @property
+    def watches(self) -> bool:
+        return self._config.action != "None"
+
+    @property
+    def plans_around(self) -> bool:
+        """Whether a speed must soon reach a placement."""
+        return self._config.action in PLANS_AROUND
+
+    @property
+    def stragglers(self) -> tuple[Straggler, ...]:
+        """Confirmed ones, the slowest first."""
+        return tuple(sorted(self._found.values(), key=lambda s: (-s.slowdown, s.trainer, s.device)))
+
+    @property
+    def reports(self) -> tuple[StragglerReport, ...]:
+        return tuple(straggler.report for straggler in self.stragglers[:REPORTED])
+
+    def enter(self, record: Generation, world: World, nodes: Sequence[str], shares: Mapping[int, float]) -> None:
+        """A new world. Devices that were in the one before keep their state, whatever their seats are."""
+        if not self.watches:
+            return
+        places = places_of(record, nodes, self._pods)
+        before = self._ranks
+        detector = before.detector.moved(places) if before else Detector(places, thresholds_of(self._config))
+        self._ranks, self._asked = Ranks(record, world, tuple(nodes), shares, detector), 0
+        self.probes = frozenset()
+        self._take(detector.slowdowns)
+        here = {(place.trainer, place.device) for place in places}
+        self._found = {device: found for device, found in self._found.items() if device in here}
+        self._measure()
+
+    def observe(self, plan: StepPlan, reports: Mapping[int, StepReport]) -> None:
+        """A closed step."""
+        ranks = self._ranks
+        if ranks is None:
+            return
+        self._times = {step: t for step, t in self._times.items() if step > plan.step - 64} | {plan.step: self._clock()}
+        step = step_of(plan, reports, ranks.world.seats, ranks.shares)
+        report = ranks.detector.observe(step)
+        self._ask(report, bool(step.probes))
+        self._take(np.where(report.states == State.CONFIRMED, report.slowdowns, 1.0))
+        self._announce(ranks, report)
+
+    def planned(self, plans: Sequence[StepPlan]) -> None:
+        """Plans that are committed: notes the first one that each straggler's speed has reached."""
+        for plan in plans:
+            for device, found in self._found.items():
+                if found.planned_from is None and plan.speeds and plan.speeds[found.replica] == found.speed:
+                    self._found[device] = replace(found, planned_from=plan.step)
+
+    def _ask(self, report: Report, answered: bool) -> None:
+        """Asks again where no answer has come: a worker without its coordinator gets no directive."""
+        if answered:
+            self._asked = 0
+        if report.probes and (not self._asked or report.step >= self._asked + _ANSWER_STEPS):
+            self.probes, self._asked = frozenset(report.probes), report.step
+
+    def take_probes(self) -> frozenset[int]:
+        """The ranks that run the probe before a step: once."""
+        probes, self.probes = self.probes, frozenset()
+        return probes
+
+    def _take(self, slowdowns: np.ndarray) -> None:
+        if self.plans_around and self._ranks is not None:
+            seats = self._ranks.world.seats
+            replicas = 1 + max(seat.replica for seat in seats)
+            before = self.speeds if len(self.speeds) == replicas else ()
+            self.speeds = replica_speeds(slowdowns, seats, before)
+
+    def _announce(self, ranks: Ranks, report: Report) -> None:
+        """Events of devices that have become stragglers, or are none any more."""
+        now = {}
+        for rank in np.flatnonzero(report.states == State.CONFIRMED):
+            place = ranks.detector.places[int(rank)]
+            now[place.trainer, place.device] = self._straggler(ranks, report.finding(int(rank)))
+        for device, found in now.items():
+            if device not in self._found:
+                self._record_event("StragglerDetected", detected(found, report.step), True)
+        for device in self._found.keys() - now.keys():
+            self._record_event("StragglerRecovered", recovered(self._found[device], report.step), False)
+        changed = {d: s.slowdown for d, s in now.items()} != {d: s.slowdown for d, s in self._found.items()}
+        self._found = {d: s.kept(self._found.get(d)) for d, s in now.items()}
+        if changed:
+            self._measure()
+
+    def _straggler(self, ranks: Ranks, finding: Finding) -> Straggler:
+        seat = ranks.world.seats[finding.rank]
+        trainer = seat.device.trainer
+        speed = self.speeds[seat.replica] if self.speeds else 1.0
+        return Straggler(
+            trainer=ranks.world.trainers[trainer], device=seat.device.device, node=ranks.nodes[trainer],
+            slowdown=finding.slowdown, since_step=finding.since,
+            since=self._times.get(finding.since, min(self._times.values())), cause=finding.cause,
+            replica=seat.replica, speed=speed if self.plans_around else None,
+        )  # fmt: skip
+
+    def _measure(self) -> None:
+        """One series for each straggler, none for other devices."""
+        self._gauge.clear()
+        for found in self.stragglers:
+            self._gauge.labels(found.trainer, str(found.device), found.node).set(found.slowdown)

@@ -1,0 +1,66 @@
+"""A straggler in words and in a report. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from coxswain.stragglers.values import Cause
+from coxswain.wire import StragglerReport
+
+CAUSES = {Cause.DEVICE: "Device", Cause.NODE: "Node"}
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A confirmed one. `speed`: what its replica is planned with from step `planned_from` on; None: it is only named, or no
+    plan has it yet."""
+
+    trainer: str
+    device: int
+    node: str
+    slowdown: float
+    since_step: int
+    since: float
+    cause: Cause
+    replica: int
+    speed: float | None
+    planned_from: int | None = None
+
+    @property
+    def name(self) -> str:
+        place = f"{self.trainer} device {self.device}"
+        return f"{place} ({self.node})" if self.node else place
+
+    @property
+    def action(self) -> str:
+        if self.speed is None:
+            return "Warn: it is named and nothing else is done"
+        first = "the next plans" if self.planned_from is None else f"step {self.planned_from}"
+        return f"Rebalance: replica {self.replica} is planned at speed {self.speed:.2f} from {first} on"
+
+    @property
+    def report(self) -> StragglerReport:
+        return StragglerReport(
+            self.trainer, self.device, self.node, self.slowdown, self.since_step, self.since, CAUSES[self.cause],
+            self.action,
+        )  # fmt: skip
+
+    def kept(self, before: Straggler | None) -> Straggler:
+        """This one, with the first step of its plan and its first time, as long as its speed is the one from before."""
+        if before is None:
+            return self
+        return replace(
+            self, since=before.since, planned_from=before.planned_from if before.speed == self.speed else None
+        )
+
+
+def detected(found: Straggler, step: int) -> str:
+    whole = "; most devices of the node are slow alike" if found.cause == Cause.NODE else ""
+    return (
+        f"{found.name} computes {found.slowdown:.2f} x as long as its peers for the same work since step "
+        f"{found.since_step}, confirmed at step {step}{whole}. {found.action}"
+    )
+
+
+def recovered(found: Straggler, step: int) -> str:
+    return f"{found.name} computes as its peers again at step {step}; it was {found.slowdown:.2f} x slower"

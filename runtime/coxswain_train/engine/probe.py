@@ -1,0 +1,65 @@
+"""The short probe: seconds of one matrix product, which has no sequences, no waits and no pauses.
+
+The fastest of a few rounds counts. On CUDA events time it. On CPU the processor's clock does, and a process that gets only a
+part of a core is so much slower: a control group lets short work run in whole periods, so a clock on the wall could miss it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+import torch
+
+from coxswain_train.parallel.clock import DeviceClock
+
+ROUNDS = 5
+MOST_SECONDS = 0.02
+"""Of all rounds, where the process has its core: no round begins behind half of it."""
+
+_SIZES = {"cpu": 320, "cuda": 4096}  # rows and columns: 1 to 3 ms of a core, 0.2 to 1 ms of an accelerator
+
+
+class Probe:
+    """The matrices are made at the first call, which also warms up."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._clock = device, DeviceClock.of(device)
+        self._matrix: torch.Tensor | None = None
+
+    def seconds(self, share: float) -> float:
+        """Of one product. `share`: of a core, that the process got while it computed its last step; 1 on CUDA."""
+        return (self._by_events() if self._device.type == "cuda" else fastest(self._multiply)) / share
+
+    def _multiply(self) -> None:
+        if self._matrix is None:
+            dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
+            size = _SIZES[self._device.type]
+            self._matrix = torch.ones(size, size, dtype=dtype, device=self._device)
+            torch.mm(self._matrix, self._matrix)
+        torch.mm(self._matrix, self._matrix)
+
+    def _by_events(self) -> float:
+        self._multiply()
+        marks = [self._clock.mark()]
+        for _ in range(ROUNDS):
+            self._multiply()
+            marks.append(self._clock.mark())
+        return min(self._clock.between(a, b) for a, b in itertools.pairwise(marks))
+
+
+def core_share(processor: float, wall: float) -> float:
+    """Of a core, that a process got while it computed; 1 where it computed nothing."""
+    return min(1.0, processor / wall) if processor > 0 and wall > 0 else 1.0
+
+
+def fastest(work: Callable[[], None], clock: Callable[[], float] = time.thread_time) -> float:
+    """Seconds of the processor for one call, of a few."""
+    work()
+    began, found = clock(), list[float]()
+    while len(found) < ROUNDS and (not found or clock() - began < MOST_SECONDS / 2):
+        start = clock()
+        work()
+        found.append(clock() - start)
+    return min(found)

@@ -1,0 +1,109 @@
+"""What a rank measures of itself, in virtual time: each of its operators takes as long as its output is large, times how slow
+the rank is; a message is not there before it was sent."""
+
+from __future__ import annotations
+
+import queue
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from coxswain.layout import Layout
+from coxswain_train.parallel.clock import DeviceClock
+from coxswain_train.parallel.gradients import Gradients
+from tests.distributed import training
+from tests.distributed.test_layouts import MODEL
+from tests.distributed.test_waves import DEEP, FLAT, STREAM, plan_of
+from tests.distributed.threads import Mail, ThreadWorld, run_threads
+
+SLOW = 1  # a rank that is in rings with all others
+
+
+class VirtualClock(DeviceClock):
+    """Of one rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+
+class Operators(TorchDispatchMode):
+    """Charges the clock of a rank for each operator of its thread."""
+
+    def __init__(self, clock: VirtualClock, factor: float) -> None:
+        super().__init__()
+        self.clock, self.factor = clock, factor
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        size = found.numel() if isinstance(found, Tensor) else 0
+        self.clock.now += self.factor * (1 + size) * 1e-6
+        return found
+
+
+class DatedMail(Mail):
+    """Each message carries when it was sent; its receiver is not earlier than that."""
+
+    def __init__(self, clocks: Sequence[VirtualClock]) -> None:
+        super().__init__()
+        self.clocks = clocks
+        self.dates: dict[tuple[int, int, int], queue.Queue[float]] = defaultdict(queue.Queue)
+
+    def send(self, sender: int, receiver: int, tensor: Tensor, lane: int = -1) -> None:
+        self.dates[sender, receiver, lane].put(self.clocks[sender].now)
+        super().send(sender, receiver, tensor, lane)
+
+    def receive(self, sender: int, receiver: int, lane: int = -1) -> Tensor:
+        found = super().receive(sender, receiver, lane)
+        clock = self.clocks[receiver]
+        clock.now = max(clock.now, self.dates[sender, receiver, lane].get_nowait())
+        return found
+
+
+def computed(world: ThreadWorld, mail: DatedMail, layout: Layout, slow: float) -> tuple[float, float]:
+    """Seconds that the rank says it computed in its second step, and of its virtual time in that step."""
+    clock = mail.clocks[world.rank]
+    world.mail, world.clock = mail, clock
+    engine = training.engine_of(world, torch.float64, MODEL, layout=layout)  # type: ignore[arg-type]
+    engine.initialise(training.SEED)
+    with Operators(clock, slow if world.rank == SLOW else 1.0):
+        for step in range(2):
+            began = clock.now
+            work = training.work_of(STREAM, step, plan_of(layout), engine.seat.replica, engine.seat.stage)
+            result = engine.step(work, 0.0)
+    return result.compute_seconds, clock.now - began
+
+
+def measured(layout: Layout, slow: float) -> list[tuple[float, float]]:
+    mail = DatedMail([VirtualClock() for _ in layout.ranks()])
+    return run_threads(len(layout.ranks()), computed, mail, layout, slow)
+
+
+@pytest.mark.parametrize("layout", [FLAT, DEEP], ids=["rings and waves", "rings, waves and stages"])
+def test_a_slow_member_of_a_ring_changes_what_no_peer_says_it_computed(layout: Layout) -> None:
+    even, uneven = measured(layout, 1.0), measured(layout, 2.0)
+    for rank, ((before, _), (after, seconds)) in enumerate(zip(even, uneven, strict=True)):
+        assert after == pytest.approx(before * (2 if rank == SLOW else 1), rel=0.03)
+        assert 0 < after < seconds
+    assert any(after - before > 0.2 * before for (_, before), (_, after) in zip(even, uneven, strict=True))
+
+
+def test_gradients_that_leave_within_the_last_backward_are_no_work_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are so many whatever the plan gives to a rank."""
+    with_them, depart = measured(FLAT, 1.0), Gradients._depart
+
+    def slowly(self: Gradients) -> None:
+        torch.zeros(1000)
+        depart(self)
+
+    monkeypatch.setattr(Gradients, "_depart", slowly)
+    assert measured(FLAT, 1.0) != with_them
+    assert [c for c, _ in measured(FLAT, 1.0)] == pytest.approx([c for c, _ in with_them], rel=1e-9)

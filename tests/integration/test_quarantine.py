@@ -1,0 +1,161 @@
+"""Nodes in quarantine, and the scale subresource, on a real API server: kinds, affinity, informer, `cox scale`."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from coxswain.names import ANNOTATION_AVOIDS
+from coxswain.wire import SizeReply
+from coxswain_cli.__main__ import app
+from coxswain_operator.controller import Controller
+from coxswain_operator.settings import Settings
+from coxswain_operator.views import Manifest
+from tests.api_samples import sample
+from tests.fake_coordinator import FakeCoordinator
+from tests.integration.apiserver import ApiServer
+from tests.integration.operator_parts import Kubelet, apply_all, connected, new_namespace
+from tests.unit.fake_cluster import report
+
+QUARANTINES = "nodequarantines"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
+UNPLACED = {
+    "phase": "Pending",
+    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}],
+}
+ZONES = {"nodeSelectorTerms": [
+    {"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in ("a", "b")
+]}  # fmt: skip
+
+
+@pytest.fixture
+def node(api: ApiServer) -> Iterator[str]:
+    """A node in quarantine; admitted again afterwards."""
+    name = f"node-{uuid.uuid4().hex[:8]}"
+    answer = api.http.post(api.path(QUARANTINES), json=quarantine(name, evidence="a fan is broken"))
+    assert answer.status_code == 201, answer.text
+    yield name
+    api.http.delete(api.path(QUARANTINES, name))
+
+
+def quarantine(name: str, **spec: Any) -> Manifest:
+    return sample("NodeQuarantine", {"spec.node": name, **{f"spec.{k}": v for k, v in spec.items()}}, name)
+
+
+def test_kubectl_prints_which_node_why_and_until_when(api: ApiServer, node: str) -> None:
+    patch = {"Content-Type": "application/merge-patch+json"}
+    until = {"spec": {"until": "2099-01-31T12:00:00+01:00"}}
+    assert api.http.patch(api.path(QUARANTINES, node), json=until, headers=patch).is_success
+    table = api.http.get(api.path(QUARANTINES, node), headers=TABLE).json()
+    cells = {c["name"]: cell for c, cell in zip(table["columnDefinitions"], table["rows"][0]["cells"], strict=True)}
+    assert (cells["NODE"], cells["REASON"], cells["UNTIL"]) == (node, "Slow", "2099-01-31T12:00:00+01:00")
+    assert (cells["EVIDENCE"], cells["JOB"]) == ("a fan is broken", None)
+
+
+@pytest.mark.parametrize("until", ["tomorrow", "2026-13-01T00:00:00Z", "2026-01-01", "2026-01-01T25:00:00Z"])
+def test_an_end_that_is_no_time_is_refused(api: ApiServer, until: str) -> None:
+    answer = api.http.post(api.path(QUARANTINES), json=quarantine("n", until=until), params={"dryRun": "All"})
+    assert answer.status_code == 422 and "spec.until" in answer.text
+
+
+def terms(pod: Manifest) -> list[Manifest]:
+    found: list[Manifest] = pod["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    return found
+
+
+def trainer(kubelet: Kubelet, index: int, besides: str = "") -> Manifest | None:
+    """Its pod, or None: the one with the uid `besides` does not count."""
+    wanted = {"coxswain.dev/index": str(index), "coxswain.dev/role": "trainer"}
+    found = (p for p in kubelet.pods() if wanted.items() <= p["metadata"]["labels"].items())
+    return next((p for p in found if p["metadata"]["uid"] != besides), None)
+
+
+def test_new_pods_avoid_the_node_in_every_alternative_of_their_affinity_until_it_is_admitted(
+    api: ApiServer, node: str
+) -> None:
+    namespace = new_namespace(api)
+    template = {"spec": {"affinity": {"nodeAffinity": {REQUIRED: ZONES}}}}
+    apply_all(api, namespace, trainers={"count": 2, "template": template})
+    kubelet = Kubelet(api, namespace)
+
+    async def scenario() -> None:
+        async with connected(api) as cluster:
+            controller = Controller(cluster, FakeCoordinator(), settings=Settings(quarantine=True))
+            for _ in range(3):
+                await controller.pass_once(namespace, "demo")
+            first = trainer(kubelet, 1)
+            assert first is not None
+            field = {"key": "metadata.name", "operator": "NotIn", "values": [node]}
+            assert [field in term["matchFields"] for term in terms(first)] == [True, True]
+            assert [term["matchExpressions"] for term in terms(first)] == [
+                t["matchExpressions"] for t in ZONES["nodeSelectorTerms"]
+            ]
+            assert node in first["metadata"]["annotations"][ANNOTATION_AVOIDS].split(",")
+            kubelet.say(first["metadata"]["name"], UNPLACED)
+            assert api.http.delete(api.path(QUARANTINES, node)).is_success
+            async with asyncio.timeout(30):
+                while (second := trainer(kubelet, 1, first["metadata"]["uid"])) is None:
+                    await controller.pass_once(namespace, "demo")
+                    await asyncio.sleep(0.05)
+            assert node not in str(terms(second))
+
+    asyncio.run(scenario())
+
+
+class Growing(FakeCoordinator):
+    """A coordinator that takes every number of trainers at once."""
+
+    async def resize(self, job: Any, trainers: int) -> SizeReply | None:
+        return SizeReply("Done", trainers)
+
+
+def test_a_job_grows_and_shrinks_by_cox_scale_and_the_pods_that_stay_are_the_same(api: ApiServer) -> None:
+    namespace = new_namespace(api)
+    apply_all(api, namespace, trainers={"count": 2, "minCount": 1, "maxCount": 3})
+    kubelet, coordinator = Kubelet(api, namespace), Growing()
+
+    def asks(count: int) -> None:
+        place = ("--kubeconfig", str(api.kubeconfig), "--namespace", namespace)
+        done = CliRunner().invoke(app, ["scale", "demo", str(count), *place])
+        assert (done.exit_code, done.output) == (0, f"{namespace}/demo: asked for {count} trainers\n")
+
+    async def follows(controller: Controller, count: int) -> None:
+        async with asyncio.timeout(60):
+            while sum("trainer" in name for name in kubelet.names()) != count:
+                await controller.pass_once(namespace, "demo")
+                kubelet.run_all()
+                for pod in kubelet.pods():
+                    if "deletionTimestamp" in pod["metadata"]:
+                        kubelet.let_go(pod["metadata"]["name"])
+                await asyncio.sleep(0.05)
+
+    async def scenario() -> None:
+        async with connected(api) as cluster:
+            controller = Controller(cluster, coordinator)
+            await follows(controller, 2)
+            coordinator.job_report = report("Running", 10)
+            before = {p["metadata"]["uid"] for p in kubelet.pods()}
+            for count in (3, 1):
+                await asyncio.to_thread(asks, count)
+                await follows(controller, count)
+            assert len({p["metadata"]["uid"] for p in kubelet.pods()} & before) == 3
+            stored = api.http.get(api.path("trainingjobs", "demo", namespace=namespace)).json()
+            assert stored["status"]["attempt"] == 0 and stored["status"]["trainers"]["desired"] == 1
+
+    asyncio.run(scenario())
+
+
+def test_cox_scale_says_what_the_server_refuses(api: ApiServer) -> None:
+    namespace = new_namespace(api)
+    apply_all(api, namespace, trainers={"count": 2, "minCount": 1, "maxCount": 3})
+    place = ("--kubeconfig", str(api.kubeconfig), "--namespace", namespace)
+    many = CliRunner().invoke(app, ["scale", "demo", "4", *place])
+    assert many.exit_code == 2 and "count 4 may not be above maxCount 3" in many.output
+    gone = CliRunner().invoke(app, ["scale", "nothing", "2", *place])
+    assert gone.exit_code == 2 and f"namespace {namespace} has no TrainingJob nothing" in gone.output

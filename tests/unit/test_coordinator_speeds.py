@@ -1,0 +1,143 @@
+"""Confirmed speeds on their way into placements: how far plans are committed ahead, and what the plan log says of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from coxswain import wire
+from coxswain.config import EvaluationConfig, StragglerConfig
+from coxswain.digests import tokens_digest
+from coxswain.membership.stream import initial_cursor
+from coxswain_coordinator.planning.committer import SHORT_LEAD
+from tests.unit.coordinator_fakes import make_job, report_of, tokens_of
+from tests.unit.test_coordinator_committer import committer, evaluated_job
+from tests.unit.test_coordinator_driver import Lead, training
+
+pytestmark = pytest.mark.looptime
+
+SPEEDS = (1.0, 0.5)
+ONSET = 20
+
+
+def job_of(folder, action: str = "Rebalance"):
+    return make_job(folder, stop_steps=64, stragglers=StragglerConfig(action=action))
+
+
+async def run(lead: Lead, steps: int, factor: float = 1.0) -> None:
+    """Closes steps in which rank 1 computes so many times as long for its work as rank 0; ranks that are asked to probe do."""
+    session = lead.state.session
+    for step in range(session.book.open, session.book.open + steps):
+        await lead.until(lambda step=step: session.directive(step))
+        directive = session.directive(step)
+        for seat in session.world.seats:
+            mine = factor if seat.rank == 1 else 1.0
+            work = sum(
+                t.seconds * min((directive.plan.speeds or (1.0, 1.0))[r] for r in t.replicas)
+                for t in directive.plan.tasks
+                if seat.replica in t.replicas
+            )
+            asked = session.part_of(directive, session.cut_of_rank(seat.rank), seat.rank).probe
+            found = replace(report_of(directive.plan, seat.rank, seat.replica), compute_seconds=work * mine)
+            lead.state.add_report(found if asked is UNSET else replace(found, probe_seconds=0.001 * mine))
+        served = tuple((i, tokens_digest(tokens_of(s))) for i, s in enumerate(directive.plan.sequences))
+        lead.state.add_delivered(wire.DeliveredDigests(directive.plan.generation, step, served))
+        await lead.until(lambda step=step: session.book.open > step)
+
+
+async def test_a_confirmed_speed_is_in_the_plan_and_record_of_a_step_at_most_three_behind_the_one_that_runs(
+    tmp_path,
+):
+    async with training(job_of(tmp_path)) as lead:
+        session = lead.state.session
+        await run(lead, ONSET)
+        assert all(not plan.speeds for plan in session._plans.values())
+        while not lead.state.stragglers.speeds and session.book.open < ONSET + 10:
+            await run(lead, 1, 2.0)
+        running, ahead = session.begun, session.committed
+        assert lead.state.stragglers.speeds and ahead <= running + 1 + SHORT_LEAD
+        await run(lead, 4, 2.0)
+        parts = [lead.driver._log.placement(1, segment, part) for segment in range(4) for part in range(8)]
+        by_step = {r.first_step + i: r.speeds for r in parts if r for i in range(len(r.placements))}
+        first = min(step for step, speeds in by_step.items() if speeds)
+        assert running < first <= running + 1 + SHORT_LEAD
+        assert by_step[first] == (1.0, pytest.approx(0.5, rel=0.03))
+        assert session._plans[session.book.open].speeds == by_step[session.book.open]
+        assert "from step" in lead.state.stragglers.reports[0].action
+
+
+async def test_where_speeds_matter_two_steps_have_plans_ahead_and_a_segment_has_its_memberships(tmp_path):
+    async with training(job_of(tmp_path)) as lead:
+        session = lead.state.session
+        for _ in range(10):
+            await lead.until(lambda: session.committed == session.begun + 1 + SHORT_LEAD)
+            assert session.decided == -(-session.committed // 8) * 8
+            await run(lead, 1)
+
+
+@pytest.mark.parametrize("action", ["None", "Warn"])
+async def test_where_speeds_reach_no_plan_the_look_ahead_is_as_long_as_ever(tmp_path, action):
+    async with training(job_of(tmp_path, action)) as lead:
+        await run(lead, 2)
+        await lead.until(lambda: lead.state.session.committed >= 16)
+        assert lead.state.session.needs_plans(8) is False
+
+
+async def test_only_the_rank_that_is_to_probe_finds_that_in_its_directive(tmp_path):
+    async with training(job_of(tmp_path)) as lead:
+        session = lead.state.session
+        await run(lead, 2)
+        lead.state.stragglers.probes = frozenset({1})
+        await lead.until(lambda: session.directive(2))
+        found = [session.part_of(session.directive(2), session.cut_of_rank(r), r).probe for r in range(2)]
+        assert found == [UNSET, True]
+        await lead.until(lambda: session.directive(3))
+        assert session.part_of(session.directive(3), session.cut_of_rank(1), 1).probe is UNSET
+
+
+# --- segments in parts -----------------------------------------------------------------------------------------------
+
+
+def by_ones(c, until: int, speeds=lambda step: ()):
+    """All plans up to a step, committed one after another."""
+    cursor, plans, found = initial_cursor(c.job.mix), [], None
+    while cursor.step < until:
+        found = c.commit(cursor, 100, most=1, speeds=speeds(cursor.step))
+        plans += found.plans
+        assert found.next == plans[-1].step + 1 and found.decided == cursor.step // 8 * 8 + 8
+        cursor = found.cursors[found.next]
+    return plans
+
+
+def test_steps_that_are_committed_one_by_one_are_those_of_a_whole_segment(tmp_path):
+    whole = committer(make_job(tmp_path / "whole")).commit(initial_cursor(make_job(tmp_path).mix), 100)
+    assert by_ones(committer(make_job(tmp_path / "ones")), 8) == list(whole.plans)
+
+
+def test_an_evaluation_that_is_due_late_in_a_segment_is_placed_with_its_first_step(tmp_path):
+    job = evaluated_job(tmp_path / "ones")
+    whole = committer(evaluated_job(tmp_path / "whole")).commit(initial_cursor(job.mix), 100)
+    plans = by_ones(committer(job), 8)
+    assert plans == list(whole.plans)
+    assert any(plan.evaluation for plan in plans) and not plans[0].evaluation
+    assert isinstance(job.evaluation, EvaluationConfig)
+
+
+def test_a_coordinator_that_takes_over_keeps_the_speeds_that_steps_were_placed_with(tmp_path):
+    first = committer(make_job(tmp_path))
+    plans = by_ones(first, 4, lambda step: SPEEDS if step >= 2 else ())
+    assert [plan.speeds for plan in plans] == [(), (), SPEEDS, SPEEDS]
+    again = dataclasses.replace(first).commit(initial_cursor(first.job.mix), 100, speeds=(0.25, 1.0))
+    assert list(again.plans[:4]) == plans
+    assert {plan.speeds for plan in again.plans[4:]} == {(0.25, 1.0)}
+
+
+def test_a_slow_replica_gets_less_work(tmp_path):
+    tokens = []
+    for name, speeds in (("even", ()), ("slow", (1.0, 0.25))):
+        found = committer(make_job(tmp_path / name)).commit(initial_cursor(make_job(tmp_path).mix), 100, speeds=speeds)
+        tokens.append(sum(s.stop - s.start for p in found.plans for t in p.tasks for s in t.slices if s.replica == 1))
+    assert tokens[1] < 0.6 * tokens[0]

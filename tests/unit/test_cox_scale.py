@@ -1,0 +1,72 @@
+"""`cox scale` of a work directory: a request that the `cox run` there takes, or one line that says why not."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coxswain.api.validate import defaulted
+from coxswain_cli.__main__ import app
+from coxswain_cli.workdir import taken_request
+from tests.api_samples import sample
+from tests.unit import report_samples as samples
+
+METADATA = {"name": "demo", "namespace": "default", "uid": "u", "resourceVersion": "1", "generation": 1}
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Path:
+    samples.write_object(tmp_path, "TrainingJob", "demo", {**defaulted(sample("TrainingJob")), "metadata": METADATA})
+    return tmp_path
+
+
+@contextmanager
+def held(workdir: Path) -> Iterator[None]:
+    """As by a `cox run`."""
+    with (workdir / "cluster.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def scale(*words: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["scale", *map(str, words)])
+    return done.exit_code, done.output
+
+
+def test_a_request_is_left_for_the_run_that_holds_the_folder_and_taken_once(workdir: Path) -> None:
+    with held(workdir):
+        assert scale(workdir, 6) == (0, "demo: asked for 6 trainers\n")
+        assert scale(workdir, 5)[0] == 0  # the last one counts
+    assert [taken_request(workdir), taken_request(workdir)] == [5, None]
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (9, "count 9 may not be above maxCount 8; lower count, or raise maxCount"),
+        (1, "count 1 may not be below minCount 2; raise count, or lower minCount"),
+    ],
+)
+def test_a_number_beyond_its_bounds_is_refused_and_leaves_nothing(workdir: Path, count: int, said: str) -> None:
+    with held(workdir):
+        code, output = scale(workdir, count)
+    assert code == 2 and said in output and taken_request(workdir) is None
+
+
+def test_a_run_that_has_ended_is_scaled_by_its_command(workdir: Path) -> None:
+    code, output = scale(workdir, 6)
+    assert code == 2 and "--set spec.trainers.count=6" in output and taken_request(workdir) is None
+
+
+def test_a_place_that_holds_no_job_is_refused(tmp_path: Path) -> None:
+    assert scale("s3://runs/demo", 2) == (
+        2, "cox scale: s3://runs/demo is a checkpoint location; name a work directory, or a job with --namespace\n",
+    )  # fmt: skip
+    (tmp_path / "cluster").mkdir()
+    assert "holds no TrainingJob" in scale(tmp_path, 2)[1]
+    assert scale(tmp_path / "nowhere", 2)[0] == 2

@@ -1,0 +1,301 @@
+"""Another number of trainers without a restart: pods follow what the coordinator says of its world."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coxswain.wire import SizeReply
+from coxswain_operator.reconcile import live_size
+from coxswain_operator.views import Manifest
+from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, live, member_of, report, training_job
+from tests.unit.test_reconcile_lifecycle import passes, running
+from tests.unit.test_reconcile_properties import Watched
+from tests.unit.test_reconcile_resize import leave, scale, trainers
+
+ONE_LOADER = {"coordinator", "loader-0"}
+
+
+class World:
+    """What a coordinator knows: its world has the asked number as soon as the pods of those trainers run."""
+
+    def __init__(self, cluster: FakeCluster, size: int) -> None:
+        self.cluster, self.target, self.slow = cluster, size, False
+        self._size = size
+        cluster.reply_to_size = self.reply
+
+    @property
+    def missing(self) -> list[str]:
+        here = {member_of(p) for p in self.cluster.pods() if p["status"]["phase"] == "Running"}
+        return [f"trainer-{i}" for i in range(self.target) if f"trainer-{i}" not in here]
+
+    @property
+    def size(self) -> int:
+        if not (self.missing or self.slow):
+            self._size = self.target
+        return self._size
+
+    def reply(self, trainers: int) -> SizeReply:
+        self.target = trainers
+        if self.size == trainers:
+            return SizeReply("Done", trainers)
+        return SizeReply("UnderWay", self.size, f"waiting for {', '.join(self.missing) or 'a step'}")
+
+
+async def live_world(count: int = 2, **spec: Any) -> tuple[FakeCluster, World]:
+    cluster = await running(**{"trainers": trainers(count), **spec})
+    return cluster, World(cluster, count)
+
+
+def members(cluster: FakeCluster) -> set[str]:
+    return {member_of(p) for p in cluster.pods() if live(p) and "deletionTimestamp" not in p["metadata"]}
+
+
+def uids(cluster: FakeCluster) -> dict[str, str]:
+    return {member_of(p): p["metadata"]["uid"] for p in cluster.pods()}
+
+
+def size_of(cluster: FakeCluster) -> Manifest:
+    found: Manifest = cluster.job["status"]["trainers"]
+    return found
+
+
+async def test_a_job_grows_by_new_pods_beside_those_that_go_on() -> None:
+    cluster, world = await live_world()
+    before = uids(cluster)
+    scale(cluster, 4)
+    await passes(cluster, 2)
+    assert members(cluster) == ONE_LOADER | {f"trainer-{i}" for i in range(4)}
+    assert (cluster.condition("Progressing")["status"], cluster.state) == ("True", "Running")
+    assert (
+        "trains with 2 trainers, 4 are asked for: waiting for trainer-2, trainer-3"
+        in cluster.condition("Progressing")["message"]
+    )
+    cluster.run_all()
+    await passes(cluster)
+    assert {m: uids(cluster)[m] for m in before} == before and world.size == 4
+    status = cluster.job["status"]
+    assert (status["attempt"], status["ready"], cluster.calls, cluster.deleted) == (0, "4/4", [], [])
+    assert size_of(cluster) == {"ready": 4, "desired": 4, "asked": 4, "configured": 2}
+    assert [e.message for e in cluster.events if e.reason == "Scaled"] == ["from 2 to 4 trainers, without a restart"]
+
+
+async def test_a_job_shrinks_only_after_its_world_and_grows_again_under_new_names() -> None:
+    cluster, world = await live_world(4)
+    before, world.slow = uids(cluster), True
+    scale(cluster, 2)
+    await passes(cluster)
+    assert uids(cluster) == before and cluster.condition("Progressing")["status"] == "True"
+    world.slow = False
+    await passes(cluster)
+    assert members(cluster) == ONE_LOADER | {"trainer-0", "trainer-1"}
+    assert {member_of(p) for p in cluster.deleted} == {"trainer-2", "trainer-3"}
+    scale(cluster, 3)
+    await passes(cluster, 2)
+    cluster.run_all()
+    await passes(cluster)
+    status = cluster.job["status"]
+    assert cluster.created[-1] == "demo-trainer-2-1" and status["ready"] == "3/3"
+    assert (status["restarts"], status["attempt"]) == ({"counted": 0, "ignored": 0}, 0)
+    assert {m: uids(cluster)[m] for m in ("coordinator", "loader-0", "trainer-0", "trainer-1")} == {
+        m: before[m] for m in ("coordinator", "loader-0", "trainer-0", "trainer-1")
+    }
+
+
+async def test_a_coordinator_that_refuses_is_asked_to_save_and_the_reason_is_said() -> None:
+    cluster, _ = await live_world()
+    cluster.reply_to_size = lambda n: SizeReply("Refused", 2, "parallelism.layout names every replica")
+    scale(cluster, 4)
+    await passes(cluster)
+    assert ("scaled to 4 trainers", -1) in cluster.calls
+    assert "(parallelism.layout names every replica)" in cluster.condition("Progressing")["message"]
+    leave(cluster)
+    await passes(cluster, 6)
+    assert cluster.job["status"]["attempt"] == 1
+
+
+async def test_a_coordinator_that_does_not_answer_once_is_asked_again_and_not_stopped() -> None:
+    cluster, world = await live_world()
+    cluster.reply_to_size = lambda n: None
+    scale(cluster, 3)
+    await passes(cluster, 2)
+    assert cluster.calls == [] and "asks the coordinator" in cluster.condition("Progressing")["message"]
+    cluster.reply_to_size = world.reply
+    await passes(cluster, 2)
+    assert "trainer-2" in members(cluster) and cluster.job["status"]["attempt"] == 0
+
+
+async def test_a_queue_of_plain_pods_makes_another_group_for_another_number() -> None:
+    queue = {"queueing": {"backend": "Kueue", "queueName": "research"}}
+    cluster, _ = await live_world(scheduling=queue)
+    scale(cluster, 3)
+    await passes(cluster, 2)
+    assert cluster.sizes_asked == [] and ("scaled to 3 trainers", -1) in cluster.calls
+
+
+async def test_a_world_that_is_lost_while_it_changes_its_size_restarts_no_pod() -> None:
+    cluster, world = await live_world(4)
+    world.slow, before = True, uids(cluster)
+    scale(cluster, 2)
+    await passes(cluster)
+    cluster.report_now = report("Starting", 10)
+    await passes(cluster, 6)
+    assert uids(cluster) == before and cluster.job["status"]["attempt"] == 0
+    cluster.report_now, world.slow = report("Running", 11), False
+    await passes(cluster)
+    assert members(cluster) == ONE_LOADER | {"trainer-0", "trainer-1"}
+
+
+async def test_a_coordinator_that_starts_again_learns_the_size_that_its_configuration_does_not_name() -> None:
+    cluster, world = await live_world()
+    scale(cluster, 3)
+    await passes(cluster, 2)
+    cluster.run_all()
+    await passes(cluster)
+    cluster.end(cluster.pod("coordinator") or {}, 1)
+    cluster.sizes_asked.clear()
+    again = World(cluster, 2)
+    await passes(cluster)
+    cluster.run_all()
+    await passes(cluster)
+    assert set(cluster.sizes_asked) == {3} and again.size == world.size == 3 and cluster.job["status"]["attempt"] == 0
+
+
+async def test_a_job_that_began_with_too_few_trainers_grows_when_there_is_room() -> None:
+    cluster = FakeCluster(data_source(), data_mix(), training_job(trainers={**trainers(4), "minCount": 2}))
+    cluster.unplaceable = {"trainer-3"}
+    await passes(cluster)
+    cluster.run_all()
+    cluster.tick(910)
+    await passes(cluster, 6)
+    cluster.run_all()
+    cluster.report_now, world = report("Running", 10), World(cluster, 3)
+    await passes(cluster, 2)
+    assert (cluster.job["status"]["attempt"], size_of(cluster)["desired"]) == (1, 3)
+    cluster.tick(live_size.REGROW_SECONDS)
+    await passes(cluster, 2)
+    cluster.run_all()
+    cluster.tick(2000)  # no room for a long time: nothing restarts
+    await passes(cluster, 4)
+    assert (cluster.state, cluster.condition("Degraded")["reason"]) == ("Running", "CapacityLost")
+    assert cluster.condition("Degraded")["message"].startswith("runs with 3 of 4 trainers")
+    cluster.unplaceable = set()
+    cluster.run(cluster.pod("trainer-3") or {})
+    await passes(cluster)
+    assert (world.size, cluster.job["status"]["ready"], cluster.job["status"]["attempt"]) == (4, "4/4", 1)
+    assert cluster.condition("Degraded")["status"] == "False"
+
+
+async def test_a_job_that_trains_with_the_trainers_that_are_left_is_degraded_and_not_restarted() -> None:
+    cluster, _ = await live_world(4)
+    before = uids(cluster)
+    cluster.end(cluster.pod("trainer-3") or {}, 137, disrupted=True)
+    cluster.unplaceable = {"trainer-3"}
+    await passes(cluster)
+    cluster.run_all()
+    for phase in ("Running", "Starting", "Running"):  # another world is lost meanwhile, and forms again
+        cluster.tick(1000)
+        cluster.report_now = report(phase, 20)
+        await passes(cluster)
+    assert (cluster.state, cluster.condition("Degraded")["reason"]) == ("Running", "CapacityLost")
+    assert cluster.condition("Degraded")["message"].startswith("runs with 3 of 4 trainers")
+    status = cluster.job["status"]
+    assert (status["attempt"], status["restarts"]["counted"]) == (0, 0)
+    assert {m: uids(cluster)[m] for m in before if m != "trainer-3"} == {
+        m: u for m, u in before.items() if m != "trainer-3"
+    }
+
+
+async def test_the_budget_of_disruptions_follows_the_number_of_trainers() -> None:
+    cluster, _ = await live_world()
+    scale(cluster, 3)
+    await passes(cluster, 2)
+    cluster.run_all()
+    await passes(cluster)
+    assert cluster.objects["PodDisruptionBudget", "demo"]["spec"]["minAvailable"] == 4
+
+
+live_scalings = st.lists(
+    st.one_of(
+        st.tuples(st.just("scale"), st.integers(1, 4)),
+        st.tuples(st.just("crash"), st.integers(0, 14)),
+        st.tuples(st.sampled_from(["slow", "quick", "lost", "train", "mute", "pass"]), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+class Healthy(Watched):
+    """Only trainers beyond the world's size may be deleted: nothing else is restarted."""
+
+    world: World
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "", force: bool = False) -> None:
+        pod = self.objects.get((kind, name))
+        if kind == "Pod" and pod is not None:
+            role, _, index = member_of(pod).partition("-")
+            assert role == "trainer" and int(index) >= self.world.size, f"{name} worked, and was deleted"
+        await FakeCluster.delete(self, kind, namespace, name, uid, force)
+
+
+@given(live_scalings)
+@settings(max_examples=60)
+def test_scaling_live_at_any_moment_with_crashes_restarts_no_pod_and_ends_with_the_last_count(
+    what: list[tuple[str, int]],
+) -> None:
+    async def scenario() -> None:
+        cluster, count = Healthy(trainers=trainers(2)), 2
+        cluster.world = world = World(cluster, 2)
+        await Watched.settle(cluster)
+        cluster.report_now = report("Running", 10)
+        await cluster.one_pass()
+        for verb, number in what:
+            match verb:
+                case "scale":
+                    count = number
+                    scale(cluster, number)
+                case "slow" | "quick":
+                    world.slow = verb == "slow"
+                case "mute":
+                    cluster.reply_to_size = lambda _: None
+                case "lost" | "train":
+                    cluster.report_now = report("Running" if verb == "train" else "Starting", 10)
+                    cluster.reply_to_size = world.reply
+            await cluster.one_pass(number if verb == "crash" else -1)
+            cluster.reap()
+            cluster.run_all()
+            cluster.tick()
+        cluster.report_now, world.slow, cluster.reply_to_size = report("Running", 20), False, world.reply
+        for _ in range(12):
+            await cluster.one_pass()
+            cluster.reap()
+            cluster.run_all()
+            cluster.tick()
+        assert members(cluster) == ONE_LOADER | {f"trainer-{i}" for i in range(count)} and world.size == count
+        status = cluster.job["status"]
+        assert (status["attempt"], status["restarts"]["counted"]) == (0, 0) and cluster.calls == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("spec", "phase", "asked", "wanted"),
+    [
+        ({}, "Running", 2, 0),
+        ({"trainers": trainers(3)}, "Running", 2, 3),
+        ({"trainers": trainers(3)}, "Starting", 2, 0),
+        ({"trainers": trainers(3), "suspend": True}, "Running", 2, 0),
+        ({"trainers": trainers(3)}, "Running", 3, 3),  # began with two of them
+    ],
+)
+def test_a_coordinator_is_asked_while_it_trains_and_has_another_number(
+    spec: Manifest, phase: str, asked: int, wanted: int
+) -> None:
+    job = training_job(**spec)
+    job["status"] = {"trainers": {"desired": 2, "asked": asked}}
+    assert live_size.wanted(job, report(phase), 1000.0) == wanted
+    assert live_size.wanted(job, None, 1000.0) == 0

@@ -1,0 +1,311 @@
+"""A change of layout in running workers: its pause, and what moves, beside what a restart from a checkpoint takes.
+
+Real processes and gloo on this machine. Ranks train a decoder, take over each other's state in another layout, and train on.
+The restart of the same state is what a job did without living state: save, end the processes, start them, import torch, join,
+load, spread the weights. `python -m bench.migrate [--hidden 512] [--layers 6] [--rounds 3] [--output FILE]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from coxswain.config import ModelConfig
+from coxswain.copies import wards_of
+from coxswain.holdings import all_holdings
+from coxswain.layout import Layout
+from coxswain.live import Holder, LiveSource
+from coxswain.models import parameter_specs
+from coxswain.transfers import boxes_of, held_boxes, least_bytes
+from coxswain.wire import Shard
+from coxswain_link.store import open_store
+from coxswain_train.checkpoint import save_load, snapshots
+from coxswain_train.engine.engine import Engine
+from coxswain_train.live.state import LiveState
+from coxswain_train.parallel.process_groups import ProcessGroups, leave_world
+from coxswain_train.parallel.shards import shards
+from tests.distributed import training
+from tests.distributed.plans import random_plan
+from tests.distributed.reference import Stream
+from tests.distributed.worlds import numbered
+from tests.layouts import layout_of
+
+STREAM = Stream(lengths=(64, 64, 64, 64), vocabulary=training.VOCABULARY)
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Change:
+    """From one layout to another. `lost`: the process of this rank ends first, and copies stand in for it."""
+
+    name: str
+    before: Layout
+    after: Layout
+    lost: int | None = None
+
+
+def changes(layers: int) -> list[Change]:
+    half, whole = layers // 2, [(1, layers)]
+    stages = [(1, half), (1, layers)]
+    return [
+        Change(
+            "a layer to the next stage", numbered(layout_of(stages)), numbered(layout_of([(1, half - 1), (1, layers)]))
+        ),
+        Change("tensor 1 to 2", numbered(layout_of(whole, whole)), numbered(layout_of([(2, layers)]))),
+        Change("2 replicas to 3", numbered(layout_of(whole, whole)), numbered(layout_of(whole, whole, whole))),
+        Change("a rank of 3 lost", numbered(layout_of(whole, whole, whole)), numbered(layout_of(whole, whole)), lost=2),
+    ]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds of the slowest rank, medians of the rounds. `pause`: until all ranks are ready for their next step."""
+
+    change: str
+    parameters: int
+    step: float
+    pause: float  # joining the next world, the engine, the change
+    join: float
+    restart: float
+    state_bytes: int
+    weight_bytes: int
+    least_bytes: int
+    gib_per_second: float  # of all ranks, in the change alone; beside `link`
+    link: float  # as many bytes in one message between two ranks
+
+    @property
+    def lines(self) -> str:
+        moved = self.state_bytes + self.weight_bytes
+        return (
+            f"{self.change}: pause {self.pause:.3f} s = {self.pause / self.step:.2f} steps, {moved / 1e6:.1f} MB moved, "
+            f"{moved / max(1, self.least_bytes):.3f} x the least, {self.gib_per_second:.2f} GiB/s "
+            f"({self.gib_per_second / self.link:.0%} of a bare exchange), "
+            f"restart {self.restart:.2f} s = {self.restart / self.pause:.0f} x"
+        )
+
+
+def engine_of(
+    world: ProcessGroups, model: ModelConfig, layout: Layout, live: LiveState, generation: int, copies: bool
+) -> Engine:
+    wards = wards_of(layout.ranks()) if copies else ()
+    return training.engine_of(
+        world, torch.float32, model, layout=layout, live=live, generation=generation, wards=wards
+    )  # fmt: skip
+
+
+def train(engine: Engine, layout: Layout, steps: range) -> list[float]:
+    seconds = []
+    for step in steps:
+        plan = random_plan(STREAM.lengths, len(layout.replicas), step, rings=0.0, layout=layout)
+        work = training.work_of(STREAM, step, plan, engine.seat.replica, engine.seat.stage)
+        began = time.perf_counter()
+        engine.step(work, began)
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def run_rank(folder: str, rank: int, change: Change, model: ModelConfig) -> dict[str, Any] | None:
+    """One process: three steps, the change, a step."""
+    torch.set_num_threads(1)
+    live, copies, before = LiveState(), change.lost is not None, len(change.before.ranks())
+    seconds: list[float] = []
+    if rank < before:
+        world = ProcessGroups(dist.FileStore(f"{folder}/first", before), rank, before, CPU)
+        engine = engine_of(world, model, change.before, live, 0, copies)
+        engine.initialise(1)
+        seconds = train(engine, change.before, range(3))
+        world.barrier()
+        del engine
+        leave_world()
+    if rank == change.lost:
+        return None
+    after, began = len(change.after.ranks()), time.perf_counter()
+    world = ProcessGroups(dist.FileStore(f"{folder}/second", after), rank, after, CPU)
+    joined = time.perf_counter()
+    engine = engine_of(world, model, change.after, live, 1, copies)
+    engine.take_over(source_of(change))
+    world.barrier()
+    ready, moved = time.perf_counter(), engine.moved
+    link = bandwidth(world, max(1, moved.state_bytes + moved.weight_bytes))
+    train(engine, change.after, range(3, 4))
+    leave_world()
+    return {
+        "step": statistics.median(seconds[1:]) if seconds else 0.0,
+        "pause": ready - began if seconds else 0.0, "join": joined - began if seconds else 0.0,  # a new rank waits long
+        "moved": asdict(moved), "link": link,
+    }  # fmt: skip
+
+
+def source_of(change: Change) -> LiveSource:
+    ranks = range(len(change.before.ranks()))
+    wards = wards_of(change.before.ranks()) if change.lost is not None else ()
+    own = [Holder(rank, rank) for rank in ranks if rank != change.lost]
+    copies = [Holder(wards[rank], rank, copy=True) for rank in ranks if wards and rank != change.lost]
+    return LiveSource(0, change.before, 3, (*own, *copies))
+
+
+def bandwidth(world: ProcessGroups, size: int) -> float:
+    """GiB a second of one message of so many bytes from rank 0 to rank 1."""
+    if world.ranks < 2:
+        return 0.0
+    buffer = torch.zeros(size, dtype=torch.uint8)
+    exchange = world.exchange(tuple(range(world.ranks)))
+    world.barrier()
+    began = time.perf_counter()
+    sends = [(1, buffer)] if world.rank == 0 else []
+    receives = [(0, buffer)] if world.rank == 1 else []
+    exchange.start(sends, receives).wait()
+    world.barrier()
+    return size / 2**30 / (time.perf_counter() - began)
+
+
+def least_of(change: Change, model: ModelConfig, copies: bool) -> int:
+    """Bytes that ranks lack, of state and of weights, with what each holds where it is."""
+    specs = parameter_specs(model, training.VOCABULARY)
+    names = [spec.name for spec in specs]
+    held = [list(all_holdings(specs, layout, model.layers)) for layout in (change.before, change.after)]
+    old, new = (shards(each) for each in held)
+    have = boxes_of(names, ((h.rank, old.boxes(h.former)) for h in source_of(change).holders))
+    wards = wards_of(change.after.ranks()) if copies else ()
+    owned = [(r, new.boxes(r)) for r in range(new.owners)] + [(r, new.boxes(w)) for r, w in enumerate(wards)]
+    living = [rank for rank in range(old.owners) if rank != change.lost]
+    weights = least_bytes(
+        held_boxes(names, living, [held[0][rank] for rank in living]), held_boxes(names, range(new.owners), held[1]), 4
+    )
+    return least_bytes(have, boxes_of(names, owned), 12) + weights
+
+
+def on_ranks(target: Any, ranks: range, *args: Any) -> list[Any]:
+    """Results of processes that have imported torch already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.fx.experimental.symbolic_shapes", "tests.distributed.worlds"])
+    results: Any = context.SimpleQueue()
+    started = [context.Process(target=_put, args=(results, target, rank, *args)) for rank in ranks]
+    for process in started:
+        process.start()
+    found = dict(results.get() for _ in ranks)
+    for process in started:
+        process.join()
+    return [found[rank] for rank in ranks]
+
+
+def _put(results: Any, target: Any, rank: int, *args: Any) -> None:
+    results.put((rank, target(rank, *args)))
+
+
+def _run(rank: int, folder: str, change: Change, model: ModelConfig) -> dict[str, Any] | None:
+    return run_rank(folder, rank, change, model)
+
+
+def restart_seconds(change: Change, model: ModelConfig) -> float:
+    """From the step boundary: saved by the ranks of the first layout, loaded by new processes in the second."""
+    with tempfile.TemporaryDirectory() as folder:
+        saved = on_ranks(_save, range(len(change.before.ranks())), folder, change, model)
+        listed = msgspec.json.encode([shard for each, _ in saved for shard in each])
+        (Path(folder) / "shards.json").write_bytes(listed)
+        ranks = len(change.after.ranks())
+        began = time.perf_counter()
+        options = json.dumps([model.layers, model.hidden, [c.name for c in changes(model.layers)].index(change.name)])
+        started = [
+            subprocess.Popen([sys.executable, "-m", "bench.migrate", "--load", folder, str(rank), options])
+            for rank in range(ranks)
+        ]
+        if any(process.wait(300) for process in started):
+            raise RuntimeError("a restarted rank failed")
+        return max(seconds for _, seconds in saved) + time.perf_counter() - began
+
+
+def _save(rank: int, folder: str, change: Change, model: ModelConfig) -> tuple[tuple[Shard, ...], float]:
+    torch.set_num_threads(1)
+    ranks = len(change.before.ranks())
+    world = ProcessGroups(dist.FileStore(f"{folder}/save", ranks), rank, ranks, CPU)
+    engine = engine_of(world, model, change.before, LiveState(), 0, copies=False)
+    engine.initialise(1)
+    train(engine, change.before, range(1))
+    world.barrier()
+    began = time.perf_counter()
+    found = tuple(
+        save_load.write_shards(open_store(f"file://{folder}/store", create=True), snapshots.snapshot(engine.boxes()))
+    )
+    world.barrier()
+    seconds = time.perf_counter() - began
+    leave_world()
+    return found, seconds
+
+
+def load(folder: str, rank: int, layers: int, hidden: int, number: int) -> None:
+    """A new process: joins, loads, spreads the weights."""
+    torch.set_num_threads(1)
+    change, model = changes(layers)[number], model_of(layers, hidden)
+    ranks = len(change.after.ranks())
+    world = ProcessGroups(dist.FileStore(f"{folder}/load", ranks), rank, ranks, CPU)
+    engine = engine_of(world, model, change.after, LiveState(), 1, copies=change.lost is not None)
+    listed = msgspec.json.decode((Path(folder) / "shards.json").read_bytes(), type=tuple[Shard, ...])
+    save_load.load(open_store(f"file://{folder}/store"), listed, engine.make_room())
+    engine.begin(3)
+    world.barrier()
+    leave_world()
+
+
+def model_of(layers: int, hidden: int) -> ModelConfig:
+    return ModelConfig(layers=layers, hidden=hidden, heads=8, kv_heads=4, feed_forward=hidden * 3)
+
+
+def measure(change: Change, model: ModelConfig, rounds: int) -> Result:
+    found = []
+    for _ in range(rounds):
+        folder = tempfile.mkdtemp()
+        ranks = range(max(len(change.before.ranks()), len(change.after.ranks())))
+        outcomes = on_ranks(_run, ranks, folder, change, model)
+        found.append([each for each in outcomes if each])
+        shutil.rmtree(folder)
+
+    def median(name: str) -> float:
+        return statistics.median(max(each[name] for each in ranks) for ranks in found)
+
+    moved = found[0][0]["moved"]
+    size, rest = moved["state_bytes"] + moved["weight_bytes"], median("pause") - median("join")
+    restart = statistics.median(restart_seconds(change, model) for _ in range(rounds))
+    parameters = sum(torch.Size(spec.shape).numel() for spec in parameter_specs(model, training.VOCABULARY))
+    return Result(
+        change.name, parameters, median("step"), median("pause"), median("join"), restart, moved["state_bytes"],
+        moved["weight_bytes"], least_of(change, model, change.lost is not None), size / 2**30 / rest, median("link"),
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--load", nargs=3)
+    options = parser.parse_args()
+    if options.load:
+        folder, rank, rest = options.load
+        load(folder, int(rank), *json.loads(rest))
+        return
+    model, results = model_of(options.layers, options.hidden), []
+    for change in changes(options.layers):
+        results.append(measure(change, model, options.rounds))
+        print(results[-1].lines, flush=True)
+    if options.output:
+        options.output.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -123,13 +123,16 @@ async def test_an_action_below_migrate_never_plans_a_layout(tmp_path, action):
     assert (j.plans, j.asked, j.ladder.request) == (0, [], None)
 
 
-@pytest.mark.parametrize("how", ["lost", "replaced", "recovered"])
+@pytest.mark.parametrize("how", ["lost", "restarted", "replaced", "recovered"])
 async def test_what_was_planned_for_a_world_that_is_over_or_for_other_speeds_is_dropped(tmp_path, how):
     j = Job(tmp_path, held=asyncio.Event())
     await j.run(10)
     assert j.plans == 1
     if how == "lost":
         j.ladder.leave()
+    elif how == "restarted":  # the same pods and layout
+        j.enter()
+        await j.run(1)
     elif how == "replaced":
         j.enter(members=[replace(a, pod=f"{a.pod}-again") for a in agents(2)])
     else:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from coxswain import wire
 from coxswain.config import ReplicaShape, StageShape
 from coxswain_coordinator.api.handlers import Handlers
+from coxswain_coordinator.world.presence import are_gathered
 from coxswain_coordinator.world.resize import refusal, resize
 from coxswain_link.http_server import HttpService
 from coxswain_operator.jobcontrol import HttpJobControl
@@ -90,7 +91,7 @@ FIXED = (ReplicaShape((StageShape(tensor=1, layers=2),), 2),)
         ({}, {}, 2, 9, ""),
         ({}, {}, 2, 0, "trainers 0: at least 1 are allowed (trainers.minCount)"),
         ({"trainers": 4, "min_trainers": 2}, {}, 4, 1, "trainers 1: at least 2 are allowed (trainers.minCount)"),
-        ({"min_trainers": 2}, {}, 2, 1, ""),  # without minCount
+        ({"min_trainers": 2}, {}, 2, 1, "trainers 1: at least 2 are allowed (trainers.minCount)"),
         ({}, {"layout": FIXED}, 2, 2, ""),
         ({}, {"layout": FIXED}, 2, 3, "parallelism.layout names every replica"),
         ({}, {"layout": FIXED, "mode": "Auto"}, 2, 3, ""),
@@ -103,3 +104,22 @@ def test_a_number_is_refused_that_is_too_small_or_that_no_layout_has(tmp_path, c
     job = make_job(tmp_path, **changes)
     found = refusal(replace(job, parallelism=replace(job.parallelism, **parallel)), size, trainers)
     assert found.startswith(why) and bool(found) == bool(why) and "waiting" not in found
+
+
+@pytest.mark.parametrize(
+    ("count", "least", "size", "present", "gathered"),
+    [
+        (2, 2, 2, 1, False),  # as without minCount
+        (4, 2, 4, 2, True),
+        (4, 2, 4, 1, False),
+        (1, 1, 2, 1, True),  # only a job with minCount has another size than its own
+        (2, 2, 3, 2, True),
+        (2, 2, 3, 1, False),
+    ],
+)
+def test_a_job_that_has_grown_beyond_its_least_number_goes_on_with_that_many(
+    tmp_path, count, least, size, present, gathered
+):
+    job = make_job(tmp_path, trainers=count, min_trainers=least)
+    assert are_gathered(job, size, present, 3.0, 3.0) == gathered
+    assert not are_gathered(job, size, present, 2.9, 3.0)

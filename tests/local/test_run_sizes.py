@@ -111,5 +111,5 @@ def test_a_trainer_whose_pod_is_killed_is_planned_around_at_once_and_joins_again
     found = {line["worldGeneration"]: line for line in reversed(lines(run))}
     last = max((line for line in lines(run) if line["worldGeneration"] == 1), key=lambda line: line["step"])
     assert sorted(found) == [1, 2, 3] and found[2]["step"] >= 5
-    assert found[2]["time"] - last["time"] < 10
+    assert found[2]["time"] - last["time"] < 30  # three of them are patience; the others are for a busy machine
     assert_equal_to_calm(run, corpus, tmp_path / "calm", 2)

@@ -33,7 +33,7 @@ def here(state: JobState) -> set[int]:
 
 def refusal(job: JobConfig, size: int, trainers: int) -> str:
     """Why a job of `size` trainers cannot have so many; empty: it can."""
-    parallel, least = job.parallelism, least_trainers(job, 1)
+    parallel, least = job.parallelism, least_trainers(job, trainers)
     if trainers < least:
         return f"trainers {trainers}: at least {least} are allowed (trainers.minCount)"
     if trainers == size:

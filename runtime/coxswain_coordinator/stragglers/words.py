@@ -62,10 +62,10 @@ class Straggler:
 def detected(found: Straggler, step: int) -> str:
     whole = "; most devices of the node are slow alike" if found.cause == Cause.NODE else ""
     return (
-        f"{found.name} computes {found.slowdown:.2f} x as long as its peers for the same work since step "
+        f"{found.name} computes {found.slowdown:.2f} x as long as its work takes on peers, or took before, since step "
         f"{found.since_step}, confirmed at step {step}{whole}. {found.action}"
     )
 
 
 def recovered(found: Straggler, step: int) -> str:
-    return f"{found.name} computes as its peers again at step {step}; it was {found.slowdown:.2f} x slower"
+    return f"{found.name} computes at its normal speed again at step {step}; it was {found.slowdown:.2f} x slower"

@@ -62,7 +62,8 @@ CONDITIONS = (
 EVENT_REASONS = (
     "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "MixChanged", "SourceExhausted", "NodeLost", "PodDisrupted",
     "WorkerRestarted", "CheckpointSaved", "Scaled", "GangReleased", "Suspended", "Resumed", "Completed", "Failed",
-    "EditPending", "StrategyChosen", "NodeQuarantined", "NodeKept",
+    "EditPending", "StrategyChosen", "NodeQuarantined", "NodeKept", "StragglerDetected",
+    "StragglerRecovered", "LayoutChanged",
 )  # fmt: skip
 
 

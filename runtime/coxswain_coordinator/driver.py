@@ -94,6 +94,7 @@ class Driver:
         finally:
             if self._planning is not None:
                 self._planning.cancel()
+            run.ladder.close()
             run.log_steps(now=True)
         with suppress(Refused, Retryable, Stale):  # cleaning up cannot spoil a good end
             await self._collect_garbage(run.finished)

@@ -345,11 +345,6 @@ CASES: list[Case] = [
         "remove max, and set min to the number of loaders", "spec.data.loaders.max",
     ),
     _job(
-        "stragglers-action", "spec.stragglers", {"action": "Rebalance"}, {"action": "Migrate"},
-        "this release plans around slow devices and changes neither layout nor node for them: no action Migrate; "
-        "use action Rebalance, or Warn", "spec.stragglers.action",
-    ),
-    _job(
         "stragglers-window", "spec.stragglers", {"windowSteps": 4}, {"action": "None", "windowSteps": 4},
         "with action None devices are not watched, so thresholdPercent and windowSteps have no effect; "
         "remove them, or use action Warn",

@@ -25,14 +25,14 @@ STATES = (
     "Unschedulable",
 )  # fmt: skip
 GOLDEN = """\
-NAME  STATE  READY  STEP  PROGRESS  TOK/S  RESTARTS  AGE  LOSS  IDLE  ETA  LAYOUT  MIX  CHECKPOINT
+NAME  STATE  READY  STEP  PROGRESS  TOK/S  RESTARTS  SLOW  AGE  LOSS  IDLE  ETA  LAYOUT  MIX  CHECKPOINT
 completed  Completed  3/4  412  41.2  402113  1  <age>  1.873  3.1  2210  4 x tp1pp1  mix  400
 failed  Failed  3/4  412  41.2  402113  1  <age>  1.873  3.1  2210  4 x tp1pp1  mix  400
 fresh  <age>  mix
 indexing  Indexing  3/4  412  41.2  402113  1  <age>  1.873  3.1  2210  4 x tp1pp1  mix  400
 queued  Queued  3/4  412  41.2  402113  1  <age>  1.873  3.1  2210  4 x tp1pp1  mix  400
 restarting  Restarting  3/4  412  41.2  402113  1  <age>  1.873  3.1  2210  4 x tp1pp1  mix  400
-running  Running  3/4  412  41.2  402113  1  <age>  1.873  3.1  2210  4 x tp1pp1  mix  400
+running  Running  3/4  412  41.2  402113  1  trainer-2  <age>  1.873  3.1  2210  4 x tp1pp1  mix  400
 starting  Starting  3/4  412  41.2  402113  1  <age>  1.873  3.1  2210  4 x tp1pp1  mix  400
 suspended  Suspended  3/4  412  41.2  402113  1  <age>  1.873  3.1  2210  4 x tp1pp1  mix  400
 suspending  Suspending  3/4  412  41.2  402113  1  <age>  1.873  3.1  2210  4 x tp1pp1  mix  400
@@ -58,6 +58,7 @@ def put(api: ApiServer, namespace: str, name: str, state: str = "") -> None:
 
 
 def status(state: str) -> Manifest:
+    slow = {"trainer": "trainer-2", "device": 0, "node": "gpu-7", "slowdown": "1.42", "since": NOW, "cause": "Device"}
     succeeded = {"type": "Succeeded", "status": "Unknown", "reason": state, "message": "", "lastTransitionTime": NOW}
     return {
         "conditions": [succeeded],
@@ -71,6 +72,7 @@ def status(state: str) -> Manifest:
         },
         "layout": {"hash": "abc", "summary": "4 x tp1pp1"},
         "lastCheckpoint": {"step": 400, "uri": "s3://runs/demo/step-400", "time": NOW},
+        "stragglers": [slow] if state == "Running" else [],
     }  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def test_malformed_yaml_is_named_by_line(tmp_path, objects):
         (b"", "a run has exactly one TrainingJob; the files hold 0 (none)"),
         (
             b"kind: Pod\napiVersion: v1\n",
-            "unknown kind 'Pod' (allowed: DataSource, DataMix, ParallelismPolicy, TrainingJob)",
+            "unknown kind 'Pod' (allowed: DataSource, DataMix, ParallelismPolicy, TrainingJob, NodeQuarantine)",
         ),
     ],
     ids=["binary", "empty", "another kind"],

@@ -28,6 +28,7 @@ from coxswain.wire import (
     StopRequest,
 )
 from coxswain_coordinator import termination
+from coxswain_coordinator.capacity import capacity_fault
 from coxswain_coordinator.planning.committer import Committed, steps_ahead
 from coxswain_coordinator.state.event_log import EventLog
 from coxswain_coordinator.state.jsonl import JsonlWriter
@@ -38,7 +39,6 @@ from coxswain_coordinator.steps import StepTracker, planned_tasks, shares
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_coordinator.world.formation import (
     at_checkpoint,
-    capacity_fault,
     layout_of,
     next_generation,
     vocabulary_of,

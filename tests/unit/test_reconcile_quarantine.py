@@ -289,6 +289,40 @@ async def test_a_node_is_used_again_when_its_trainer_finds_no_other() -> None:
     assert quarantined(world) == []  # it does not ask again at once
 
 
+async def test_a_node_is_quarantined_a_second_time_once_the_first_time_is_over() -> None:
+    world = await asking()
+    node(world, "spare")
+    await passes(world, 4)
+    first = world.objects["NodeQuarantine", SLOW.node]["metadata"]["uid"]
+    world.report_now = report("Running", 30)
+    world.run_all()
+    world.tick(node_request.QUARANTINE_SECONDS)
+    put(world, "by-hand", until=stamp(world.now - 1))
+    await passes(world, 3)
+    assert quarantined(world) == ["by-hand"]  # only the operator's own is deleted
+    pod = world.pod("trainer-1")
+    assert pod is not None
+    pod["spec"]["nodeName"] = SLOW.node
+    world.report_now = report("Running", 40, replace_node=SLOW)
+    await passes(world, 6)
+    again = world.objects["NodeQuarantine", SLOW.node]
+    assert again["metadata"]["uid"] != first and again["spec"]["until"] > stamp(world.now)
+    assert len(said(world, "NodeQuarantined")) == 2
+
+
+async def test_an_ended_quarantine_of_another_job_makes_room_and_one_of_a_person_is_named() -> None:
+    for owner, found in (({LABEL_JOB_UID: "gone"}, []), ({}, [SLOW.node])):
+        world = await asking()
+        node(world, "spare")
+        over = {"node": SLOW.node, "reason": "Slow", "until": stamp(world.now - 1)}
+        world.put({"kind": "NodeQuarantine", "metadata": {"name": SLOW.node, "labels": owner}, "spec": over})
+        await passes(world, 6)
+        assert [n for n in quarantined(world) if world.objects["NodeQuarantine", n]["spec"] == over] == found
+        kept = said(world, "NodeKept")
+        assert len(said(world, "NodeQuarantined")) == (0 if found else 1)
+        assert ("delete NodeQuarantine node-of-trainer-1" in kept[0]) if found else kept == []
+
+
 async def test_a_server_that_refuses_a_quarantine_does_not_stop_the_job() -> None:
     world = await asking()
     node(world, "spare")

@@ -19,7 +19,7 @@ from coxswain_coordinator.stragglers.figures import Numbers, places_of, step_of
 from coxswain_coordinator.stragglers.speeds import STEP, bucket, replica_speeds
 from coxswain_coordinator.stragglers.watch import StragglerWatch, thresholds_of
 from coxswain_coordinator.stragglers.words import Straggler
-from coxswain_coordinator.world.formation import next_generation, world_of
+from coxswain_coordinator.world.formation import at_checkpoint, next_generation, world_of
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.test_coordinator_parts import SHAPES, agents
 
@@ -65,7 +65,7 @@ class Cluster:
 
     def enter(self, members) -> None:
         self.generation += 1
-        record = next_generation(self.job, self.generation, "me", members, (), None)
+        record = next_generation(self.job, self.generation, "me", members, (), at_checkpoint(self.job, None))
         self.world = world_of(record, members, 320)
         self.watch.enter(record, self.world, [f"node-{n}" for n in range(len(members))], {})
 
@@ -141,7 +141,8 @@ def test_a_pause_of_one_step_fires_nothing(tmp_path):
     for _ in range(3):
         c.paused.add(2)
         c.run(10)
-    assert (c.events, c.watch.speeds, len(c.probed)) == ([], (), probed)
+    assert (c.events, c.watch.speeds) == ([], ())
+    assert len(c.probed) == probed + 3, "each pause is probed, and the probe finds nothing"
 
 
 def test_an_answer_that_does_not_come_is_asked_for_again_and_without_it_no_device_is_a_straggler(tmp_path):
@@ -242,7 +243,9 @@ def test_work_is_the_plans_seconds_at_speed_one_for_every_member_of_a_ring_times
 def test_places_say_which_pod_node_stage_and_shape_each_rank_has(tmp_path):
     job = make_job(tmp_path, trainers=2)
     parallel = replace(job.parallelism, layout=SHAPES)
-    record = next_generation(replace(job, parallelism=parallel), 1, "me", agents(2, devices=2), (), None)
+    record = next_generation(
+        replace(job, parallelism=parallel), 1, "me", agents(2, devices=2), (), at_checkpoint(job, None)
+    )
     pods = Numbers({"another": 0})
     found = places_of(record, ["node-a", ""], pods)
     assert [(p.trainer, p.device, p.node) for p in found] == [(1, 0, 0), (1, 1, 0), (2, 0, 1), (2, 1, 1)]
@@ -254,9 +257,8 @@ def test_places_say_which_pod_node_stage_and_shape_each_rank_has(tmp_path):
 
 def test_a_replica_is_as_fast_as_its_slowest_rank(tmp_path):
     job = make_job(tmp_path, trainers=2)
-    record = next_generation(
-        replace(job, parallelism=replace(job.parallelism, layout=SHAPES)), 1, "me", agents(2, devices=2), (), None
-    )
+    shaped = replace(job, parallelism=replace(job.parallelism, layout=SHAPES))
+    record = next_generation(shaped, 1, "me", agents(2, devices=2), (), at_checkpoint(job, None))
     found = replica_speeds(np.array([1.2, 1.0, 3.0, 1.0]), record.layout.ranks(), ())
     assert found == (pytest.approx(1 / 3, rel=0.025), 1.0)
     assert replica_speeds(np.ones(4), record.layout.ranks(), found) == ()
@@ -270,6 +272,19 @@ def test_a_rounded_speed_is_within_a_fortieth_and_small_changes_do_not_change_it
     assert {bucket(slowdown * f, power) for f in (0.99, 1.01)} == {power}
     assert bucket(slowdown * 1.1, power) > power
     assert bucket(1.0, power) == 0
+
+
+def test_a_slow_rank_with_few_layers_slows_its_replica_only_as_far_as_it_holds_up_the_stages(tmp_path):
+    c = slowed(tmp_path)
+    c.watch.enter(c.watch._ranks.record, c.world, [f"node-{n}" for n in range(4)], {1: 0.75})
+    work = c._report
+    c._report = lambda rank, trainer, plan, asked: (
+        found := work(rank, trainer, plan, asked),
+        replace(found, compute_seconds=found.compute_seconds * (0.75 if rank == 1 else 1.0)),
+    )[1]
+    c.run(12)
+    assert c.watch.stragglers[0].slowdown == 2.0
+    assert c.watch.speeds[1] == pytest.approx(1 / 1.5, rel=0.026)
 
 
 def test_thresholds_follow_the_job(tmp_path):

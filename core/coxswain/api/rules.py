@@ -279,14 +279,6 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
         values=("self.batch.maxSequenceTokens", f"{_HYBRID}.tokensPerReplica", f"{_HYBRID}.maxDegree", _REPLICAS),
     ),
     Rule(
-        "stragglers-action", (f"{_JOB}.stragglers",),
-        "!(self.action in ['Migrate', 'ReplaceNode'])",
-        "this release plans around slow devices and changes neither layout nor node for them",
-        "use action Rebalance, or Warn", field=".action",
-        says="this release plans around slow devices and changes neither layout nor node for them: no action %s",
-        values=("self.action",),
-    ),
-    Rule(
         "stragglers-window", (f"{_JOB}.stragglers",),
         "self.action != 'None' || (self.thresholdPercent == 10 && self.windowSteps == 3)",
         "with action None devices are not watched, so thresholdPercent and windowSteps have no effect",

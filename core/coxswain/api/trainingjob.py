@@ -297,8 +297,9 @@ class Stragglers(Model):
     action: Literal["None", "Warn", "Rebalance", "Migrate", "ReplaceNode"] = "Warn"
     """The strongest measure that may be taken; each includes those before it. None: devices are not watched. Warn: a
     slow device is named in the status, by an event and by a metric. Rebalance: its replica also gets less work; plans
-    are then committed only two steps ahead, so that training waits for a coordinator that restarts. This release
-    refuses Migrate (layers move) and ReplaceNode."""
+    are then committed only two steps ahead, so that training waits for a coordinator that restarts. Migrate: layers and
+    devices are also dealt otherwise, without a restart, once that has cost more than the change does. ReplaceNode: the
+    operator is also asked for another node, where nothing else makes up for a slow one."""
     threshold_percent: Annotated[int, Field(ge=1, le=1000)] = 10
     """How many percent slower than its peers a device must be to be a straggler. It is none any more once it is less
     than half of that slower."""

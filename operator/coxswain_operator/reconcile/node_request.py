@@ -6,6 +6,7 @@ A slow node is better than none: it is admitted again when a trainer that has le
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -41,7 +42,13 @@ class Answer:
 
 
 def answer(ctx: Context, plan: PodPlan) -> Answer:
-    """To what the coordinator asks, and to trainers that found no other node."""
+    """To what the coordinator asks, and to trainers that found no other node. The operator's ended quarantines go first."""
+    ended = tuple(EndQuarantine(q.name, q.uid) for q in quarantines.over(ctx))
+    answered = _answer(ctx, plan)
+    return replace_fields(answered, actions=(*ended, *answered.actions))
+
+
+def _answer(ctx: Context, plan: PodPlan) -> Answer:
     if failed := _without_another(ctx):
         text = f"{failed.node} is used again: no other node had room for its trainer"
         ended = EndQuarantine(failed.name, failed.uid)
@@ -100,6 +107,8 @@ def _refusal(ctx: Context, request: NodeRequest, plan: PodPlan) -> str:
         )
     if any(ctx.now < q.created + PAUSE_SECONDS for q in made):
         return f"another node was quarantined within {PAUSE_SECONDS} s"
+    if any(q.name == request.node and not q.job for q in ctx.observed.quarantines):
+        return f"its name is taken: delete NodeQuarantine {request.node}, which is not the operator's"
     if ctx.not_serving:
         return f"{ctx.not_serving[0]} does not work: one change at a time"
     return _without_place(ctx, request, plan)

@@ -12,6 +12,11 @@ def in_force(ctx: Context) -> tuple[QuarantineView, ...]:
     return tuple(q for q in ctx.observed.quarantines if ctx.now < q.until)
 
 
+def over(ctx: Context) -> tuple[QuarantineView, ...]:
+    """Those of the operator whose time is over: their names are free again once they are deleted."""
+    return tuple(q for q in ctx.observed.quarantines if q.job and q.until <= ctx.now)
+
+
 def avoided(ctx: Context) -> tuple[str, ...]:
     """Names of the nodes, in their order."""
     return tuple(sorted({q.node for q in in_force(ctx)}))

@@ -64,6 +64,7 @@ def job_report(state: JobState) -> JobReport:
         step_seconds=seconds,
         strategy=_strategy(state.strategy),
         stragglers=state.stragglers.reports,
+        replace_node=state.ladder.request,
     )
 
 

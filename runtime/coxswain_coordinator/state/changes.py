@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from coxswain.layout import Device, Layout
+from coxswain_coordinator.capacity import devices_of
 
 
 @dataclass
@@ -15,13 +16,20 @@ class Changes:
     size: int
     layout: Layout | None = None
     why: str = ""  # of a layout that no world has yet
+    before: Layout | None = None  # the request in force before that one
 
     def request(self, layout: Layout, why: str, trainers: int | None) -> None:
+        self.before = self.before if self.why else self.layout
         self.layout, self.why, self.size = layout, why, self.size if trainers is None else trainers
 
     def entered(self, layout: Layout) -> None:
         """A world has this layout. A request that could not be met is not repeated."""
         self.why = ""
+
+    def withdraw(self) -> None:
+        """The world that was to change has failed first: the reason for another layout may be gone with it."""
+        if self.why:
+            self.layout, self.why = self.before, ""
 
     def layout_on(self, devices: Collection[Device]) -> Layout | None:
         """The requested layout, if it is one of exactly these devices."""
@@ -45,12 +53,6 @@ class Changes:
         working = {seat.device for seat in current.ranks()}
         kept = working if self.layout is None or not self.why else {seat.device for seat in self.layout.ranks()}
         return any(device not in kept or device.trainer >= self.size for device in working)
-
-
-def devices_of(layout: Layout) -> set[Device]:
-    """All of a layout, also those on standby."""
-    working = {device for replica in layout.replicas for stage in replica.stages for device in stage.devices}
-    return working | set(layout.standby)
 
 
 def _trainers(indices: Collection[int]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from coxswain.layout import Layout
 from coxswain.trainer_figures import TrainerFigures
 from coxswain.wire import Register, TrainerReport
-from coxswain_coordinator.state.changes import devices_of
+from coxswain_coordinator.capacity import devices_of
 from coxswain_coordinator.state.registry import MemberRegistry
 from coxswain_link.metrics import MetricsRegistry as Metrics
 

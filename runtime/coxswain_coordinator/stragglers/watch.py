@@ -141,7 +141,8 @@ class StragglerWatch:
             seats = self._ranks.world.seats
             replicas = 1 + max(seat.replica for seat in seats)
             before = self.speeds if len(self.speeds) == replicas else ()
-            self.speeds = replica_speeds(slowdowns, seats, before)
+            shares = np.array([self._ranks.shares.get(seat.rank, 1.0) for seat in seats])
+            self.speeds = replica_speeds(slowdowns * shares, seats, before)
 
     def _announce(self, ranks: Ranks, report: Report) -> None:
         """Events of devices that have become stragglers, or are none any more."""

@@ -27,6 +27,11 @@ class Straggler:
     planned_from: int | None = None
 
     @property
+    def index(self) -> int:
+        """Of its trainer."""
+        return int(self.trainer.rpartition("-")[2])
+
+    @property
     def name(self) -> str:
         place = f"{self.trainer} device {self.device}"
         return f"{place} ({self.node})" if self.node else place

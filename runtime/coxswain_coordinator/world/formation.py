@@ -30,24 +30,6 @@ def layout_of(job: JobConfig, agents: Sequence[Register]) -> Layout:
     return layout_for(devices, job.model.layers, job.parallelism)
 
 
-def capacity_fault(job: JobConfig, layout: Layout) -> str:
-    """Why this layout cannot hold the longest sequence; empty when it can.
-
-    The coordinator waits for more trainers then; the job does not fail.
-    """
-    parallel, longest = job.parallelism, job.batch.max_sequence_tokens
-    if not layout.replicas:
-        needed = parallel.least_devices
-        return f"CapacityLost: {len(layout.standby)} devices, the layout needs {needed}; waiting for more trainers"
-    usable = min(parallel.max_degree, layout.largest_ring())
-    if usable * parallel.tokens_per_replica >= longest:
-        return ""
-    return (
-        f"CapacityLost: {usable} replicas hold {usable * parallel.tokens_per_replica} tokens of one sequence, "
-        f"batch.maxSequenceTokens is {longest}; waiting for more trainers"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Start:
     """Where a world begins. Without a living source at the checkpoint, and without that from the seed."""

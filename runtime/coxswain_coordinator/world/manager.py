@@ -14,6 +14,7 @@ from coxswain.membership.stream import Stream
 from coxswain.plan.values import Placement
 from coxswain.planlog import Generation
 from coxswain.wire import Register
+from coxswain_coordinator.capacity import capacity_fault
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.checkpoint.validation import manifest_key_of
 from coxswain_coordinator.planning.committer import Committer
@@ -28,7 +29,6 @@ from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.world.formation import (
     Start,
     at_checkpoint,
-    capacity_fault,
     digest_of,
     is_adoptable,
     layout_of,

@@ -12,8 +12,8 @@ NEW_SECONDS = 10.0
 
 
 def least_trainers(job: JobConfig, size: int) -> int:
-    """Of a job of `size` trainers. Without `trainers.minCount` all of them."""
-    return job.min_trainers if job.min_trainers < job.trainers else size
+    """Of a job of `size` trainers. Without `trainers.minCount` all of them: such a job has no other size than its own."""
+    return job.min_trainers if job.min_trainers < job.trainers or size != job.trainers else size
 
 
 def are_gathered(job: JobConfig, size: int, present: int, waited: float, patience: float) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from coxswain.config import JobConfig
 from coxswain.layout import Device, layout_for
 from coxswain.wire import SizeReply
-from coxswain_coordinator.state.changes import devices_of
+from coxswain_coordinator.capacity import capacity_fault, devices_of
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.registry import join
-from coxswain_coordinator.world.formation import capacity_fault
 from coxswain_coordinator.world.presence import least_trainers
 
 
@@ -34,7 +33,7 @@ def here(state: JobState) -> set[int]:
 
 def refusal(job: JobConfig, size: int, trainers: int) -> str:
     """Why a job of `size` trainers cannot have so many; empty: it can."""
-    parallel, least = job.parallelism, least_trainers(job, 1)
+    parallel, least = job.parallelism, least_trainers(job, trainers)
     if trainers < least:
         return f"trainers {trainers}: at least {least} are allowed (trainers.minCount)"
     if trainers == size:

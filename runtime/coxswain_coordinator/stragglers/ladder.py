@@ -1,0 +1,226 @@
+"""Takes the ladder's rungs above Rebalance for a running job: another layout, and the wish for another node.
+
+The planner runs in a thread beside the driver. What it says of a world that is over, or of other speeds, is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from coxswain.config import JobConfig
+from coxswain.ladder.decide import decide
+from coxswain.ladder.values import Change, Options, Plan, Relayout, ReplaceNode, Speeds, View
+from coxswain.layout import Device, Layout
+from coxswain.planlog import Generation
+from coxswain.wire import NodeRequest, World
+from coxswain_coordinator.capacity import devices_of
+from coxswain_coordinator.stragglers.offers import is_whole, offers
+from coxswain_coordinator.stragglers.speeds import STEP, bucket
+from coxswain_coordinator.stragglers.words import Straggler
+
+log = logging.getLogger(__name__)
+
+REPLACE_SECONDS = 300.0
+"""What replacing a node is taken to cost: its pods move, and the job goes on from memory or a checkpoint."""
+
+MEASURED_STEPS = 16
+"""Steps in a new layout until its gain is compared with the predicted one."""
+
+_RECENT = 5  # steps whose median is the seconds of a step
+_CHANGES = 64  # that are remembered
+
+Offers = Callable[[JobConfig, int, Layout, Speeds], Options]
+Beside = Callable[..., Awaitable[Options]]
+RequestLayout = Callable[[Layout, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The world that the ladder decides for. `nodes`: by device, where known."""
+
+    record: Generation
+    vocabulary: int
+    nodes: Mapping[Device, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A change that was requested. `before`, `gain`: seconds of a step."""
+
+    layout: Layout
+    before: float
+    gain: float
+
+
+class Ladder:
+    """`request`: the node that the job wants to leave."""
+
+    def __init__(
+        self, job: JobConfig, request_layout: RequestLayout, beside: Beside = asyncio.to_thread, planner: Offers = offers
+    ) -> None:  # fmt: skip
+        self._job, self._request_layout, self._beside, self._planner = job, request_layout, beside, planner
+        self.request: NodeRequest | None = None
+        self._home: Home | None = None
+        self._step = 0
+        self._powers: dict[Device, int] = {}  # of STEP, by slow device
+        self._since: dict[Device, int] = {}
+        self._planned: Speeds = {}
+        self._options: Options | None = None
+        self._changes: list[Change] = []
+        self._recent: list[float] = []
+        self._expected: Expected | None = None
+        self._leaving = False
+        self._task: asyncio.Task[None] | None = None
+        self._faults = set[str]()
+
+    @property
+    def climbs(self) -> bool:
+        return self._job.stragglers.action in ("Migrate", "ReplaceNode")
+
+    @property
+    def speeds(self) -> dict[Device, float]:
+        return {device: round(STEP**-power, 6) for device, power in sorted(self._powers.items())}
+
+    def enter(self, record: Generation, world: World, nodes: Sequence[str]) -> None:
+        """A new world. Devices of pods that stay keep their speeds; what was planned for the world before is dropped."""
+        if not self.climbs:
+            return
+        before, here = self._home, devices_of(record.layout)
+        kept = {d for d in here if before and _pod(before.record, d) == _pod(record, d)}
+        self._powers = {d: power for d, power in self._powers.items() if d in kept}
+        if before:  # it cost nothing while it had no work
+            self._since |= dict.fromkeys(set(before.record.layout.standby) - set(record.layout.standby), self._step)
+        self._home = Home(record, world.vocabulary, {d: nodes[d.trainer] for d in here if nodes[d.trainer]})
+        if before is None or before.record.layout != record.layout:
+            made = self._expected is not None and self._expected.layout == record.layout
+            self._planned, self._expected = (self.speeds, self._expected) if made else ({}, None)
+        else:
+            self._expected = None
+        self._recent, self._options, self._leaving = [], None, False
+        self._settle_request()
+
+    def stepped(self, step: int, seconds: float, stragglers: Sequence[Straggler]) -> None:
+        """A closed step took so many seconds; `stragglers`: all that are confirmed."""
+        if not self.climbs or self._home is None:
+            return
+        self._step, self._recent = step, [*self._recent[1 - MEASURED_STEPS :], seconds]
+        self._learn(self._home, stragglers)
+        self._compare()
+        self._decide(self._home)
+
+    def leave(self) -> None:
+        """The world is over: what was decided for it is void."""
+        self._leaving = True
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _learn(self, home: Home, stragglers: Sequence[Straggler]) -> None:
+        """A device on standby keeps its speed: without work it is not seen."""
+        standby = set(home.record.layout.standby)
+        now = {device: power for device, power in self._powers.items() if device in standby}
+        for found in stragglers:
+            device = Device(found.index, found.device)
+            now[device] = bucket(found.slowdown, self._powers.get(device, 0))
+            if device not in self._powers:
+                self._since[device] = found.since_step
+        changed = [d for d in {*now, *self._powers} if now.get(d) != self._powers.get(d)]
+        self._since |= {d: self._step for d in changed if d in self._powers}
+        self._powers = now
+        self._settle_request()
+
+    def _settle_request(self) -> None:
+        """A node whose devices are well, or that the job has left, is no longer wanted away."""
+        assert self._home
+        slow = {self._home.nodes.get(device) for device in self._powers}
+        if self.request is not None and self.request.node not in slow:
+            self.request = None
+
+    def _compare(self) -> None:
+        if self._expected is None or self._leaving or len(self._recent) < MEASURED_STEPS:
+            return
+        expected, self._expected = self._expected, None
+        now = median(self._recent)
+        log.info(
+            "the layout changed for stragglers: a step takes %.3f s and took %.3f s; it gains %.3f s, predicted were %.3f s",
+            now, expected.before, expected.before - now, expected.gain,
+        )  # fmt: skip
+
+    # --- rungs ----------------------------------------------------------------------------------------
+
+    def _decide(self, home: Home) -> None:
+        """One decision at a time: none while a change is on its way, and none that placements make by themselves."""
+        if self._leaving or not is_whole(home.record.layout) or not (self._powers or self._planned):
+            return
+        rung = decide(self._view(home))
+        if isinstance(rung, Plan):
+            self._plan(home, rung.speeds)
+        elif isinstance(rung, Relayout):
+            self._change(rung)
+        elif isinstance(rung, ReplaceNode):
+            self._ask(home, rung)
+
+    def _view(self, home: Home) -> View:
+        """Placements follow speeds by themselves: the watch gives them."""
+        speeds, action = self.speeds, self._job.stragglers.action
+        return View(
+            action=action, step=self._step, layout=home.record.layout, seconds=median(self._recent[-_RECENT:]),
+            speeds=speeds, placed=speeds, planned=self._planned, since=self._since, nodes=home.nodes,
+            options=self._options, changes=tuple(self._changes),
+            replace=REPLACE_SECONDS if action == "ReplaceNode" and self.request is None else None,
+        )  # fmt: skip
+
+    def _plan(self, home: Home, speeds: Speeds) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._take_options(home, speeds))
+
+    async def _take_options(self, home: Home, speeds: Speeds) -> None:
+        try:
+            found = await self._beside(self._planner, self._job, home.vocabulary, home.record.layout, speeds)
+        except Exception as error:  # training goes on as it is
+            self._warn(f"{type(error).__name__}: {error}")
+            found = Options(home.record.layout, speeds, 1.0, 1.0)
+        finally:
+            self._task = None
+        if home is self._home and not self._leaving:
+            self._options = found
+            self._decide(home)
+
+    def _warn(self, fault: str) -> None:
+        if fault not in self._faults:
+            self._faults.add(fault)
+            log.warning("no layout is planned for stragglers, and training goes on in its layout: %s", fault)
+
+    def _change(self, rung: Relayout) -> None:
+        self._remember(Change(self._step, rung.kind, rung.devices))
+        before = median(self._recent[-_RECENT:])
+        self._expected, self._leaving = Expected(rung.layout, before, rung.gain), True
+        devices = " and ".join(f"trainer-{d.trainer} device {d.device}" for d in sorted(rung.devices))
+        self._request_layout(
+            rung.layout,
+            f"because of {devices}: {rung.layout.summary()} is predicted to save {rung.gain:.3f} of {before:.3f} s of "
+            f"each step, for {rung.cost:.1f} s once",
+        )
+
+    def _ask(self, home: Home, rung: ReplaceNode) -> None:
+        self._remember(Change(self._step, "ReplaceNode", rung.devices))
+        slow = " and ".join(
+            f"trainer-{d.trainer} device {d.device} computes {slowdown:.2f} x as long as its peers since step "
+            f"{self._since[d]}"
+            for d, slowdown in rung.evidence
+        )
+        trainer = min(rung.devices).trainer
+        self.request = NodeRequest(rung.node, f"trainer-{trainer}", f"{slow}; it costs {rung.gain:.3f} s of each step")
+        log.warning("another node than %s is wanted: %s", rung.node, self.request.evidence)
+
+    def _remember(self, change: Change) -> None:
+        self._changes = [*self._changes[1 - _CHANGES :], change]
+
+
+def _pod(record: Generation, device: Device) -> str:
+    return record.trainers[device.trainer] if device.trainer < len(record.trainers) else ""

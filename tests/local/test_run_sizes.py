@@ -1,0 +1,115 @@
+"""Trainers that come and go while `cox run` trains: by `cox scale`, and by the loss of a whole pod."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.local.jobs import SERVICES, Run, _read, descendants, job_objects, wait_for_step, wait_until, whole_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def living_job(corpus: str, folder: Path, trainers: int, **spec: Any) -> Run:
+    """Trains until a test stops it, and saves only then."""
+    bounds = {"count": trainers, "devicesPerTrainer": 1, "minCount": 1, "maxCount": 2}
+    objects = job_objects(corpus, f"file://{folder}/c", trainers=1, **({"stop": {"steps": 100_000}} | spec))
+    objects[-1]["spec"]["trainers"] = bounds
+    objects[-1]["spec"]["checkpoint"]["everySteps"] = 10_000
+    return Run(folder, objects)
+
+
+def pod(cox: subprocess.Popen[str], trainer: int) -> set[int]:
+    """Process ids of all of a trainer's pod."""
+    name = f"-trainer-{trainer}".encode()
+    words = {pid: _read(pid, "environ").split(b"\0") for pid in descendants(cox.pid)}
+    return {pid for pid, found in words.items() if any(w.startswith(b"POD_NAME=") and name in w for w in found)}
+
+
+def agents_of(pids: set[int]) -> set[int]:
+    return {pid for pid in pids if SERVICES["agent"].encode() in _read(pid, "cmdline").split(b"\0")}
+
+
+def send(pids: set[int], sent: signal.Signals) -> None:
+    for pid in pids:
+        os.kill(pid, sent)
+
+
+def scale(run: Run, trainers: int) -> None:
+    words = [sys.executable, "-m", "coxswain_cli", "scale", str(run.workdir), str(trainers)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"small: asked for {trainers} trainers\n"), done.stderr
+
+
+def lines(run: Run) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.workdir / "steps.jsonl").read_text().splitlines()]
+
+
+def wait_for_world(run: Run, cox: subprocess.Popen[str], generation: int) -> None:
+    """Until three steps of it are done."""
+
+    def trains() -> bool:
+        assert cox.poll() is None, run.finish(cox)
+        return sum(line["worldGeneration"] >= generation for line in run.steps().values()) >= 3
+
+    wait_until(trains, f"three steps of generation {generation}", 90)
+
+
+def stop(run: Run, cox: subprocess.Popen[str]) -> None:
+    cox.send_signal(signal.SIGINT)
+    assert run.finish(cox) == 0, run.output + run.logs()
+
+
+def assert_equal_to_calm(run: Run, corpus: str, folder: Path, trainers: int) -> None:
+    """A run of as many steps that nothing disturbs, of one size."""
+    count = len(run.steps())
+    calm = whole_run(folder, living_job(corpus, folder, trainers, stop={"steps": count}).objects)
+    assert run.digests() == calm.digests()
+    assert run.losses() == pytest.approx(calm.losses(), rel=1e-6)
+
+
+def test_a_job_that_is_scaled_up_and_down_trains_on_in_the_same_processes(tmp_path, corpus):
+    run = living_job(corpus, tmp_path / "living", 1)
+    cox = run.start()
+    wait_for_step(run, cox, 3)
+    first = pod(cox, 0)
+    scale(run, 2)
+    wait_for_world(run, cox, 2)
+    assert pod(cox, 0) == first and pod(cox, 1)
+    scale(run, 1)
+    wait_for_world(run, cox, 3)
+    wait_until(lambda: not pod(cox, 1), "the end of trainer-1")
+    assert pod(cox, 0) == first
+    stop(run, cox)
+    steps = [line["step"] for line in lines(run)]
+    generations = [line["worldGeneration"] for line in lines(run)]
+    assert steps == list(range(len(steps))) and sorted(set(generations)) == [1, 2, 3]
+    assert "WorkerRestarted" not in run.events(), run.warnings()
+    assert_equal_to_calm(run, corpus, tmp_path / "calm", 1)
+
+
+def test_a_trainer_whose_pod_is_killed_is_planned_around_at_once_and_joins_again(tmp_path, corpus):
+    run = living_job(corpus, tmp_path / "living", 2, recovery={"copies": "EveryStep"})
+    cox = run.start()
+    wait_for_step(run, cox, 5)
+    kept, lost = pod(cox, 0), pod(cox, 1)
+    send(lost, signal.SIGKILL)
+    held = wait_until(lambda: agents_of(pod(cox, 1) - lost), "another agent")
+    send(held, signal.SIGSTOP)  # so that it cannot register before the other trainer goes on
+    wait_for_world(run, cox, 2)
+    send(held, signal.SIGCONT)
+    wait_for_world(run, cox, 3)
+    assert pod(cox, 0) == kept and pod(cox, 1) and not pod(cox, 1) & lost
+    stop(run, cox)
+    steps = [line["step"] for line in lines(run)]
+    assert len(steps) - len(set(steps)) <= 1
+    found = {line["worldGeneration"]: line for line in reversed(lines(run))}
+    last = max((line for line in lines(run) if line["worldGeneration"] == 1), key=lambda line: line["step"])
+    assert sorted(found) == [1, 2, 3] and found[2]["step"] >= 5
+    assert found[2]["time"] - last["time"] < 30  # three of them are patience; the others are for a busy machine
+    assert_equal_to_calm(run, corpus, tmp_path / "calm", 2)

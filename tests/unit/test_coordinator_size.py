@@ -1,0 +1,125 @@
+"""Another number of trainers: what the coordinator answers, over HTTP to the operator, and which numbers it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from msgspec.structs import replace
+
+from coxswain import wire
+from coxswain.config import ReplicaShape, StageShape
+from coxswain_coordinator.api.handlers import Handlers
+from coxswain_coordinator.world.presence import are_gathered
+from coxswain_coordinator.world.resize import refusal, resize
+from coxswain_link.http_server import HttpService
+from coxswain_operator.jobcontrol import HttpJobControl
+from coxswain_operator.views import Manifest
+from tests.unit.coordinator_fakes import TOKEN, make_job
+from tests.unit.test_coordinator_driver import Lead, leading, small, training
+from tests.unit.test_coordinator_living import moved_to
+from tests.unit.test_coordinator_parts import agents
+from tests.unit.test_reconcile_jobcontrol import knowing
+
+
+@asynccontextmanager
+async def asked(lead: Lead) -> AsyncIterator[tuple[HttpJobControl, Manifest]]:
+    """The operator's control, and the job; it talks to this coordinator's handlers."""
+    service = HttpService(TOKEN, lambda: lead.state.generation, lead.state.metrics)
+    Handlers(lead.state, lead.driver.ack_end).routes(service)
+    port = await service.start("127.0.0.1", 0)
+    try:
+        async with knowing(port, TOKEN) as (control, world):
+            yield control, world.job
+    finally:
+        await service.stop()
+
+
+async def test_the_operator_learns_that_trainers_are_awaited_then_that_the_world_changes_then_that_it_is_done(tmp_path):
+    async with training(small(tmp_path)) as lead, asked(lead) as (control, job):
+        await lead.close(0, 1)
+        assert await control.resize(job, 2) == wire.SizeReply("Done", 2)
+        waiting = wire.SizeReply("UnderWay", 2, "waiting for trainer-2 to register")
+        assert [await control.resize(job, 3), await control.resize(job, 3)] == [waiting, waiting]
+        lead.state.register(agents(3)[2])
+        changing = wire.SizeReply("UnderWay", 2, "waiting for the world to change at a step boundary")
+        assert await control.resize(job, 3) == changing
+        session = lead.state.session
+        await lead.until(lambda: session.move)
+        await moved_to(lead, session.move.step)
+        assert await control.resize(job, 3) == wire.SizeReply("Done", 3)
+        assert lead.state.session.record.size == 3
+
+
+async def test_a_number_that_is_refused_leaves_the_job_as_it_is(tmp_path):
+    async with training(small(tmp_path)) as lead, asked(lead) as (control, job):
+        reply = await control.resize(job, 0)
+        assert reply == wire.SizeReply("Refused", 2, "trainers 0: at least 1 are allowed (trainers.minCount)")
+        assert lead.state.size == 2 and not lead.state.session.move
+
+
+async def test_a_job_that_has_ended_answers_no_number(tmp_path):
+    async with training(small(tmp_path)) as lead, asked(lead) as (control, job):
+        lead.state.finish(wire.Finished(0, "StopReached", "done"))
+        assert await control.resize(job, 3) is None
+        assert lead.state.size == 2
+
+
+async def test_a_number_that_is_taken_back_before_its_trainers_came_is_done_at_once(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        assert resize(lead.state, 5).message == "waiting for trainer-2, trainer-3, trainer-4 to register"
+        assert resize(lead.state, 2) == wire.SizeReply("Done", 2)
+        assert lead.state.size == 2
+
+
+async def test_no_trainer_trains_in_a_world_that_is_lost_or_not_there_yet(tmp_path):
+    async with leading(small(tmp_path)) as lead:
+        assert resize(lead.state, 2) == wire.SizeReply("UnderWay", 0, "waiting for trainer-0, trainer-1 to register")
+    async with training(small(tmp_path)) as lead:
+        lead.state.mark_world_lost("the network broke")
+        assert (resize(lead.state, 2).state, resize(lead.state, 2).trainers) == ("UnderWay", 0)
+
+
+FIXED = (ReplicaShape((StageShape(tensor=1, layers=2),), 2),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parallel", "size", "trainers", "why"),
+    [
+        ({}, {}, 2, 1, ""),
+        ({}, {}, 2, 9, ""),
+        ({}, {}, 2, 0, "trainers 0: at least 1 are allowed (trainers.minCount)"),
+        ({"trainers": 4, "min_trainers": 2}, {}, 4, 1, "trainers 1: at least 2 are allowed (trainers.minCount)"),
+        ({"min_trainers": 2}, {}, 2, 1, "trainers 1: at least 2 are allowed (trainers.minCount)"),
+        ({}, {"layout": FIXED}, 2, 2, ""),
+        ({}, {"layout": FIXED}, 2, 3, "parallelism.layout names every replica"),
+        ({}, {"layout": FIXED, "mode": "Auto"}, 2, 3, ""),
+        ({}, {"tokens_per_replica": 128}, 2, 3, ""),
+        ({}, {"tokens_per_replica": 128}, 2, 1, "CapacityLost: 1 replicas hold 128 tokens of one sequence"),
+        ({}, {"tokens_per_replica": 128}, 1, 1, ""),  # what a job has is never refused
+    ],
+)
+def test_a_number_is_refused_that_is_too_small_or_that_no_layout_has(tmp_path, changes, parallel, size, trainers, why):
+    job = make_job(tmp_path, **changes)
+    found = refusal(replace(job, parallelism=replace(job.parallelism, **parallel)), size, trainers)
+    assert found.startswith(why) and bool(found) == bool(why) and "waiting" not in found
+
+
+@pytest.mark.parametrize(
+    ("count", "least", "size", "present", "gathered"),
+    [
+        (2, 2, 2, 1, False),  # as without minCount
+        (4, 2, 4, 2, True),
+        (4, 2, 4, 1, False),
+        (1, 1, 2, 1, True),  # only a job with minCount has another size than its own
+        (2, 2, 3, 2, True),
+        (2, 2, 3, 1, False),
+    ],
+)
+def test_a_job_that_has_grown_beyond_its_least_number_goes_on_with_that_many(
+    tmp_path, count, least, size, present, gathered
+):
+    job = make_job(tmp_path, trainers=count, min_trainers=least)
+    assert are_gathered(job, size, present, 3.0, 3.0) == gathered
+    assert not are_gathered(job, size, present, 2.9, 3.0)

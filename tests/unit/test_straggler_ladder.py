@@ -1,0 +1,330 @@
+"""The coordinator on the ladder, in virtual steps: when it changes the layout, when it asks for a node, and when it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from coxswain.config import ParallelConfig, StragglerConfig
+from coxswain.ladder.values import Option, Options
+from coxswain.layout import Device, Layout
+from coxswain.stragglers.values import Cause
+from coxswain.wire import NodeRequest
+from coxswain_coordinator.api.report import job_report
+from coxswain_coordinator.capacity import capacity_fault, devices_of
+from coxswain_coordinator.stragglers.ladder import MEASURED_STEPS, Ladder
+from coxswain_coordinator.stragglers.offers import is_whole, offers, runs
+from coxswain_coordinator.stragglers.words import Straggler
+from coxswain_coordinator.world.formation import at_checkpoint, next_generation, world_of
+from tests.unit.coordinator_fakes import make_job
+from tests.unit.test_coordinator_driver import training
+from tests.unit.test_coordinator_living import begun, holds, moved_to, one_replica, register
+from tests.unit.test_coordinator_parts import agents
+from tests.unit.test_coordinator_speeds import ONSET, run
+
+pytestmark = pytest.mark.looptime
+
+SECONDS = 10.0  # of a step while trainer 1 is slow
+SLOW = Device(1, 0)
+
+
+def offered(job, vocabulary, layout: Layout, speeds) -> Options:
+    """While one is slow, a layout with it on standby is a fifth faster; while none is, that with all devices."""
+    if not speeds:
+        whole = next_generation(job, 1, "me", agents(2), (), at_checkpoint(job, None)).layout
+        return Options(layout, {}, 8.0, 6.0, (Option("Groups", whole, 6.0, 5.0),) if layout.standby else ())
+    aside = replace(layout, replicas=layout.replicas[:1], standby=(SLOW,))
+    return Options(layout, dict(speeds), SECONDS, 6.0, () if layout.standby else (Option("Groups", aside, 8.0, 5.0),))
+
+
+@dataclass
+class Job:
+    """Two trainers with a device each; changes of layout come at once."""
+
+    folder: Any
+    action: str = "Migrate"
+    planner: Any = offered
+    factor: float = 2.0
+    slow: bool = True
+    step: int = 0
+    onset: int = 0
+    generation: int = 0
+    asked: list[tuple[Layout, str]] = field(default_factory=list)
+    held: asyncio.Event | None = None
+
+    def __post_init__(self) -> None:
+        batch = replace(make_job(self.folder).batch, max_sequence_tokens=128)
+        stragglers = StragglerConfig(action=self.action)
+        self.job = make_job(self.folder, stragglers=stragglers, batch=batch)
+        self.plans = 0
+        self.ladder = Ladder(self.job, lambda *request: self.asked.append(request), self.beside, self.planner)
+        self.enter()
+
+    async def beside(self, planner, *args):
+        self.plans += 1
+        if self.held:
+            await self.held.wait()
+        return planner(*args)
+
+    def enter(self, layout: Layout | None = None, members=None) -> None:
+        self.generation += 1
+        members = members or agents(2)
+        record = next_generation(self.job, self.generation, "me", members, (), at_checkpoint(self.job, None))
+        self.record = replace(record, layout=layout or record.layout)
+        self.ladder.enter(self.record, world_of(self.record, members, 320), ["node-0", "node-1"])
+
+    async def run(self, steps: int, changes: bool = True) -> None:
+        for _ in range(steps):
+            working = {seat.device for seat in self.record.layout.ranks()}
+            found = [straggler(self.factor, self.onset)] if self.slow and SLOW in working else []
+            self.ladder.stepped(self.step, SECONDS if found else 8.0, found)
+            self.step += 1
+            for _ in range(4):
+                await asyncio.sleep(0)
+            if changes and self.asked and self.asked[-1][0] != self.record.layout:
+                self.ladder.leave()
+                self.enter(self.asked[-1][0])
+
+
+def straggler(slowdown: float, since: int) -> Straggler:
+    return Straggler("trainer-1", 0, "node-1", slowdown, since, 1.0, Cause.DEVICE, 1, 0.5)
+
+
+async def test_a_straggler_that_costs_more_than_the_change_leads_to_one_change_that_says_gain_and_cost(tmp_path):
+    j = Job(tmp_path)
+    await j.run(2)
+    assert (j.plans, j.asked) == (1, [])
+    await j.run(60)
+    ((layout, why),) = j.asked
+    assert layout.standby == (SLOW,) and devices_of(layout) == {Device(0, 0), SLOW}
+    assert why == (
+        "because of trainer-1 device 0: 1 x tp1pp1 is predicted to save 2.000 of 10.000 s of each step, for 5.0 s once"
+    )
+
+
+async def test_the_measured_gain_is_logged_beside_the_predicted_one(tmp_path, caplog):
+    caplog.set_level("INFO")
+    j = Job(tmp_path)
+    await j.run(4 + MEASURED_STEPS + 4)
+    lines = [r.getMessage() for r in caplog.records if "it gains" in r.getMessage()]
+    assert lines == [
+        "the layout changed for stragglers: a step takes 8.000 s and took 10.000 s; it gains 2.000 s, predicted were 2.000 s"
+    ]
+
+
+@pytest.mark.parametrize("action", ["None", "Warn", "Rebalance"])
+async def test_an_action_below_migrate_never_plans_a_layout(tmp_path, action):
+    j = Job(tmp_path, action=action)
+    await j.run(60)
+    assert (j.plans, j.asked, j.ladder.request) == (0, [], None)
+
+
+@pytest.mark.parametrize("how", ["lost", "restarted", "replaced", "recovered"])
+async def test_what_was_planned_for_a_world_that_is_over_or_for_other_speeds_is_dropped(tmp_path, how):
+    j = Job(tmp_path, held=asyncio.Event())
+    await j.run(10)
+    assert j.plans == 1
+    if how == "lost":
+        j.ladder.leave()
+    elif how == "restarted":  # the same pods and layout
+        j.enter()
+        await j.run(1)
+    elif how == "replaced":
+        j.enter(members=[replace(a, pod=f"{a.pod}-again") for a in agents(2)])
+    else:
+        j.slow = False
+        await j.run(1)
+    j.held.set()
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert j.asked == [] and j.plans == 1
+
+
+async def test_a_layout_with_a_device_on_standby_is_kept_as_long_as_nothing_is_known_of_the_device(tmp_path):
+    j = Job(tmp_path)
+    await j.run(10)
+    j.slow = False
+    await j.run(200)
+    assert len(j.asked) == 1 and j.record.layout.standby == (SLOW,)
+
+
+async def test_another_pod_brings_devices_that_are_well_and_the_whole_layout_back(tmp_path):
+    j = Job(tmp_path)
+    await j.run(10)
+    j.slow = False
+    j.enter(j.record.layout, [replace(a, pod=f"{a.pod}-again") for a in agents(2)])
+    await j.run(40)
+    assert [bool(layout.standby) for layout, _ in j.asked] == [True, False]
+    assert j.asked[1][1].startswith("because of trainer-1 device 0: 2 x tp1pp1")
+
+
+async def test_one_plan_is_made_at_a_time_and_steps_do_not_wait_for_it(tmp_path):
+    j = Job(tmp_path, planner=nothing, held=asyncio.Event())
+    await j.run(5)
+    j.factor = 3.0
+    await j.run(5)
+    assert (j.plans, j.step) == (1, 10)
+    j.held.set()
+    await j.run(2)
+    assert j.plans == 2
+
+
+async def test_a_device_that_is_slow_now_and_then_changes_layouts_ever_more_rarely(tmp_path):
+    j = Job(tmp_path)
+    whole = j.record.layout
+    for _ in range(40):
+        j.slow, j.onset = True, j.step
+        await j.run(12)
+        j.slow = False
+        await j.run(12)
+        if j.record.layout != whole:
+            j.enter(whole)  # as after a trainer that joins: the job's own layout again
+    assert 1 <= len(j.asked) <= 4
+
+
+async def test_a_planner_that_fails_leaves_training_alone_and_says_so_once(tmp_path, caplog):
+    def fails(*args):
+        raise ZeroDivisionError("of seconds")
+
+    j = Job(tmp_path, planner=fails)
+    await j.run(20)
+    j.factor = 3.0
+    await j.run(20)
+    assert (j.asked, j.plans) == ([], 2)
+    lines = [r.getMessage() for r in caplog.records if "no layout is planned" in r.getMessage()]
+    assert len(lines) == 1 and lines[0].endswith("ZeroDivisionError: of seconds")
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def nothing(job, vocabulary, layout, speeds) -> Options:
+    """No other layout is faster."""
+    return Options(layout, dict(speeds), SECONDS, 6.0)
+
+
+async def test_a_node_is_wanted_away_once_it_has_cost_more_than_another_and_no_longer_once_it_is_well(tmp_path):
+    j = Job(tmp_path, action="ReplaceNode", planner=nothing)
+    await j.run(70)
+    assert j.ladder.request is None
+    await j.run(20)
+    found = j.ladder.request
+    assert (found.node, found.trainer) == ("node-1", "trainer-1")
+    assert found.evidence == (
+        "trainer-1 device 0 computes 1.98 x as long as its peers since step 0; it costs 4.000 s of each step"
+    )
+    j.slow = False
+    await j.run(1)
+    assert j.ladder.request is None
+
+
+async def test_a_node_that_the_job_has_left_is_no_longer_wanted_away(tmp_path):
+    j = Job(tmp_path, action="ReplaceNode", planner=nothing)
+    await j.run(90)
+    assert j.ladder.request
+    j.enter(members=[replace(a, pod=f"{a.pod}-again") for a in agents(2)])
+    assert j.ladder.request is None
+
+
+async def test_no_node_is_wanted_away_under_migrate(tmp_path):
+    j = Job(tmp_path, planner=nothing)
+    await j.run(200)
+    assert j.ladder.request is None and j.asked == []
+
+
+# --- offers ----------------------------------------------------------------------------------------------------------
+
+
+def cluster_job(folder, **batch: int):
+    job = make_job(folder, trainers=2, devices_per_trainer=4)
+    model = replace(job.model, layers=8)
+    parallel = ParallelConfig(tokens_per_replica=256, pipeline=2, hardware="a100-80g")
+    return replace(job, model=model, parallelism=parallel, batch=replace(job.batch, tokens_per_step=8192, **batch))
+
+
+def layout_of(job) -> Layout:
+    return next_generation(job, 1, "me", agents(2, devices=4), (), at_checkpoint(job, None)).layout
+
+
+def test_offers_are_layouts_of_the_same_devices_on_which_the_longest_sequence_fits(tmp_path):
+    short, long = cluster_job(tmp_path), cluster_job(tmp_path, max_sequence_tokens=1024)
+    layout, speeds = layout_of(short), {Device(0, 1): 0.1}
+    found = offers(short, 320, layout, speeds)
+    assert found.layouts and found.stay > found.healthy
+    for option in found.layouts:
+        assert devices_of(option.layout) == devices_of(layout) and option.seconds < found.stay
+        assert runs(short, layout, option.layout)
+    assert not capacity_fault(long, layout)
+    assert all(not capacity_fault(long, o.layout) for o in offers(long, 320, layout, speeds).layouts)
+    few = replace(layout, replicas=layout.replicas[:3], standby=tuple(
+        d for r in layout.replicas[3:] for s in r.stages for d in s.devices
+    ))  # fmt: skip
+    assert runs(short, layout, few) and not runs(long, layout, few)
+    assert not runs(short, layout, replace(few, standby=()))
+
+
+def test_the_planner_is_asked_only_where_no_trainer_is_missing(tmp_path):
+    layout = layout_of(cluster_job(tmp_path))
+    assert is_whole(layout)
+    gone = [r for r in layout.replicas if any(d.trainer == 1 for s in r.stages for d in s.devices)]
+    assert is_whole(replace(layout, replicas=gone)) is False
+
+
+# --- the whole coordinator -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["Migrate", "Rebalance"])
+async def test_a_confirmed_straggler_leads_to_one_planned_change_under_migrate_and_to_none_under_rebalance(
+    tmp_path, action
+):
+    batch = replace(make_job(tmp_path).batch, max_sequence_tokens=128)
+    job = make_job(tmp_path, stop_steps=64, batch=batch, stragglers=StragglerConfig(action=action))
+    async with training(job) as lead:
+        ladder, session = lead.state.ladder, lead.state.session
+
+        def planned(job, vocabulary, layout, speeds) -> Options:
+            return Options(layout, dict(speeds), 2.0, 1.0, (Option("Layers", one_replica(), 1.5, 0.5),))
+
+        async def at_once(planner, *args):
+            return planner(*args)
+
+        ladder._beside, ladder._planner = at_once, planned
+        await run(lead, ONSET)
+        while not session.move and session.book.open < ONSET + 20:
+            await run(lead, 1, 3.0)
+        if action == "Rebalance":
+            assert session.move is None
+            return
+        step = session.move.step
+        assert session.move.saves is False and ONSET < step < ONSET + 20
+        await moved_to(lead, step)
+        session = lead.state.session
+        assert (session.record.layout, session.book.open, session.record.live.step) == (one_replica(), step, step)
+        event = lead.state.events.latest()[-1]
+        assert event.reason == "LayoutChanged" and "because of trainer-1 device 0: 1 x tp1pp2 is predicted to save" in (
+            event.message
+        )
+        assert lead.state.failures == 0 and not lead.state.changes.why
+
+
+async def test_a_world_that_fails_before_its_requested_change_keeps_the_layout_that_it_had(tmp_path):
+    job = make_job(tmp_path, batch=replace(make_job(tmp_path).batch, max_sequence_tokens=128))
+    async with training(job) as lead:
+        await lead.close(0, 1)
+        before = lead.state.session.record.layout
+        lead.state.request_layout(one_replica(), "trainer-1 is slow")
+        lead.state.mark_world_lost("rank 1 ended")
+        register(lead, *holds(lead, 2))
+        await begun(lead, 2)
+        assert lead.state.session.record.layout == before and not lead.state.changes.why
+
+
+async def test_the_report_names_the_node_that_the_ladder_wants_away(tmp_path):
+    async with training(make_job(tmp_path)) as lead:
+        assert job_report(lead.state).replace_node is None
+        lead.state.ladder.request = NodeRequest("node-1", "trainer-1", "slow")
+        assert job_report(lead.state).replace_node == NodeRequest("node-1", "trainer-1", "slow")

@@ -72,9 +72,9 @@ class Process:
             self.ended.set_result(-9)
             self.changed.set()
             self._task.cancel()
-            for task in (self._inside,):
-                if task is not None:
-                    task.cancel()
+            if self._inside is not None:
+                self._inside.cancel()
+                self._inside.add_done_callback(lambda task: task.cancelled() or task.exception())
             if self._worker is not None:
                 self._worker.close()
 

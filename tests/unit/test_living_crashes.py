@@ -145,13 +145,13 @@ def test_without_copies_a_lost_worker_costs_what_no_checkpoint_holds(tmp_path, c
         assert int(checkpoint[0].partition("from step ")[2].partition(":")[0]) % EVERY == 0, checkpoint
 
 
-@pytest.mark.parametrize("stride", tiers(61))
+@pytest.mark.parametrize("stride", [pytest.param(61, id="sample")])
 @pytest.mark.parametrize("copies", [True, False], ids=["copies", "none"])
 @pytest.mark.parametrize("change", [name for name in CHANGES if name != "no change"])
 def test_a_kill_at_any_point_of_a_change_leads_to_the_same_steps(tmp_path, calm, change, copies, stride):
     quiet = play(tmp_path / "quiet", [CHANGES[change]], {}, copies)
     assert quiet.steps == calm.steps
-    for victims in VICTIMS if stride == 1 else VICTIMS[len(change) % len(VICTIMS) :][:1]:
+    for victims in VICTIMS[len(change) % len(VICTIMS) :][:1]:
         for n in window(quiet, stride):
             end = play(tmp_path / f"{n}-{'+'.join(victims)}", [CHANGES[change]], {n: victims}, copies)
             assert (end.phase, end.steps) == (calm.phase, calm.steps), quiet.simulation.fate.points[n]

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -40,18 +40,22 @@ class Ring:
     """The collectives of one world: a sum in which all ranks take part or none passes."""
 
     def __init__(self, ranks: int) -> None:
-        self._ranks, self._parts = ranks, defaultdict[int, dict[int, int]](dict)
+        self._ranks, self._parts = ranks, defaultdict[Hashable, dict[int, Any]](dict)
         self._change, self._broken = asyncio.Event(), False
 
     async def total(self, step: int, rank: int, part: int) -> int:
-        parts = self._parts[step]
-        parts[rank] = part
+        return sum((await self.gather(step, rank, part)).values()) % (1 << 64)
+
+    async def gather(self, what: Hashable, rank: int, mine: Any) -> dict[int, Any]:
+        """What each rank gives, by rank."""
+        parts = self._parts[what]
+        parts[rank] = mine
         self._wake()
         while len(parts) < self._ranks:
             if self._broken:
                 raise PeerLost
             await self._change.wait()
-        return sum(parts.values()) % (1 << 64)
+        return parts
 
     def leave(self) -> None:
         self._broken = True

@@ -1,0 +1,179 @@
+"""A job whose workers keep living state, and what is killed at which point of a change of world."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coxswain import wire
+from coxswain.config import JobConfig
+from coxswain.errors import Retryable, Stale
+from coxswain_coordinator.state.job_state import JobState
+from coxswain_link.environment import Environment
+from coxswain_link.http_client import AsyncClient
+from coxswain_link.metrics import build
+from coxswain_train.agent.agent import Agent
+from coxswain_train.worker.assignments import Assignment
+from tests.unit import crash_points
+from tests.unit.crash_living import Live, LivingWorker
+from tests.unit.crash_members import Members
+from tests.unit.crash_outbox import POLL, REACH_DEADLINE
+from tests.unit.crash_points import Fate
+from tests.unit.crash_processes import ForkServer
+from tests.unit.crash_simulation import AWAY, Simulation
+
+Victims = Sequence[str]  # coordinator, trainer-N, worker-N (the one of trainer N)
+Order = tuple[float, Callable[["ChangeSimulation"], None]]
+
+
+class PointFate(Fate):
+    """Numbers writes and messages alike; `strikes` kills before some of them."""
+
+    def __init__(self, strikes: Mapping[int, Victims], kill: Callable[[str], None]) -> None:
+        super().__init__({}, lambda: None)
+        self._strikes, self._kill, self.points = strikes, kill, list[str]()
+
+    def point(self, what: str) -> None:
+        number = len(self.points)
+        self.points.append(what)
+        for victim in self._strikes.get(number, ()):
+            self._kill(victim)
+
+    def write(
+        self, process: crash_points.Process, what: str, whole: Callable[[], Any], half: Callable[[], None]
+    ) -> Any:
+        process.check()
+        if "json" not in what.partition(" ")[2] or "put" in what:
+            self.point(f"{process.name}: {what}")
+        process.check()
+        self.writes.append(f"{process.name}: {what}")
+        return whole()
+
+
+class PointClient(AsyncClient):
+    """Of one process: a dead one sends nothing. Repeats a call until its deadline, as the real one does."""
+
+    def __init__(
+        self, client: AsyncClient, fate: PointFate, name: str, is_alive: Callable[[], bool], patient: bool
+    ) -> None:
+        self._client, self._fate, self._name, self._is_alive, self._patient = client, fate, name, is_alive, patient
+
+    async def _call(
+        self, method: str, path: str, content: Any, type_: Any, generation: Any, deadline: Any, params: Any
+    ) -> Any:
+        if method == "POST" and path != "/v1/beats":
+            self._fate.point(f"{self._name}: {path}")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (0.0 if not self._patient else 30.0 if deadline is None else deadline)
+        while True:
+            if not self._is_alive():
+                await asyncio.Event().wait()
+            try:
+                return await self._client._call(method, path, content, type_, generation, deadline, params)
+            except Retryable:
+                if loop.time() >= until:
+                    raise
+                await asyncio.sleep(REACH_DEADLINE)
+
+
+class LivingMembers(Members):
+    """Agents are real ones."""
+
+    fate: PointFate
+
+    def begin(self) -> None:
+        self.agents: dict[int, tuple[asyncio.Task[int], ForkServer]] = getattr(self, "agents", {})
+        super().begin()
+
+    def kill_one(self, victim: str) -> None:
+        kind, _, number = victim.partition("-")
+        task, processes = self.agents[int(number)]
+        for process in processes.made:
+            process.kill()
+        if kind == "trainer":
+            self._dead.add(int(number))
+            task.cancel()
+
+    async def _agent(self, index: int) -> None:
+        self._dead: set[int] = getattr(self, "_dead", set())
+        for number in range(100):
+            alive = [True]
+            made = ForkServer(lambda live, order, i=index: self._make(live, order, i), self.faults.append)
+            env = Environment(
+                name=f"trainer-{index}", index=index, coordinator_url="", job=self._job, token="",
+                pod_name=f"pod-trainer-{index}-{number}", pod_ip="127.0.0.1", pod_uid="",
+            )  # fmt: skip
+            client = PointClient(self._client, self.fate, f"trainer-{index}", lambda a=alive: a[0], True)
+            agent = Agent(env, client, build("agent"), (), oom_kills=lambda: 0)
+            agent._fork_server = made
+            task = asyncio.create_task(agent.run())
+            self.agents[index] = task, made
+            try:
+                await asyncio.wait({task})
+            finally:
+                alive[0] = False
+                task.cancel()
+            if index not in self._dead:
+                task.result()
+                return
+            self._dead.discard(index)
+            await asyncio.sleep(AWAY)
+
+    async def _make(self, live: Live, order: Assignment, trainer: int) -> LivingWorker:
+        client = PointClient(self._client, self.fate, f"worker-{trainer}", lambda: True, False)
+        while True:
+            try:
+                world = await client.get("/v1/world", wire.World, after=order.generation - 1, wait=POLL)
+                break
+            except Retryable:
+                await asyncio.sleep(REACH_DEADLINE)
+        if world is None or world.generation != order.generation:
+            raise Stale(f"generation {order.generation} is over")
+        seat = world.seats[order.rank]
+        store = self._store_of(crash_points.Process(f"worker-{trainer}"))
+        return LivingWorker(
+            live, lambda what: self.fate.point(f"worker-{trainer}: {what}"), self._job, client, store, world, seat, self._rings,
+            self._count,
+        )  # fmt: skip
+
+
+class ChangeSimulation(Simulation):
+    """`orders`: what is done at a virtual time. `strikes`: what is killed before a point, by its number."""
+
+    def __init__(self, job: JobConfig, folder: Path, orders: Sequence[Order], strikes: Mapping[int, Victims]) -> None:
+        super().__init__(job, folder, {})
+        self.fate = PointFate(strikes, self.kill)
+        self.members = LivingMembers(job, self._client, self._store_of)
+        self.members.fate = self.fate
+        self._orders = orders
+        self.generations: list[int] = []
+
+    def kill(self, victim: str) -> None:
+        if victim != "coordinator":
+            self.members.kill_one(victim)
+        elif self.life is not None:
+            self.life.end()
+            self.life.work.cancel()
+
+    @property
+    def state(self) -> JobState:
+        assert self.life is not None
+        return self.life.run
+
+    async def play(self) -> wire.JobReport:
+        self.began = {}
+        orders = asyncio.create_task(self._give_orders())
+        try:
+            return await super().play()
+        finally:
+            orders.cancel()
+            self.members.kill()
+
+    async def _give_orders(self) -> None:
+        now = asyncio.get_running_loop().time
+        for at, order in self._orders:
+            await asyncio.sleep(max(0.0, at - now()))
+            self.began[at] = len(self.fate.points)
+            order(self)

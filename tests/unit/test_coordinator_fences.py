@@ -57,7 +57,7 @@ def test_a_pod_that_has_read_another_configuration_is_refused_by_name_and_replac
 class AnySession:
     """A world that is not lost."""
 
-    lost, saved_end, hung = "", False, False
+    lost, saved_end, hung, planned = "", False, False, False
     world = wire.World(1, 0, uniform_layout([Device(t, 0) for t in range(2)], 1), (), ("trainer-0", "trainer-1"), ())
 
     class record:

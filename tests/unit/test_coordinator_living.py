@@ -55,6 +55,25 @@ def totals(lead: Lead, step: int, *ranks: int) -> list[wire.StepReport]:
     return [replace(reports[rank], totals=known) for rank in ranks]
 
 
+async def test_a_worker_whose_exit_no_coordinator_heard_of_ends_its_world_by_the_next_registration(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        first, second = (replace(a, generation=1) for a in agents(2))
+        register(lead, first, second)
+        assert not lead.state.session.lost
+        register(lead, replace(first, generation=0, left=1))
+        assert lead.state.session.lost == "a worker of trainer-0 has ended"
+        assert lead.state.failures == 1
+        lose(lead, 0)
+        assert lead.state.session.lost.startswith("rank 0 on trainer-0 ended: exit code -9"), "the exit says more"
+        assert lead.state.failures == 1
+
+
+async def test_an_agent_that_has_not_entered_the_world_yet_does_not_end_it(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        register(lead, *agents(2))
+        assert not lead.state.session.lost
+
+
 async def test_a_world_whose_ranks_all_hold_their_shards_goes_on_at_their_step_without_a_checkpoint(tmp_path):
     async with training(small(tmp_path)) as lead:
         await lead.close(0, 1, 2, 3)

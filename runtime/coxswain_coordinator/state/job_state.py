@@ -156,11 +156,20 @@ class JobState:
         if member.broken and member.left == self.generation:
             self.fail_world(f"a worker of {member.name} has lost its peers: {member.broken}", hearsay=True)
             self.registry.register(member)
+        elif member.left == self.generation and self._goes_on():
+            self.fail_world(f"a worker of {member.name} has ended", hearsay=True)
+            self.registry.register(member)
         over = session is not None and member.generation > 0 and (session.lost or member.generation != self.generation)
         if not over or session is None:
             return Registered(self.generation)
         self.registry.expect("trainer", member.name)
         return Registered(self.generation, lost=member.generation, stacks=session.hung)
+
+    def _goes_on(self) -> bool:
+        """Whether no worker has a reason to leave the current world. The report of an exit may have gone to a coordinator that is
+        gone, or have come before its agent was known."""
+        session = self.session
+        return session is not None and not session.lost and session.ending is None and session.move is None
 
     def add_indexed(self, part: Indexed) -> None:
         if part.fault is not None:

@@ -259,7 +259,7 @@ def load_seconds(world: World) -> float:
 
 
 def planning_seconds(devices: int) -> float:
-    """Of the layout planner, its lists of what moves included: measured on one core at 64, 1,024 and 4,096 devices."""
+    """Of the layout planner and its lists of what moves: estimated, above what `make bench-layout` prints for the search."""
     return float(np.exp(np.interp(math.log(devices), np.log(_DEVICES), np.log(_PLANNING))))
 
 

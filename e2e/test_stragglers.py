@@ -18,7 +18,8 @@ from e2e.throttle import container_id, throttled
 pytestmark = pytest.mark.timeout(1200)
 
 STEPS = 400
-LIVING = {"recovery": {"copies": "EveryStep"}}
+# The longest sequence fits one trainer, so that a job can go on with one.
+LIVING = {"recovery": {"copies": "EveryStep"}, "batch": {"tokensPerStep": 4096, "maxSequenceTokens": 2048}}
 BOUNDS = {"count": 2, "minCount": 1, "maxCount": 3}
 
 

@@ -18,8 +18,7 @@ def wards_of(seats: Sequence[Seat], nodes: Sequence[str] = ()) -> tuple[int, ...
     trainers = np.array([seat.device.trainer for seat in seats], dtype=np.int64)
     if len(set(trainers.tolist())) < 2:
         return ()
-    number = {name: i for i, name in enumerate(nodes)}
-    node = np.array([number[nodes[t]] if t < len(nodes) else len(nodes) + t for t in trainers.tolist()])
+    node = np.array(node_numbers(seats, nodes))
     order = np.lexsort((trainers, node))
     homes, places = trainers[order], node[order]
 
@@ -30,3 +29,10 @@ def wards_of(seats: Sequence[Seat], nodes: Sequence[str] = ()) -> tuple[int, ...
     wards = np.empty_like(order)
     wards[order] = np.roll(order, best)
     return tuple(wards.tolist())
+
+
+def node_numbers(seats: Sequence[Seat], nodes: Sequence[str]) -> list[int]:
+    """By rank a number of its node. `nodes`: of each trainer; a trainer beyond them has a node of its own."""
+    number = {name: i for i, name in enumerate(nodes)}
+    trainers = (seat.device.trainer for seat in seats)
+    return [number[nodes[t]] if t < len(nodes) else len(nodes) + t for t in trainers]

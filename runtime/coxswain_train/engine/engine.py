@@ -11,6 +11,7 @@ import torch
 
 from coxswain.boxes import Box
 from coxswain.config import EndpointConfig, ModelConfig, OptimizerConfig
+from coxswain.copies import node_numbers
 from coxswain.errors import Refused
 from coxswain.holdings import ParameterSpec, all_holdings, tensor_faults
 from coxswain.layout import Layout, Seat
@@ -182,9 +183,7 @@ class Engine:
         return self.live.unreported
 
     def _target(self, nodes: Sequence[str]) -> Target:
-        trainers = [seat.device.trainer for seat in self._layout.ranks()]
-        known = {name: number for number, name in enumerate(nodes)}
-        places = [known[nodes[t]] if t < len(nodes) else len(nodes) + t for t in trainers]
+        places = node_numbers(self._layout.ranks(), nodes)
         rank, wide = self.seat.rank, self.optimizer.wide
         return Target(self._generation, rank, self._shards, self._copies, places, self.shapes, wide, self._device)
 

@@ -101,10 +101,12 @@ async def test_running_workers_write_their_stacks_before_they_leave_a_world_that
 
 async def workers_out(coordinator, generation):
     """What an agent registers as once its workers have left this world."""
-    await asyncio.to_thread(coordinator.wait_until, lambda: coordinator.received["/v1/register"][-1].generation == 0)
-    last = coordinator.received["/v1/register"][-1]
-    assert last.left == generation
-    return last
+    def out():
+        return [r for r in coordinator.received["/v1/register"] if r.left == generation]
+
+    await asyncio.to_thread(coordinator.wait_until, out)
+    assert out()[0].generation == 0
+    return out()[0]
 
 
 async def test_workers_leave_a_world_that_is_lost_say_what_they_hold_and_join_the_next(tmp_path, coordinator):

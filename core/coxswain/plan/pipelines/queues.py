@@ -1,4 +1,4 @@
-"""Walks operation lists as the communicators run them, all stages at once, and times what they do.
+"""Walks operation lists as the communicators run them, all stages at once, and times what they do: the one clock of plans.
 
 NCCL runs the batches of one communicator in the order in which a rank enqueues them; a batch ends once each of its
 messages has met its partner. A stage enqueues what its first operation receives, then for each operation the hops of
@@ -8,7 +8,7 @@ wait for each other in every operation, so a stage is one queue. gloo buffers se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -51,6 +51,7 @@ class Outcome:
 
     stuck: list[Waiting]
     ends: Floats
+    left: Floats  # when each entry was left
 
 
 class Queues:
@@ -67,8 +68,8 @@ class Queues:
         sends, takes, meets = (np.full(rows, -1, dtype=np.int64) for _ in range(3))
         sends[batch + 2], takes[batch] = self._message(sent=True), self._message(sent=False)
         meets[batch[ring] + 1] = self._ring(ring)
-        after = np.zeros(rows)
-        after[batch + ring] = seconds
+        after, self._own, self._seconds = np.zeros(rows), batch + ring, seconds
+        after[self._own] = seconds
         self._kept(sends, takes, meets, after)
         self._needs = np.where(self._is_ring, degree[self._keys // (2 * self._span) % max(1, degree.size)], 2)
 
@@ -100,6 +101,7 @@ class Queues:
         keep[begin] = True
         at = np.flatnonzero(keep)
         self._after = np.add.reduceat(after, at) if at.size else after
+        self._own = np.searchsorted(at, self._own, side="right") - 1  # the entry behind which each operation runs
         self._begin = np.searchsorted(at, begin)
         self._end = np.append(self._begin[1:], at.size)
         self._keys, index = np.unique(np.concatenate([one[at], takes[at]]), return_inverse=True)
@@ -113,7 +115,7 @@ class Queues:
         """Advances all places; one leaves an entry once everything in it has met. `clock`: when each place begins."""
         at, clock = self._begin.copy(), clock.copy()
         arrived, time = np.zeros(self._keys.size, dtype=np.int64), np.zeros(self._keys.size)
-        met = ~self._open
+        met, left_at = ~self._open, np.zeros(self._after.size)
         come = np.arange(self._span)
         while come.size:
             for meeting in self._meetings[:, at[come]]:
@@ -125,10 +127,18 @@ class Queues:
             go = met[one] & met[two]
             come, one, two = left[go], one[go], two[go]
             later = np.maximum(np.where(self._open[one], time[one], 0), np.where(self._open[two], time[two], 0))
-            clock[come] = np.maximum(clock[come], later) + self._after[at[come]]
+            left_at[at[come]] = clock[come] = np.maximum(clock[come], later)
+            clock[come] += self._after[at[come]]
             at[come] += 1
             come = come[at[come] < self._end[come]]
-        return Outcome(self._stuck(at, met), clock)
+        return Outcome(self._stuck(at, met), clock, left_at)
+
+    def begins(self, outcome: Outcome) -> Floats:
+        """When each operation begins: those behind one entry run one after another."""
+        before = np.cumsum(self._seconds) - self._seconds
+        first = np.searchsorted(self._own, self._own)
+        found: Floats = outcome.left[self._own] + (before - before[first])
+        return found
 
     def _stuck(self, at: Ints, met: Bools) -> list[Waiting]:
         here: dict[int, list[Place]] = {}
@@ -147,3 +157,16 @@ class Queues:
             return Meeting("ring", kind, task, place)
         replica, stage = self._places.name(place)
         return Meeting("message", kind, task, stage, replica)
+
+
+def walk_waves(
+    places: Places, operations: Operations, tasks: Sequence[Task], seconds: Floats
+) -> Iterator[tuple[Bools, Queues, Outcome]]:
+    """Walks wave by wave: between two waves all stages are at rest. Yields which operations, their queues, and the outcome."""
+    wave, clock = np.array([task.wave or 0 for task in tasks], dtype=np.int64)[operations.task], np.zeros(len(places))
+    for number in np.unique(wave):
+        chosen: Bools = wave == number
+        queues = Queues(places, operations.take(chosen), tasks, seconds[chosen])
+        outcome = queues.walk(clock)
+        yield chosen, queues, outcome
+        clock = np.full(len(places), float(outcome.ends.max()))

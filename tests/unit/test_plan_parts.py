@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from coxswain.cost import Constants
 from coxswain.cost.model import CostModel
-from coxswain.plan.assemble import one_sequence_a_ring
 from coxswain.plan.makespan.blocks import Blocks
 from coxswain.plan.makespan.degrees import least_degrees, ring_seconds
 from coxswain.plan.makespan.line import line_of
@@ -396,8 +395,3 @@ def test_a_static_mesh_cuts_packs_of_the_data_in_order_over_equal_groups() -> No
     assert static(problem) == [Draft(groups[0], (0, 1, 2)), Draft(groups[1], (3,)), Draft(groups[0], (4,))]
     exact = make_problem([128, 128], **given(4, 64, max_degree=2))
     assert static(exact) == [Draft((0, 1), (0,)), Draft((2, 3), (1,))]
-
-
-def test_packs_keep_their_sequences_and_rings_are_split_into_one_for_each() -> None:
-    mesh = [Draft((0,), (1, 2)), Draft((0, 1), (3, 4)), Draft((2, 1, 0), (5,))]
-    assert one_sequence_a_ring(mesh) == [mesh[0], Draft((0, 1), (3,)), Draft((0, 1), (4,)), mesh[2]]

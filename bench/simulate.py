@@ -27,21 +27,17 @@ from coxswain.simulate.traces import Event, Trace
 ON_NODE = 8
 TRACES: dict[int, dict[str, float]] = {
     64: {
-        "contention": 96.0, "thermal": 12.0, "sick": 48.0, "node": 72.0, "bandwidth": 168.0, "congestion": 24.0, "flapping": 4.0,
-        "ramp": 6.0, "two": 6.0, "coordinator": 6.0, "change": 6.0, "lost": 168.0, "all": 24.0,
+        "contention": 48.0, "thermal": 6.0, "sick": 48.0, "node": 72.0, "bandwidth": 72.0, "congestion": 12.0, "flapping": 2.2,
+        "ramp": 3.0, "two": 3.0, "coordinator": 2.0, "change": 2.0, "lost": 168.0, "all": 6.0,
     },
     1024: {
-        "contention": 4.0, "thermal": 1.0, "sick": 3.0, "node": 6.0, "bandwidth": 12.0, "congestion": 2.0, "flapping": 1.5,
-        "ramp": 2.5, "two": 1.5, "coordinator": 1.5, "change": 1.5, "lost": 12.0, "all": 1.0,
+        "contention": 2.0, "thermal": 0.25, "sick": 1.5, "node": 4.0, "flapping": 0.5, "two": 1.0, "change": 1.0, "lost": 8.0,
     },
-    4096: {
-        "contention": 1.0, "thermal": 0.25, "sick": 1.0, "node": 2.0, "bandwidth": 4.0, "congestion": 0.5, "flapping": 0.5,
-        "ramp": 0.75, "two": 1.0, "coordinator": 1.0, "change": 1.0, "lost": 4.0, "all": 0.25,
-    },
+    4096: {"two": 1.0, "lost": 3.0},
 }  # fmt: skip
 """Hours by devices and kind: long enough for some events each."""
 WEEK = 168.0
-QUIET = {64: (WEEK, 3), 1024: (12.0, 2), 4096: (6.0, 1)}
+QUIET = {64: (WEEK, 1), 1024: (24.0, 1), 4096: (6.0, 1)}
 """Hours and seeds of the false-positive set by devices."""
 CALM, MINUTES = 300.0, 72.0
 

@@ -379,6 +379,16 @@ def test_one_slow_step_that_lost_more_than_a_probe_takes_is_enough_to_probe(seco
     assert probed == took
 
 
+def test_one_slow_step_with_a_long_sequence_makes_no_suspect() -> None:
+    for longest, probed in ((5000.0, True), (9000.0, False)):
+        run = slowed(1.3, noise=0.0)
+        step = run.world.step(run.number, ())
+        lengths = np.full(64, 4096.0)
+        lengths[FIRST] = longest
+        report = run.detector.observe(replace(step, compute=step.compute * 15, work=step.work * 15, longest=lengths))
+        assert (FIRST in report.probes) == probed
+
+
 def test_a_probe_that_is_much_slower_than_a_step_says_how_slow_the_device_is() -> None:
     run = slowed(2.0, noise=0.0)
     run.world.natural[:] = 1.0

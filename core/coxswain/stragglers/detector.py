@@ -57,8 +57,11 @@ class Detector:
         return self._report(step, present, estimate, factors)
 
     def _dear(self, step: Step, present: Mask, slowdowns: Floats) -> Mask:
-        """Ranks whose last step alone lost more than a probe of them takes."""
+        """Ranks whose last step alone lost more than a probe of them takes, and had no sequence that is long beside others'."""
         self._seconds[present] = step.compute[present]
+        if step.longest is not None and present.any():
+            usual = row_medians(step.longest[None, present])[0] * self._t.usual
+            self._seconds[present & (step.longest > usual)] = 0.0
         lost: Floats = self._seconds * (1 - 1 / np.fmax(slowdowns, 1.0))
         return lost >= self._t.dear
 

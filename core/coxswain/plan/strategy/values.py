@@ -11,6 +11,7 @@ from coxswain.config import ModelConfig, ReplicaShape, StageShape
 from coxswain.cost.constants import Constants
 from coxswain.cost.memory import Recompute, Workload
 from coxswain.layout import Device, Layout, Replica, Stage, shaped_layout
+from coxswain.structs import prepare
 
 STEPS = 5
 """Sampled steps that are placed on a proposed layout."""
@@ -127,3 +128,6 @@ def described(strategy: Strategy) -> str:
     text = f"{chosen.summary}: {chosen.seconds:.3g} s a step predicted, by {strategy.steps} placed steps"
     beside = ", ".join(f"{other.summary} {other.seconds:.3g} s" for other in others)
     return f"{text}; beside {beside}" if beside else text
+
+
+prepare(__name__)

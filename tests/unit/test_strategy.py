@@ -20,6 +20,7 @@ from coxswain.cost.constants import MODELS, device_memory
 from coxswain.cost.memory import RESERVED, Workload, peaks
 from coxswain.errors import Refused
 from coxswain.flops import loss_layers
+from coxswain.layout import Device, shaped_layout
 from coxswain.models import parameter_specs
 from coxswain.plan.lengths import draw_lengths
 from coxswain.plan.pipelines.operations import ordered
@@ -60,12 +61,13 @@ def test_offload_and_the_exchange_of_heads_are_part_of_what_a_strategy_is_chosen
         return machine_of(MODELS["llama-7b"], parallel, batch, (8,), whole_matrices=False)
 
     plain, moved, exchanged = of(), of(offload="Auto"), of(attention="Auto")
+    others = [replace(plain, copies=True), replace(moved, copies=True), of(attention="Ulysses")]
     what = (
         plain.model, batch, "Makespan", plain.constants, plain.capacity, plain.max_degree, plain.memory, plain.recompute, False
     )  # fmt: skip
     hashes = [asked(each, batch, "Makespan") for each in (plain, moved, exchanged)]
     assert hashes[0] == hashlib.sha256(msgspec.json.encode(what)).hexdigest()
-    assert len({*hashes}) == 3
+    assert len({*hashes, *(asked(each, batch, "Makespan") for each in others)}) == 6
     (kind,) = [kind for kind in kinds_of(plain)[0] if kind.tensor == 1 and kind.layers == (32,)]
     least, most_, usual = (peak_bytes(each, kind, 8, "None") for each in (moved, exchanged, plain))
     assert least < usual < most_
@@ -181,6 +183,22 @@ def test_the_memory_of_a_kind_is_that_of_the_fullest_device_of_its_layout() -> N
         specs = parameter_specs(asked.model, asked.model.vocabulary)
         found = peaks(asked.model, specs, layout, Workload(2, 8192, "Selective"))
         assert peak_bytes(asked, kind, count, "Selective") == max(peak.total for peak in found.values())
+
+
+def test_copies_count_in_what_fits_and_in_the_memory_of_what_is_chosen() -> None:
+    """Two trainers of one device: each keeps the other's half of 12 bytes a parameter, or the other stage's."""
+    small = replace(machine(2, 1), capacity=1024)
+    small = replace(small, model=msgspec.structs.replace(small.model, layers=20))
+    kept, lengths = replace(small, copies=True), [np.array([1024] * 8)]
+    plain, found = choose(small, lengths), choose(kept, lengths)
+    assert [a.summary for a in (plain.chosen, *plain.alternatives)] == ["1 x tp1pp2", "2 x tp1pp1"]
+    assert (found.chosen.summary, found.alternatives) == ("1 x tp1pp2", ())
+    assert [refusal.summary for refusal in found.refused] == ["tp1pp1"]
+    layout = shaped_layout([Device(0, 0), Device(1, 0)], found.chosen.replicas)
+    specs = parameter_specs(small.model, small.model.vocabulary)
+    every = peaks(small.model, specs, layout, Workload(2, 1024, copies=True)).values()
+    assert plain.chosen.peak_bytes < found.chosen.peak_bytes == max(peak.total for peak in every)
+    assert choose(replace(kept, trainers=(2,)), lengths) == choose(replace(small, trainers=(2,)), lengths)
 
 
 def test_a_capacity_that_memory_gives_fits_and_the_next_does_not() -> None:

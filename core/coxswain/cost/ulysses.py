@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal
 
+Attention = Literal["Ring", "Ulysses", "Auto"]  # how members of a ring share it, by policy
+
 MOST = 8  # members of a head group: each rank sends to all others of its group
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
 
 from numpy.typing import ArrayLike
 
 from coxswain.config import ModelConfig
 from coxswain.cost.model import CostModel
-from coxswain.cost.ulysses import HeadExchange, key_heads_of
+from coxswain.cost.ulysses import Attention, HeadExchange, key_heads_of
 from coxswain.layout import Layout
-
-Attention = Literal["Ring", "Ulysses", "Auto"]
 
 
 def head_exchange(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_
+from math import prod
 
 import numpy as np
 import pytest
@@ -17,7 +18,10 @@ from torch import Tensor
 from coxswain.config import ModelConfig
 from coxswain.copies import wards_of
 from coxswain.cost import memory
+from coxswain.cost.change import WINDOWS, change_peak
 from coxswain.cost.memory import Recompute, Workload, peaks
+from coxswain.layout import Device, Layout
+from coxswain.live import LiveSource
 from coxswain.models import parameter_specs
 from coxswain.plan.chunks import ring_slices
 from coxswain.plan.values import Operation, StageOperations, Task
@@ -30,6 +34,7 @@ from tests.distributed.live_bytes import peak_bytes
 from tests.distributed.plans import Plan
 from tests.distributed.reference import Stream
 from tests.distributed.threads import Mail, ThreadWorld, run_threads
+from tests.distributed.worlds import Job, begin, numbered
 from tests.layouts import layout_of
 
 # Model, rows of its embedding, tokens of a task, bytes of a parameter.
@@ -153,6 +158,37 @@ def test_the_predicted_peak_has_the_copies_of_another_rank_s_shard(shape: str, m
     assert without == pytest.approx(measured_with_a_twin(model, rows, tokens, dtype, False), rel=0.1)
     assert predicted == pytest.approx(measured_with_a_twin(model, rows, tokens, dtype, True), rel=0.1)
     assert without < 0.8 * predicted
+
+
+def measured_change(world: ThreadWorld, job: Job, generation: int, source: LiveSource) -> int:
+    """The most bytes at one time while this rank takes over, with what it held before."""
+    live = job.workers[Device(0, 0)]
+    assert live.weights is not None
+    held = [*live.weights.values(), *(x for boxes in live.own.boxes().values() for x in boxes.values())]
+    return sum(x.nbytes for x in held) + peak_bytes(lambda: job.engine(world, generation).take_over(source))
+
+
+def test_the_predicted_peak_of_a_change_of_layout_is_that_of_both_states_and_of_both_models_weights() -> None:
+    """Of one rank, which exchanges nothing: there are no windows. Copies are more of the same."""
+    model, _, _, dtype = SHAPES["mostly weights"]
+    job, layout = Job(model, Stream((7,), training.VOCABULARY), dtype), numbered(layout_of([(1, model.layers)]))
+    run_threads(1, begin, job, job.form(layout), range(1))
+    source = job.source(layout)
+    (found,) = run_threads(1, measured_change, job, job.form(layout), source)
+    specs = parameter_specs(model, training.VOCABULARY)
+    device, predicted = change_peak(model, specs, layout, layout, dtype.itemsize, copies=False)
+    assert (device, predicted - WINDOWS) == (Device(0, 0), pytest.approx(found, rel=0.1))
+
+
+def test_a_device_that_joins_holds_the_new_state_alone_and_copies_double_both() -> None:
+    model, rows, _, _ = SHAPES["mostly weights"]
+    specs, one, two = parameter_specs(model, rows), *(layout_of(*[[(1, model.layers)]] * n) for n in (1, 2))
+    elements = sum(prod(spec.shape) for spec in specs)
+    assert change_peak(model, specs, one, two, 2, copies=False) == (Device(0, 0), (2 + 12 + 2 + 6) * elements + WINDOWS)
+    assert change_peak(model, specs, two, two, 2, copies=True) == (Device(0, 0), 2 * (2 + 12) * elements + WINDOWS)
+    other = layout_of([(1, model.layers)], [(1, 3), (1, model.layers)])
+    joined = change_peak(model, specs, Layout(other.replicas[1:]), Layout(other.replicas[:1]), 2, copies=False)
+    assert joined == (Device(0, 0), (2 + 12) * elements + WINDOWS)
 
 
 OFFLOADED = [

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain.config import ModelConfig, ParallelConfig
-from coxswain.cost.constants import Constants
+from coxswain.cost.constants import Constants, constants_for
 from coxswain.cost.hardware import Tables
 from coxswain.cost.model import CostModel
 from coxswain.cost.ulysses import HeadExchange, key_heads_of
@@ -61,6 +61,25 @@ def test_without_an_exchange_of_heads_no_time_has_another_bit() -> None:
             9000.0, float(degree), False
         )
         assert ring_seconds(plain, [9000, 80], [0] * degree, 1) == plain.packed_ring_seconds([9000, 80], degree, True)
+
+
+@pytest.mark.parametrize("attention", ["Ring", "Ulysses"])
+def test_recompute_repeats_what_rings_and_their_exchanges_send(attention: str) -> None:
+    """Of 400 tokens over four members: three hops, or one exchange; what computes again takes a third more."""
+    layout = uniform_layout([Device(0, d) for d in range(4)], layers=4)
+
+    def cost_of(recompute: str) -> CostModel:
+        parallel = ParallelConfig(attention=attention, recompute=recompute, hardware="h100-80g")  # type: ignore[arg-type]
+        return cost_model(layout, parallel, MODEL)
+
+    none, selective, full = (cost_of(recompute) for recompute in ("None", "Selective", "Full"))
+    assert none.constants == constants_for("h100-80g", MODEL)
+    assert (selective.kv(True), full.kv(True)) == (none.kv(True), pytest.approx(none.kv(True) * 4 / 3))
+    assert selective.linear == full.linear == pytest.approx(none.linear * 4 / 3)
+    assert (selective.attention, full.attention) == (none.attention, pytest.approx(none.attention * 4.5 / 3.5))
+    if attention == "Ulysses":
+        assert none.exchanged(4, True) == pytest.approx(none.kv(True) * 2 * 3 / 3 * 3 / 4)
+        assert selective.exchanged(4, True) == full.exchanged(4, True) == pytest.approx(none.exchanged(4, True) * 3 / 2)
 
 
 def test_auto_takes_rings_for_long_sequences_and_head_groups_where_travel_would_be_waited_for() -> None:

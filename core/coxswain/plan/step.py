@@ -11,6 +11,7 @@ from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost import constants_for
 from coxswain.cost.constants import Hardware
 from coxswain.cost.model import CostModel
+from coxswain.cost.recompute import repeated
 from coxswain.flops import loss_layers
 from coxswain.layout import Layout
 from coxswain.plan.assemble import assemble
@@ -64,8 +65,9 @@ def cost_model(
     layout: Layout, parallelism: ParallelConfig, model: ModelConfig, hardware: Hardware | None = None
 ) -> CostModel:
     """What a job's steps are planned by. `hardware`: of its profile, instead of the named one."""
-    exchange = head_exchange(parallelism.attention, model, layout, nodes_of(layout))
-    return CostModel(constants_for(hardware or parallelism.hardware, model), exchange)
+    recompute = parallelism.recompute
+    exchange = head_exchange(parallelism.attention, model, layout, nodes_of(layout), recompute)
+    return CostModel(repeated(constants_for(hardware or parallelism.hardware, model), recompute), exchange)
 
 
 def _ordered(placement: Placement, problem: Problem, layout: Layout, loss: float) -> Placement:

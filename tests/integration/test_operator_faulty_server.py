@@ -75,7 +75,7 @@ async def lived(proxy: FaultProxy, plan: Plan | None, silence: float, stage: Sta
     async with operating(proxy.kubeconfig, stage.namespace, stage.coordinator, silence):
         performance = Performance(stage, deadline=120)
         while await asyncio.to_thread(performance.goes_on):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
 
 
 # Each of the faults that are drawn has its own plan above.

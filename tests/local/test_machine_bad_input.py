@@ -22,6 +22,7 @@ from coxswain import names
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER
 from tests.local.failures import keep, note
 from tests.local.jobs import ENDLESS, Footprint, Run, job_objects, stop_recovered, wait_for_step, wait_until
+from tests.local.test_cox_commands import run_cox
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -176,4 +177,5 @@ def test_a_second_run_in_the_same_work_directory_is_refused_and_does_not_disturb
     second = Run(run.folder, run.objects)
     assert second.run(deadline=60) == 2
     assert f"in use by another run (process {cox.pid})" in said(second)
+    assert "small: Running" in run_cox("status", run.workdir).stdout
     goes_on(run, cox)

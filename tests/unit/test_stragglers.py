@@ -300,7 +300,7 @@ def test_a_straggler_that_gets_slower_is_reported_so_within_ten_steps() -> None:
     assert run.steps(10).finding(FIRST).slowdown == pytest.approx(2.57, rel=0.03)
 
 
-@pytest.mark.parametrize("period", [30, 60, 120])
+@pytest.mark.parametrize("period", [30, pytest.param(60, marks=pytest.mark.slow), 120])
 def test_flapping_changes_speeds_ever_more_rarely(period: int) -> None:
     assert switches(period, 0) <= 10 < 2000 // period
 

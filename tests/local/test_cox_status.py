@@ -46,7 +46,7 @@ def answers_in_a_sentence(*arguments):
 
 
 async def test_a_damaged_object_is_named_by_its_path_and_never_shown_as_a_traceback(workdir):
-    for path, content in random.Random(3).sample(list(damaged_objects(workdir)), 8):
+    for path, content in random.Random(3).sample(list(damaged_objects(workdir)), 4):
         path.write_bytes(content)
         done = answers_in_a_sentence("status", workdir)
         assert done.returncode == 0 or str(path) in done.stderr, content

@@ -109,7 +109,7 @@ def test_undecodable_samples_beyond_the_limit_are_refused_and_within_it_left_out
     (tmp_path / "bad" / "some.jsonl").write_bytes(b"\n".join([*good, b'{"text": "gr\xfcn"}', b"{not json", b""]))
     objects[1] = source("docs", f"file://{tmp_path}/bad", "Jsonl", "**/*.jsonl", maxRejected=1)
     assert refused(Run(tmp_path / "strict", objects), "TooManyRejected", "some.jsonl") == 1
-    objects[1]["spec"]["maxRejected"] = 2
+    objects[1]["spec"]["maxRejected"], objects[-1]["spec"]["stop"] = 2, {"steps": 2}
     assert Run(tmp_path / "lenient", objects).run() == 0
 
 

@@ -38,6 +38,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hardware: str = "a100-80g"
     max_tensor: int = 8
     recompute: Literal["None", "Selective", "Full"] = "Selective"
+    copies: bool = False  # whether each device keeps a copy of another node's part of the optimizer's state
 
     @cached_property
     def slowdowns(self) -> tuple[tuple[float, ...], ...]:

@@ -16,6 +16,7 @@ from typing import Literal, TypeVar, get_args
 import msgspec
 
 from coxswain.errors import Refused
+from coxswain.structs import prepare
 
 T = TypeVar("T")
 Scope = Literal["device", "node", "fleet", "coordinator"]
@@ -160,3 +161,6 @@ def magnitudes(kind: Kind) -> tuple[float, float]:
 
 
 assert set(SCOPES) == set(get_args(Kind))
+
+
+prepare(__name__)

@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from coxswain.structs import prepare
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -136,3 +138,6 @@ class Report:
     def findings(self) -> tuple[Finding, ...]:
         """Of the ranks that are not normal, or whose time has an explanation."""
         return tuple(self.finding(int(rank)) for rank in np.flatnonzero(self.states + self.causes))
+
+
+prepare(__name__)

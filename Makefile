@@ -110,7 +110,7 @@ bench-migrate: .venv/.ready  ## changes of layout in running workers: pause, byt
 bench-detect: .venv/.ready  ## detection of stragglers in simulated worlds: steps until confirmed, false positives, overhead, as JSON (two minutes)
 	@$(BIN)/python -m bench.detect
 
-bench-simulate: .venv/.ready  ## ours and rivals on traces of slow and lost devices in virtual time, into docs/results (some ten minutes)
+bench-simulate: .venv/.ready  ## ours and rivals on traces of slow and lost devices in virtual time, into docs/results (a quarter of an hour)
 	@$(BIN)/python -m bench.simulate --write
 
 bench-engine: .venv/.ready  ## the whole system beside a plain torch loop on the same tokens, one replica, two, and two stages (some minutes)

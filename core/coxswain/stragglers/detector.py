@@ -45,11 +45,17 @@ class Detector:
         estimate = np.where(window >= self._t.urgent, np.maximum(window, estimate), estimate)
         enter = np.where(self._baseline.settled, self._t.enter, self._t.unknown)
         self._states.advance(step.number, present, window, estimate, enter)
-        least = np.where(np.isnan(self._probes.first), self._t.enter, self._t.probe)
         known = ~np.isnan(self._baseline.values)
         answers = self._probes.answers(step.probes, self._states.states == State.NORMAL, known)
-        self._states.judge(step.number, answers, estimate, least)
+        self._states.judge(step.number, answers, estimate, self._least(estimate))
         return self._report(step, present, estimate, factors)
+
+    def _least(self, estimate: Floats) -> Floats:
+        """The slowdown of a probe that confirms. None does where steps are fast and slow by turns: others use the same cores."""
+        t = self._t
+        least = np.where(np.isnan(self._probes.first), t.enter, t.probe)
+        well = np.count_nonzero(self._recent[:, -t.estimate :] <= t.leave, axis=1)
+        return np.where((well > 1) & (estimate < t.urgent), np.inf, np.fmax(least, 1 + t.part * (estimate - 1)))
 
     def _report(self, step: Step, present: Mask, estimate: Floats, factors: Floats) -> Report:
         states, t = self._states, self._t

@@ -26,8 +26,13 @@ from tests.unit.crash_processes import ForkServer
 from tests.unit.crash_simulation import AWAY, Call, Incarnation, LeaderClient, Simulation
 
 Victims = Sequence[str]  # coordinator, trainer-N, worker-N (the one of trainer N), a RIVAL
-RIVALS = {"second coordinator": (), "second coordinator, trainer-1 has the first": ("trainer-1", "worker-1")}
-"""A coordinator that starts beside the one that runs, and the members that reach only the first for a while."""
+EVERYONE = ("", *(f"{kind}-{n}" for kind in ("trainer", "worker") for n in range(3)))
+RIVALS: Mapping[str, tuple[Collection[str], float]] = {
+    "second coordinator": ((), 0.0),
+    "second coordinator, trainer-1 has the first": (("trainer-1", "worker-1"), 6.0),
+    "second coordinator, all have the first": (EVERYONE, 1.5),
+}
+"""A coordinator that starts beside the one that runs, and the members that reach only the first for some seconds."""
 
 BESIDE = 6.0  # seconds until the first of two coordinators is deleted, as the operator does
 Order = tuple[float, Callable[["ChangeSimulation"], None]]
@@ -168,34 +173,42 @@ class ChangeSimulation(Simulation):
         self._orders = orders
         self.generations: list[int] = []
         self.first: Incarnation | None = None  # of two coordinators
-        self._keep: Sequence[str] = ()
+        self._keep: tuple[Collection[str], float] = (), 0.0  # the members that reach it alone, until a time
         self.repeated: list[asyncio.Task[str]] = []  # how messages that arrive again were answered
 
     def kill(self, victim: str) -> None:
         if victim in RIVALS:
-            self._start_second(RIVALS[victim])
+            self._start_second(*RIVALS[victim])
         elif victim != "coordinator":
             self.members.kill_one(victim)
         elif self.life is not None:
             self.life.kill()
 
-    def _start_second(self, keep: Sequence[str]) -> None:
-        """The first one goes on, and finds itself fenced once it writes. `keep`: members that reach it alone."""
+    def _start_second(self, keep: Collection[str], seconds: float) -> None:
+        """The first one goes on, and finds itself fenced once it writes. `keep`: members that reach it alone for so long."""
+        loop = asyncio.get_running_loop()
         if self.life is not None and self.life.process.alive and self.first is None:
-            self.first, self._keep = self.life, keep
-            asyncio.get_running_loop().call_later(BESIDE, self.first.kill)
+            self.first, self._keep = self.life, (keep, loop.time() + seconds)
+            loop.call_later(BESIDE, self.first.kill)
             self.life = self._start()
 
     def life_for(self, caller: str) -> Incarnation | None:
-        first = self.first
-        return first if first is not None and first.process.alive and caller in self._keep else self.life
+        (keep, until), first = self._keep, self.first
+        kept = first is not None and first.process.alive and caller in keep
+        return first if kept and asyncio.get_running_loop().time() < until else self.life
 
     async def _led(self) -> asyncio.Future[wire.Finished]:
+        """The first of two coordinators may end the job before any member has reached the second."""
         while True:
             work = await super()._led()
             if self.life is not None and work is self.life.work:
                 return work
-            assert work.cancelled() or isinstance(work.exception(), Stale), "the first of two coordinators goes on"
+            if not work.cancelled() and work.exception() is None:
+                self.life, second = self.first, self.life
+                assert second is not None
+                second.kill()
+                return work
+            assert work.cancelled() or isinstance(work.exception(), Stale)
 
     def send_again(self, call: Call) -> None:
         self.repeated.append(asyncio.create_task(self._send_again(call, self.generation)))

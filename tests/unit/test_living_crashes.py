@@ -185,11 +185,17 @@ def test_a_kill_at_any_point_of_a_change_leads_to_the_same_steps(tmp_path, calm,
     check_kills(tmp_path, calm, change, copies, [victims], lambda quiet: window(quiet, 1)[drawn_below(APART) :: APART])
 
 
-@pytest.mark.parametrize("every", [pytest.param(45, id="sample"), pytest.param(6, id="many", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_second_coordinator_at_some_points_of_a_change_leads_to_the_same_steps(tmp_path, calm, change):
+    rival = list(RIVALS)[(list(CHANGES).index(change) + 2) % len(RIVALS)]
+    check_kills(tmp_path, calm, change, True, [(rival,)], lambda quiet: window(quiet, 30))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rival", RIVALS)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_second_coordinator_at_any_point_of_a_change_leads_to_the_same_steps(tmp_path, calm, change, rival, every):
-    check_kills(tmp_path, calm, change, True, [(rival,)], lambda quiet: window(quiet, 1)[drawn_below(every) :: every])
+def test_a_second_coordinator_at_any_point_of_a_change_leads_to_the_same_steps(tmp_path, calm, change, rival):
+    check_kills(tmp_path, calm, change, True, [(rival,)], lambda quiet: window(quiet, 1)[drawn_below(6) :: 6])
 
 
 @pytest.mark.parametrize("copies", [True, False], ids=["copies", "none"])

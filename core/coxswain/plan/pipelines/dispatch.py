@@ -71,7 +71,7 @@ def _estimate(problem: Problem, drafts: list[Draft]) -> float:
     seconds_of, sizes = task_seconds(problem), np.array([len(draft.members) for draft in drafts], dtype=np.int64)
     members = np.array([r for draft in drafts for r in draft.members], dtype=np.int64)
     plain = np.repeat([seconds_of(draft.members, draft.sequences) for draft in drafts], sizes)
-    slowest = np.minimum.reduceat(problem.speeds[members], np.cumsum(sizes) - sizes)
+    slowest = np.minimum.reduceat(problem.speeds[members], np.cumsum([0, *sizes[:-1]], dtype=np.int64))
     took, longest = plain / np.repeat(slowest, sizes), np.zeros(problem.replicas)
     np.maximum.at(longest, members, took)
     return float((np.bincount(members, took, problem.replicas) + (problem.stages - 1) * longest).max())

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from coxswain.config import ParallelConfig, ReplicaShape
+from coxswain.structs import prepare
 
 
 class Device(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -160,3 +161,6 @@ def uniform_layout(devices: list[Device], layers: int, tensor: int = 1, pipeline
         )
         replicas.append(Replica(stages=stages))
     return Layout(replicas=tuple(replicas), standby=tuple(devices[count * per_replica :]))
+
+
+prepare(__name__)

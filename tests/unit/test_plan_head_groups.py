@@ -15,12 +15,11 @@ from coxswain.cost.model import CostModel
 from coxswain.cost.ulysses import HeadExchange, key_heads_of
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.plan.head_groups import group_size, key_heads, ring_seconds
-from coxswain.plan.kinds import nodes_of
+from coxswain.plan.kinds import nodes_of, rates_of
 from coxswain.plan.planners import BALANCES, SLOW
-from coxswain.plan.step import cost_model, plan_step
+from coxswain.plan.step import cost_model, loss_layers, plan_step
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Placement
-from coxswain.plan.work import work_of
 from tests.layouts import layout_of
 
 # A token: 1 us of linear work, 8 us for its keys and values inside a node, 80 between nodes; 1 ns a token squared.
@@ -153,13 +152,14 @@ def test_every_planners_plans_say_of_each_ring_what_it_exchanges(attention: str,
     if attention == "Ulysses":
         assert [t.ulysses or 1 for t in rings] == [group_size(model, [1], [0] * len(t.replicas)) for t in rings]
     assert placement.makespan_seconds >= placement.lower_bound_seconds * (1 - 1e-9)
-    nodes, work = nodes_of(layout), work_of(placement, model, nodes_of(layout))
+    nodes, rates = nodes_of(layout), rates_of(layout, loss_layers(MODEL))
+    own = cost_model(layout, ParallelConfig(attention=attention), MODEL)  # type: ignore[arg-type]
     for task in rings:
         lengths = {s.sequence: 0 for s in task.slices}
         for s in task.slices:
             lengths[s.sequence] += s.stop - s.start
-        mine = [nodes[r] for r in task.replicas]
-        assert work[task.index, task.replicas[0]] == ring_seconds(model, [*lengths.values()], mine, task.ulysses or 1)
+        took = ring_seconds(own, [*lengths.values()], [nodes[r] for r in task.replicas], task.ulysses or 1)
+        assert task.seconds == pytest.approx(took / rates[task.replicas[0]])
 
 
 def test_unequal_replicas_exchange_what_all_of_their_devices_have() -> None:

@@ -14,7 +14,7 @@ from coxswain.cost.model import CostModel
 from coxswain.cost.recompute import repeated
 from coxswain.flops import loss_layers
 from coxswain.layout import Layout, capacities_of
-from coxswain.plan.assemble import assemble, one_sequence_a_ring
+from coxswain.plan.assemble import assemble
 from coxswain.plan.head_groups import head_exchange, key_heads
 from coxswain.plan.kinds import kinds_of, nodes_of, rates_of
 from coxswain.plan.pipelines.bound import pipeline_bound
@@ -23,9 +23,6 @@ from coxswain.plan.planners import planner
 from coxswain.plan.problem import Problem, make_problem
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Placement
-
-PACKED_RINGS = True
-"""Whether the engine runs rings of several sequences. Where it does not, they are committed as rings of one each."""
 
 
 def plan_step(
@@ -53,10 +50,7 @@ def plan_step(
         stages=[len(replica.stages) for replica in layout.replicas],
     )
     problem = dataclasses.replace(problem, speeds=problem.speeds * rates_of(layout, loss))
-    drafts = planner(parallelism.balance)(problem)
-    if not PACKED_RINGS:
-        drafts = one_sequence_a_ring(drafts)
-    placement = assemble(problem, parallelism.balance.lower(), drafts)
+    placement = assemble(problem, parallelism.balance.lower(), planner(parallelism.balance)(problem))
     placement = _ordered(placement, problem, layout, loss)
     faults = validate(
         placement, sequence_lengths, layout, capacities, parallelism.max_degree,

@@ -53,8 +53,8 @@ def optimum(world: World, trace: Trace) -> float:
     while now < trace.seconds:
         until = min(timeline.next_change(now), trace.seconds)
         truth = timeline.at(now)
-        speeds = [1 / x for row in truth.slowdowns for x in row]
-        done += (until - now) * sum(speeds) / len(speeds) / truth.fleet
+        missing = sum(1 - 1 / x for (_, device), x in truth.key if device >= 0)
+        done += (until - now) * (1 - missing / (trace.nodes * trace.devices)) / truth.fleet
         now = until
     return done / trace.seconds
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
-from coxswain.ladder.values import Options
+from coxswain.ladder.values import REPLACE_SECONDS, Options
 from coxswain.layout import Device
+from coxswain.plan.layouts.chains import with_layers
 from coxswain.plan.layouts.cluster import Node
 from coxswain.plan.layouts.costs import Costs
 from coxswain.plan.layouts.planner import healthy_plan
-from coxswain.plan.layouts.rivals import slowed
 from coxswain.plan.layouts.settle import Draft, Settler
 from coxswain.simulate.traces import Trace
 from coxswain.simulate.truth import Timeline, Truth
@@ -42,6 +42,8 @@ class Settings:
     checkpoint: float = CHECKPOINT
     restart: float = RESTART
     loss: float = LOSS
+    replace: float = REPLACE_SECONDS
+    spares: int = 1  # nodes beside the cluster, well, that ReplaceNode may take
 
 
 @dataclass(frozen=True)
@@ -98,46 +100,72 @@ class World:
         self.healthy = healthy_plan(costs)
         self.options: dict[object, Options] = {}
         self._costs: dict[object, Costs] = {}
+        self._judges: dict[tuple[float, ...], Judge] = {}
         self._ends: dict[object, tuple[Draft, Floats]] = {}
         self._kept: dict[object, tuple[tuple[Draft, ...], object]] = {}
 
-    def kept(self, name: str, truth: Truth, drafts: tuple[Draft, ...], find: Callable[[], T]) -> T:
-        """What was found before for the same truth and drafts."""
-        key = name, truth.slowdowns, truth.bandwidths, tuple(map(id, drafts))
-        if key not in self._kept:
-            self._kept[key] = drafts, find()
-        return self._kept[key][1]  # type: ignore[return-value]
+    def kept(self, name: str, key: Hashable, drafts: tuple[Draft, ...], find: Callable[[], T]) -> T:
+        """What was found before for the same key and drafts."""
+        whole = name, key, tuple(map(id, drafts))
+        if whole not in self._kept:
+            self._kept[whole] = drafts, find()
+        return self._kept[whole][1]  # type: ignore[return-value]
 
     def under(self, truth: Truth) -> Costs:
-        key = truth.slowdowns, truth.bandwidths
-        if key not in self._costs:
-            cluster = self.costs.cluster.with_slowdowns([list(row) for row in truth.slowdowns])
-            nodes = [
-                Node(n.name, n.devices, n.bandwidth * part)
-                for n, part in zip(cluster.nodes, truth.bandwidths, strict=True)
-            ]
-            found = Costs(msgspec.structs.replace(cluster, nodes=tuple(nodes)), self.costs.model)
-            found.limit = self.costs.limit
-            self._costs[key] = found
-        return self._costs[key]
+        if truth.key not in self._costs:
+            self._costs[truth.key] = self._of(truth.slowdowns, truth.bandwidths)
+        return self._costs[truth.key]
+
+    def _of(self, slowdowns: Sequence[Sequence[float]] | None, bandwidths: Sequence[float]) -> Costs:
+        cluster = self.costs.cluster
+        if slowdowns:
+            cluster = cluster.with_slowdowns([list(row) for row in slowdowns])
+        nodes = [Node(n.name, n.devices, n.bandwidth * part) for n, part in zip(cluster.nodes, bandwidths, strict=True)]
+        found = Costs(msgspec.structs.replace(cluster, nodes=tuple(nodes)), self.costs.model)
+        found.limit = self.costs.limit
+        return found
 
     def ends(self, draft: Draft, truth: Truth) -> Floats:
         """Seconds of each replica's part of a step; infinite where a device is lost."""
-        key = id(draft), truth.slowdowns, truth.bandwidths
+        key = id(draft), truth.key
         if key not in self._ends:
-            self._ends[key] = draft, self._judged(draft, truth)
+            rates = truth.bandwidths
+            if rates not in self._judges:
+                self._judges[rates] = Judge(self._of(None, rates))
+            self._ends[key] = draft, self._judges[rates].ends(draft, truth)
         return self._ends[key][1]
 
-    def _judged(self, draft: Draft, truth: Truth) -> Floats:
-        costs = self.under(truth)
-        chains, settler = slowed(costs, draft), Settler(costs)
-        if chains is None:
-            return np.full(len(draft.chains), math.inf)
-        return np.array([settler.seconds(c, m) for c, m in zip(chains, draft.counts, strict=True)])
+
+class Judge:
+    """Seconds of replicas, under the bandwidths of its costs. A replica without a slow device is simulated once."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs, self._settler = costs, Settler(costs)
+        self._well: dict[int, tuple[Draft, Floats, dict[Device, int]]] = {}
+
+    def ends(self, draft: Draft, truth: Truth) -> Floats:
+        if id(draft) not in self._well:
+            ends = np.array([self._seconds(draft, r, {}) for r in range(len(draft.chains))])
+            self._well[id(draft)] = draft, ends, replicas_of(draft)
+        _, well, homes = self._well[id(draft)]
+        found = well.copy()
+        odd = {Device(n, d): x for (n, d), x in truth.key}
+        for r in {homes[device] for device in odd if device in homes}:
+            found[r] = self._seconds(draft, r, odd)
+        return found
+
+    def _seconds(self, draft: Draft, replica: int, odd: Mapping[Device, float]) -> float:
+        chain = draft.chains[replica]
+        groups = [g._replace(slowdown=max(odd.get(Device(g.node, d), 1.0) for d in g.devices)) for g in chain.groups]
+        if any(math.isinf(g.slowdown) for g in groups):
+            return math.inf
+        now = with_layers(self._costs, groups, chain.layers, len(draft.chains))
+        return self._settler.seconds(now, draft.counts[replica])
 
 
-def devices_of(draft: Draft) -> frozenset[Device]:
-    return frozenset(Device(g.node, d) for chain in draft.chains for g in chain.groups for d in g.devices)
+def replicas_of(draft: Draft) -> dict[Device, int]:
+    """The replica of each device."""
+    return {Device(g.node, d): r for r, chain in enumerate(draft.chains) for g in chain.groups for d in g.devices}
 
 
 @dataclass
@@ -166,7 +194,7 @@ class Run:
     def use(self, draft: Draft) -> None:
         """This layout and these micro-batches from now on."""
         self.draft = draft
-        self.devices = devices_of(draft)
+        self.devices = frozenset(replicas_of(draft))
         self.ranks = [r for r, c in enumerate(draft.chains) for g in c.groups for _ in g.devices]
 
     def change(self, draft: Draft, seconds: float, cause: str = "migration") -> None:
@@ -196,7 +224,7 @@ class Run:
 
     def _step(self) -> None:
         truth = self.truth
-        if self.devices & truth.lost:
+        if truth.lost and self.devices & truth.lost:
             self._recover()
             return
         measured = self._measured(truth)

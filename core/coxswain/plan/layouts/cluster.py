@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from coxswain.errors import Refused
+from coxswain.structs import prepare
 
 
 class DeviceState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,3 +106,6 @@ def _faults(cluster: Cluster) -> list[str]:
 
 def _alive(cluster: Cluster) -> bool:
     return any(d.slowdown is not None for node in cluster.nodes for d in node.devices)
+
+
+prepare(__name__)

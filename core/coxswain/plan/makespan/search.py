@@ -12,6 +12,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from coxswain.cost.model import Floats
 from coxswain.plan.bounds import lower_bound
 from coxswain.plan.makespan.degrees import degrees_by, ring_seconds
 from coxswain.plan.makespan.loads import Ints
@@ -83,8 +84,10 @@ def _planned(problem: Problem) -> list[Draft]:
 
 def drafts_of(trial: Trial, short: Ints) -> list[Draft]:
     """Returns rings and packs by their starts."""
-    tasks = _rings(trial.schedule) + _packs(trial, short)
-    return [draft for _, draft in sorted(tasks, key=itemgetter(0))]
+    rings, (packs, begins) = trial.schedule.rings, _packs(trial, short)
+    drafts = [*(Draft(ring.members, (ring.sequence,)) for ring in rings), *packs]
+    order = np.argsort(np.concatenate([[ring.start for ring in rings], begins]), kind="stable")
+    return [drafts[k] for k in order.tolist()]
 
 
 def search(problem: Problem, long: Ints, short: Ints) -> Trial:
@@ -198,18 +201,13 @@ def _bins(problem: Problem, schedule: RingSchedule, lengths: Ints) -> tuple[Bins
     return bins, level
 
 
-def _rings(schedule: RingSchedule) -> list[tuple[float, Draft]]:
-    return [(ring.start, Draft(tuple(ring.members.tolist()), (ring.sequence,))) for ring in schedule.rings]
-
-
-def _packs(trial: Trial, short: Ints) -> list[tuple[float, Draft]]:
-    """Returns the packs, bin by bin, with the start of their bin: sorted by it they keep their order."""
+def _packs(trial: Trial, short: Ints) -> tuple[list[Draft], Floats]:
+    """Returns the packs, bin by bin, and the start of each one's bin: sorted by it they keep their order."""
     order = np.lexsort((trial.packing.pack, trial.packing.bin))
-    bins, packs, names = trial.packing.bin[order], trial.packing.pack[order], short[order].tolist()
+    bins, packs, names = trial.packing.bin[order], trial.packing.pack[order], tuple(short[order].tolist())
     first = np.flatnonzero(np.diff(bins, prepend=-1) | np.diff(packs, prepend=-1))
-    starts, replicas = trial.bins.start[bins[first]].tolist(), trial.bins.replica[bins[first]].tolist()
+    alone = [(replica,) for replica in range(trial.schedule.loads.size)]
     edges = pairwise([*first.tolist(), len(names)])
-    return [
-        (start, Draft((replica,), tuple(names[a:b])))
-        for start, replica, (a, b) in zip(starts, replicas, edges, strict=True)
-    ]
+    replicas = trial.bins.replica[bins[first]].tolist()
+    drafts = [Draft(alone[replica], names[a:b]) for replica, (a, b) in zip(replicas, edges, strict=True)]
+    return drafts, trial.bins.start[bins[first]]

@@ -13,6 +13,7 @@ from coxswain.cost.constants import Constants
 from coxswain.cost.memory import Recompute, Workload
 from coxswain.cost.ulysses import Attention
 from coxswain.layout import Device, Layout, Replica, Stage, shaped_layout
+from coxswain.structs import prepare
 
 STEPS = 5
 """Sampled steps that are placed on a proposed layout."""
@@ -139,3 +140,6 @@ def _own(chosen: Alternative) -> str:
     """Names the kinds whose tasks have fewer tokens than the policy's."""
     own = ((f"tp{shape.stages[0].tensor}pp{len(shape.stages)}", shape.tokens) for shape in chosen.replicas)
     return "".join(f", {name} with {tokens} tokens a task" for name, tokens in own if tokens)
+
+
+prepare(__name__)

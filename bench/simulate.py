@@ -21,17 +21,17 @@ from bench.layout import SITUATIONS
 from bench.recorded import keep
 from coxswain.simulate.compare import NAMES, optimum, report, simulate, world_of
 from coxswain.simulate.generate import generate
-from coxswain.simulate.run import World
 from coxswain.simulate.traces import Event, Trace
+from coxswain.simulate.world import World
 
 ON_NODE = 8
 TRACES: dict[int, dict[str, float]] = {
     64: {
-        "contention": 48.0, "thermal": 6.0, "sick": 48.0, "node": 72.0, "bandwidth": 72.0, "congestion": 12.0, "flapping": 2.2,
+        "contention": 48.0, "thermal": 6.0, "sick": 60.0, "node": 168.0, "bandwidth": 96.0, "congestion": 12.0, "flapping": 2.2,
         "ramp": 3.0, "two": 3.0, "coordinator": 2.0, "change": 2.0, "lost": 168.0, "all": 6.0,
     },
     1024: {
-        "contention": 2.0, "thermal": 0.25, "sick": 1.5, "node": 4.0, "flapping": 0.5, "two": 1.0, "change": 1.0, "lost": 8.0,
+        "contention": 3.0, "thermal": 0.5, "sick": 4.0, "node": 10.0, "flapping": 0.5, "two": 1.0, "change": 1.0, "lost": 8.0,
     },
     4096: {"two": 1.0, "lost": 3.0},
 }  # fmt: skip

@@ -11,9 +11,10 @@ from coxswain.plan.layouts.cluster import Cluster, DeviceState, Node
 from coxswain.plan.layouts.costs import Costs, shape_of
 from coxswain.simulate.ours import Ours
 from coxswain.simulate.rivals import KINDS, Rival
-from coxswain.simulate.run import Outcome, Policy, Run, Settings, World
+from coxswain.simulate.run import Outcome, Policy, Run, Settings
 from coxswain.simulate.traces import Trace
 from coxswain.simulate.truth import Timeline
+from coxswain.simulate.world import World
 
 NAMES = tuple(kind.name for kind in KINDS)
 POINTS = 96  # of a curve

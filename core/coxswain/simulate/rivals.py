@@ -17,8 +17,9 @@ from coxswain.plan.layouts.result import kept_in_place
 from coxswain.plan.layouts.rivals import data_only, layers_only, rigid
 from coxswain.plan.layouts.search import search, without
 from coxswain.plan.layouts.settle import Draft, Settler
-from coxswain.simulate.run import Measured, Run, World, load_seconds, planning_seconds, replicas_of
+from coxswain.simulate.run import Measured, Run
 from coxswain.simulate.truth import Truth
+from coxswain.simulate.world import World, load_seconds, planning_seconds, replicas_of
 
 DETECT = 10.56  # seconds from onset to a found straggler in GREYHOUND (Wu et al., ATC 2025)
 FORM = 1.0  # seconds of forming the next world, as of ours

@@ -68,10 +68,10 @@ def even_pipelines(replicas: int, stages: int) -> Layout:
 
 def _estimate(problem: Problem, drafts: list[Draft]) -> float:
     """The end of a plan whose rings never wait: the sum of a pipeline's tasks, and stages - 1 times the longest."""
-    sizes, seconds_of = [len(draft.members) for draft in drafts], task_seconds(problem)
+    seconds_of, sizes = task_seconds(problem), np.array([len(draft.members) for draft in drafts], dtype=np.int64)
     members = np.array([r for draft in drafts for r in draft.members], dtype=np.int64)
     plain = np.repeat([seconds_of(draft.members, draft.sequences) for draft in drafts], sizes)
-    slowest = np.minimum.reduceat(problem.speeds[members], np.cumsum(sizes) - sizes)
+    slowest = np.minimum.reduceat(problem.speeds[members], np.cumsum([0, *sizes[:-1]], dtype=np.int64))
     took, longest = plain / np.repeat(slowest, sizes), np.zeros(problem.replicas)
     np.maximum.at(longest, members, took)
     return float((np.bincount(members, took, problem.replicas) + (problem.stages - 1) * longest).max())

@@ -261,6 +261,7 @@ def test_a_layout_is_judged_with_the_exchanges_of_heads_that_its_plans_would_hav
         seconds[attention] = judged
     assert seconds["Auto"] <= min(seconds["Ring"], seconds["Ulysses"]) < max(seconds["Ring"], seconds["Ulysses"])
     assert (seconds["Ulysses"] < seconds["Ring"]) == (recompute != "Selective")  # which repeats exchanges, and no hop
+    assert choose(replace(asked, attention="Auto"), [np.array([32_768])]).chosen.seconds > 0
 
 
 def test_replicas_of_a_layout_exchange_what_all_of_its_devices_have() -> None:

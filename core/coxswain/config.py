@@ -130,10 +130,11 @@ class StageShape(msgspec.Struct, frozen=True):
 
 
 class ReplicaShape(msgspec.Struct, frozen=True):
-    """`count` replicas with these stages."""
+    """`count` replicas with these stages. `tokens`: of a task, where mode Auto gives them fewer than `tokens_per_replica`."""
 
     stages: tuple[StageShape, ...]
     count: int = 1
+    tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):

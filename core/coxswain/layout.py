@@ -101,6 +101,22 @@ def layout_for(devices: Iterable[Device], layers: int, parallelism: ParallelConf
     return uniform_layout(mine, layers, parallelism.tensor, parallelism.pipeline)
 
 
+def capacities_of(layout: Layout, parallelism: ParallelConfig) -> list[int]:
+    """Tokens of a task, by replica: those of its shape. One of a shape that the job does not name has the least of all."""
+    shapes, most = parallelism.layout, parallelism.tokens_per_replica
+    named = {tuple((s.layers, s.tensor) for s in shape.stages): shape.tokens or most for shape in shapes}
+    least = min(named.values(), default=most)
+    return [named.get(tuple((s.stop - s.start, len(s.devices)) for s in r.stages), least) for r in layout.replicas]
+
+
+def longest_sequence(layout: Layout, parallelism: ParallelConfig) -> int:
+    """Tokens of the longest sequence that equal replicas of this layout hold in one ring."""
+    shapes = [tuple((s.start, s.stop, len(s.devices)) for s in r.stages) for r in layout.replicas]
+    held = dict(zip(shapes, capacities_of(layout, parallelism), strict=True))
+    rings = Counter(shapes).items()
+    return max((min(parallelism.max_degree, number) * held[shape] for shape, number in rings), default=0)
+
+
 def shaped_layout(devices: Sequence[Device], shapes: Iterable[ReplicaShape]) -> Layout:
     """Replicas of these shapes: each stage takes its devices from the first trainer that has enough left.
 

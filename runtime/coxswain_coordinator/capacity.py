@@ -6,7 +6,7 @@ from coxswain.config import JobConfig
 from coxswain.cost.change import change_peak
 from coxswain.cost.constants import device_memory
 from coxswain.cost.memory import RESERVED
-from coxswain.layout import Device, Layout
+from coxswain.layout import Device, Layout, longest_sequence
 from coxswain.models import parameter_specs
 
 _BF16, _GIB = 2, 2**30
@@ -22,11 +22,11 @@ def capacity_fault(job: JobConfig, layout: Layout) -> str:
     if not layout.replicas:
         needed = parallel.least_devices
         return f"CapacityLost: {len(layout.standby)} devices, the layout needs {needed}; waiting for more trainers"
-    usable = min(parallel.max_degree, layout.largest_ring())
-    if usable * parallel.tokens_per_replica >= longest:
+    usable, held = min(parallel.max_degree, layout.largest_ring()), longest_sequence(layout, parallel)
+    if held >= longest:
         return ""
     return (
-        f"CapacityLost: {usable} replicas hold {usable * parallel.tokens_per_replica} tokens of one sequence, "
+        f"CapacityLost: {usable} replicas hold {held} tokens of one sequence, "
         f"batch.maxSequenceTokens is {longest}; waiting for more trainers"
     )
 

@@ -112,7 +112,7 @@ async def test_a_killed_rank_without_a_copy_costs_the_steps_since_the_checkpoint
         one, two = holds(lead, 4)
         register(lead, one, replace(two, held=()))
         await begun(lead, 2)
-        assert (lead.state.session.world.live, lead.state.session.book.open) == (wire.UNSET, 0)
+        assert (lead.state.session.world.live, lead.state.session.book.open) == (UNSET, 0)
 
 
 @pytest.mark.parametrize("reporter", [0, 1])
@@ -150,7 +150,7 @@ async def test_a_step_whose_digests_never_come_is_computed_again_from_the_checkp
         lose(lead, 1)
         register(lead, *holds(lead, 3, copies=True))
         await begun(lead, 2)
-        assert (lead.state.session.world.live, lead.state.session.book.open) == (wire.UNSET, 0)
+        assert (lead.state.session.world.live, lead.state.session.book.open) == (UNSET, 0)
         assert looptime >= 2
 
 
@@ -164,7 +164,7 @@ async def test_a_worker_that_cannot_hold_what_it_says_is_not_believed(tmp_path, 
         one, two = holds(lead, 4)
         register(lead, replace(one, held=(lie,)), two)
         await begun(lead, 2)
-        assert (lead.state.session.world.live, lead.state.session.book.open) == (wire.UNSET, 0)
+        assert (lead.state.session.world.live, lead.state.session.book.open) == (UNSET, 0)
 
 
 # --- with those present ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from coxswain.config import JobConfig, ModelConfig, OptimizerConfig, ParallelConfig
+from coxswain.config import BatchConfig, JobConfig, ModelConfig, OptimizerConfig, ParallelConfig
 from coxswain.membership.order import SourceView
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.plan.strategy.values import Alternative, Strategy
@@ -131,6 +131,24 @@ async def test_a_recorded_layout_is_used_whatever_would_be_chosen_now(tmp_path: 
         report = job_report(lead.state)
     assert report.strategy is not None
     assert report.strategy.chosen.summary == "1 x tp1pp2"
+
+
+async def test_plans_have_no_task_of_more_tokens_than_the_record_gives_its_kind(tmp_path: Path) -> None:
+    """The policy has 256. The ladder against slow devices goes by the record, too."""
+    job = auto(tmp_path, batch=BatchConfig(tokens_per_step=512, max_sequence_tokens=128))
+    found = settle(job, (1, 1))
+    chosen = next(a for a in (found.strategy.chosen, *found.strategy.alternatives) if a.summary == "2 x tp1pp1")
+    fewer = replace(chosen, replicas=tuple(replace(shape, tokens=128) for shape in chosen.replicas))
+    open_store(job.checkpoint.uri).delete("log/strategies/00000000.json.zst")
+    log_of(job).claim_strategy(replace(found, strategy=replace(found.strategy, chosen=fewer)))
+    async with training(job) as lead:
+        assert lead.state.session is not None
+        plans = lead.state.session.plans_from(0).plans
+        assert lead.state.ladder._job == lead.state.chosen_job != job
+    tokens = [
+        sum(s.stop - s.start for s in t.slices if s.replica == r) for p in plans for t in p.tasks for r in t.replicas
+    ]
+    assert 64 < max(tokens) <= 128
 
 
 async def test_a_fixed_mode_records_and_reports_no_strategy(tmp_path: Path) -> None:

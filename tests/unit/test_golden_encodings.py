@@ -7,9 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from coxswain import block, boxes, config, index, layout, planlog, wire
+from coxswain import block, boxes, config, index, layout, planlog
 from coxswain.membership import values as membership
 from coxswain.plan import values as plan
+from coxswain.wire import blocks, checkpoints, joining, reports
+from coxswain.wire import steps as wire_steps
 from coxswain_cli.reporting import model
 from coxswain_coordinator import steps
 from coxswain_link import flight, handover
@@ -18,7 +20,8 @@ from tests.unit import golden_contract, golden_samples
 from tests.unit.golden_samples import NAMES, NOT_ENCODED, full, least, recorded
 
 MODULES = (
-    wire, planlog, block, boxes, config, layout, membership, plan, steps, flight, handover, status, model,
+    blocks, checkpoints, joining, reports, wire_steps,
+    planlog, block, boxes, config, layout, membership, plan, steps, flight, handover, status, model,
 )  # fmt: skip
 CASES = [(name, how) for name in NAMES for how in (full, least)]
 GOLDEN = recorded()

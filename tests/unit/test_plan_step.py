@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from coxswain.api.parallelism import HybridData
-from coxswain.config import ModelConfig, ParallelConfig
+from coxswain.config import ModelConfig, ParallelConfig, ReplicaShape, StageShape
 from coxswain.cost import constants_for
 from coxswain.cost.constants import load_hardware
 from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
-from coxswain.layout import Device, Layout, uniform_layout
+from coxswain.layout import Device, Layout, capacities_of, shaped_layout, uniform_layout
 from coxswain.plan.kinds import nodes_of
 from coxswain.plan.planners import BALANCES, SLOW, plan, planner
 from coxswain.plan.problem import Draft, make_problem
@@ -38,6 +38,24 @@ def test_a_step_comes_with_operations_and_only_a_mesh_has_rings_of_several_seque
     assert len(placement.operations) == 4
     assert max(len({s.sequence for s in t.slices}) for t in placement.tasks if t.kind == "ring") == most
     assert placement.balance == balance.lower()
+
+
+@pytest.mark.parametrize("balance", sorted({*BALANCES} - SLOW))
+def test_every_shape_of_replica_gets_tasks_of_at_most_its_own_tokens(balance: str) -> None:
+    """One that the job does not name gets the fewest of all."""
+    one, two = ReplicaShape((StageShape(4),), 2, 512), ReplicaShape((StageShape(2), StageShape(2)), 2)
+    devices = [Device(0, d) for d in range(7)]
+    parallel = settings(balance=balance, layout=(two, one))
+    layout = shaped_layout(devices, (two, one, ReplicaShape((StageShape(4),))))
+    assert capacities_of(layout, parallel) == [1024, 1024, 512, 512, 512]
+    other = shaped_layout(devices, (two, ReplicaShape((StageShape(1), StageShape(2), StageShape(1)))))
+    assert capacities_of(other, parallel) == [1024, 1024, 512]
+    placement = plan_step([1400, 900, 700, 500, 400, 300, 200, 150, 90, 40] * 2, layout, parallel, MODEL)
+    most = [0] * 5
+    for task in placement.tasks:
+        for r in task.replicas:
+            most[r] = max(most[r], sum(s.stop - s.start for s in task.slices if s.replica == r))
+    assert max(most[:2]) > 512 >= max(most[2:]) > 0
 
 
 @pytest.mark.parametrize(

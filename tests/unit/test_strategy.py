@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from coxswain.config import BatchConfig, ModelConfig, ParallelConfig
 from coxswain.cost import hardware, load_constants
@@ -260,6 +261,7 @@ def test_a_layout_is_judged_with_the_exchanges_of_heads_that_its_plans_would_hav
         seconds[attention] = judged
     assert seconds["Auto"] <= min(seconds["Ring"], seconds["Ulysses"]) < max(seconds["Ring"], seconds["Ulysses"])
     assert (seconds["Ulysses"] < seconds["Ring"]) == (recompute != "Selective")  # which repeats exchanges, and no hop
+    assert choose(replace(asked, attention="Auto"), [np.array([32_768])]).chosen.seconds > 0
 
 
 def test_replicas_of_a_layout_exchange_what_all_of_its_devices_have() -> None:
@@ -320,6 +322,22 @@ def test_kinds_are_mixed_where_long_sequences_need_room_that_short_ones_do_not()
     equal = [a for a in found.alternatives if len(a.replicas) == 1 and a.placed]
     assert len(found.chosen.replicas) > 1
     assert found.chosen.seconds < min(a.seconds for a in equal)
+
+
+def test_a_kind_whose_memory_holds_fewer_tokens_than_the_policy_has_may_have_its_own() -> None:
+    """13 G parameters without recompute: 16,384 tokens are too many for all but tensor groups of eight."""
+    one = machine(32, model="llama-13b", capacity=16_384)
+    own, drawn = replace(one, least=4096), steps("github", context=65_536, tokens=2**20, count=2)
+    equal, found = choose(one, drawn), choose(own, drawn)
+    assert {shape.tokens for a in (equal.chosen, *equal.alternatives) for shape in a.replicas} == {UNSET}
+    assert found.chosen.seconds < equal.chosen.seconds
+    for each in (found.chosen, *found.alternatives):
+        assert each.peak_bytes + RESERVED <= own.memory
+        assert all(shape.tokens is UNSET or 4096 <= shape.tokens < 16_384 for shape in each.replicas)
+    assert len({shape.tokens for a in found.alternatives for shape in a.replicas}) > 2
+    enough = machine(16, model="llama-7b", hardware="h200-141g", capacity=4096)
+    drawn = steps(context=16_384, tokens=2**18, count=2)
+    assert choose(replace(enough, least=2048), drawn) == choose(enough, drawn)
 
 
 def test_where_nothing_fits_the_refusal_names_the_kinds_their_needs_and_the_way_out() -> None:

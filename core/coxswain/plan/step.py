@@ -13,7 +13,7 @@ from coxswain.cost.constants import Hardware
 from coxswain.cost.model import CostModel
 from coxswain.cost.recompute import repeated
 from coxswain.flops import loss_layers
-from coxswain.layout import Layout
+from coxswain.layout import Layout, capacities_of
 from coxswain.plan.assemble import assemble
 from coxswain.plan.head_groups import head_exchange, key_heads
 from coxswain.plan.kinds import kinds_of, nodes_of, rates_of
@@ -37,11 +37,11 @@ def plan_step(
 
     Refused "CapacityLost" if the longest sequence does not fit. The result has passed the validator.
     """
-    loss, nodes = loss_layers(model), nodes_of(layout)
+    loss, nodes, capacities = loss_layers(model), nodes_of(layout), capacities_of(layout, parallelism)
     problem = make_problem(
         sequence_lengths,
         replicas=len(layout.replicas),
-        capacity=parallelism.tokens_per_replica,
+        capacity=capacities,
         cost=cost_model(layout, parallelism, model, hardware),
         speeds=speeds,
         max_degree=parallelism.max_degree,
@@ -53,7 +53,7 @@ def plan_step(
     placement = assemble(problem, parallelism.balance.lower(), planner(parallelism.balance)(problem))
     placement = _ordered(placement, problem, layout, loss)
     faults = validate(
-        placement, sequence_lengths, layout, parallelism.tokens_per_replica, parallelism.max_degree,
+        placement, sequence_lengths, layout, capacities, parallelism.max_degree,
         key_heads(model, layout),
     )  # fmt: skip
     if faults:

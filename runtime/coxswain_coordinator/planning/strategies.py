@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from coxswain.config import JobConfig
 from coxswain.membership.stream import Stream
 from coxswain.membership.values import Cursor
-from coxswain.plan.strategy.choose import choose
+from coxswain.plan.strategy.choose import LEAST_TOKENS, choose
 from coxswain.plan.strategy.machine import asked, machine_of
 from coxswain.plan.strategy.values import STEPS, Machine
 from coxswain.planlog import StrategyRecord
@@ -46,7 +46,9 @@ class Strategies:
 
 def _machine(job: JobConfig, vocabulary: int, devices: tuple[int, ...]) -> Machine:
     model, muon = replace(job.model, vocabulary=vocabulary), job.optimizer.kind == "Muon"
-    return machine_of(model, job.parallelism, job.batch, devices, whole_matrices=muon, copies=job.copies)
+    return machine_of(
+        model, job.parallelism, job.batch, devices, whole_matrices=muon, copies=job.copies, least=LEAST_TOKENS
+    )
 
 
 def upcoming(stream: Stream, cursor: Cursor) -> list[NDArray[np.int64]]:

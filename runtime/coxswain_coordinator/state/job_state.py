@@ -191,6 +191,15 @@ class JobState:
         if mine and record != self.strategy:
             self.record_event("StrategyChosen", described(record.strategy))
         self.strategy = record
+        self.ladder.plan_for(self.chosen_job)
+
+    @property
+    def chosen_job(self) -> JobConfig:
+        """The job; under mode Auto with the layout that was chosen."""
+        if self.strategy is None:
+            return self.job
+        parallel = replace(self.job.parallelism, layout=self.strategy.strategy.chosen.replicas)
+        return replace(self.job, parallelism=parallel)
 
     # --- steps ------------------------------------------------------------------------------------
 

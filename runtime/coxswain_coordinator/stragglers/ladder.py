@@ -185,6 +185,10 @@ class Ladder:
         if self._task is None:
             self._task = asyncio.create_task(self._take_options(home, speeds))
 
+    def plan_for(self, job: JobConfig) -> None:
+        """The job with the layout that mode Auto has chosen."""
+        self._job = job
+
     async def _take_options(self, home: Home, speeds: Speeds) -> None:
         try:
             found = await self._beside(self._planner, self._job, home.vocabulary, home.record.layout, speeds)

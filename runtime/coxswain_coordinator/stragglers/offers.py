@@ -9,7 +9,7 @@ from msgspec.structs import replace as with_fields
 from coxswain.config import JobConfig
 from coxswain.ladder.options import options_for
 from coxswain.ladder.values import Options, Speeds
-from coxswain.layout import Layout
+from coxswain.layout import Layout, capacities_of
 from coxswain.plan.layouts.cluster import Cluster, DeviceState, Node
 from coxswain.plan.layouts.costs import Costs
 from coxswain_coordinator.capacity import capacity_fault, devices_of
@@ -34,7 +34,7 @@ def costs_of(job: JobConfig, vocabulary: int, layout: Layout) -> Costs:
     """Of the layout's devices, all at speed 1; trainers are nodes."""
     devices, parallel = devices_of(layout), job.parallelism
     each = 1 + max(d.device for d in devices)
-    capacity = min(parallel.tokens_per_replica, job.batch.tokens_per_step)
+    capacity = min(*capacities_of(layout, parallel), job.batch.tokens_per_step)
     cluster = Cluster(
         nodes=tuple(Node(f"trainer-{n}", (DeviceState(),) * each) for n in range(len(devices) // each)),
         global_batch=max(-(-job.batch.tokens_per_step // capacity), _LEAST * len(layout.replicas)),

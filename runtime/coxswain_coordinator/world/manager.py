@@ -136,7 +136,7 @@ class WorldManager:
         cursor = at_checkpoint(run.job, run.manifest).cursor
         record = await self._store_call(self._strategies.settle, run.job, vocabulary, devices, stream, cursor)
         run.take_strategy(record, record.author == self._author)
-        return replace(run.job, parallelism=replace(parallel, layout=record.strategy.chosen.replicas))
+        return run.chosen_job
 
     # --- the state of the next world ----------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class WorldManager:
         run.enter_world(session, adopted)
 
     def _placer(self, record: Generation, vocabulary: int) -> Placer:
-        job = replace(self._state.job, model=replace(self._state.job.model, vocabulary=vocabulary))
+        job = replace(self._state.chosen_job, model=replace(self._state.job.model, vocabulary=vocabulary))
         seconds = self._state.metrics["coxswain_planner_seconds"]
 
         def place(lengths: list[int], speeds: Speeds) -> Placement:

@@ -32,11 +32,12 @@ class Proposal:
     seconds: float  # estimate
     peak: int
     capacities: tuple[int, ...]  # tokens of a task, of each kind
+    tokens: tuple[int, ...]  # the same where they are not the policy's, else 0
 
     def alternative(self, seconds: float | None = None) -> Alternative:
         return Alternative(
             summary=name_of(self.counts),
-            replicas=tuple(kind.shape(count) for kind, count in self.counts),
+            replicas=tuple(kind.shape(n, c) for (kind, n), c in zip(self.counts, self.tokens, strict=True)),
             seconds=self.seconds if seconds is None else seconds,
             peak_bytes=self.peak,
             recompute=self.recompute,
@@ -112,15 +113,16 @@ def _proposals(
         if why:
             refused.append(Refusal(name_of(counts), why))
         else:
-            yield Proposal(counts, recompute, _estimate(table, usable, counts), peak, capacities)
+            own = tuple(c if machine.least and c < machine.capacity else 0 for c in capacities)
+            yield Proposal(counts, recompute, _estimate(table, usable, counts), peak, capacities, own)
 
 
 def _capacities(machine: Machine, counts: Counts, longest: Longest, recompute: Recompute) -> tuple[int, ...]:
     """Tokens of a task of each kind: the machine's, or what memory holds but no more than the kind's longest sequence."""
-    if machine.capacity:
-        return (machine.capacity,) * len(counts)
     total = sum(count for _, count in counts)
-    held = (capacity_of(machine, kind, recompute, total) for kind, _ in counts)
+    held = tuple(capacity_of(machine, kind, recompute, total) for kind, _ in counts)
+    if machine.capacity:
+        return held
     return tuple(min(h, max(longest[kind], LEAST_TOKENS)) for h, (kind, _) in zip(held, counts, strict=True))
 
 
@@ -168,6 +170,8 @@ def _fault(
     held = max(c * min(machine.max_degree, count) for c, (_, count) in zip(capacities, counts, strict=True))
     if longest > held:
         return f"a sequence of {longest} tokens does not fit: equal replicas hold {held}", 0
+    if min(capacities) < machine.least:
+        return f"memory holds {min(capacities)} tokens of a task, at least {machine.least} are wanted", 0
     peak = fullest(machine, counts, recompute)
     need = f"{peak / 2**30:.1f} GiB for tensors, with recompute {recompute}"
     return ("" if fits(machine, peak) else f"its fullest device needs {need}"), peak

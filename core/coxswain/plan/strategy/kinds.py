@@ -63,10 +63,14 @@ def peak_bytes(machine: Machine, kind: Kind, replicas: int, recompute: Recompute
 
 @cache
 def capacity_of(machine: Machine, kind: Kind, recompute: Recompute, replicas: int) -> int:
-    """Tokens of a task, with `replicas` in all: the machine's number, or where that is 0 what memory holds, in units of 256."""
-    if machine.capacity:
-        return machine.capacity
-    low, high = 1, MOST_UNITS
+    """Tokens of a task, with `replicas` in all: the machine's number, or where that is 0 what memory holds, in units of 256.
+
+    A machine that allows kinds to have less gives those that have not the memory for its number what they hold.
+    """
+    whole = machine.capacity
+    if whole and (not machine.least or fits(machine, peak_bytes(machine, kind, replicas, recompute, whole))):
+        return whole
+    low, high = 1, whole // UNIT if whole else MOST_UNITS
     while low < high:
         middle = (low + high + 1) // 2
         peak = peak_bytes(machine, kind, replicas, recompute, middle * UNIT)
@@ -87,7 +91,9 @@ def memory_refusals(machine: Machine, kinds: list[Kind], recompute: Recompute) -
     """The kinds that do not fit even where all devices are replicas of theirs, so that most share the optimizer's state."""
     found = {}
     for kind in kinds:
-        peak = peak_bytes(machine, kind, most(machine, kind), recompute)
+        count = most(machine, kind)
+        tokens = max(capacity_of(machine, kind, recompute, count), machine.least)
+        peak = peak_bytes(machine, kind, count, recompute, tokens)
         if not fits(machine, peak):
             need, limit = (peak + RESERVED) / _GIB, machine.memory / _GIB
             why = f"a device needs {need:.1f} GiB with recompute {recompute}, it has {limit:.1f} GiB"

@@ -19,15 +19,19 @@ _BF16, _FP32 = 2, 4
 
 def machine_of(
     model: ModelConfig, parallel: ParallelConfig, batch: BatchConfig, devices: tuple[int, ...], *, whole_matrices: bool,
-    copies: bool = False,
+    copies: bool = False, least: int = 0,
 ) -> Machine:  # fmt: skip
-    """`model`: with its vocabulary; `devices`: of each trainer; `whole_matrices`: whether the optimizer needs them."""
+    """`model`: with its vocabulary; `devices`: of each trainer; `whole_matrices`: whether the optimizer needs them.
+
+    `least`: tokens of a task that a kind of replicas may have at least where memory does not hold the policy's number.
+    """
     return Machine(
         trainers=devices,
         model=model,
         constants=constants_for(parallel.hardware, model),
         capacity=min(parallel.tokens_per_replica, batch.tokens_per_step + batch.max_sequence_tokens),
         max_degree=parallel.max_degree,
+        least=least if least < parallel.tokens_per_replica else 0,
         memory=device_memory(parallel.hardware),
         element=_FP32 if parallel.hardware == "cpu" else _BF16,
         recompute=(parallel.recompute,),

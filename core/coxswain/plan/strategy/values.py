@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import msgspec
+from msgspec import UNSET
 
 from coxswain.config import ModelConfig, ReplicaShape, StageShape
 from coxswain.cost.constants import Constants
@@ -33,8 +34,9 @@ class Kind:
     def name(self) -> str:
         return f"tp{self.tensor}pp{len(self.layers)}"
 
-    def shape(self, count: int) -> ReplicaShape:
-        return ReplicaShape(tuple(StageShape(layers, self.tensor) for layers in self.layers), count)
+    def shape(self, count: int, tokens: int = 0) -> ReplicaShape:
+        """`tokens`: of a task; 0: those of the policy."""
+        return ReplicaShape(tuple(StageShape(layers, self.tensor) for layers in self.layers), count, tokens or UNSET)
 
     def replica(self) -> Replica:
         """One replica of this kind, as if it had the first devices of one trainer."""
@@ -70,6 +72,7 @@ class Machine:
     constants: Constants  # of one device that has the whole model
     capacity: int  # tokens of a replica in one task; 0: as many as memory holds, which differ by kind: no job runs that
     max_degree: int
+    least: int = 0  # tokens that a kind may have whose memory holds fewer than `capacity`; 0: all have that
     memory: int = 0  # bytes of a device; 0: not judged
     element: int = 2  # bytes of an activation
     recompute: tuple[Recompute, ...] = ("None",)  # modes that may be chosen, the mildest first
@@ -128,9 +131,15 @@ class Strategy(msgspec.Struct, frozen=True, omit_defaults=True):
 def described(strategy: Strategy) -> str:
     """For people: the layout, its predicted step time, and the next best."""
     chosen, others = strategy.chosen, strategy.alternatives[:3]
-    text = f"{chosen.summary}: {chosen.seconds:.3g} s a step predicted, by {strategy.steps} placed steps"
+    text = f"{chosen.summary}: {chosen.seconds:.3g} s a step predicted, by {strategy.steps} placed steps{_own(chosen)}"
     beside = ", ".join(f"{other.summary} {other.seconds:.3g} s" for other in others)
     return f"{text}; beside {beside}" if beside else text
+
+
+def _own(chosen: Alternative) -> str:
+    """Names the kinds whose tasks have fewer tokens than the policy's."""
+    own = ((f"tp{shape.stages[0].tensor}pp{len(shape.stages)}", shape.tokens) for shape in chosen.replicas)
+    return "".join(f", {name} with {tokens} tokens a task" for name, tokens in own if tokens)
 
 
 prepare(__name__)

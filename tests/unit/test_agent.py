@@ -101,6 +101,7 @@ async def test_running_workers_write_their_stacks_before_they_leave_a_world_that
 
 async def workers_out(coordinator, generation):
     """What an agent registers as once its workers have left this world."""
+
     def out():
         return [r for r in coordinator.received["/v1/register"] if r.left == generation]
 

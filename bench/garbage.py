@@ -3,7 +3,7 @@
 One thread trains a small model. Two engines take turns step by step: one with its clock, and one whose clock reads nothing; what
 measuring adds is the median of the differences between neighbours, of the processor's clock. Then blocks of steps take turns:
 with the collector running at any time, and between steps alone, where a collection counts to the step before it.
-`python -m bench.garbage [--steps 2000] [--hidden 128]`.
+`python -m bench.garbage [--steps 1000] [--hidden 256]`.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def _ms(seconds: Floats, percentile: float | None = None) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--hidden", type=int, default=256)
     options = parser.parse_args()
     torch.set_num_threads(1)
     garbage.leave_out_what_exists()  # as the fork server does

@@ -2,7 +2,11 @@
 
 Real processes and gloo on this machine. Ranks train a decoder, take over each other's state in another layout, and train on.
 The restart of the same state is what a job did without living state: save, end the processes, start them, import torch, join,
-load, spread the weights. `python -m bench.migrate [--hidden 512] [--layers 6] [--rounds 3] [--output FILE]`.
+load, spread the weights. Both sides are those of workers alone. `--whole` measures both as users see them: `cox run` with
+coordinator, agents and loaders goes from one trainer to two by `cox scale`, then is stopped, which saves, and started again at
+once; each pause is from the end of the last step to the end of the next one, less a step.
+
+`python -m bench.migrate [--hidden 512] [--layers 6] [--rounds 3] [--whole] [--output FILE]`.
 """
 
 from __future__ import annotations
@@ -10,13 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +31,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from bench.recovery import ends
 from coxswain.config import ModelConfig
 from coxswain.copies import wards_of
 from coxswain.holdings import all_holdings
@@ -43,9 +51,12 @@ from tests.distributed.plans import random_plan
 from tests.distributed.reference import Stream
 from tests.distributed.worlds import numbered
 from tests.layouts import layout_of
+from tests.local.jobs import Run, wait_until, write_corpus
+from tests.local.test_run_sizes import living_job, scale, stop
 
 STREAM = Stream(lengths=(64, 64, 64, 64), vocabulary=training.VOCABULARY)
 CPU = torch.device("cpu")
+DEADLINE = 300.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ class Result:
     change: str
     parameters: int
     step: float
-    pause: float  # joining the next world, the engine, the change
+    pause: float  # leaving the world, joining the next one, the engine, the change
     join: float
     restart: float
     state_bytes: int
@@ -86,6 +97,11 @@ class Result:
     least_bytes: int
     gib_per_second: float  # of all ranks, in the change alone; beside `link`
     link: float  # as many bytes in one message between two ranks
+    phases: dict[str, float]  # of the pause: seconds, means over ranks, medians of the rounds
+    pause_processor: (
+        float  # seconds of the processor of all ranks together: other load on the machine changes them little
+    )
+    restart_processor: float
 
     @property
     def lines(self) -> str:
@@ -94,7 +110,9 @@ class Result:
             f"{self.change}: pause {self.pause:.3f} s = {self.pause / self.step:.2f} steps, {moved / 1e6:.1f} MB moved, "
             f"{moved / max(1, self.least_bytes):.3f} x the least, {self.gib_per_second:.2f} GiB/s "
             f"({self.gib_per_second / self.link:.0%} of a bare exchange), "
-            f"restart {self.restart:.2f} s = {self.restart / self.pause:.0f} x"
+            f"restart {self.restart:.2f} s = {self.restart / self.pause:.0f} x, "
+            f"of the processor {self.pause_processor:.2f} and {self.restart_processor:.2f} s\n    "
+            + ", ".join(f"{name} {seconds * 1000:.0f} ms" for name, seconds in self.phases.items())
         )
 
 
@@ -129,24 +147,35 @@ def run_rank(folder: str, rank: int, change: Change, model: ModelConfig) -> dict
         engine.initialise(1)
         seconds = train(engine, change.before, range(3))
         world.barrier()
+    began, spent = time.perf_counter(), time.process_time()
+    if rank < before:
         del engine
         leave_world()
     if rank == change.lost:
         return None
-    after, began = len(change.after.ranks()), time.perf_counter()
+    left, after = time.perf_counter(), len(change.after.ranks())
     world = ProcessGroups(dist.FileStore(f"{folder}/second", after), rank, after, CPU)
     joined = time.perf_counter()
     engine = engine_of(world, model, change.after, live, 1, copies)
+    built = time.perf_counter()
     engine.take_over(source_of(change))
+    taken = time.perf_counter()
     world.barrier()
-    ready, moved = time.perf_counter(), engine.moved
+    ready, spent, moved = time.perf_counter(), time.process_time() - spent, engine.moved
+    phases = {
+        "leave": left - began,
+        "groups": joined - left,
+        "engine": built - joined,
+        **moved.seconds,
+        "others": ready - taken,
+    }
     link = bandwidth(world, max(1, moved.state_bytes + moved.weight_bytes))
     train(engine, change.after, range(3, 4))
     leave_world()
     return {
         "step": statistics.median(seconds[1:]) if seconds else 0.0,
-        "pause": ready - began if seconds else 0.0, "join": joined - began if seconds else 0.0,  # a new rank waits long
-        "moved": asdict(moved), "link": link,
+        "pause": ready - began if seconds else 0.0, "join": joined - left if seconds else 0.0,  # a new rank waits long
+        "processor": spent, "moved": asdict(moved), "link": link, "phases": phases if seconds else {},
     }  # fmt: skip
 
 
@@ -211,14 +240,15 @@ def _run(rank: int, folder: str, change: Change, model: ModelConfig) -> dict[str
     return run_rank(folder, rank, change, model)
 
 
-def restart_seconds(change: Change, model: ModelConfig) -> float:
-    """From the step boundary: saved by the ranks of the first layout, loaded by new processes in the second."""
+def restart_seconds(change: Change, model: ModelConfig) -> tuple[float, float]:
+    """From the step boundary: saved by the ranks of the first layout, loaded by new processes in the second. Seconds, and seconds
+    of the processor."""
     with tempfile.TemporaryDirectory() as folder:
         saved = on_ranks(_save, range(len(change.before.ranks())), folder, change, model)
-        listed = msgspec.json.encode([shard for each, _ in saved for shard in each])
+        listed = msgspec.json.encode([shard for each, _, _ in saved for shard in each])
         (Path(folder) / "shards.json").write_bytes(listed)
         ranks = len(change.after.ranks())
-        began = time.perf_counter()
+        began, spent = time.perf_counter(), _children_seconds()
         options = json.dumps([model.layers, model.hidden, [c.name for c in changes(model.layers)].index(change.name)])
         started = [
             subprocess.Popen([sys.executable, "-m", "bench.migrate", "--load", folder, str(rank), options])
@@ -226,10 +256,17 @@ def restart_seconds(change: Change, model: ModelConfig) -> float:
         ]
         if any(process.wait(300) for process in started):
             raise RuntimeError("a restarted rank failed")
-        return max(seconds for _, seconds in saved) + time.perf_counter() - began
+        seconds, spent = time.perf_counter() - began, _children_seconds() - spent
+        return max(each for _, each, _ in saved) + seconds, sum(each for _, _, each in saved) + spent
 
 
-def _save(rank: int, folder: str, change: Change, model: ModelConfig) -> tuple[tuple[Shard, ...], float]:
+def _children_seconds() -> float:
+    """Of the processor, of processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _save(rank: int, folder: str, change: Change, model: ModelConfig) -> tuple[tuple[Shard, ...], float, float]:
     torch.set_num_threads(1)
     ranks = len(change.before.ranks())
     world = ProcessGroups(dist.FileStore(f"{folder}/save", ranks), rank, ranks, CPU)
@@ -237,14 +274,14 @@ def _save(rank: int, folder: str, change: Change, model: ModelConfig) -> tuple[t
     engine.initialise(1)
     train(engine, change.before, range(1))
     world.barrier()
-    began = time.perf_counter()
+    began, spent = time.perf_counter(), time.process_time()
     found = tuple(
         save_load.write_shards(open_store(f"file://{folder}/store", create=True), snapshots.snapshot(engine.boxes()))
     )
     world.barrier()
-    seconds = time.perf_counter() - began
+    seconds, spent = time.perf_counter() - began, time.process_time() - spent
     leave_world()
-    return found, seconds
+    return found, seconds, spent
 
 
 def load(folder: str, rank: int, layers: int, hidden: int, number: int) -> None:
@@ -279,12 +316,71 @@ def measure(change: Change, model: ModelConfig, rounds: int) -> Result:
 
     moved = found[0][0]["moved"]
     size, rest = moved["state_bytes"] + moved["weight_bytes"], median("pause") - median("join")
-    restart = statistics.median(restart_seconds(change, model) for _ in range(rounds))
+    restart, restarting = map(
+        statistics.median, zip(*(restart_seconds(change, model) for _ in range(rounds)), strict=True)
+    )
     parameters = sum(torch.Size(spec.shape).numel() for spec in parameter_specs(model, training.VOCABULARY))
     return Result(
         change.name, parameters, median("step"), median("pause"), median("join"), restart, moved["state_bytes"],
         moved["weight_bytes"], least_of(change, model, change.lost is not None), size / 2**30 / rest, median("link"),
+        phases_of(found), statistics.median(sum(each["processor"] for each in ranks) for ranks in found), restarting,
     )  # fmt: skip
+
+
+def phases_of(rounds: Sequence[Sequence[dict[str, Any]]]) -> dict[str, float]:
+    """Means over the ranks that were there before, medians of the rounds."""
+    found = [[each["phases"] for each in ranks if each["phases"]] for ranks in rounds]
+    return {
+        name: statistics.median(statistics.fmean(each[name] for each in ranks) for ranks in found)
+        for name in found[0][0]
+    }
+
+
+# --- as users see it --------------------------------------------------------------------------------------------------
+
+STEPS = 6  # in each world
+
+
+def whole(model: ModelConfig) -> dict[str, float]:
+    """Seconds of a change of the size, of a restart by hand, and of a step in the second world."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, config = Path(name), {field: getattr(model, field) for field in ("layers", "hidden", "heads")}
+        config |= {"kvHeads": model.kv_heads, "feedForward": model.feed_forward, "vocabulary": 320}
+        write_corpus(folder / "corpus")
+        run = living_job(f"file://{folder}/corpus", folder, 1, model={"config": config})
+        cox = run.start()
+        trained(run, cox, 0.0)
+        scale(run, 2)
+        wait_until(lambda: any(world == 2 for _, _, world in ends(run)), "the second world", DEADLINE)
+        trained(run, cox, max(end for end, _, world in ends(run) if world == 2))
+        before = ends(run)
+        stop(run, cox)
+        stopped = max(end for end, _, _ in ends(run))
+        cox = run.start()
+        trained(run, cox, stopped)
+        stop(run, cox)
+        usual = statistics.median(b - a for (a, _, one), (b, _, two) in pairwise(before) if one == two == 2)
+        change = max(b - a for (a, _, one), (b, _, two) in pairwise(before) if one != two)
+        again = min(end for end, _, _ in ends(run) if end > stopped) - stopped
+        return {"step": usual, "pause": change - usual, "restart": again - usual}
+
+
+def trained(run: Run, cox: subprocess.Popen[str], after: float) -> None:
+    """Waits for STEPS steps that ended after a unix time."""
+
+    def done() -> bool:
+        assert cox.poll() is None, (run.finish(cox), run.output)
+        return sum(end > after for end, _, _ in ends(run)) >= STEPS
+
+    wait_until(done, f"{STEPS} steps", DEADLINE)
+
+
+def whole_line(found: dict[str, float]) -> str:
+    pause, restart = found["pause"], found["restart"]
+    return (
+        f"as users see it, 1 trainer to 2: pause {pause:.2f} s = {pause / found['step']:.2f} steps, restart {restart:.2f} s "
+        f"= {restart / pause:.0f} x"
+    )
 
 
 def main() -> None:
@@ -294,12 +390,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--load", nargs=3)
+    parser.add_argument("--whole", action="store_true")
     options = parser.parse_args()
     if options.load:
         folder, rank, rest = options.load
         load(folder, int(rank), *json.loads(rest))
         return
     model, results = model_of(options.layers, options.hidden), []
+    if options.whole:
+        print(whole_line(whole(model)))
+        return
     for change in changes(options.layers):
         results.append(measure(change, model, options.rounds))
         print(results[-1].lines, flush=True)

@@ -43,6 +43,7 @@ def main(environment: Environment) -> int:
 def prepare() -> None:
     """Makes this process fit for thousands of connections beside a planner."""
     sys.setswitchinterval(_SWITCH)
+    garbage.leave_out_what_exists()
     garbage.collect_between_steps_alone()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

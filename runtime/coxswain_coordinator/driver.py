@@ -265,7 +265,7 @@ class Driver:
         metrics["coxswain_committed_step"].set(committed.next - 1)
         for plan in committed.plans:
             metrics["coxswain_planned_steps_total"].labels(plan.balance).inc()
-        self._state.stragglers.planned(committed.plans)
+        self._state.guarded(self._state.stragglers.planned, committed.plans)
         if (event := self._late_plans.event(committed.missing)) is not None:
             self._state.record_event(*event, warning=True)
 

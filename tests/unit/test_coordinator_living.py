@@ -154,6 +154,47 @@ async def test_a_step_whose_digests_never_come_is_computed_again_from_the_checkp
         assert looptime >= 2
 
 
+async def test_a_step_whose_digests_come_within_two_seconds_is_not_computed_again(tmp_path, looptime):
+    async with training(small(tmp_path)) as lead:
+        await awaits_digests(lead)
+        register(lead, *holds(lead, 3, copies=True))
+        await asyncio.sleep(1.9)
+        await gets_digests(lead)
+
+
+async def awaits_digests(lead: Lead) -> None:
+    """A lost world of two trainers whose step 2 all ranks have reported, and no constructor."""
+    await lead.close(0, 1)
+    for report in totals(lead, 2, 0, 1):
+        lead.state.add_report(report)
+    lose(lead, 1)
+
+
+async def gets_digests(lead: Lead) -> None:
+    """The next world begins at step 3."""
+    lead.state.add_delivered(served_of(lead.state.session.plans_from(2).plans[0]))
+    await begun(lead, 2)
+    assert (lead.state.session.world.live.step, lead.state.session.book.open) == (3, 3)
+
+
+async def test_the_seconds_for_reports_begin_again_where_a_trainer_that_holds_state_has_come_back(
+    tmp_path,
+):
+    """A trainer that is gone again has what it sends unsent, too."""
+    async with training(make_job(tmp_path, min_trainers=2)) as lead:
+        await awaits_digests(lead)
+        members = holds(lead, 3, copies=True)
+        register(lead, *members)
+        await asyncio.sleep(1.0)
+        lead.state.registry.expect("trainer", "trainer-1")
+        await asyncio.sleep(5.0)
+        assert lead.state.generation == 1
+        register(lead, replace(members[1], instance="two"))
+        await asyncio.sleep(1.9)
+        assert lead.state.generation == 1
+        await gets_digests(lead)
+
+
 @pytest.mark.parametrize(
     "lie", [Held(0, 1, 7, 4), Held(0, 1, 1, 4), Held(3, 1, 0, 4), Held(0, 9, 0, 4), Held(0, 1, 0, 400, "Agreed")]
 )
@@ -201,6 +242,18 @@ async def moved_to(lead: Lead, step: int) -> None:
         index = int(member.name[-1])
         lead.state.register(replace(member, left=session.record.generation, generation=0, held=here.get(index, ())))
     await begun(lead, session.record.generation + 1)
+
+
+async def test_a_trainer_that_comes_back_within_three_seconds_is_in_the_next_world(tmp_path):
+    async with training(make_job(tmp_path, trainers=2, min_trainers=1)) as lead:
+        await lead.close(0, 1)
+        one, two = holds(lead, 2, copies=True)
+        lose(lead, 1)
+        register(lead, one)
+        await asyncio.sleep(2.9)
+        register(lead, replace(two, held=()))
+        await begun(lead, 2)
+        assert lead.state.session.world.trainers == ("trainer-0", "trainer-1")
 
 
 async def test_without_a_least_number_of_trainers_all_of_them_are_waited_for(tmp_path, looptime):
@@ -290,3 +343,34 @@ async def test_a_smaller_size_saves_what_leaves_and_goes_on_with_the_rest(tmp_pa
         await begun(lead, 2)
         assert (len(lead.state.session.world.seats), lead.state.session.book.open) == (1, step)
         assert lead.state.session.record.size == 1
+
+
+async def test_a_trainer_that_shall_leave_gives_its_state_to_the_next_world_where_a_loss_comes_first(tmp_path):
+    async with training(make_job(tmp_path)) as lead:
+        await lead.close(0, 1)
+        lead.state.resize(1)
+        lead.state.mark_world_lost("the network broke")
+        register(lead, *holds(lead, 2))
+        await begun(lead, 2)
+        session = lead.state.session
+        assert (session.record.live.step, len(session.world.seats), session.record.size) == (2, 2, 1)
+        await lead.close(2)
+        await lead.until(lambda: session.move)
+        step = session.move.step
+        assert session.directive(step).checkpoint
+        lead.save(step, 0, 1, end="Moved")
+        await lead.until(lambda: session.lost)
+        register(lead, *holds(lead, step))
+        await begun(lead, 3)
+        assert (len(lead.state.session.world.seats), lead.state.session.book.open) == (1, step)
+
+
+async def test_a_trainer_that_shall_leave_and_is_lost_is_not_waited_for_beyond_three_seconds(tmp_path, looptime):
+    async with training(make_job(tmp_path)) as lead:
+        await lead.close(0, 1)
+        lead.state.resize(1)
+        lose(lead, 1)
+        register(lead, holds(lead, 2, copies=True)[0])
+        await begun(lead, 2)
+        session = lead.state.session
+        assert (session.record.live.step, len(session.world.seats)) == (2, 1) and 3 <= looptime < 5

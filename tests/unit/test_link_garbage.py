@@ -54,11 +54,26 @@ def test_a_worker_that_leaves_its_world_can_free_what_was_there_before_its_first
     garbage.collect_between_steps_alone()
     model = weakref.ref(loop)
     del loop
-    garbage.between_steps(64)
-    assert model() is not None
     garbage.collect_at_any_time()
     gc.collect()
     assert model() is None and gc.isenabled()
+
+
+@pytest.mark.usefixtures("left")
+def test_no_world_of_a_worker_looks_at_what_its_fork_server_has_left_out_of_collections() -> None:
+    loop = Loop()
+    garbage.leave_out_what_exists()
+    imported, count = weakref.ref(loop), gc.get_freeze_count()
+    del loop
+    try:
+        for _ in "ab":
+            garbage.collect_between_steps_alone()
+            garbage.between_steps(64)
+            garbage.collect_at_any_time()
+            gc.collect()
+        assert imported() is not None and gc.get_freeze_count() > count // 2
+    finally:
+        gc.unfreeze()
 
 
 def test_where_python_collects_at_any_time_a_step_collects_nothing() -> None:

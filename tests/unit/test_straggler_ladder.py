@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.config import ParallelConfig, StragglerConfig
+from coxswain.ladder.decide import decide
 from coxswain.ladder.values import Option, Options
 from coxswain.layout import Device, Layout
 from coxswain.stragglers.values import Cause
@@ -54,6 +55,7 @@ class Job:
     onset: int = 0
     generation: int = 0
     asked: list[tuple[Layout, str]] = field(default_factory=list)
+    events: list[tuple[str, str]] = field(default_factory=list)
     held: asyncio.Event | None = None
 
     def __post_init__(self) -> None:
@@ -61,7 +63,10 @@ class Job:
         stragglers = StragglerConfig(action=self.action)
         self.job = make_job(self.folder, stragglers=stragglers, batch=batch)
         self.plans = 0
-        self.ladder = Ladder(self.job, lambda *request: self.asked.append(request), self.beside, self.planner)
+        self.ladder = Ladder(
+            self.job, lambda *request: self.asked.append(request), lambda *event: self.events.append(event),
+            self.beside, self.planner,
+        )  # fmt: skip
         self.enter()
 
     async def beside(self, planner, *args):
@@ -104,18 +109,24 @@ async def test_a_straggler_that_costs_more_than_the_change_leads_to_one_change_t
     ((layout, why),) = j.asked
     assert layout.standby == (SLOW,) and devices_of(layout) == {Device(0, 0), SLOW}
     assert why == (
-        "because of trainer-1 device 0: 1 x tp1pp1 is predicted to save 2.000 of 10.000 s of each step, for 5.0 s once"
+        "because of trainer-1 device 0: 1 x tp1pp1 is predicted to save 2.000 of 10.000 s of each step, for 5.0 s once; "
+        "trainer-1 device 0 goes on standby: not probed, until its pod or the job's size is another one"
     )
 
 
-async def test_the_measured_gain_is_logged_beside_the_predicted_one(tmp_path, caplog):
-    caplog.set_level("INFO")
+async def test_an_event_states_the_measured_gain_beside_the_predicted_one_once_sixteen_steps_are_measured(tmp_path):
     j = Job(tmp_path)
-    await j.run(4 + MEASURED_STEPS + 4)
-    lines = [r.getMessage() for r in caplog.records if "it gains" in r.getMessage()]
-    assert lines == [
-        "the layout changed for stragglers: a step takes 8.000 s and took 10.000 s; it gains 2.000 s, predicted were 2.000 s"
-    ]
+    while not j.asked:
+        await j.run(1)
+    await j.run(MEASURED_STEPS - 1)
+    assert j.events == []
+    await j.run(10)
+    ((reason, message),) = j.events
+    assert reason == "LayoutMeasured"
+    assert message == (
+        "the layout that changed because of trainer-1 device 0: a step takes 8.000 s and took 10.000 s; it gains 2.000 s, "
+        "predicted were 2.000 s"
+    )
 
 
 @pytest.mark.parametrize("action", ["None", "Warn", "Rebalance"])
@@ -161,7 +172,7 @@ async def test_another_pod_brings_devices_that_are_well_and_the_whole_layout_bac
     j.enter(j.record.layout, [replace(a, pod=f"{a.pod}-again") for a in agents(2)])
     await j.run(40)
     assert [bool(layout.standby) for layout, _ in j.asked] == [True, False]
-    assert j.asked[1][1].startswith("because of trainer-1 device 0: 2 x tp1pp1")
+    assert j.asked[1][1].startswith("because of trainer-1 device 0: 2 x tp1pp1") and "standby" not in j.asked[1][1]
 
 
 async def test_one_plan_is_made_at_a_time_and_steps_do_not_wait_for_it(tmp_path):
@@ -279,6 +290,10 @@ def test_the_planner_is_asked_only_where_no_trainer_is_missing(tmp_path):
 # --- the whole coordinator -------------------------------------------------------------------------------------------
 
 
+async def at_once(planner, *args):
+    return planner(*args)
+
+
 @pytest.mark.parametrize("action", ["Migrate", "Rebalance"])
 async def test_a_confirmed_straggler_leads_to_one_planned_change_under_migrate_and_to_none_under_rebalance(
     tmp_path, action
@@ -290,9 +305,6 @@ async def test_a_confirmed_straggler_leads_to_one_planned_change_under_migrate_a
 
         def planned(job, vocabulary, layout, speeds) -> Options:
             return Options(layout, dict(speeds), 2.0, 1.0, (Option("Layers", one_replica(), 1.5, 0.5),))
-
-        async def at_once(planner, *args):
-            return planner(*args)
 
         ladder._beside, ladder._planner = at_once, planned
         await run(lead, ONSET)
@@ -311,6 +323,69 @@ async def test_a_confirmed_straggler_leads_to_one_planned_change_under_migrate_a
             event.message
         )
         assert lead.state.failures == 0 and not lead.state.changes.why
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["coxswain_coordinator.stragglers.ladder.decide", "coxswain.stragglers.detector.Detector.observe",
+     "coxswain_coordinator.stragglers.watch.StragglerWatch.planned"],
+)  # fmt: skip
+async def test_an_error_in_what_watches_slow_devices_is_logged_once_and_training_goes_on(
+    tmp_path, monkeypatch, caplog, broken
+):
+    def fails(*args):
+        raise ZeroDivisionError("of seconds")
+
+    job = make_job(tmp_path, stop_steps=64, stragglers=StragglerConfig(action="Migrate"))
+    async with training(job) as lead:
+        ladder, session = lead.state.ladder, lead.state.session
+        ladder._beside, ladder._planner = at_once, offered
+        await run(lead, ONSET)
+        monkeypatch.setattr(broken, fails)
+        await run(lead, 20, 3.0)
+        assert session.book.open == ONSET + 20 and not lead.work.done()
+        assert session.move is None and lead.state.failures == 0
+    lines = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert lines == [
+        "slow devices: ZeroDivisionError: of seconds; nothing is done about them in this step, and training goes on"
+    ]
+
+
+async def test_an_error_as_the_ladder_decides_on_a_plan_leaves_it_able_to_decide_later(tmp_path, monkeypatch, caplog):
+    def fails(view):
+        if view.options:
+            raise ZeroDivisionError("of seconds")
+        return decide(view)
+
+    j = Job(tmp_path)
+    monkeypatch.setattr("coxswain_coordinator.stragglers.ladder.decide", fails)
+    await j.run(1)
+    monkeypatch.undo()
+    await j.run(20)
+    said = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert len(j.asked) == 1 and len(said) == 1 and said[0].startswith("slow devices: ZeroDivisionError: of seconds")
+
+
+@pytest.mark.parametrize("broken", ["watch.places_of", "watch.replica_speeds", "ladder.devices_of"])
+async def test_an_error_as_a_world_is_entered_leaves_no_speeds_of_the_world_before(tmp_path, monkeypatch, broken):
+    def fails(*args):
+        raise ZeroDivisionError("of seconds")
+
+    job = make_job(tmp_path, stop_steps=64, stragglers=StragglerConfig(action="Rebalance"))
+    job = replace(job, stragglers=StragglerConfig(action="Migrate" if "ladder" in broken else "Rebalance"))
+    async with training(job) as lead:
+        await run(lead, ONSET)
+        lead.state.ladder._beside, lead.state.ladder._planner = at_once, nothing
+        while not lead.state.stragglers.speeds:
+            await run(lead, 1, 3.0)
+        step = lead.state.session.book.open
+        lead.state.mark_world_lost("rank 1 ended")
+        monkeypatch.setattr(f"coxswain_coordinator.stragglers.{broken}", fails)
+        register(lead, *holds(lead, step))
+        await begun(lead, 2)
+        await run(lead, 2)
+        assert not lead.work.done() and lead.state.session.book.open == step + 2
+        assert "ladder" in broken or not lead.state.stragglers.speeds
 
 
 async def test_a_world_that_fails_before_its_requested_change_keeps_the_layout_that_it_had(tmp_path):

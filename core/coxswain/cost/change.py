@@ -9,7 +9,7 @@ from coxswain.cost.memory import Workload, peaks
 from coxswain.holdings import ParameterSpec
 from coxswain.layout import Device, Layout
 
-WINDOWS = 2 * (64 << 20)  # bytes on their way: of one round, sent and received
+WINDOWS = 2 * (64 << 20)  # bytes on their way: of the two rounds under way, sent and received
 
 
 def change_peak(

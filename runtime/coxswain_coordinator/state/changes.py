@@ -17,6 +17,7 @@ class Changes:
     layout: Layout | None = None
     why: str = ""  # of a layout that no world has yet
     before: Layout | None = None  # the request in force before that one
+    former: int = 0  # trainers of a world that failed: those that shall leave hold a part of its state
 
     def request(self, layout: Layout, why: str, trainers: int | None) -> None:
         self.before = self.before if self.why else self.layout
@@ -24,10 +25,17 @@ class Changes:
 
     def entered(self, layout: Layout) -> None:
         """A world has this layout. A request that could not be met is not repeated."""
-        self.why = ""
+        self.why, self.former = "", 0
 
-    def withdraw(self) -> None:
-        """The world that was to change has failed first: the reason for another layout may be gone with it."""
+    @property
+    def forming(self) -> int:
+        """Trainers of which the next world may have some."""
+        return max(self.size, self.former)
+
+    def withdraw(self, current: Layout) -> None:
+        """The world of this layout has failed before its change: the reason for another layout may be gone with it, and trainers
+        that shall leave do so after the next world has taken their state."""
+        self.former = 1 + max(device.trainer for device in devices_of(current))
         if self.why:
             self.layout, self.why = self.before, ""
 

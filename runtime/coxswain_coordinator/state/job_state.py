@@ -44,6 +44,7 @@ from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.state.trainers import Trainers, forget
 from coxswain_coordinator.steps import seconds_beside_tasks, with_prediction, with_utilisation
 from coxswain_coordinator.store_executor import StoreExecutor
+from coxswain_coordinator.stragglers.guard import Guard
 from coxswain_coordinator.stragglers.ladder import Ladder
 from coxswain_coordinator.stragglers.watch import StragglerWatch
 from coxswain_coordinator.tracking.sinks import sinks_of
@@ -94,7 +95,8 @@ class JobState:
         self.stragglers = StragglerWatch(
             job.stragglers, clock, self.record_event, metrics["coxswain_straggler_slowdown"]
         )
-        self.ladder = Ladder(job, self.request_layout)
+        self.ladder = Ladder(job, self.request_layout, self.record_event)
+        self.guarded = Guard()  # calls of these two
         self._step_seconds = 0.0  # of a step in this world besides its tasks, by the cost model
         self.index_progress = IndexProgress(job.mix)
         self.manifest: CheckpointManifest | None = None  # the newest checkpoint
@@ -264,9 +266,9 @@ class JobState:
             self.record_event("TrainingStarted", f"step {line.step} is done, loss {line.loss:.4f}")
         self.history.add(line, closed.timing, session.world.seats)
         if len(closed.reports) == len(session.world.seats):
-            self.stragglers.observe(plan, closed.reports)
+            self.guarded(self.stragglers.observe, plan, closed.reports)
             if not session.lost:
-                self.ladder.stepped(line.step, line.seconds, self.stragglers.stragglers)
+                self.guarded(self.ladder.stepped, line.step, line.seconds, self.stragglers.stragglers)
         self.tracking.add(line)
         for source in used_up(session.cursors[line.step], session.cursors[session.book.open]):
             passes = f"its maxPasses, {source.epoch}, are used up"
@@ -337,8 +339,8 @@ class JobState:
         self.session, self.capacity_shortage = session, ""
         self.history.begin_at(session.book.open)
         nodes = [self.trainers.node(index) for index in range(len(session.world.trainers))]
-        self.stragglers.enter(record, session.world, nodes, session.book.shares)
-        self.ladder.enter(record, session.world, nodes)
+        self.guarded(self.stragglers.enter, record, session.world, nodes, session.book.shares)
+        self.guarded(self.ladder.enter, record, session.world, nodes)
         session.take_probes = self.stragglers.take_probes
         forget(self.metrics)
         self.metrics["coxswain_world_generation"].set(record.generation)
@@ -413,7 +415,7 @@ class JobState:
             self.worlds_lost += 1
             self.ladder.leave()
             if not self.session.planned:
-                self.changes.withdraw()
+                self.changes.withdraw(self.session.world.layout)
             self.registry.expect_again("trainer")
             self.notifier.notify(Topic.WORLD)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -28,6 +28,7 @@ from coxswain.layout import Device, Layout
 from coxswain.planlog import Generation
 from coxswain.wire import NodeRequest, World
 from coxswain_coordinator.capacity import devices_of
+from coxswain_coordinator.stragglers.guard import Guard
 from coxswain_coordinator.stragglers.offers import is_whole, offers
 from coxswain_coordinator.stragglers.words import Straggler
 
@@ -42,6 +43,8 @@ _CHANGES = 64  # that are remembered
 Offers = Callable[[JobConfig, int, Layout, Speeds], Options]
 Beside = Callable[..., Awaitable[Options]]
 RequestLayout = Callable[[Layout, str], None]
+RecordEvent = Callable[[str, str], None]
+"""Reason, message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,10 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A change that was requested. `before`, `gain`: seconds of a step."""
+    """A change that was requested. `devices`: in words. `before`, `gain`: seconds of a step."""
 
     layout: Layout
+    devices: str
     before: float
     gain: float
 
@@ -66,9 +70,11 @@ class Ladder:
     """`request`: the node that the job wants to leave."""
 
     def __init__(
-        self, job: JobConfig, request_layout: RequestLayout, beside: Beside = asyncio.to_thread, planner: Offers = offers
+        self, job: JobConfig, request_layout: RequestLayout, record_event: RecordEvent,
+        beside: Beside = asyncio.to_thread, planner: Offers = offers,
     ) -> None:  # fmt: skip
         self._job, self._request_layout, self._beside, self._planner = job, request_layout, beside, planner
+        self._record_event, self._guarded = record_event, Guard()
         self.request: NodeRequest | None = None
         self._home: Home | None = None
         self._step = 0
@@ -152,10 +158,11 @@ class Ladder:
             return
         expected, self._expected = self._expected, None
         now = median(self._recent)
-        log.info(
-            "the layout changed for stragglers: a step takes %.3f s and took %.3f s; it gains %.3f s, predicted were %.3f s",
-            now, expected.before, expected.before - now, expected.gain,
-        )  # fmt: skip
+        self._record_event(
+            "LayoutMeasured",
+            f"the layout that changed because of {expected.devices}: a step takes {now:.3f} s and took "
+            f"{expected.before:.3f} s; it gains {expected.before - now:.3f} s, predicted were {expected.gain:.3f} s",
+        )
 
     # --- rungs ----------------------------------------------------------------------------------------
 
@@ -199,7 +206,7 @@ class Ladder:
             self._task = None
         if home is self._home and not self._leaving:
             self._options = found
-            self._decide(home)
+            self._guarded(self._decide, home)
 
     def _warn(self, fault: str) -> None:
         if fault not in self._faults:
@@ -209,13 +216,21 @@ class Ladder:
     def _change(self, rung: Relayout) -> None:
         self._remember(Change(self._step + 1, rung.kind, rung.devices))
         before = median(self._recent[-_RECENT:])
-        self._expected, self._leaving = Expected(rung.layout, before, rung.gain), True
-        devices = " and ".join(f"trainer-{d.trainer} device {d.device}" for d in sorted(rung.devices))
+        devices = _named(rung.devices)
+        self._expected, self._leaving = Expected(rung.layout, devices, before, rung.gain), True
         self._request_layout(
             rung.layout,
             f"because of {devices}: {rung.layout.summary()} is predicted to save {rung.gain:.3f} of {before:.3f} s of "
-            f"each step, for {rung.cost:.1f} s once",
+            f"each step, for {rung.cost:.1f} s once{self._aside(rung.layout)}",
         )
+
+    def _aside(self, layout: Layout) -> str:
+        """What becomes of devices that go on standby: no worker runs there that could be probed."""
+        assert self._home
+        idle = sorted(set(layout.standby) - set(self._home.record.layout.standby))
+        if not idle:
+            return ""
+        return f"; {_named(idle)} goes on standby: not probed, until its pod or the job's size is another one"
 
     def _ask(self, home: Home, rung: ReplaceNode) -> None:
         self._remember(Change(self._step + 1, "ReplaceNode", rung.devices))
@@ -230,6 +245,10 @@ class Ladder:
 
     def _remember(self, change: Change) -> None:
         self._changes = [*self._changes[1 - _CHANGES :], change]
+
+
+def _named(devices: Iterable[Device]) -> str:
+    return " and ".join(f"trainer-{d.trainer} device {d.device}" for d in sorted(devices))
 
 
 def _pod(record: Generation, device: Device) -> str:

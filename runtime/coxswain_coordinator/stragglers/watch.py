@@ -95,14 +95,14 @@ class StragglerWatch:
         """A new world. Devices that were in the one before keep their state, whatever their seats are."""
         if not self.watches:
             return
+        before, speeds, known = self._ranks, self.speeds, self._found
+        self._ranks, self.speeds, self.probes, self._found = None, (), frozenset(), {}  # all that an error leaves
         places = places_of(record, nodes, self._pods)
-        before = self._ranks
         detector = before.detector.moved(places) if before else Detector(places, thresholds_of(self._config))
-        self._ranks, self._asked = Ranks(record, world, tuple(nodes), shares, detector), 0
-        self.probes = frozenset()
+        self._ranks, self._asked, self.speeds = Ranks(record, world, tuple(nodes), shares, detector), 0, speeds
         self._take(detector.slowdowns)
         here = {(place.trainer, place.device) for place in places}
-        self._found = {device: found for device, found in self._found.items() if device in here}
+        self._found = {device: found for device, found in known.items() if device in here}
         self._measure()
 
     def observe(self, plan: StepPlan, reports: Mapping[int, StepReport]) -> None:
@@ -141,6 +141,7 @@ class StragglerWatch:
             seats = self._ranks.world.seats
             replicas = 1 + max(seat.replica for seat in seats)
             before = self.speeds if len(self.speeds) == replicas else ()
+            self.speeds = ()  # those of another world, or of an error, fit no placement
             shares = np.array([self._ranks.shares.get(seat.rank, 1.0) for seat in seats])
             self.speeds = replica_speeds(slowdowns * shares, seats, before)
 

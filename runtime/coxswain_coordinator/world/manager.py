@@ -63,18 +63,21 @@ class WorldManager:
         self.stream: Stream | None = None  # once the index is there
         self.committer: Committer | None = None
         self.solvers = Solvers(planner) if is_slow(state.job) else None
-        self._waits: dict[str, float] = {}  # since when, by what is awaited; by the loop's clock
+        self._waits: dict[
+            str, tuple[object, float]
+        ] = {}  # by what is awaited: of what, and since when by the loop's clock
         self._newest: tuple[Generation | None] | None = None  # None: not read yet
 
     async def form(self) -> bool:
         """Forms a world once enough trainers are there and the replicas hold the longest sequence."""
         run = self._state
-        present = run.registry.present("trainer", run.size)
+        size = run.changes.forming
+        present = run.registry.present("trainer", size)
         if not present:
             return False
         newest = await self._read_newest()
         patience = LOST_SECONDS if run.session else NEW_SECONDS if newest else float("inf")
-        gathered = are_gathered(run.job, run.size, len(present), self._waited("trainers"), patience)
+        gathered = are_gathered(run.job, size, len(present), self._waited("trainers"), patience)
         if run.session is None and newest and await self._take_over(newest, gathered):
             self._newest = None
             return True
@@ -111,13 +114,15 @@ class WorldManager:
         return True
 
     def _are_present(self, agents: list[Register]) -> bool:
-        there = self._state.registry.present("trainer", self._state.size)
+        there = self._state.registry.present("trainer", self._state.changes.forming)
         return all(agent in there for agent in agents)
 
-    def _waited(self, what: str) -> float:
-        """Seconds since this was first awaited in the current state of affairs."""
+    def _waited(self, what: str, of: object = None) -> float:
+        """Seconds since this was first awaited, `of` just these, since the last world was entered."""
         now = asyncio.get_running_loop().time()
-        return now - self._waits.setdefault(what, now)
+        if self._waits.get(what, (None, 0.0))[0] != of or what not in self._waits:
+            self._waits[what] = of, now
+        return now - self._waits[what][1]
 
     def _layout(self, job: JobConfig, agents: list[Register]) -> Layout:
         """The one that was requested, if it is one of just these agents' devices; else the job's."""
@@ -146,7 +151,7 @@ class WorldManager:
         if source is not None and (run.manifest is None or source.step >= run.manifest.step):
             if (start := await self._continued(source)) is not None:
                 return start
-            if self._waited("reports") < GRACE_SECONDS:
+            if self._waited("reports", of=agents) < GRACE_SECONDS:  # others may yet send theirs
                 return None
             log.warning("step %d is in memory, but not all before it is reported: a checkpoint is used", source.step)
         return at_checkpoint(run.job, run.manifest)

@@ -7,7 +7,7 @@ not depend on how boxes are cut: the sums of all ranks are equal before and afte
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -17,16 +17,21 @@ from coxswain.boxes import Box
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MASK = (1 << 64) - 1
-_CHUNK = 1 << 20  # elements that are multiplied at a time
+_CHUNK = 1 << 17  # elements that are multiplied at a time: what is made of them stays in the cache
 
 
-def digest_of(buffer: Tensor) -> int:
-    """Of a flat buffer of bytes, whose number is a multiple of 8. Signed."""
-    words, total = buffer.view(torch.int64), 0
+def digest_of(values: Tensor) -> int:
+    """Of dense values in their order, or of a flat buffer of bytes, whose number is a multiple of 8. Signed."""
+    words, total = values.reshape(-1).view(_BITS.get(values.element_size(), torch.int64)), 0
     for number, part in enumerate(torch.split(words, _CHUNK)):
         factors = _factors(min(_CHUNK, _power(len(part))), str(part.device), "message")[: len(part)]
-        total += int((part * factors).sum()) * (2 * number + 1)
+        total += int((part.to(torch.int64) * factors).sum()) * (2 * number + 1)
     return _signed(total)
+
+
+def chained(digests: Sequence[int]) -> int:
+    """One of several, in their order. Signed."""
+    return _signed(sum(digest * (2 * place + 1) for place, digest in enumerate(digests)))
 
 
 def content_of(state: Mapping[str, Mapping[Box, Tensor]]) -> int:
@@ -40,7 +45,7 @@ def _box(kind: str, box: Box, values: Tensor) -> int:
     columns = _span(left, matrix.shape[1], values.device, "columns")
     each, total = max(1, _CHUNK // matrix.shape[1]), 0
     for start in range(0, matrix.shape[0], each):
-        part = matrix[start : start + each]
+        part = matrix[start : start + each].to(torch.int64)  # products of two types take ten times as long
         rows = _span(box.offset[0] + start, len(part), values.device, "rows")
         total += int(((part * columns).sum(1) * rows).sum())
     return total * (2 * zlib.crc32(f"{kind} {box.name}".encode()) + 1)

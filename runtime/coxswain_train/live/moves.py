@@ -1,13 +1,13 @@
-"""Moves the parts of a transfer list, in rounds of bounded size: packed by peer, each message with a manifest.
+"""Moves the parts of a transfer list, in rounds of bounded size: small parts packed by peer, large ones as they are.
 
-A manifest names generation, round, size and digest. A message that does not match it is a fault, which the caller's vote
-makes known: the receiver goes on, so that no other rank waits.
+A manifest names generation, round, size and digest of what a peer sends in a round. What does not match it is a fault, which
+the caller's vote makes known: the receiver goes on, so that no other rank waits.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
@@ -18,9 +18,13 @@ from torch import Tensor
 from coxswain.boxes import Box, match, window
 from coxswain.transfers import Transfers
 from coxswain_train.live.copies import WINDOW_BYTES
-from coxswain_train.live.digests import digest_of
-from coxswain_train.model.ring import Exchange
+from coxswain_train.live.digests import chained, digest_of
+from coxswain_train.model.ring import Exchange, Message, Pending
 
+IN_FLIGHT = 2
+"""Rounds."""
+
+LARGE_BYTES = 256 << 10  # a message of its own costs less than packing so many
 _HEADER = 32  # bytes: four numbers
 Rooms = Mapping[Box, Sequence[Tensor]]  # the tensors of each box, one a kind
 
@@ -55,7 +59,9 @@ def moves_of(names: Sequence[str], found: Transfers) -> list[Move]:
     return [Move(names[name], *row) for name, *row in rows]
 
 
-def rounds(moves: Iterable[Move], bytes_of: Mapping[str, int], most: int = WINDOW_BYTES) -> list[list[Move]]:
+def rounds(
+    moves: Iterable[Move], bytes_of: Mapping[str, int], most: int = WINDOW_BYTES // IN_FLIGHT
+) -> list[list[Move]]:
     """In each round a rank sends and receives at most `most` bytes. `bytes_of`: of one element of each tensor, all kinds."""
     found: list[list[Move]] = []
     turns: dict[tuple[str, int], int] = defaultdict(int)
@@ -99,49 +105,103 @@ class Rectangles:
         raise KeyError(f"{move} is in no box of this rank")
 
 
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What goes to or comes from one peer in a round: the packed small parts behind the manifest, then the large ones.
+
+    A large part whose memory is not dense has a dense copy in `large`.
+    """
+
+    peer: int
+    views: Sequence[Tensor]
+    buffer: Tensor
+    large: Sequence[Tensor]
+
+    @property
+    def messages(self) -> list[Message]:
+        return [(self.peer, tensor) for tensor in (self.buffer, *self.large)]
+
+    def manifest(self, generation: int, number: int) -> list[int]:
+        digests = [digest_of(self.buffer[_HEADER:]), *(digest_of(part) for part in self.large)]
+        return [generation, number, sum(v.nbytes for v in self.views), chained(digests)]
+
+
 @dataclass(slots=True)
 class Mover:
-    """One rank's end of the moves. `faults`: messages that did not match their manifests."""
+    """One rank's end of the moves. `faults`: messages that did not match their manifests.
+
+    Parts of at least `large` bytes are sent from where they are, and received where they belong.
+    """
 
     everyone: Exchange
     me: int
     generation: int
     device: torch.device
+    large: int = LARGE_BYTES
     faults: list[str] = field(default_factory=list)
     received: int = 0  # bytes, without manifests
 
     def run(self, every: Sequence[Sequence[Move]], have: Rooms, need: Rooms) -> None:
+        """A round begins before the one before it has ended."""
         sources, targets = Rectangles(have), Rectangles(need)
+        flights: deque[tuple[int, Pending, list[Parcel], list[Parcel]]] = deque()
         for number, moves in enumerate(every):
             out = _by_peer((m.receiver, sources.views(m)) for m in moves if m.sender == self.me)
             into = _by_peer((m.sender, targets.views(m)) for m in moves if m.receiver == self.me)
-            sends = [(peer, self._pack(views, number)) for peer, views in out]
-            receives = [(peer, self._room(views)) for peer, views in into]
-            self.everyone.start(sends, receives).wait()
-            for (peer, buffer), (_, views) in zip(receives, into, strict=True):
-                self._unpack(peer, number, buffer, views)
+            sends = [self._packed(peer, views, number) for peer, views in out]
+            receives = [self._parcel(peer, views, empty_dense) for peer, views in into]
+            flights.append((number, self._start(sends, receives), sends, receives))
+            if len(flights) == IN_FLIGHT:
+                self._finish(*flights.popleft())
+        while flights:
+            self._finish(*flights.popleft())
 
-    def _room(self, views: Sequence[Tensor]) -> Tensor:
-        size = sum(view.numel() * view.element_size() for view in views)
-        return torch.zeros(_HEADER + -(-size // 8) * 8, dtype=torch.uint8, device=self.device)
+    def _start(self, sends: Iterable[Parcel], receives: Iterable[Parcel]) -> Pending:
+        return self.everyone.start([m for s in sends for m in s.messages], [m for r in receives for m in r.messages])
 
-    def _pack(self, views: Sequence[Tensor], number: int) -> Tensor:
-        buffer = self._room(views)
-        for part, view in _parts(buffer, views):
+    def _parcel(self, peer: int, views: Sequence[Tensor], dense: Callable[[Tensor], Tensor]) -> Parcel:
+        size = sum(view.nbytes for view in views if not self._is_large(view))
+        buffer = torch.empty(_HEADER + -(-size // 8) * 8, dtype=torch.uint8, device=self.device)
+        large = [view if view.is_contiguous() else dense(view) for view in views if self._is_large(view)]
+        return Parcel(peer, views, buffer, large)
+
+    def _is_large(self, view: Tensor) -> bool:
+        return view.nbytes >= self.large
+
+    def _small(self, parcel: Parcel) -> Iterator[tuple[Tensor, Tensor]]:
+        return _parts(parcel.buffer, [view for view in parcel.views if not self._is_large(view)])
+
+    def _packed(self, peer: int, views: Sequence[Tensor], number: int) -> Parcel:
+        parcel = self._parcel(peer, views, Tensor.contiguous)
+        parcel.buffer[-8:] = 0  # no value may fill the end
+        for part, view in self._small(parcel):
             part.copy_(view)
-        buffer[:_HEADER].view(torch.int64).copy_(torch.tensor(self._manifest(buffer, number)))
-        return buffer
+        manifest = torch.tensor(parcel.manifest(self.generation, number))
+        parcel.buffer[:_HEADER].view(torch.int64).copy_(manifest)
+        return parcel
 
-    def _manifest(self, buffer: Tensor, number: int) -> list[int]:
-        return [self.generation, number, len(buffer), digest_of(buffer[_HEADER:])]
+    def _finish(self, number: int, transfer: Pending, _: list[Parcel], receives: list[Parcel]) -> None:
+        transfer.wait()
+        for parcel in receives:
+            said, found = parcel.buffer[:_HEADER].view(torch.int64).tolist(), parcel.manifest(self.generation, number)
+            if said != found:
+                self.faults.append(
+                    f"rank {parcel.peer}'s message of round {number} says {said}, what arrived is {found}"
+                )
+            self._unpack(parcel)
 
-    def _unpack(self, peer: int, number: int, buffer: Tensor, views: Sequence[Tensor]) -> None:
-        said, found = buffer[:_HEADER].view(torch.int64).tolist(), self._manifest(buffer, number)
-        if said != found:
-            self.faults.append(f"rank {peer}'s message of round {number} says {said}, what arrived is {found}")
-        for part, view in _parts(buffer, views):
+    def _unpack(self, parcel: Parcel) -> None:
+        for part, view in self._small(parcel):
             view.copy_(part)
-            self.received += part.numel() * part.element_size()
+        for part, view in zip(parcel.large, (v for v in parcel.views if self._is_large(v)), strict=True):
+            if part is not view:
+                view.copy_(part)
+        self.received += sum(view.nbytes for view in parcel.views)
+
+
+def empty_dense(view: Tensor) -> Tensor:
+    """`torch.empty_like` keeps strides."""
+    return view.new_empty(view.shape)
 
 
 def _by_peer(parts: Iterable[tuple[int, list[Tensor]]]) -> list[tuple[int, list[Tensor]]]:
@@ -152,7 +212,7 @@ def _by_peer(parts: Iterable[tuple[int, list[Tensor]]]) -> list[tuple[int, list[
 def _parts(buffer: Tensor, views: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     at = _HEADER
     for view in views:
-        stop = at + view.numel() * view.element_size()
+        stop = at + view.nbytes
         yield buffer[at:stop].view(view.dtype).view(view.shape), view
         at = stop
 

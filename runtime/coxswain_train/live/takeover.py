@@ -10,7 +10,7 @@ import logging
 import time
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ from coxswain.transfers import Boxes, Links, Transfers, boxes_of, held_boxes, tr
 from coxswain_train.live.claims import Claim, Content, check_claims, check_contents, check_moved
 from coxswain_train.live.copies import Copies
 from coxswain_train.live.digests import content_of
-from coxswain_train.live.moves import Mover, Rooms, bytes_of, copy_inside, moves_of, rounds
+from coxswain_train.live.moves import Move, Mover, bytes_of, copy_inside, moves_of, rounds
 from coxswain_train.live.state import Cut, LiveState
 from coxswain_train.parallel.shards import Shards
 from coxswain_train.parallel.state import KINDS, State
@@ -71,7 +71,7 @@ class Target:
 
     def _room(self, rank: int) -> State:
         room = State()
-        room.hold(self.shards.boxes(rank), self.dtype, self.device)
+        room.hold(self.shards.boxes(rank), self.dtype, self.device, make=torch.empty)
         return room
 
 
@@ -86,12 +86,18 @@ class Update:
 
 @dataclass(slots=True)
 class Moved:
-    """How a change went. Bytes are those of all ranks together, of state without weights; seconds this rank's."""
+    """How a change went. Bytes are those of all ranks together, of state without weights; seconds this rank's, by phase."""
 
     state_bytes: int = 0
     weight_bytes: int = 0
     received: int = 0  # by this rank
-    seconds: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+    _since: float = field(default_factory=time.perf_counter)
+
+    def ended(self, phase: str) -> None:
+        """A phase, which began when the one before it ended."""
+        since, self._since = self._since, time.perf_counter()
+        self.seconds[phase] = self._since - since
 
 
 class TakeOver:
@@ -103,10 +109,9 @@ class TakeOver:
 
     def run(self, old: Shards, update: Update) -> None:
         """`old`: of the source's layout. Raises Retryable, or RuntimeError at an abort; the living state then stays as it is."""
-        began = time.perf_counter()
         self._settle(update)
+        self.moved.ended("claims")
         self._change(old)
-        self.moved.seconds = time.perf_counter() - began
 
     def _settle(self, update: Update) -> None:
         """Brings all holders to `source.step`."""
@@ -128,14 +133,20 @@ class TakeOver:
     def _change(self, old: Shards) -> None:
         source, target, live = self._source, self._target, self._live
         found = self._list(old)
+        self.moved.ended("list")
         held = live.current
         mine = {h.former: h.copy for h in source.holders if h.rank == target.rank}
         states = {} if held is None else {False: held.own, True: held.copy}
         have = {copy: state for copy in mine.values() if (state := states.get(copy)) is not None}
         total = check_contents(source, self._contents(_digest(found), have.get(False), have.get(True)))
+        self.moved.ended("contents")
         fresh = target.cut(source.step)
         mover = Mover(target.copies.everyone, target.rank, target.generation, target.device)
-        self._move(mover, found, rooms_of(have.values()), rooms_of([fresh.own, fresh.copy]), self._element)
+        old_rooms, rooms = rooms_of(have.values()), rooms_of([fresh.own, fresh.copy])
+        copy_inside(old_rooms, rooms)
+        self.moved.ended("kept")
+        mover.run(self._rounds(found, self._element), old_rooms, rooms)
+        self.moved.ended("moves")
         fresh.agreed = None if held is None else held.agreed
         live.prepared = fresh  # before this rank's vote: others may swap as soon as they have it
         if mover.faults:
@@ -147,6 +158,7 @@ class TakeOver:
             live.prepared = None  # all ranks see the same votes
             raise
         live.keep(fresh)
+        self.moved.ended("vote")
         self.moved.state_bytes, self.moved.received = int(found.elements.sum()) * self._element, mover.received
 
     @property
@@ -169,9 +181,12 @@ class TakeOver:
         mover = Mover(target.copies.everyone, target.rank, target.generation, target.device)
         kept = self._weights if self._weights is not None and target.rank in self._trained else {}
         element = next(iter(weights.values())).element_size()
-        self._move(mover, found, {b: [w] for b, w in kept.items()}, {b: [w] for b, w in weights.items()}, element)
+        held, rooms = {b: [w] for b, w in kept.items()}, {b: [w] for b, w in weights.items()}
+        copy_inside(held, rooms)
+        mover.run(self._rounds(found, element), held, rooms)
         if mover.faults:
             raise Retryable(mover.faults[0])
+        self.moved.ended("weights")
         self.moved.weight_bytes, self._weights = int(found.elements.sum()) * element, None
         return True
 
@@ -192,10 +207,9 @@ class TakeOver:
             Content.of(row) for row in self._world.scalars(Content(moves, digests[0], digests[1], int(fault)).row())
         ]
 
-    def _move(self, mover: Mover, found: Transfers, have: Rooms, need: Rooms, element: int) -> None:
+    def _rounds(self, found: Transfers, element: int) -> list[list[Move]]:
         names = self._target.shapes
-        copy_inside(have, need)
-        mover.run(rounds(moves_of(list(names), found), bytes_of(names, element)), have, need)
+        return rounds(moves_of(list(names), found), bytes_of(names, element))
 
 
 def rooms_of(states: Iterable[State | None]) -> dict[Box, list[Tensor]]:

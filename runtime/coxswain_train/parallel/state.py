@@ -5,7 +5,7 @@ It outlives process groups, worlds and models. A change of layout makes another 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,15 +23,19 @@ class State:
         self._flat: dict[str, Tensor] = {}
 
     def hold(
-        self, boxes: Sequence[Box], dtype: torch.dtype, device: torch.device, kinds: Sequence[str] = KINDS
-    ) -> None:
-        """Makes room for these boxes, with zeros. Keeps memory and values where they are the same ones already."""
+        self, boxes: Sequence[Box], dtype: torch.dtype, device: torch.device, kinds: Sequence[str] = KINDS,
+        make: Callable[..., Tensor] = torch.zeros,
+    ) -> None:  # fmt: skip
+        """Makes room for these boxes, with zeros. Keeps memory and values where they are the same ones already.
+
+        `make`: `torch.empty` where all values are filled.
+        """
         if self._is(tuple(boxes), tuple(kinds), dtype, device):
             return
         self._flat = {}  # first: both do not fit at one time
         size = sum(box.elements for box in boxes)
         self._boxes = tuple(boxes)
-        self._flat = {kind: torch.zeros(size, dtype=dtype, device=device) for kind in kinds}
+        self._flat = {kind: make(size, dtype=dtype, device=device) for kind in kinds}
 
     def _is(self, boxes: tuple[Box, ...], kinds: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> bool:
         same = all((flat.dtype, flat.device) == (dtype, device) for flat in self._flat.values())

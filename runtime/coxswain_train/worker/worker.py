@@ -113,10 +113,10 @@ def run_worlds(
             fault = error
         assignments.step_out()
         leave_world()
-        gc.collect()  # frees the model of the world before, ahead of the next one's
         mine = fault is not None and not aborter.is_aborted() and not is_lost_peer(fault)
         if not mine:
             assignments.leave("" if fault is None or aborter.is_aborted() else _first_line(fault))
+        gc.collect()  # frees the model of the world before, ahead of the next one's, while that is agreed on
         following = assignments.next(next_world_seconds if mine else None)
         if following is None:
             fault = fault or Retryable("the agent is gone")

@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from coxswain import wire
 from coxswain.digests import tokens_digest
+from coxswain.errors import Stale
 from coxswain.layout import Device, Replica, Stage, uniform_layout
 from coxswain.live import Held, Holder
 from tests.unit.coordinator_fakes import make_job, report_of, tokens_of
-from tests.unit.test_coordinator_driver import Lead, small, training
+from tests.unit.test_coordinator_driver import RIVALS, Lead, small, training
 from tests.unit.test_coordinator_parts import agents
 
 pytestmark = pytest.mark.looptime
@@ -160,6 +161,108 @@ async def test_a_worker_that_cannot_hold_what_it_says_is_not_believed(tmp_path, 
         register(lead, replace(one, held=(lie,)), two)
         await begun(lead, 2)
         assert (lead.state.session.world.live, lead.state.session.book.open) == (wire.UNSET, 0)
+
+
+# --- what a world that is over, or another coordinator, cannot do ---------------------------------------------------------
+
+
+def late_report(lead: Lead, plan: wire.StepPlan) -> None:
+    lead.state.add_report(report_of(plan, 0, 0))
+
+
+def late_digests(lead: Lead, plan: wire.StepPlan) -> None:
+    lead.state.add_delivered(served_of(plan))
+
+
+def late_save(lead: Lead, plan: wire.StepPlan) -> None:
+    lead.state.add_saved(wire.ShardsSaved(1, plan.step, 0, 2, (), 0.1, "Moved"))
+
+
+def late_heartbeat(lead: Lead, plan: wire.StepPlan) -> None:
+    lead.state.heartbeat(1, 0, 7)
+
+
+async def in_the_second_world(lead: Lead) -> wire.StepPlan:
+    """The plan of an open step of the first one."""
+    await lead.close(0, 1)
+    plan = lead.state.session.plans_from(2).plans[0]
+    lead.state.mark_world_lost("the network broke")
+    register(lead, *holds(lead, 2))
+    await begun(lead, 2)
+    return plan
+
+
+@pytest.mark.parametrize("late", [late_report, late_digests, late_save, late_heartbeat])
+async def test_a_message_of_a_world_that_is_over_counts_for_nothing_in_the_one_that_goes_on_from_its_memory(
+    tmp_path, late
+):
+    async with training(small(tmp_path)) as lead:
+        plan = await in_the_second_world(lead)
+        session = lead.state.session
+        with pytest.raises(Stale, match=r"generation 1 is not the current one \(2\)"):
+            late(lead, plan)
+        assert (session.begun, session.book.missing_ranks(), session.last_heard, session.move) == (1, [0, 1], {}, None)
+        await lead.close(2)
+
+
+@pytest.mark.parametrize(
+    "late",
+    [{"left": 1}, {"left": 1, "broken": "Connection closed by peer"}, {"left": 1, "generation": 2}, {"held": ()}],
+)
+async def test_what_an_agent_says_of_a_world_that_is_over_does_not_end_the_next(tmp_path, late):
+    async with training(small(tmp_path)) as lead:
+        await in_the_second_world(lead)
+        assert lead.state.register(replace(agents(2)[0], **late)) == wire.Registered(2)
+        assert (lead.state.session.lost, lead.state.failures) == ("", 0)
+        assert lead.state.registry.missing("trainer", 2) == []
+
+
+async def test_the_exit_of_a_worker_from_a_world_that_is_over_does_not_end_the_next_but_a_users_fault_ends_the_job(
+    tmp_path,
+):
+    async with training(small(tmp_path)) as lead:
+        await in_the_second_world(lead)
+        lead.state.add_exit(wire.WorkerExit(1, "trainer-1", 0, 1, -9))
+        assert (lead.state.session.lost, lead.state.session.exited, lead.state.fault) == ("", {}, None)
+        lead.state.add_exit(wire.WorkerExit(1, "trainer-1", 0, 1, 2))
+        assert lead.state.fault.message == "rank 1 on trainer-1 left with code 2"
+
+
+@pytest.mark.parametrize("behind", [1, 7])
+async def test_an_agent_whose_workers_are_in_another_world_is_missing_until_they_have_left_it(tmp_path, behind):
+    async with training(small(tmp_path)) as lead:
+        await in_the_second_world(lead)
+        member = replace(agents(2)[1], generation=behind)
+        assert lead.state.register(member) == wire.Registered(2, lost=behind)
+        assert lead.state.registry.missing("trainer", 2) == ["trainer-1"]
+        lead.state.register(replace(member, generation=0, left=behind))
+        assert lead.state.registry.missing("trainer", 2) == []
+
+
+@RIVALS
+async def test_a_superseded_coordinator_records_nothing_of_a_world_that_could_go_on_from_memory(tmp_path, rival):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2, 3)
+        rival(lead.store, lead.state.session.record)
+        before = lead.keys("log/")
+        lead.state.mark_world_lost("the network broke")
+        register(lead, *holds(lead, 4))
+        with pytest.raises(Stale, match="another coordinator has"):
+            await lead.work
+        assert (lead.keys("steps/"), lead.keys("log/")) == ([], before)
+
+
+async def test_a_trainer_that_is_lost_while_its_world_is_recorded_is_not_in_that_world(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        lead.state.mark_world_lost("the network broke")
+        one, two = holds(lead, 2, copies=True)
+        register(lead, one, two)
+        again = replace(two, instance="two", pod="new", held=())
+        lead.executor.before["create_generation"] = lambda: register(lead, again)
+        await begun(lead, 3)
+        session = lead.state.session
+        assert (session.record.trainers, session.book.open) == (("pod-0", "new"), 2)
 
 
 # --- with those present ---------------------------------------------------------------------------------------------------

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,8 +16,9 @@ from coxswain.digests import tokens_digest
 from coxswain.errors import Stale
 from coxswain.layout import Device, Replica, Stage, uniform_layout
 from coxswain.live import Held, Holder
+from coxswain_coordinator.planning.plan_log import PlanLog
 from tests.unit.coordinator_fakes import make_job, report_of, tokens_of
-from tests.unit.test_coordinator_driver import RIVALS, Lead, small, training
+from tests.unit.test_coordinator_driver import RIVALS, Lead, leading, small, training
 from tests.unit.test_coordinator_parts import agents
 
 pytestmark = pytest.mark.looptime
@@ -263,6 +268,108 @@ async def test_a_trainer_that_is_lost_while_its_world_is_recorded_is_not_in_that
         await begun(lead, 3)
         session = lead.state.session
         assert (session.record.trainers, session.book.open) == (("pod-0", "new"), 2)
+
+
+async def test_the_reason_of_a_lost_world_becomes_clearer_and_never_less_clear(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        one, two = (replace(a, left=1) for a in agents(2))
+        register(lead, replace(one, broken="Connection closed by peer"), two)
+        assert lead.state.session.lost == "a worker of trainer-0 has lost its peers: Connection closed by peer"
+        lose(lead, 1)
+        register(lead, replace(one, broken="Connection closed by peer"), replace(two, broken="Connection reset"))
+        assert lead.state.session.lost == "rank 1 on trainer-1 ended: exit code -9"
+        assert lead.state.failures == 1
+
+
+def suspend(lead: Lead) -> None:
+    lead.state.request_stop(wire.StopRequest("suspend"))
+
+
+def resize(lead: Lead) -> None:
+    lead.state.session.request_move("trainer-2 joined")
+
+
+@pytest.mark.parametrize("order", [suspend, resize])
+async def test_a_worker_that_has_left_because_it_was_to_is_no_failure(tmp_path, order):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        order(lead)
+        assert lead.state.session.directive(2).end in ("Suspended", "Moved")
+        register(lead, replace(agents(2)[0], left=1))
+        assert (lead.state.session.lost, lead.state.failures) == ("", 0)
+
+
+async def test_a_checkpoint_that_is_newer_than_what_workers_hold_is_used(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2)
+        lead.save(3, 0, 1)
+        await lead.until(lambda: lead.state.manifest)
+        lead.state.mark_world_lost("the network broke")
+        register(lead, *holds(lead, 2))
+        await begun(lead, 2)
+        assert (lead.state.session.world.live, lead.state.session.book.open) == (wire.UNSET, 3)
+
+
+# --- a new coordinator ----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def led_again(folder: Path, **changes: Any) -> AsyncIterator[Lead]:
+    """A second coordinator of a job whose first one has ended after a world's first step."""
+    async with training(small(folder)) as lead:
+        await lead.close(0)
+    async with leading(small(folder, **changes), "two") as lead:
+        lead.index()
+        yield lead
+
+
+def out(step: int = 1) -> list[wire.Register]:
+    """Agents whose workers have left the first world."""
+    return [replace(a, left=1, held=(Held(0, 1, i, step),)) for i, a in enumerate(agents(2))]
+
+
+async def test_a_new_coordinator_counts_a_world_as_lost_that_its_workers_have_left_once_all_of_them_are_there(tmp_path):
+    async with led_again(tmp_path) as lead:
+        register(lead, out()[0])
+        await asyncio.sleep(5)
+        assert (lead.state.generation, lead.keys("log/takeovers/")) == (0, [])
+        register(lead, out()[1])
+        await begun(lead, 2)  # none needs to register again
+        assert [e.reason for e in lead.state.events.latest()][-2:] == ["Resumed", "WorkerRestarted"]
+        assert len(lead.keys("log/takeovers/")) == 1
+
+
+async def test_a_worker_that_is_in_a_world_still_that_another_has_left_must_leave_it_first(tmp_path):
+    async with led_again(tmp_path) as lead:
+        inside = replace(agents(2)[0], generation=1)
+        register(lead, inside, out()[1])
+        await lead.until(lambda: lead.state.generation == 1)
+        assert lead.state.registry.missing("trainer", 2) == ["trainer-0"]
+        assert lead.state.register(inside) == wire.Registered(1, lost=1)
+        register(lead, out()[0])
+        await begun(lead, 2)
+
+
+async def test_a_takeover_that_another_coordinator_was_faster_with_is_repeated(tmp_path):
+    async with led_again(tmp_path) as lead:
+        lead.executor.before["take_over"] = lambda: PlanLog(lead.store).take_over(1, "rival")
+        register(lead, *out())
+        await begun(lead, 2)
+        assert len(lead.keys("log/takeovers/")) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "members"),
+    [({"stop_steps": 9}, out()), ({}, agents(2)), ({}, [replace(a, pod=f"{a.pod}-again") for a in out()])],
+    ids=["another job", "nothing held", "other pods"],
+)
+async def test_a_world_that_cannot_go_on_is_not_taken_over_and_the_next_begins_at_the_checkpoint(
+    tmp_path, changes, members
+):
+    async with led_again(tmp_path, **changes) as lead:
+        register(lead, *members)
+        await begun(lead, 2)
+        assert (lead.state.session.world.live, lead.keys("log/takeovers/")) == (wire.UNSET, [])
 
 
 # --- with those present ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from math import prod
 import pytest
 
 from coxswain.config import ModelConfig
-from coxswain.copies import wards_of
+from coxswain.copies import node_numbers, wards_of
 from coxswain.cost.memory import Workload, peaks
 from coxswain.layout import Device, Seat
 from coxswain.models import parameter_specs
@@ -41,6 +41,12 @@ def test_every_rank_has_one_ward_and_one_holder_on_another_trainer_and_node_wher
 def test_copies_are_on_another_node_where_nodes_have_several_trainers() -> None:
     wards = wards_of(seats_on([0, 0, 1, 1, 2, 2, 3, 3]), ["a", "a", "b", "b"])
     assert all(rank // 4 != ward // 4 for rank, ward in enumerate(wards))
+
+
+def test_a_trainer_whose_node_is_not_known_has_one_of_its_own() -> None:
+    numbers = node_numbers(seats_on([0, 0, 1, 2, 3, 3]), ["a", "a"])
+    assert numbers[:3] == [numbers[0]] * 3
+    assert len({*numbers}) == 3 and numbers[4] == numbers[5]
 
 
 def test_where_one_trainer_has_most_ranks_as_many_copies_as_can_be_are_elsewhere() -> None:

@@ -16,7 +16,9 @@ from coxswain.digests import tokens_digest
 from coxswain.errors import Stale
 from coxswain.layout import Device, Replica, Stage, uniform_layout
 from coxswain.live import Held, Holder
+from coxswain.planlog import Generation
 from coxswain_coordinator.planning.plan_log import PlanLog
+from coxswain_coordinator.world.living import standings
 from tests.unit.coordinator_fakes import make_job, report_of, tokens_of
 from tests.unit.test_coordinator_driver import RIVALS, Lead, leading, small, training
 from tests.unit.test_coordinator_parts import agents
@@ -168,6 +170,31 @@ async def test_a_worker_that_cannot_hold_what_it_says_is_not_believed(tmp_path, 
         assert (lead.state.session.world.live, lead.state.session.book.open) == (wire.UNSET, 0)
 
 
+ONE, TWO = uniform_layout([Device(0, 0)], 2), uniform_layout([Device(0, 0), Device(1, 0)], 2)
+BEFORE = Generation(3, "one", 0, TWO, ("pod-0", "pod-1"), ())
+
+
+@pytest.mark.parametrize(
+    ("trainer", "held", "pod", "layout", "rank"),
+    [
+        (0, Held(0, 3, 0, 4), "pod-0", TWO, 0),
+        (1, Held(0, 3, 1, 4, "Reduced", (0,)), "pod-1", TWO, 1),
+        (1, Held(0, 3, 1, 4), "pod-1", ONE, None),  # its device has no seat
+        (0, Held(0, 2, 0, 4), "pod-0", TWO, None),
+        (0, Held(0, 3, 1, 4, "", (0,)), "pod-0", TWO, None),  # rank 1 was on another trainer
+        (0, Held(1, 3, 0, 4), "pod-0", TWO, None),
+        (1, Held(0, 3, -1, 4), "pod-1", TWO, None),
+        (1, Held(0, 3, 2, 4), "pod-1", TWO, None),
+        (1, Held(0, 3, 1, 4, "", (0,)), "another", TWO, None),
+    ],
+)
+def test_a_worker_is_believed_only_what_its_device_and_pod_can_hold_of_that_generation(
+    trainer, held, pod, layout, rank
+):
+    member = replace(agents(2)[trainer], pod=pod, held=(held,))
+    assert list(standings(layout, [member], BEFORE)) == ([] if rank is None else [(rank, held)])
+
+
 # --- what a world that is over, or another coordinator, cannot do ---------------------------------------------------------
 
 
@@ -299,7 +326,7 @@ async def test_a_worker_that_has_left_because_it_was_to_is_no_failure(tmp_path, 
         assert (lead.state.session.lost, lead.state.failures) == ("", 0)
 
 
-async def test_a_checkpoint_that_is_newer_than_what_workers_hold_is_used(tmp_path):
+async def test_a_checkpoint_that_is_newer_than_what_workers_hold_is_used_at_once(tmp_path, looptime):
     async with training(small(tmp_path)) as lead:
         await lead.close(0, 1, 2)
         lead.save(3, 0, 1)
@@ -308,6 +335,7 @@ async def test_a_checkpoint_that_is_newer_than_what_workers_hold_is_used(tmp_pat
         register(lead, *holds(lead, 2))
         await begun(lead, 2)
         assert (lead.state.session.world.live, lead.state.session.book.open) == (wire.UNSET, 3)
+        assert looptime < 1
 
 
 # --- a new coordinator ----------------------------------------------------------------------------------------------------
@@ -352,7 +380,13 @@ async def test_a_worker_that_is_in_a_world_still_that_another_has_left_must_leav
 
 async def test_a_takeover_that_another_coordinator_was_faster_with_is_repeated(tmp_path):
     async with led_again(tmp_path) as lead:
-        lead.executor.before["take_over"] = lambda: PlanLog(lead.store).take_over(1, "rival")
+        log, take_over = lead.driver._log, lead.driver._log.take_over
+
+        def beaten(generation: int, author: str) -> bool:
+            log.take_over = take_over
+            return not PlanLog(lead.store).take_over(generation, "rival")
+
+        log.take_over = beaten
         register(lead, *out())
         await begun(lead, 2)
         assert len(lead.keys("log/takeovers/")) == 2

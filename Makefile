@@ -65,6 +65,7 @@ docs: .venv/.ready  ## the site of the documentation, with search, in .cache/sit
 
 pictures: .venv/.ready  ## make every picture of the documentation from one real run; needs chromium (some five minutes)
 	@$(BIN)/python -m docs.tools.plan_pictures
+	@$(BIN)/python -m docs.tools.goodput_picture
 	@$(BIN)/python -m docs.tools.pictures
 
 manifests: .venv/.ready  ## write dist/install.yaml, the chart for people without Helm (REGISTRY=registry.example/path for the images)
@@ -102,8 +103,8 @@ bench-migrate: .venv/.ready  ## changes of layout in running workers: pause, byt
 bench-detect: .venv/.ready  ## detection of stragglers in simulated worlds: steps until confirmed, false positives, overhead, as JSON (two minutes)
 	@$(BIN)/python -m bench.detect
 
-bench-simulate: .venv/.ready  ## ours and rivals on traces of slow and lost devices in virtual time, as JSON (some ten minutes)
-	@$(BIN)/python -m bench.simulate
+bench-simulate: .venv/.ready  ## ours and rivals on traces of slow and lost devices in virtual time, into docs/results (some ten minutes)
+	@$(BIN)/python -m bench.simulate --write
 
 bench-engine: .venv/.ready  ## the whole system beside a plain torch loop on the same tokens, one replica, two, and two stages (some minutes)
 	@$(BIN)/python -m bench.engine

@@ -3,10 +3,11 @@
     python bench/pipeline_plans.py [--replicas 32] [--stages 4,8] [--tasks 8,16,32,64] [--contexts 8,32,64,256]
         [--seeds 20] [--sets wikipedia,github,byted]
 
-A step has `tasks` times the capacity of tokens a replica, so the ideal bubble is (p - 1) / (tasks + p - 1). The bubble is
-the idle share of all pipelines until the last one ends, by the walk of their operation lists. Random and sorted dispatch
-give every replica as many tokens of packs, in random order or in runs of falling length, packed in that order; rings have
-their least degree and go to the replicas with the fewest tokens. Prints lines of text, then one JSON object.
+A step has `tasks` times the capacity of tokens a replica, so the ideal bubble of full packs is (p - 1) / (tasks + p - 1).
+That of the longest task (`ideal_bubble_of`) is greater where one sequence takes longer than a full pack on all replicas.
+The bubble is the idle share of all pipelines until the last one ends, by the walk of their operation lists. Random and
+sorted dispatch give every replica as many tokens of packs, in random order or in runs of falling length, packed in that
+order; rings have their least degree and go to the replicas with the fewest tokens. Prints lines of text, then one JSON object.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from coxswain.cost import load_constants
 from coxswain.cost.model import CostModel
 from coxswain.plan.lengths import draw_lengths
 from coxswain.plan.makespan.search import makespan
-from coxswain.plan.pipelines.bound import ideal_bubble, pipeline_bound
+from coxswain.plan.pipelines.bound import ideal_bubble, ideal_bubble_of, pipeline_bound
 from coxswain.plan.pipelines.dispatch import end_of
 from coxswain.plan.planners import planner
 from coxswain.plan.problem import Draft, Problem, make_problem
@@ -86,17 +87,20 @@ def measure(problem: Problem, tasks: int, seed: int) -> dict[str, float]:
         own = sum(len(d.members) for d in drafts) / problem.replicas
         row[f"{name}: bubble over ideal"] = bubble / ideal_bubble(stages, tasks)
         row[f"{name}: bubble over ideal of its own tasks"] = bubble / ideal_bubble(stages, own)
+        row[f"{name}: bubble over ideal of the longest task"] = bubble / ideal_bubble_of(problem)
         row[f"{name}: end over bound"] = end / bound
     row["rings"] = sum(len(d.members) > 1 for d in ours)
     return row
 
 
 def _ratios(found: dict[str, list[float]]) -> str:
-    """Medians, and in brackets the worst: of the bubble over the ideal, and of the end over the bound."""
+    """Medians, and in brackets the worst: of the bubble over both ideals, and of the end over the bound."""
     texts = []
     for way in ("makespan", "one stage", "random", "sorted"):
         bubble, end = found[f"{way}: bubble over ideal"], found[f"{way}: end over bound"]
-        texts.append(f"{way} {bubble[0]:.2f} ({bubble[1]:.2f}) end {end[0]:.2f} ({end[1]:.2f})")
+        longest = found[f"{way}: bubble over ideal of the longest task"]
+        both = f"{bubble[0]:.2f} ({bubble[1]:.2f}), {longest[0]:.2f} ({longest[1]:.2f})"
+        texts.append(f"{way} {both} end {end[0]:.2f} ({end[1]:.2f})")
     return "; ".join(texts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -18,6 +19,7 @@ from e2e.throttle import container_id, throttled
 pytestmark = pytest.mark.timeout(1200)
 
 STEPS = 400
+WITHIN = 20  # steps, from the last one that was saved before a device became slow
 # The longest sequence fits one trainer, so that a job can go on with one.
 LIVING = {"recovery": {"copies": "EveryStep"}, "batch": {"tokensPerStep": 4096, "maxSequenceTokens": 2048}}
 BOUNDS = {"count": 2, "minCount": 1, "maxCount": 3}
@@ -64,27 +66,36 @@ def redone(job: Job) -> int:
     return len(lines) - len({line["step"] for line in lines})
 
 
+def planned_from(job: Job) -> int | None:
+    """The first step whose plan counts with the slow trainer, or leaves it out."""
+    said = [found["action"] for found in job.status().get("stragglers") or ()] + job.events("LayoutChanged")
+    return next((int(step) for words in said for step in re.findall(r"from step (\d+)", words)), None)
+
+
 def test_a_throttled_trainer_is_found_and_planned_around_in_the_same_containers(job: Job) -> None:
+    """A device that the layout then leaves without work is not measured, so no event ends this straggler."""
     started(job, stragglers={"action": "Migrate"}, trainers=BOUNDS)
     before, pod = containers(job), next(p for p in job.pods("trainer") if p["metadata"]["name"].endswith("-1-0"))
     first = max(job.digests())
     cgroup = job.site.cluster.plan.cgroup_of(pod["spec"]["nodeName"])
     with throttled(cgroup, container_id(pod, "trainer"), 0.1):
-        job.wait_for_event("StragglerDetected", "trainer-1", 300)
+        said = job.wait_for_event("StragglerDetected", "trainer-1", 300)
         slow = eventually(lambda: job.status().get("stragglers"), "the status names the slow trainer", 60)
         assert slow[0]["trainer"] == "trainer-1" and slow[0]["cause"] in ("Device", "Node")
         assert "trainer-1" in job.kubectl("get", "tj", job.name)
+        planned = eventually(lambda: planned_from(job), "plans count with the slow trainer", 120)
+        (confirmed,) = map(int, re.findall(r"confirmed at step (\d+)", said))
+        assert confirmed <= planned <= first + WITHIN
         job.wait_for_step(max(job.digests()) + 40)
-        planned_around = max(job.digests())
-    job.wait_for_event("StragglerRecovered", "trainer-1", 300)
+        last = max(job.digests())
     assert containers(job) == before and job.restarts() == (0, 0)
     assert_each_step_once(job)
-    worst = max(line["seconds"] for line in job.step_lines() if first <= line["step"] < planned_around)
-    assert seconds_of_steps(job, planned_around - 20, planned_around) < worst
+    worst = max(line["seconds"] for line in job.step_lines() if first <= line["step"] <= planned)
+    assert seconds_of_steps(job, last - 20, last) < worst / 2
 
 
 def test_a_lost_node_costs_at_most_one_step_and_no_healthy_container(job: Job, second: Node) -> None:
-    spread(job, **LIVING, model=SLOW, trainers=BOUNDS)
+    spread(job, **LIVING, model=SLOW, trainers=BOUNDS, stop={"steps": STEPS})
     stays = {name: found for name, found in containers(job).items() if name in on(job, "node-0")}
     second.kill()
     job.wait_for_event("NodeLost", "", NOTICED)
@@ -95,7 +106,7 @@ def test_a_lost_node_costs_at_most_one_step_and_no_healthy_container(job: Job, s
 
 
 def test_a_node_that_is_killed_while_the_job_changes_its_size_ends_in_one_world(job: Job, second: Node) -> None:
-    spread(job, **LIVING, model=SLOW, trainers=BOUNDS)
+    spread(job, **LIVING, model=SLOW, trainers=BOUNDS, stop={"steps": STEPS})
     job.kubectl("scale", "tj", job.name, "--replicas=3")
     eventually(lambda: len(job.pods("trainer")) == 3, "a third trainer's pod is made", 60)
     second.kill()

@@ -89,22 +89,50 @@ def versions(team: Team) -> None:
 
 
 def partial(team: Team) -> None:
-    """A pod group has no minCount: a job whose minimum would fit waits for its full size."""
+    """A job with minCount begins with as many trainers as there is room for; preempted, it waits without pods and comes back."""
     team.submit("large", 3, minCount=1)
-    team.until(lambda: team.waits("large", 5))
-    team.until(lambda: conditions(team).get("QuotaReserved") == "False")
-    (workload,) = team.workloads().values()
-    assert all("minCount" not in one for one in workload["spec"]["podSets"])
-    assert conditions(team).get("Admitted", "False") == "False" and team.waits("large", 5)
+    team.until(lambda: team.runs("large", 4), lambda: team.status("large")["trainers"]["desired"] == 2)
+    assert admitted(team, "large") == {"coordinator": 1, "loader": 1, "trainer": 2}
+    group = team.groups("large")
+    team.submit("urgent", priority="urgent")
+    team.until(lambda: team.runs("urgent"), lambda: team.waits("large", 0), lambda: len(team.workloads()) == 2)
+    team.delete("urgent")
+    team.until(lambda: team.runs("large", 4), lambda: set(team.workloads()) == team.groups("large"))
+    assert team.groups("large") != group and team.status("large")["restarts"]["counted"] == 0
 
 
-def conditions(team: Team) -> dict[str, str]:
-    """Of its only Workload."""
-    (workload,) = team.workloads().values()
-    return {c["type"]: c["status"] for c in workload.get("status", {}).get("conditions", ())}
+def minimum(team: Team) -> None:
+    """A job whose minimum does not fit waits without pods; suspended, it leaves no Workload; deleted, neither."""
+    team.submit("large", 5, minCount=3)
+    team.until(lambda: team.waits("large", 0), lambda: len(team.workloads()) == 1)
+    team.change("large", suspend=True)
+    team.until(lambda: team.state("large") == "Suspended", lambda: team.workloads() == {})
+    team.change("large", suspend=False)
+    team.until(lambda: len(team.workloads()) == 1)
+    team.submit("small")
+    team.until(lambda: team.runs("small"))
+    assert team.waits("large", 0)
 
 
-CLAIMS = (admission, waiting, preemption, replacement, versions, partial)
+def successor(team: Team) -> None:
+    """A trainer of a job that was admitted with fewer is replaced in its group, and its Workload stays as it is."""
+    team.submit("large", 3, minCount=1)
+    team.until(lambda: team.runs("large", 4))
+    group, names = team.groups("large"), {p["metadata"]["name"] for p in team.pods("large")}
+    lost = next(name for name in names if "-trainer-" in name)
+    team.http.delete(f"/api/v1/namespaces/{team.name}/pods/{lost}").raise_for_status()
+    team.until(lambda: team.runs("large", 4) and lost not in team.alive("large"))
+    assert team.groups("large") == group and set(team.workloads()) == group
+
+
+def admitted(team: Team, name: str) -> dict[str, int]:
+    """Pods by role of its Workload, as Kueue has admitted them."""
+    (group,) = team.groups(name)
+    sets = team.workloads()[group]["status"]["admission"]["podSetAssignments"]
+    return {one["name"]: one["count"] for one in sets}
+
+
+CLAIMS = (admission, waiting, preemption, replacement, versions, partial, minimum, successor)
 
 
 def tried(http: httpx.Client, names: list[str]) -> Iterator[Manifest]:

@@ -61,6 +61,10 @@ class Team:
         found: list[Manifest] = self.http.get(f"/api/v1/namespaces/{self.name}/pods", params=labels).json()["items"]
         return found
 
+    def alive(self, name: str) -> set[str]:
+        """Names of its pods that are not being deleted."""
+        return {p["metadata"]["name"] for p in self.pods(name) if "deletionTimestamp" not in p["metadata"]}
+
     def runs(self, name: str, count: int = 3) -> bool:
         """All its pods are on nodes."""
         pods = [p for p in self.pods(name) if "deletionTimestamp" not in p["metadata"]]

@@ -14,7 +14,7 @@ from coxswain.exits import Exit
 from coxswain.ladder.values import Action
 from coxswain.simulate.compare import NAMES, report, simulate, world_of
 from coxswain.simulate.generate import KINDS, generate
-from coxswain.simulate.run import CHECKPOINT, LOSS, RESTART, Settings
+from coxswain.simulate.run import CHECKPOINT, RESTART, Settings
 from coxswain.simulate.traces import Trace, read_trace
 from coxswain_cli.plan.files import on_terminal, write_text
 from coxswain_cli.reporting.goodput_picture import picture
@@ -35,6 +35,7 @@ def simulate_command(
     copies: Annotated[bool, typer.Option(help="Whether ours keeps copies of optimizer state.")] = True,
     checkpoint: Annotated[float, typer.Option(help="Seconds between checkpoints, of all.")] = CHECKPOINT,
     restart: Annotated[float, typer.Option(help="Seconds of a restart, of all.")] = RESTART,
+    spares: Annotated[int, typer.Option(help="Nodes beside the cluster, which --action ReplaceNode may take.")] = 1,
     save: Annotated[Path | None, typer.Option(help="Write the trace here.")] = None,
     file: Annotated[Path | None, typer.Option("--picture", help="Draw goodput over time, as SVG.")] = None,
     output: Annotated[
@@ -47,7 +48,9 @@ def simulate_command(
         if save:
             write_text(save, mine.encode().decode().rstrip("\n"), "save")
         world = world_of(mine, model, hardware)
-        settings = Settings(_positive("checkpoint", checkpoint), _positive("restart", restart), LOSS)
+        if spares < 0:
+            raise Refused("BadValue", f"--spares is {spares}; it must be at least 0")
+        settings = Settings(_positive("checkpoint", checkpoint), _positive("restart", restart), spares=spares)
         outcomes = simulate(world, mine, _names(rivals), action=_action(action), copies=copies, settings=settings)
         found = report(world, mine, outcomes)
         if file:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from coxswain.structs import prepare
+
 
 class BlockEntry(msgspec.Struct, frozen=True, order=True):
     """One block of a source: a Parquet row group, or a byte range or the whole of a text file."""
@@ -18,3 +20,6 @@ class BlockEntry(msgspec.Struct, frozen=True, order=True):
     rejected: int = 0  # samples that do not decode, hence are not in the index
     tokens: int = 0
     key: str = ""  # of its index object
+
+
+prepare(__name__)

@@ -11,6 +11,8 @@ from math import prod
 
 import msgspec
 
+from coxswain.structs import prepare
+
 
 class Box(msgspec.Struct, frozen=True, order=True, array_like=True):
     """Elements [offset, offset + shape) of the logical tensor `name`, one pair per dimension."""
@@ -82,3 +84,6 @@ def zero_shard(box: Box, owners: int, owner: int) -> Box | None:
     if start == stop:
         return None
     return Box(box.name, (box.offset[0] + start, *box.offset[1:]), (stop - start, *box.shape[1:]))
+
+
+prepare(__name__)

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from coxswain.structs import prepare
+
 
 class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     """An S3 server; an empty url means the provider's own.
@@ -294,3 +296,6 @@ def stream_hash(mix: MixConfig, batch: BatchConfig, held_out: int = 0) -> str:
 
 def load_job(path: Path) -> JobConfig:
     return msgspec.json.decode(path.read_bytes(), type=JobConfig)
+
+
+prepare(__name__)

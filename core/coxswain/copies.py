@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-
-import numpy as np
 
 from coxswain.layout import Seat
 
@@ -15,20 +14,25 @@ def wards_of(seats: Sequence[Seat], nodes: Sequence[str] = ()) -> tuple[int, ...
     `nodes`: of each trainer; () where they are unknown. Ranks in the order of nodes and trainers are shifted by the number
     that leaves the fewest with a ward on their own trainer, then on their own node.
     """
-    trainers = np.array([seat.device.trainer for seat in seats], dtype=np.int64)
-    if len(set(trainers.tolist())) < 2:
+    homes, places = [seat.device.trainer for seat in seats], node_numbers(seats, nodes)
+    if len(set(homes)) < 2:
         return ()
-    node = np.array(node_numbers(seats, nodes))
-    order = np.lexsort((trainers, node))
-    homes, places = trainers[order], node[order]
+    order = sorted(range(len(seats)), key=lambda rank: (places[rank], homes[rank]))
+    trainers, machines = _runs(homes), _runs(places)
+    best = min(range(1, len(seats)), key=lambda shift: (_shared(trainers, shift), _shared(machines, shift)))
+    ward = {rank: order[i - best] for i, rank in enumerate(order)}
+    return tuple(ward[rank] for rank in range(len(seats)))
 
-    def shared(shift: int) -> tuple[int, int]:
-        return int((homes == np.roll(homes, shift)).sum()), int((places == np.roll(places, shift)).sum())
 
-    best = min(range(1, len(seats)), key=shared)
-    wards = np.empty_like(order)
-    wards[order] = np.roll(order, best)
-    return tuple(wards.tolist())
+def _runs(values: Sequence[int]) -> Counter[int]:
+    """How many values come so many times; in order they are runs of that length."""
+    return Counter(Counter(values).values())
+
+
+def _shared(runs: Counter[int], shift: int) -> int:
+    """How many places of a circle have the value that is `shift` before them."""
+    size = sum(length * number for length, number in runs.items())
+    return sum(n * (max(0, length - shift) + max(0, length + shift - size)) for length, n in runs.items())
 
 
 def node_numbers(seats: Sequence[Seat], nodes: Sequence[str]) -> list[int]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.block import BlockEntry as BlockEntry  # a module of its own: it needs no numpy
+from coxswain.structs import prepare
 
 
 class BlockIndex(msgspec.Struct, frozen=True):
@@ -71,3 +72,6 @@ def decode(data: bytes) -> BlockIndex:
     """Runs no code: numpy refuses pickled objects unless they are asked for."""
     with np.load(io.BytesIO(data)) as arrays:
         return BlockIndex(at=arrays["at"], lengths=arrays["lengths"], rejected=arrays["rejected"])
+
+
+prepare(__name__)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from coxswain.config import ParallelConfig, ReplicaShape
+from coxswain.structs import prepare
 
 
 class Device(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -108,18 +109,23 @@ def shaped_layout(devices: Sequence[Device], shapes: Iterable[ReplicaShape]) -> 
     free: dict[int, list[Device]] = defaultdict(list)
     for device in devices:
         free[device.trainer].append(device)
-    replicas = []
+    homes, first, replicas = list(free.values()), defaultdict[int, int](int), []
     for wanted in (shape.stages for shape in shapes for _ in range(shape.count)):
         stages, start = [], 0
         for stage in wanted:
-            home = next((mine for mine in free.values() if len(mine) >= stage.tensor), None)
-            if home is None:
+            first[stage.tensor] = place = _next_home(homes, first[stage.tensor], stage.tensor)
+            if place == len(homes):
                 return Layout(replicas=(), standby=tuple(devices))
-            stages.append(Stage(tuple(home[: stage.tensor]), start, start + stage.layers))
-            del home[: stage.tensor]
+            stages.append(Stage(tuple(homes[place][: stage.tensor]), start, start + stage.layers))
+            del homes[place][: stage.tensor]
             start += stage.layers
         replicas.append(Replica(tuple(stages)))
-    return Layout(replicas=tuple(replicas), standby=tuple(device for mine in free.values() for device in mine))
+    return Layout(replicas=tuple(replicas), standby=tuple(device for mine in homes for device in mine))
+
+
+def _next_home(homes: Sequence[Sequence[Device]], first: int, wanted: int) -> int:
+    """The first trainer from `first` on with so many devices left. Those before it will never have them again."""
+    return next((place for place in range(first, len(homes)) if len(homes[place]) >= wanted), len(homes))
 
 
 def uniform_layout(devices: list[Device], layers: int, tensor: int = 1, pipeline: int = 1) -> Layout:
@@ -139,3 +145,6 @@ def uniform_layout(devices: list[Device], layers: int, tensor: int = 1, pipeline
         )
         replicas.append(Replica(stages=stages))
     return Layout(replicas=tuple(replicas), standby=tuple(devices[count * per_replica :]))
+
+
+prepare(__name__)

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from coxswain.layout import Layout
+from coxswain.structs import prepare
 
 Pending = Literal["", "Reduced", "Agreed"]
 """How far a rank was with the step after its last update: nothing of it counts; its reduced gradient is complete; the norm
@@ -81,3 +82,6 @@ def _able(standings: Iterable[Standing], step: int) -> list[Standing]:
 
 def _holders(rank: int, held: Held) -> list[Holder]:
     return [Holder(held.rank, rank), *(Holder(ward, rank, copy=True) for ward in held.copies)]
+
+
+prepare(__name__)

@@ -10,6 +10,7 @@ from coxswain.live import LiveSource
 from coxswain.membership.values import Cursor, Membership
 from coxswain.plan.strategy.values import Strategy
 from coxswain.plan.values import Placement
+from coxswain.structs import prepare
 
 
 class LoaderShare(msgspec.Struct, frozen=True):
@@ -108,3 +109,6 @@ def steps_key(step: int) -> str:
     All such objects together are the run's `steps.jsonl`.
     """
     return f"steps/before-{step:010d}.jsonl"
+
+
+prepare(__name__)

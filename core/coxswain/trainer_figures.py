@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from coxswain.structs import prepare
+
 WINDOW_STEPS = 20
 SLOW = 1.5
 """Slowdown from which a trainer is named in words."""
@@ -114,3 +116,6 @@ def slow_words(figures: Iterable[TrainerFigures], name: Callable[[int], str]) ->
     more += [f"{len(others) - 2} more"] if len(others) > 2 else []
     also = f"; also {', '.join(more)}" if more else ""
     return f"{first} computes {factor} as long as the median for the same work{also}"
+
+
+prepare(__name__)

@@ -20,6 +20,7 @@ from coxswain.live import Held, LiveSource
 from coxswain.membership.values import Cursor, Sequence
 from coxswain.plan.values import StageOperations, Task
 from coxswain.planlog import LoaderShare
+from coxswain.structs import prepare
 
 TOKEN_HEADER = "Authorization"
 GENERATION_HEADER = "X-Coxswain-Generation"
@@ -578,3 +579,6 @@ class StepLine(msgspec.Struct, frozen=True):
     evaluation_seconds: float = 0.0  # of the slowest rank; not part of `seconds`
     planned_seconds: float = 0.0  # of the step by the cost model: makespan, reduction and update; 0: not recorded
     balance: str | UnsetType = UNSET  # the planner that placed the step: the fall-back where the job's was late
+
+
+prepare(__name__)

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from coxswain.config import ParallelConfig
 from coxswain.cost.constants import MODELS
 from coxswain.layout import Device, Layout, Replica, Stage
-from coxswain.plan.pipelines.clock import stage_loads
 from coxswain.plan.planners import BALANCES
 from coxswain.plan.step import loss_layers, plan_step
 from coxswain_cli.plan.step import step_command
@@ -52,7 +51,7 @@ def draw_stages(folder: Path) -> Path:
     layout = Layout(tuple(Replica(tuple(each)) for each in stages))
     parallel = ParallelConfig(tokens_per_replica=8192, max_degree=2, hardware="h100-80g")
     placement = plan_step([12000, 9000, *range(8000, 500, -500)], layout, parallel, model)
-    panel = plan_picture.stage_panel(placement, stage_loads(layout, loss_layers(model)))
+    panel = plan_picture.stage_panel(placement, layout, loss_layers(model))
     file = folder / STAGES
     file.write_text(plan_picture.picture_of([panel]) + "\n")
     return file

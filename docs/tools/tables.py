@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs.tools import comparison, detection, failures, layouts, measured, placement, strategy
+from docs.tools import comparison, detection, failures, layouts, measured, placement, simulated, strategy
 
 ROOT = comparison.ROOT
 
@@ -22,6 +22,7 @@ def pages() -> dict[str, dict[str, str]]:
         "docs/design/strategy.md": {"strategy": strategy.table(results["strategy"])},
         "docs/design/layouts.md": {"layouts": layouts.tables(results["layout"])},
         "docs/design/stragglers.md": {"stragglers": detection.tables(results["detect"])},
+        "docs/design/simulate.md": {"simulated": simulated.tables(results.get("simulate"))},
         "docs/failures.md": {"failures": failures.tables(failures.read())},
     }  # fmt: skip
 

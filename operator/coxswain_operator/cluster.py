@@ -12,7 +12,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from coxswain.errors import Refused
 from coxswain.wire import JobReport, SizeReply
-from coxswain_operator.views import Event, Manifest, NodeView, PodView
+from coxswain_operator.views import AdmissionView, Event, Manifest, NodeView, PodView
 
 
 class AlreadyExists(Exception):
@@ -61,6 +61,10 @@ class Cluster(Protocol):
 
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
         """Ends a group of pods in Kueue: annotates this pod or, without one, deletes the Workload."""
+        ...
+
+    async def admissions(self, namespace: str, job_uid: str) -> Sequence[AdmissionView] | None:
+        """The Workloads that were created for the job's groups; None: the cluster has no Kueue."""
         ...
 
     async def pod_security(self, namespace: str) -> str:

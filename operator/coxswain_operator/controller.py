@@ -10,6 +10,7 @@ from coxswain.wire import JobReport
 from coxswain_operator.children import kinds
 from coxswain_operator.children.common import controller_of
 from coxswain_operator.children.job_token import TokenKeys
+from coxswain_operator.children.scheduling import has_minimum
 from coxswain_operator.clock import SteadyClock
 from coxswain_operator.cluster import Cluster, JobControl
 from coxswain_operator.executor import ActionExecutor
@@ -29,7 +30,7 @@ from coxswain_operator.reconcile.actions import (
 from coxswain_operator.reconcile.spec import read_spec
 from coxswain_operator.reconcile.status import read_status
 from coxswain_operator.settings import Settings
-from coxswain_operator.views import HolderView, Manifest, PodView, QuarantineView, retry_requested
+from coxswain_operator.views import AdmissionView, HolderView, Manifest, PodView, QuarantineView, retry_requested
 from coxswain_operator.workqueue import RequeueDelay
 
 WATCHED = ("TrainingJob", "Pod", "DataSource", "DataMix", "ParallelismPolicy")
@@ -111,6 +112,7 @@ class Controller:
             holders=await self._holders(job),
             leftovers=await self._leftovers(job),
             pod_security=await self._cluster.pod_security(namespace),
+            admissions=await self._admissions(job),
             tokens=self._keys.tokens(job),
             quarantines=await self._quarantines(),
             sizing=await self._sizing(job, report),
@@ -120,6 +122,12 @@ class Controller:
         if not self._settings.quarantine:
             return ()
         return tuple(map(quarantine_view, await self._cluster.list("NodeQuarantine", "")))
+
+    async def _admissions(self, job: Manifest) -> tuple[AdmissionView, ...] | None:
+        """Of a job that Kueue may admit with fewer trainers."""
+        meta = job["metadata"]
+        found = await self._cluster.admissions(meta["namespace"], meta["uid"]) if has_minimum(job) else None
+        return None if found is None else tuple(found)
 
     async def _sizing(self, job: Manifest, report: JobReport | None) -> Sizing | None:
         trainers = live_size.wanted(job, report, self._clock())

@@ -8,6 +8,7 @@ from functools import partial
 
 from coxswain.errors import Refused
 from coxswain.wire import Fault
+from coxswain_operator.children.workload import KIND as WORKLOAD
 from coxswain_operator.cluster import AlreadyExists, Cluster, JobControl
 from coxswain_operator.reconcile.actions import (  # fmt: skip
     Action,
@@ -127,6 +128,8 @@ class ActionExecutor:
         except AlreadyExists:
             if kind == "Secret":  # its name is made of its token
                 return True
+            if kind == WORKLOAD:  # its name is made of the job's uid: the next look finds it
+                return False
             self._taken.setdefault(job["metadata"]["uid"], []).append((kind, name))
             return False
         return True

@@ -153,8 +153,22 @@ class _Backoffs:
         return chain((0.5, 1, 2, 4, 8), repeat(LONGEST_PAUSE))
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """No handler asks what has changed since the last time: kopf would copy each object twice to know."""
+
+    def build(self, *, body: Any, extra_fields: Any = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: Any) -> None:
+        return None
+
+    def store(self, *, body: Any, patch: Any, essence: Any) -> None:
+        pass
+
+
 def _settings(silence: float) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
+    settings.persistence.diffbase_storage = _NoDiffs()
     settings.networking.error_backoffs = _Backoffs()
     settings.watching.inactivity_timeout = silence
     settings.posting.enabled = False  # events are ours: stable reasons, after the status write

@@ -40,9 +40,11 @@ class ReportPoller:
         self._polled: dict[str, _Polled] = {}  # by the job's uid
 
     async def report(self, job: Manifest) -> JobReport | None:
-        """The latest report of the present coordinator pod, never of its predecessor. Starts polling it."""
+        """The latest report of the present coordinator pod, never of its predecessor. Starts polling it once it is ready."""
         uid, coordinator_uid = job["metadata"]["uid"], await self._coordinator_uid(job)
         polled = self._polled.get(uid)
+        if polled is None and not coordinator_uid:  # there is none to ask, and the job may not name its token yet
+            return None
         if polled is None or (coordinator_uid and polled.coordinator_uid != coordinator_uid):
             polled = self._start_polling(job, coordinator_uid)
         elif polled.task is not None and polled.task.done():  # by an unexpected error, which asyncio logs

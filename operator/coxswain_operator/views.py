@@ -144,6 +144,16 @@ class ChildView:
     data: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class AdmissionView:
+    """The Workload of a group of pods in Kueue. `trainers`: as many as it admits; None: it waits, or has been evicted."""
+
+    name: str
+    content: str = ""  # hash of what was asked for
+    trainers: int | None = None
+    message: str = ""  # why it waits
+
+
 def retry_value(job: Manifest) -> str:
     """The value of the annotation that requests a retry."""
     return str((job["metadata"].get("annotations") or {}).get(ANNOTATION_RETRY, ""))

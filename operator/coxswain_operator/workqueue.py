@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 Key = tuple[str, str]  # namespace, name
 COALESCE_SECONDS = 0.05  # keys that are added together are one pass
+CROWD_SECONDS = 0.5  # that a key rests at most because others have been added
 MAX_CONCURRENT = 16  # keys in process
 MAX_BACKOFF_SECONDS = 60.0  # after failures
 
@@ -82,7 +83,7 @@ class WorkQueue:
         rest: RequeueDelay | None = None
         while added.is_set() or rest:
             if rest:
-                await _wait_for_add(added, rest)
+                await self._wait_for_add(added, rest)
             await asyncio.sleep(COALESCE_SECONDS)
             added.clear()
             try:
@@ -92,6 +93,19 @@ class WorkQueue:
                 rest = _backoff(key, error, failures)
         del self._tasks[key], self._added[key]
 
+    async def _wait_for_add(self, added: asyncio.Event, rest: RequeueDelay) -> None:
+        """Waits for an addition, for least to most seconds.
+
+        `least` is what one key may cost. Where others have been added too, they share that: each rests so many times as long.
+        """
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(rest.most):
+                await added.wait()
+        shared = min(rest.least * max(1, len(self._due)), max(rest.least, CROWD_SECONDS))
+        await asyncio.sleep(begun + shared - clock())
+
     async def _process_once(self, key: Key) -> RequeueDelay | None:
         async with self._slots:
             self._due.pop(key, None)
@@ -99,16 +113,6 @@ class WorkQueue:
                 return await self._process(key)
             finally:
                 self._ended = asyncio.get_running_loop().time()
-
-
-async def _wait_for_add(added: asyncio.Event, rest: RequeueDelay) -> None:
-    """Waits for an addition, for least to most seconds."""
-    clock = asyncio.get_running_loop().time
-    begun = clock()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(rest.most):
-            await added.wait()
-    await asyncio.sleep(begun + rest.least - clock())
 
 
 def _backoff(key: Key, error: Exception, failures: int) -> RequeueDelay:

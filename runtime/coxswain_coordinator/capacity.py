@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from coxswain.config import JobConfig
+from coxswain.cost.change import change_peak
+from coxswain.cost.constants import device_memory
+from coxswain.cost.memory import RESERVED
 from coxswain.layout import Device, Layout
+from coxswain.models import parameter_specs
+
+_BF16, _GIB = 2, 2**30
+_LEAST_ROWS = 64  # of a vocabulary that follows a tokenizer
 
 
 def capacity_fault(job: JobConfig, layout: Layout) -> str:
@@ -21,6 +28,25 @@ def capacity_fault(job: JobConfig, layout: Layout) -> str:
     return (
         f"CapacityLost: {usable} replicas hold {usable * parallel.tokens_per_replica} tokens of one sequence, "
         f"batch.maxSequenceTokens is {longest}; waiting for more trainers"
+    )
+
+
+def change_fault(job: JobConfig, before: Layout, after: Layout) -> str:
+    """Why a device cannot hold the state of both layouts until all have swapped; empty when all can.
+
+    The change then goes through a checkpoint. Without GPUs nothing is judged, nor is a model of the user's own.
+    """
+    limit, model = device_memory(job.parallelism.hardware), job.model
+    if not limit or model.custom or not after.replicas:
+        return ""
+    specs = parameter_specs(model, model.vocabulary or _LEAST_ROWS)
+    device, size = change_peak(model, specs, before, after, _BF16, job.copies)
+    if size + RESERVED <= limit:
+        return ""
+    return (
+        f"MemoryTooSmall: trainer-{device.trainer} device {device.device} would hold {size / _GIB:.1f} GiB of the state of "
+        f"both layouts at a time, and {RESERVED / _GIB:.1f} GiB beside tensors; a device of {job.parallelism.hardware} has "
+        f"{limit / _GIB:.1f} GiB"
     )
 
 

@@ -187,7 +187,9 @@ class Driver:
             return False
         present = [index_of(m.name) for m in run.registry.present("trainer", run.size)]
         if why := run.changes.due(world.layout, present):
-            session.request_move(why, saves=run.changes.loses_state(world.layout))
+            fault = self._worlds.change_fault(world.layout)
+            said = f"{why}; through a checkpoint: {fault}" if fault else why
+            session.request_move(said, saves=bool(fault) or run.changes.loses_state(world.layout))
             run.notifier.notify(Topic.PLANS)
         return bool(why)
 

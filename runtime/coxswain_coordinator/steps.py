@@ -23,6 +23,7 @@ from coxswain.models import parameter_specs
 from coxswain.plan.pipelines.simulation import loads
 from coxswain.plan.starts import starts
 from coxswain.plan.values import Task
+from coxswain.structs import prepare
 from coxswain.wire import DeliveredDigests, StepLine, StepPlan, StepReport, TaskTiming, Totals, World
 
 
@@ -284,3 +285,6 @@ def planned_tasks(tasks: tuple[Task, ...]) -> tuple[PlannedTask, ...]:
         start, stop = begin[task.index], begin[task.index] + task.seconds
         out.append(PlannedTask(task.index, task.kind, task.replicas, sequences, tokens, start, stop))
     return tuple(out)
+
+
+prepare(__name__)

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
+from coxswain.structs import prepare
 from coxswain_data.formats.object_reader import ObjectReader
 from coxswain_link.store import NotFound, Store
 
@@ -54,3 +55,6 @@ def _digest(file: ObjectReader) -> str:
     for piece in file.pieces():
         digest.update(piece)
     return digest.hexdigest()
+
+
+prepare(__name__)

@@ -18,6 +18,7 @@ from pyarrow import flight
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain.membership.values import Sequence
 from coxswain.names import host_port
+from coxswain.structs import prepare
 from coxswain.wire import TOKEN_HEADER, Fault
 
 BATCH_TOKENS = 256 << 10  # of a record batch: 1 MiB
@@ -198,3 +199,6 @@ def _from_flight(where: str, error: Exception) -> CoxswainError:
     if not fault.retryable:
         return Refused(fault.reason, fault.message)
     return Stale(fault.message) if fault.reason == "Stale" else Retryable(fault.message)
+
+
+prepare(__name__)

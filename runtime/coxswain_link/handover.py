@@ -15,6 +15,7 @@ import msgspec
 import tenacity
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
+from coxswain.structs import prepare
 from coxswain_link.step_buffer import Buffer, StepArrays, unpack
 
 log = logging.getLogger(__name__)
@@ -208,3 +209,6 @@ def _raise(reply: _Reply) -> None:
         raise Refused(reply.reason, reply.message)
     if reply.status == "failed":
         raise Retryable(reply.message)
+
+
+prepare(__name__)

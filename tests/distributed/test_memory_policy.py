@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,15 +13,20 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from torch import Tensor
 
+from coxswain.cost.constants import load_hardware, scaled
+from coxswain.cost.model import CostModel
+from coxswain.cost.recompute import repeated
+from coxswain.cost.ulysses import HeadExchange
 from coxswain.layout import Layout
 from coxswain.models import parameter_specs
 from coxswain.plan.head_groups import key_heads
 from coxswain_train.engine.memory import MemoryPolicy, Recompute
 from coxswain_train.engine.offload import HostCopies
+from coxswain_train.model.ring import Message
 from tests.distributed import training
 from tests.distributed.plans import Plan, random_plan
 from tests.distributed.reference import Stream
-from tests.distributed.threads import ThreadWorld, run_threads
+from tests.distributed.threads import Arrivals, Member, ThreadWorld, run_threads
 from tests.layouts import layout_of
 
 MODEL = replace(training.MODEL, layers=3)
@@ -83,6 +89,32 @@ def test_no_way_to_save_memory_changes_a_bit_of_a_gradient(layout: Layout, seed:
             assert sum(copies.loaded) >= sum(copies.saved)
         goes = ratio == 1 or (ratio > 0 and recompute != "Full")  # of two equal inputs of layers none is 0.3
         assert any(copies.saved for _, copies, _ in found) == goes
+
+
+@pytest.mark.parametrize("recompute", MODES)
+@pytest.mark.parametrize(("seed", "size"), [(4, 1), (7, 2)], ids=["ring", "heads"])
+def test_members_of_a_ring_send_what_the_cost_model_counts(
+    seed: int, size: int, recompute: Recompute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes for each mode of recompute; only the gradients' way home to their keys is counted with the last hop."""
+    stream, two, sent = Stream(lengths=(64,), vocabulary=training.VOCABULARY), layout_of(*[[(1, 3)]] * 2), [0, 0]
+
+    def start(self: Member, sends: Sequence[Message], receives: Sequence[Message]) -> Arrivals:
+        sent[self.rank] += sum(x.nbytes for _, x in sends)
+        return ended(self, sends, receives)
+
+    ended = Member.start
+    monkeypatch.setattr(Member, "start", start)
+    assert (plan_of(two, stream, seed)[0][0].ulysses or 1) == size
+    run_threads(2, gradients, two, torch.float32, recompute, 0.0, stream, seed)
+    rates = replace(load_hardware("cpu").rates, kv_element_bytes=4, inside_node_gbps=1e-9)  # a second a byte
+    exchange = HeadExchange("Ulysses", 2, MODEL.heads / MODEL.kv_heads, 2, recompute)
+    cost, home = (
+        CostModel(repeated(scaled(rates, MODEL), recompute), exchange),
+        CostModel(scaled(rates, MODEL)).kv(True) / 3,
+    )
+    each = cost.kv(True) + home if size == 1 else cost.exchanged(2, True)
+    assert sent == pytest.approx([32 * each] * 2)
 
 
 @pytest.mark.parametrize(("recompute", "forwards"), [("None", 1), ("Selective", 1), ("Full", 2)])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_
+from math import prod
 
 import numpy as np
 import pytest
@@ -14,7 +16,12 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from coxswain.config import ModelConfig
+from coxswain.copies import wards_of
+from coxswain.cost import memory
+from coxswain.cost.change import WINDOWS, change_peak
 from coxswain.cost.memory import Recompute, Workload, peaks
+from coxswain.layout import Device, Layout
+from coxswain.live import LiveSource
 from coxswain.models import parameter_specs
 from coxswain.plan.chunks import ring_slices
 from coxswain.plan.values import Operation, StageOperations, Task
@@ -26,7 +33,8 @@ from tests.distributed import training
 from tests.distributed.live_bytes import peak_bytes
 from tests.distributed.plans import Plan
 from tests.distributed.reference import Stream
-from tests.distributed.threads import ThreadWorld, run_threads
+from tests.distributed.threads import Mail, ThreadWorld, run_threads
+from tests.distributed.worlds import Job, begin, numbered
 from tests.layouts import layout_of
 
 # Model, rows of its embedding, tokens of a task, bytes of a parameter.
@@ -96,6 +104,91 @@ def measured(world: ThreadWorld, model: ModelConfig, rows: int, tokens: int, wor
     step = training.work_of(stream, 0, two_tasks(tokens, members), 0)
     held = [*engine.model.weights().values(), *(x for boxes in engine.boxes().values() for x in boxes.values())]
     return sum(x.nbytes for x in held) + peak_bytes(lambda: engine.compute(step))
+
+
+@dataclass
+class Twin(ThreadWorld):
+    """A world of two whose other rank does what this one does."""
+
+    def exchange(self, ranks: tuple[int, ...]) -> Mirror:  # type: ignore[override]
+        return Mirror()
+
+    def all_to_all(self, received: Tensor, sent: Tensor, receives: list[int], sends: list[int], hop: int) -> Twin:  # type: ignore[override]
+        received.copy_(sent[: len(received)] if len(sent) >= len(received) else torch.zeros_like(received))
+        return self
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> None: ...
+
+    def scalars(self, mine: list[float]) -> list[list[float]]:
+        return [mine] * self.ranks
+
+
+def measured_with_a_twin(model: ModelConfig, rows: int, tokens: int, dtype: torch.dtype, copies: bool) -> int:
+    """The most bytes at one time in a whole step of one of two replicas on two trainers, with all that it holds."""
+    layout = layout_of([(1, model.layers)], [(1, model.layers)])
+    wards = wards_of(layout.ranks()) if copies else ()
+    engine = Engine(
+        model, rows, training.OPTIMIZER, 10, layout, layout.ranks()[0], Twin(Mail(), 0, 2), torch.device("cpu"), dtype,  # type: ignore[arg-type]
+        wards=wards,
+    )  # fmt: skip
+    engine.initialise(training.SEED)
+    stream = Stream(lengths=(tokens, tokens), vocabulary=rows)
+    work = training.work_of(stream, 0, two_tasks(tokens), 0)
+    work = with_(work, labels=2 * work.labels)
+    cut = engine.live.current
+    assert cut is not None
+    held = [*engine.model.weights().values(), *(x for boxes in cut.own.boxes().values() for x in boxes.values())]
+    held += [x for boxes in (cut.copy.boxes() if cut.copy else {}).values() for x in boxes.values()]
+    return sum(x.nbytes for x in held) + peak_bytes(lambda: engine.step(work, time.perf_counter()))
+
+
+@pytest.mark.parametrize("shape", ["mostly weights", "mostly weights in bf16"])
+def test_the_predicted_peak_has_the_copies_of_another_rank_s_shard(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its optimizer state all the time, and its gradient until the update."""
+    monkeypatch.setattr(memory, "BUCKETS", 0)  # a model of these sizes fills none
+    model, rows, tokens, dtype = SHAPES[shape]
+    layout, specs = layout_of([(1, model.layers)], [(1, model.layers)]), parameter_specs(model, rows)
+    without, predicted = (
+        peaks(model, specs, layout, Workload(dtype.itemsize, tokens, copies=copies))[0, 0, 0].total
+        for copies in (False, True)
+    )
+    assert without == pytest.approx(measured_with_a_twin(model, rows, tokens, dtype, False), rel=0.1)
+    assert predicted == pytest.approx(measured_with_a_twin(model, rows, tokens, dtype, True), rel=0.1)
+    assert without < 0.8 * predicted
+
+
+def measured_change(world: ThreadWorld, job: Job, generation: int, source: LiveSource) -> int:
+    """The most bytes at one time while this rank takes over, with what it held before."""
+    live = job.workers[Device(0, 0)]
+    assert live.weights is not None
+    held = [*live.weights.values(), *(x for boxes in live.own.boxes().values() for x in boxes.values())]
+    return sum(x.nbytes for x in held) + peak_bytes(lambda: job.engine(world, generation).take_over(source))
+
+
+def test_the_predicted_peak_of_a_change_of_layout_is_that_of_both_states_and_of_both_models_weights() -> None:
+    """Of one rank, which exchanges nothing: there are no windows. Copies are more of the same."""
+    model, _, _, dtype = SHAPES["mostly weights"]
+    job, layout = Job(model, Stream((7,), training.VOCABULARY), dtype), numbered(layout_of([(1, model.layers)]))
+    run_threads(1, begin, job, job.form(layout), range(1))
+    source = job.source(layout)
+    (found,) = run_threads(1, measured_change, job, job.form(layout), source)
+    specs = parameter_specs(model, training.VOCABULARY)
+    device, predicted = change_peak(model, specs, layout, layout, dtype.itemsize, copies=False)
+    assert (device, predicted - WINDOWS) == (Device(0, 0), pytest.approx(found, rel=0.1))
+
+
+def test_a_device_that_joins_holds_the_new_state_alone_and_copies_double_both() -> None:
+    model, rows, _, _ = SHAPES["mostly weights"]
+    specs, one, two = parameter_specs(model, rows), *(layout_of(*[[(1, model.layers)]] * n) for n in (1, 2))
+    elements = sum(prod(spec.shape) for spec in specs)
+    assert change_peak(model, specs, one, two, 2, copies=False) == (Device(0, 0), (2 + 12 + 2 + 6) * elements + WINDOWS)
+    assert change_peak(model, specs, two, two, 2, copies=True) == (Device(0, 0), 2 * (2 + 12) * elements + WINDOWS)
+    other = layout_of([(1, model.layers)], [(1, 3), (1, model.layers)])
+    joined = change_peak(model, specs, Layout(other.replicas[1:]), Layout(other.replicas[:1]), 2, copies=False)
+    assert joined == (Device(0, 0), (2 + 12) * elements + WINDOWS)
 
 
 OFFLOADED = [

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from coxswain.errors import Refused, Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_JOB_UID, LABEL_ROLE
+from coxswain_operator.children.common import CONTENT
 from coxswain_operator.cluster import Denied
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
 from coxswain_operator.kubernetes.access import Access
@@ -141,6 +142,65 @@ async def test_a_group_leaves_its_queue_in_whatever_version_kueue_serves(served:
     async with answering(answer) as connection, KubernetesCluster(connection) as cluster:
         await cluster.leave_queue("n", "group", "")
     assert deleted == [*served[:1]]
+
+
+ADMITTED = {
+    "conditions": [{"type": "Admitted", "status": "True"}],
+    "admission": {"podSetAssignments": [{"name": "loader", "count": 1}, {"name": "trainer", "count": 2}]},
+}
+EVICTED = {
+    **ADMITTED,
+    "conditions": [*ADMITTED["conditions"], {"type": "Evicted", "status": "True", "message": "an urgent job"}],
+}
+
+
+@pytest.mark.parametrize("served", [("v1beta2", "v1beta1"), ("v1beta2",), ("v1beta1",), ()])
+async def test_what_kueue_admits_is_read_in_whatever_version_it_serves(served: tuple[str, ...]) -> None:
+    statuses = {"waits": None, "runs": ADMITTED, "gone": EVICTED}
+    items = [
+        {"metadata": {"name": name, "annotations": {CONTENT: name}}, "status": status}
+        for name, status in statuses.items()
+    ]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.query["labelSelector"] == f"{LABEL_JOB_UID}=j"
+        if request.path.split("/")[3] not in served:
+            return web.json_response({"kind": "Status", "reason": "NotFound"}, status=404)
+        return web.json_response({"items": items})
+
+    async with answering(answer) as connection, KubernetesCluster(connection) as cluster:
+        found = await cluster.admissions("n", "j")
+    if not served:
+        assert found is None
+        return
+    assert [(w.name, w.content, w.trainers, w.message) for w in found or ()] == [
+        ("waits", "waits", None, ""), ("runs", "runs", 2, ""), ("gone", "gone", None, "an urgent job"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
+async def test_a_workload_is_made_with_the_value_of_its_class_which_must_exist(version: str) -> None:
+    made: list[Manifest] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path.split("/")[3] != version or request.path.endswith("/missing"):
+            return web.json_response({"kind": "Status", "reason": "NotFound"}, status=404)
+        if request.method == "GET":
+            return web.json_response({"value": 1000})
+        made.append(await request.json())
+        return web.json_response(made[-1], status=201)
+
+    def of_class(name: str) -> Manifest:
+        ref = {"group": "kueue.x-k8s.io", "kind": "WorkloadPriorityClass", "name": name}
+        spec = {"podSets": [], "priorityClassRef": ref}
+        head = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload"}
+        return {**head, "metadata": {"name": "g", "namespace": "n"}, "spec": spec}
+
+    async with answering(answer) as connection, KubernetesCluster(connection) as cluster:
+        await cluster.create(of_class("urgent"))
+        with pytest.raises(Denied, match="WorkloadPriorityClass missing does not exist"):
+            await cluster.create(of_class("missing"))
+    assert [(m["apiVersion"], m["spec"]["priority"]) for m in made] == [(f"kueue.x-k8s.io/{version}", 1000)]
 
 
 async def test_long_lists_are_read_in_pages() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from coxswain_operator.cluster import AlreadyExists, Conflict, WatchEvent
 from coxswain_operator.node_decoding import Node, node_view
 from coxswain_operator.pod_decoding import pod_view
 from coxswain_operator.reconcile.times import stamp
-from coxswain_operator.views import Conditions, Event, Manifest, NodeView, PodView
+from coxswain_operator.views import AdmissionView, Conditions, Event, Manifest, NodeView, PodView
 
 NAMESPACE = "lab"
 
@@ -123,6 +123,10 @@ class FakeCluster:
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
         """This world has no queue."""
         self.before_call("leave", group)
+
+    async def admissions(self, namespace: str, job_uid: str) -> Sequence[AdmissionView] | None:
+        """This world has no queue."""
+        return None
 
     async def pod_security(self, namespace: str) -> str:
         return self.level

@@ -78,6 +78,18 @@ def test_offload_counts_in_what_mode_auto_may_choose_and_is_named_where_it_makes
     assert ("MemoryTooSmall" in [found.reason for found in moved]) is not helps
 
 
+@pytest.mark.parametrize(("layers", "fits"), [(22, True), (24, False)])
+def test_copies_count_in_what_mode_auto_may_choose(layers: int, fits: bool) -> None:
+    """Each of two trainers would hold all of the optimizer's state: its own half, and a copy of the other's."""
+    shape = {"layers": layers, "hidden": 4096, "heads": 32, "kvHeads": 32, "feedForward": 11008, "vocabulary": 32000}
+    policy = {"mode": "Auto", "hardware": "a100-80g", "recompute": "Full", "hybridData": {"tokensPerReplica": 2048}}
+    trainers = {"count": 2, "minCount": 2, "maxCount": 2}
+    plain = job(policy, model={"config": shape}, trainers=trainers)
+    kept = job(policy, model={"config": shape}, trainers=trainers, recovery={"copies": "EveryStep"})
+    assert faults(plain) == []
+    assert [fault.reason for fault in faults(kept)] == ([] if fits else ["MemoryTooSmall"])
+
+
 def test_a_sequence_that_the_replicas_that_fit_cannot_hold_is_refused() -> None:
     trainers = {"count": 4, "minCount": 4, "maxCount": 4}
     policy = {**GPU, "recompute": "Selective", "hybridData": {"tokensPerReplica": 4096}}

@@ -163,7 +163,12 @@ def test_an_operator_of_some_namespaces_has_no_right_elsewhere() -> None:
     assert sorted(places) == ["team-a", "team-a", "team-b", "team-b"]
 
 
-KUEUE = {("", "pods", "patch"), ("kueue.x-k8s.io", "workloads", "delete")}
+KUEUE = {
+    ("", "pods", "patch"),
+    *(("kueue.x-k8s.io", "workloads", verb) for verb in ("list", "create", "delete")),
+    ("kueue.x-k8s.io", "workloadpriorityclasses", "get"),
+    ("scheduling.k8s.io", "priorityclasses", "get"),
+}
 VERBS = ("list", "watch", "create", "delete")
 NATIVE = {("scheduling.k8s.io", plural, verb) for plural in ("workloads", "podgroups") for verb in VERBS}
 VOLCANO, COSCHEDULING = (

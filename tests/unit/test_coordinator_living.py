@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain import wire
+from coxswain.cost.change import change_peak
+from coxswain.cost.memory import RESERVED
 from coxswain.digests import tokens_digest
 from coxswain.errors import Stale
 from coxswain.layout import Device, Replica, Stage, uniform_layout
 from coxswain.live import Held, Holder
+from coxswain.models import parameter_specs
 from coxswain.planlog import Generation
+from coxswain_coordinator import capacity
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.world.living import standings
 from tests.unit.coordinator_fakes import make_job, report_of, tokens_of
@@ -486,6 +491,32 @@ async def test_a_requested_layout_comes_at_a_step_boundary_and_no_step_is_repeat
         assert [(e.reason, e.warning) for e in lead.state.events.latest()][-1] == ("LayoutChanged", False)
         assert lead.state.failures == 0
         await lead.close(step)
+
+
+async def test_a_layout_whose_state_does_not_fit_beside_the_present_one_comes_through_a_checkpoint(
+    tmp_path, monkeypatch
+):
+    """A device of one byte too few; no step is repeated."""
+    job = make_job(tmp_path, batch=replace(make_job(tmp_path).batch, max_sequence_tokens=128))
+    async with training(job) as lead:
+        await lead.close(0, 1)
+        session, specs = lead.state.session, parameter_specs(job.model, lead.state.session.world.vocabulary)
+        _, most = change_peak(job.model, specs, session.record.layout, one_replica(), 2, copies=False)
+        monkeypatch.setattr(capacity, "device_memory", lambda _: RESERVED + most)
+        assert capacity.change_fault(lead.state.sized_job, session.record.layout, one_replica()) == ""
+        monkeypatch.setattr(capacity, "device_memory", lambda _: RESERVED + most - 1)
+        lead.state.request_layout(one_replica(), "trainer-1 is slow")
+        await lead.until(lambda: session.move)
+        step = session.move.step
+        assert session.directive(step).checkpoint
+        lead.save(step, 0, 1, end="Moved")
+        await lead.until(lambda: session.lost)
+        register(lead, *holds(lead, step))
+        await begun(lead, 2)
+        record = lead.state.session.record
+        assert (record.layout, record.first_step, record.live) == (one_replica(), step, UNSET)
+        (changed,) = [e.message for e in lead.state.events.latest() if e.reason == "LayoutChanged"]
+        assert "trainer-1 is slow; through a checkpoint: MemoryTooSmall: trainer-" in changed
 
 
 async def test_a_smaller_size_saves_what_leaves_and_goes_on_with_the_rest(tmp_path):

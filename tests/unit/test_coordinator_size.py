@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain import wire
-from coxswain.config import ReplicaShape, StageShape
+from coxswain.config import RecoveryConfig, ReplicaShape, StageShape
+from coxswain.presets import PRESETS
 from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.world.presence import are_gathered
 from coxswain_coordinator.world.resize import refusal, resize
@@ -104,6 +105,21 @@ def test_a_number_is_refused_that_is_too_small_or_that_no_layout_has(tmp_path, c
     job = make_job(tmp_path, **changes)
     found = refusal(replace(job, parallelism=replace(job.parallelism, **parallel)), size, trainers)
     assert found.startswith(why) and bool(found) == bool(why) and "waiting" not in found
+
+
+@pytest.mark.parametrize(
+    ("size", "trainers", "copies", "fits"),
+    [(2, 3, False, False), (8, 9, False, True), (8, 9, True, True), (4, 3, False, True), (4, 3, True, False)],
+)
+def test_a_number_is_refused_whose_state_does_not_fit_beside_that_of_the_present_one(
+    tmp_path, size, trainers, copies, fits
+):
+    """12 bytes of optimizer state for each of 6.6 G parameters, shared by old and by new replicas, and weights twice."""
+    job = make_job(tmp_path, model=PRESETS["llama-7b"], recovery=RecoveryConfig(copies=copies))
+    job = replace(job, parallelism=replace(job.parallelism, hardware="a100-80g"))
+    found = refusal(job, size, trainers)
+    assert found.startswith("" if fits else "MemoryTooSmall: trainer-0 device 0 would hold ") and bool(found) != fits
+    assert refusal(replace(job, parallelism=replace(job.parallelism, hardware="cpu")), size, trainers) == ""
 
 
 @pytest.mark.parametrize(

@@ -63,3 +63,32 @@ def test_copies_double_the_predicted_state_and_the_gradient_of_an_owner() -> Non
     assert kept.optimizer == 2 * alone.optimizer == 12 * elements
     assert kept.reduction - alone.reduction == 4 * elements // 2
     assert (kept.parameters, kept.activations) == (alone.parameters, alone.activations)
+
+
+def test_a_device_holds_a_copy_of_its_ward_s_shard_whatever_its_own_is() -> None:
+    """The ward of a stage is the other one, on the trainer before: the embedding's optimizer state is on both then."""
+    model = ModelConfig(layers=3, hidden=64, heads=4, kv_heads=2, feed_forward=96)
+    layout, specs = layout_of([(1, 1), (1, 3)]), parameter_specs(model, 512)
+    assert wards_of(layout.ranks()) == (1, 0)
+    alone, kept = (peaks(model, specs, layout, Workload(2, 64, copies=copies)) for copies in (False, True))
+    shards = [peak.optimizer for peak in alone.values()]
+    assert shards[0] != shards[1]
+    assert [peak.optimizer for peak in kept.values()] == [sum(shards)] * 2
+    assert [peak.reduction for peak in kept.values()] == [shards[1] // 3, shards[0] // 3]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_shift_is_the_first_with_the_fewest_wards_at_home(seed: int) -> None:
+    """As counted one by one, over all shifts."""
+    rng = random.Random(seed)
+    seats = seats_on([0, 1, *(rng.randrange(rng.randint(1, 5)) for _ in range(rng.randint(0, 14)))])
+    nodes = [f"n{rng.randrange(3)}" for _ in range(rng.randrange(6))]
+    homes, places = [seat.device.trainer for seat in seats], node_numbers(seats, nodes)
+    order = sorted(range(len(seats)), key=lambda rank: (places[rank], homes[rank]))
+
+    def shared(values: list[int], shift: int) -> int:
+        return sum(values[rank] == values[order[i - shift]] for i, rank in enumerate(order))
+
+    best = min(range(1, len(seats)), key=lambda shift: (shared(homes, shift), shared(places, shift)))
+    wards = wards_of(seats, nodes)
+    assert [wards[rank] for rank in order] == [order[i - best] for i in range(len(seats))]

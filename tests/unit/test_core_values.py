@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coxswain import digests
+from coxswain import layout as layout_module
 from coxswain.boxes import Box, full_box, intersect, match, window, zero_shard
 from coxswain.config import (
     BatchConfig,
@@ -105,6 +106,23 @@ def test_a_shaped_layout_keeps_every_tensor_group_on_one_trainer_and_leaves_the_
 @pytest.mark.parametrize("devices", [[Device(0, d) for d in range(4)], [Device(t, 0) for t in range(9)]])
 def test_a_shaped_layout_without_room_for_all_its_replicas_has_none(devices):
     assert shaped_layout(devices, SHAPES) == Layout(replicas=(), standby=tuple(devices))
+
+
+def test_a_shaped_layout_looks_at_each_trainer_once_for_each_degree(monkeypatch):
+    """Tensor groups of 3 leave two of eight devices, which groups of 1 take: a thousand trainers, two thousand stages each."""
+    looked = []
+
+    def look(homes, first, wanted):
+        looked.append((place := find(homes, first, wanted)) - first)
+        return place
+
+    find = layout_module._next_home
+    monkeypatch.setattr(layout_module, "_next_home", look)
+    shapes = (ReplicaShape((StageShape(4, 3),), 2000), ReplicaShape((StageShape(4),), 2000))
+    layout = shaped_layout([Device(t, d) for t in range(1000) for d in range(8)], shapes)
+    assert len(layout.replicas) == len(looked) == 4000
+    assert layout.standby == ()
+    assert sum(looked) < 2 * 1000
 
 
 def test_a_ring_spans_only_replicas_of_equal_stages():

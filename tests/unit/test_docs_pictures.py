@@ -7,13 +7,13 @@ import re
 import pytest
 
 from coxswain.plan import planners
-from docs.tools import pictures, plan_pictures
+from docs.tools import goodput_picture, pictures, plan_pictures
 
 ROOT = pictures.ROOT
 LIST = (ROOT / "docs" / "pictures.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MADE = {"run.svg", *(shot.name for shot in pictures.SHOTS), *map(plan_pictures.name, plan_pictures.BESIDE)}
-MADE |= {plan_pictures.STAGES}
+MADE |= {plan_pictures.STAGES, goodput_picture.NAME}
 QUICK = [balance for balance in plan_pictures.BESIDE if balance not in getattr(planners, "SLOW", ())]
 
 
@@ -65,6 +65,12 @@ def test_every_balance_has_its_lines_and_its_picture_on_the_page(balance: str) -
 def test_the_page_says_the_command_of_its_pictures() -> None:
     page = (ROOT / "docs" / "parallelism.md").read_text()
     assert plan_pictures.COMMAND.format(balance="static", file="plan.svg") in " ".join(page.split())
+
+
+def test_the_page_says_the_command_of_the_picture_of_goodput() -> None:
+    page = (ROOT / "docs" / "stragglers.md").read_text()
+    assert goodput_picture.COMMAND.format(file="goodput.svg") in " ".join(page.split())
+    assert f"(pictures/{goodput_picture.NAME})" in page
 
 
 def test_without_a_browser_the_command_says_so_and_makes_nothing(tmp_path) -> None:

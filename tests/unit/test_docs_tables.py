@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from docs.tools import comparison, failures, measured, tables
+from bench import simulate
+from coxswain.simulate.compare import world_of
+from coxswain.simulate.generate import generate
+from docs.tools import comparison, failures, measured, simulated, tables
 
 ROOT = comparison.ROOT
 CELLS = [
@@ -124,3 +127,14 @@ def test_a_page_without_the_marks_of_its_table_is_refused() -> None:
 def test_only_what_stands_between_the_marks_changes() -> None:
     page = "before\n<!-- x: make generate -->\nold\n<!-- end of x -->\nafter\n"
     assert tables.into_page(page, "x", "new") == page.replace("\nold\n", "\n\nnew\n\n")
+
+
+def test_the_tables_of_the_simulation_have_a_row_for_each_trace_and_say_where_none_is_recorded() -> None:
+    world = world_of(generate("quiet", 1, 8, 60.0, 0), "llama-7b", "a100-80g")
+    figures = {
+        "situations": [{"situation": "one", "over_optimum": 1.02, "changes": 1}], "mean": 1.02, "worst": 1.02, "flapping": [],
+        "quiet": [simulate.quiet(world, 0, 0.02)], "traces": [simulate.trace(world, "quiet", 0.02, 0)],
+    }  # fmt: skip
+    text = simulated.tables({"figures": figures, "command": "make bench-simulate"})
+    assert "| 8: quiet, 0.02 h | 2 | " in text and "| one | 1.020 | 1 |" in text and "| 8 | 0.02 | " in text
+    assert simulated.tables(None) == "Not recorded yet: `make bench-simulate`."

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
+from coxswain.ladder import options as ladder_options
 from coxswain.ladder.decide import DWELL, decide
 from coxswain.ladder.options import FORM, at_speeds, options_for
 from coxswain.ladder.standby import EVERY, MOST_DWELL, Waiting, due
@@ -216,6 +217,18 @@ def test_the_planners_options_leave_a_very_slow_device_out_and_count_what_moves(
     groups = next(o for o in found.layouts if o.kind == "Groups")
     assert Device(0, 3) in groups.layout.standby and groups.seconds < found.stay
     assert groups.change > FORM
+
+
+def test_no_layout_is_searched_where_other_micro_batches_alone_make_up_for_a_slow_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costs, layout = healthy()
+    searched: list[Costs] = []
+    monkeypatch.setattr(ladder_options, "search", lambda found: searched.append(found))
+    one = options_for(costs, layout, {Device(0, 3): 1 / 1.001})
+    assert one.layouts == () and one.stay < one.healthy * 1.005 and not searched
+    options_for(costs, layout, {Device(0, 3): 1 / 2.0})
+    assert searched
 
 
 def test_a_dead_device_leaves_only_layouts_without_it() -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 
 from coxswain.api.field_errors import FieldError
+from coxswain.api.memory_faults import fullest
 from coxswain.api.resolve import resolve
 from coxswain.api.validate import check
+from coxswain.config import JobConfig, ModelConfig, ParallelConfig
+from coxswain.cost import memory
+from coxswain.cost.memory import Workload, peaks
+from coxswain.layout import Device, uniform_layout
+from coxswain.models import parameter_specs
 from tests.api_samples import sample
 
 
@@ -126,3 +134,48 @@ def test_a_policy_of_another_object_is_judged_when_both_are_known() -> None:
     found = resolve(manifest, [sample("DataSource")], [sample("DataMix")], [policy], uid="")
     assert isinstance(found, list)
     assert [f.reason for f in found] == ["MemoryTooSmall"]
+
+
+def noted(call: Callable[..., Any], made: list[str]) -> Callable[..., Any]:
+    def note(*args: Any, **named: Any) -> Any:
+        made.append(call.__name__)
+        return call(*args, **named)
+
+    return note
+
+
+@pytest.mark.parametrize("policy", [{}, {"tensor": 2, "pipeline": 4}, {"mode": "Auto"}], ids=["", "stages", "Auto"])
+@pytest.mark.parametrize("copies", ["None", "EveryStep"])
+def test_a_job_of_100_000_trainers_is_judged_by_no_more_sums_than_one_of_a_thousand(
+    policy: dict[str, Any], copies: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal ranks need the same."""
+    made: list[str] = []
+    for name in ("stage_peak", "holdings_of", "widths_of"):
+        monkeypatch.setattr(memory, name, noted(getattr(memory, name), made))
+
+    def calls(trainers: int) -> int:
+        made.clear()
+        manifest = job("llama-1b", trainers, 8, **policy)
+        manifest["spec"]["recovery"] = {"copies": copies}
+        assert isinstance(resolve(manifest, [sample("DataSource")], [sample("DataMix")], [], uid=""), JobConfig)
+        return len(made)
+
+    assert calls(100_000) == calls(1000) <= 1200
+
+
+def test_a_few_of_many_equal_replicas_show_what_the_fullest_device_of_all_needs() -> None:
+    """Also which rank's copy it keeps: that of another stage where trainers have fewer devices than a replica."""
+    model = ModelConfig(layers=5, hidden=64, heads=4, kv_heads=4, feed_forward=96, vocabulary=512)
+    specs, checked = parameter_specs(model, 512), 0
+    for trainers, each, tensor, pipeline in product((1, 2, 3, 7, 30), (1, 2, 3, 4, 8), (1, 2, 4), (1, 2, 3)):
+        if each % tensor or trainers * each < tensor * pipeline:
+            continue
+        checked += 1
+        layout = uniform_layout([Device(t, d) for t in range(trainers) for d in range(each)], 5, tensor, pipeline)
+        every = peaks(model, specs, layout, Workload(2, 128, copies=trainers > 1)).values()
+        parallel = ParallelConfig(tensor=tensor, pipeline=pipeline, tokens_per_replica=128)
+        found = fullest(model, parallel, 1024, trainers, each, copies=True)
+        assert found is not None
+        assert found[1].total == max(peak.total for peak in every), (trainers, each, tensor, pipeline)
+    assert checked > 90

@@ -3,6 +3,7 @@
 import pytest
 
 from coxswain.errors import Refused
+from coxswain_operator.kubernetes import access
 from coxswain_operator.kubernetes.access import find_access
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -111,3 +112,19 @@ def test_a_kubeconfig_of_another_shape_is_refused_in_one_line(tmp_path, content)
 def test_a_pod_has_the_namespace_of_its_service_account(account):
     (account / "namespace").write_text("team-a")
     assert find_access(account=account, environment=POD).namespace == "team-a"
+
+
+def test_a_header_is_looked_up_once_a_second_and_not_for_every_request():
+    now, looked = 10.0, []
+
+    def look():
+        looked.append(now)
+        return f"Bearer {now}"
+
+    header = access._remembered(look, lambda: now)
+    assert [header(), header()] == ["Bearer 10.0"] * 2
+    now = 10.9
+    assert header() == "Bearer 10.0"
+    now = 11.0
+    assert header() == "Bearer 11.0"
+    assert looked == [10.0, 11.0]

@@ -102,6 +102,18 @@ async def test_a_report_is_there_at_the_next_pass_and_each_change_adds_the_job()
         assert scene.added == [KEY, KEY]
 
 
+async def test_a_coordinator_is_asked_from_when_its_pod_is_ready_on() -> None:
+    control = Control()
+    control.pod = None
+    scene = Scene(control)
+    assert await scene.after(0.0) is None
+    assert await scene.after(5.0) is None and control.asked == []
+    control.pod = COORDINATOR
+    assert await scene.after(1.0) is None
+    assert await scene.after(1.0) == FIRST
+    await scene.poller.close()
+
+
 async def test_a_long_poll_names_the_revision_it_knows_and_a_new_one_follows_its_end_at_once() -> None:
     async with polling() as scene:
         await asyncio.sleep(40.0)

@@ -71,6 +71,25 @@ async def test_a_key_rests_for_least_though_it_is_added_and_for_most_though_it_i
     assert passes.begun == [COALESCE_SECONDS, begun]
 
 
+@pytest.mark.parametrize(("least", "keys", "spaced"), [(0.1, 1, 0.15), (0.1, 4, 0.45), (0.1, 20, 0.55), (2.0, 4, 2.05)])
+async def test_keys_share_what_one_may_cost_but_none_rests_much_longer_for_the_others(
+    least: float, keys: int, spaced: float
+) -> None:
+    """All of them are added again after their first call."""
+    passes = Passes(RequeueDelay(least, 60.0))
+    async with WorkQueue(passes) as queue:
+        names = [("lab", str(n)) for n in range(keys)]
+        for name in names:
+            queue.add(name)
+        await asyncio.sleep(COALESCE_SECONDS + 0.01)
+        for name in names:
+            queue.add(name)
+        await asyncio.sleep(10.0)
+    assert sorted(passes.begun) == pytest.approx(
+        [COALESCE_SECONDS] * keys + [COALESCE_SECONDS + spaced] * keys, abs=0.01
+    )
+
+
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_key_that_is_gone_is_forgotten_unless_it_is_added_during_its_last_call(again: bool) -> None:
     passes = Passes(None)

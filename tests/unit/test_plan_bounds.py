@@ -58,6 +58,32 @@ def test_the_bound_counts_what_a_ring_over_all_replicas_loses_by_a_slow_one() ->
     assert lower_bound(problem) == pytest.approx((ring + lost + rest + packs) / sum(speeds), rel=1e-6)
 
 
+def test_sequences_that_each_need_more_than_half_of_all_replicas_are_counted_one_after_another() -> None:
+    problem = make_problem([3 * 8192] * 3, **given(4, 8192, max_degree=3))
+    alone = problem.cost.work_seconds(3 * 8192) / 3
+    assert problem.lower_bound() < 0.9 * 3 * alone <= 0.9 * lower_bound(problem) * (1 + 1e-9)
+    pairs = make_problem([3 * 8192] * 5, **given(7, 8192, max_degree=3))  # two at once
+    assert lower_bound(pairs) >= 5 * alone / 2 * (1 - 1e-9)
+
+
+def test_a_crowd_of_long_sequences_can_not_be_short_and_leave_the_fast_replicas_to_others() -> None:
+    """The best of all pairs of rings of these two sequences, when whatever they do not lose is filled without a gap."""
+    speeds = np.array([1.0] * 4 + [0.5] * 4)
+    problem = make_problem([5 * 8192, 5 * 8192, *[8192] * 20], **given(8, 8192, speeds=speeds.tolist(), node_size=8))
+    work, ring = (
+        problem.cost.work_seconds(problem.lengths),
+        problem.cost.ring_seconds(5.0 * 8192, np.arange(5.0, 9), True),
+    )
+    rest = float(work[2:].sum()) + 20 * problem.cost.task
+    ways = []
+    for one, two in product(range(4), repeat=2):
+        for fast in product(*(range(1 + k, 5) for k in (one, two))):  # of each ring's members
+            took = [2 * ring[one], 2 * ring[two]]
+            busy = sum(t * (f + (5 + k - f) / 2) for t, f, k in zip(took, fast, (one, two), strict=True))
+            ways.append(max(sum(took), (busy + rest) / speeds.sum()))
+    assert 1.02 * problem.lower_bound() < lower_bound(problem) <= min(ways)
+
+
 def test_a_step_whose_longest_sequence_needs_even_the_slow_replica_ends_near_the_bound() -> None:
     lengths = draw_lengths("huge", context=512 * K, tokens=2 * K * K, seed=2)
     found = plan("makespan", lengths, **given(64, 8 * K, speeds=[1 / 1.3, *[1.0] * 63]))

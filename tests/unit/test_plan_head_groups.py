@@ -9,18 +9,17 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain.config import ModelConfig, ParallelConfig
-from coxswain.cost.constants import Constants
+from coxswain.cost.constants import Constants, constants_for
 from coxswain.cost.hardware import Tables
 from coxswain.cost.model import CostModel
 from coxswain.cost.ulysses import HeadExchange, key_heads_of
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.plan.head_groups import group_size, key_heads, ring_seconds
-from coxswain.plan.kinds import nodes_of
+from coxswain.plan.kinds import nodes_of, rates_of
 from coxswain.plan.planners import BALANCES, SLOW
-from coxswain.plan.step import plan_step
+from coxswain.plan.step import cost_model, loss_layers, plan_step
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Placement
-from coxswain.plan.work import work_of
 from tests.layouts import layout_of
 
 # A token: 1 us of linear work, 8 us for its keys and values inside a node, 80 between nodes; 1 ns a token squared.
@@ -62,6 +61,25 @@ def test_without_an_exchange_of_heads_no_time_has_another_bit() -> None:
             9000.0, float(degree), False
         )
         assert ring_seconds(plain, [9000, 80], [0] * degree, 1) == plain.packed_ring_seconds([9000, 80], degree, True)
+
+
+@pytest.mark.parametrize("attention", ["Ring", "Ulysses"])
+def test_recompute_repeats_what_rings_and_their_exchanges_send(attention: str) -> None:
+    """Of 400 tokens over four members: three hops, or one exchange; what computes again takes a third more."""
+    layout = uniform_layout([Device(0, d) for d in range(4)], layers=4)
+
+    def cost_of(recompute: str) -> CostModel:
+        parallel = ParallelConfig(attention=attention, recompute=recompute, hardware="h100-80g")  # type: ignore[arg-type]
+        return cost_model(layout, parallel, MODEL)
+
+    none, selective, full = (cost_of(recompute) for recompute in ("None", "Selective", "Full"))
+    assert none.constants == constants_for("h100-80g", MODEL)
+    assert (selective.kv(True), full.kv(True)) == (none.kv(True), pytest.approx(none.kv(True) * 4 / 3))
+    assert selective.linear == full.linear == pytest.approx(none.linear * 4 / 3)
+    assert (selective.attention, full.attention) == (none.attention, pytest.approx(none.attention * 4.5 / 3.5))
+    if attention == "Ulysses":
+        assert none.exchanged(4, True) == pytest.approx(none.kv(True) * 2 * 3 / 3 * 3 / 4)
+        assert selective.exchanged(4, True) == full.exchanged(4, True) == pytest.approx(none.exchanged(4, True) * 3 / 2)
 
 
 def test_auto_takes_rings_for_long_sequences_and_head_groups_where_travel_would_be_waited_for() -> None:
@@ -134,13 +152,14 @@ def test_every_planners_plans_say_of_each_ring_what_it_exchanges(attention: str,
     if attention == "Ulysses":
         assert [t.ulysses or 1 for t in rings] == [group_size(model, [1], [0] * len(t.replicas)) for t in rings]
     assert placement.makespan_seconds >= placement.lower_bound_seconds * (1 - 1e-9)
-    nodes, work = nodes_of(layout), work_of(placement, model, nodes_of(layout))
+    nodes, rates = nodes_of(layout), rates_of(layout, loss_layers(MODEL))
+    own = cost_model(layout, ParallelConfig(attention=attention), MODEL)  # type: ignore[arg-type]
     for task in rings:
         lengths = {s.sequence: 0 for s in task.slices}
         for s in task.slices:
             lengths[s.sequence] += s.stop - s.start
-        mine = [nodes[r] for r in task.replicas]
-        assert work[task.index, task.replicas[0]] == ring_seconds(model, [*lengths.values()], mine, task.ulysses or 1)
+        took = ring_seconds(own, [*lengths.values()], [nodes[r] for r in task.replicas], task.ulysses or 1)
+        assert task.seconds == pytest.approx(took / rates[task.replicas[0]])
 
 
 def test_unequal_replicas_exchange_what_all_of_their_devices_have() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from coxswain.plan.lengths import SETS, draw_lengths
-from coxswain.plan.pipelines.bound import ideal_bubble, pipeline_bound
+from coxswain.plan.pipelines.bound import ideal_bubble, ideal_bubble_of, pipeline_bound
 from coxswain.plan.pipelines.dispatch import end_of, even_pipelines
 from coxswain.plan.pipelines.operations import ordered
 from coxswain.plan.pipelines.replay import replay
@@ -46,6 +46,32 @@ def test_pipelines_idle_hardly_more_than_the_ideal_bubble_with_rings_too(
         found.append((1 - busy / (32 * end_of(problem, drafts))) / ideal_bubble(stages, 16))
     assert np.median(found) <= 1.15, found
     assert max(found) <= 1.4, found
+
+
+@pytest.mark.parametrize("seeds", [1, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stages", [4, 8])
+@pytest.mark.parametrize("name", sorted(SETS))
+def test_where_one_sequence_needs_all_replicas_pipelines_idle_hardly_longer_than_for_that_one(
+    name: str, stages: int, seeds: int
+) -> None:
+    found = []
+    for seed in range(seeds):
+        problem = problem_of(name, 256 * K, stages, 16, seed)
+        drafts = planner("makespan")(problem)
+        busy = sum(simulate(problem, drafts).busy)
+        found.append((1 - busy / (32 * end_of(problem, drafts))) / ideal_bubble_of(problem))
+    assert np.median(found) <= 1.15, found
+    assert max(found) <= 1.25, found
+
+
+def test_the_ideal_bubble_is_that_of_full_packs_or_of_a_longer_sequence_over_all_replicas() -> None:
+    packs = make_problem([8 * K] * 64, **given(4, 8 * K), stages=4)
+    assert ideal_bubble_of(packs) == pytest.approx(ideal_bubble(4, 16))
+    mixed = make_problem([32 * K, *[8 * K] * 60], **given(4, 8 * K), stages=4)
+    ring = mixed.cost.ring_seconds(32.0 * K, 4.0, True)
+    work = mixed.cost.work_seconds(mixed.lengths).sum() / 4 + 16 * mixed.cost.task
+    assert ring > work / 16
+    assert ideal_bubble_of(mixed) == pytest.approx(3 * ring / (work + 3 * ring))
 
 
 def test_rings_in_groups_end_sooner_than_the_plan_of_one_stage() -> None:

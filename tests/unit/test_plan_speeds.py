@@ -63,6 +63,14 @@ def test_whatever_the_speeds_are_a_plan_ends_within_5_percent_of_the_bound(famil
     assert end(problem, problem) <= 1.05 * lower_bound(problem)
 
 
+@pytest.mark.parametrize("seed", [1, 3, 5, 7])
+def test_sequences_that_need_slow_replicas_whichever_they_take_end_near_what_that_must_cost(seed: int) -> None:
+    lengths = draw_lengths("byted", context=2048 * K, tokens=256 * 32 * K, seed=seed)
+    problem = make_problem(lengths, **given(256, 8 * K, speeds=speeds("half slow", 256, seed).tolist()))
+    assert end(problem, problem) <= 1.09 * lower_bound(problem)
+    assert lower_bound(problem) >= 1.2 * problem.lower_bound()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_heeding_speeds_never_makes_a_plan_slower_on_those_replicas(family: str, kind: str) -> None:

@@ -20,10 +20,9 @@ from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.plan.kinds import nodes_of
 from coxswain.plan.planners import BALANCES, SLOW, plan, planner
 from coxswain.plan.problem import Draft, make_problem
-from coxswain.plan.simulate import Timeline, ring_bytes, simulate
+from coxswain.plan.simulate import Timeline, drafts_of, ring_bytes, simulate, task_seconds
 from coxswain.plan.step import plan_step
 from coxswain.plan.values import Operation
-from coxswain.plan.work import work_of
 from tests.unit.plan_cases import COST, given, layout_of
 
 MODEL = ModelConfig(layers=4, hidden=128, heads=4, kv_heads=2, feed_forward=384, vocabulary=1024)
@@ -64,13 +63,6 @@ def test_a_job_may_have_every_balance_that_runs_and_no_other() -> None:
     offered = get_args(HybridData.model_fields["balance"].annotation)
     assert sorted(balance.lower() for balance in offered) == sorted(BALANCES)
     assert set(BALANCES) > SLOW
-
-
-def test_an_engine_without_packed_rings_gets_one_ring_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coxswain.plan.step.PACKED_RINGS", False)
-    placement = plan_step([4000, 1500, 30, 1024, 7], layout_of(4), settings(balance="Static"), MODEL)
-    assert [[s.sequence for s in t.slices[:1]] for t in placement.tasks] == [[0], [1], [2], [3], [4]]
-    assert all(len({s.sequence for s in t.slices}) == 1 for t in placement.tasks)
 
 
 def test_a_sequence_that_no_ring_can_hold_is_refused_with_the_way_out() -> None:
@@ -206,18 +198,20 @@ def test_a_ring_on_nodes_of_different_sizes_stays_inside_the_one_that_is_large_e
 
 
 @pytest.mark.parametrize("balance", ["makespan", "static"])
-def test_the_work_of_each_member_over_the_slowest_speed_gives_the_planned_seconds(balance: str) -> None:
+def test_the_seconds_of_a_task_over_the_slowest_speed_are_the_planned_ones(balance: str) -> None:
     speeds, rng = [1.0, 0.5, 0.8, 1.25, 1.0, 1.0], random.Random(3)
     lengths = [rng.randint(1, 20_000) for _ in range(40)]
     problem = make_problem(lengths, **given(6, 8192, speeds=speeds, nodes=[0, 1, 1, 1, 2, 2]))
     placement = plan(balance, lengths, **given(6, 8192, speeds=speeds, nodes=[0, 1, 1, 1, 2, 2]))
-    work = work_of(placement, COST, problem.nodes.tolist())
-    assert set(work) == {(t.index, r) for t in placement.tasks for r in t.replicas}
-    for task in placement.tasks:
-        slowest = min(speeds[r] for r in task.replicas)
-        assert [work[task.index, r] / slowest for r in task.replicas] == pytest.approx(
-            [task.seconds] * len(task.replicas)
+    seconds_of = task_seconds(problem)
+    for task, draft in zip(placement.tasks, drafts_of(placement), strict=True):
+        assert task.seconds == seconds_of(draft.members, draft.sequences) / min(speeds[r] for r in task.replicas)
+        own = [lengths[i] for i in draft.sequences]
+        inside = problem.inside_node(draft.members)
+        expected = (
+            COST.pack_seconds(own) if task.kind == "pack" else COST.packed_ring_seconds(own, len(draft.members), inside)
         )
+        assert seconds_of(draft.members, draft.sequences) == pytest.approx(expected)
 
 
 def test_rounding_makes_no_idle_time_below_zero() -> None:

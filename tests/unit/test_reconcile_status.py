@@ -59,6 +59,14 @@ def test_progress_is_written_every_15_seconds_counts_every_5_and_all_else_at_onc
     assert due_at(WRITTEN, new, NOW + passed) == due
 
 
+@pytest.mark.parametrize(("waited", "delay"), [(0, 5), (4, 5), (12, 12), (60, 60)])
+def test_counts_of_a_start_that_takes_long_are_written_ever_more_rarely(waited: float, delay: float) -> None:
+    waits = Condition(type="PodsReady", status="False", reason="PodsNotReady", last_transition_time=stamp(NOW - waited))
+    old = changed(WRITTEN, conditions=(RUNNING, waits))
+    assert due_at(old, changed(old, seen="coordinator"), NOW + 1) == NOW + delay
+    assert due_at(old, changed(old, conditions=(RUNNING, changed(waits, status="True"))), NOW + 1) == AT_ONCE
+
+
 @pytest.mark.parametrize(("age", "writes"), [(14, 0), (15, 1)])
 def test_progress_is_written_in_its_second_and_looked_for_then(age: float, writes: int) -> None:
     first = Scene(GANG, report("Running", 1)).decide().of(WriteStatus)[0].status

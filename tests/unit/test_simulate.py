@@ -9,15 +9,19 @@ from typing import Any
 import pytest
 
 from coxswain.errors import Refused
+from coxswain.ladder.speeds import bucket, speed_of
 from coxswain.layout import Device
 from coxswain.simulate.compare import optimum, report, simulate, world_of
 from coxswain.simulate.generate import HOGS, KINDS, generate
-from coxswain.simulate.ours import bucketed
+from coxswain.simulate.ours import Ours
 from coxswain.simulate.rivals import KINDS as KINDS_OF_RIVALS
-from coxswain.simulate.rivals import Rival
-from coxswain.simulate.run import Measured, Outcome, Run, Settings, World, load_seconds, planning_seconds
+from coxswain.simulate.rivals import Known, Rival
+from coxswain.simulate.run import Measured, Outcome, Run, Settings
+from coxswain.simulate.senses import Senses
 from coxswain.simulate.traces import FALSE_POSITIVES, SLOWING, Event, Trace, read_trace
-from coxswain.simulate.truth import ARMED, Timeline
+from coxswain.simulate.truth import ARMED, Timeline, Truth
+from coxswain.simulate.world import World, load_seconds, planning_seconds
+from coxswain.stragglers.values import Step
 
 NODES, DEVICES = 2, 4
 SPAN = 900.0  # seconds
@@ -67,6 +71,7 @@ def test_a_trace_reads_back_as_it_was_written() -> None:
     assert {e.kind for e in drawn.events} >= {"flapping", "ramp", "armed", "drift", "pauses", "long", "coordinator"}
 
 
+ON = b'{"t": 1.5, "component": "n0/1", "kind": "sick"'
 HEADER = b'{"nodes": 2, "devices": 4, "seconds": 60, "seed": 0}\n'
 
 
@@ -85,12 +90,27 @@ HEADER = b'{"nodes": 2, "devices": 4, "seconds": 60, "seed": 0}\n'
         (HEADER + b'{"t": 1, "component": "n0/1", "kind": "sick", "duration": 0}', "duration above 0 or null"),
         (HEADER + b'{"t": 1, "component": "n0/1", "kind": "sick", "magnitude": 0.5}', "magnitude is 0.5; of sick it must be 1"),
         (HEADER + b'{"t": 1, "component": "n0", "kind": "bandwidth", "magnitude": 2}', "of bandwidth it must be 0.01 to 1"),
+        (HEADER + b'{"t": 60, "component": "n0/1", "kind": "sick"}', "line 2: t is 60; the trace ends at second 60"),
+        (HEADER + b'{"t": 1, "component": "n0/1", "kind": "sick", "for": 2}', "line 2: Object contains unknown field `for`"),
+        (HEADER + b'{"t": "soon", "component": "n0/1", "kind": "sick"}', "line 2: Expected `float`, got `str` - at `$.t`"),
+        (HEADER + b'sick', "line 2: JSON is malformed"),
+        (HEADER + b'{"t": 1, "component": "n0/1\xff", "kind": "sick"}', "line 2: 'utf-8' codec can't decode byte 0xff"),
+        (b'{"nodes": 2, "devices": 4, "seconds": 60, "seed": -1}', "line 1: seed is -1; it must be 0 to 2^63 - 1"),
+        (HEADER + ON + b', "duration": 9}\n' + ON.replace(b"1.5", b"9.5") + b'}',
+         "line 3: sick of n0/1 begins at t 9.5, and that of line 2 lasts until second 10.5; end the first one before"),
+        (HEADER + ON.replace(b"1.5", b"9.5") + b'}\n\n' + ON + b'}',
+         "line 2: sick of n0/1 begins at t 9.5, and that of line 4 lasts until the end"),
     ],
 )  # fmt: skip
 def test_a_bad_trace_is_refused_with_its_line_and_field(raw: bytes, words: str) -> None:
     with pytest.raises(Refused) as refused:
         read_trace(raw, "trace")
     assert words in refused.value.message and refused.value.reason == "BadTrace"
+
+
+def test_events_of_one_kind_on_one_component_may_follow_each_other_and_other_kinds_may_overlap() -> None:
+    lines = ON + b', "duration": 8}\n', ON.replace(b"1.5", b"9.5") + b"}\n", ON.replace(b"sick", b"thermal") + b"}\n"
+    assert len(read_trace(HEADER + b"".join(lines), "trace").events) == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -196,6 +216,60 @@ def test_a_lost_device_costs_one_step_with_copies_and_those_since_the_checkpoint
     assert copies.goodput > without.goodput
 
 
+def test_steps_that_are_not_observed_change_nothing() -> None:
+    """A sick device that comes and goes."""
+    mine, observed = trace(Event(300, "n0/1", "sick", 5.42, 300), seconds=1200), dict[bool, int]()
+    outcomes = []
+    for skips in (True, False):
+        policy, senses = Ours(7), Counting(7, skips)
+        policy._senses = senses
+        outcomes.append(Run(world(), mine, policy).go())
+        observed[skips] = senses.observed
+    assert outcomes[0] == outcomes[1] and outcomes[0].changes == 2
+    assert observed[True] < observed[False] / 2
+
+
+class Counting(Senses):
+    observed = 0
+
+    def figures(self, run: Run, measured: Measured) -> Step:
+        self.observed += 1
+        return super().figures(run, measured)
+
+
+NODE = Event(120.0, "n1", "node", 6.87, None)
+
+
+def test_a_slow_node_is_replaced_by_a_spare_and_the_whole_cluster_is_well_again() -> None:
+    mine = trace(NODE, seconds=1800.0)
+    outcomes = {
+        (action, spares): simulate(world(), mine, (), action=action, settings=Settings(spares=spares, replace=100.0))[0]
+        for action, spares in (("ReplaceNode", 1), ("ReplaceNode", 0), ("Migrate", 1))
+    }
+    replaced, without = outcomes["ReplaceNode", 1], outcomes["ReplaceNode", 0]
+    assert replaced.seconds_lost["replacement"] == 100.0
+    assert replaced.curve(6)[-1] == pytest.approx(1, abs=0.02)
+    assert without.curve(6)[-1] < 0.8
+    assert "replacement" not in without.seconds_lost and without == outcomes["Migrate", 1]
+
+
+def test_a_replaced_node_is_a_spare_again_once_it_is_well() -> None:
+    line = Timeline(
+        trace(Event(10, "n1", "node", 3.0, 50), Event(20, "n1/2", "sick", 2.0, 10), Event(15, "n0/1", "sick", 2.0, 90))
+    )
+    assert line.replaced(1, 25.0) == 60 and line.at(25).slowdowns == ((1, 2, 1, 1), (1, 1, 1, 1))
+    assert line.replaced(1, 26.0) == 26.0
+
+
+def test_a_rival_knows_a_device_after_its_window_whatever_others_do_meanwhile() -> None:
+    known = Known((NODES, DEVICES), 3)
+    truths = [Truth(float(t), {(0, 1): 5.0, (1, 0): 1.0 + t}, (NODES, DEVICES)) for t in range(0, 40, 10)]
+    assert [known.learn(truth, truth.since + 9.0) for truth in truths] == [False, False, True, False]
+    assert known.truth.key == (((0, 1), 5.0),)
+    gone = Truth(40.0, {(0, 1): 5.0, (1, 3): math.inf}, (NODES, DEVICES))
+    assert known.learn(gone, 41.0) and known.truth.lost == {Device(1, 3)}
+
+
 def test_with_every_device_lost_time_passes_until_they_are_back() -> None:
     gone = [Event(200.0, f"n{n}", "lost", 1.0, 300) for n in range(NODES)]
     for outcome in run(*gone, rivals=("rigid", "torchft")).values():
@@ -242,7 +316,7 @@ def test_planning_and_loading_take_longer_where_there_is_more() -> None:
 
 def test_slowdowns_are_rounded_by_less_than_their_bucket() -> None:
     for slowdown in (1.1, 1.25, *HOGS):
-        assert 1 / 1.021 <= bucketed(slowdown) * slowdown <= 1.021
+        assert 1 / 1.026 <= speed_of(bucket(slowdown, 0)) * slowdown <= 1.026
 
 
 def test_the_report_names_every_run_with_its_figures() -> None:

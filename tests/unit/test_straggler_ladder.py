@@ -98,6 +98,8 @@ async def test_a_straggler_that_costs_more_than_the_change_leads_to_one_change_t
     j = Job(tmp_path)
     await j.run(2)
     assert (j.plans, j.asked) == (1, [])
+    await j.run(1)  # the third slow step: 3 x 2 s are more than 5 s
+    assert len(j.asked) == 1
     await j.run(60)
     ((layout, why),) = j.asked
     assert layout.standby == (SLOW,) and devices_of(layout) == {Device(0, 0), SLOW}

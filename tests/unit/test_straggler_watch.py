@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.config import StragglerConfig
+from coxswain.ladder.speeds import STEP, bucket
 from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice, Task
 from coxswain.planlog import Generation
@@ -16,7 +17,7 @@ from coxswain.stragglers.values import Cause
 from coxswain.wire import StepPlan, StepReport
 from coxswain_coordinator.steps import shares
 from coxswain_coordinator.stragglers.figures import Numbers, places_of, step_of
-from coxswain_coordinator.stragglers.speeds import STEP, bucket, replica_speeds
+from coxswain_coordinator.stragglers.speeds import replica_speeds
 from coxswain_coordinator.stragglers.watch import StragglerWatch, thresholds_of
 from coxswain_coordinator.stragglers.words import Straggler
 from coxswain_coordinator.world.formation import at_checkpoint, next_generation, world_of

@@ -355,6 +355,52 @@ def test_a_straggler_stays_one_in_the_next_world_and_recovers_there() -> None:
     assert not run.steps(40).states.any()
 
 
+def test_a_slow_node_stays_slow_where_it_alone_has_a_history() -> None:
+    run = running()
+    run.world.slow[8:16] = 5.42
+    assert confirmed(run.steps(8)) == [*range(8, 16)]
+    places = [msgspec.structs.replace(p, tensor=p.tensor + 4) for p in run.detector.places]  # each has a new role
+    run.detector, run.probed = run.detector.moved(places), ()
+    for _ in range(12):
+        assert confirmed(run.step()) == [*range(8, 16)]
+
+
+@pytest.mark.parametrize(("seconds", "took"), [(0.5, 5), (15.0, 1)])
+def test_one_slow_step_that_lost_more_than_a_probe_takes_is_enough_to_probe(seconds: float, took: int) -> None:
+    run = slowed(1.3, noise=0.0)
+    run.world.natural[:] = 1.0
+    probed = 0
+    while FIRST not in run.probed:
+        step = run.world.step(run.number, run.probed)
+        run.probed = run.detector.observe(
+            replace(step, compute=step.compute * seconds, work=step.work * seconds)
+        ).probes
+        run.number, probed = run.number + 1, probed + 1
+    assert probed == took
+
+
+def test_one_slow_step_with_a_long_sequence_makes_no_suspect() -> None:
+    for longest, probed in ((5000.0, True), (9000.0, False)):
+        run = slowed(1.3, noise=0.0)
+        step = run.world.step(run.number, ())
+        lengths = np.full(64, 4096.0)
+        lengths[FIRST] = longest
+        report = run.detector.observe(replace(step, compute=step.compute * 15, work=step.work * 15, longest=lengths))
+        assert (FIRST in report.probes) == probed
+
+
+def test_a_probe_that_is_much_slower_than_a_step_says_how_slow_the_device_is() -> None:
+    run = slowed(2.0, noise=0.0)
+    run.world.natural[:] = 1.0
+    step = run.world.step(run.number, ())
+    run.detector.observe(replace(step, compute=step.compute * 15, work=step.work * 15))  # slow for a part of it
+    run.world.slow[FIRST] = 5.0
+    none = np.full(64, np.nan)
+    answers = {rank: 0.3 * float(run.world.slow[rank]) for rank in (FIRST, 20, 40)}
+    report = run.detector.observe(Step(run.number, none, none, probes=answers))
+    assert report.slowdowns[FIRST] == pytest.approx(5.0, rel=0.06)
+
+
 def test_new_devices_begin_without_a_history_and_lost_ones_are_forgotten() -> None:
     run = slowed(1.5)
     run.steps(12)

@@ -17,10 +17,14 @@ from hypothesis import strategies as st
 from coxswain.config import BatchConfig, ModelConfig, ParallelConfig
 from coxswain.cost import hardware, load_constants
 from coxswain.cost.constants import MODELS, device_memory
-from coxswain.cost.memory import RESERVED, Workload, peaks
+from coxswain.cost.memory import RESERVED, Recompute, Workload, peaks
+from coxswain.cost.model import CostModel
+from coxswain.cost.recompute import repeated
 from coxswain.errors import Refused
 from coxswain.flops import loss_layers
+from coxswain.layout import Device, shaped_layout
 from coxswain.models import parameter_specs
+from coxswain.plan.head_groups import head_exchange
 from coxswain.plan.lengths import draw_lengths
 from coxswain.plan.pipelines.operations import ordered
 from coxswain.plan.pipelines.simulation import loads
@@ -60,12 +64,13 @@ def test_offload_and_the_exchange_of_heads_are_part_of_what_a_strategy_is_chosen
         return machine_of(MODELS["llama-7b"], parallel, batch, (8,), whole_matrices=False)
 
     plain, moved, exchanged = of(), of(offload="Auto"), of(attention="Auto")
+    others = [replace(plain, copies=True), replace(moved, copies=True), of(attention="Ulysses")]
     what = (
         plain.model, batch, "Makespan", plain.constants, plain.capacity, plain.max_degree, plain.memory, plain.recompute, False
     )  # fmt: skip
     hashes = [asked(each, batch, "Makespan") for each in (plain, moved, exchanged)]
     assert hashes[0] == hashlib.sha256(msgspec.json.encode(what)).hexdigest()
-    assert len({*hashes}) == 3
+    assert len({*hashes, *(asked(each, batch, "Makespan") for each in others)}) == 6
     (kind,) = [kind for kind in kinds_of(plain)[0] if kind.tensor == 1 and kind.layers == (32,)]
     least, most_, usual = (peak_bytes(each, kind, 8, "None") for each in (moved, exchanged, plain))
     assert least < usual < most_
@@ -183,6 +188,22 @@ def test_the_memory_of_a_kind_is_that_of_the_fullest_device_of_its_layout() -> N
         assert peak_bytes(asked, kind, count, "Selective") == max(peak.total for peak in found.values())
 
 
+def test_copies_count_in_what_fits_and_in_the_memory_of_what_is_chosen() -> None:
+    """Two trainers of one device: each keeps the other's half of 12 bytes a parameter, or the other stage's."""
+    small = replace(machine(2, 1), capacity=1024)
+    small = replace(small, model=msgspec.structs.replace(small.model, layers=20))
+    kept, lengths = replace(small, copies=True), [np.array([1024] * 8)]
+    plain, found = choose(small, lengths), choose(kept, lengths)
+    assert [a.summary for a in (plain.chosen, *plain.alternatives)] == ["1 x tp1pp2", "2 x tp1pp1"]
+    assert (found.chosen.summary, found.alternatives) == ("1 x tp1pp2", ())
+    assert [refusal.summary for refusal in found.refused] == ["tp1pp1"]
+    layout = shaped_layout([Device(0, 0), Device(1, 0)], found.chosen.replicas)
+    specs = parameter_specs(small.model, small.model.vocabulary)
+    every = peaks(small.model, specs, layout, Workload(2, 1024, copies=True)).values()
+    assert plain.chosen.peak_bytes < found.chosen.peak_bytes == max(peak.total for peak in every)
+    assert choose(replace(kept, trainers=(2,)), lengths) == choose(replace(small, trainers=(2,)), lengths)
+
+
 def test_a_capacity_that_memory_gives_fits_and_the_next_does_not() -> None:
     asked = machine(capacity=0)
     kind = Kind(2, (32,))
@@ -217,6 +238,38 @@ def test_recompute_repeats_what_it_drops() -> None:
     none, selective, full = (kind_cost(asked, kind, mode).tasks for mode in ("None", "Selective", "Full"))
     assert selective.linear == full.linear > none.linear
     assert selective.attention == none.attention < full.attention
+
+
+@pytest.mark.parametrize("recompute", ["None", "Selective", "Full"])
+def test_a_layout_is_judged_with_the_exchanges_of_heads_that_its_plans_would_have(recompute: Recompute) -> None:
+    """One sequence a step, which all replicas share, over links that everything waits for: three hops of keys and values, or
+    3/4 of these and of queries and outputs, four times as wide."""
+    asked = machine(4, 4, model="llama-7b", recompute=(recompute,), memory=0)
+    asked = replace(
+        asked, constants=msgspec.structs.replace(asked.constants, inside_node_gbps=0.5, between_nodes_gbps=0.5)
+    )
+    layout, kind = layout_of(((Kind(1, (32,)), 4),), (4,)), Kind(1, (32,))
+    seconds = {}
+    for attention in ("Ring", "Ulysses", "Auto"):
+        own = replace(asked, attention=attention)  # type: ignore[arg-type]
+        trial = trial_of(own, ((kind, 4),), recompute)
+        judged = step_seconds(own, trial, [np.array([32_768])], "Makespan") - trial.costs[0].after
+        exchange = head_exchange(attention, own.model, layout, [0] * 4, recompute)  # type: ignore[arg-type]
+        cost = CostModel(repeated(own.constants, recompute), exchange)
+        assert judged == pytest.approx(float(cost.ring_seconds(32_768.0, 4.0, True)))
+        seconds[attention] = judged
+    assert seconds["Auto"] <= min(seconds["Ring"], seconds["Ulysses"]) < max(seconds["Ring"], seconds["Ulysses"])
+    assert (seconds["Ulysses"] < seconds["Ring"]) == (recompute != "Selective")  # which repeats exchanges, and no hop
+
+
+def test_replicas_of_a_layout_exchange_what_all_of_its_devices_have() -> None:
+    asked = replace(machine(16), attention="Ulysses")  # 8 key heads
+    one, two = Kind(1, (32,)), Kind(4, (32,))
+    alone, beside = (
+        trial_of(asked, counts, "None").costs[-1].tasks.exchange for counts in (((one, 8),), ((two, 2), (one, 8)))
+    )
+    assert alone is not None and beside is not None
+    assert (alone.key_heads, beside.key_heads) == (8, 2)
 
 
 @pytest.mark.parametrize("stages", [2, 4])

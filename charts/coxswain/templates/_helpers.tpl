@@ -83,7 +83,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   verbs: [patch]  # a mark for Kueue, once a group of pods is over
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
-  verbs: [delete]  # of groups that will never start: Kueue keeps their pods until then
+  verbs: [list, create, delete]  # of jobs with minCount; of groups that will never start: Kueue keeps their pods until then
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloadpriorityclasses]
+  verbs: [get]
+- apiGroups: [scheduling.k8s.io]
+  resources: [priorityclasses]
+  verbs: [get]
 {{- end }}
 {{- $gangs := .Values.gangScheduling.backend }}
 {{- if has $gangs (list "Auto" "Native") }}

@@ -14,7 +14,8 @@ from coxswain.plan.strategy.values import Machine, Strategy
 def policy_of(strategy: Strategy, machine: Machine, hardware: str, balance: str) -> dict[str, Any]:
     """A manifest as `kubectl apply` and `cox run` read it. Constants of a file are not named: a job has only shipped ones."""
     named = {"hardware": hardware} if hardware in SHIPPED else {}
-    hybrid = {"tokensPerReplica": machine.capacity, "maxDegree": machine.max_degree, "balance": _balance(balance)}
+    hybrid: dict[str, Any] = {"tokensPerReplica": machine.capacity, "maxDegree": machine.max_degree}
+    hybrid |= {"balance": _balance(balance)} | ({} if machine.attention == "Ring" else {"attention": machine.attention})
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "ParallelismPolicy",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import msgspec
 import typer
@@ -14,6 +15,7 @@ import typer
 from coxswain.config import ModelConfig
 from coxswain.cost import load_constants
 from coxswain.cost.constants import MODELS, device_memory
+from coxswain.cost.ulysses import Attention
 from coxswain.errors import Refused
 from coxswain.exits import Exit
 from coxswain.plan.planners import BALANCES, planner
@@ -43,6 +45,8 @@ def strategy_command(
     max_degree: Annotated[int, typer.Option(help="Most replicas for one sequence.")] = 64,
     balance: Annotated[str, typer.Option(help=f"Planner that places the steps: {', '.join(BALANCES)}.")] = "makespan",
     recompute: Annotated[str, typer.Option(help="None, Selective, Full, or Auto: any of them.")] = "Auto",
+    attention: Annotated[str, typer.Option(help="How members of a ring share it: Ring, Ulysses or Auto.")] = "Ring",
+    copies: Annotated[bool, typer.Option(help="Count copies of optimizer state (recovery.copies: EveryStep).")] = False,
     output: Annotated[
         Path | None, typer.Option(help="Write the strategy here, as JSON [standard output, unless that is a terminal].")
     ] = None,
@@ -53,6 +57,7 @@ def strategy_command(
     try:
         planner(balance)
         machine = _machine(devices, node_size, model, hardware, capacity, max_degree, recompute)
+        machine = replace(machine, attention=_attention(attention), copies=copies)
         steps = sampled_steps(_lengths(lengths), _whole("tokens", tokens), _whole("context", context))
         begin = time.perf_counter()
         found = choose(machine, steps, balance)
@@ -92,6 +97,13 @@ def _machine(
         memory=device_memory(hardware),
         recompute=_RECOMPUTE[recompute.lower()],
     )
+
+
+def _attention(name: str) -> Attention:
+    for known in get_args(Attention):
+        if known.lower() == name.lower():
+            return cast("Attention", known)
+    raise Refused("BadValue", f"--attention is {name!r}; use {', '.join(get_args(Attention))}")
 
 
 def _model(name: str) -> ModelConfig:

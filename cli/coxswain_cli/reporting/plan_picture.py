@@ -6,10 +6,11 @@ seconds in all panels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coxswain.plan.pipelines.clock import times
+from coxswain.layout import Layout
+from coxswain.plan.pipelines.operations import times
 from coxswain.plan.starts import starts
 from coxswain.plan.values import Placement, Task
 from coxswain_cli.reporting.assets import asset
@@ -54,9 +55,9 @@ def replica_panel(placement: Placement) -> Panel:
     return Panel(placement.balance, placement, tuple(map(str, rows)), tuple(rows.values()))
 
 
-def stage_panel(placement: Placement, shares: Mapping[tuple[int, int], float]) -> Panel:
-    """A row a stage, labelled replica.stage: its operations, pale forward and full backward. `shares`: see `times`."""
-    found, planned = times(placement.operations, placement.tasks, shares), tasks_of(placement)
+def stage_panel(placement: Placement, layout: Layout, loss: float) -> Panel:
+    """A row a stage, labelled replica.stage: its operations, pale forward and full backward. `loss`: see `times`."""
+    found, planned = times(layout, placement.tasks, placement.operations, loss), tasks_of(placement)
     rows = {
         f"{x.replica}.{x.stage}": operation_row(x.operations, found[x.replica, x.stage], planned, by_degree(planned))
         for x in placement.operations

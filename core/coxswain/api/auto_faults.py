@@ -37,7 +37,10 @@ def machine_at_minimum(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> 
     batch = BatchConfig(tokens_per_step=spec.batch.tokens_per_step, max_sequence_tokens=spec.batch.max_sequence_tokens)
     devices = (trainers.devices_per_trainer,) * (trainers.min_count or trainers.count)
     model = replace(model, vocabulary=model.vocabulary or _LEAST_ROWS)
-    return machine_of(model, parallel_config(policy), batch, devices, whole_matrices=spec.optimizer.kind == "Muon")
+    return machine_of(
+        model, parallel_config(policy), batch, devices, whole_matrices=spec.optimizer.kind == "Muon",
+        copies=spec.recovery.copies == "EveryStep",
+    )  # fmt: skip
 
 
 def kinds_that_fit(machine: Machine, recompute: Recompute) -> list[Kind]:

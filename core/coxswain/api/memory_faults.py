@@ -13,7 +13,7 @@ from coxswain.config import JobConfig, ModelConfig, ParallelConfig
 from coxswain.cost.constants import device_memory
 from coxswain.cost.memory import RESERVED, Peak, Workload, peaks
 from coxswain.cost.offload import least_share
-from coxswain.layout import Device, layout_for
+from coxswain.layout import Device, Layout, layout_for
 from coxswain.models import parameter_specs
 
 OUT_OF_MEMORY = "MemoryTooSmall"  # reason of a condition
@@ -61,14 +61,21 @@ def fullest(
     model: ModelConfig, parallel: ParallelConfig, tokens: int, trainers: int, each: int, copies: bool
 ) -> Fullest | None:
     """The place that needs most memory; None: the trainers, of `each` devices, make no replica. `tokens`: of a step, at most."""
-    layout = layout_for((Device(t, d) for t in range(trainers) for d in range(each)), model.layers, parallel)
+    layout, replicas = _layout(model, parallel, trainers, each)
     rows = model.vocabulary or _LEAST_ROWS
     work = Workload(
         _BF16, min(parallel.tokens_per_replica, tokens), parallel.recompute,
         least_share(model, parallel, rows, parallel.recompute), parallel.attention != "Ring", copies and trainers > 1,
     )  # fmt: skip
-    found = peaks(model, parameter_specs(model, rows), layout, work)
+    found = peaks(model, parameter_specs(model, rows), layout, work, replicas)
     return max(found.items(), key=lambda item: item[1].total, default=None)
+
+
+def _layout(model: ModelConfig, parallel: ParallelConfig, trainers: int, each: int) -> tuple[Layout, int]:
+    """The layout, and its replicas. Equal replicas stand for all of them: two are enough, on enough trainers to differ."""
+    few = trainers if parallel.layout else min(trainers, 2 * parallel.least_devices + 1)
+    layout = layout_for((Device(t, d) for t in range(few) for d in range(each)), model.layers, parallel)
+    return layout, len(layout.replicas) if few == trainers else trainers * each // parallel.least_devices
 
 
 def memory_note(job: JobConfig) -> str:

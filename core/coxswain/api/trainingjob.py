@@ -209,8 +209,8 @@ class Trainers(Model):
     devices_per_trainer: Annotated[int, Field(ge=1, le=64), Effect.SUSPENDED] = 1
     """Accelerators (or CPU workers) of one trainer."""
     min_count: Annotated[Count | None, Effect.SUSPENDED] = None
-    """Fewest trainers that training starts with, once startTimeoutSeconds have passed and no node has room for the others.
-    Empty: `count`."""
+    """Fewest trainers that training starts with, once startTimeoutSeconds have passed and no node has room for the others, or
+    as many from here to `count` as a queue of Kueue's has room for. Empty: `count`."""
     max_count: Annotated[Count | None, Effect.SUSPENDED] = None
     """Most trainers that the job may be scaled to. Empty: `count` stays as it is."""
     template: Annotated[Overlay | None, Effect.SUSPENDED] = None

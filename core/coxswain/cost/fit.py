@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from coxswain.config import ModelConfig
 from coxswain.cost.hardware import Point, Rates, attention_flops, linear_flops, scaled, step_seconds
+from coxswain.cost.memory import Recompute
 from coxswain.cost.model import CostModel
+from coxswain.cost.recompute import FORWARD_LINEAR, repeated
 
 Floats = NDArray[np.float64]
 
@@ -49,6 +51,11 @@ class Measured:
     rings: tuple[Point, ...]
     gbps: float
     steps: tuple[Step, ...]
+    recompute: Recompute = "None"  # of the steps: rates are those without it
+
+    def cost(self, rates: Rates) -> CostModel:
+        """Of the measured steps, by these rates."""
+        return CostModel(repeated(scaled(rates, self.model), self.recompute))
 
 
 def fitted(measured: Measured, base: Rates, across_nodes: bool | None) -> Rates:
@@ -65,7 +72,8 @@ def fitted(measured: Measured, base: Rates, across_nodes: bool | None) -> Rates:
         inside_node_gbps=base.inside_node_gbps if across_nodes or not gbps else gbps,
         between_nodes_gbps=base.between_nodes_gbps if across_nodes is False or not gbps else gbps,
     )
-    fixed, task, token = _step_costs(measured, CostModel(scaled(rates, model)))
+    fixed, task, token = _step_costs(measured, measured.cost(rates))
+    token /= 1 + (measured.recompute != "None") * FORWARD_LINEAR
     sent = step_seconds(
         replace(rates, update_ns_per_parameter=0.0), measured.parameters, measured.replicas, not across_nodes
     )
@@ -120,7 +128,7 @@ def _last_rate(points: Sequence[Point], model: ModelConfig) -> float:
 
 def predicted(step: Step, rates: Rates, measured: Measured, inside_node: bool) -> float:
     """The seconds of a step by rates."""
-    cost = CostModel(scaled(rates, measured.model))
+    cost = measured.cost(rates)
     packs = sum(cost.pack_seconds(pack) for pack in step.packs)
     ring = float(cost.ring_seconds(float(step.ring), float(measured.replicas), inside_node)) if step.ring else 0.0
     return packs + ring + step_seconds(rates, measured.parameters, measured.replicas, inside_node)

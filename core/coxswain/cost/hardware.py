@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from coxswain.config import ModelConfig
+from coxswain.structs import prepare
 
 Point = tuple[int, float]
 
@@ -118,3 +119,6 @@ def step_seconds(rates: Rates, parameters: int, replicas: int, inside_node: bool
     gbps = rates.inside_node_gbps if inside_node else rates.between_nodes_gbps
     sent = (4 + rates.kv_element_bytes) * parameters * (replicas - 1) / replicas
     return sent / (gbps * 1e9) + rates.update_ns_per_parameter * parameters * 1e-9
+
+
+prepare(__name__)

@@ -8,10 +8,11 @@ them; a comparison with torch's allocator is in the tests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from coxswain.config import ModelConfig
+from coxswain.copies import wards_of
 from coxswain.holdings import ParameterSpec, holdings_of
 from coxswain.layout import Layout, Replica, Seat
 
@@ -76,34 +77,6 @@ class Widths:
         return self.query // self.heads
 
 
-def peaks(
-    model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, work: Workload
-) -> dict[tuple[int, int, int], Peak]:
-    """The peak of each (replica, stage, tensor). The owners of the optimizer's state are all replicas alike."""
-    owners = len(layout.replicas)
-    return {(s.replica, s.stage, s.tensor): _peak(model, specs, layout, s, work, owners) for s in layout.ranks()}
-
-
-def replica_peak(
-    model: ModelConfig, specs: Sequence[ParameterSpec], replica: Replica, replicas: int, work: Workload
-) -> Peak:
-    """The fullest device of one replica, where `replicas` share the optimizer's state."""
-    layout = Layout((replica,))
-    seats = [seat for seat in layout.ranks() if seat.tensor == 0]
-    return max((_peak(model, specs, layout, s, work, replicas) for s in seats), key=lambda peak: peak.total)
-
-
-def _peak(
-    model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, seat: Seat, work: Workload, replicas: int
-) -> Peak:
-    stages = layout.replicas[seat.replica].stages
-    stage = stages[seat.stage]
-    elements = sum(holding.box.elements for holding in holdings_of(specs, layout, seat, model.layers))
-    widths = widths_of(model, specs, seat.tensor, len(stage.devices))
-    place = StagePlace(stage.stop - stage.start, seat.stage == 0, len(stages) - seat.stage)
-    return stage_peak(elements, widths, place, replicas, work)
-
-
 @dataclass(frozen=True, slots=True)
 class StagePlace:
     """A stage's layers, and its place in the pipeline: `depth` is the number of stages from it to the last one."""
@@ -113,21 +86,85 @@ class StagePlace:
     depth: int
 
 
-def stage_peak(elements: int, widths: Widths, place: StagePlace, replicas: int, work: Workload) -> Peak:
-    """The peak of one device of a stage that holds so many elements of parameters."""
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """What is the same on equal ranks. `elements`: of its parameters; `ward`: of those of whose shard it holds a copy."""
+
+    elements: int
+    widths: Widths
+    place: StagePlace
+    ward: int = 0
+
+    def peak(self, replicas: int, work: Workload) -> Peak:
+        """Where `replicas` share the optimizer's state."""
+        return stage_peak(self.elements, self.widths, self.place, replicas, work, self.ward)
+
+
+def peaks(
+    model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, work: Workload, replicas: int = 0
+) -> dict[tuple[int, int, int], Peak]:
+    """The peak of each (replica, stage, tensor). The owners of the optimizer's state are all replicas alike.
+
+    `replicas`: of the whole layout, where this one stands for a larger one; 0: its own. Equal ranks are summed up once.
+    """
+    spots, owners = spots_of(model, specs, layout, work.copies), replicas or len(layout.replicas)
+    found = {spot: spot.peak(owners, work) for spot in set(spots)}
+    return {(s.replica, s.stage, s.tensor): found[spot] for s, spot in zip(layout.ranks(), spots, strict=True)}
+
+
+def replica_peak(
+    model: ModelConfig, specs: Sequence[ParameterSpec], replica: Replica, replicas: int, work: Workload
+) -> Peak:
+    """The fullest device of one replica, where `replicas` share the optimizer's state. Its ward is one of its equals."""
+    spots = spots_of(model, specs, Layout((replica,)), copies=False)
+    own = (replace(spot, ward=spot.elements) for spot in dict.fromkeys(spots))
+    return max((spot.peak(replicas, work) for spot in own), key=lambda peak: peak.total)
+
+
+def spots_of(model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, copies: bool) -> list[Spot]:
+    """By rank. Of the nodes of trainers nothing is known: each is taken to be on its own."""
+    seats, known = layout.ranks(), dict[tuple[int, ...], Spot]()
+    alone = [_spot(model, specs, layout, seat, known) for seat in seats]
+    if not (copies and (wards := wards_of(seats))):
+        return alone
+    pairs = [(spot, alone[ward].elements) for spot, ward in zip(alone, wards, strict=True)]
+    kept = {pair: replace(pair[0], ward=pair[1]) for pair in set(pairs)}
+    return [kept[pair] for pair in pairs]
+
+
+def _spot(
+    model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, seat: Seat,
+    known: dict[tuple[int, ...], Spot],
+) -> Spot:  # fmt: skip
+    """`known`: those of equal ranks."""
+    stages = layout.replicas[seat.replica].stages
+    stage = stages[seat.stage]
+    key = len(stages) - seat.stage, stage.start, stage.stop, seat.tensor, len(stage.devices)
+    if key not in known:
+        place = StagePlace(stage.stop - stage.start, seat.stage == 0, len(stages) - seat.stage)
+        elements = sum(holding.box.elements for holding in holdings_of(specs, layout, seat, model.layers))
+        known[key] = Spot(elements, widths_of(model, specs, seat.tensor, len(stage.devices)), place)
+    return known[key]
+
+
+def stage_peak(
+    elements: int, widths: Widths, place: StagePlace, replicas: int, work: Workload, ward: int | None = None
+) -> Peak:
+    """The peak of one device of a stage that holds so many elements of parameters. `ward`: those of its ward; None: as many."""
     owned, last = -(-elements // replicas), place.depth == 1
+    copied = -(-(elements if ward is None else ward) // replicas) if work.copies else 0
     layer = kept_bytes(widths, work)
     kept = layer * _layers_here(place.layers, work) + _edges(widths, work, not place.first, last)
     return Peak(
         parameters=work.element * elements,
         gradients=MASTER * elements,
-        optimizer=STATES * MASTER * owned * (1 + work.copies),
+        optimizer=STATES * MASTER * (owned + copied),
         activations=int(place.depth * kept * work.tokens),
         transient=max(
             _layer_transient(widths, work) + int(_layers_back(place.layers, work) * layer * work.tokens),
             _loss_transient(widths, work) if last else 0,
         ),
-        reduction=MASTER * owned * (1 + work.copies) + BUCKETS if replicas > 1 else MASTER * owned * work.copies,
+        reduction=MASTER * (owned + copied) + BUCKETS if replicas > 1 else MASTER * copied,
     )
 
 

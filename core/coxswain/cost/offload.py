@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost.constants import Constants, Hardware, constants_for, load_hardware
 from coxswain.cost.memory import Recompute, Workload, kept_bytes, widths_of
+from coxswain.cost.recompute import FORWARD_ATTENTION, FORWARD_LINEAR
 from coxswain.models import parameter_specs
 
-# Of forward and backward together, what forward takes: backward is 2 x in matrix products, 2.5 x in attention.
-_LINEAR, _ATTENTION = 1 / 3, 1 / 3.5
 _BF16 = 2
 
 
@@ -42,6 +41,6 @@ def offload_ratio(
     group divide both sides alike. A bandwidth of 0 means that there is no other memory.
     """
     tokens, squares = sum(lengths), sum(s * s for s in lengths)
-    linear = _LINEAR * constants.linear_us_per_token * 1e-6 * tokens
-    seconds = (linear + _ATTENTION * constants.attention_ns_per_token2 * 1e-9 * squares) / layers
+    linear = FORWARD_LINEAR * constants.linear_us_per_token * 1e-6 * tokens
+    seconds = (linear + FORWARD_ATTENTION * constants.attention_ns_per_token2 * 1e-9 * squares) / layers
     return min(1.0, seconds * bytes_per_second / (kept * tokens)) if tokens else 0.0

@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal
 
+from coxswain.cost.memory import Recompute
+from coxswain.cost.recompute import exchanges, passes
+
+Attention = Literal["Ring", "Ulysses", "Auto"]  # how members of a ring share it, by policy
+
 MOST = 8  # members of a head group: each rank sends to all others of its group
 
 
@@ -19,13 +24,14 @@ class HeadExchange:
     """Which rings exchange heads. Ulysses: among as many neighbours as heads allow. Auto: among the number that is fastest.
 
     `key_heads`: those that every device has. `queries`: query heads a key head. `node`: replicas of a node, so neighbours of
-    a head group of at most so many may share one.
+    a head group of at most so many may share one. `recompute`: repeats exchanges.
     """
 
     choice: Literal["Ulysses", "Auto"]
     key_heads: int
     queries: float
     node: int = 1
+    recompute: Recompute = "None"
 
     @property
     def sizes(self) -> list[int]:
@@ -42,9 +48,9 @@ class HeadExchange:
         """Bytes that are exchanged, for each byte of keys and values that a ring passes on.
 
         A ring moves keys and values three times: forward, backward, and their gradients. Exchanges move them twice, and
-        queries with outputs twice, each as wide as all query heads.
+        queries with outputs twice, each as wide as all query heads. What recompute repeats is added on both sides.
         """
-        return (2 + 2 * self.queries) / 3
+        return exchanges(self.recompute) * (1 + self.queries) / passes(self.recompute)
 
 
 def key_heads_of(kv_heads: int, degrees: list[int]) -> int:

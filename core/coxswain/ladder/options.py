@@ -28,15 +28,22 @@ def at_speeds(costs: Costs, speeds: Speeds) -> Costs:
 
 
 def options_for(costs: Costs, current: Layout, speeds: Speeds, form: float = FORM) -> Options:
-    """`costs`: of the cluster with every device at speed 1. Layouts that are not faster are left out."""
+    """`costs`: of the cluster with every device at speed 1. Only layouts that are faster; none is searched where none can be."""
     now = at_speeds(costs, speeds)
     running = draft_of(now, current)
     kept = data_only(now, running)
-    stay = kept.seconds if kept else float("inf")
+    stay, healthy = kept.seconds if kept else float("inf"), healthy_plan(costs).seconds
+    if not can_gain(stay, healthy):
+        return Options(current, dict(speeds), stay, healthy)
     found: list[tuple[Kind, Draft | None]] = [("Layers", levelled(now, running)), ("Groups", _searched(now, running))]
     better = [(kind, draft) for kind, draft in found if draft and draft.seconds < stay * (1 - LEAST_GAIN)]
     layouts = tuple(_option(now, running, kind, draft, form) for kind, draft in better)
-    return Options(current, dict(speeds), stay, healthy_plan(costs).seconds, layouts)
+    return Options(current, dict(speeds), stay, healthy, layouts)
+
+
+def can_gain(stay: float, healthy: float) -> bool:
+    """Whether any layout can be worth a change: none is faster than the best one of a healthy cluster."""
+    return stay * (1 - LEAST_GAIN) > healthy
 
 
 def _searched(costs: Costs, running: Draft) -> Draft | None:

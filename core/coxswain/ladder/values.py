@@ -9,6 +9,9 @@ from typing import Literal
 from coxswain.layout import Device, Layout
 
 LEAST_GAIN = 0.005  # of a step: less is within the cost model's error
+REPLACE_SECONDS = 300.0
+"""What replacing a node is taken to cost: its pods move, and the job goes on from memory or a checkpoint."""
+
 Action = Literal["None", "Warn", "Rebalance", "Migrate", "ReplaceNode"]
 """The highest rung allowed: nothing, say so, speeds into placements, other layouts as well, other nodes as well."""
 
@@ -46,7 +49,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Change:
-    """A rung that was taken at `step` for the sake of `devices`."""
+    """A rung that was taken before `step` for the sake of `devices`."""
 
     step: int
     kind: Kind
@@ -55,7 +58,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """One moment of a job. Steps count from the job's first.
+    """One moment of a job, between two steps. `step`: the next one; all before it are done. Steps count from the job's first.
 
     `seconds`: of a step at present. `placed`: the speeds that placements use. `planned`: those that the layout was chosen for.
     `since`: by device, the first step at its present speed. `replace`: seconds that replacing a node takes until

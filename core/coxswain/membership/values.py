@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from coxswain.config import PhaseConfig
+from coxswain.structs import prepare
 
 
 class Sequence(msgspec.Struct, frozen=True, array_like=True):
@@ -83,3 +84,6 @@ class MixRecord(msgspec.Struct, frozen=True):
     weights: dict[str, int]  # by source
     max_passes: dict[str, int]  # by source; 0: no limit
     phases: tuple[PhaseConfig, ...] = ()
+
+
+prepare(__name__)

@@ -51,15 +51,6 @@ def _slices(lengths: list[int], draft: Draft) -> tuple[Slice, ...]:
     return tuple(ring_slices(draft.sequences, lengths, draft.members))
 
 
-def one_sequence_a_ring(drafts: list[Draft]) -> list[Draft]:
-    """Splits rings of several sequences (a static mesh's) into consecutive rings of one, which take longer."""
-    return [
-        Draft(d.members, part, d.wave)
-        for d in drafts
-        for part in ([(i,) for i in d.sequences] if len(d.members) > 1 else [d.sequences])
-    ]
-
-
 def digest(placement: Placement) -> str:
     """Hashes the tasks: equal on all ranks that follow the same plan."""
     return "sha256:" + hashlib.sha256(msgspec.json.encode(placement.tasks)).hexdigest()

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
 
 from numpy.typing import ArrayLike
 
 from coxswain.config import ModelConfig
+from coxswain.cost.memory import Recompute
 from coxswain.cost.model import CostModel
-from coxswain.cost.ulysses import HeadExchange, key_heads_of
+from coxswain.cost.ulysses import Attention, HeadExchange, key_heads_of
 from coxswain.layout import Layout
-
-Attention = Literal["Ring", "Ulysses", "Auto"]
 
 
 def head_exchange(
-    attention: Attention, model: ModelConfig, layout: Layout, nodes: Sequence[int]
+    attention: Attention, model: ModelConfig, layout: Layout, nodes: Sequence[int], recompute: Recompute = "None"
 ) -> HeadExchange | None:
     """What a job's policy says of its rings; None: they do not exchange heads. `nodes`: of the layout's replicas."""
     if attention == "Ring":
         return None
     node = max(Counter(nodes).values(), default=1)
-    return HeadExchange(attention, key_heads(model, layout), model.heads / model.kv_heads, node)
+    return HeadExchange(attention, key_heads(model, layout), model.heads / model.kv_heads, node, recompute)
 
 
 def key_heads(model: ModelConfig, layout: Layout) -> int:

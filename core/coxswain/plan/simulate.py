@@ -5,7 +5,7 @@ A placement carries these times, not those that its planner assumed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,18 +36,12 @@ def simulate(problem: Problem, tasks: Iterable[Draft]) -> Timeline:
     free = [0.0] * problem.replicas
     busy = [0.0] * problem.replicas
     speeds: list[float] = problem.speeds.tolist()
-    own: list[float] = problem.cost.work_seconds(problem.lengths).tolist()
-    starts, seconds, work, current = [], [], 0.0, 0
+    seconds_of, starts, seconds, work, current = task_seconds(problem), [], [], 0.0, 0
     for members, sequences, wave in tasks:
         if wave != current:
             free, current = [max(free)] * problem.replicas, wave
-        if len(members) == 1:
-            (r,) = members
-            plain = problem.cost.task + sum([own[i] for i in sequences])
-            start, took = free[r], plain / speeds[r]
-        else:
-            plain = _ring_seconds(problem, members, sequences)
-            start, took = max([free[r] for r in members]), plain / min([speeds[r] for r in members])
+        plain = seconds_of(members, sequences)
+        start, took = max([free[r] for r in members]), plain / min([speeds[r] for r in members])
         for r in members:
             free[r] = start + took
             busy[r] += took
@@ -57,7 +51,19 @@ def simulate(problem: Problem, tasks: Iterable[Draft]) -> Timeline:
     return Timeline(tuple(starts), tuple(seconds), tuple(busy), work, max(free))
 
 
-def _ring_seconds(problem: Problem, members: tuple[int, ...], sequences: tuple[int, ...]) -> float:
+def task_seconds(problem: Problem) -> Callable[[Sequence[int], Sequence[int]], float]:
+    """Returns what times a task by its members and sequences: seconds at speed 1, a pack where there is one member."""
+    own: list[float] = problem.cost.work_seconds(problem.lengths).tolist()
+
+    def seconds(members: Sequence[int], sequences: Sequence[int]) -> float:
+        if len(members) == 1:
+            return problem.cost.task + sum([own[i] for i in sequences])
+        return _ring_seconds(problem, members, sequences)
+
+    return seconds
+
+
+def _ring_seconds(problem: Problem, members: Sequence[int], sequences: Sequence[int]) -> float:
     if problem.cost.exchange is not None:
         lengths, nodes = problem.lengths[list(sequences)], problem.nodes[list(members)].tolist()
         return ring_seconds(problem.cost, lengths, nodes, group_size(problem.cost, lengths, nodes))

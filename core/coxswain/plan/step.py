@@ -11,9 +11,10 @@ from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost import constants_for
 from coxswain.cost.constants import Hardware
 from coxswain.cost.model import CostModel
+from coxswain.cost.recompute import repeated
 from coxswain.flops import loss_layers
 from coxswain.layout import Layout
-from coxswain.plan.assemble import assemble, one_sequence_a_ring
+from coxswain.plan.assemble import assemble
 from coxswain.plan.head_groups import head_exchange, key_heads
 from coxswain.plan.kinds import kinds_of, nodes_of, rates_of
 from coxswain.plan.pipelines.bound import pipeline_bound
@@ -22,9 +23,6 @@ from coxswain.plan.planners import planner
 from coxswain.plan.problem import Problem, make_problem
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Placement
-
-PACKED_RINGS = True
-"""Whether the engine runs rings of several sequences. Where it does not, they are committed as rings of one each."""
 
 
 def plan_step(
@@ -52,10 +50,7 @@ def plan_step(
         stages=[len(replica.stages) for replica in layout.replicas],
     )
     problem = dataclasses.replace(problem, speeds=problem.speeds * rates_of(layout, loss))
-    drafts = planner(parallelism.balance)(problem)
-    if not PACKED_RINGS:
-        drafts = one_sequence_a_ring(drafts)
-    placement = assemble(problem, parallelism.balance.lower(), drafts)
+    placement = assemble(problem, parallelism.balance.lower(), planner(parallelism.balance)(problem))
     placement = _ordered(placement, problem, layout, loss)
     faults = validate(
         placement, sequence_lengths, layout, parallelism.tokens_per_replica, parallelism.max_degree,
@@ -70,8 +65,9 @@ def cost_model(
     layout: Layout, parallelism: ParallelConfig, model: ModelConfig, hardware: Hardware | None = None
 ) -> CostModel:
     """What a job's steps are planned by. `hardware`: of its profile, instead of the named one."""
-    exchange = head_exchange(parallelism.attention, model, layout, nodes_of(layout))
-    return CostModel(constants_for(hardware or parallelism.hardware, model), exchange)
+    recompute = parallelism.recompute
+    exchange = head_exchange(parallelism.attention, model, layout, nodes_of(layout), recompute)
+    return CostModel(repeated(constants_for(hardware or parallelism.hardware, model), recompute), exchange)
 
 
 def _ordered(placement: Placement, problem: Problem, layout: Layout, loss: float) -> Placement:

@@ -25,12 +25,30 @@ def validate(
     `capacity`: tokens of a task on every replica, or on each. `key_heads`: that members of a ring can exchange.
     """
     room = [capacity] * len(layout.replicas) if isinstance(capacity, int) else capacity
-    faults, kinds = [*_order(placement), *_waves(placement)], kinds_of(layout)
+    faults, kinds, whole = [*_order(placement), *_waves(placement)], kinds_of(layout), list[int]()
     for task in placement.tasks:
-        found = [*_members(task, kinds, max_degree)] or [*_heads(task, key_heads), *_slices(task, lengths, room)]
-        faults += [f"task {task.index} ({task.kind}): {fault}" for fault in found]
-    faults += _coverage(placement, lengths)
+        if (sequences := _whole(task, lengths, room)) is None:
+            found = [*_members(task, kinds, max_degree)] or [*_heads(task, key_heads), *_slices(task, lengths, room)]
+            faults += [f"task {task.index} ({task.kind}): {fault}" for fault in found]
+            sequences = [] if found else [*{s.sequence for s in task.slices}]
+        whole += sequences
+    if faults or sorted(whole) != list(range(len(lengths))):
+        faults += _coverage(placement, lengths)
     return faults or replay(placement, layout)
+
+
+def _whole(task: Task, lengths: Sequence[int], room: Sequence[int]) -> list[int] | None:
+    """The sequences of a pack without fault, the usual task; None: to be looked at closely."""
+    slices, replica = task.slices, task.replicas[0] if task.replicas else -1
+    if task.kind != "pack" or len(task.replicas) != 1 or not slices or task.ulysses is not UNSET:
+        return None
+    if not 0 <= replica < len(room) or sum([s.stop for s in slices]) > room[replica]:
+        return None
+    sequences = [s.sequence for s in slices]
+    if min(sequences) < 0 or max(sequences) >= len(lengths):
+        return None
+    right = (s.replica == replica and not s.start and s.stop == lengths[s.sequence] for s in slices)
+    return sequences if all(right) else None
 
 
 def _order(placement: Placement) -> Iterator[str]:

@@ -7,6 +7,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from coxswain.structs import prepare
+
 
 class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens [start, stop) of sequence number `sequence` of the membership, computed by `replica`."""
@@ -70,3 +72,6 @@ class Placement(msgspec.Struct, frozen=True):
     @property
     def makespan_over_bound(self) -> float:
         return self.makespan_seconds / self.lower_bound_seconds if self.lower_bound_seconds else 1.0
+
+
+prepare(__name__)

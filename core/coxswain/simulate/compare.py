@@ -11,9 +11,10 @@ from coxswain.plan.layouts.cluster import Cluster, DeviceState, Node
 from coxswain.plan.layouts.costs import Costs, shape_of
 from coxswain.simulate.ours import Ours
 from coxswain.simulate.rivals import KINDS, Rival
-from coxswain.simulate.run import Outcome, Policy, Run, Settings, World
+from coxswain.simulate.run import Outcome, Policy, Run, Settings
 from coxswain.simulate.traces import Trace
 from coxswain.simulate.truth import Timeline
+from coxswain.simulate.world import World
 
 NAMES = tuple(kind.name for kind in KINDS)
 POINTS = 96  # of a curve
@@ -53,8 +54,8 @@ def optimum(world: World, trace: Trace) -> float:
     while now < trace.seconds:
         until = min(timeline.next_change(now), trace.seconds)
         truth = timeline.at(now)
-        speeds = [1 / x for row in truth.slowdowns for x in row]
-        done += (until - now) * sum(speeds) / len(speeds) / truth.fleet
+        missing = sum(1 - 1 / x for (_, device), x in truth.key if device >= 0)
+        done += (until - now) * (1 - missing / (trace.nodes * trace.devices)) / truth.fleet
         now = until
     return done / trace.seconds
 

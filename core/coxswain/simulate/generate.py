@@ -8,11 +8,11 @@ of Malleus (arXiv 2410.13333); losses from the MTTF that Kokolis et al. report (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
 
 from coxswain.errors import Refused
-from coxswain.simulate.traces import Event, Trace
+from coxswain.simulate.traces import Event, Trace, overlap
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 HOGS = (2.57, 3.8, 5.42, 12.53)
@@ -172,5 +172,15 @@ def generate(kind: str, nodes: int, devices: int, seconds: float, seed: int) -> 
     if kind not in KINDS:
         raise Refused("BadValue", f"--generate is {kind!r}; use one of {', '.join(KINDS)}")
     drawn = (e for draw in KINDS[kind] for e in draw(Draw(nodes, devices, seconds, seed, draw.__name__)))
-    inside = [e for e in drawn if e.t < seconds]
-    return Trace(nodes, devices, seconds, seed, tuple(sorted(inside, key=lambda e: (e.t, e.component, e.kind))))
+    inside = sorted((e for e in drawn if e.t < seconds), key=lambda e: (e.t, e.component, e.kind))
+    return Trace(nodes, devices, seconds, seed, tuple(_apart(inside)))
+
+
+def _apart(events: Iterable[Event]) -> Iterator[Event]:
+    """Without those that begin while one of their kind lasts on their component."""
+    lasting: dict[tuple[str, str], Event] = {}
+    for event in events:
+        other = lasting.get((event.component, event.kind))
+        if other is None or not overlap(other, event):
+            lasting[event.component, event.kind] = event
+            yield event

@@ -9,30 +9,20 @@ from statistics import median
 import numpy as np
 
 from coxswain.ladder.decide import decide, slow
-from coxswain.ladder.options import at_speeds, draft_of, options_for
+from coxswain.ladder.options import at_speeds, can_gain, draft_of, options_for
+from coxswain.ladder.speeds import bucket, speed_of
 from coxswain.ladder.standby import Waiting, due
-from coxswain.ladder.values import Action, Change, Option, Options, Plan, Rebalance, Relayout, Speeds, View
+from coxswain.ladder.values import Action, Change, Option, Options, Plan, Rebalance, Relayout, ReplaceNode, Speeds, View
 from coxswain.layout import Device, Layout
 from coxswain.plan.layouts.result import layout_of
 from coxswain.plan.layouts.rivals import data_only
 from coxswain.plan.layouts.settle import Draft
-from coxswain.simulate.run import Measured, Run, World, load_seconds, planning_seconds
-from coxswain.simulate.truth import Truth
-from coxswain.stragglers.detector import Detector
-from coxswain.stragglers.values import Floats, Place, Report, State, Step
+from coxswain.simulate.run import Measured, Run
+from coxswain.simulate.senses import Senses
+from coxswain.simulate.world import World, load_seconds, planning_seconds
+from coxswain.stragglers.values import Report, State
 
-NOISE = 0.02  # sigma of a rank's compute in one step; of the probe a half
-SPREAD = 0.04  # healthy devices differ by up to so much for good
-PROBE = 0.1  # seconds of one round of the probe on a healthy device
-ROUNDS = 5
-SHORT, LONG = 4096.0, 32768.0  # tokens of a replica's longest sequence where its step takes 1 and 1.5 times as long
 LEAD = 3  # steps until new speeds are in the placements
-BUCKET = 1.04  # slowdowns are rounded to powers of it, so that plans can be kept
-
-
-def bucketed(slowdown: float) -> float:
-    """The speed of a device for planning."""
-    return round(BUCKET ** -round(math.log(slowdown) / math.log(BUCKET)), 4)
 
 
 class Ours:
@@ -40,10 +30,10 @@ class Ours:
 
     def __init__(self, seed: int, action: Action = "Migrate", copies: bool = True, name: str = "ours") -> None:
         self.name, self._action, self._copies = name, action, copies
-        self._noise = np.random.default_rng(seed)
+        self._senses = Senses(seed)
         self._layout: Layout | None = None
-        self._detector: Detector | None = None
-        self._speeds: dict[Device, float] = {}
+        self._powers: dict[Device, int] = {}  # of STEP, by slow device
+        self._dead: frozenset[Device] = frozenset()
         self._placed: dict[Device, float] = {}
         self._planned: dict[Device, float] = {}
         self._since: dict[Device, int] = {}
@@ -54,94 +44,59 @@ class Ours:
         self._ready: tuple[float, Options] | None = None  # what is being planned, and until when
         self._options: Options | None = None
         self._pending: tuple[int, Draft] | None = None  # placements by new speeds, and their first step
+        self._replaced: dict[int, int] = {}  # how often each node was
+        self._spares: list[float] = []  # when each spare node is well
+
+    @property
+    def _speeds(self) -> dict[Device, float]:
+        slow = {device: speed_of(power) for device, power in sorted(self._powers.items())}
+        return slow | dict.fromkeys(sorted(self._dead), 0.0)
+
+    def _first(self, run: Run) -> None:
+        self._spares = [0.0] * run.settings.spares
+        self._begin(run, run.draft)
 
     def _begin(self, run: Run, draft: Draft) -> None:
         """A new layout: ranks have new places; what was planned from the old one is void."""
         self._layout = layout_of(draft, run.world.costs.cluster)
-        seats = self._layout.ranks()
-        places = [
-            Place(s.replica, s.stage, s.tensor, s.device.trainer, s.device.device, s.device.trainer) for s in seats
-        ]
-        self._detector = self._detector.moved(places) if self._detector else Detector(places)
-        self._seats = [s.device for s in seats]
-        self._replicas = np.array([s.replica for s in seats])
-        self._work = np.array([self._stage_work(run, draft, s.replica, s.stage) for s in seats])
-        self._natural = np.array([self._own(run, d) for d in self._seats])
+        self._senses.begin(run, draft, self._layout, self._replaced)
         self._ready = self._options = self._pending = None
         self._recent = []
 
-    def _stage_work(self, run: Run, draft: Draft, replica: int, stage: int) -> float:
-        """Seconds of one micro-batch at speed 1."""
-        chain = draft.chains[replica]
-        group = chain.groups[stage]._replace(slowdown=1.0)
-        loss = run.world.costs.loss_seconds(group) if stage == len(chain.groups) - 1 else 0.0
-        return run.world.costs.layer_seconds(group.degree, 1.0) * chain.layers[stage] + loss
-
-    def _own(self, run: Run, device: Device) -> float:
-        """How much a healthy device differs from others for good; the same in every run."""
-        number = device.trainer * run.trace.devices + device.device
-        return 1 + SPREAD * (2 * (number * 0.6180339887 % 1) - 1)
-
     def stepped(self, run: Run, measured: Measured) -> None:
         if self._layout is None:
-            self._begin(run, run.draft)
-        assert self._detector
+            self._first(run)
         self._recent = [*self._recent[-4:], measured.seconds]
-        report = self._detector.observe(self._figures(run, measured))
-        self._learn(run, self._probed(run, report) if report.probes else report)
+        if report := self._senses.observe(run, measured):
+            self._learn(run, report)
         self._attend(run)
         if self._action not in ("None", "Warn"):
             self._act(run)
 
-    def _figures(self, run: Run, measured: Measured) -> Step:
-        true = np.sum([part * self._true(truth) for part, truth in measured.parts], axis=0)
-        work = self._work * np.array(run.draft.counts)[self._replicas]
-        compute = work * true * measured.long[self._replicas] * self._random(NOISE, len(work))
-        for rank, seconds in measured.pauses.items():
-            compute[rank] += seconds
-        return Step(run.steps, compute, work, SHORT + (LONG - SHORT) * 2 * (measured.long[self._replicas] - 1))
-
-    def _true(self, truth: Truth) -> Floats:
-        found = np.array([truth.slowdowns[d.trainer][d.device] for d in self._seats]) * self._natural * truth.fleet
-        return np.where(np.isfinite(found), found, 1.0)
-
-    def _random(self, sigma: float, count: int) -> Floats:
-        found: Floats = np.exp(self._noise.normal(0, sigma, count))
-        return found
-
-    def _probed(self, run: Run, report: Report) -> Report:
-        """Ranks probe before the next step, which takes as long as the slowest one does; the answers count at once."""
-        assert self._detector
-        true, ranks = self._true(run.truth), list(report.probes)
-        run.wait(ROUNDS * PROBE * float(true[ranks].max()), "probes")
-        rounds = np.minimum.reduce([self._random(NOISE / 2, len(true)) for _ in range(ROUNDS)])
-        none = np.full(len(true), np.nan)
-        answers = {rank: float(PROBE * true[rank] * rounds[rank]) for rank in ranks}
-        return self._detector.observe(Step(run.steps, none, none, probes=answers))
-
     def _learn(self, run: Run, report: Report) -> None:
         """What the detector says of the ranks, what probes say of standby devices, and which devices are gone."""
-        gone, used = run.truth.lost, set(self._seats)
-        speeds = {d: s for d, s in self._speeds.items() if s and d not in used and d not in gone}
+        before, self._dead = self._speeds, run.truth.lost
+        seats, working = self._senses.seats, self._senses.rank_of
+        powers = {d: p for d, p in self._powers.items() if d not in working and d not in self._dead}
         for rank in np.flatnonzero(report.states == State.CONFIRMED):
-            speeds[self._seats[rank]] = bucketed(float(report.slowdowns[rank]))
-        speeds |= dict.fromkeys(gone, 0.0)
-        for device in {*speeds, *self._speeds}:
-            if speeds.get(device, 1.0) != self._speeds.get(device, 1.0):
+            device = seats[rank]
+            powers[device] = bucket(float(report.slowdowns[rank]), self._powers.get(device, 0))
+        self._powers = powers
+        speeds = self._speeds
+        for device in {*speeds, *before}:
+            if speeds.get(device, 1.0) != before.get(device, 1.0):
                 self._since[device] = run.steps
         for rank in np.flatnonzero(report.states == State.CONFIRMED):
-            self._since[self._seats[rank]] = int(report.since[rank])
-        self._speeds = speeds
+            self._since[seats[rank]] = int(report.since[rank])
 
     def _attend(self, run: Run) -> None:
         """Standby devices are probed now and then, beside training."""
-        truth = run.truth
         for device in due(self._waiting, run.steps):
-            slowdown = truth.slowdowns[device.trainer][device.device] * float(self._random(NOISE / 2, ROUNDS).min())
+            slowdown = self._senses.aside(run, device)
             waiting = self._waiting[device].probed(slowdown) if math.isfinite(slowdown) else self._waiting[device]
             self._waiting[device] = waiting
             if waiting.back:
-                self._speeds.pop(device, None)
+                self._powers.pop(device, None)
                 self._since[device], self._returns[device] = run.steps, waiting.returns + 1
                 del self._waiting[device]
 
@@ -154,19 +109,24 @@ class Ours:
         if not (self._speeds or self._placed or self._planned):
             return
         rung = decide(self._view(run))
-        if isinstance(rung, Rebalance):
+        if isinstance(rung, Rebalance):  # which placements make by themselves
             self._rebalance(run, rung.speeds)
-        elif isinstance(rung, Plan):
+            rung = decide(self._view(run))
+        if isinstance(rung, Plan):
             self._plan(run, rung.speeds)
         elif isinstance(rung, Relayout):
             self._relayout(run, rung)
+        elif isinstance(rung, ReplaceNode):
+            self._replace(run, rung)
 
     def _view(self, run: Run) -> View:
         assert self._layout
+        spare = any(t <= run.now for t in self._spares)
         return View(
-            action=self._action, step=run.steps, layout=self._layout, seconds=median(self._recent), speeds=self._speeds,
+            action=self._action, step=run.steps + 1, layout=self._layout, seconds=median(self._recent), speeds=self._speeds,
             placed=self._placed, planned=self._planned, since=self._since, options=self._options,
-            changes=tuple(self._changes),
+            nodes={d: str(d.trainer) for d in self._powers}, changes=tuple(self._changes),
+            replace=run.settings.replace if spare else None,
         )  # fmt: skip
 
     def _rebalance(self, run: Run, speeds: Speeds) -> None:
@@ -184,8 +144,9 @@ class Ours:
         if self._ready and self._ready[1].speeds == speeds:
             return
         assert self._layout
-        took = planning_seconds(run.world.costs.cluster.devices) * run.truth.planning
         options = _options(run.world, self._layout, dict(speeds))
+        took = planning_seconds(run.world.costs.cluster.devices) * run.truth.planning
+        took = took if can_gain(options.stay, options.healthy) else 0.0
         run.plans += 1
         if took < self._recent[-1] - run.world.healthy.seconds:
             run.wait(took, "planning")
@@ -195,14 +156,29 @@ class Ours:
             self._ready = run.now + took, options
 
     def _relayout(self, run: Run, rung: Relayout) -> None:
-        self._changes.append(Change(run.steps, rung.kind, rung.devices))
+        self._changes.append(Change(run.steps + 1, rung.kind, rung.devices))
         self._enter(run, rung.layout, rung.cost)
 
-    def _enter(self, run: Run, layout: Layout, cost: float) -> None:
+    def _replace(self, run: Run, rung: ReplaceNode) -> None:
+        """Training stands still until it goes on with a spare node of new devices. The old one is a spare once it is well."""
+        self._changes.append(Change(run.steps + 1, "ReplaceNode", rung.devices))
+        assert self._layout
+        node = int(rung.node)
+        self._spares.remove(min(self._spares))
+        self._spares.append(run.timeline.replaced(node, run.now))
+        self._replaced[node] = self._replaced.get(node, 0) + 1
+        self._powers = {d: power for d, power in self._powers.items() if d.trainer != node}
+        self._waiting = {d: w for d, w in self._waiting.items() if d.trainer != node}
+        self._since |= dict.fromkeys(rung.devices, run.steps + 1)
+        planned = self._planned
+        self._enter(run, self._layout, run.settings.replace, "replacement")
+        self._planned = planned  # the layout is still the one for the old node: a better one may follow
+
+    def _enter(self, run: Run, layout: Layout, cost: float, cause: str = "migration") -> None:
         costs = at_speeds(run.world.costs, self._speeds)
         draft = data_only(costs, draft_of(costs, layout))
         assert draft
-        run.change(draft, cost)
+        run.change(draft, cost, cause)
         self._placed, self._planned = dict(self._speeds), dict(self._speeds)
         self._begin(run, draft)
         assert self._layout
@@ -214,11 +190,12 @@ class Ours:
     def lost(self, run: Run) -> bool:
         """Survivors plan and go on from memory; without copies, or after a second loss meanwhile, from the checkpoint."""
         if self._layout is None:
-            self._begin(run, run.draft)
+            self._first(run)
         before = run.truth.lost
         run.wait(run.settings.loss, "losses")
         gone = run.truth.lost
-        self._speeds = {d: s for d, s in self._speeds.items() if d not in gone} | dict.fromkeys(gone, 0.0)
+        self._dead = gone
+        self._powers = {d: power for d, power in self._powers.items() if d not in gone}
         self._since |= dict.fromkeys(gone, run.steps)
         if len(gone) == run.world.costs.cluster.devices:
             return False
@@ -232,14 +209,14 @@ class Ours:
         if not self._copies or gone != before:
             run.redo()
             run.wait(run.settings.restart + load_seconds(run.world), "restart")
-        self._changes.append(Change(run.steps, best.kind, frozenset(gone)))
+        self._changes.append(Change(run.steps + 1, best.kind, frozenset(gone)))
         self._enter(run, best.layout, best.change + self._from_copies(run, best))
         return True
 
     def _from_copies(self, run: Run, option: Option) -> float:
         """Seconds in which the copies of lost shards reach their new owners: each from one holder."""
         costs = run.world.costs
-        shard = 12 * costs.elements(1, costs.model.layers, True, True) / len(self._seats)
+        shard = 12 * costs.elements(1, costs.model.layers, True, True) / len(self._senses.seats)
         return shard / costs.between
 
 

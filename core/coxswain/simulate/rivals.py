@@ -17,11 +17,13 @@ from coxswain.plan.layouts.result import kept_in_place
 from coxswain.plan.layouts.rivals import data_only, layers_only, rigid
 from coxswain.plan.layouts.search import search, without
 from coxswain.plan.layouts.settle import Draft, Settler
-from coxswain.simulate.run import Measured, Run, World, devices_of, load_seconds, planning_seconds
+from coxswain.simulate.run import Measured, Run
 from coxswain.simulate.truth import Truth
+from coxswain.simulate.world import World, load_seconds, planning_seconds, replicas_of
 
 DETECT = 10.56  # seconds from onset to a found straggler in GREYHOUND (Wu et al., ATC 2025)
 FORM = 1.0  # seconds of forming the next world, as of ours
+COUNTED = 64  # devices up to which what moves is counted for rivals; listing it takes seconds of planning elsewhere
 GAP = 0.3  # a rate that moves by less is no reason to plan, in the code of Malleus
 
 Find = Callable[[World, Costs, Draft], Draft | None]
@@ -55,51 +57,95 @@ class Choice:
     rents: bool
 
 
+class Known:
+    """How fast a device or a network is, known once it was so for `window` steps and DETECT seconds; losses at once."""
+
+    def __init__(self, shape: tuple[int, int], window: int) -> None:
+        self.truth, self._window = Truth(0.0, {}, shape), window
+        self._seen = self.truth
+        self._pending: dict[tuple[int, int], tuple[float, int]] = {}  # since when, and the number of the first step
+        self._steps = 0
+
+    def learn(self, truth: Truth, now: float) -> bool:
+        """After a step. Whether something is known now that was not."""
+        self._steps += 1
+        if truth is not self._seen:
+            changed = {place for place, _ in set(truth.key) ^ set(self._seen.key)}
+            self._pending |= dict.fromkeys(changed, (truth.since, self._steps))
+            self._seen = truth
+        found = [p for p, (since, step) in self._pending.items() if self._ripe(p, since, step, now)]
+        for place in found:
+            del self._pending[place]
+        return self._know(found) if found else False
+
+    def _ripe(self, place: tuple[int, int], since: float, step: int, now: float) -> bool:
+        old = self._steps - step + 1 >= self._window and now - since >= DETECT
+        return old or math.isinf(self._seen.odd.get(place, 1.0))
+
+    def _know(self, places: Sequence[tuple[int, int]]) -> bool:
+        before = self.truth
+        odd = dict(before.odd) | {place: self._seen.odd.get(place, 1.0) for place in places}
+        self.truth = Truth(self._seen.since, odd, before.shape)
+        return self.truth.key != before.key
+
+
 class Rival:
     """One system in one run."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind, self.name = kind, kind.name
-        self._truth: Truth | None = None
-        self._begin: tuple[float, int] = 0.0, 0  # when the truth became so, and steps since
+        self._known: Known | None = None
         self._plan: tuple[float, Sequence[Choice]] | None = None
+        self._rent = 0.0  # seconds that restarting at the onset would have saved so far
         self._done = True
         self._rates: tuple[tuple[float, ...], ...] = ()  # that the layout was planned for, as published
 
+    def _knows(self, run: Run) -> Known:
+        self._known = self._known or Known((run.trace.nodes, run.trace.devices), self.kind.window)
+        return self._known
+
     def stepped(self, run: Run, measured: Measured) -> None:
-        truth = run.truth
-        if self._truth is None or not self._truth.alike(truth):
-            self._truth, self._begin, self._plan, self._done = truth, (truth.since, 0), None, False
-        since, steps = self._begin
-        self._begin = since, steps + 1
-        if not self._done and steps + 1 >= self.kind.window and run.now - since >= DETECT:
-            self._consider(run, truth)
+        known = self._knows(run)
+        if known.learn(run.truth, run.now):
+            self._plan, self._done = None, False
+        if not self._done:
+            self._consider(run, known.truth)
 
     def _consider(self, run: Run, truth: Truth) -> None:
+        stays = _seconds(run, run.draft, truth)
         if self._plan is None:
-            took = self.kind.planning(run.world.costs.cluster.devices, len(run.draft.chains)) * truth.planning
-            self._plan = run.now + took, tuple(self._choices(run, truth))
+            self._begin(run, truth, stays)
             run.plans += 1
+        assert self._plan
         ready, choices = self._plan
         self._done = not choices
-        if run.now < ready or not choices:
+        self._rent += max((stays - c.step for c in choices if c.rents), default=-self._rent)
+        if run.now < ready:
             return
-        stays = _seconds(run, run.draft, truth)
         for choice in choices:
-            if not choice.rents or self._begin[1] * (stays - choice.step) >= choice.cost:
-                self._done, self._plan = self.kind.published, None
+            if not choice.rents or self._rent >= choice.cost:
+                self._done, self._plan, self._rent = self.kind.published, None, 0.0
                 run.change(choice.draft, choice.cost, choice.cause)
                 return
+
+    def _begin(self, run: Run, truth: Truth, stays: float) -> None:
+        """Plans, beside training. The steps until the cause was known count as rent too."""
+        took = self.kind.planning(run.world.costs.cluster.devices, len(run.draft.chains)) * run.truth.planning
+        choices = self._choices(run, truth)
+        self._plan = run.now + took, choices
+        if not self._rent:
+            self._rent = (self.kind.window - 1) * max((stays - c.step for c in choices if c.rents), default=0.0)
 
     def _choices(self, run: Run, truth: Truth) -> list[Choice]:
         """Its own layout, and to take back by a restart devices that run no part of the present one; those worth it."""
         costs, stays, found = run.world.under(truth), _seconds(run, run.draft, truth), []
         if self.kind.find and self._moved(truth) and (draft := self._found(run, truth)):
             found.append(self._choice(run, truth, draft, self.kind.restarts))
-        back = devices_of(run.world.healthy) - run.devices - truth.lost
+        back = frozenset(replicas_of(run.world.healthy)) - run.devices - truth.lost
         name = f"{self.name} again"
-        if back and (draft := run.world.kept(name, truth, (), lambda: self._best(run.world, costs))):
+        if back and (draft := run.world.kept(name, truth.key, (), lambda: self._best(run.world, costs))):
             found.append(self._choice(run, truth, draft, not self.kind.in_place))
+        found = [c for c in found if math.isfinite(c.step)]
         return [c for c in found if c.step < stays - 1e-9 or (self.kind.published and c.draft != run.draft)]
 
     def _moved(self, truth: Truth) -> bool:
@@ -117,14 +163,11 @@ class Rival:
         step = _seconds(run, draft, truth)
         if restart:  # saves and loads a checkpoint; nothing is done again
             return Choice(draft, step, run.settings.restart + 2 * load_seconds(run.world), "restart", True)
-        moved = run.world.kept(
-            "moved", truth, (run.draft, draft), lambda: migration(run.world.under(truth), run.draft, draft)
-        )
-        return Choice(draft, step, FORM + moved.seconds if moved.bytes else 0.0, "migration", False)
+        return Choice(draft, step, _moving(run, draft, truth), "migration", False)
 
     def _found(self, run: Run, truth: Truth) -> Draft | None:
         find, costs = self.kind.find, run.world.under(truth)
-        return find and run.world.kept(self.name, truth, (run.draft,), lambda: find(run.world, costs, run.draft))
+        return find and run.world.kept(self.name, truth.key, (run.draft,), lambda: find(run.world, costs, run.draft))
 
     def _best(self, world: World, costs: Costs) -> Draft | None:
         """The best layout for the devices left, as if none were slow, then what the system itself would make of it."""
@@ -148,20 +191,48 @@ class Rival:
         return True
 
 
+def _moving(run: Run, draft: Draft, truth: Truth) -> float:
+    """Seconds of what moves, none where only micro-batches do; of large clusters no more than forming the next world."""
+    if _held(draft) == _held(run.draft):
+        return 0.0
+    if run.world.costs.cluster.devices > COUNTED:
+        return FORM
+    find = lambda: migration(run.world.under(truth), run.draft, draft)  # noqa: E731
+    moved = run.world.kept("moved", truth.key, (run.draft, draft), find)
+    return FORM + moved.seconds if moved.bytes else 0.0
+
+
+def _held(draft: Draft) -> list[tuple[object, ...]]:
+    """Devices and layers."""
+    return [(c.layers, *((g.node, g.devices) for g in c.groups)) for c in draft.chains]
+
+
 def _seconds(run: Run, draft: Draft, truth: Truth) -> float:
     return float(run.world.ends(draft, truth).max())
 
 
 def whole(world: World, costs: Costs) -> Draft | None:
     """The best layout without lost devices, as if none were slow."""
-    left = without(costs, [[x if math.isinf(x) else 1.0 for x in row] for row in costs.cluster.slowdowns])
-    return search(left) if left else None
+    return _left(world, costs, math.inf)
+
+
+def _left(world: World, costs: Costs, limit: float) -> Draft | None:
+    """The best layout of the devices that are not so slow, as if they were well; searched once for the same devices."""
+    rows = [[1.0 if x < limit else math.inf for x in row] for row in costs.cluster.slowdowns]
+    gone = tuple((n, d) for n, row in enumerate(rows) for d, x in enumerate(row) if x > 1)
+    if not gone:
+        return world.healthy
+
+    def find() -> Draft | None:
+        left = without(world.costs, rows)
+        return search(left) if left else None
+
+    return world.kept("left", gone, (), find)
 
 
 def fast(world: World, costs: Costs, current: Draft) -> Draft | None:
     """The best layout without slow devices, or with all where that is faster."""
-    left = without(costs, [[x if x < 1.1 else math.inf for x in row] for row in costs.cluster.slowdowns])
-    drafts = [d for d in (whole(world, costs), search(left) if left else None) if d]
+    drafts = [d for limit in (math.inf, 1.1) if (d := _left(world, costs, limit))]
     judged = [(now.seconds, i) for i, d in enumerate(drafts) if (now := rigid(costs, d))]
     return drafts[min(judged)[1]] if judged else None
 

@@ -9,29 +9,22 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-import msgspec
 import numpy as np
 
-from coxswain.ladder.values import Options
-from coxswain.layout import Device
-from coxswain.plan.layouts.cluster import Node
-from coxswain.plan.layouts.costs import Costs
-from coxswain.plan.layouts.planner import healthy_plan
-from coxswain.plan.layouts.rivals import slowed
-from coxswain.plan.layouts.settle import Draft, Settler
+from coxswain.ladder.values import REPLACE_SECONDS
+from coxswain.plan.layouts.settle import Draft
 from coxswain.simulate.traces import Trace
 from coxswain.simulate.truth import Timeline, Truth
+from coxswain.simulate.world import World, replicas_of
 from coxswain.stragglers.values import Floats
 
-T = TypeVar("T")
 CHECKPOINT = 600.0  # seconds between checkpoints, which are written beside training
 RESTART = 120.0  # seconds from the end of all processes until training goes on; published systems take hundreds
 LOSS = 10.0  # seconds until a lost device is known and the world has ended
-LOAD = 2e9  # bytes a second that a device loads of a checkpoint
 PAUSE_RATE = 1 / 300  # of a rank and step, during an event `pauses`
 
 
@@ -42,6 +35,8 @@ class Settings:
     checkpoint: float = CHECKPOINT
     restart: float = RESTART
     loss: float = LOSS
+    replace: float = REPLACE_SECONDS
+    spares: int = 1  # nodes beside the cluster, well, that ReplaceNode may take
 
 
 @dataclass(frozen=True)
@@ -90,56 +85,6 @@ class Outcome:
         return [round(float(n) * self.healthy / width, 4) for n in counts]
 
 
-class World:
-    """What all runs of one trace share: costs under each truth, and seconds of each layout under it."""
-
-    def __init__(self, costs: Costs) -> None:
-        self.costs = costs
-        self.healthy = healthy_plan(costs)
-        self.options: dict[object, Options] = {}
-        self._costs: dict[object, Costs] = {}
-        self._ends: dict[object, tuple[Draft, Floats]] = {}
-        self._kept: dict[object, tuple[tuple[Draft, ...], object]] = {}
-
-    def kept(self, name: str, truth: Truth, drafts: tuple[Draft, ...], find: Callable[[], T]) -> T:
-        """What was found before for the same truth and drafts."""
-        key = name, truth.slowdowns, truth.bandwidths, tuple(map(id, drafts))
-        if key not in self._kept:
-            self._kept[key] = drafts, find()
-        return self._kept[key][1]  # type: ignore[return-value]
-
-    def under(self, truth: Truth) -> Costs:
-        key = truth.slowdowns, truth.bandwidths
-        if key not in self._costs:
-            cluster = self.costs.cluster.with_slowdowns([list(row) for row in truth.slowdowns])
-            nodes = [
-                Node(n.name, n.devices, n.bandwidth * part)
-                for n, part in zip(cluster.nodes, truth.bandwidths, strict=True)
-            ]
-            found = Costs(msgspec.structs.replace(cluster, nodes=tuple(nodes)), self.costs.model)
-            found.limit = self.costs.limit
-            self._costs[key] = found
-        return self._costs[key]
-
-    def ends(self, draft: Draft, truth: Truth) -> Floats:
-        """Seconds of each replica's part of a step; infinite where a device is lost."""
-        key = id(draft), truth.slowdowns, truth.bandwidths
-        if key not in self._ends:
-            self._ends[key] = draft, self._judged(draft, truth)
-        return self._ends[key][1]
-
-    def _judged(self, draft: Draft, truth: Truth) -> Floats:
-        costs = self.under(truth)
-        chains, settler = slowed(costs, draft), Settler(costs)
-        if chains is None:
-            return np.full(len(draft.chains), math.inf)
-        return np.array([settler.seconds(c, m) for c, m in zip(chains, draft.counts, strict=True)])
-
-
-def devices_of(draft: Draft) -> frozenset[Device]:
-    return frozenset(Device(g.node, d) for chain in draft.chains for g in chain.groups for d in g.devices)
-
-
 @dataclass
 class Run:
     """The clock of one policy. `now` in seconds; `steps` counts those done, redone ones again."""
@@ -166,7 +111,7 @@ class Run:
     def use(self, draft: Draft) -> None:
         """This layout and these micro-batches from now on."""
         self.draft = draft
-        self.devices = devices_of(draft)
+        self.devices = frozenset(replicas_of(draft))
         self.ranks = [r for r, c in enumerate(draft.chains) for g in c.groups for _ in g.devices]
 
     def change(self, draft: Draft, seconds: float, cause: str = "migration") -> None:
@@ -196,7 +141,7 @@ class Run:
 
     def _step(self) -> None:
         truth = self.truth
-        if self.devices & truth.lost:
+        if truth.lost and self.devices & truth.lost:
             self._recover()
             return
         measured = self._measured(truth)
@@ -250,18 +195,3 @@ class Run:
             left -= part
             now = until
             truth = self.timeline.peek(now) if left > 1e-9 else truth
-
-
-def load_seconds(world: World) -> float:
-    """Of a checkpoint: weights and optimizer state, read by all devices at once."""
-    elements = world.costs.elements(1, world.costs.model.layers, True, True)
-    return 14 * elements / world.costs.cluster.devices / LOAD
-
-
-def planning_seconds(devices: int) -> float:
-    """Of the layout planner and its lists of what moves: estimated, above what `make bench-layout` prints for the search."""
-    return float(np.exp(np.interp(math.log(devices), np.log(_DEVICES), np.log(_PLANNING))))
-
-
-_DEVICES: Sequence[float] = (8, 64, 1024, 4096)
-_PLANNING: Sequence[float] = (0.5, 2.0, 5.0, 12.0)

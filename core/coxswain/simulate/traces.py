@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, TypeVar, get_args
 
 import msgspec
 
 from coxswain.errors import Refused
+from coxswain.structs import prepare
 
 T = TypeVar("T")
 Scope = Literal["device", "node", "fleet", "coordinator"]
@@ -72,6 +75,7 @@ class Trace:
         return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
+@cache
 def place(component: str) -> tuple[Scope, int, int]:
     """Scope, node and device of a component; -1 where it has none. Raises ValueError."""
     if component in ("fleet", "coordinator"):
@@ -92,17 +96,40 @@ def read_trace(raw: bytes, where: str) -> Trace:
     for name in ("nodes", "devices", "seconds"):
         if not 0 < (value := getattr(header, name)) < math.inf:
             raise Refused("BadTrace", f"{where}, line {lines[0][0]}: {name} is {value}; it must be above 0")
-    for (number, _), event in zip(lines[1:], events, strict=True):
+    if not 0 <= header.seed < 1 << 63:
+        raise Refused("BadTrace", f"{where}, line {lines[0][0]}: seed is {header.seed}; it must be 0 to 2^63 - 1")
+    numbered = [(number, event) for (number, _), event in zip(lines[1:], events, strict=True)]
+    for number, event in numbered:
         if message := _fault(event, header):
             raise Refused("BadTrace", f"{where}, line {number}: {message}")
+    _refuse_overlaps(numbered, where)
     ordered = tuple(sorted(events, key=lambda e: (e.t, e.component, e.kind)))
     return Trace(header.nodes, header.devices, header.seconds, header.seed, ordered)
+
+
+def _refuse_overlaps(events: Sequence[tuple[int, Event]], where: str) -> None:
+    lasting: dict[tuple[str, str], tuple[int, Event]] = {}
+    for number, event in sorted(events, key=lambda e: e[1].t):
+        other = lasting.get((event.component, event.kind))
+        if other and overlap(other[1], event):
+            until = "the end" if other[1].duration is None else f"second {other[1].end:g}"
+            raise Refused(
+                "BadTrace",
+                f"{where}, line {number}: {event.kind} of {event.component} begins at t {event.t:g}, and that of line "
+                f"{other[0]} lasts until {until}; end the first one before, or use another kind: slowdowns multiply",
+            )
+        lasting[event.component, event.kind] = number, event
+
+
+def overlap(first: Event, second: Event) -> bool:
+    """Whether the second one begins while the first one lasts, by more than rounding."""
+    return second.t < first.end - 1e-6
 
 
 def _decoded(line: tuple[int, bytes], kind: type[T], where: str) -> T:
     try:
         return msgspec.json.decode(line[1], type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused("BadTrace", f"{where}, line {line[0]}: {error}; see docs/design/simulate.md") from None
 
 
@@ -116,6 +143,8 @@ def _fault(event: Event, header: Header) -> str | None:
         return f"component is {event.component!r}; {event.kind} befalls a {' or a '.join(SCOPES[event.kind])}"
     if node >= header.nodes or device >= header.devices:
         return f"component is {event.component!r}; the cluster has {header.nodes} nodes of {header.devices} devices"
+    if event.t >= header.seconds:
+        return f"t is {event.t:g}; the trace ends at second {header.seconds:g}"
     if event.t < 0 or (event.duration is not None and event.duration <= 0):
         return f"t is {event.t} and duration {event.duration}; t must be at least 0, duration above 0 or null"
     low, high = magnitudes(event.kind)
@@ -132,3 +161,6 @@ def magnitudes(kind: Kind) -> tuple[float, float]:
 
 
 assert set(SCOPES) == set(get_args(Kind))
+
+
+prepare(__name__)

@@ -4,35 +4,59 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+from msgspec.structs import replace
 
 from coxswain.layout import Device
 from coxswain.simulate.traces import SLOWING, Event, Trace, place
 
 ARMED = 600.0  # seconds after which an armed event begins without a change
+Odd = Mapping[tuple[int, int], float]
+"""Slowdown by (node, device), infinite: lost; the part of its bandwidth that is left by (node, -1). What is left out is 1."""
 
 
 @dataclass(frozen=True)
 class Truth:
-    """`since`: when it became so. `slowdowns` by node and device, infinite: lost. `fleet` slows all devices alike."""
+    """`since`: when it became so. `fleet` slows all devices alike."""
 
     since: float
-    slowdowns: tuple[tuple[float, ...], ...]
-    bandwidths: tuple[float, ...]
+    odd: Odd
+    shape: tuple[int, int]  # nodes, and devices of each
     fleet: float = 1.0
     pauses: float = 0.0  # the longest, seconds
     long: float = 1.0  # the most that a replica's step takes longer by
     planning: float = 1.0  # how much longer planning takes
 
-    @property
-    def lost(self) -> frozenset[Device]:
-        rows = enumerate(self.slowdowns)
-        return frozenset(Device(n, d) for n, row in rows for d, x in enumerate(row) if math.isinf(x))
+    @cached_property
+    def key(self) -> tuple[tuple[tuple[int, int], float], ...]:
+        """Equal where devices and networks are equally fast."""
+        return tuple(sorted((place, x) for place, x in self.odd.items() if x != 1))
 
-    def alike(self, other: Truth) -> bool:
-        """The same devices at the same speeds."""
-        return self.slowdowns == other.slowdowns and self.bandwidths == other.bandwidths
+    @cached_property
+    def slowdowns(self) -> tuple[tuple[float, ...], ...]:
+        """By node and device."""
+        well = (1.0,) * self.shape[1]
+        rows = dict[int, list[float]]()
+        for (node, device), x in self.key:
+            if device >= 0:
+                rows.setdefault(node, list(well))[device] = x
+        return tuple(tuple(rows[n]) if n in rows else well for n in range(self.shape[0]))
+
+    @cached_property
+    def bandwidths(self) -> tuple[float, ...]:
+        return tuple(self.odd.get((n, -1), 1.0) for n in range(self.shape[0]))
+
+    @cached_property
+    def lost(self) -> frozenset[Device]:
+        return frozenset(Device(n, d) for (n, d), x in self.key if math.isinf(x))
+
+    def of(self, device: Device) -> float:
+        """Its slowdown."""
+        return self.odd.get((device.trainer, device.device), 1.0)
 
 
 class Timeline:
@@ -45,12 +69,14 @@ class Timeline:
         self._sort()
 
     def _sort(self) -> None:
+        self._events.sort(key=lambda e: e.t)
         self._edges = sorted({0.0, *(e.t for e in self._events), *(e.end for e in self._events if e.end < math.inf)})
-        self._losses = sorted((e for e in self._events if e.kind == "lost"), key=lambda e: e.t)
+        self._losses = [e for e in self._events if e.kind == "lost"]
         self._starts = [e.t for e in self._losses]
         self._edges_armed = min((e.t + ARMED for e in self._armed), default=math.inf)
         self._span = (0.0, 0.0)
         self._now: Truth | None = None
+        self._begun, self._swept, self._active = 0, 0.0, list[Event]()
 
     def changed(self, now: float) -> None:
         """A layout changes: what was armed before begins."""
@@ -63,6 +89,14 @@ class Timeline:
             self._armed.remove(event)
             self._events.append(Event(now, event.component, "sick", event.magnitude, event.duration))
         self._sort()
+
+    def replaced(self, node: int, now: float) -> float:
+        """Another node comes in its place: what befell it ends. Returns when the old one would have been well."""
+        mine = [e for e in self._events if e.t <= now < e.end and place(e.component)[1] == node]
+        kept = [e for e in self._events if e not in mine]
+        self._events = kept + [replace(e, duration=now - e.t) for e in mine if e.t < now]
+        self._sort()
+        return max((e.end for e in mine), default=now)
 
     def at(self, now: float) -> Truth:
         if now >= self._edges_armed:
@@ -100,19 +134,27 @@ class Timeline:
         )
 
     def _truth(self, now: float) -> Truth:
-        active = [e for e in self._events if e.t <= now < e.end]
-        rows = [[1.0] * self._trace.devices for _ in range(self._trace.nodes)]
-        rates = [1.0] * self._trace.nodes
+        active = self._sweep(now)
+        odd: dict[tuple[int, int], float] = defaultdict(lambda: 1.0)
         for event in active:
             if event.kind in ("bandwidth", "congestion"):
-                rates[place(event.component)[1]] *= event.magnitude
+                odd[place(event.component)[1], -1] *= event.magnitude
             for device in self._devices(event) if event.kind in (*SLOWING, "lost") else ():
-                rows[device.trainer][device.device] *= math.inf if event.kind == "lost" else event.magnitude
+                odd[device.trainer, device.device] *= math.inf if event.kind == "lost" else event.magnitude
         return Truth(
-            now, tuple(map(tuple, rows)), tuple(rates), math.prod(_of(active, "drift")),
+            now, dict(odd), (self._trace.nodes, self._trace.devices), math.prod(_of(active, "drift")),
             max(_of(active, "pauses"), default=0.0), max(_of(active, "long"), default=1.0),
             math.prod(_of(active, "coordinator")),
         )  # fmt: skip
+
+    def _sweep(self, now: float) -> list[Event]:
+        """What goes on at a moment. Moments come nearly in order, so that each event is looked at while it lasts."""
+        if now < self._swept:
+            self._begun, self._active = 0, []
+        begun = bisect_right(self._events, now, lo=self._begun, key=lambda e: e.t)
+        self._active = [e for e in self._active + self._events[self._begun : begun] if now < e.end]
+        self._begun, self._swept = begun, now
+        return self._active
 
 
 def _of(events: Sequence[Event], kind: str) -> list[float]:

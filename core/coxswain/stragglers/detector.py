@@ -30,6 +30,7 @@ class Detector:
         self._scores = Scores(roles, everyone, self._baseline, t)
         self._lengths, self._probes = LengthFit(ranks), Probes([p.kind for p in places], t)
         self._last, self._waits = LastStage(places), Waits(ranks, t.learn, t.n, t.waits)
+        self._seconds = np.zeros(ranks)  # of the last step
         self._recent, self._rates = np.full((ranks, max(t.n, t.window)), np.nan), np.full((ranks, t.n), np.nan)
 
     def observe(self, step: Step) -> Report:
@@ -40,16 +41,40 @@ class Detector:
         push(self._recent, present, self._scores.observe(rates / factors, self._states.confirmed))
         window = row_medians(self._recent[:, -self._t.window :])
         last = self._recent[:, -1]
-        window = np.where(~self._states.confirmed & (last >= self._t.alarm), last, window)
-        estimate = row_medians(self._recent[:, -self._t.estimate :])
-        estimate = np.where(window >= self._t.urgent, np.maximum(window, estimate), estimate)
-        enter = np.where(self._baseline.settled, self._t.enter, self._t.unknown)
-        self._states.advance(step.number, present, window, estimate, enter)
-        least = np.where(np.isnan(self._probes.first), self._t.enter, self._t.probe)
         known = ~np.isnan(self._baseline.values)
+        enter = np.where(self._baseline.settled, self._t.enter, self._t.unknown)
+        alone = ~self._states.confirmed & (
+            (last >= self._t.alarm) | ((last >= enter) & self._dear(step, present, last))
+        )
+        window = np.where(alone, last, window)
+        estimate = row_medians(self._recent[:, -self._t.estimate :])
+        urgent = alone | (window >= self._t.urgent)
+        estimate = np.where(urgent, np.maximum(window, estimate), estimate)
+        self._states.advance(step.number, present, window, estimate, enter, urgent)
+        least = np.where(np.isnan(self._probes.first), self._t.enter, self._t.probe)
         answers = self._probes.answers(step.probes, self._states.states == State.NORMAL, known)
         self._states.judge(step.number, answers, estimate, least)
         return self._report(step, present, estimate, factors)
+
+    def _dear(self, step: Step, present: Mask, slowdowns: Floats) -> Mask:
+        """Ranks whose last step alone lost more than a probe of them takes, and had no sequence that is long beside others'."""
+        self._seconds[present] = step.compute[present]
+        if step.longest is not None and present.any():
+            usual = row_medians(step.longest[None, present])[0] * self._t.usual
+            self._seconds[present & (step.longest > usual)] = 0.0
+        lost: Floats = self._seconds * (1 - 1 / np.fmax(slowdowns, 1.0))
+        return lost >= self._t.dear
+
+    @property
+    def settled(self) -> bool:
+        """More steps like the last ones, but for noise, change nothing: no rank is suspected, or about to be another."""
+        healthy, known = self._states.healthy, ~np.isnan(self._baseline.values)
+        wanted = self._probes.requests(self._states.suspected, healthy, known)
+        return self._states.settled and bool(self._baseline.settled.all()) and not wanted
+
+    def passed(self, steps: int) -> None:
+        """So many steps like the last ones that were not observed, while `settled`."""
+        self._states.passed(steps)
 
     def _report(self, step: Step, present: Mask, estimate: Floats, factors: Floats) -> Report:
         states, t = self._states, self._t

@@ -35,14 +35,14 @@ class Peers:
         """For each rank the lower median of its peers' values, its own left out; NaN: no peer has one."""
         table = np.full(self._shape, np.nan)
         table[self._row, self._column] = values
-        order = np.argsort(table, axis=1)  # NaN last
-        ordered = np.take_along_axis(table, order, axis=1)
-        place = np.argsort(order, axis=1)[self._row, self._column]
-        counts = np.count_nonzero(~np.isnan(table), axis=1)[self._row]
-        others = counts - ~np.isnan(values)
-        middle = np.maximum(others - 1, 0) // 2
-        middle = np.minimum(middle + (middle >= place), self._shape[1] - 1)
-        return np.where(others > 0, ordered[self._row, middle], np.nan)
+        table.sort(axis=1)  # NaN last
+        counts, rows = np.count_nonzero(~np.isnan(table), axis=1), np.arange(len(table))
+        middle = np.maximum(counts - 2, 0) // 2  # of a row less one known value, at or below it
+        low, above = table[rows, middle][self._row], table[rows, np.minimum(middle + 1, self._shape[1] - 1)][self._row]
+        others = np.where(values <= low, above, low)
+        unknown = np.isnan(values)
+        found = np.where(unknown, table[rows, np.maximum(counts - 1, 0) // 2][self._row], others)
+        return np.where(counts[self._row] - ~unknown > 0, found, np.nan)
 
 
 def or_one(values: Floats) -> Floats:

@@ -46,13 +46,26 @@ class States:
         """Normal, and no slow window of late."""
         return np.equal(self.states, State.NORMAL) & ~self._slow.any(axis=1)
 
-    def advance(self, step: int, present: Mask, window: Floats, estimate: Floats, enter: Floats) -> None:
-        """One step's windows and estimates by rank; `enter`: the window that counts as slow."""
+    @property
+    def settled(self) -> bool:
+        """No rank is on its way from one state or slowdown to another."""
+        return bool((self.healthy | self.confirmed).all() and not self._calm.any() and not self._rise.any())
+
+    def passed(self, steps: int) -> None:
+        """So many steps in which no rank changed."""
+        self._resting = np.maximum(self._resting - steps, 0)
+        self._quiet = np.where(self.confirmed, 0, self._quiet + steps)
+        self._calm_needed[self._quiet >= self._t.forget] = self._t.calm
+
+    def advance(
+        self, step: int, present: Mask, window: Floats, estimate: Floats, enter: Floats, urgent: Mask
+    ) -> None:  # fmt: skip
+        """One step's windows and estimates by rank; `enter`: the window that counts as slow; `urgent`: that suffices alone."""
         self._settle(step, present, window, estimate)
         over = present & (window >= enter)
         self._begin = np.where(over & ~self._slow.any(axis=1), step, self._begin)
         push(self._slow, present, over.astype(float))
-        counts = np.where(present & (window >= self._t.urgent), self._t.k, self._slow.sum(axis=1))
+        counts = np.where(present & urgent, self._t.k, self._slow.sum(axis=1))
         self._resting = np.maximum(self._resting - present, 0)
         awake = (self._resting == 0) | (estimate > self._cleared * self._t.enter)
         normal = self.states == State.NORMAL
@@ -81,6 +94,7 @@ class States:
     def judge(self, step: int, probed: Floats, estimate: Floats, least: Floats) -> None:
         """What the probe of suspects says, NaN: no answer yet; `least`: the slowdown that confirms."""
         agreed = self.suspected & (probed >= least)
+        estimate = np.where(probed > estimate * self._t.enter, probed, estimate)  # its first steps were slow in part
         self.slowdowns[agreed] = np.round(np.maximum(estimate[agreed], self._t.enter), 2)
         self._calm[agreed], self._rest_needed[agreed] = 0, self._t.rest
         self._change(State.CONFIRMED, agreed, self._begin)

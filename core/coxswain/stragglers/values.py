@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from coxswain.structs import prepare
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -62,7 +64,9 @@ class Thresholds:
     )
     window: int = 3  # a window's value is the median of so many steps
     urgent: float = 2.0  # a window so slow makes a suspect by itself, after two slow steps
-    alarm: float = 4.0  # so does a single step that is so slow
+    alarm: float = 4.0  # so does a single step that is so slow,
+    dear: float = 1.5  # or one at `enter` that lost so many seconds: the probe takes less
+    usual: float = 1.5  # times the median of all ranks' longest sequences: a longer one may be why the step was slow
     k: int = 4  # so many of the last n windows at or above `enter` make a suspect
     n: int = 6
     learn: int = 16  # steps from which a device's own history is taken
@@ -134,3 +138,6 @@ class Report:
     def findings(self) -> tuple[Finding, ...]:
         """Of the ranks that are not normal, or whose time has an explanation."""
         return tuple(self.finding(int(rank)) for rank in np.flatnonzero(self.states + self.causes))
+
+
+prepare(__name__)

@@ -85,7 +85,7 @@ class PodPlan:
 
     def _head(self, role: str) -> Manifest:
         labels = {"app.kubernetes.io/component": role, names.LABEL_ROLE: role, names.LABEL_ATTEMPT: str(self.attempt)}
-        queue_labels, queue_annotations = scheduling.queue(self.job, self.config, self.start)
+        queue_labels, queue_annotations = scheduling.queue(self.job, self.config, self.start, role)
         head, theirs = owner_of(self.job), self._template(role)[0]
         gang_labels, gang_annotations, _ = self._gang(role)
         head["labels"] = {**(theirs.get("labels") or {}), **head["labels"], **labels, **queue_labels, **gang_labels}
@@ -95,6 +95,10 @@ class PodPlan:
 
     def _gang(self, role: str) -> tuple[dict[str, str], dict[str, str], Manifest]:
         return gangs.of_pod(self.job, self.settings, role, self.start)
+
+    def spec_of(self, role: str) -> Manifest:
+        """What the role's pods have in common."""
+        return self._specs[role]
 
     def template_faults(self, enforced: str) -> list[FieldError]:
         """What the templates set and nothing admits. `enforced`: the Pod Security level that the namespace names, or empty."""

@@ -28,7 +28,7 @@ def of_pod(job: Manifest, role: str, attempt: int) -> dict[str, Any]:
     }
 
 
-def queue(job: Manifest, config: JobConfig, start: int) -> tuple[dict[str, str], dict[str, str]]:
+def queue(job: Manifest, config: JobConfig, start: int, role: str) -> tuple[dict[str, str], dict[str, str]]:
     """Labels and annotations that make Kueue admit all pods of one start together."""
     queueing = job["spec"].get("scheduling", {}).get("queueing", {})
     if queueing.get("backend", "None") != "Kueue":
@@ -39,7 +39,20 @@ def queue(job: Manifest, config: JobConfig, start: int) -> tuple[dict[str, str],
         POD_GROUP: pod_group(job, start),
         **({"kueue.x-k8s.io/priority-class": priority} if priority else {}),
     }
-    return labels, {"kueue.x-k8s.io/pod-group-total-count": str(1 + config.loaders + config.trainers)}
+    count = {"kueue.x-k8s.io/pod-group-total-count": str(1 + config.loaders + config.trainers)}
+    return labels, {**count, **(_of_own_workload(role) if has_minimum(job) else {})}
+
+
+def has_minimum(job: Manifest) -> bool:
+    """Whether Kueue may admit fewer trainers than the job asks for: the operator then makes the Workload (workload.py)."""
+    spec = job["spec"]
+    queueing = (spec.get("scheduling") or {}).get("queueing") or {}
+    return queueing.get("backend") == "Kueue" and spec["trainers"].get("minCount") is not None
+
+
+def _of_own_workload(role: str) -> dict[str, str]:
+    """Its pod set, and that fewer pods than the set counts are no pods that are missing."""
+    return {"kueue.x-k8s.io/role-hash": role, "kueue.x-k8s.io/pod-group-fast-admission": "true"}
 
 
 def pod_group(job: Manifest, start: int) -> str:

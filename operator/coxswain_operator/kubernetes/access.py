@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from coxswain.errors import Refused
 # What the client library raises for a kubeconfig of another shape.
 _MALFORMED = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError)
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+HEADER_SECONDS = 1.0  # for which the value of the Authorization header is remembered
 HOST, PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
 
 
@@ -100,9 +102,24 @@ def _of_kubeconfig(path: Path | None, context: str) -> Access:
         verify=configuration.verify_ssl,
         certificate=configuration.cert_file,
         key=configuration.key_file,
-        authorization=lambda: str(configuration.get_api_key_with_prefix("BearerToken", alias="authorization") or ""),
+        authorization=_remembered(
+            lambda: str(configuration.get_api_key_with_prefix("BearerToken", alias="authorization") or "")
+        ),
         namespace=str((chosen.get("context") or {}).get("namespace") or "default"),
     )
+
+
+def _remembered(look: Callable[[], str], clock: Callable[[], float] = time.monotonic) -> Callable[[], str]:
+    """The header's value, looked up once in HEADER_SECONDS: the library sets up its whole configuration each time."""
+    known = float("-inf"), ""
+
+    def value() -> str:
+        nonlocal known
+        if clock() - known[0] >= HEADER_SECONDS:
+            known = clock(), look()
+        return known[1]
+
+    return value
 
 
 def _context(merged: Any, name: str) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ import msgspec
 from coxswain.names import API_VERSION, LABEL_JOB
 from coxswain_operator.children.scheduling import RETRIABLE
 from coxswain_operator.children.template_policy import ENFORCE
+from coxswain_operator.children.workload import GROUP as KUEUE
 from coxswain_operator.cluster import Conflict, Denied, WatchEvent
 from coxswain_operator.kubernetes.cache import Cache, CacheEvent, Entry, Name
 from coxswain_operator.kubernetes.connection import APPLY, MERGE, Connection, NotFound
@@ -22,8 +23,9 @@ from coxswain_operator.kubernetes.discovery import served
 from coxswain_operator.kubernetes.events import Events
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS, Informer
 from coxswain_operator.kubernetes.read_cache import ReadCache
-from coxswain_operator.kubernetes.resources import FIELD_MANAGER, NAMESPACES, SECRETS, WORKLOADS, with_groups
-from coxswain_operator.views import Event, Manifest, NodeView, PodView
+from coxswain_operator.kubernetes.resources import FIELD_MANAGER, NAMESPACES, SECRETS, with_groups
+from coxswain_operator.kubernetes.workloads import Workloads
+from coxswain_operator.views import AdmissionView, Event, Manifest, NodeView, PodView
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class KubernetesCluster:
         self._secrets = ReadCache(connection, SECRETS, SECRET_SECONDS)
         self._namespaces = ReadCache(connection, NAMESPACES, NAMESPACE_SECONDS)
         self._events = Events(connection)
+        self._workloads = Workloads(connection)
         self._written: dict[Name, str] = {}  # TrainingJobs: the version that our last write made
 
     async def __aenter__(self) -> KubernetesCluster:
@@ -106,10 +109,10 @@ class KubernetesCluster:
                 )
                 self._noted("Pod", namespace, await self._connection.send("PATCH", path, mark, MERGE))
             return
-        for workloads in WORKLOADS:
-            with suppress(NotFound):
-                await self._connection.send("DELETE", workloads.path(namespace, group))
-                return
+        await self._workloads.delete(namespace, group)
+
+    async def admissions(self, namespace: str, job_uid: str) -> Sequence[AdmissionView] | None:
+        return await self._workloads.admissions(namespace, job_uid)
 
     async def pod_security(self, namespace: str) -> str:
         found = await self._namespaces.get("", namespace)
@@ -139,6 +142,8 @@ class KubernetesCluster:
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Raises AlreadyExists, Refused or Denied with the server's message, Retryable."""
+        if manifest["apiVersion"].startswith(f"{KUEUE}/"):
+            return await self._workloads.create(manifest)
         resource, meta = self._resources[manifest["kind"]], manifest["metadata"]
         namespace = meta.get("namespace", "")
         try:

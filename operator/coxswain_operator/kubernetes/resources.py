@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from coxswain.api.kinds import KINDS as OUR_KINDS
 from coxswain.names import API_VERSION, LABEL_JOB_UID
 from coxswain_operator.children.gangs import BACKENDS
+from coxswain_operator.children.workload import GROUP as KUEUE
+from coxswain_operator.children.workload import VERSIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,10 @@ def with_groups(gang_backend: str) -> dict[str, Resource]:
 
 
 EVENTS = Resource("events.k8s.io/v1", "Event", "events")
-# Kueue's versions, the newest first: a release serves one or both.
-WORKLOADS = tuple(Resource(f"kueue.x-k8s.io/{version}", "Workload", "workloads") for version in ("v1beta2", "v1beta1"))
+WORKLOADS = tuple(Resource(f"{KUEUE}/{version}", "Workload", "workloads") for version in VERSIONS)
+WORKLOAD_PRIORITIES = tuple(
+    Resource(f"{KUEUE}/{version}", "WorkloadPriorityClass", "workloadpriorityclasses", namespaced=False)
+    for version in VERSIONS
+)
+PRIORITIES = Resource("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False)
 LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")

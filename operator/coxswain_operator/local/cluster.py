@@ -102,6 +102,9 @@ class LocalCluster:
     async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
         pass
 
+    async def admissions(self, namespace: str, job_uid: str) -> None:
+        """None: no queue holds pods back."""
+
     async def pod_security(self, namespace: str) -> str:
         """No level holds: pods are processes of the user, and no template gives them more."""
         return "privileged"

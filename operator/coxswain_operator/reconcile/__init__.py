@@ -32,6 +32,9 @@ from coxswain_operator.views import retry_requested
 __all__ = ["Decision", "Observed", "Settings", "reconcile"]
 
 
+_PODLESS = ("Suspending", "Suspended", "Completed", "Failed")
+
+
 def reconcile(observed: Observed, now: float, settings: Settings | None = None) -> Decision:
     """What to do now. Terminal stays terminal until a retry is requested; the status is written before anything that it
     accounts for is done.
@@ -84,6 +87,9 @@ def conclude(ctx: Context, result: PolicyResult) -> Decision:
             *result.creates,
             *queueing.release_groups(
                 ctx.observed.pods, "" if result.state in ("Suspending", "Suspended") else _group(ctx)
+            ),
+            *queueing.release_workloads(
+                ctx.observed.admissions, ctx.observed.pods, "" if result.state in _PODLESS else _group(ctx)
             ),
             *result.calls,
             *reported,  # before the events that follow from them

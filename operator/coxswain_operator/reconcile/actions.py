@@ -8,7 +8,16 @@ from typing import TypeAlias
 
 from coxswain.wire import Fault, JobReport, SizeReply
 from coxswain_operator.children import PodPlan
-from coxswain_operator.views import ChildView, Event, HolderView, Manifest, NodeView, PodView, QuarantineView
+from coxswain_operator.views import (
+    AdmissionView,
+    ChildView,
+    Event,
+    HolderView,
+    Manifest,
+    NodeView,
+    PodView,
+    QuarantineView,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,7 @@ class Observed:
     quarantines: tuple[QuarantineView, ...] = ()
     nodes: Mapping[str, NodeView] | None = None  # where the job asks for another one; None: not asked, or not known
     sizing: Sizing | None = None  # what the coordinator was asked for; None: it has that number, or cannot be asked
+    admissions: tuple[AdmissionView, ...] | None = None  # of the job's groups; None: not asked, or there is no Kueue
     tokens: tuple[str, ...] = ("",)  # that the operator's keys make for the job, the newest first
 
 

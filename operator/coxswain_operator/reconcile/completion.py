@@ -76,6 +76,7 @@ def reconcile_finished(ctx: Context) -> Decision:
             *due,
             *force_delete.force_deletes(ctx),
             *queueing.release_groups(ctx.observed.pods),
+            *queueing.release_workloads(ctx.observed.admissions, ctx.observed.pods),
             *requeues(times, ctx.now),
         )
     )
@@ -87,6 +88,7 @@ def reconcile_deleting(ctx: Context) -> Decision:
         (
             *force_delete.force_deletes(ctx),
             *queueing.release_groups(ctx.observed.pods),
+            *queueing.release_workloads(ctx.observed.admissions, ctx.observed.pods),
             *requeues(force_delete.requeue_times(ctx), ctx.now),
         )
     )

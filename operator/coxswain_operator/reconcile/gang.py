@@ -20,6 +20,7 @@ from coxswain_operator.reconcile import (
     leftovers,
     live_size,
     node_request,
+    partial,
     pending,
     quarantine,
     resize,
@@ -40,7 +41,7 @@ def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
     """A pass of a job that should run: replaces what is lost, creates what is missing."""
     config = start.config
     found = failure_policy.verdicts(ctx)
-    size = None if any(v.whole_job for v in found) else resize.plan_resize(ctx, config)
+    size = None if any(v.whole_job for v in found) else partial.evicted(ctx) or resize.plan_resize(ctx, config)
     release = None if size or found else half_placed.plan_release(ctx)
     status = failure_policy.record_restarts(ctx, found) if found else half_placed.settled(ctx, ctx.status)
     status = job_token.settle(ctx, resize.start_resize(ctx, status, size)) if size else _begun(ctx, status, start)
@@ -48,14 +49,16 @@ def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
     busy = bool(found or size or release)
     status, resized = (status, ()) if busy else live_size.settle(ctx, status, config.trainers)
     status, asked, moves = _quarantined(ctx, status, start, busy)
+    turn = partial.Turn(status) if busy else partial.turn(ctx, status, _plan(ctx, status, start))
+    status = turn.status
     held = half_placed.is_held(status, ctx.now)
     others = child_diff.diff_children(ctx, start, status)
-    starting = status.attempt == ctx.status.attempt and not others.stale and not held
+    starting = status.attempt == ctx.status.attempt and not others.stale and not held and not turn.waits
     return PolicyResult(
-        state=QUEUED if held else ctx.state_of_gang,
+        state=QUEUED if held or turn.waits else ctx.state_of_gang,
         status=status,
         reason=half_placed.REASON if held else resize.reason(ctx),
-        message=release.message if release else _message(ctx),
+        message=release.message if release else "; ".join(filter(None, (turn.message, _message(ctx)))),
         deletes=(
             *_stale_pods(ctx, status),
             *force_delete.force_deletes(ctx),
@@ -65,14 +68,16 @@ def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
         creates=(
             *job_token.creates(ctx, status),
             *others.creates,
+            *turn.creates,
             *(_missing_pods(ctx, status, start) if starting else ()),
         ),
-        calls=(*(resize.calls(ctx) or suspend.calls(ctx)), *asked.actions),
+        calls=(*(resize.calls(ctx) or suspend.calls(ctx)), *turn.calls, *asked.actions),
         events=(
             *failure_policy.failure_events(found),
             *(resize.resize_events(size) if size else ()),
             *(half_placed.events(release) if release else ()),
             *resized,
+            *turn.events,
             *asked.events,
             *moves,
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from coxswain_operator.reconcile.actions import LeaveQueue
-from coxswain_operator.views import PodView
+from coxswain_operator.views import AdmissionView, PodView
 
 
 def release_groups(pods: Sequence[PodView], current: str = "") -> Iterator[LeaveQueue]:
@@ -26,3 +26,11 @@ def release_groups(pods: Sequence[PodView], current: str = "") -> Iterator[Leave
             yield LeaveQueue(group)
         elif not any(p.given_up for p in members):
             yield LeaveQueue(group, min(members, key=lambda p: (p.deleting, p.name)).name)
+
+
+def release_workloads(
+    workloads: Sequence[AdmissionView] | None, pods: Sequence[PodView], current: str = ""
+) -> Iterator[LeaveQueue]:
+    """The releases of the operator's own Workloads that have no pods, but for the `current` one: they would take a share."""
+    groups = {p.group for p in pods} | {current}
+    yield from (LeaveQueue(w.name) for w in workloads or () if w.name not in groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coxswain_operator.reconcile.actions import CheckpointAndStop, Create, Delete, EndQuarantine, Quarantine
+from coxswain_operator.reconcile.actions import CheckpointAndStop, Create, Delete, EndQuarantine, LeaveQueue, Quarantine
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.views import Event
 
@@ -19,7 +19,7 @@ class PolicyResult:
     message: str = ""
     deletes: tuple[Delete, ...] = ()
     creates: tuple[Create, ...] = ()
-    calls: tuple[CheckpointAndStop | Quarantine | EndQuarantine, ...] = ()
+    calls: tuple[CheckpointAndStop | LeaveQueue | Quarantine | EndQuarantine, ...] = ()
     events: tuple[Event, ...] = ()
     requeue_times: tuple[float, ...] = ()
 

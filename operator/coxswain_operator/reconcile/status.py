@@ -214,7 +214,14 @@ def due_at(old: JobStatus, new: JobStatus, now: float) -> float:
     written = seconds(old.updated_at)
     if written > now:  # the clock was set back meanwhile
         return 0.0
-    return written + (PROGRESS_SECONDS if trains else COUNTS_SECONDS)
+    return written + (PROGRESS_SECONDS if trains else max(COUNTS_SECONDS, written - _starting_since(old)))
+
+
+def _starting_since(status: JobStatus) -> float:
+    """When its pods began to be waited for. A start that takes long writes its counts ever more rarely."""
+    condition = status.condition("PodsReady")
+    waits = condition is not None and condition.status == "False"
+    return seconds(condition.last_transition_time) if condition and waits else float("inf")
 
 
 def _steady(status: JobStatus) -> JobStatus:

@@ -15,6 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from coxswain.errors import CoxswainError, Refused
+from coxswain.structs import prepare
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.store import NotFound, Store
 
@@ -128,3 +129,6 @@ def in_use(uri: str, run: LiveRun) -> Refused:
         f"checkpoint.uri {uri} is in use by the run of {run.job} (uid {run.uid}, {run.coordinator} on {run.place}); wait for "
         "it to end, or choose another",
     )
+
+
+prepare(__name__)

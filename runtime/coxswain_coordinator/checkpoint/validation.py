@@ -13,6 +13,7 @@ from coxswain.config import JobConfig, ModelConfig, SourceConfig
 from coxswain.errors import Refused
 from coxswain.membership.permutation import VERSION as STREAM_VERSION
 from coxswain.planlog import manifest_key
+from coxswain.structs import prepare
 from coxswain.wire import CheckpointManifest, Shard
 
 MANIFEST_VERSION = 2
@@ -212,3 +213,6 @@ def check_batch(job: JobConfig) -> None:
             f"batch.tokensPerStep is {job.batch.tokens_per_step}; it must be at least batch.maxSequenceTokens "
             f"({job.batch.max_sequence_tokens}), else some steps would be empty",
         )
+
+
+prepare(__name__)

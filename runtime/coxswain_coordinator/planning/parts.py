@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from coxswain.layout import Seat
 from coxswain.plan.values import Task
+from coxswain.structs import prepare
 from coxswain.wire import End, Evaluation, StepPlan
 
 Whole = TypeVar("Whole", StepPlan, Evaluation)
@@ -99,3 +100,6 @@ def _slices_of(task: Task, replicas: Collection[int]) -> Task:
     """The task with the slices of these replicas alone."""
     mine = tuple(s for s in task.slices if s.replica in replicas)
     return task if len(mine) == len(task.slices) else replace(task, slices=mine)
+
+
+prepare(__name__)

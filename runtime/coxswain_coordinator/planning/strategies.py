@@ -46,7 +46,7 @@ class Strategies:
 
 def _machine(job: JobConfig, vocabulary: int, devices: tuple[int, ...]) -> Machine:
     model, muon = replace(job.model, vocabulary=vocabulary), job.optimizer.kind == "Muon"
-    return machine_of(model, job.parallelism, job.batch, devices, whole_matrices=muon)
+    return machine_of(model, job.parallelism, job.batch, devices, whole_matrices=muon, copies=job.copies)
 
 
 def upcoming(stream: Stream, cursor: Cursor) -> list[NDArray[np.int64]]:

@@ -437,6 +437,12 @@ class JobState:
         """Trainers that the job has now, or shall have."""
         return self.changes.size
 
+    @property
+    def sized_job(self) -> JobConfig:
+        """The job with the vocabulary of its world, if there is one."""
+        vocabulary = self.session.world.vocabulary if self.session else 0
+        return replace(self.job, model=replace(self.job.model, vocabulary=vocabulary or self.job.model.vocabulary))
+
     def request_layout(self, layout: Layout, why: str) -> None:
         """Plans a change to this layout: the world ends at a step boundary, and the next one takes its state from memory.
 

@@ -13,6 +13,7 @@ from coxswain.config import JobConfig
 from coxswain.errors import Refused
 from coxswain.membership.values import Cursor
 from coxswain.planlog import Generation
+from coxswain.structs import prepare
 from coxswain.wire import End, Rendezvous, StepDirective, StepPlan, StepPlans, World
 from coxswain_coordinator.checkpoint.pending import PendingCheckpoints
 from coxswain_coordinator.planning.committer import Committed
@@ -293,3 +294,6 @@ def replicas_of(world: World) -> defaultdict[str, set[int]]:
     for seat in world.seats:
         found[world.trainers[seat.device.trainer]].add(seat.replica)
     return found
+
+
+prepare(__name__)

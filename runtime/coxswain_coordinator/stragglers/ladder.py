@@ -13,19 +13,25 @@ from statistics import median
 
 from coxswain.config import JobConfig
 from coxswain.ladder.decide import decide
-from coxswain.ladder.values import Change, Options, Plan, Relayout, ReplaceNode, Speeds, View
+from coxswain.ladder.speeds import bucket, speed_of
+from coxswain.ladder.values import (
+    REPLACE_SECONDS,
+    Change,
+    Options,
+    Plan,
+    Relayout,
+    ReplaceNode,
+    Speeds,
+    View,
+)
 from coxswain.layout import Device, Layout
 from coxswain.planlog import Generation
 from coxswain.wire import NodeRequest, World
 from coxswain_coordinator.capacity import devices_of
 from coxswain_coordinator.stragglers.offers import is_whole, offers
-from coxswain_coordinator.stragglers.speeds import STEP, bucket
 from coxswain_coordinator.stragglers.words import Straggler
 
 log = logging.getLogger(__name__)
-
-REPLACE_SECONDS = 300.0
-"""What replacing a node is taken to cost: its pods move, and the job goes on from memory or a checkpoint."""
 
 MEASURED_STEPS = 16
 """Steps in a new layout until its gain is compared with the predicted one."""
@@ -83,7 +89,7 @@ class Ladder:
 
     @property
     def speeds(self) -> dict[Device, float]:
-        return {device: round(STEP**-power, 6) for device, power in sorted(self._powers.items())}
+        return {device: speed_of(power) for device, power in sorted(self._powers.items())}
 
     def enter(self, record: Generation, world: World, nodes: Sequence[str]) -> None:
         """A new world. Devices of pods that stay keep their speeds; what was planned for the world before is dropped."""
@@ -93,7 +99,7 @@ class Ladder:
         kept = {d for d in here if before and _pod(before.record, d) == _pod(record, d)}
         self._powers = {d: power for d, power in self._powers.items() if d in kept}
         if before:  # it cost nothing while it had no work
-            self._since |= dict.fromkeys(set(before.record.layout.standby) - set(record.layout.standby), self._step)
+            self._since |= dict.fromkeys(set(before.record.layout.standby) - set(record.layout.standby), self._step + 1)
         self._home = Home(record, world.vocabulary, {d: nodes[d.trainer] for d in here if nodes[d.trainer]})
         if before is None or before.record.layout != record.layout:
             made = self._expected is not None and self._expected.layout == record.layout
@@ -169,7 +175,7 @@ class Ladder:
         """Placements follow speeds by themselves: the watch gives them."""
         speeds, action = self.speeds, self._job.stragglers.action
         return View(
-            action=action, step=self._step, layout=home.record.layout, seconds=median(self._recent[-_RECENT:]),
+            action=action, step=self._step + 1, layout=home.record.layout, seconds=median(self._recent[-_RECENT:]),
             speeds=speeds, placed=speeds, planned=self._planned, since=self._since, nodes=home.nodes,
             options=self._options, changes=tuple(self._changes),
             replace=REPLACE_SECONDS if action == "ReplaceNode" and self.request is None else None,
@@ -197,7 +203,7 @@ class Ladder:
             log.warning("no layout is planned for stragglers, and training goes on in its layout: %s", fault)
 
     def _change(self, rung: Relayout) -> None:
-        self._remember(Change(self._step, rung.kind, rung.devices))
+        self._remember(Change(self._step + 1, rung.kind, rung.devices))
         before = median(self._recent[-_RECENT:])
         self._expected, self._leaving = Expected(rung.layout, before, rung.gain), True
         devices = " and ".join(f"trainer-{d.trainer} device {d.device}" for d in sorted(rung.devices))
@@ -208,7 +214,7 @@ class Ladder:
         )
 
     def _ask(self, home: Home, rung: ReplaceNode) -> None:
-        self._remember(Change(self._step, "ReplaceNode", rung.devices))
+        self._remember(Change(self._step + 1, "ReplaceNode", rung.devices))
         slow = " and ".join(
             f"trainer-{d.trainer} device {d.device} computes {slowdown:.2f} x as long as its peers since step "
             f"{self._since[d]}"

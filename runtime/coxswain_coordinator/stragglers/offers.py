@@ -39,7 +39,7 @@ def costs_of(job: JobConfig, vocabulary: int, layout: Layout) -> Costs:
         nodes=tuple(Node(f"trainer-{n}", (DeviceState(),) * each) for n in range(len(devices) // each)),
         global_batch=max(-(-job.batch.tokens_per_step // capacity), _LEAST * len(layout.replicas)),
         sequence=capacity, hardware=parallel.hardware, recompute=parallel.recompute,
-        max_tensor=1 if job.optimizer.kind == "Muon" or job.model.custom else each,
+        max_tensor=1 if job.optimizer.kind == "Muon" or job.model.custom else each, copies=job.copies,
     )  # fmt: skip
     return Costs(cluster, with_fields(job.model, vocabulary=vocabulary))
 

@@ -8,13 +8,14 @@ import logging
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig
+from coxswain.cost.constants import device_memory
 from coxswain.layout import Device, Layout
 from coxswain.live import LiveSource
 from coxswain.membership.stream import Stream
 from coxswain.plan.values import Placement
 from coxswain.planlog import Generation
 from coxswain.wire import Register
-from coxswain_coordinator.capacity import capacity_fault
+from coxswain_coordinator.capacity import capacity_fault, change_fault
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.checkpoint.validation import manifest_key_of
 from coxswain_coordinator.planning.committer import Committer
@@ -153,8 +154,20 @@ class WorldManager:
         for generation in generations_held(agents):
             before = await self._store_call(self._log.generation, generation)
             if before is not None and (source := source_for(layout, agents, before)) is not None:
+                if why := change_fault(self._state.sized_job, before.layout, layout):
+                    log.warning("the state in memory is not used, but a checkpoint: %s", why)
+                    return None
                 return source
         return None
+
+    def change_fault(self, current: Layout) -> str:
+        """Why the next world could not take its state from memory, so that the current one saves it first; empty: it can."""
+        run = self._state
+        if run.job.parallelism.mode == "Auto" and not run.changes.why:
+            judged = device_memory(run.job.parallelism.hardware)
+            return "mode Auto chooses a layout, which may not fit beside this one" if judged else ""
+        layout = self._layout(run.job, run.registry.present("trainer", run.size))
+        return change_fault(run.sized_job, current, layout)
 
     async def _continued(self, source: LiveSource) -> Start | None:
         """The start at this source, once the steps before it are closed and recorded; None: they are not."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from coxswain.config import JobConfig
-from coxswain.layout import Device, layout_for
+from coxswain.layout import Device, Layout, layout_for
 from coxswain.wire import SizeReply
-from coxswain_coordinator.capacity import capacity_fault, devices_of
+from coxswain_coordinator.capacity import capacity_fault, change_fault, devices_of
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.registry import join
 from coxswain_coordinator.world.presence import least_trainers
@@ -14,7 +14,7 @@ from coxswain_coordinator.world.presence import least_trainers
 def resize(state: JobState, trainers: int) -> SizeReply:
     """Asks for this many trainers. Idempotent; the driver does the rest."""
     present = here(state)
-    if why := refusal(state.job, state.size, trainers):
+    if why := refusal(state.sized_job, state.size, trainers):
         return SizeReply("Refused", len(present), why)
     state.resize(trainers)
     missing = state.registry.missing("trainer", trainers)
@@ -40,7 +40,12 @@ def refusal(job: JobConfig, size: int, trainers: int) -> str:
         return ""
     if parallel.layout and parallel.mode != "Auto":
         return "parallelism.layout names every replica: change it, and the job restarts at a checkpoint"
-    devices = [Device(t, d) for t in range(trainers) for d in range(job.devices_per_trainer)]
-    if short := capacity_fault(job, layout_for(devices, job.model.layers, parallel)):
+    before, after = (_layout(job, count) for count in (size, trainers))
+    if short := capacity_fault(job, after):
         return short.removesuffix("; waiting for more trainers")
-    return ""
+    return "" if parallel.mode == "Auto" else change_fault(job, before, after)
+
+
+def _layout(job: JobConfig, trainers: int) -> Layout:
+    devices = [Device(t, d) for t in range(trainers) for d in range(job.devices_per_trainer)]
+    return layout_for(devices, job.model.layers, job.parallelism)

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from coxswain.structs import prepare
 from coxswain_data.formats.object_reader import ObjectReader
 
 Ids = NDArray[np.integer]
@@ -70,3 +71,6 @@ def decoded(text: Callable[[], str]) -> str | None:
         return text()
     except ValueError:  # UnicodeDecodeError and every error of msgspec are ValueErrors
         return None
+
+
+prepare(__name__)

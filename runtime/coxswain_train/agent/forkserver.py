@@ -19,6 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from coxswain import names
+from coxswain.structs import prepare
 from coxswain_link.environment import end_with_parent, leave
 from coxswain_train.worker.assignments import ENV_CHANNEL
 
@@ -104,3 +105,6 @@ def _reap(agent: socket.socket, ready: selectors.BaseSelector, handle: int, pid:
 
 if __name__ == "__main__":
     leave(main(sys.argv[1]))
+
+
+prepare(__name__)

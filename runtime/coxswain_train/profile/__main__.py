@@ -30,6 +30,7 @@ from coxswain.config import ModelConfig
 from coxswain.cost.constants import Hardware, load_hardware
 from coxswain.cost.error import Error, error_of
 from coxswain.cost.fit import fitted, predicted
+from coxswain.cost.memory import Recompute
 from coxswain.errors import Refused
 from coxswain.presets import PRESETS
 from coxswain_link.environment import leave
@@ -43,7 +44,7 @@ class Subject:
 
     model: ModelConfig
     tokens: int
-    recompute: str = "None"
+    recompute: Recompute = "None"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -156,9 +157,11 @@ def _profile(options: argparse.Namespace, subject: Subject, device: str) -> int:
         model,
         place,
         dtype,
-        MemoryPolicy(subject.recompute),  # type: ignore[arg-type]
+        MemoryPolicy(subject.recompute),
     )
-    measured, held_out = measure(machine, model, machine.parameters, subject.tokens, options.seconds)
+    measured, held_out = measure(
+        machine, model, machine.parameters, subject.tokens, options.seconds, recompute=subject.recompute
+    )
     leave_world()
     if rank:
         return 0

@@ -15,6 +15,7 @@ from typing import Protocol
 from coxswain.config import ModelConfig
 from coxswain.cost.fit import Measured, Step
 from coxswain.cost.hardware import Point
+from coxswain.cost.memory import Recompute
 
 _LEAST_SECONDS = 0.1  # of one timing: below it clocks, throttles and schedulers count more than the device
 _REPEATS = 3
@@ -62,16 +63,18 @@ class Budget:
 
 
 def measure(
-    machine: Machine, model: ModelConfig, parameters: int, tokens: int, seconds: float, seed: int = 0
-) -> tuple[Measured, tuple[Step, ...]]:
-    """The figures to fit, and steps held out of the fit. `tokens`: the most that a replica holds in a task."""
+    machine: Machine, model: ModelConfig, parameters: int, tokens: int, seconds: float, seed: int = 0,
+    recompute: Recompute = "None",
+) -> tuple[Measured, tuple[Step, ...]]:  # fmt: skip
+    """The figures to fit, and steps held out of the fit. `tokens`: the most that a replica holds in a task. `recompute`: of the
+    machine's steps."""
     machine.step(Step(packs=((_SHORTEST,),)))  # allocates, loads kernels
     whole = Budget(seconds)
     attention = _series(machine.attention, tokens, whole.part(0.15), model.layers)
     rings = _series(machine.ring, tokens, whole.part(0.25), model.layers / machine.degree)
     gbps = _gbps(machine, model, tokens) if machine.ranks > 1 else 0.0
     steps = _steps(machine, _fit_shapes(tokens), whole.part(0.3))
-    measured = Measured(model, parameters, machine.ranks, attention, rings, gbps, steps)
+    measured = Measured(model, parameters, machine.ranks, attention, rings, gbps, steps, recompute)
     return measured, _steps(machine, _other_shapes(tokens, machine.ranks, Random(seed)), whole.part(0.3))
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 import msgspec
 
 from coxswain.live import Held
+from coxswain.structs import prepare
 
 ENV_CHANNEL = "COXSWAIN_ORDERS"  # descriptor of the worker's end of the socket
 _MESSAGE = 4096  # bytes
@@ -144,3 +145,6 @@ class AssignmentChannel:
         with suppress(OSError):  # the agent ended with answers unread; the kernel ends this process too
             return self._channel.recv(_MESSAGE)
         return b""
+
+
+prepare(__name__)

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from coxswain.errors import Refused
+from coxswain.structs import prepare
 
 
 class DeviceState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,6 +38,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hardware: str = "a100-80g"
     max_tensor: int = 8
     recompute: Literal["None", "Selective", "Full"] = "Selective"
+    copies: bool = False  # whether each device keeps a copy of another node's part of the optimizer's state
 
     @cached_property
     def slowdowns(self) -> tuple[tuple[float, ...], ...]:
@@ -104,3 +106,6 @@ def _faults(cluster: Cluster) -> list[str]:
 
 def _alive(cluster: Cluster) -> bool:
     return any(d.slowdown is not None for node in cluster.nodes for d in node.devices)
+
+
+prepare(__name__)

@@ -52,7 +52,8 @@ class Costs:
         self.cluster, self.model = cluster, model
         constants = constants_for(cluster.hardware, model)
         self.specs = parameter_specs(model, model.vocabulary or _LEAST_ROWS)
-        self.work = Workload(BF16, cluster.tokens, cluster.recompute)
+        kept = cluster.copies and len(cluster.nodes) > 1
+        self.work = Workload(BF16, cluster.tokens, cluster.recompute, copies=kept)
         memory = device_memory(cluster.hardware)
         self.limit = memory - RESERVED if memory else None  # bytes of a device; None: not judged
         self.forward = 1 / 3 if cluster.recompute == "None" else 1 / 4  # part of a stage's seconds

@@ -15,15 +15,15 @@ Rates below 1.2 count as healthy. What comes out is judged by our simulation, wi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations_with_replacement, islice
+from itertools import islice
 
-from coxswain.plan.layouts.chains import with_layers
+from coxswain.plan.layouts.chains import Chain, with_layers
 from coxswain.plan.layouts.costs import Costs, Group, make_group
 from coxswain.plan.layouts.filling import fill_counts, fill_layers
 from coxswain.plan.layouts.settle import Draft, Settler
 
 THRESHOLD = 1.2  # slower than this is a straggler
-TEMPLATES = 5_000  # assignments of stragglers that are tried: their number grows like set partitions
+TEMPLATES = 15_000  # replicas of the assignments of stragglers that are tried: their number grows like set partitions
 _ALPHAS = {1: 1.0, 2: 1.90, 4: 3.66, 8: 7.22}  # by full degree / degree: the published fit for the 70B model
 
 
@@ -32,12 +32,12 @@ def malleus(costs: Costs, current: Draft) -> Draft | None:
     tensor = max(g.degree for c in current.chains for g in c.groups)
     rows = costs.cluster.slowdowns
     groups = [g for node in range(len(rows)) for g in _node(rows[node], node, tensor)]
-    best: tuple[float, Draft] | None = None
-    for lists in islice(_assignments(groups, len(current.chains), tensor), TEMPLATES):
-        found = _filled(costs, lists, tensor)
-        if found and (best is None or found[0] < best[0] - 1e-12):
+    filler, replicas, best = _Filler(costs, tensor, len(current.chains)), len(current.chains), None
+    for lists in islice(_assignments(groups, replicas, tensor), max(1, TEMPLATES // replicas)):
+        found = filler.filled(lists)
+        if found and (best is None or found.seconds < best.seconds - 1e-12):
             best = found
-    return best[1] if best else None
+    return best and _judged(costs, best)
 
 
 def _rate(slowdown: float) -> float:
@@ -104,9 +104,14 @@ def _stages(groups: int, replicas: int, most: int) -> Iterator[tuple[int, ...]]:
     """Descending numbers of stages, each at most one from the mean; the mean itself where it is whole."""
     if groups % replicas == 0:
         yield (groups // replicas,) * replicas
-    for rest in combinations_with_replacement(range(most, most - 4, -1), replicas):
-        if sum(rest) == groups and min(rest) > 0 and len(set(rest)) > 1:
-            yield rest
+    a, b, c, d = range(most, most - 4, -1)
+    for first in range(replicas, -1, -1):
+        for second in range(replicas - first, -1, -1):
+            rest = replicas - first - second
+            third = groups - first * a - second * b - rest * d  # so many of c, and the others of d, have the sum
+            found = (*(a,) * first, *(b,) * second, *(c,) * third, *(d,) * (rest - third))
+            if 0 <= third <= rest and min(found) > 0 and len(set(found)) > 1:
+                yield found
 
 
 def _partitions(odd: Sequence[Group], lists: list[list[Group]], stages: Sequence[int]) -> Iterator[list[list[Group]]]:
@@ -125,21 +130,41 @@ def _time(group: Group, tensor: int) -> float:
     return _alpha(group.degree, tensor) * _rate(group.slowdown)
 
 
-def _filled(costs: Costs, lists: Sequence[Sequence[Group]], tensor: int) -> tuple[float, Draft] | None:
-    """Layers and micro-batches by the published model, and what the step takes by ours."""
-    replicas, layers, pace = len(lists), [], []
-    for groups in lists:
-        rates = [_time(g, tensor) for g in groups]
-        most = [costs.most_layers(g.degree, s == 0, len(groups) - s, replicas) for s, g in enumerate(groups)]
-        found = fill_layers(costs.model.layers, rates, [0.0] * len(rates), most) if groups else None
-        if found is None:
+class _Filler:
+    """Layers and micro-batches by the published model; layers of replicas with equal groups are dealt once."""
+
+    def __init__(self, costs: Costs, tensor: int, replicas: int) -> None:
+        self._costs, self._tensor, self._replicas = costs, tensor, replicas
+        self._found: dict[tuple[tuple[int, float], ...], tuple[tuple[int, ...], float] | None] = {}
+
+    def filled(self, lists: Sequence[Sequence[Group]]) -> Draft | None:
+        """`seconds`: what the published model takes the step for, in units of its own."""
+        found = [self._of(tuple((g.degree, _time(g, self._tensor)) for g in groups)) for groups in lists]
+        dealt = [f for f in found if f]
+        if len(dealt) < len(found):
             return None
-        layers.append(found)
-        pace.append(max(rate * n for rate, n in zip(rates, found, strict=True)))
-    counts = fill_counts(costs.cluster.micro_batches, pace, [0.0] * replicas)
-    if counts is None:
-        return None
-    chains = tuple(with_layers(costs, g, n, replicas) for g, n in zip(lists, layers, strict=True))
+        pace = [p for _, p in dealt]
+        counts = fill_counts(self._costs.cluster.micro_batches, pace, [0.0] * len(pace))
+        if counts is None:
+            return None
+        chains = tuple(
+            Chain(tuple(g), layers, (), (), 0.0, p, 0.0) for g, (layers, p) in zip(lists, dealt, strict=True)
+        )
+        return Draft(chains, tuple(counts), max(p * m for p, m in zip(pace, counts, strict=True)))
+
+    def _of(self, groups: tuple[tuple[int, float], ...]) -> tuple[tuple[int, ...], float] | None:
+        """Layers of a replica by degree and rate of its groups, and the bottleneck."""
+        if groups not in self._found:
+            rates, depth = [rate for _, rate in groups], len(groups)
+            most = [self._costs.most_layers(d, s == 0, depth - s, self._replicas) for s, (d, _) in enumerate(groups)]
+            layers = fill_layers(self._costs.model.layers, rates, [0.0] * depth, most) if groups else None
+            pace = max((rate * n for rate, n in zip(rates, layers or (), strict=False)), default=0.0)
+            self._found[groups] = (tuple(layers), pace) if layers else None
+        return self._found[groups]
+
+
+def _judged(costs: Costs, draft: Draft) -> Draft:
+    """With what the step takes by our simulation."""
     settler = Settler(costs)
-    seconds = max(settler.seconds(c, m) for c, m in zip(chains, counts, strict=True))
-    return max(p * m for p, m in zip(pace, counts, strict=True)), Draft(chains, tuple(counts), seconds)
+    chains = tuple(with_layers(costs, c.groups, c.layers, len(draft.chains)) for c in draft.chains)
+    return Draft(chains, draft.counts, max(settler.seconds(c, m) for c, m in zip(chains, draft.counts, strict=True)))

@@ -14,6 +14,7 @@ from coxswain.plan.layouts.chains import Chain, with_layers
 from coxswain.plan.layouts.cluster import Cluster
 from coxswain.plan.layouts.costs import Costs, Group, make_group
 from coxswain.plan.layouts.settle import Draft, Settler
+from coxswain.structs import prepare
 
 
 class PlannedStage(msgspec.Struct, frozen=True):
@@ -172,3 +173,6 @@ def _paired(
 def _common(group: Group, start: int, stop: int, held: dict[tuple[int, int], tuple[int, int]]) -> int:
     spans = (held.get((group.node, d), (0, 0)) for d in group.devices)
     return sum(max(0, min(stop, b) - max(start, a)) for a, b in spans)
+
+
+prepare(__name__)

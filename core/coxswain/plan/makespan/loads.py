@@ -20,6 +20,8 @@ from coxswain.plan.problem import Problem
 
 Ints = NDArray[np.int64]
 STEP = 8  # whole nodes: beyond so many, widths grow by an eighth
+WHOLE = 0  # in place of a degree: all replicas of a node
+ONE_BY_ONE = 4  # nodes: more are looked at together
 
 
 class Starts(NamedTuple):
@@ -68,9 +70,8 @@ def _tables(whole: Floats) -> list[Floats]:
 
 
 class Seats(NamedTuple):
-    """The members of a ring in ring order, their places on the line, and when each is free."""
+    """The places of a ring on the line, in ring order, and when each is free."""
 
-    members: Ints
     places: Ints
     free: Floats
     start: float  # when all are free
@@ -88,7 +89,7 @@ class ReplicaLoads:
         self.loads = np.full(self.line.replicas.size, np.inf)
         self.loads[self.line.places] = 0.0
         self.rows = self.loads.reshape(self.counts.size, self.size)
-        self.first, self.whole = _first(self.rows), _whole(self.rows, self.counts)
+        self.first, self.stale = dict[int, Floats](), dict[int, set[int]]()
 
     def choose(self, degree: int, seconds: float) -> Seats:
         """Chooses members for a ring of so many seconds at speed 1: neighbours in one node, else whole nodes.
@@ -96,8 +97,30 @@ class ReplicaLoads:
         These may be more than asked for, but never more than the maximum degree.
         """
         if degree <= self.size:
-            return self._inside(int(self.first[degree - 1].argmin()), self.rows, degree)
-        return self._nodes(degree, self.whole)
+            return self._inside(int(self.first_of(degree).argmin()), self.rows, degree)
+        return self._nodes(degree, self.first_of(WHOLE))
+
+    def first_of(self, degree: int) -> Floats:
+        """When the first window of so many neighbours is free in each node; WHOLE: all of the node.
+
+        Nodes that rings have taken since a degree was asked for are looked at when it is asked for again.
+        """
+        if degree not in self.first:
+            self.first[degree], self.stale[degree] = self._free(self.rows, self.counts, degree), set()
+        found, nodes = self.first[degree], self.stale[degree]
+        if len(nodes) > ONE_BY_ONE or (nodes and degree == WHOLE):
+            at = list(nodes)
+            found[at] = self._free(self.rows[at], self.counts[at], degree)
+        else:
+            for node in nodes:
+                row = self.rows[node].tolist()
+                found[node] = min([max(row[k : k + degree]) for k in range(self.size - degree + 1)])
+        nodes.clear()
+        return found
+
+    @staticmethod
+    def _free(rows: Floats, counts: Ints, degree: int) -> Floats:
+        return _whole(rows, counts) if degree == WHOLE else _first_at(rows, degree)
 
     def _inside(self, node: int, rows: Floats, degree: int) -> Seats:
         return self._seats(self.line.window(node * self.size + _window(rows[node].tolist(), degree), degree))
@@ -112,7 +135,7 @@ class ReplicaLoads:
 
     def _seats(self, places: Ints) -> Seats:
         free = self.loads[places]
-        return Seats(self.line.replicas[places], places, free, float(np.maximum.reduce(free)))
+        return Seats(places, free, float(np.maximum.reduce(free)))
 
     def _cut(self, places: Ints, degree: int) -> Ints:
         """Whole nodes leave no holes, and are no slower."""
@@ -138,27 +161,21 @@ class ReplicaLoads:
 
     def occupy(self, places: Ints, until: float) -> None:
         self.loads[places] = until
-        if places.size <= self.size:
-            node = int(places[0]) // self.size
-            row: list[float] = self.rows[node].tolist()
-            self.first[:, node], self.whole[node] = _first_of(row), max(row[: self.counts[node]])
-        else:
-            nodes = np.unique(places // self.size)
-            self.first[:, nodes], self.whole[nodes] = (
-                _first(self.rows[nodes]),
-                _whole(self.rows[nodes], self.counts[nodes]),
-            )
+        one = places.size <= self.size
+        nodes = [int(places[0]) // self.size] if one else np.unique(places // self.size).tolist()
+        for stale in self.stale.values():
+            stale.update(nodes)
 
     def end(self, seats: Seats, seconds: float) -> float:
         """Returns when a ring of so many seconds at speed 1 ends on these members."""
         return seats.start + seconds / self.usual
 
     def first_free(self) -> float:
-        return float(self.first[0].min())
+        return float(np.minimum.reduce(self.loads))
 
     def starts(self, seconds: float) -> Starts:
         """Returns the earliest starts of rings of 1, 2, ... members of a node, and of more and more whole nodes."""
-        return self._starts(self.first, self.whole)
+        return self._starts(_first(self.rows), self.first_of(WHOLE))
 
     def _starts(self, first: Floats, whole: Floats) -> Starts:
         tables = _tables(whole)
@@ -195,9 +212,6 @@ class UnevenReplicaLoads(ReplicaLoads):
     def end(self, seats: Seats, seconds: float) -> float:
         slowest = float(self.slowness[seats.places].max())
         return seats.start + seconds * (1 / self.usual + slowest)
-
-    def first_free(self) -> float:
-        return float(self.loads.min())
 
     def starts(self, seconds: float) -> Starts:
         keys = self._keys(seconds)
@@ -237,17 +251,10 @@ def _whole(rows: Floats, counts: Ints) -> Floats:
     return free
 
 
-def _first_of(row: list[float]) -> list[float]:
-    """The same of one node."""
-    window, found = row, [min(row)]
-    for width in range(1, len(row)):
-        window = list(map(max, window, row[width:]))
-        found.append(min(window))
-    return found
-
-
 def _window(row: list[float], degree: int) -> int:
     """Returns where the window begins that is free first; of several, the one that waits least."""
     windows = [row[k : k + degree] for k in range(len(row) - degree + 1)]
-    keys = [(max(window), -sum(window)) for window in windows]
-    return keys.index(min(keys))
+    ends = list(map(max, windows))
+    least = min(ends)
+    first = [k for k, end in enumerate(ends) if end == least]
+    return first[0] if len(first) == 1 else max(first, key=lambda k: sum(windows[k]))

@@ -81,7 +81,8 @@ class Nest:
     """Rings of the larger blocks first, then those of the base size; and when each place of the line is free."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.line, self.rings = problem, line_of(problem), Rings()
+        self.problem, self.line = problem, line_of(problem)
+        self.rings = Rings(self.line)
         self.free = np.full(self.line.replicas.size, np.inf)
         self.free[self.line.places] = 0.0
 
@@ -90,7 +91,7 @@ class Nest:
         places = self.line.turned(block)
         free = self.free[places]
         start = float(np.maximum.reduce(free))
-        self.rings.add(sequence, Seats(self.line.replicas[places], places, free, start))
+        self.rings.add(sequence, Seats(places, free, start))
         self.free[block] = start + seconds
         return start + seconds
 

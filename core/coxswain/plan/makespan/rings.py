@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from coxswain.cost.model import Floats
 from coxswain.plan.makespan.degrees import ring_seconds
+from coxswain.plan.makespan.line import Line
 from coxswain.plan.makespan.loads import Ints, ReplicaLoads, Seats, replica_loads
 from coxswain.plan.problem import Problem
 
 SLACK = 1.002  # times the target: a ring that ends by then is not widened
 
 
-@dataclass(frozen=True, slots=True)
-class Ring:
+class Ring(NamedTuple):
     """One long sequence with its replicas in ring order and its planned start."""
 
     sequence: int
-    members: Ints
+    members: tuple[int, ...]
     start: float
 
 
@@ -44,22 +46,27 @@ class RingSchedule:
 class Rings:
     """Collects rings as they are placed, and the waits before them."""
 
-    def __init__(self) -> None:
-        self._rings = list[Ring]()
-        self._gaps = [(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))]
+    def __init__(self, line: Line) -> None:
+        self._line, self._sequences, self._seats = line, list[int](), list[Seats]()
 
     def add(self, sequence: int, seats: Seats) -> None:
         """Adds a ring that starts when all its members are free."""
-        if np.minimum.reduce(seats.free) < seats.start:
-            waiting = seats.free < seats.start
-            free = seats.free[waiting]
-            self._gaps.append((seats.members[waiting], free, np.full(free.size, seats.start)))
-        self._rings.append(Ring(sequence, seats.members, seats.start))
+        self._sequences.append(sequence)
+        self._seats.append(seats)
 
     def schedule(self, loads: Floats) -> RingSchedule:
         """`loads`: when each replica ends its last ring."""
-        columns = [np.concatenate(column) for column in zip(*self._gaps, strict=True)]
-        return RingSchedule(tuple(self._rings), loads, Gaps(*columns))
+        sizes = [seats.places.size for seats in self._seats]
+        members = self._line.replicas[np.concatenate([np.zeros(0, dtype=np.int64), *(s.places for s in self._seats)])]
+        free = np.concatenate([np.zeros(0), *(s.free for s in self._seats)])
+        stop = np.repeat([s.start for s in self._seats], sizes)
+        waiting = free < stop
+        names, cuts = members.tolist(), pairwise(accumulate(sizes, initial=0))
+        rings = [
+            Ring(sequence, tuple(names[a:b]), seats.start)
+            for sequence, seats, (a, b) in zip(self._sequences, self._seats, cuts, strict=True)
+        ]
+        return RingSchedule(tuple(rings), loads, Gaps(members[waiting], free[waiting], stop[waiting]))
 
 
 def place_rings(problem: Problem, sequences: Ints, degrees: Ints, target: float, give_up: float) -> RingSchedule | None:
@@ -71,7 +78,7 @@ def place_rings(problem: Problem, sequences: Ints, degrees: Ints, target: float,
     lengths = problem.lengths[sequences]
     seconds = ring_seconds(problem, lengths, degrees)
     loads = replica_loads(problem)
-    rings = Rings()
+    rings = Rings(loads.line)
     for k in np.lexsort((sequences, -degrees, -seconds)).tolist():
         seats, stop = _place(problem, loads, int(lengths[k]), int(degrees[k]), float(seconds[k]), target)
         if stop >= give_up:
@@ -99,8 +106,8 @@ def _place(
 def _chosen(problem: Problem, loads: ReplicaLoads, length: int, degree: int, seconds: float) -> tuple[Seats, float]:
     """Returns the members for a degree, which may be rounded up to whole nodes, and when the ring ends on them."""
     seats = loads.choose(degree, seconds)
-    if seats.members.size > degree:
-        seconds = float(ring_seconds(problem, np.array([length]), np.array([seats.members.size]))[0])
+    if seats.places.size > degree:
+        seconds = float(ring_seconds(problem, np.array([length]), np.array([seats.places.size]))[0])
     return seats, loads.end(seats, seconds)
 
 

@@ -12,7 +12,9 @@ from operator import itemgetter
 
 import numpy as np
 
+from coxswain.cost.model import Floats
 from coxswain.plan.bounds import lower_bound
+from coxswain.plan.makespan.columns import are_few, place_columns
 from coxswain.plan.makespan.degrees import degrees_by, ring_seconds
 from coxswain.plan.makespan.loads import Ints
 from coxswain.plan.makespan.nested import block_sizes, place_nested
@@ -40,6 +42,8 @@ BASES = (
 RINGS = 2  # of a block of the first base size
 MOST_TRIALS = 20
 PLACED, PLACED_AT_LEAST = 1, 400  # rings of all trials: so many times the replicas and these
+COLUMNS = (1.01, 1.02, 1.025, 1.03, 1.035, 1.04)  # times the lower bound: targets of columns
+EXACT, FIT = 1.002, 4  # times such a target: good enough; packs are fitted where so many sequences a ring are short
 GOOD = 1.03  # times the lower bound: of nested blocks good enough
 LIKE = 1.03  # times the lower bound, with uneven speeds: good enough not to try another way
 ENOUGH = 1.045  # times the lower bound: then targets are not tried behind nested blocks, nor these behind targets
@@ -83,21 +87,36 @@ def _planned(problem: Problem) -> list[Draft]:
 
 def drafts_of(trial: Trial, short: Ints) -> list[Draft]:
     """Returns rings and packs by their starts."""
-    tasks = _rings(trial.schedule) + _packs(trial, short)
-    return [draft for _, draft in sorted(tasks, key=itemgetter(0))]
+    rings, (packs, begins) = trial.schedule.rings, _packs(trial, short)
+    drafts = [*(Draft(ring.members, (ring.sequence,)) for ring in rings), *packs]
+    order = np.argsort(np.concatenate([[ring.start for ring in rings], begins]), kind="stable")
+    return [drafts[k] for k in order.tolist()]
 
 
 def search(problem: Problem, long: Ints, short: Ints) -> Trial:
-    """Returns the best trial; most steps need one. Where nearly all work is in rings, nested blocks come first."""
+    """Returns the best trial; most steps need one. Where nearly all work is in rings, columns and nested blocks come first."""
     rings, packs = (float(problem.cost.work_seconds(problem.lengths[part]).sum()) for part in (long, short))
     mostly = long.size > 0 and rings >= MOSTLY * (rings + packs)
-    best = _blocks(problem, long, short, None) if mostly else None
+    best = _columns(problem, long, short) if mostly and are_few(problem, long.size) else None
+    if mostly and (best is None or best.makespan > GOOD * problem.lower_bound()):
+        best = _blocks(problem, long, short, best)
     enough = ENOUGH * problem.lower_bound()
     if best is None or best.makespan > enough:
         best = _targets(problem, long, short, best)
     if long.size and not mostly and best.makespan > enough:
         best = _blocks(problem, long, short, best) or best
     return best
+
+
+def _columns(problem: Problem, long: Ints, short: Ints) -> Trial | None:
+    """Tries columns that end by one target after another, until one plan does."""
+    bound = problem.lower_bound()
+    for target in COLUMNS:
+        schedule = place_columns(problem, long, short, target * bound)
+        best = _filled(problem, schedule, short, np.inf, fit=short.size <= FIT * long.size) if schedule else None
+        if best and best.makespan <= target * bound * EXACT:
+            return best
+    return None
 
 
 def _blocks(problem: Problem, long: Ints, short: Ints, best: Trial | None) -> Trial | None:
@@ -198,18 +217,13 @@ def _bins(problem: Problem, schedule: RingSchedule, lengths: Ints) -> tuple[Bins
     return bins, level
 
 
-def _rings(schedule: RingSchedule) -> list[tuple[float, Draft]]:
-    return [(ring.start, Draft(tuple(ring.members.tolist()), (ring.sequence,))) for ring in schedule.rings]
-
-
-def _packs(trial: Trial, short: Ints) -> list[tuple[float, Draft]]:
-    """Returns the packs, bin by bin, with the start of their bin: sorted by it they keep their order."""
+def _packs(trial: Trial, short: Ints) -> tuple[list[Draft], Floats]:
+    """Returns the packs, bin by bin, and the start of each one's bin: sorted by it they keep their order."""
     order = np.lexsort((trial.packing.pack, trial.packing.bin))
-    bins, packs, names = trial.packing.bin[order], trial.packing.pack[order], short[order].tolist()
+    bins, packs, names = trial.packing.bin[order], trial.packing.pack[order], tuple(short[order].tolist())
     first = np.flatnonzero(np.diff(bins, prepend=-1) | np.diff(packs, prepend=-1))
-    starts, replicas = trial.bins.start[bins[first]].tolist(), trial.bins.replica[bins[first]].tolist()
+    alone = [(replica,) for replica in range(trial.schedule.loads.size)]
     edges = pairwise([*first.tolist(), len(names)])
-    return [
-        (start, Draft((replica,), tuple(names[a:b])))
-        for start, replica, (a, b) in zip(starts, replicas, edges, strict=True)
-    ]
+    replicas = trial.bins.replica[bins[first]].tolist()
+    drafts = [Draft(alone[replica], names[a:b]) for replica, (a, b) in zip(replicas, edges, strict=True)]
+    return drafts, trial.bins.start[bins[first]]

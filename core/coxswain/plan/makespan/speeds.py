@@ -17,13 +17,14 @@ Ints = NDArray[np.int64]
 APART = 0.96  # of the fastest replica of its node: a slower one leaves it
 FEW = 0.25  # of all replicas may leave their nodes
 CROSSING = 0.03  # of the work: about what links between nodes cost where a node would do
+CROWDED = 0.06  # of the work: only a plan that loses more is worth a try with slow replicas first
 GRID = 128  # speeds in one doubling between which plans distinguish
 BROKEN = 0.1  # of a node's work: about what it costs that the node is smaller than others
 
 
 def ways(problem: Problem) -> list[tuple[float, Problem]]:
     """The step on other nodes, with the part of the work that is about lost there by slow members; the least first."""
-    found = [(slowed(problem), problem), (CROSSING, by_speed(problem))]
+    found = [(slowed(problem), problem), (CROSSING, by_speed(problem)), (CROWDED, by_speed(problem, slow_first=True))]
     slow = np.flatnonzero(problem.speeds < APART * _fastest(problem, problem.speeds))
     if 0 < slow.size <= FEW * problem.replicas:
         broken = np.unique(problem.nodes[slow]).size / (int(problem.nodes.max()) + 1)
@@ -45,9 +46,12 @@ def slowed(problem: Problem) -> float:
     return rings * (1 - float(slowest.sum() / problem.speeds.sum()))
 
 
-def by_speed(problem: Problem) -> Problem:
-    """The same step as if replicas of like speeds shared a node, whose links are those between nodes."""
-    c, order = problem.cost.constants, np.argsort(-problem.speeds, kind="stable")
+def by_speed(problem: Problem, *, slow_first: bool = False) -> Problem:
+    """The same step as if replicas of like speeds shared a node, whose links are those between nodes.
+
+    `slow_first`: rings that need slow replicas whichever they take leave the fast ones to others.
+    """
+    c, order = problem.cost.constants, np.argsort(problem.speeds if slow_first else -problem.speeds, kind="stable")
     nodes = np.empty_like(order)
     nodes[order] = np.arange(problem.replicas) // problem.node_size
     slow = msgspec.structs.replace(c, inside_node_gbps=c.between_nodes_gbps)

@@ -1,4 +1,4 @@
-"""A time before which no plan of a step ends on pipelines, and the bubble that equal tasks leave."""
+"""A time before which no plan of a step ends on pipelines, and the bubble that its longest tasks leave."""
 
 from __future__ import annotations
 
@@ -57,3 +57,18 @@ def _shortest(problem: Problem) -> float:
 def ideal_bubble(stages: int, tasks: float) -> float:
     """The idle share of a pipeline that runs so many equal tasks."""
     return (stages - 1) / (tasks + stages - 1)
+
+
+def ideal_bubble_of(problem: Problem) -> float:
+    """The idle share of pipelines of p equal stages that each wait p - 1 times for their longest task, and for nothing else.
+
+    That is a full pack, or the ring of the longest sequence over all replicas if it takes longer: over fewer replicas a
+    ring takes as many replica-seconds. With full packs alone it is `ideal_bubble`. It is no bound: see docs/design.
+    """
+    cost, every = problem.cost, min(problem.max_degree, problem.replicas)
+    packs = int(problem.lengths.sum()) / problem.capacity
+    work = float(cost.work_seconds(problem.lengths).sum()) + cost.task * packs
+    longest, inside = float(problem.lengths.max()), every <= problem.node_size
+    ring = every * cost.ring_seconds(longest, float(every), inside) if longest > problem.capacity else 0.0
+    waits = (int(problem.stages.max()) - 1) * max(problem.replicas * work / packs, ring)
+    return waits / (work + waits)

@@ -15,7 +15,7 @@ from coxswain.plan.pipelines.classes import Deal, Packs, Short, cut_packs, deal,
 from coxswain.plan.pipelines.groups import Rings, Stack, degrees_for, rings_of
 from coxswain.plan.pipelines.operations import ordered
 from coxswain.plan.problem import Draft, Planner, Problem
-from coxswain.plan.simulate import simulate
+from coxswain.plan.simulate import simulate, task_seconds
 from coxswain.plan.values import Task
 
 Ints = NDArray[np.int64]
@@ -68,12 +68,13 @@ def even_pipelines(replicas: int, stages: int) -> Layout:
 
 def _estimate(problem: Problem, drafts: list[Draft]) -> float:
     """The end of a plan whose rings never wait: the sum of a pipeline's tasks, and stages - 1 times the longest."""
-    sums, longest = np.zeros(problem.replicas), np.zeros(problem.replicas)
-    for draft, took in zip(drafts, simulate(problem, drafts).seconds, strict=True):
-        members = list(draft.members)
-        sums[members] += took
-        longest[members] = np.maximum(longest[members], took)
-    return float((sums + (problem.stages - 1) * longest).max())
+    seconds_of, sizes = task_seconds(problem), np.array([len(draft.members) for draft in drafts], dtype=np.int64)
+    members = np.array([r for draft in drafts for r in draft.members], dtype=np.int64)
+    plain = np.repeat([seconds_of(draft.members, draft.sequences) for draft in drafts], sizes)
+    slowest = np.minimum.reduceat(problem.speeds[members], np.cumsum([0, *sizes[:-1]], dtype=np.int64))
+    took, longest = plain / np.repeat(slowest, sizes), np.zeros(problem.replicas)
+    np.maximum.at(longest, members, took)
+    return float((np.bincount(members, took, problem.replicas) + (problem.stages - 1) * longest).max())
 
 
 def search(problem: Problem, long: Ints, short: Ints) -> Trial:

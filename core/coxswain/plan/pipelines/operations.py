@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 
 from coxswain.layout import Layout
-from coxswain.plan.pipelines.lists import Floats, Operations, joined, operations_of, places_of, stage_lists
+from coxswain.plan.pipelines.lists import Floats, Operations, Place, joined, operations_of, places_of, stage_lists
 from coxswain.plan.pipelines.one_forward_one_backward import one_forward_one_backward
-from coxswain.plan.pipelines.queues import Queues
+from coxswain.plan.pipelines.queues import Queues, walk_waves
 from coxswain.plan.pipelines.simulation import FORWARD, loads, schedule
 from coxswain.plan.values import Operation, StageOperations, Task
+
+Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,25 @@ def ordered(layout: Layout, tasks: Sequence[Task], loss: float = 0.0, in_flight:
         parts.append(lists)
         clock = np.full(len(places), float(walk.ends.max()))
     return Schedule(stage_lists(places, joined(parts, len(places)), len(tasks)), float(clock.max(initial=0)))
+
+
+def times(
+    layout: Layout, tasks: Sequence[Task], lists: Sequence[StageOperations], loss: float = 0.0
+) -> dict[Place, tuple[Span, ...]]:
+    """Returns (start, stop) of each stage's operations, in seconds and in the order of its list.
+
+    They end when `ordered` says. `lists`: by replica, then stage. ValueError where they hang.
+    """
+    places, found = places_of(layout), operations_of(lists)
+    seconds, begins = OperationSeconds(layout, tasks, loss).of(found), np.zeros(found.task.size)
+    for chosen, queues, walk in walk_waves(places, found, tasks, seconds):
+        if walk.stuck:
+            raise ValueError("these lists hang: an operation waits for one that waits for it")
+        begins[chosen] = queues.begins(walk)
+    spans = list(zip(begins.tolist(), (begins + seconds).tolist(), strict=True))
+    return {
+        places.name(at): tuple(spans[first:last]) for at, (first, last) in enumerate(pairwise(found.first.tolist()))
+    }
 
 
 def shares_of(layout: Layout, loss: float) -> list[list[float]]:

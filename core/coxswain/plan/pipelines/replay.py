@@ -11,8 +11,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from coxswain.layout import Layout
-from coxswain.plan.pipelines.lists import Bools, Ints, Operations, Place, Places, operations_of, places_of, starts
-from coxswain.plan.pipelines.queues import Queues, Waiting
+from coxswain.plan.pipelines.lists import Ints, Operations, Place, Places, operations_of, places_of, starts
+from coxswain.plan.pipelines.queues import Waiting, walk_waves
 from coxswain.plan.values import Operation, Placement, Task
 
 Lists = dict[Place, tuple[Operation, ...]]
@@ -128,13 +128,8 @@ def _mixed_waves(places: Places, found: Operations, tasks: tuple[Task, ...]) -> 
 
 
 def _hangs(places: Places, found: Operations, lists: Lists, tasks: tuple[Task, ...]) -> list[str]:
-    """Walks the lists wave by wave: between two waves all stages are at rest."""
-    wave = np.array([task.wave or 0 for task in tasks], dtype=np.int64)[found.task]
-    nothing = np.zeros(len(places))
-    for number in np.unique(wave):
-        chosen: Bools = wave == number
-        mine = found.take(chosen)
-        walk = Queues(places, mine, tasks, np.zeros(mine.task.size)).walk(nothing)
+    """Names what waits for ever in the first wave that hangs."""
+    for _, _, walk in walk_waves(places, found, tasks, np.zeros(found.task.size)):
         if walk.stuck:
             return [_hang(each, lists, tasks) for each in walk.stuck]
     return []

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from coxswain.plan.problem import Draft, Problem
 from coxswain.plan.rivals.naive import best_fit
+from coxswain.plan.simulate import task_seconds
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,7 +32,8 @@ def bytescale(problem: Problem) -> list[Draft]:
     drafts = _rings(problem, loads)
     short = np.flatnonzero(problem.lengths <= problem.capacity).tolist()
     packs = best_fit(problem.lengths.tolist(), short, problem.capacity)
-    seconds = [problem.cost.pack_seconds(problem.lengths[list(pack)]) for pack in packs]
+    seconds_of = task_seconds(problem)
+    seconds = [seconds_of((0,), pack) for pack in packs]
     order = sorted(range(len(packs)), key=lambda k: (-seconds[k], k))
     buckets = _buckets([(seconds[k], packs[k]) for k in order], problem.replicas if problem.stages.max() > 1 else 1)
     return drafts + _packs(problem, buckets, loads)
@@ -39,15 +41,15 @@ def bytescale(problem: Problem) -> list[Draft]:
 
 def _rings(problem: Problem, loads: Floats) -> list[Draft]:
     """Gives each long sequence to the least loaded ranks; `loads` grow."""
-    drafts = []
+    drafts, seconds_of = list[Draft](), task_seconds(problem)
     for i in np.argsort(-problem.lengths, kind="stable").tolist():
         length = int(problem.lengths[i])
         if length <= problem.capacity:
             break
         members = _least_loaded(loads, -(-length // problem.capacity), problem.nodes)
-        seconds = problem.cost.ring_seconds(float(length), float(members.size), problem.inside_node(members.tolist()))
-        loads[members] = loads[members].max() + seconds / problem.speeds[members].min()
         drafts.append(Draft(tuple(members.tolist()), (i,)))
+        seconds = seconds_of(*drafts[-1][:2])
+        loads[members] = loads[members].max() + seconds / problem.speeds[members].min()
     return drafts
 
 

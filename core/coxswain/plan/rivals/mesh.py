@@ -28,14 +28,6 @@ def _least_divisor(least: int, total: int) -> int:
     return next(d for d in range(least, total + 1) if total % d == 0)
 
 
-def task_seconds(problem: Problem, group: Sequence[int], sequences: Sequence[int]) -> float:
-    """Returns the seconds at speed 1 of one task of these sequences on the group, a pack where it has one member."""
-    lengths = problem.lengths[list(sequences)]
-    if len(group) == 1:
-        return problem.cost.pack_seconds(lengths)
-    return problem.cost.packed_ring_seconds(lengths, len(group), problem.inside_node(group))
-
-
 def next_fit(lengths: Sequence[int], sequences: Iterable[int], capacity: int) -> list[tuple[int, ...]]:
     """Fills packs of at most `capacity` tokens in the order given."""
     packs: list[list[int]] = []

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from heapq import heapreplace
 
 from coxswain.plan.problem import Draft, Problem
-from coxswain.plan.rivals.mesh import mesh, task_seconds
-from coxswain.plan.simulate import simulate
+from coxswain.plan.rivals.mesh import mesh
+from coxswain.plan.simulate import simulate, task_seconds
 
 TRIES = 4  # numbers of micro-batches beyond the least that fits
 
@@ -63,7 +63,8 @@ def _least(heap: list[tuple[float, int]], values: Sequence[float]) -> int:
 
 def deal(problem: Problem, groups: list[tuple[int, ...]], packs: list[list[int]]) -> list[Draft]:
     """Deals the packs in rounds, one a group: the longest of a round to the group that ends first."""
-    timed = sorted(((task_seconds(problem, groups[0], p), p) for p in packs if p), key=lambda t: (-t[0], t[1]))
+    seconds_of = task_seconds(problem)
+    timed = sorted(((seconds_of(groups[0], p), p) for p in packs if p), key=lambda t: (-t[0], t[1]))
     ends, drafts = [0.0] * len(groups), list[Draft]()
     for first in range(0, len(timed), len(groups)):
         order = sorted(range(len(groups)), key=lambda g: (ends[g], g))

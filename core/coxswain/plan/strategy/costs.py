@@ -6,6 +6,7 @@ two in backward) on the link inside a node, and the activations that pass betwee
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -13,9 +14,10 @@ from msgspec.structs import replace
 
 from coxswain.config import ModelConfig
 from coxswain.cost.constants import Constants
-from coxswain.cost.hardware import Point, Tables
 from coxswain.cost.memory import MASTER, Recompute
 from coxswain.cost.model import CostModel
+from coxswain.cost.recompute import repeated, times
+from coxswain.cost.ulysses import HeadExchange, key_heads_of
 from coxswain.flops import loss_layers
 from coxswain.holdings import holdings_of
 from coxswain.layout import Layout
@@ -27,8 +29,6 @@ SUMS = 4  # of hidden activations a layer: two in forward, two in backward
 LAUNCH = 30e-6  # seconds of a collective, however small. Not measured by this project.
 UPDATE_BYTES = 44  # read and written by the optimizer an owned element: state, gradient, parameter
 MEMORY_OVER_LINK = 6  # of a device: its memory's bandwidth over that of the link inside a node. A rule of thumb.
-REPEATED_FORWARD = 1 / 3  # of linear seconds, which recompute adds
-REPEATED_ATTENTION = 1 / 3.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,33 +45,37 @@ class KindCost:
         return self.stages - 1
 
 
-def kind_cost(machine: Machine, kind: Kind, recompute: Recompute) -> KindCost:
-    return KindCost(CostModel(stage_constants(machine, kind, recompute)), len(kind.layers), after_tasks(machine, kind))
+def kind_cost(machine: Machine, kind: Kind, recompute: Recompute, beside: Iterable[Kind] = ()) -> KindCost:
+    """`beside`: the other kinds of its layout: all rings of a layout have the head groups that all of its devices have."""
+    tasks = CostModel(stage_constants(machine, kind, recompute), exchange_of(machine, kind, recompute, beside))
+    return KindCost(tasks, len(kind.layers), after_tasks(machine, kind))
+
+
+def exchange_of(machine: Machine, kind: Kind, recompute: Recompute, beside: Iterable[Kind] = ()) -> HeadExchange | None:
+    """How rings of this kind exchange heads; None: they do not."""
+    if machine.attention == "Ring":
+        return None
+    model, node = machine.model, max(1, machine.node // kind.devices)
+    heads = key_heads_of(model.kv_heads, [kind.tensor, *(other.tensor for other in beside)])
+    return HeadExchange(machine.attention, heads, model.heads / model.kv_heads, node, recompute)
 
 
 def stage_constants(machine: Machine, kind: Kind, recompute: Recompute) -> Constants:
     """The constants of the stage that takes longest; those of the machine for a whole model on one device."""
-    base, model = machine.constants, machine.model
+    base, model = repeated(machine.constants, recompute), machine.model
     load = max(loads(kind.replica(), loss_layers(model)))
     layers, again = max(kind.layers), recompute != "None"
     token = model.hidden * machine.element  # bytes of a token's activations
     share = kind.tensor * load  # of the model's layers
-    attention = load * (1 + (recompute == "Full") * REPEATED_ATTENTION)
     return replace(
         base,
-        linear_us_per_token=base.linear_us_per_token * load * (1 + again * REPEATED_FORWARD)
+        linear_us_per_token=base.linear_us_per_token * load
         + 1e6 * (_sums(machine, kind, layers, again) * token + _messages(machine, kind) * token),
-        attention_ns_per_token2=base.attention_ns_per_token2 * attention,
-        kv_bytes_per_token=base.kv_bytes_per_token
-        * (share / min(kind.tensor, model.kv_heads))
-        * (1 + (recompute == "Full") / 3),
+        attention_ns_per_token2=base.attention_ns_per_token2 * load,
+        kv_bytes_per_token=base.kv_bytes_per_token * (share / min(kind.tensor, model.kv_heads)),
         task_ms=base.task_ms * share + 1e3 * LAUNCH * SUMS * layers * (kind.tensor > 1),
-        tables=Tables(attention=_times(base.tables.attention, attention), ring=_times(base.tables.ring, attention)),
+        tables=times(base.tables, load),
     )
-
-
-def _times(points: tuple[Point, ...], factor: float) -> tuple[Point, ...]:
-    return tuple((tokens, seconds * factor) for tokens, seconds in points)
 
 
 def _sums(machine: Machine, kind: Kind, layers: int, again: bool) -> float:

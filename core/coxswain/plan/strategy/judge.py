@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from coxswain.cost.memory import Recompute
 from coxswain.cost.model import CostModel
+from coxswain.cost.recompute import repeated
 from coxswain.flops import loss_layers
 from coxswain.layout import Layout
+from coxswain.plan.head_groups import head_exchange
 from coxswain.plan.kinds import kinds_of, nodes_of, rates_of
 from coxswain.plan.planners import planner
 from coxswain.plan.problem import Draft, Problem, make_problem
@@ -34,6 +36,7 @@ class Trial:
     speeds: Sequence[
         float
     ] = ()  # of each kind, 1 is one device with the whole model; empty: as a job's planner has them
+    recompute: Recompute = "None"
 
     def each(self, values: Sequence[Number]) -> list[Number]:
         """One value per replica."""
@@ -48,20 +51,23 @@ def step_seconds(machine: Machine, trial: Trial, steps: Sequence[Ints], balance:
 
 def trial_of(machine: Machine, counts: Counts, recompute: Recompute, capacities: Sequence[int] = ()) -> Trial:
     """A layout with the costs of its kinds. `capacities`: empty: the machine's."""
-    costs = [kind_cost(machine, kind, recompute) for kind, _ in counts]
-    return Trial(counts, costs, capacities or [machine.capacity] * len(counts))
+    kinds = [kind for kind, _ in counts]
+    costs = [kind_cost(machine, kind, recompute, kinds) for kind in kinds]
+    return Trial(counts, costs, capacities or [machine.capacity] * len(counts), recompute=recompute)
 
 
 def _placed(machine: Machine, layout: Layout, trial: Trial, lengths: Ints, balance: str) -> float:
+    nodes = nodes_of(layout)
+    exchange = head_exchange(machine.attention, machine.model, layout, nodes, trial.recompute)
     problem = make_problem(
         lengths,
         replicas=len(layout.replicas),
         capacity=trial.each(trial.capacities),
-        cost=CostModel(machine.constants),
+        cost=CostModel(repeated(machine.constants, trial.recompute), exchange),
         speeds=trial.each(trial.speeds) if trial.speeds else rates_of(layout, loss_layers(machine.model)),
         max_degree=machine.max_degree,
         kinds=kinds_of(layout),
-        nodes=nodes_of(layout),
+        nodes=nodes,
         stages=[len(replica.stages) for replica in layout.replicas],
     )
     drafts = planner(balance)(problem)

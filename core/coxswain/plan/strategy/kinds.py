@@ -7,11 +7,11 @@ from functools import cache
 from msgspec.structs import replace
 
 from coxswain.config import ModelConfig
-from coxswain.cost.memory import RESERVED, Recompute, replica_peak
+from coxswain.cost.memory import RESERVED, Recompute, replica_peak, spots_of
 from coxswain.flops import loss_layers
 from coxswain.holdings import ParameterSpec, tensor_faults
 from coxswain.models import parameter_specs
-from coxswain.plan.strategy.values import Counts, Kind, Machine, Refusal
+from coxswain.plan.strategy.values import Counts, Kind, Machine, Refusal, layout_of
 
 PIPELINES = (1, 2, 4, 8, 16)
 UNIT = 256  # tokens
@@ -98,7 +98,18 @@ def memory_refusals(machine: Machine, kinds: list[Kind], recompute: Recompute) -
 def fullest(machine: Machine, counts: Counts, recompute: Recompute) -> int:
     """Bytes of the fullest device of a layout."""
     replicas = sum(count for _, count in counts)
+    if machine.workload(1, recompute).copies:
+        return _fullest_with_wards(machine, counts, recompute, replicas)
     return max(peak_bytes(machine, kind, replicas, recompute) for kind, _ in counts)
+
+
+def _fullest_with_wards(machine: Machine, counts: Counts, recompute: Recompute, replicas: int) -> int:
+    """With the copies that each device keeps of its ward, which may be of another kind."""
+    specs, layout = parameter_specs(machine.model, machine.model.vocabulary), layout_of(counts, machine.trainers)
+    tokens = [capacity_of(machine, kind, recompute, replicas) for kind, count in counts for _ in range(count)]
+    spots = spots_of(machine.model, specs, layout, copies=True)
+    pairs = {(spot, tokens[seat.replica]) for spot, seat in zip(spots, layout.ranks(), strict=True)}
+    return max(spot.peak(replicas, machine.workload(each, recompute)).total for spot, each in pairs)
 
 
 def by_tensor(pools: dict[Kind, int]) -> Counts:

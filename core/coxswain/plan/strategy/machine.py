@@ -18,8 +18,9 @@ _BF16, _FP32 = 2, 4
 
 
 def machine_of(
-    model: ModelConfig, parallel: ParallelConfig, batch: BatchConfig, devices: tuple[int, ...], *, whole_matrices: bool
-) -> Machine:
+    model: ModelConfig, parallel: ParallelConfig, batch: BatchConfig, devices: tuple[int, ...], *, whole_matrices: bool,
+    copies: bool = False,
+) -> Machine:  # fmt: skip
     """`model`: with its vocabulary; `devices`: of each trainer; `whole_matrices`: whether the optimizer needs them."""
     return Machine(
         trainers=devices,
@@ -33,7 +34,8 @@ def machine_of(
         whole_matrices=whole_matrices,
         longest=batch.max_sequence_tokens,
         offload=_offload(model, parallel),
-        exchanges=parallel.attention != "Ring",
+        attention=parallel.attention,
+        copies=copies,
     )
 
 
@@ -49,6 +51,9 @@ def asked(machine: Machine, batch: BatchConfig, balance: str) -> str:
         model, batch, balance, machine.constants, machine.capacity, machine.max_degree, machine.memory, machine.recompute,
         machine.whole_matrices,
     )  # fmt: skip
-    if machine.offload or machine.exchanges:  # else the hash is that of earlier releases
-        what = (*what, machine.offload, machine.exchanges)
+    exchanges = machine.attention != "Ring"
+    if machine.offload or exchanges or machine.copies:  # else the hash is that of earlier releases
+        what = (*what, machine.offload, exchanges)
+    if machine.copies or machine.attention == "Ulysses":
+        what = (*what, machine.attention, machine.copies)
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()

@@ -10,7 +10,9 @@ import msgspec
 from coxswain.config import ModelConfig, ReplicaShape, StageShape
 from coxswain.cost.constants import Constants
 from coxswain.cost.memory import Recompute, Workload
+from coxswain.cost.ulysses import Attention
 from coxswain.layout import Device, Layout, Replica, Stage, shaped_layout
+from coxswain.structs import prepare
 
 STEPS = 5
 """Sampled steps that are placed on a proposed layout."""
@@ -76,11 +78,13 @@ class Machine:
     offload: tuple[
         tuple[Recompute, float], ...
     ] = ()  # the share of any task's activations that leaves the device, by mode
-    exchanges: bool = False  # whether members of rings may exchange heads
+    attention: Attention = "Ring"  # how members of a ring share it
+    copies: bool = False  # whether each device keeps a copy of another one's part of the optimizer's state
 
     def workload(self, tokens: int, recompute: Recompute) -> Workload:
         """What a replica holds of a task of so many tokens."""
-        return Workload(self.element, tokens, recompute, dict(self.offload).get(recompute, 0.0), self.exchanges)
+        share, kept = dict(self.offload).get(recompute, 0.0), self.copies and len(self.trainers) > 1
+        return Workload(self.element, tokens, recompute, share, self.attention != "Ring", kept)
 
     @property
     def devices(self) -> int:
@@ -127,3 +131,6 @@ def described(strategy: Strategy) -> str:
     text = f"{chosen.summary}: {chosen.seconds:.3g} s a step predicted, by {strategy.steps} placed steps"
     beside = ", ".join(f"{other.summary} {other.seconds:.3g} s" for other in others)
     return f"{text}; beside {beside}" if beside else text
+
+
+prepare(__name__)

@@ -1,0 +1,170 @@
+"""A job with minCount in a queue of Kueue's: the operator asks for a range, and creates as many pods as are admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from coxswain_operator.children.scheduling import POD_GROUP
+from coxswain_operator.children.workload import in_version
+from coxswain_operator.kubernetes.workloads import admission_view
+from coxswain_operator.reconcile import queueing
+from coxswain_operator.reconcile.actions import LeaveQueue
+from coxswain_operator.views import AdmissionView, Manifest, PodView
+from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, member_of, report, training_job
+from tests.unit.test_reconcile_lifecycle import passes
+
+BOUNDS = {"count": 3, "minCount": 1, "maxCount": 4}
+QUEUE = {"queueing": {"backend": "Kueue", "queueName": "research", "priorityClassName": ""}}
+
+
+class Kueue(FakeCluster):
+    """Its Workloads wait until the test admits them. `serves` False: the cluster has no Kueue."""
+
+    def __init__(self, serves: bool = True, trainers: Any = BOUNDS, **spec: Any) -> None:
+        super().__init__(data_source(), data_mix(), training_job(scheduling=QUEUE, trainers=trainers, **spec))
+        self.serves = serves
+
+    async def admissions(self, namespace: str, job_uid: str) -> Sequence[AdmissionView] | None:
+        return [admission_view(w) for w in self.workloads()] if self.serves else None
+
+    async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
+        if not pod:
+            self.objects.pop(("Workload", group), None)
+
+    def workloads(self) -> list[Manifest]:
+        return [o for (kind, _), o in self.objects.items() if kind == "Workload"]
+
+    @property
+    def workload(self) -> Manifest:
+        (only,) = self.workloads()
+        return only
+
+    def admit(self, trainers: int) -> None:
+        sets = [{"name": s["name"], "count": s["count"]} for s in self.workload["spec"]["podSets"]]
+        sets[-1]["count"] = trainers
+        self.workload["status"] = {"admission": {"podSetAssignments": sets}, "conditions": [holds("Admitted")]}
+
+    def evict(self) -> None:
+        """Its pods go as well, as Kueue deletes them."""
+        self.workload["status"] = {"conditions": [holds("Evicted", "an urgent job needs the room")]}
+        for pod in self.pods():
+            self.vanish(pod)
+
+    def members(self) -> list[str]:
+        return sorted(map(member_of, self.pods()))
+
+
+def holds(type_: str, message: str = "") -> Manifest:
+    return {"type": type_, "status": "True", "reason": "Preempted", "message": message}
+
+
+async def waiting(**spec: Any) -> Kueue:
+    world = Kueue(**spec)
+    await passes(world)
+    return world
+
+
+async def trains(world: Kueue, trainers: int) -> None:
+    """Admitted with so many, and begun."""
+    world.admit(trainers)
+    await passes(world)
+    world.run_all()
+    world.report_now = report("Running", 10)
+    await passes(world)
+
+
+async def test_a_job_with_a_minimum_waits_with_a_workload_and_without_pods() -> None:
+    world = await waiting()
+    assert (world.state, world.pods()) == ("Queued", [])
+    sets = {s["name"]: (s["count"], s.get("minCount")) for s in world.workload["spec"]["podSets"]}
+    assert sets == {"coordinator": (1, None), "loader": (1, None), "trainer": (3, 1)}
+    assert world.workload["spec"]["queueName"] == "research"
+
+
+@pytest.mark.parametrize("admitted", [1, 2, 3])
+async def test_as_many_trainers_are_created_as_kueue_admits_and_the_job_trains_with_those(admitted: int) -> None:
+    world = await waiting()
+    await trains(world, admitted)
+    assert world.members() == ["coordinator", "loader-0", *(f"trainer-{n}" for n in range(admitted))]
+    assert world.state == "Running" and world.job["status"]["trainers"]["desired"] == admitted
+    assert {p["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] for p in world.pods()} == {
+        str(2 + admitted)
+    }
+    assert {p["metadata"]["labels"][POD_GROUP] for p in world.pods()} == {world.workload["metadata"]["name"]}
+    assert [e.message for e in world.events if e.reason == "Scaled"] == [
+        f"the queue admits {admitted} of 3 trainers; the next start asks for all of them again"
+    ] * (admitted < 3)
+    assert world.condition("Degraded")["reason"] == ("CapacityLost" if admitted < 3 else "AsExpected")
+
+
+async def test_a_job_that_trains_with_fewer_does_not_grow_in_its_group() -> None:
+    world = await waiting()
+    await trains(world, 2)
+    world.tick(3600)
+    await passes(world)
+    assert world.sizes_asked == [] and len(world.pods()) == 4 and world.job["status"]["attempt"] == 0
+
+
+async def test_an_evicted_job_asks_for_all_its_trainers_again_in_another_group_uncounted() -> None:
+    world = await waiting()
+    await trains(world, 1)
+    former = world.workload["metadata"]["name"]
+    world.report_now = None
+    world.evict()
+    await passes(world)
+    assert world.state == "Queued" and world.pods() == [] and world.workload["metadata"]["name"] != former
+    assert world.workload["spec"]["podSets"][-1]["count"] == 3
+    await trains(world, 3)
+    assert len(world.pods()) == 5 and world.job["status"]["restarts"]["counted"] == 0
+
+
+async def test_a_workload_that_is_evicted_before_its_pods_exist_waits_for_its_next_admission() -> None:
+    world = await waiting()
+    world.admit(1)
+    await passes(world, 1)
+    world.evict()
+    await passes(world)
+    assert world.pods() == [] and world.state == "Queued"
+    await trains(world, 2)
+    assert world.members() == ["coordinator", "loader-0", "trainer-0", "trainer-1"]
+
+
+async def test_a_job_that_is_scaled_while_it_waits_asks_for_the_new_number() -> None:
+    world = await waiting()
+    world.edit("TrainingJob", "demo", trainers={**BOUNDS, "count": 4})
+    await passes(world, 6)
+    assert world.workload["spec"]["podSets"][-1]["count"] == 4 and world.pods() == []
+
+
+async def test_a_job_that_is_suspended_while_it_waits_leaves_no_workload_that_would_take_a_share() -> None:
+    world = await waiting()
+    world.edit("TrainingJob", "demo", suspend=True)
+    await passes(world)
+    assert (world.state, world.workloads()) == ("Suspended", [])
+
+
+@pytest.mark.parametrize(("serves", "trainers"), [(False, BOUNDS), (True, {"count": 3})])
+async def test_without_kueue_or_without_a_minimum_the_pods_are_created_at_once(serves: bool, trainers: Any) -> None:
+    world = await waiting(serves=serves, trainers=trainers)
+    assert len(world.pods()) == 5 and world.workloads() == []
+
+
+def test_a_workload_names_its_class_as_each_version_spells_it() -> None:
+    ref = {"group": "kueue.x-k8s.io", "kind": "WorkloadPriorityClass", "name": "urgent"}
+    made = {"spec": {"queueName": "q", "priorityClassRef": ref}}
+    assert in_version(made, "v1beta2", 7)["spec"] == {"queueName": "q", "priority": 7, "priorityClassRef": ref}
+    assert in_version(made, "v1beta1", 7)["spec"] == {
+        "queueName": "q", "priority": 7, "priorityClassName": "urgent",
+        "priorityClassSource": "kueue.x-k8s.io/workloadpriorityclass",
+    }  # fmt: skip
+    assert in_version({"spec": {"queueName": "q"}}, "v1beta1", 0)["spec"] == {"queueName": "q"}
+
+
+def test_only_workloads_without_pods_that_are_not_current_are_released() -> None:
+    pod = PodView("a", "a", "trainer", 0, 0, group="old")
+    found = [AdmissionView(name) for name in ("old", "elder", "now")]
+    assert list(queueing.release_workloads(found, (pod,), "now")) == [LeaveQueue("elder")]
+    assert list(queueing.release_workloads(None, (pod,))) == []

@@ -21,7 +21,7 @@ from coxswain_train.live.claims import Claim, Content, check_claims, check_conte
 from coxswain_train.live.copies import Copies
 from coxswain_train.live.digests import content_of, digest_of, halves, whole
 from coxswain_train.live.moves import Move, Mover, Rectangles, bytes_of, copy_inside, rounds
-from coxswain_train.live.state import Cut, LiveState, PendingStep
+from coxswain_train.live.state import Cut, Finished, LiveState, PendingStep
 from coxswain_train.parallel.state import KINDS, State
 from coxswain_train.parallel.zero1 import GlobalStats
 
@@ -476,7 +476,7 @@ def test_a_cut_whose_update_broke_off_is_never_chosen() -> None:
 
 
 def test_a_worker_that_forgets_keeps_room_and_nothing_else() -> None:
-    live = LiveState(cut(), cut(5), weights={})
+    live = LiveState(cut(), cut(5), weights={}, unreported=Finished(7, 1.5, 2.5, 0.1))
     room = live.own
     live.forget()
     assert live.own is room

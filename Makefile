@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without stored bytecode every process compiles all that it imports: torch takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test bytecode slowest lint generate docs pictures manifests test-slow mutants bench bench-balance bench-planners bench-layout bench-detect bench-migrate bench-straggler bench-simulate bench-engine bench-strategy bench-coordinator bench-hdp bench-recovery bench-operator bench-kueue binaries cluster cluster-down demo images e2e-smoke e2e clean
+.PHONY: help setup run test tested bytecode slowest lint style types generate docs pictures manifests test-slow mutants bench bench-balance bench-planners bench-layout bench-detect bench-migrate bench-straggler bench-simulate bench-engine bench-strategy bench-coordinator bench-hdp bench-recovery bench-operator bench-kueue binaries cluster cluster-down demo images e2e-smoke e2e clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,22 +36,29 @@ run: .venv/.ready  ## train the demo job on this machine: real text, rings, a ch
 	@$(BIN)/cox report $(RUN_DIR)
 
 test: .venv/.ready  ## lint, types, contracts, generated files, and all tests
-	@$(MAKE) --no-print-directory --jobs 2 lint binaries bytecode
+	@$(MAKE) --no-print-directory --jobs 2 types tested
+
+# mypy takes one processor for half a minute on a fresh clone, beside style, bytecode and the first tests.
+tested: style binaries bytecode
 	$(BIN)/python -m pytest -m "not slow" -n 3
 
-# On a fresh clone every worker would compile all tests for itself. It needs one processor, as mypy does.
-bytecode: binaries
+# On a fresh clone every worker would compile all tests for itself.
+bytecode: style binaries
 	@test -e .cache/tests/times.json || $(BIN)/python -m pytest -m "not slow" --collect-only -qq > /dev/null || true
 
 slowest: .venv/.ready  ## the 25 slowest tests and files, and each folder, as last measured here
 	@$(BIN)/python -m tests.times
 
-lint: .venv/.ready  ## ruff, mypy --strict, import contracts, words that must not come back
+lint: style types  ## ruff, mypy --strict, import contracts, words that must not come back
+
+style: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.words
+
+types: .venv/.ready
+	$(BIN)/mypy
 
 generate: .venv/.ready  ## write what comes from models, planners and results: crds/, docs/reference/, docs/metrics.md, tables, pictures of plans
 	$(BIN)/python -m docs.tools.pod_template
@@ -103,7 +110,7 @@ bench-migrate: .venv/.ready  ## changes of layout in running workers: pause, byt
 bench-detect: .venv/.ready  ## detection of stragglers in simulated worlds: steps until confirmed, false positives, overhead, as JSON (two minutes)
 	@$(BIN)/python -m bench.detect
 
-bench-simulate: .venv/.ready  ## ours and rivals on traces of slow and lost devices in virtual time, into docs/results (some ten minutes)
+bench-simulate: .venv/.ready  ## ours and rivals on traces of slow and lost devices in virtual time, into docs/results (a quarter of an hour)
 	@$(BIN)/python -m bench.simulate --write
 
 bench-engine: .venv/.ready  ## the whole system beside a plain torch loop on the same tokens, one replica, two, and two stages (some minutes)

@@ -1,6 +1,7 @@
 """What every test needs, also those beside the tools under bench/ and e2e/."""
 
 import asyncio
+import gc
 import inspect
 import signal
 
@@ -10,6 +11,17 @@ import pytest
 def pytest_configure():
     """What a shell runs in its background ignores SIGINT, and so would every process that a test starts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Of the million objects of all imports none is to be collected, neither meanwhile nor in a test."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ ON_NODE = 8
 TRACES: dict[int, dict[str, float]] = {
     64: {
         "contention": 48.0, "thermal": 6.0, "sick": 60.0, "node": 168.0, "bandwidth": 96.0, "congestion": 12.0, "flapping": 2.2,
-        "ramp": 3.0, "two": 3.0, "coordinator": 2.0, "change": 2.0, "lost": 168.0, "all": 6.0,
+        "ramp": 3.0, "two": 3.0, "coordinator": 2.0, "change": 2.0, "lost": 168.0, "all": 2.0,
     },
     1024: {
         "contention": 3.0, "thermal": 0.5, "sick": 4.0, "node": 10.0, "flapping": 0.5, "two": 1.0, "change": 1.0, "lost": 8.0,

@@ -45,8 +45,18 @@ def with_keys(objects: list[Object], **keys: str) -> list[Object]:
 def everything_said(job: Job) -> str:
     """All that people see of a job: objects but for the Secrets, events, logs."""
     seen = job.kubectl("get", "training,pods,configmaps,events", "-o", "yaml")
-    logs = [job.kubectl("logs", pod["metadata"]["name"], "--all-containers") for pod in job.pods()]
+    logs = [log_of(job, pod["metadata"]["name"]) for pod in job.pods()]
     return "\n".join((seen, job.kubectl("describe", "tj", job.name), *logs))
+
+
+def log_of(job: Job, pod: str) -> str:
+    """Empty for a pod that has gone since it was listed."""
+    try:
+        return job.kubectl("logs", pod, "--all-containers")
+    except RuntimeError as error:
+        if "NotFound" not in str(error):
+            raise
+        return ""
 
 
 def test_a_missing_image_is_named_and_can_be_corrected_while_the_job_is_suspended(job: Job, baseline: Digests) -> None:

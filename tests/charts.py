@@ -27,7 +27,7 @@ Values = dict[str, Any]
 def helm(*arguments: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
     """Runs Helm on nothing but its arguments; `text` is its standard input."""
     HOME.mkdir(parents=True, exist_ok=True)
-    environment = {"PATH": os.environ["PATH"], "HOME": str(HOME)}
+    environment = {"PATH": os.environ["PATH"], "HOME": str(HOME), "GOGC": "off"}  # it ends before it needs the room
     command = [binary("helm"), *arguments]
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE, env=environment)
 

@@ -1,13 +1,14 @@
 """Which worker runs which tests, and in which order: whole files, those with one API server together, the longest first.
 
-Two workers that end at the same time need the long files early. What is long is what was long on this machine before;
-on a fresh clone, what starts servers and trains models.
+Workers that end at the same time need the long files early. What is long is what was long on this machine before; on a
+fresh clone, what `python -m tests.times record` wrote to `tests/long_files.json`.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -18,11 +19,10 @@ _ONE_API_SERVER = re.compile(
     r"tests/integration/test_(crd|operator|children|checkpoints|cox_in|gang|harness|pod_security|quarantine|token)"
 )
 _GUESSES = {
-    "tests/integration": 20.0,
-    "tests/local": 20.0,
-    "tests/distributed": 10.0,
-    "tests/unit": 1.0,
-}  # seconds a test
+    "tests/local": 3.0,
+    "tests/integration": 0.7,
+    "tests/distributed": 0.5,
+}  # seconds of a test of which nothing is known
 
 
 def unit_of(test: str) -> str:
@@ -31,13 +31,22 @@ def unit_of(test: str) -> str:
     return "one API server" if _ONE_API_SERVER.match(file) else file
 
 
-def longest_first(tests: list[str], known: times.Times) -> list[str]:
-    """The tests by their units, each unit in its own order."""
-    lengths: Counter[str] = Counter()
+def longest_first(tests: list[str], known: times.Times, recorded: Mapping[str, float]) -> list[str]:
+    """The tests by their units, each unit in its own order. `recorded`: seconds of files of which no test is known."""
+    files: dict[str, list[str]] = defaultdict(list)
     for test in tests:
-        folder = times.file_of(test).rpartition("/")[0]
-        lengths[unit_of(test)] += known[test][0] if test in known else _GUESSES.get(folder, 1.0)
+        files[times.file_of(test)].append(test)
+    lengths: Counter[str] = Counter()
+    for file, its in files.items():
+        lengths[unit_of(file)] += _length(file, its, known, recorded)
     return sorted(tests, key=lambda test: (-lengths[unit_of(test)], unit_of(test)))
+
+
+def _length(file: str, tests: list[str], known: times.Times, recorded: Mapping[str, float]) -> float:
+    measured = [known[test][0] for test in tests if test in known]
+    if file in recorded and not measured:
+        return recorded[file]
+    return sum(measured) + (len(tests) - len(measured)) * _GUESSES.get(file.rpartition("/")[0], 0.1)
 
 
 class ByUnits(LoadScopeScheduling):
@@ -55,5 +64,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByUnits:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        order = {test: place for place, test in enumerate(longest_first([i.nodeid for i in items], times.read()))}
+        tests = longest_first([i.nodeid for i in items], times.read(), times.recorded())
+        order = {test: place for place, test in enumerate(tests)}
         items.sort(key=lambda item: order[item.nodeid])

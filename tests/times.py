@@ -16,6 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / ".cache" / "tests" / "times.json"
+LONG_FILES = ROOT / "tests" / "long_files.json"
+LONG = 4.0  # seconds
 _WALL, _CPU = "wall seconds", "processor seconds"
 Times = dict[str, tuple[float, float]]
 
@@ -23,6 +25,18 @@ Times = dict[str, tuple[float, float]]
 def read() -> Times:
     """By test: wall seconds and processor seconds, as last measured; empty before the first run."""
     return {test: (wall, cpu) for test, (wall, cpu) in json.loads(FILE.read_text()).items()} if FILE.exists() else {}
+
+
+def recorded() -> dict[str, float]:
+    """Seconds by the wall of each file that takes long, for a checkout that has measured none."""
+    found: dict[str, float] = json.loads(LONG_FILES.read_text())
+    return found
+
+
+def record() -> None:
+    """Writes what was measured here, after a run of the quick tests alone on a fresh clone."""
+    walls = {file: round(wall) for file, (wall, _) in sorted(sums(read(), file_of).items()) if wall >= LONG}
+    LONG_FILES.write_text(json.dumps(walls, indent=2) + "\n")
 
 
 def file_of(test: str) -> str:
@@ -85,7 +99,10 @@ def sums(times: Times, by: Callable[[str], str]) -> Times:
 
 
 def main(count: int = 25) -> int:
-    """Prints the slowest tests, then files, then folders, and the sum."""
+    """Prints the slowest tests, then files, then folders, and the sum. `record`: writes `tests/long_files.json`."""
+    if sys.argv[1:] == ["record"]:
+        record()
+        return 0
     times = read()
     for title, rows in (("test", times), ("file", sums(times, file_of)), ("folder", sums(times, folder_of))):
         print(f"{'wall':>8} {'CPU':>8}  {title}")

@@ -186,7 +186,7 @@ PATHS = {
     "runtime/coxswain_coordinator/page": "runtime/coxswain_coordinator/api/status_page",
     "runtime/coxswain_train/mold": "runtime/coxswain_train/agent/forkserver",
     "runtime/coxswain_train/crew": "runtime/coxswain_train/agent/processes",
-    "runtime/coxswain_train/memory": "runtime/coxswain_train/agent/cgroup",
+    "runtime/coxswain_train/memory": "runtime/coxswain_train/cgroup",
     "runtime/coxswain_train/orders": "runtime/coxswain_train/worker/assignments",
     "runtime/coxswain_train/lives": "runtime/coxswain_train/worker/worker",
     "runtime/coxswain_train/meeting": "runtime/coxswain_train/worker/rendezvous",

@@ -12,7 +12,7 @@ import msgspec
 from coxswain_cli.interrupts import complain
 from coxswain_cli.progress import View
 from coxswain_cli.summary import exit_code
-from coxswain_cli.workdir import Tail, condition, steps_of
+from coxswain_cli.workdir import all_steps, condition, last_step
 
 Manifest = dict[str, Any]
 
@@ -38,15 +38,15 @@ class JsonOutput:
 
     def end(self, job: Manifest, workdir: Path) -> None:
         """Writes how the job ended and where its files are: of the whole run, not of this command."""
-        how, steps = condition(job, "Succeeded"), steps_of(Tail(workdir / "steps.jsonl", from_start=True))
+        how, last = condition(job, "Succeeded"), last_step(workdir)
         self._write(
             "end",
             exit_code=exit_code(job),
             job=job["metadata"]["name"],
             state=how.get("reason", "Unknown"),
             message=how.get("message", ""),
-            step=max((s.step + 1 for s in steps), default=0),
-            loss=steps[-1].loss if steps else None,
+            step=max((s.step + 1 for s in all_steps(workdir)), default=0),
+            loss=last.loss if last else None,
             checkpoint=job.get("status", {}).get("lastCheckpoint"),
             workdir=str(workdir),
         )

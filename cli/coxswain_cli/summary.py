@@ -11,7 +11,7 @@ from typing import Any
 from coxswain.exits import Exit
 from coxswain.names import ANNOTATION_STOP_AT
 from coxswain_cli.progress import amount
-from coxswain_cli.workdir import Tail, condition, steps_of
+from coxswain_cli.workdir import all_steps, condition
 from coxswain_operator.views import retry_requested
 
 Manifest = dict[str, Any]
@@ -46,12 +46,10 @@ def summary(job: Manifest, workdir: Path) -> Iterator[str]:
         yield textwrap.fill(
             line, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
         )
-    steps = steps_of(Tail(workdir / "steps.jsonl", from_start=True))
-    if steps:
-        valid = {s.step: s for s in steps}  # the last line of a step is valid
-        first, last = valid[min(valid)], valid[max(valid)]
-        tokens = sum(s.tokens for s in valid.values())
-        yield f"  steps        {last.step + 1}, {amount(tokens)} tokens, loss {first.loss:.4f} -> {last.loss:.4f}"
+    valid = {s.step: (s.tokens, s.loss) for s in all_steps(workdir)}  # the last line of a step is valid
+    if valid:
+        tokens, (_, first), (_, last) = sum(t for t, _ in valid.values()), valid[min(valid)], valid[max(valid)]
+        yield f"  steps        {max(valid) + 1}, {amount(tokens)} tokens, loss {first:.4f} -> {last:.4f}"
     if checkpoint := job.get("status", {}).get("lastCheckpoint"):
         yield f"  checkpoint   before step {checkpoint['step']}, {checkpoint['uri']}"
     for name in ("steps.jsonl", "events.jsonl", "logs"):

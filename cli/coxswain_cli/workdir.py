@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ Manifest = dict[str, Any]
 T = TypeVar("T")
 
 RUNS = Path("runs")
+STEPS = "steps.jsonl"
 _SCALE = "scale"  # file of a work directory: a request for another number of trainers
 
 
@@ -115,16 +117,44 @@ class Tail:
 
 
 def steps_of(tail: Tail) -> list[StepLine]:
-    return list(_decoded(tail, StepLine))
+    return list(_decoded(tail.lines(), StepLine))
+
+
+def all_steps(workdir: Path) -> Iterator[StepLine]:
+    """One at a time: those of a week's run do not fit in memory."""
+    return _decoded(Tail(workdir / STEPS, from_start=True).lines(), StepLine)
+
+
+def last_step(workdir: Path) -> StepLine | None:
+    """From the file's end: the last line that is one."""
+    path = workdir / STEPS
+    lines = _decoded(lines_from_end(path), StepLine) if path.exists() else iter(())
+    return next(lines, None)
+
+
+def lines_from_end(path: Path, block: int = 1 << 16) -> Iterator[bytes]:
+    """Complete lines without their ends, the last one first."""
+    with path.open("rb") as file:
+        start, begun, whole = file.seek(0, os.SEEK_END), b"", False
+        while start:
+            stop, start = start, max(0, start - block)
+            file.seek(start)
+            begun, *lines = (file.read(stop - start) + begun).split(b"\n")
+            if lines and not whole:
+                lines.pop()  # what stands behind the last line end: torn, or empty
+                whole = True
+            yield from reversed(lines)
+        if whole:
+            yield begun
 
 
 def events_of(tail: Tail) -> list[LoggedEvent]:
-    return list(_decoded(tail, LoggedEvent))
+    return list(_decoded(tail.lines(), LoggedEvent))
 
 
-def _decoded(tail: Tail, type_: type[T]) -> Iterator[T]:
+def _decoded(lines: Iterable[bytes], type_: type[T]) -> Iterator[T]:
     """Skips what is no line of this kind, such as the rest of a full disk."""
     decoder = msgspec.json.Decoder(type_)
-    for line in tail.lines():
+    for line in lines:
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
             yield decoder.decode(line)

@@ -107,7 +107,7 @@ class Child:
             if self.process.poll() is not None or time.monotonic() > end:
                 tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
                 raise RuntimeError(f"{self.process.args!r} is not ready, exit code {self.process.poll()}:\n{tail}")
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def stop(self) -> None:
         """Kills the whole group: these servers have nothing to save."""

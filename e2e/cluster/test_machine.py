@@ -120,8 +120,9 @@ def test_an_ended_process_has_no_start_time_even_while_it_waits_to_be_reaped() -
 
 
 def test_processes_are_found_by_all_words_of_their_command_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "input()", str(tmp_path / "file")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+    command = [sys.executable, "-c", "print(flush=True); input()", str(tmp_path / "file")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"\n"
         assert commands_with(sys.executable, tmp_path) == [identify(child.pid)]
         assert commands_with(sys.executable, tmp_path / "fil") == []
         child.kill()

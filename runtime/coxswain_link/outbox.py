@@ -80,9 +80,10 @@ class MessageLog:
 
     def _forget(self, saved: int) -> None:
         """Drops what a checkpoint covers, and the oldest messages above the limit."""
+        covered = [m for m in self._kept[: self._sent] if m.step < saved]
         sent = [m for m in self._kept[: self._sent] if m.step >= saved]
         surplus = sent[: -self._most]
-        self._gone = max([self._gone, *(m.step for m in surplus)])
+        self._gone = max([self._gone, *(m.step for m in (*covered, *surplus))])
         self._kept = sent[len(surplus) :] + self._kept[self._sent :]
         self._sent = len(sent) - len(surplus)
 

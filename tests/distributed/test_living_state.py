@@ -195,7 +195,7 @@ def break_a_change(cut: Cut, *, lost: bool) -> None:
 @pytest.mark.parametrize("lost", [False, True], ids=["all are left", "a rank is lost"])
 @pytest.mark.parametrize("breaks", [break_a_step, break_a_change])
 def test_a_world_that_breaks_goes_on_from_what_its_ranks_hold(breaks: Callable[..., None], lost: bool) -> None:
-    for cut in some(places((1, 2)) if breaks is break_a_step else places_of_change(), 6):
+    for cut in some(places((1, 2)) if breaks is break_a_step else places_of_change(), 3):
         breaks(cut, lost=lost)
 
 

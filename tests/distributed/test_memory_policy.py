@@ -75,8 +75,15 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("layout", "seed"), LAYOUTS.values(), ids=LAYOUTS.keys())
+# Each layout in another precision.
+QUICK = {("three replicas", torch.float32), ("stages of tensor groups", torch.float64)}
+CASES = [
+    pytest.param(*LAYOUTS[name], dtype, id=f"{name}, {dtype}", marks=[pytest.mark.slow] * ((name, dtype) not in QUICK))
+    for name, dtype in itertools.product(LAYOUTS, (torch.float64, torch.float32))
+]
+
+
+@pytest.mark.parametrize(("layout", "seed", "dtype"), CASES)
 def test_no_way_to_save_memory_changes_a_bit_of_a_gradient(layout: Layout, seed: int, dtype: torch.dtype) -> None:
     """Of packs and rings, tensor groups and stages; the rings of three replicas exchange heads."""
     ranks, (tasks, _) = len(layout.ranks()), plan_of(layout, STREAM, seed)

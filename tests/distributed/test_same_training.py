@@ -27,8 +27,12 @@ RATES = [learning_rate(training.OPTIMIZER, step, STEPS) for step in range(STEPS)
 TIED = replace(training.MODEL, tied_head=True, kv_heads=4)
 BIASED = replace(training.MODEL, qkv_bias=True, qk_norm=True, head_size=12)
 
-# (replicas, degree of the rings (0: any), idle replicas): pairwise, so that the tier stays short.
-WORLDS = [(1, 0, ()), (2, 2, ()), (3, 0, ()), (3, 3, (1,)), (4, 3, (0,)), (5, 5, ()), (8, 7, (3,)), (8, 8, ())]
+# (replicas, degree of the rings (0: any), idle replicas): pairwise. Every rank of a world computes, so few are quick.
+MORE = [(4, 3, (0,)), (5, 5, ()), (8, 8, ())]
+WORLDS = [
+    *((1, 0, ()), (2, 2, ()), (3, 0, ()), (3, 3, (1,)), (8, 7, (3,))),
+    *(pytest.param(*world, marks=pytest.mark.slow) for world in MORE),
+]
 
 Weights = dict[str, np.ndarray]
 
@@ -61,7 +65,7 @@ def test_twenty_steps_in_fp64_equal_one_plain_process(replicas: int, degree: int
     assert np.allclose(np.sum([part for _, part in results], axis=0), losses, rtol=1e-12)
 
 
-@pytest.mark.parametrize("replicas", [2, 5, 8])
+@pytest.mark.parametrize("replicas", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 8))])
 def test_twenty_steps_in_fp32_stay_within_rounding_of_the_plain_process(replicas: int) -> None:
     expected, _ = plain(torch.float64)
     results = run_ranks(replicas, training.train, torch.float32, STREAM, plans_for(replicas))
@@ -89,7 +93,9 @@ def test_the_plans_of_every_planner_train_the_same() -> None:
     assert max(difference(weights, plain(torch.float64)[0]) for weights, _ in results) <= 1e-12
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-14), (torch.float32, 1e-6)])
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.float64, 1e-14), pytest.param(torch.float32, 1e-6, marks=pytest.mark.slow)]
+)
 def test_fifty_random_plans_of_one_batch_give_one_gradient(dtype: torch.dtype, bound: float) -> None:
     plans = [random_plan(STREAM.lengths, 4, seed, rings=(seed % 5) / 4) for seed in range(50)]
     shards = run_ranks(4, training.gradients, dtype, STREAM, plans)

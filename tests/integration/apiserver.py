@@ -12,6 +12,7 @@ restart of a server are.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,8 @@ import yaml
 from coxswain.api.kinds import KINDS
 from coxswain.names import GROUP, VERSION
 from e2e.cluster.access import write_kubeconfig
-from e2e.cluster.controlplane import CONTROLLER_MANAGER, ControlPlane
+from e2e.cluster.controlplane import CONTROLLER_MANAGER, ControlPlane, Loopback
+from e2e.cluster.process import Argument, Child
 
 Manifest = dict[str, Any]
 # One line for every request that is not a component's own: its user, its object and the answer.
@@ -40,6 +42,13 @@ _AUDIT_POLICY = {
         {"level": "Metadata"},
     ],
 }
+
+
+class RoomyLoopback(Loopback):
+    """Servers that collect garbage less often: a fifth of their time, for some 300 MiB."""
+
+    def start(self, server: str, command: Sequence[Argument], log: Path) -> Child:
+        return Child(command, log, {**os.environ, "GOGC": "400"})
 
 
 class ApiServer:
@@ -56,7 +65,7 @@ class ApiServer:
         policy.write_text(yaml.safe_dump(_AUDIT_POLICY))
         audit = ["--audit-policy-file", policy, "--audit-log-path", self.audit]
         flags = {**self._flags, "kube-apiserver": [*audit, *self._flags.get("kube-apiserver", ())]}
-        self.plane = ControlPlane(root, servers=self._servers, flags=flags)
+        self.plane = ControlPlane(root, servers=self._servers, flags=flags, place=RoomyLoopback())
         try:
             self.plane.start()
         except BaseException:

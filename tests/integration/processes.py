@@ -51,4 +51,4 @@ def play(stage: Stage, meddle: Callable[[str], None] = lambda chapter: None, dea
     """The whole life; `meddle` hears the name of every chapter that has just begun. Raises when one takes too long."""
     performance = Performance(stage, deadline, meddle)
     while performance.goes_on():
-        time.sleep(0.05)
+        time.sleep(0.1)

@@ -27,6 +27,7 @@ from coxswain_link.store import BucketNotFound, Store, StoreUnavailable, open_st
 from tests.faults import Refuse, every
 from tests.local.failures import note
 from tests.local.jobs import Object, Run, job_objects, wait_for_step, wait_until, write_corpus
+from tests.local.one_process import stream_of
 from tests.s3proxy import S3Proxy, any_call, drawn, lost, nothing
 from tests.s3server import S3Server
 from tests.sts import TokenService
@@ -81,12 +82,11 @@ def keys_in_environment(s3: S3Server) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def baseline(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
-    """The digests of the job on files, and of more steps than the others do."""
+    """The digests of the job on files, and of more steps than the others do, as one process reads them."""
     folder = tmp_path_factory.mktemp("files")
-    objects = job_objects(f"file://{corpus}", f"file://{folder}/runs", trainers=1, stop={"steps": 5 * STEPS})
-    run = Run(folder, objects)
-    assert run.run() == 0, run.output + run.logs()
-    return run.digests()
+    return stream_of(
+        job_objects(f"file://{corpus}", f"file://{folder}/runs", trainers=1, stop={"steps": 5 * STEPS}), folder
+    )
 
 
 def holders(run: Run, *secrets: str) -> list[str]:

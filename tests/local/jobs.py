@@ -95,6 +95,11 @@ def job_objects(corpus: str, checkpoint: str, *, trainers: int = 2, loaders: int
     ]
 
 
+def write_objects(path: Path, objects: list[Object]) -> Path:
+    path.write_text("\n---\n".join(json.dumps(o, indent=1) for o in objects))  # JSON is YAML
+    return path
+
+
 def _object(kind: str, name: str, spec: Object) -> Object:
     return {"apiVersion": "coxswain.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
 
@@ -114,18 +119,22 @@ class Run:
     def workdir(self) -> Path:
         return self.folder / "work"
 
-    def start(self, *arguments: str, stderr: int = subprocess.STDOUT) -> subprocess.Popen[str]:
+    def write(self) -> Path:
+        """Its job file."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        job_file = self.folder / "job.yaml"
-        objects = "\n---\n".join(json.dumps(o, indent=1) for o in self.objects)  # JSON is YAML
-        job_file.write_bytes(objects.encode() if self.job_file is None else self.job_file)
+        path = write_objects(self.folder / "job.yaml", self.objects)
+        if self.job_file is not None:
+            path.write_bytes(self.job_file)
+        return path
+
+    def start(self, *arguments: str, stderr: int = subprocess.STDOUT) -> subprocess.Popen[str]:
         command = [
             *self.within,
             sys.executable,
             "-m",
             "coxswain_cli",
             "run",
-            str(job_file),
+            str(self.write()),
             "--workdir",
             str(self.workdir),
             *arguments,

@@ -13,7 +13,18 @@ from contextlib import suppress
 import pytest
 
 from coxswain_cli.interrupts import Interrupts, SteadyStream
-from tests.local.jobs import ENDLESS, STEPS, Footprint, Run, descendants, job_objects, wait_for_step, wait_until
+from tests.local.jobs import (
+    ENDLESS,
+    SERVICES,
+    STEPS,
+    Footprint,
+    Run,
+    descendants,
+    find_service,
+    job_objects,
+    wait_for_step,
+    wait_until,
+)
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -40,7 +51,9 @@ def test_a_signal_saves_a_checkpoint_and_stops(run, number):
 def test_ctrl_c_twice_stops_at_once_and_leaves_nothing(run):
     cox = run.start()
     wait_until(lambda: list(run.workdir.glob("logs/*/trainer.log")), "the trainer's pod")
+    coordinator = wait_until(lambda: find_service(cox, SERVICES["coordinator"]), "the coordinator")
     footprint = Footprint.of(run, cox)
+    os.kill(coordinator, signal.SIGSTOP)  # else the first request might be done before the second
     os.kill(cox.pid, signal.SIGINT)
     wait_until(
         lambda: '"suspend": true' in (run.workdir / "cluster/TrainingJob/default/small.json").read_text(), "the first"

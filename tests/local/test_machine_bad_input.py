@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,34 +20,29 @@ import pytest
 
 from coxswain import names
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER
-from tests.local.failures import note
+from tests.local.failures import keep, note
 from tests.local.jobs import ENDLESS, Footprint, Run, job_objects, stop_recovered, wait_for_step, wait_until
+from tests.local.test_cox_commands import run_cox
 
 pytestmark = pytest.mark.timeout(300)
 
 UNSHARE = ("unshare", "--mount", "--net", *(() if os.geteuid() == 0 else ("--map-root-user",)))
 
-# Brings the loopback device up (SIOCSIFFLAGS: up and running), holds a port through the exec, and
-# runs the rest.
-HOLDING = """
+# Brings the loopback device up (SIOCSIFFLAGS: up and running), and runs the rest.
+LOOPBACK = """
 import fcntl, os, socket, struct, sys
 with socket.socket() as device:
     fcntl.ioctl(device, 0x8914, struct.pack("16sH22x", b"lo", 0x41))
-taken = socket.create_server(("0.0.0.0", int(sys.argv[1])))
-taken.set_inheritable(True)
-os.execv(sys.argv[2], sys.argv[2:])
+os.execv(sys.argv[1], sys.argv[1:])
 """
-
-
-def with_port_taken(port: int) -> tuple[str, ...]:
-    return (*UNSHARE, sys.executable, "-c", HOLDING, str(port))
+NETWORKED = (sys.executable, "-c", LOOPBACK)
 
 
 def with_small_disk(folder: Path, size: str) -> tuple[str, ...]:
-    """A disk of that size on `folder`; a port that no service needs is taken."""
+    """A disk of that size on `folder`."""
     folder.mkdir(parents=True)
     script = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'
-    return (*UNSHARE, "bash", "-c", script, str(folder), sys.executable, "-c", HOLDING, "0")
+    return (*UNSHARE, "bash", "-c", script, str(folder), *NETWORKED)
 
 
 def said(run: Run) -> str:
@@ -105,21 +99,65 @@ def test_a_full_work_directory_ends_the_command_with_the_remedy(run, tmp_path):
 
 PORTS = [value for name, value in vars(names).items() if name.startswith("PORT_")]
 
+# Holds one port after the other, and gives the command that follows in the same process.
+EACH_PORT = """
+import json, socket, sys
+from typer.testing import CliRunner
+from coxswain_cli.__main__ import app
+for port in json.loads(sys.argv[1]):
+    with socket.create_server(("0.0.0.0", port)):
+        done = CliRunner().invoke(app, sys.argv[2:])
+    print(json.dumps((port, done.exit_code, done.output)))
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory, corpus):
+    """By port: a run that found it taken, and its exit code."""
+    folder = tmp_path_factory.mktemp("ports")
+    run = Run(folder, job_objects(corpus, f"file://{folder}/checkpoints", trainers=1))
+    words = ["run", str(run.write()), "--workdir", str(run.workdir)]
+    command = [*UNSHARE, *NETWORKED, sys.executable, "-c", EACH_PORT, json.dumps(PORTS), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    found = {}
+    for port, code, output in map(json.loads, done.stdout.splitlines()):
+        found[port] = Run(folder, run.objects, output=output), code
+    return found
+
 
 @pytest.mark.parametrize("port", PORTS)
-def test_a_port_that_another_process_has_on_every_address_is_refused_before_the_start(run, port):
-    run.within = with_port_taken(port)
-    assert run.run(deadline=60) == 2, run.output
+def test_a_port_that_another_process_has_on_every_address_is_refused_before_the_start(refusals, port):
+    run, code = refusals[port]
+    keep(run.output, code)
+    assert code == 2, run.output
     assert f"listens on every address at port {port}, which" in said(run)
     assert f"`ss -ltnp sport = :{port}` names it" in said(run)
     assert not (run.workdir / "logs" / "small-coordinator-0").exists()
     Footprint(str(run.folder).encode()).assert_gone()
 
 
-def test_a_caller_with_a_wrong_token_or_of_an_older_world_is_refused_and_the_run_continues(run):
-    run.objects[-1]["spec"]["stop"] = {"steps": ENDLESS}
+@pytest.fixture(scope="module")
+def running(tmp_path_factory, corpus):
+    """A run amid training, and its process. Whatever is done to it, it goes on to the end, and leaves nothing."""
+    folder = tmp_path_factory.mktemp("running")
+    objects = job_objects(corpus, f"file://{folder}/checkpoints", trainers=1, stop={"steps": ENDLESS})
+    objects[-1]["spec"]["failurePolicy"] = {"maxRestarts": 0}
+    run = Run(folder, objects)
     cox = run.start()
     wait_for_step(run, cox, 3)
+    yield run, cox
+    footprint = Footprint.of(run, cox)
+    assert stop_recovered(run, cox, generation=1) == 0, run.output + run.logs()
+    footprint.assert_gone()
+
+
+def goes_on(run, cox):
+    wait_for_step(run, cox, max(run.steps()) + 3)
+
+
+def test_a_caller_with_a_wrong_token_or_of_an_older_world_is_refused_and_the_run_continues(running):
+    run, cox = running
     stored = json.loads(next((run.workdir / "cluster" / "Secret").rglob("*.json")).read_bytes())
     pod = json.loads(next((run.workdir / "cluster" / "Pod").rglob("*coordinator*.json")).read_bytes())
     place = f"http://{pod['status']['podIP']}:{names.PORT_COORDINATOR}/v1/steps?step=0"
@@ -131,19 +169,13 @@ def test_a_caller_with_a_wrong_token_or_of_an_older_world_is_refused_and_the_run
         assert token not in answer.text
         note(f"HTTP {code}: {answer.text}")
     assert answer.text == "generation 0 is over; the current one is 1"
-    assert stop_recovered(run, cox, generation=1) == 0, run.output + run.logs()
+    goes_on(run, cox)
 
 
-def test_a_second_run_in_the_same_work_directory_is_refused_and_does_not_disturb_the_first(run):
-    run.objects[-1]["spec"]["stop"] = {"steps": ENDLESS}
-    first = run.start()
-    wait_for_step(run, first, 3)
+def test_a_second_run_in_the_same_work_directory_is_refused_and_does_not_disturb_the_first(running):
+    run, cox = running
     second = Run(run.folder, run.objects)
     assert second.run(deadline=60) == 2
-    assert f"in use by another run (process {first.pid})" in said(second)
-    last = max(run.steps())
-    wait_for_step(run, first, last + 3)
-    footprint = Footprint.of(run, first)
-    first.send_signal(signal.SIGINT)
-    assert run.finish(first) == 0, run.output + run.logs()
-    footprint.assert_gone()
+    assert f"in use by another run (process {cox.pid})" in said(second)
+    assert "small: Running" in run_cox("status", run.workdir).stdout
+    goes_on(run, cox)

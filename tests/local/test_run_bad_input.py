@@ -7,7 +7,10 @@ import json
 import re
 
 import pytest
+from typer.testing import CliRunner
 
+from coxswain_cli.__main__ import app
+from tests.local.failures import keep
 from tests.local.jobs import Run, job_objects, source
 
 pytestmark = pytest.mark.timeout(180)
@@ -20,7 +23,19 @@ def objects(tmp_path, corpus):
 
 def refused(run, *words):
     """Runs it and demands a refusal with all of these words (spaces as they break)."""
-    code = run.run()
+    return judged(run, run.run(), *words)
+
+
+def refused_at_once(run, *words):
+    """By `cox run` in this process: it starts no other."""
+    done = CliRunner().invoke(app, ["run", str(run.write()), "--workdir", str(run.workdir)])
+    run.output = done.output
+    keep(done.output, done.exit_code)
+    assert judged(run, done.exit_code, *words) == 2
+    assert not (run.workdir / "logs").exists(), "it is refused before its first process"
+
+
+def judged(run, code, *words):
     said = re.sub(r"\s+", " ", run.output)
     assert code in {1, 2}, f"exit {code}:\n{run.output}\n{run.logs()}"
     for word in words:
@@ -34,7 +49,7 @@ def refused(run, *words):
 def test_malformed_yaml_is_named_by_line(tmp_path, objects):
     run = Run(tmp_path, objects)
     run.job_file = b"kind: TrainingJob\nspec: {stop: {steps: 3}\nmetadata: x\n"
-    assert refused(run, "job.yaml", "line 3") == 2
+    refused_at_once(run, "job.yaml", "line 3")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +67,7 @@ def test_malformed_yaml_is_named_by_line(tmp_path, objects):
 def test_a_file_that_is_no_job_is_refused(tmp_path, objects, content, words):
     run = Run(tmp_path, objects)
     run.job_file = content
-    assert refused(run, words) == 2
+    refused_at_once(run, words)
 
 
 def test_several_faults_are_reported_at_once(tmp_path, objects):
@@ -61,12 +76,12 @@ def test_several_faults_are_reported_at_once(tmp_path, objects):
     job["stop"] = {"steps": 10, "tokens": 5}
     job["optimizer"]["learningRate"] = "fast"
     objects[0]["spec"]["format"] = "Csv"
-    assert refused(Run(tmp_path, objects), "tainers", "stop", "learningRate", "Csv", "Parquet") == 2
+    refused_at_once(Run(tmp_path, objects), "tainers", "stop", "learningRate", "Csv", "Parquet")
 
 
 def test_a_mix_that_names_an_absent_source_is_refused_by_that_name(tmp_path, objects):
     del objects[1]
-    assert refused(Run(tmp_path, objects), "DataSource 'docs' does not exist; create the DataSource docs") == 2
+    refused_at_once(Run(tmp_path, objects), "DataSource 'docs' does not exist; create the DataSource docs")
 
 
 @pytest.mark.slow
@@ -94,19 +109,19 @@ def test_undecodable_samples_beyond_the_limit_are_refused_and_within_it_left_out
     (tmp_path / "bad" / "some.jsonl").write_bytes(b"\n".join([*good, b'{"text": "gr\xfcn"}', b"{not json", b""]))
     objects[1] = source("docs", f"file://{tmp_path}/bad", "Jsonl", "**/*.jsonl", maxRejected=1)
     assert refused(Run(tmp_path / "strict", objects), "TooManyRejected", "some.jsonl") == 1
-    objects[1]["spec"]["maxRejected"] = 2
+    objects[1]["spec"]["maxRejected"], objects[-1]["spec"]["stop"] = 2, {"steps": 2}
     assert Run(tmp_path / "lenient", objects).run() == 0
 
 
 def test_sources_of_one_mix_with_two_tokenizers_are_refused(tmp_path, objects):
     objects[1]["spec"]["tokenizer"] = {"file": {"uri": f"file://{tmp_path}/tokenizer.json"}}
-    assert refused(Run(tmp_path, objects), "must share one tokenizer", "code: bytes, docs: file") == 2
+    refused_at_once(Run(tmp_path, objects), "must share one tokenizer", "code: bytes, docs: file")
 
 
 def test_devices_that_the_parallelism_does_not_divide_are_refused_with_both_numbers(tmp_path, objects):
     objects[-1]["spec"]["parallelism"] |= {"tensor": 2}
     words = "parallelism.tensor 2 must divide trainers.devicesPerTrainer 1; change one of the two"
-    assert refused(Run(tmp_path, objects), words) == 2
+    refused_at_once(Run(tmp_path, objects), words)
 
 
 @pytest.mark.slow
@@ -119,7 +134,7 @@ def test_a_source_of_empty_files_is_refused_by_its_name(tmp_path, objects):
 
 def test_a_sequence_longer_than_all_replicas_hold_is_refused_with_the_numbers(tmp_path, objects):
     objects[-1]["spec"]["batch"]["maxSequenceTokens"] = 5000
-    assert refused(Run(tmp_path, objects), "maxSequenceTokens", "5000", "tokensPerReplica") == 2
+    refused_at_once(Run(tmp_path, objects), "maxSequenceTokens", "5000", "tokensPerReplica")
 
 
 def test_a_job_that_is_active_for_longer_than_it_may_ends_by_the_name_of_its_deadline(tmp_path, objects):

@@ -2,11 +2,15 @@
 
 import json
 import os
+import re
 import signal
 import time
+from dataclasses import dataclass
 
 import pytest
 
+from coxswain_cli.readers.folder import FolderReader
+from coxswain_cli.status import describe
 from tests.local.failures import note
 from tests.local.jobs import (
     ENDLESS,
@@ -77,18 +81,40 @@ def test_a_process_killed_between_two_writes_costs_no_data_and_leaves_nothing(tm
     note(run.warnings())
 
 
-def test_cox_killed_between_the_steps_and_the_manifest_of_a_checkpoint_goes_on_with_the_same_command(
-    tmp_path, corpus, calm
-):
-    run = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/checkpoints"))
+@dataclass
+class Killed:
+    """A run whose `cox` is gone, what it had on the machine, and what `cox status` says of it."""
+
+    run: Run
+    footprint: Footprint
+    said: str
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory, corpus):
+    """Between the steps and the manifest of a checkpoint."""
+    folder = tmp_path_factory.mktemp("killed")
+    run = Run(folder, job_objects(corpus, f"file://{folder}/checkpoints"))
     cox = run.start()
     await_file(run, cox, "checkpoints/steps/before-*")
     footprint = Footprint.of(run, cox)
     os.kill(cox.pid, signal.SIGKILL)
     run.finish(cox)
     footprint.assert_gone()
+    return Killed(run, footprint, "\n".join(describe(FolderReader(run.workdir).look())))
+
+
+def test_a_job_whose_cox_was_killed_is_not_running_and_its_pods_are_gone(killed):
+    assert "small: not running" in killed.said
+    assert re.search(rf"step +[1-9]\d*/{STEPS}", killed.said), killed.said
+    assert killed.said.count("gone, with its `cox run`") == PODS
+    assert "Running" not in killed.said
+
+
+def test_cox_killed_between_the_steps_and_the_manifest_of_a_checkpoint_goes_on_with_the_same_command(killed, calm):
+    run = killed.run
     assert run.run() == 0, run.output + run.logs()
     assert (run.digests(), run.losses()) == (calm.digests(), calm.losses())
     assert counters(run) == (0, {"counted": 0, "ignored": PODS})
-    footprint.assert_gone()
+    killed.footprint.assert_gone()
     note(run.warnings())

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from coxswain import digests
-from coxswain_train.dataset import StreamDataset, stream_digest
 from tests.local.jobs import STEPS, Run, job_objects, source
+from tests.local.one_process import stream_of
 from tests.unit.test_data_tar import archive
 from tests.unit.test_data_tokenbin import write as write_pair
 
@@ -31,39 +30,38 @@ def tar(folder: Path) -> dict[str, object]:
         data = archive(*members)
         name = f"{part}.tar.gz" if part == 2 else f"{part}.tar"
         (folder / name).write_bytes(gzip.compress(data) if part == 2 else data)
-    return source("code", folder.as_uri(), "Tar", "**/*.tar*", textField="txt")
+    return source("tar", folder.as_uri(), "Tar", "**/*.tar*", textField="txt")
 
 
 def token_bin(folder: Path) -> dict[str, object]:
     for part in range(2):
         write_pair(folder, [[*np.frombuffer(t.encode(), np.uint8), 256] for t in texts(60, 10 + part)], name=f"{part}")
-    return source("docs", folder.as_uri(), "TokenBin", "**/*.bin")
+    return source("bin", folder.as_uri(), "TokenBin", "**/*.bin")
 
 
 def packed_lines(folder: Path) -> dict[str, object]:
     for part, pack in enumerate((gzip.compress, zstandard.ZstdCompressor().compress)):
         lines = "".join(json.dumps({"text": t}) + "\n" for t in texts(60, 20 + part))
         (folder / f"{part}.jsonl.{'zst' if part else 'gz'}").write_bytes(pack(lines.encode()))
-    return source("docs", folder.as_uri(), "Jsonl", "**/*.jsonl.*")
+    return source("lines", folder.as_uri(), "Jsonl", "**/*.jsonl.*")
 
 
 def text_files(folder: Path) -> dict[str, object]:
     for i, text in enumerate(texts(60, 30)):
         (folder / f"{i:02d}.txt").write_text(text)
-    return source("code", folder.as_uri(), "Text", "**/*.txt")
+    return source("texts", folder.as_uri(), "Text", "**/*.txt")
 
 
-@pytest.mark.parametrize(("code", "docs"), [(tar, token_bin), (text_files, packed_lines)], ids=lambda f: f.__name__)
-def test_two_loaders_serve_every_format_as_one_process_reads_it(tmp_path, code, docs):
+def test_two_loaders_serve_every_format_as_one_process_reads_it(tmp_path):
     objects = job_objects("file:///unused", f"file://{tmp_path}/checkpoints", trainers=1, loaders=2)
-    for place, make in enumerate((code, docs)):
+    sources = []
+    for make in (tar, token_bin, text_files, packed_lines):
         (tmp_path / make.__name__).mkdir()
-        objects[place] = make(tmp_path / make.__name__)
-    run = Run(tmp_path, objects)
+        sources.append(make(tmp_path / make.__name__))
+    names = [at["metadata"]["name"] for at in sources]
+    objects[2]["spec"]["sources"] = [{"name": name, "sourceRef": {"name": name}, "weight": 1} for name in names]
+    run = Run(tmp_path, [*sources, *objects[2:]])
     assert run.run() == 0, run.output + run.logs()
-    digest, found = digests.STREAM_SEED, []
-    for step in StreamDataset.of_files([tmp_path / "job.yaml"], (tmp_path / "index").as_uri()):
-        digest = stream_digest(digest, [step])
-        found.append((digest, f"{step.delivered_digest:016x}"))
-    assert len(found) == STEPS
-    assert run.digests() == found
+    assert len(run.steps()) == STEPS
+    assert all(sum(step["tokens_by_source"].get(name, 0) for step in run.steps().values()) for name in names)
+    assert run.digests() == stream_of(run.objects, tmp_path)

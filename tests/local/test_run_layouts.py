@@ -59,20 +59,35 @@ def layout_of(run: Run) -> str:
     return str(job["status"]["layout"]["summary"])
 
 
-def test_tensor_groups_and_stages_and_then_unequal_replicas_train_as_one_replica(
+def test_unequal_replicas_and_then_tensor_groups_and_stages_train_as_one_replica_whatever_is_killed(
     tmp_path: Path, corpus: str, baseline: Run
 ) -> None:
-    """The second run resumes from the first one's checkpoint, which another layout has written."""
-    first = run_of(tmp_path / "square", corpus, tmp_path / "checkpoints", SQUARE)
+    """The second run resumes from the first one's checkpoint, which another layout has written, and loses a worker."""
+    first = run_of(tmp_path / "unequal", corpus, tmp_path / "checkpoints", UNEQUAL, loaders=2)
     assert first.run("--until-step", "5") == 0, first.output + first.logs()
-    second = run_of(tmp_path / "unequal", corpus, tmp_path / "checkpoints", UNEQUAL)
-    assert second.run() == 0, second.output + second.logs()
-    stopped, resumed = max(first.steps()) + 1, min(second.steps())
-    assert resumed == stopped < STEPS
-    joined = first.steps() | second.steps()
-    assert [(joined[k]["stream_digest"], joined[k]["delivered_digest"]) for k in sorted(joined)] == baseline.digests()
-    assert [joined[k]["loss"] for k in sorted(joined)] == pytest.approx(baseline.losses(), rel=1e-5)
-    assert [layout_of(run) for run in (first, second)] == ["1 x tp2pp2", "1 x tp2/1pp2 + 1 x tp1pp1"]
+    second = run_of(tmp_path / "square", corpus, tmp_path / "checkpoints", SQUARE, stop={"steps": ENDLESS})
+    stopped = max(first.steps()) + 1
+    loses(second, "worker", after_step=stopped + 2)
+    assert min(second.steps()) == stopped < STEPS
+    assert_same(first.steps() | second.steps(), baseline)
+    assert [layout_of(run) for run in (first, second)] == ["1 x tp2/1pp2 + 1 x tp1pp1", "1 x tp2pp2"]
+
+
+def loses(run: Run, service: str, after_step: int) -> None:
+    """Runs it, kills a process of this service, and stops it once it trains on."""
+    cox = run.start()
+    footprint = kill_service(run, cox, SERVICES[service], after_step)
+    generation = 2 if service in NEW_WORLD else 1
+    assert stop_recovered(run, cox, generation) == 0, run.output + run.logs()
+    footprint.assert_gone()
+    note(run.warnings())
+
+
+def assert_same(steps: dict[int, Any], baseline: Run) -> None:
+    """As many steps as the baseline has, or more, that are its own."""
+    mine = [steps[k] for k in range(STEPS)]
+    assert [(step["stream_digest"], step["delivered_digest"]) for step in mine] == baseline.digests()
+    assert [step["loss"] for step in mine] == pytest.approx(baseline.losses(), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -130,21 +145,14 @@ def test_the_loss_of_held_out_documents_is_that_of_one_replica(tmp_path: Path, c
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "service", ["worker", *(pytest.param(s, marks=pytest.mark.slow) for s in SERVICES if s != "worker")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("service", SERVICES)
 def test_a_killed_service_costs_no_data_under_tensor_groups_and_stages(
     tmp_path: Path, corpus: str, baseline: Run, service: str
 ) -> None:
     run = run_of(tmp_path, corpus, tmp_path / "checkpoints", SQUARE, stop={"steps": ENDLESS})
-    cox = run.start()
-    footprint = kill_service(run, cox, SERVICES[service], after_step=4)
-    generation = 2 if service in NEW_WORLD else 1
-    assert stop_recovered(run, cox, generation) == 0, run.output + run.logs()
-    assert run.digests()[:STEPS] == baseline.digests()
-    assert run.losses()[:STEPS] == pytest.approx(baseline.losses(), rel=1e-5)
-    footprint.assert_gone()
-    note(run.warnings())
+    loses(run, service, after_step=4)
+    assert_same(run.steps(), baseline)
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ def assert_same(run, baseline):
     assert run.losses() == pytest.approx(baseline.losses(), rel=1e-4)
 
 
+@pytest.mark.slow  # test_run_layouts.py goes on with another layout, with one replica instead of two
 def test_a_run_stopped_at_a_step_goes_on_with_another_number_of_replicas(tmp_path, corpus, baseline):
     first = run_in(tmp_path, corpus, trainers=1)
     assert first.run("--until-step", "5") == 0, first.output + first.logs()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,32 @@ from tests.unit.crash_members import Members
 from tests.unit.crash_outbox import POLL, REACH_DEADLINE
 from tests.unit.crash_points import Fate
 from tests.unit.crash_processes import ForkServer
-from tests.unit.crash_simulation import AWAY, Simulation
+from tests.unit.crash_simulation import AWAY, Call, Incarnation, LeaderClient, Simulation
 
-Victims = Sequence[str]  # coordinator, trainer-N, worker-N (the one of trainer N)
+Victims = Sequence[str]  # coordinator, trainer-N, worker-N (the one of trainer N), a RIVAL
+EVERYONE = ("", *(f"{kind}-{n}" for kind in ("trainer", "worker") for n in range(3)))
+RIVALS: Mapping[str, tuple[Collection[str], float]] = {
+    "second coordinator": ((), 0.0),
+    "second coordinator, trainer-1 has the first": (("trainer-1", "worker-1"), 6.0),
+    "second coordinator, all have the first": (EVERYONE, 1.5),
+}
+"""A coordinator that starts beside the one that runs, and the members that reach only the first for some seconds."""
+
+BESIDE = 6.0  # seconds until the first of two coordinators is deleted, as the operator does
 Order = tuple[float, Callable[["ChangeSimulation"], None]]
 
 
 class PointFate(Fate):
     """Numbers writes and messages alike; `strikes` kills before some of them."""
 
-    def __init__(self, strikes: Mapping[int, Victims], kill: Callable[[str], None]) -> None:
+    def __init__(self, strikes: Mapping[int, Victims], kill: Callable[[str], None], again: Collection[int]) -> None:
         super().__init__({}, lambda: None)
-        self._strikes, self._kill, self.points = strikes, kill, list[str]()
+        self._strikes, self._kill, self._again, self.points = strikes, kill, again, list[str]()
+
+    @property
+    def arrives_again(self) -> bool:
+        """Whether the message of the latest point arrives once more, in the next world."""
+        return len(self.points) - 1 in self._again
 
     def point(self, what: str) -> None:
         number = len(self.points)
@@ -56,15 +71,18 @@ class PointClient(AsyncClient):
     """Of one process: a dead one sends nothing. Repeats a call until its deadline, as the real one does."""
 
     def __init__(
-        self, client: AsyncClient, fate: PointFate, name: str, is_alive: Callable[[], bool], patient: bool
+        self, client: LeaderClient, fate: PointFate, name: str, is_alive: Callable[[], bool], patient: bool
     ) -> None:
-        self._client, self._fate, self._name, self._is_alive, self._patient = client, fate, name, is_alive, patient
+        self._fate, self._name, self._is_alive, self._patient = fate, name, is_alive, patient
+        self._client = client.of(name)
 
     async def _call(
         self, method: str, path: str, content: Any, type_: Any, generation: Any, deadline: Any, params: Any
     ) -> Any:
         if method == "POST" and path != "/v1/beats":
             self._fate.point(f"{self._name}: {path}")
+            if self._fate.arrives_again:
+                self._client.send_again(Call(method, path, content, generation, params))
         loop = asyncio.get_running_loop()
         until = loop.time() + (0.0 if not self._patient else 30.0 if deadline is None else deadline)
         while True:
@@ -82,6 +100,7 @@ class LivingMembers(Members):
     """Agents are real ones."""
 
     fate: PointFate
+    _client: LeaderClient
 
     def begin(self) -> None:
         self.agents: dict[int, tuple[asyncio.Task[int], ForkServer]] = getattr(self, "agents", {})
@@ -140,22 +159,70 @@ class LivingMembers(Members):
 
 
 class ChangeSimulation(Simulation):
-    """`orders`: what is done at a virtual time. `strikes`: what is killed before a point, by its number."""
+    """`orders`: what is done at a virtual time. `strikes`: what is killed before a point, by its number. `again`: messages that
+    arrive once more, in the world behind the one that they were sent in."""
 
-    def __init__(self, job: JobConfig, folder: Path, orders: Sequence[Order], strikes: Mapping[int, Victims]) -> None:
+    def __init__(
+        self, job: JobConfig, folder: Path, orders: Sequence[Order], strikes: Mapping[int, Victims],
+        again: Collection[int] = (),
+    ) -> None:  # fmt: skip
         super().__init__(job, folder, {})
-        self.fate = PointFate(strikes, self.kill)
+        self.fate = PointFate(strikes, self.kill, again)
         self.members = LivingMembers(job, self._client, self._store_of)
         self.members.fate = self.fate
         self._orders = orders
         self.generations: list[int] = []
+        self.first: Incarnation | None = None  # of two coordinators
+        self._keep: tuple[Collection[str], float] = (), 0.0  # the members that reach it alone, until a time
+        self.repeated: list[asyncio.Task[str]] = []  # how messages that arrive again were answered
 
     def kill(self, victim: str) -> None:
-        if victim != "coordinator":
+        if victim in RIVALS:
+            self._start_second(*RIVALS[victim])
+        elif victim != "coordinator":
             self.members.kill_one(victim)
         elif self.life is not None:
-            self.life.end()
-            self.life.work.cancel()
+            self.life.kill()
+
+    def _start_second(self, keep: Collection[str], seconds: float) -> None:
+        """The first one goes on, and finds itself fenced once it writes. `keep`: members that reach it alone for so long."""
+        loop = asyncio.get_running_loop()
+        if self.life is not None and self.life.process.alive and self.first is None:
+            self.first, self._keep = self.life, (keep, loop.time() + seconds)
+            loop.call_later(BESIDE, self.first.kill)
+            self.life = self._start()
+
+    def life_for(self, caller: str) -> Incarnation | None:
+        (keep, until), first = self._keep, self.first
+        kept = first is not None and first.process.alive and caller in keep
+        return first if kept and asyncio.get_running_loop().time() < until else self.life
+
+    async def _led(self) -> asyncio.Future[wire.Finished]:
+        """The first of two coordinators may end the job before any member has reached the second."""
+        while True:
+            work = await super()._led()
+            if self.life is not None and work is self.life.work:
+                return work
+            if not work.cancelled() and work.exception() is None:
+                self.life, second = self.first, self.life
+                assert second is not None
+                second.kill()
+                return work
+            assert work.cancelled() or isinstance(work.exception(), Stale)
+
+    def send_again(self, call: Call) -> None:
+        self.repeated.append(asyncio.create_task(self._send_again(call, self.generation)))
+
+    @property
+    def generation(self) -> int:
+        return self.life.run.generation if self.life is not None else 0
+
+    async def _send_again(self, call: Call, generation: int) -> str:
+        while self.life is None or self.generation <= generation:  # noqa: ASYNC110  virtual time
+            await asyncio.sleep(REACH_DEADLINE)
+        with suppress(Retryable):
+            return f"{call.route[1]} {(await self.life.answer(call)).status}"
+        return "no answer"
 
     @property
     def state(self) -> JobState:
@@ -168,7 +235,8 @@ class ChangeSimulation(Simulation):
         try:
             return await super().play()
         finally:
-            orders.cancel()
+            for task in (orders, *self.repeated):
+                task.cancel()
             self.members.kill()
 
     async def _give_orders(self) -> None:

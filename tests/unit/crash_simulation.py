@@ -115,6 +115,10 @@ class Incarnation:
         for call in self._calls:
             call.cancel()
 
+    def kill(self) -> None:
+        self.end()
+        self.work.cancel()
+
     async def answer(self, call: Call) -> web.Response:
         """Raises Retryable when the process is killed, also during the call."""
         if not self.process.alive:
@@ -135,17 +139,25 @@ class Incarnation:
 class LeaderClient(AsyncClient):
     """Calls the coordinator that runs at present, with one attempt a call and real bodies."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
+    def __init__(self, simulation: Simulation, caller: str = "") -> None:
+        self._simulation, self._caller = simulation, caller
+
+    def of(self, caller: str) -> LeaderClient:
+        return LeaderClient(self._simulation, caller)
+
+    def send_again(self, call: Call) -> None:
+        """The same call arrives a second time, later."""
+        self._simulation.send_again(call)
 
     async def _call(
         self, method: str, path: str, content: bytes | None, type_: type[T] | None, generation: int | None,
         deadline: float | None, params: dict[str, Any],
     ) -> T | None:  # fmt: skip
         await asyncio.sleep(LATENCY)
-        if self._simulation.life is None:
+        life = self._simulation.life_for(self._caller)
+        if life is None:
             raise Retryable("connection refused")
-        answer = await self._simulation.life.answer(Call(method, path, content, generation, params))
+        answer = await life.answer(Call(method, path, content, generation, params))
         body = answer.body if isinstance(answer.body, bytes) else b""
         try:
             return _read(httpx.Response(answer.status, content=body), type_)
@@ -203,19 +215,35 @@ class Simulation:
                 await self._client.post("/v1/stop", wire.StopRequest("suspend"))
             await asyncio.sleep(1.0)
 
-    async def _lead(self) -> bool:
-        """Runs one coordinator; returns whether it reached the job's end."""
-        self.members.begin()
+    def send_again(self, call: Call) -> None:
+        raise NotImplementedError
+
+    def life_for(self, caller: str) -> Incarnation | None:
+        """The coordinator that a member reaches."""
+        return self.life
+
+    def _start(self) -> Incarnation:
         self.starts += 1
         mix = self._edit() or self.job.mix
         job = msgspec.structs.replace(self.job, mix=mix)
-        self.life = Incarnation(job, self.folder, self._store_of, self.fate, self.starts, self._edit)
-        work = self.life.work
-        await asyncio.wait({work})
+        return Incarnation(job, self.folder, self._store_of, self.fate, self.starts, self._edit)
+
+    async def _lead(self) -> bool:
+        """Runs one coordinator; returns whether it reached the job's end."""
+        self.members.begin()
+        self.life = self._start()
+        work = await self._led()
         if work.cancelled() or isinstance(work.exception(), Killed):
             return False
         work.result()
         return True
+
+    async def _led(self) -> asyncio.Future[wire.Finished]:
+        """The work of the coordinator that leads, once it has ended."""
+        assert self.life is not None
+        work = self.life.work
+        await asyncio.wait({work})
+        return work
 
     def _edit(self) -> MixConfig | None:
         """The mix in job.json, if it has been edited."""
@@ -224,5 +252,4 @@ class Simulation:
     def _outage(self) -> None:
         self.members.kill()
         if self.life is not None:
-            self.life.end()
-            self.life.work.cancel()
+            self.life.kill()

@@ -128,7 +128,9 @@ async def test_workers_leave_a_world_that_is_lost_say_what_they_hold_and_join_th
 
 
 async def test_a_worker_that_does_not_leave_a_lost_world_is_killed_and_holds_nothing(tmp_path, coordinator):
-    async with Started(coordinator.url, tmp_path, "while True: take()", join_timeout=0.3):
+    async with Started(
+        coordinator.url, tmp_path, "while True: take()", join_timeout=3.0
+    ):  # the other one leaves within that
         coordinator.publish(world(1))
         old = await workers(tmp_path, 1, 2)
         os.kill(old[0]["pid"], 19)  # SIGSTOP
@@ -195,8 +197,8 @@ async def test_workers_without_a_seat_in_the_new_world_end(tmp_path, coordinator
         coordinator.publish(world(1))
         old = await workers(tmp_path, 1, 2)
         coordinator.publish(world(2, ("trainer-0",)))
+        await asyncio.to_thread(wait_until, lambda: not any(is_alive(w["pid"]) for w in old))
         await asyncio.to_thread(wait_until, lambda: b"coxswain_agent_workers 0.0" in started.metrics.exposition())
-        assert not any(is_alive(w["pid"]) for w in old)
 
 
 async def test_a_fork_server_that_is_killed_is_replaced_with_its_workers(tmp_path, coordinator):
@@ -351,6 +353,8 @@ async def test_the_agent_ends_with_its_workers_when_the_coordinator_stays_away(t
 async def test_a_trainer_without_a_seat_runs_no_worker(tmp_path, coordinator):
     async with Started(coordinator.url, tmp_path, FOREVER):
         coordinator.publish(world(1, ("trainer-7",)))
+        registered = coordinator.received["/v1/register"]
+        await asyncio.to_thread(coordinator.wait_until, lambda: any(r.generation == 1 for r in registered))
         coordinator.publish(world(2))
         await workers(tmp_path, 2, 2)
     assert not list(tmp_path.glob("1-*"))

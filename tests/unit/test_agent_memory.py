@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coxswain_train.agent import cgroup
+from coxswain_train import cgroup
 
 VERSION_1 = "memory/memory.oom_control", "memory/memory.limit_in_bytes"
 VERSION_2 = "memory.events", "memory.max"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from coxswain.planlog import MembershipSegment
 from coxswain_coordinator.planning.plan_log import _unpack
 from coxswain_link.store import open_store
 from tests.unit.coordinator_fakes import make_job, make_source
-from tests.unit.crash_points import MOMENTS, Crash
+from tests.unit.crash_points import MOMENTS, Crash, Moment
 from tests.unit.crash_simulation import Simulation
 
 pytestmark = pytest.mark.timeout(240)
@@ -109,8 +110,19 @@ def points(simulation: Simulation, writer: str) -> list[int]:
     return [n for n, what in enumerate(simulation.fate.writes) if what.startswith(writer)]
 
 
-# A crash before a write finds what one after the write before it finds: the quick tier has the latter.
-TRIED = [pytest.param(moment, marks=[pytest.mark.slow] * (moment == "before")) for moment in MOMENTS]
+IN_TURN: tuple[Moment, ...] = ("amid", "after")
+"""A crash before a write finds what one after the write before it finds."""
+
+# The quick tier crashes once at each write, the slow tier in each way.
+TRIED = [pytest.param(IN_TURN, id="in-turn"), *(pytest.param((m,), id=m, marks=pytest.mark.slow) for m in MOMENTS)]
+
+
+# An outage kills the coordinator with all others.
+KILLED = [pytest.param(False, id="coordinator", marks=pytest.mark.slow), pytest.param(True, id="all")]
+
+
+def at(moments: Sequence[Moment], n: int) -> Moment:
+    return moments[n % len(moments)]
 
 
 def test_there_are_more_than_three_hundred_crashes_to_try(calm):
@@ -118,32 +130,32 @@ def test_there_are_more_than_three_hundred_crashes_to_try(calm):
     assert len(MOMENTS) * (2 * coordinator + 2 * workers) + DOUBLE > 300, calm[0].fate.writes
 
 
-@pytest.mark.parametrize("moment", TRIED)
-def test_a_coordinator_that_is_killed_at_any_write_costs_no_step_and_no_worker(tmp_path, calm, moment):
+@pytest.mark.parametrize("moments", TRIED)
+def test_a_coordinator_that_is_killed_at_any_write_costs_no_step_and_no_worker(tmp_path, calm, moments):
     for n in points(calm[0], "coordinator"):
-        simulation, end = play(tmp_path / str(n), {n: Crash(moment)})
+        simulation, end = play(tmp_path / str(n), {n: Crash(at(moments, n))})
         assert simulation.fate.struck == [n]
         assert end == calm[1], calm[0].fate.writes[n]
         assert set(simulation.members.computed.values()) == {1}, calm[0].fate.writes[n]
 
 
-@pytest.mark.parametrize("moment", TRIED)
-def test_an_outage_at_any_write_costs_what_no_checkpoint_holds(tmp_path, calm, moment):
+@pytest.mark.parametrize("moments", TRIED)
+def test_an_outage_at_any_write_costs_what_no_checkpoint_holds(tmp_path, calm, moments):
     for n in range(len(calm[0].fate.writes)):
-        simulation, end = play(tmp_path / str(n), {n: Crash(moment, outage=True)})
+        simulation, end = play(tmp_path / str(n), {n: Crash(at(moments, n), outage=True)})
         assert simulation.fate.struck == [n]
         assert end == calm[1], calm[0].fate.writes[n]
 
 
-@pytest.mark.parametrize("moment", TRIED)
-def test_a_worker_that_is_killed_at_any_write_costs_a_generation(tmp_path, calm, moment):
+@pytest.mark.parametrize("moments", TRIED)
+def test_a_worker_that_is_killed_at_any_write_costs_a_generation(tmp_path, calm, moments):
     for n in points(calm[0], "worker"):
-        simulation, end = play(tmp_path / str(n), {n: Crash(moment)})
+        simulation, end = play(tmp_path / str(n), {n: Crash(at(moments, n))})
         assert (simulation.fate.struck, simulation.starts) == ([n], 1)
         assert end == calm[1], calm[0].fate.writes[n]
 
 
-@pytest.mark.parametrize("seed", range(DOUBLE // 10))
+@pytest.mark.parametrize("seed", [pytest.param(s, marks=[pytest.mark.slow] * (s >= 3)) for s in range(DOUBLE // 10)])
 def test_two_crashes_in_one_run_lead_to_the_same_end(tmp_path, calm, seed):
     draw = random.Random(seed)
     for n in range(10):
@@ -153,11 +165,11 @@ def test_two_crashes_in_one_run_lead_to_the_same_end(tmp_path, calm, seed):
         assert end == calm[1], crashes
 
 
-@pytest.mark.parametrize("moment", TRIED)
-def test_a_stop_and_a_crash_at_the_same_time_end_in_a_checkpoint_from_which_the_job_resumes(tmp_path, calm, moment):
+@pytest.mark.parametrize("moments", TRIED)
+def test_a_stop_and_a_crash_at_the_same_time_end_in_a_checkpoint_from_which_the_job_resumes(tmp_path, calm, moments):
     quiet, _ = play(tmp_path / "quiet", {}, stop_at=STOP)
     for n in range(quiet.fate.asked, len(quiet.fate.writes)):
-        simulation, end = play(tmp_path / str(n), {n: Crash(moment)}, stop_at=STOP)
+        simulation, end = play(tmp_path / str(n), {n: Crash(at(moments, n))}, stop_at=STOP)
         assert (simulation.fate.struck, end.report[0]) == ([n], "Suspended"), quiet.fate.writes[n]
         if quiet.fate.writes[n].startswith("coordinator"):
             assert set(simulation.members.computed.values()) == {1}, quiet.fate.writes[n]
@@ -166,7 +178,7 @@ def test_a_stop_and_a_crash_at_the_same_time_end_in_a_checkpoint_from_which_the_
         assert sorted(set(end.history)) == calm[1].history
 
 
-@pytest.mark.parametrize("outage", [False, True])
+@pytest.mark.parametrize("outage", KILLED)
 def test_an_edit_of_the_mix_gives_the_same_steps_whatever_is_killed_at_any_write(tmp_path, calm, outage):
     edited = replace(job_in(tmp_path, 3).mix, sources=(make_source("code", 0), make_source("docs", 1)))
     quiet, expected = play(tmp_path / "quiet", {}, edited=edited)
@@ -179,7 +191,7 @@ def test_an_edit_of_the_mix_gives_the_same_steps_whatever_is_killed_at_any_write
         assert (simulation.fate.struck, end) == ([n], expected), quiet.fate.writes[n]
 
 
-@pytest.mark.parametrize("outage", [False, True])
+@pytest.mark.parametrize("outage", KILLED)
 def test_a_run_without_checkpoints_keeps_its_history_in_parts_and_loses_none(tmp_path, calm, outage):
     quiet, expected = play(tmp_path / "quiet", {}, every=0)
     assert next(what for what in quiet.fate.writes if "put steps/" in what).endswith("steps/before-0000000004.jsonl")

@@ -24,6 +24,11 @@ async def baseline(tmp_path) -> list[tuple[str, str]]:
         return digests(c)
 
 
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> list[tuple[str, str]]:
+    return asyncio.run(baseline(tmp_path_factory.mktemp("calm")))
+
+
 def digests(c) -> list[tuple[str, str]]:
     return [(line.stream_digest, line.delivered_digest) for _, line in sorted(c.steps().items())]
 
@@ -35,8 +40,8 @@ async def test_a_wrong_token_is_refused(tmp_path):
         assert caught.value.reason == "TokenRejected"
 
 
-async def test_a_restarted_coordinator_continues_with_the_same_digests(tmp_path):
-    expected, job = await baseline(tmp_path), make_job(tmp_path)
+async def test_a_restarted_coordinator_continues_with_the_same_digests(tmp_path, expected):
+    job = make_job(tmp_path)
     async with cluster(job, tmp_path) as c:
         simulation = asyncio.create_task(c.play())
         assert await c.coordinator.wait_until(lambda report: report.checkpoint_step >= 6, 60)
@@ -49,8 +54,8 @@ async def test_a_restarted_coordinator_continues_with_the_same_digests(tmp_path)
         assert digests(c) == expected
 
 
-async def test_the_store_has_every_step_line_after_a_coordinator_and_its_run_directory_are_lost(tmp_path):
-    expected, job = await baseline(tmp_path), make_job(tmp_path)
+async def test_the_store_has_every_step_line_after_a_coordinator_and_its_run_directory_are_lost(tmp_path, expected):
+    job = make_job(tmp_path)
     async with cluster(job, tmp_path) as c:
         simulation = asyncio.create_task(c.play())
         assert await c.coordinator.wait_until(lambda report: report.checkpoint_step >= 6, 60)
@@ -67,8 +72,7 @@ async def test_the_store_has_every_step_line_after_a_coordinator_and_its_run_dir
 
 
 @pytest.mark.parametrize("trainers", [1, 3])
-async def test_a_suspended_job_resumes_with_another_number_of_trainers(tmp_path, trainers):
-    expected = await baseline(tmp_path)
+async def test_a_suspended_job_resumes_with_another_number_of_trainers(tmp_path, expected, trainers):
     async with cluster(make_job(tmp_path), tmp_path) as c:
         await c.client.post("/v1/stop", wire.StopRequest("suspend", at_step=9))
         report = await c.play()
@@ -78,8 +82,7 @@ async def test_a_suspended_job_resumes_with_another_number_of_trainers(tmp_path,
         assert digests(c) == expected
 
 
-async def test_a_raised_stop_continues_the_stream(tmp_path):
-    expected = await baseline(tmp_path)
+async def test_a_raised_stop_continues_the_stream(tmp_path, expected):
     for stop in (7, 20):
         async with cluster(make_job(tmp_path, stop_steps=stop), tmp_path, instance=str(stop)) as c:
             assert (await c.play()).step == stop
@@ -139,8 +142,7 @@ async def test_five_worlds_that_fail_without_a_new_step_end_the_job(tmp_path):
         assert "5 worlds failed one after another without a new step; last: rank 0 on trainer-0" in report.fault.message
 
 
-async def test_a_trainer_that_was_replaced_gets_a_new_world(tmp_path):
-    expected = await baseline(tmp_path)
+async def test_a_trainer_that_was_replaced_gets_a_new_world(tmp_path, expected):
     async with cluster(make_job(tmp_path), tmp_path) as c:
         simulation = asyncio.create_task(c.play())
         assert await c.coordinator.wait_until(lambda report: report.checkpoint_step >= 6, 60)

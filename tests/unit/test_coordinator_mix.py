@@ -100,7 +100,7 @@ EDITS = st.dictionaries(
 RESTARTS = st.lists(st.tuples(st.integers(0, SEGMENTS * 8), st.floats(0, 1)), max_size=4)
 
 
-@settings(max_examples=draws(15, 40))
+@settings(max_examples=draws(8, 40))
 @given(edits=EDITS, restarts=RESTARTS)
 def test_the_same_edits_give_the_same_steps_whatever_coordinator_restarts_from_wherever(
     tmp_path_factory, edits, restarts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 
 import msgspec
 import pytest
@@ -383,10 +384,23 @@ def test_a_name_without_a_number_is_refused():
         MemberRegistry().register(replace(agents(1)[0], name="trainer"))
 
 
-def test_half_a_line_of_a_killed_writer_is_dropped(tmp_path):
-    (tmp_path / "steps.jsonl").write_bytes(b'{"step":0}\n{"st')
+@pytest.mark.parametrize("torn", [b"", b'{"st', b'{"st' * 700_000])
+@pytest.mark.parametrize("whole", [b"", b'{"step":0}\n'])
+def test_half_a_line_of_a_killed_writer_is_dropped(tmp_path, whole, torn):
+    (tmp_path / "steps.jsonl").write_bytes(whole + torn)
     JsonlWriter(tmp_path, "steps.jsonl").append({"step": 1})
-    assert (tmp_path / "steps.jsonl").read_bytes() == b'{"step":0}\n{"step":1}\n'
+    assert (tmp_path / "steps.jsonl").read_bytes() == whole + b'{"step":1}\n'
+
+
+def test_a_restart_beside_a_large_file_does_not_take_it_into_memory(tmp_path):
+    (tmp_path / "timings.jsonl").write_bytes((b"x" * 8191 + b"\n") * 2048 + b"torn")
+    tracemalloc.start()
+    try:
+        JsonlWriter(tmp_path, "timings.jsonl")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "timings.jsonl").stat().st_size == 16 << 20
 
 
 def test_a_limited_file_keeps_the_newest_lines_whole_and_stays_within_its_limit(tmp_path):

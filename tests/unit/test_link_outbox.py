@@ -138,6 +138,15 @@ def test_another_coordinator_that_lacks_a_dropped_step_is_refused_up_to_the_last
         log.acknowledge(None, Ack("two", saved))
 
 
+def test_another_coordinator_that_knows_an_older_checkpoint_is_refused_once_messages_behind_it_are_dropped():
+    """It would wait for them for ever."""
+    log = MessageLog()
+    send(log, range(10), "one")
+    log.acknowledge(None, Ack("one", 8))
+    with pytest.raises(Retryable, match="step 7 and before"):
+        log.acknowledge(None, Ack("two", 4))
+
+
 def test_the_same_coordinator_needs_nothing_again_and_its_own_message_is_not_sent_twice():
     log = MessageLog(most=4)
     send(log, range(10), "one")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,16 @@ from coxswain import wire
 from coxswain.config import CheckpointConfig, RecoveryConfig
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain_link.store import open_store
+from tests.draws import drawn_below
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.crash_change import ChangeSimulation, Order, Victims
+from tests.unit.crash_change import RIVALS, ChangeSimulation, Order, Victims
 
 pytestmark = pytest.mark.timeout(600)
 
 STEPS = 10
 WHEN = 2.0  # virtual seconds: in the fifth step
 WINDOW = 64  # points: to the second step behind the change
+APART = 9  # points that a run of the slow tier tries of a change: each ninth
 EVERY = 4  # steps between checkpoints
 CHANGES: dict[str, Order] = {
     "a lost worker": (WHEN, lambda job: job.kill("worker-1")),
@@ -63,7 +65,13 @@ def facts(data: bytes) -> list[tuple[Any, ...]]:
     return [(s.step, s.stream_digest, s.delivered_digest, s.loss, s.gradient_norm, s.tokens) for s in lines]
 
 
-def play(folder: Path, orders: Sequence[Order], strikes: Mapping[int, Victims], copies: bool = True) -> End:
+def play(
+    folder: Path,
+    orders: Sequence[Order],
+    strikes: Mapping[int, Victims],
+    copies: bool = True,
+    again: Collection[int] = (),
+) -> End:
     folder.mkdir(exist_ok=True)
     checkpoint = CheckpointConfig(uri=f"file://{folder}/store", every_steps=EVERY, keep_last=2)
     job = make_job(
@@ -75,7 +83,7 @@ def play(folder: Path, orders: Sequence[Order], strikes: Mapping[int, Victims], 
         recovery=RecoveryConfig(copies=copies),
     )
     with asyncio.Runner(loop_factory=lambda: looptime.new_event_loop(start=0, noop_cycles=0)) as runner:
-        return runner.run(_play(ChangeSimulation(job, folder, orders, strikes)))
+        return runner.run(_play(ChangeSimulation(job, folder, orders, strikes, again)))
 
 
 async def _play(simulation: ChangeSimulation) -> End:
@@ -145,14 +153,54 @@ def test_without_copies_a_lost_worker_costs_what_no_checkpoint_holds(tmp_path, c
         assert int(checkpoint[0].partition("from step ")[2].partition(":")[0]) % EVERY == 0, checkpoint
 
 
-@pytest.mark.parametrize("stride", [pytest.param(61, id="sample")])
-@pytest.mark.parametrize("copies", [True, False], ids=["copies", "none"])
-@pytest.mark.parametrize("change", [name for name in CHANGES if name != "no change"])
-def test_a_kill_at_any_point_of_a_change_leads_to_the_same_steps(tmp_path, calm, change, copies, stride):
-    quiet = play(tmp_path / "quiet", [CHANGES[change]], {}, copies)
+EVERY_CHANGE = [name for name in CHANGES if name != "no change"]
+
+
+def check_kills(
+    folder: Path, calm: End, change: str, copies: bool, every: Sequence[Victims], points: Callable[[End], Iterable[int]]
+) -> None:
+    """Whatever is killed at one of these points of a change, the same steps follow."""
+    quiet = play(folder / "quiet", [CHANGES[change]], {}, copies)
     assert quiet.steps == calm.steps
-    for victims in VICTIMS[len(change) % len(VICTIMS) :][:1]:
-        for n in window(quiet, stride):
-            end = play(tmp_path / f"{n}-{'+'.join(victims)}", [CHANGES[change]], {n: victims}, copies)
+    for victims in every:
+        for n in points(quiet):
+            end = play(folder / f"{n}-{'+'.join(victims)}", [CHANGES[change]], {n: victims}, copies)
             assert (end.phase, end.steps) == (calm.phase, calm.steps), quiet.simulation.fate.points[n]
             assert sorted(set(end.history)) == calm.history  # a step that is done again has two lines
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["copies", "none"])
+@pytest.mark.parametrize("change", EVERY_CHANGE)
+def test_a_kill_at_some_points_of_a_change_leads_to_the_same_steps(tmp_path, calm, change, copies):
+    victims = VICTIMS[len(change) % len(VICTIMS)]
+    check_kills(tmp_path, calm, change, copies, [victims], lambda quiet: window(quiet, 61))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("copies", [True, False], ids=["copies", "none"])
+@pytest.mark.parametrize("victims", VICTIMS, ids="+".join)
+@pytest.mark.parametrize("change", EVERY_CHANGE)
+def test_a_kill_at_any_point_of_a_change_leads_to_the_same_steps(tmp_path, calm, change, victims, copies):
+    """Of 3,840 runs one of so many, others in each run of the slow tier."""
+    check_kills(tmp_path, calm, change, copies, [victims], lambda quiet: window(quiet, 1)[drawn_below(APART) :: APART])
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_second_coordinator_at_some_points_of_a_change_leads_to_the_same_steps(tmp_path, calm, change):
+    rival = list(RIVALS)[(list(CHANGES).index(change) + 2) % len(RIVALS)]
+    check_kills(tmp_path, calm, change, True, [(rival,)], lambda quiet: window(quiet, 30))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rival", RIVALS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_second_coordinator_at_any_point_of_a_change_leads_to_the_same_steps(tmp_path, calm, change, rival):
+    check_kills(tmp_path, calm, change, True, [(rival,)], lambda quiet: window(quiet, 1)[drawn_below(6) :: 6])
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["copies", "none"])
+@pytest.mark.parametrize("change", EVERY_CHANGE)
+def test_messages_that_arrive_once_more_in_the_next_world_change_no_step(tmp_path, calm, change, copies):
+    end = play(tmp_path / "all", [CHANGES[change]], {}, copies, again=range(10_000))
+    assert (end.phase, end.steps) == (calm.phase, calm.steps)
+    assert sorted(set(end.history)) == calm.history

@@ -156,12 +156,24 @@ def test_a_job_of_100_000_trainers_is_judged_by_no_more_sums_than_one_of_a_thous
 
     def calls(trainers: int) -> int:
         made.clear()
+        fullest.cache_clear()
         manifest = job("llama-1b", trainers, 8, **policy)
         manifest["spec"]["recovery"] = {"copies": copies}
         assert isinstance(resolve(manifest, [sample("DataSource")], [sample("DataMix")], [], uid=""), JobConfig)
         return len(made)
 
     assert calls(100_000) == calls(1000) <= 1200
+
+
+def test_a_job_that_is_judged_again_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator judges each job at every pass."""
+    made: list[str] = []
+    monkeypatch.setattr(memory, "stage_peak", noted(memory.stage_peak, made))
+    fullest.cache_clear()
+    for trainers, computed in ((16, True), (16, False), (17, True)):
+        made.clear()
+        found = resolve(job("llama-1b", trainers, 8), [sample("DataSource")], [sample("DataMix")], [], uid="")
+        assert isinstance(found, JobConfig) and bool(made) is computed
 
 
 def test_a_few_of_many_equal_replicas_show_what_the_fullest_device_of_all_needs() -> None:

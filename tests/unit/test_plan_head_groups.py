@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -52,6 +53,14 @@ def test_groups_of_a_ring_pass_on_their_keys_as_members_do_and_attend_to_more_of
     expected = 1e-6 * 1000 + step + max(step, travel) + exchanged
     assert travel > step
     assert cost().packed_ring_seconds([8000], 8, True, 4, True) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("choice", ["Ulysses", "Auto"])
+def test_a_table_of_lengths_by_degrees_has_the_seconds_of_each_pair(choice: str) -> None:
+    lengths, degrees = np.array([[900.0], [9000.0], [90000.0]]), np.array([2.0, 3.0, 4.0, 8.0, 12.0])
+    table = cost(choice).ring_seconds(lengths, degrees, True)
+    each = [[float(cost(choice).ring_seconds(s, d, True)) for d in degrees.tolist()] for s in lengths[:, 0].tolist()]
+    assert table.tolist() == each
 
 
 def test_without_an_exchange_of_heads_no_time_has_another_bit() -> None:

@@ -34,7 +34,7 @@ MEMBERS = ("coordinator", "loader-0", "trainer-0", "trainer-1")
 WORKERS = MEMBERS[1:]
 MUTATING = ("create", "delete", "patch", "publish", "stop")
 
-examples = settings(max_examples=draws(25, 60))
+examples = settings(max_examples=draws(15, 60))
 
 
 class Watched(FakeCluster):

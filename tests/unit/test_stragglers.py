@@ -300,7 +300,7 @@ def test_a_straggler_that_gets_slower_is_reported_so_within_ten_steps() -> None:
     assert run.steps(10).finding(FIRST).slowdown == pytest.approx(2.57, rel=0.03)
 
 
-@pytest.mark.parametrize("period", [30, 60, 120])
+@pytest.mark.parametrize("period", [30, pytest.param(60, marks=pytest.mark.slow), 120])
 def test_flapping_changes_speeds_ever_more_rarely(period: int) -> None:
     assert switches(period, 0) <= 10 < 2000 // period
 
@@ -482,6 +482,31 @@ def test_one_step_that_a_pause_makes_five_times_as_long_is_probed_and_cleared() 
     assert FIRST in report.probes and not confirmed(report)
     run.world.slow[FIRST] = 1.0
     assert not any(run.step().states.any() for _ in range(20))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_workers_that_share_busy_cores_are_no_stragglers(seed: int) -> None:
+    """Rates are three times apart at random; a probe in a hundred is a fifth slower: a machine with much other work."""
+    draw, asked = np.random.default_rng(seed), ()
+    detector = Detector([Place(rank, 0, 0, rank, 0, 0) for rank in range(3)])
+    for number in range(300):
+        compute = 0.1 * np.exp(draw.normal(0.0, 0.5, 3))
+        answers = {rank: 1.2 if draw.random() < 0.01 else draw.uniform(1.0, 1.04) for rank in asked}
+        report = detector.observe(Step(number, compute, np.full(3, 0.1), probes=answers))
+        assert not confirmed(report), report.slowdowns
+        asked = report.probes
+
+
+@pytest.mark.parametrize(("slowdown", "probed", "found"), [(1.5, 1.15, True), (5.0, 1.6, False), (5.0, 2.2, True)])
+def test_a_probe_confirms_where_it_finds_a_quarter_of_the_slowdown(slowdown: float, probed: float, found: bool) -> None:
+    run, reports = running(noise=0.0), []
+    for number in range(12):
+        step = run.world.step(ONSET + number, run.probed)
+        step.compute[FIRST] *= slowdown
+        answers = {rank: value * (probed if rank == FIRST else 1.0) for rank, value in step.probes.items()}
+        reports.append(run.detector.observe(replace(step, probes=answers)))
+        run.probed = reports[-1].probes
+    assert (confirmed(reports[-1]) == [FIRST]) is found
 
 
 # --- what the evidence is worth --------------------------------------------------------------------------------------

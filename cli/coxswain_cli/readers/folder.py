@@ -17,7 +17,7 @@ from coxswain_cli.readers.values import Manifest, Progress, Seen, Write, reporte
 from coxswain_cli.reporting.model import RecordedRun
 from coxswain_cli.reporting.read import read_run
 from coxswain_cli.summary import has_ended, is_suspended
-from coxswain_cli.workdir import RUNS, Tail, condition, find_workdir, is_open, steps_of
+from coxswain_cli.workdir import RUNS, Tail, condition, find_workdir, is_open, last_step
 from coxswain_link.http_client import Client
 from coxswain_operator.children.job_token import mounted_name
 from coxswain_operator.local.objects import read_objects
@@ -43,8 +43,7 @@ class FolderReader:
             raise Refused("NoJob", f"{self._workdir} holds no TrainingJob; it was deleted, or never created")
         pods = [o for o in objects if o["kind"] == "Pod"]
         report = ask_coordinator(jobs[0], objects, pods) if running else None
-        lines = steps_of(Tail(self._workdir / "steps.jsonl", from_start=True))
-        last = lines[-1] if lines else None
+        last = last_step(self._workdir)
         state, explanation = _heading(jobs[0], running)
         progress = reported(report) if report else _last_known(jobs[0], running, last)
         step = last.step + 1 if last else 0

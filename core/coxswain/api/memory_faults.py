@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from coxswain.api.configure import model_config, parallel_config
@@ -57,6 +58,7 @@ def largest(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> Fullest | N
     return fullest(model, parallel, tokens, trainers, spec.trainers.devices_per_trainer, copies)
 
 
+@lru_cache(maxsize=1024)  # the operator judges each job at every pass
 def fullest(
     model: ModelConfig, parallel: ParallelConfig, tokens: int, trainers: int, each: int, copies: bool
 ) -> Fullest | None:

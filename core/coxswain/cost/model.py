@@ -98,7 +98,7 @@ class CostModel:
             seconds = self._ring(s, degree, inside_node, size, groups_inside)
             better = np.equal(np.mod(degree, size), 0)
             if self.exchange.choice == "Auto":
-                better &= np.less(seconds, found)
+                better = better & np.less(seconds, found)
             found = np.where(better, seconds, found)  # type: ignore[assignment]
         return found
 

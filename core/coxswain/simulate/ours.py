@@ -137,10 +137,7 @@ class Ours:
             run.rebalances += 1
 
     def _plan(self, run: Run, speeds: Speeds) -> None:
-        """Beside training; but where one more slow step would lose more, the step waits for the plan.
-
-        A plan for speeds that have changed meanwhile is made again.
-        """
+        """Beside training. A plan for speeds that have changed meanwhile is made again."""
         if self._ready and self._ready[1].speeds == speeds:
             return
         assert self._layout
@@ -148,12 +145,9 @@ class Ours:
         took = planning_seconds(run.world.costs.cluster.devices) * run.truth.planning
         took = took if can_gain(options.stay, options.healthy) else 0.0
         run.plans += 1
-        if took < self._recent[-1] - run.world.healthy.seconds:
-            run.wait(took, "planning")
-            self._ready = run.now, options
+        self._ready = run.now + took, options
+        if not took:
             self._act(run)
-        else:
-            self._ready = run.now + took, options
 
     def _relayout(self, run: Run, rung: Relayout) -> None:
         self._changes.append(Change(run.steps + 1, rung.kind, rung.devices))

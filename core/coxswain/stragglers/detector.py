@@ -51,10 +51,16 @@ class Detector:
         urgent = alone | (window >= self._t.urgent)
         estimate = np.where(urgent, np.maximum(window, estimate), estimate)
         self._states.advance(step.number, present, window, estimate, enter, urgent)
-        least = np.where(np.isnan(self._probes.first), self._t.enter, self._t.probe)
         answers = self._probes.answers(step.probes, self._states.states == State.NORMAL, known)
-        self._states.judge(step.number, answers, estimate, least)
+        self._states.judge(step.number, answers, estimate, self._least(estimate, urgent))
         return self._report(step, present, estimate, factors)
+
+    def _least(self, estimate: Floats, urgent: Mask) -> Floats:
+        """The slowdown of a probe that confirms. None does where steps are fast and slow by turns: others use the same cores."""
+        t = self._t
+        least = np.where(np.isnan(self._probes.first), t.enter, t.probe)
+        well = np.count_nonzero(self._recent[:, -t.estimate :] <= t.leave, axis=1)
+        return np.where((well > 1) & ~urgent, np.inf, np.fmax(least, 1 + t.part * (estimate - 1)))
 
     def _dear(self, step: Step, present: Mask, slowdowns: Floats) -> Mask:
         """Ranks whose last step alone lost more than a probe of them takes, and had no sequence that is long beside others'."""

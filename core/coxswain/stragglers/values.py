@@ -77,6 +77,9 @@ class Thresholds:
     most_rest: int = 1024
     controls: int = 3  # healthy ranks of the kind, probed beside suspects
     probe: float = 1.075  # the least slowdown of a probe that confirms; `enter` without a first probe to compare with
+    part: float = (
+        0.25  # of the slowdown by rates that a probe must find: other processes slow down steps, and hardly a probe
+    )
     waits: float = 0.10  # waits, as a part of compute, that are worth a word
 
     @property

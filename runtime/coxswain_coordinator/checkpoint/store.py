@@ -54,6 +54,11 @@ class CheckpointStore:
         check_manifest(self._job, newest, self._shard_sizes())
         return newest
 
+    def newest(self) -> CheckpointManifest | None:
+        """The newest manifest as it is now: the coordinator before may have made one since `open`."""
+        self._manifests = self._read_all()
+        return self._manifests[max(self._manifests)] if self._manifests else None
+
     def _claim(self) -> None:
         """Records this run as the owner. A run that never planned a step leaves the place to another stream."""
         record = msgspec.json.encode(run_record(self._job))

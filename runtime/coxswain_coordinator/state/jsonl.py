@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+_BLOCK = 1 << 20
 
 
 class JsonlWriter:
@@ -35,12 +38,19 @@ def _drop_older_half(path: Path, size: int) -> None:
     with path.open("rb") as old, kept.open("wb") as new:
         old.seek(size // 2)
         old.readline()
-        shutil.copyfileobj(old, new, 1 << 20)
+        shutil.copyfileobj(old, new, _BLOCK)
     kept.replace(path)
 
 
 def _drop_torn_line(path: Path) -> None:
-    """A killed writer may leave half a line behind the last line end."""
-    data = path.read_bytes()
+    """A killed writer may leave half a line behind the last line end. Reads from the file's end: timings are hundreds of MB."""
     with path.open("r+b") as file:
-        file.truncate(data.rfind(b"\n") + 1)
+        stop = file.seek(0, os.SEEK_END)
+        while stop:
+            start = max(0, stop - _BLOCK)
+            file.seek(start)
+            if (found := file.read(stop - start).rfind(b"\n")) >= 0:
+                file.truncate(start + found + 1)
+                return
+            stop = start
+        file.truncate(0)

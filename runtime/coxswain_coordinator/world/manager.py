@@ -94,6 +94,7 @@ class WorldManager:
         if short := capacity_fault(job, layout):
             run.wait_for_capacity(short)
             return False
+        run.manifest = await self._store_call(self._checkpoints.newest)
         start = await self._start(layout, agents)
         if start is None:
             return False
@@ -206,6 +207,7 @@ class WorldManager:
             return False
         if not await self._store_call(self._log.take_over, record.generation, self._author):
             return True
+        run.manifest = await self._store_call(self._checkpoints.newest)  # the coordinator before is fenced from now on
         if record.size:
             run.changes.size = record.size
         there = run.registry.present("trainer", 1 << 30)

@@ -27,7 +27,7 @@ from coxswain_link.environment import Environment, end_as, write_fault
 from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import MetricsRegistry, build
-from coxswain_train.agent import cgroup
+from coxswain_train import cgroup
 from coxswain_train.agent.devices import fork_server_environment, visible_devices, worker_environment
 from coxswain_train.agent.network import interface_environment
 from coxswain_train.agent.processes import KILLED, ForkServer, WorkerHandle

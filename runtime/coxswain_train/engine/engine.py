@@ -20,10 +20,11 @@ from coxswain.neighbours import neighbours_of, rank_of
 from coxswain.parameter_groups import idle_groups, muon_matrices
 from coxswain.plan.values import Operation
 from coxswain.wire import TaskTiming
+from coxswain_train.cgroup import CoreShare
 from coxswain_train.checkpoint.pretrained import load_pretrained
 from coxswain_train.engine.links import StageLinks
 from coxswain_train.engine.memory import MemoryPolicy
-from coxswain_train.engine.probe import Probe, core_share
+from coxswain_train.engine.probe import Probe
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.engine.step import Batch, Part, StepClock, StepOutcome, TaskRunner, by_wave, run_waves
 from coxswain_train.live.copies import Copies
@@ -107,7 +108,7 @@ class Engine:
         self.optimizer = Zero1Optimizer(self.model.weights(), self._shards, seat.rank, world, self.live.own)
         self._copies = Copies(self._everyone, seat.rank, wards, self._shards.sizes())
         self.optimizer.time_aside(world.clock.waiting)
-        self._probe, self._core_share = Probe(device), 1.0
+        self._probe, self._share = Probe(device), CoreShare()
         if self.live.current is None:
             self.optimizer.make_room()
 
@@ -194,9 +195,9 @@ class Engine:
     def step(self, work: StepInput, began: float) -> StepResult:
         """Computes, reduces, updates and evaluates. If it raises before the vote on the step (`reduce_stats`), only gradients
         have changed. `began`: by `time.perf_counter`."""
-        clock, spent = StepClock(self._world.clock, began), time.thread_time()
+        clock = StepClock(self._world.clock, began)
         outcome = self.compute(work)
-        computed, spent = clock.device.mark(), time.thread_time() - spent - clock.device.processor
+        computed = clock.device.mark()
         loss_sum, valid = (outcome.loss_sum, work.valid) if self.counts else (0.0, 0)
         stats = self._agree(work, loss_sum, valid)
         rate = learning_rate(self._optimizer_config, work.step, self._total_steps)
@@ -206,7 +207,7 @@ class Engine:
         self.live.spread(self._weights())
         timings, reduced = clock.timings(outcome.spans), clock.device.between(computed, clock.device.mark())
         updated, computing = time.perf_counter(), sum(t.stop - t.start - t.waited for t in timings)
-        self._core_share = core_share(spent, computing) if self._device.type == "cpu" else 1.0
+        self._share.step()
         result = StepResult(
             loss_sum=loss_sum,
             gradient_norm=stats.norm,
@@ -233,7 +234,7 @@ class Engine:
 
     def probe(self) -> float:
         """Seconds of the short probe, between two steps."""
-        return self._probe.seconds(self._core_share)
+        return self._probe.seconds(self._share.value if self._device.type == "cpu" else 1.0)
 
     def compute(self, work: StepInput) -> StepOutcome:
         """Runs the operations of this rank's stage. Gradients are in the parameters then."""

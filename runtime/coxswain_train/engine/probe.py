@@ -1,7 +1,8 @@
 """The short probe: seconds of one matrix product, which has no sequences, no waits and no pauses.
 
-The fastest of a few rounds counts. On CUDA events time it. On CPU the processor's clock does, and a process that gets only a
-part of a core is so much slower: a control group lets short work run in whole periods, so a clock on the wall could miss it.
+The fastest of a few rounds counts. On CUDA events time it. On CPU the processor's clock does, and a process whose control group
+has a quota is so much slower: the group lets short work run in whole periods, so a clock on the wall could miss it. What other
+processes take of the cores makes no device slow: at the next step they take it of another one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import torch
 from coxswain_train.parallel.clock import DeviceClock
 
 ROUNDS = 5
+ROUNDS_ON_CPU = 16
+"""More, for what other processes leave in caches: of five rounds the fastest was up to an eighth slower on a busy machine."""
+
 MOST_SECONDS = 0.02
 """Of all rounds, where the process has its core: no round begins behind half of it."""
 
@@ -29,7 +33,7 @@ class Probe:
         self._matrix: torch.Tensor | None = None
 
     def seconds(self, share: float) -> float:
-        """Of one product. `share`: of a core, that the process got while it computed its last step; 1 on CUDA."""
+        """Of one product. `share`: how much of the last step its quota let the process run; 1 on CUDA."""
         return (self._by_events() if self._device.type == "cuda" else fastest(self._multiply)) / share
 
     def _multiply(self) -> None:
@@ -49,16 +53,11 @@ class Probe:
         return min(self._clock.between(a, b) for a, b in itertools.pairwise(marks))
 
 
-def core_share(processor: float, wall: float) -> float:
-    """Of a core, that a process got while it computed; 1 where it computed nothing."""
-    return min(1.0, processor / wall) if processor > 0 and wall > 0 else 1.0
-
-
 def fastest(work: Callable[[], None], clock: Callable[[], float] = time.thread_time) -> float:
     """Seconds of the processor for one call, of a few."""
     work()
     began, found = clock(), list[float]()
-    while len(found) < ROUNDS and (not found or clock() - began < MOST_SECONDS / 2):
+    while len(found) < ROUNDS_ON_CPU and (not found or clock() - began < MOST_SECONDS / 2):
         start = clock()
         work()
         found.append(clock() - start)

@@ -33,7 +33,6 @@ class DeviceClock:
 
     event: Callable[[], Event] | None = None
     waits: list[tuple[Mark, Mark]] = field(default_factory=list)  # what is not the plan's work, since `reset`
-    processor: float = 0.0  # seconds of the processor in waits on CPU, since `reset`
 
     @classmethod
     def of(cls, device: torch.device) -> DeviceClock:
@@ -49,13 +48,9 @@ class DeviceClock:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Around a wait for peers, and around other work than the plan's within an operation."""
-        begin, spent = self.mark(), self._spent()
+        begin = self.mark()
         yield
-        self.processor += self._spent() - spent
         self.waits.append((begin, self.mark()))
-
-    def _spent(self) -> float:
-        return 0.0 if self.event else time.thread_time()
 
     def between(self, earlier: Mark, later: Mark) -> float:
         """Seconds. Waits until the device has come to the later one."""
@@ -72,7 +67,6 @@ class DeviceClock:
 
     def reset(self) -> None:
         self.waits.clear()
-        self.processor = 0.0
 
 
 def _cuda_event() -> Event:

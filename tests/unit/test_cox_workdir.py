@@ -1,0 +1,59 @@
+"""What `cox` reads of a work directory: of a long run, not all of it at a time."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from coxswain.wire import StepLine
+from coxswain_cli.summary import summary
+from coxswain_cli.workdir import all_steps, last_step, lines_from_end
+
+LINE = StepLine(0, 1, 10, 2, 1.5, "a" * 64, "b" * 16, 2.0, 0.1, 1.05, 0.5, 1e-3, {"code": 10}, 0.2, 99.0)
+JOB = {"metadata": {"name": "demo"}, "status": {}}
+
+
+@pytest.mark.parametrize("torn", ["", "to"])
+@pytest.mark.parametrize("count", [0, 1, 2, 40])
+@pytest.mark.parametrize("block", [1, 2, 7, 1000])
+def test_lines_come_from_the_end_whole_and_without_a_torn_one(
+    tmp_path: Path, count: int, block: int, torn: str
+) -> None:
+    whole = ["x" * (n % 6) + str(n) for n in range(count)]
+    (tmp_path / "file").write_text("".join(f"{line}\n" for line in whole) + torn)
+    assert [line.decode() for line in lines_from_end(tmp_path / "file", block)] == whole[::-1]
+
+
+def test_the_last_step_is_that_of_the_last_line_that_is_one(tmp_path: Path) -> None:
+    assert last_step(tmp_path) is None
+    lines = [msgspec.json.encode(replace(LINE, step=step)) for step in (7, 3)]
+    (tmp_path / "steps.jsonl").write_bytes(b"\n".join([*lines, b"no line", b"{torn"]))
+    found = last_step(tmp_path)
+    assert found is not None and found.step == 3
+
+
+@pytest.mark.parametrize(
+    ("read", "most"),
+    [
+        (last_step, 1 << 20),
+        (lambda folder: max(line.step for line in all_steps(folder)), 1 << 20),
+        (lambda folder: list(summary(JOB, folder)), 8 << 20),
+    ],
+    ids=["cox status", "the end as JSON", "the end"],
+)
+def test_the_lines_of_a_long_run_are_not_in_memory_together(
+    tmp_path: Path, read: Callable[[Path], object], most: int
+) -> None:
+    with (tmp_path / "steps.jsonl").open("wb") as file:
+        file.writelines(msgspec.json.encode(replace(LINE, step=step)) + b"\n" for step in range(40_000))
+    tracemalloc.start()
+    try:
+        assert read(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < most < (tmp_path / "steps.jsonl").stat().st_size
+    finally:
+        tracemalloc.stop()

@@ -80,9 +80,10 @@ class Driver:
         tree, plans = self._trees[0], []
         for group in table.group:
             for module in files(tree, group.modules):
+                if not wanted(group, module, names):
+                    continue
                 source = (tree / module).read_text()
-                mutants = sample(mutants_of(module, source), size)
-                if mutants and wanted(group, module, names):
+                if mutants := sample(mutants_of(module, source), size):
                     plans.append(Plan(group, module, mutants, self._results(module, source)))
         return plans
 

@@ -3,18 +3,23 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from coxswain.errors import Retryable
 from coxswain.live import Held
 from coxswain.wire import Fault
 from coxswain_train.agent.devices import fork_server_environment, visible_devices, worker_environment
-from coxswain_train.agent.processes import ForkServer
+from coxswain_train.agent.processes import ForkServer, WorkerHandle
+from coxswain_train.worker.assignments import Assignment, Left
 from tests.fake_coordinator import FakeCoordinator
 from tests.unit.agent_fakes import TOKEN, Started, environment, world
 
@@ -144,6 +149,47 @@ async def test_a_worker_that_has_lost_its_peers_is_reported_at_once(tmp_path, co
         registered = coordinator.received["/v1/register"]
         await asyncio.to_thread(coordinator.wait_until, lambda: any(r.broken for r in registered))
         assert next((r.left, r.broken) for r in registered if r.broken) == (1, "Connection closed by peer")
+
+
+@asynccontextmanager
+async def handled() -> AsyncIterator[tuple[WorkerHandle, list[bool], socket.socket]]:
+    """A handle, how often it has notified of a worker that left, and the worker's end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    worker = WorkerHandle(0, -1, -1, ours, asyncio.get_running_loop().create_future())
+    news = list[bool]()
+    listener = asyncio.create_task(worker.listen(lambda: news.append(True)))
+    with ours, theirs:
+        yield worker, news, theirs
+        listener.cancel()
+        await asyncio.wait([listener])
+
+
+def say(theirs: socket.socket, *messages: Assignment | Left) -> None:
+    for message in messages:
+        theirs.send(msgspec.json.encode(message))
+
+
+async def test_what_a_worker_says_of_a_former_world_does_not_take_it_out_of_the_present_one():
+    seat = world(1).seats[0]
+    async with handled() as (worker, news, theirs):
+        worker.assign(1, seat)
+        say(theirs, Assignment(1, 0))
+        assert await worker.wait_joined(30)
+        worker.assign(2, seat)
+        say(theirs, Left(1, (), "Connection closed by peer"), Assignment(2, 0))
+        assert await worker.wait_joined(30)
+        assert worker.left is None and not news
+        say(theirs, Left(2, ()))
+        assert await worker.wait_left(30)
+        assert worker.left == Left(2, ()) and news
+
+
+async def test_a_worker_that_has_begun_in_no_world_yet_can_leave_the_one_that_it_is_sent_into():
+    async with handled() as (worker, news, theirs):
+        worker.assign(3, world(3).seats[0])
+        say(theirs, Left(0, ()))
+        assert await worker.wait_left(30) and news
 
 
 async def test_workers_without_a_seat_in_the_new_world_end(tmp_path, coordinator):

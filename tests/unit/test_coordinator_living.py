@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import UNSET
@@ -12,12 +16,16 @@ from coxswain import wire
 from coxswain.cost.change import change_peak
 from coxswain.cost.memory import RESERVED
 from coxswain.digests import tokens_digest
+from coxswain.errors import Stale
 from coxswain.layout import Device, Replica, Stage, uniform_layout
 from coxswain.live import Held, Holder
 from coxswain.models import parameter_specs
+from coxswain.planlog import Generation
 from coxswain_coordinator import capacity
+from coxswain_coordinator.planning.plan_log import PlanLog
+from coxswain_coordinator.world.living import standings
 from tests.unit.coordinator_fakes import make_job, report_of, tokens_of
-from tests.unit.test_coordinator_driver import Lead, small, training
+from tests.unit.test_coordinator_driver import RIVALS, Lead, leading, small, training
 from tests.unit.test_coordinator_parts import agents
 
 pytestmark = pytest.mark.looptime
@@ -206,6 +214,242 @@ async def test_a_worker_that_cannot_hold_what_it_says_is_not_believed(tmp_path, 
         register(lead, replace(one, held=(lie,)), two)
         await begun(lead, 2)
         assert (lead.state.session.world.live, lead.state.session.book.open) == (UNSET, 0)
+
+
+ONE, TWO = uniform_layout([Device(0, 0)], 2), uniform_layout([Device(0, 0), Device(1, 0)], 2)
+BEFORE = Generation(3, "one", 0, TWO, ("pod-0", "pod-1"), ())
+
+
+@pytest.mark.parametrize(
+    ("trainer", "held", "pod", "layout", "rank"),
+    [
+        (0, Held(0, 3, 0, 4), "pod-0", TWO, 0),
+        (1, Held(0, 3, 1, 4, "Reduced", (0,)), "pod-1", TWO, 1),
+        (1, Held(0, 3, 1, 4), "pod-1", ONE, None),  # its device has no seat
+        (0, Held(0, 2, 0, 4), "pod-0", TWO, None),
+        (0, Held(0, 3, 1, 4, "", (0,)), "pod-0", TWO, None),  # rank 1 was on another trainer
+        (0, Held(1, 3, 0, 4), "pod-0", TWO, None),
+        (1, Held(0, 3, -1, 4), "pod-1", TWO, None),
+        (1, Held(0, 3, 2, 4), "pod-1", TWO, None),
+        (1, Held(0, 3, 1, 4, "", (0,)), "another", TWO, None),
+    ],
+)
+def test_a_worker_is_believed_only_what_its_device_and_pod_can_hold_of_that_generation(
+    trainer, held, pod, layout, rank
+):
+    member = replace(agents(2)[trainer], pod=pod, held=(held,))
+    assert list(standings(layout, [member], BEFORE)) == ([] if rank is None else [(rank, held)])
+
+
+# --- what a world that is over, or another coordinator, cannot do ---------------------------------------------------------
+
+
+def late_report(lead: Lead, plan: wire.StepPlan) -> None:
+    lead.state.add_report(report_of(plan, 0, 0))
+
+
+def late_digests(lead: Lead, plan: wire.StepPlan) -> None:
+    lead.state.add_delivered(served_of(plan))
+
+
+def late_save(lead: Lead, plan: wire.StepPlan) -> None:
+    lead.state.add_saved(wire.ShardsSaved(1, plan.step, 0, 2, (), 0.1, "Moved"))
+
+
+def late_heartbeat(lead: Lead, plan: wire.StepPlan) -> None:
+    lead.state.heartbeat(1, 0, 7)
+
+
+async def in_the_second_world(lead: Lead) -> wire.StepPlan:
+    """The plan of an open step of the first one."""
+    await lead.close(0, 1)
+    plan = lead.state.session.plans_from(2).plans[0]
+    lead.state.mark_world_lost("the network broke")
+    register(lead, *holds(lead, 2))
+    await begun(lead, 2)
+    return plan
+
+
+@pytest.mark.parametrize("late", [late_report, late_digests, late_save, late_heartbeat])
+async def test_a_message_of_a_world_that_is_over_counts_for_nothing_in_the_one_that_goes_on_from_its_memory(
+    tmp_path, late
+):
+    async with training(small(tmp_path)) as lead:
+        plan = await in_the_second_world(lead)
+        session = lead.state.session
+        with pytest.raises(Stale, match=r"generation 1 is not the current one \(2\)"):
+            late(lead, plan)
+        assert (session.begun, session.book.missing_ranks(), session.last_heard, session.move) == (1, [0, 1], {}, None)
+        await lead.close(2)
+
+
+@pytest.mark.parametrize(
+    "late",
+    [{"left": 1}, {"left": 1, "broken": "Connection closed by peer"}, {"left": 1, "generation": 2}, {"held": ()}],
+)
+async def test_what_an_agent_says_of_a_world_that_is_over_does_not_end_the_next(tmp_path, late):
+    async with training(small(tmp_path)) as lead:
+        await in_the_second_world(lead)
+        assert lead.state.register(replace(agents(2)[0], **late)) == wire.Registered(2)
+        assert (lead.state.session.lost, lead.state.failures) == ("", 0)
+        assert lead.state.registry.missing("trainer", 2) == []
+
+
+async def test_the_exit_of_a_worker_from_a_world_that_is_over_does_not_end_the_next_but_a_users_fault_ends_the_job(
+    tmp_path,
+):
+    async with training(small(tmp_path)) as lead:
+        await in_the_second_world(lead)
+        lead.state.add_exit(wire.WorkerExit(1, "trainer-1", 0, 1, -9))
+        assert (lead.state.session.lost, lead.state.session.exited, lead.state.fault) == ("", {}, None)
+        lead.state.add_exit(wire.WorkerExit(1, "trainer-1", 0, 1, 2))
+        assert lead.state.fault.message == "rank 1 on trainer-1 left with code 2"
+
+
+@pytest.mark.parametrize("behind", [1, 7])
+async def test_an_agent_whose_workers_are_in_another_world_is_missing_until_they_have_left_it(tmp_path, behind):
+    async with training(small(tmp_path)) as lead:
+        await in_the_second_world(lead)
+        member = replace(agents(2)[1], generation=behind)
+        assert lead.state.register(member) == wire.Registered(2, lost=behind)
+        assert lead.state.registry.missing("trainer", 2) == ["trainer-1"]
+        lead.state.register(replace(member, generation=0, left=behind))
+        assert lead.state.registry.missing("trainer", 2) == []
+
+
+@RIVALS
+async def test_a_superseded_coordinator_records_nothing_of_a_world_that_could_go_on_from_memory(tmp_path, rival):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2, 3)
+        rival(lead.store, lead.state.session.record)
+        before = lead.keys("log/")
+        lead.state.mark_world_lost("the network broke")
+        register(lead, *holds(lead, 4))
+        with pytest.raises(Stale, match="another coordinator has"):
+            await lead.work
+        assert (lead.keys("steps/"), lead.keys("log/")) == ([], before)
+
+
+async def test_a_trainer_that_is_lost_while_its_world_is_recorded_is_not_in_that_world(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        lead.state.mark_world_lost("the network broke")
+        one, two = holds(lead, 2, copies=True)
+        register(lead, one, two)
+        again = replace(two, instance="two", pod="new", held=())
+        lead.executor.before["create_generation"] = lambda: register(lead, again)
+        await begun(lead, 3)
+        session = lead.state.session
+        assert (session.record.trainers, session.book.open) == (("pod-0", "new"), 2)
+
+
+async def test_the_reason_of_a_lost_world_becomes_clearer_and_never_less_clear(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        one, two = (replace(a, left=1) for a in agents(2))
+        register(lead, replace(one, broken="Connection closed by peer"), two)
+        assert lead.state.session.lost == "a worker of trainer-0 has lost its peers: Connection closed by peer"
+        lose(lead, 1)
+        register(lead, replace(one, broken="Connection closed by peer"), replace(two, broken="Connection reset"))
+        assert lead.state.session.lost == "rank 1 on trainer-1 ended: exit code -9"
+        assert lead.state.failures == 1
+
+
+def suspend(lead: Lead) -> None:
+    lead.state.request_stop(wire.StopRequest("suspend"))
+
+
+def resize(lead: Lead) -> None:
+    lead.state.session.request_move("trainer-2 joined")
+
+
+@pytest.mark.parametrize("order", [suspend, resize])
+async def test_a_worker_that_has_left_because_it_was_to_is_no_failure(tmp_path, order):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        order(lead)
+        assert lead.state.session.directive(2).end in ("Suspended", "Moved")
+        register(lead, replace(agents(2)[0], left=1))
+        assert (lead.state.session.lost, lead.state.failures) == ("", 0)
+
+
+async def test_a_checkpoint_that_is_newer_than_what_workers_hold_is_used_at_once(tmp_path, looptime):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2)
+        lead.save(3, 0, 1)
+        await lead.until(lambda: lead.state.manifest)
+        lead.state.mark_world_lost("the network broke")
+        register(lead, *holds(lead, 2))
+        await begun(lead, 2)
+        assert (lead.state.session.world.live, lead.state.session.book.open) == (UNSET, 3)
+        assert looptime < 1
+
+
+# --- a new coordinator ----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def led_again(folder: Path, **changes: Any) -> AsyncIterator[Lead]:
+    """A second coordinator of a job whose first one has ended after a world's first step."""
+    async with training(small(folder)) as lead:
+        await lead.close(0)
+    async with leading(small(folder, **changes), "two") as lead:
+        lead.index()
+        yield lead
+
+
+def out(step: int = 1) -> list[wire.Register]:
+    """Agents whose workers have left the first world."""
+    return [replace(a, left=1, held=(Held(0, 1, i, step),)) for i, a in enumerate(agents(2))]
+
+
+async def test_a_new_coordinator_counts_a_world_as_lost_that_its_workers_have_left_once_all_of_them_are_there(tmp_path):
+    async with led_again(tmp_path) as lead:
+        register(lead, out()[0])
+        await asyncio.sleep(5)
+        assert (lead.state.generation, lead.keys("log/takeovers/")) == (0, [])
+        register(lead, out()[1])
+        await begun(lead, 2)  # none needs to register again
+        assert [e.reason for e in lead.state.events.latest()][-2:] == ["Resumed", "WorkerRestarted"]
+        assert len(lead.keys("log/takeovers/")) == 1
+
+
+async def test_a_worker_that_is_in_a_world_still_that_another_has_left_must_leave_it_first(tmp_path):
+    async with led_again(tmp_path) as lead:
+        inside = replace(agents(2)[0], generation=1)
+        register(lead, inside, out()[1])
+        await lead.until(lambda: lead.state.generation == 1)
+        assert lead.state.registry.missing("trainer", 2) == ["trainer-0"]
+        assert lead.state.register(inside) == wire.Registered(1, lost=1)
+        register(lead, out()[0])
+        await begun(lead, 2)
+
+
+async def test_a_takeover_that_another_coordinator_was_faster_with_is_repeated(tmp_path):
+    async with led_again(tmp_path) as lead:
+        log, take_over = lead.driver._log, lead.driver._log.take_over
+
+        def beaten(generation: int, author: str) -> bool:
+            log.take_over = take_over
+            return not PlanLog(lead.store).take_over(generation, "rival")
+
+        log.take_over = beaten
+        register(lead, *out())
+        await begun(lead, 2)
+        assert len(lead.keys("log/takeovers/")) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "members"),
+    [({"stop_steps": 9}, out()), ({}, agents(2)), ({}, [replace(a, pod=f"{a.pod}-again") for a in out()])],
+    ids=["another job", "nothing held", "other pods"],
+)
+async def test_a_world_that_cannot_go_on_is_not_taken_over_and_the_next_begins_at_the_checkpoint(
+    tmp_path, changes, members
+):
+    async with led_again(tmp_path, **changes) as lead:
+        register(lead, *members)
+        await begun(lead, 2)
+        assert (lead.state.session.world.live, lead.keys("log/takeovers/")) == (UNSET, [])
 
 
 # --- with those present ---------------------------------------------------------------------------------------------------

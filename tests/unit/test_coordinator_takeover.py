@@ -71,6 +71,26 @@ def test_a_takeover_fences_the_coordinator_before(tmp_path):
         second.check_current(3)
 
 
+def test_a_generation_that_a_coordinator_has_created_itself_and_left_unused_does_not_fence_it(tmp_path):
+    store, record = store_of(make_job(tmp_path)), running(make_job(tmp_path))[0]
+    one, rival = PlanLog(store), PlanLog(store)
+    assert one.create_generation(record) and one.create_generation(replace(record, generation=4))
+    one.check_current(3)
+    assert rival.take_over(4, "rival")
+    with pytest.raises(Stale, match="another coordinator has taken over generation 4"):
+        one.check_current(3)
+
+
+def test_a_generation_that_another_coordinator_was_faster_with_fences_the_slower_one(tmp_path):
+    store, record = store_of(make_job(tmp_path)), running(make_job(tmp_path))[0]
+    one, rival = PlanLog(store), PlanLog(store)
+    assert one.create_generation(record)
+    assert rival.create_generation(replace(record, generation=4, author="rival"))
+    assert not one.create_generation(replace(record, generation=4))
+    with pytest.raises(Stale, match="another coordinator has created generation 4"):
+        one.check_current(3)
+
+
 def test_the_cursor_of_a_due_checkpoint_is_kept_without_a_directive(tmp_path):
     found: Session = session(make_job(tmp_path))
     found.add(committed(*range(8)))

@@ -43,6 +43,12 @@ def test_copies_are_on_another_node_where_nodes_have_several_trainers() -> None:
     assert all(rank // 4 != ward // 4 for rank, ward in enumerate(wards))
 
 
+def test_a_trainer_whose_node_is_not_known_has_one_of_its_own() -> None:
+    numbers = node_numbers(seats_on([0, 0, 1, 2, 3, 3]), ["a", "a"])
+    assert numbers[:3] == [numbers[0]] * 3
+    assert len({*numbers}) == 3 and numbers[4] == numbers[5]
+
+
 def test_where_one_trainer_has_most_ranks_as_many_copies_as_can_be_are_elsewhere() -> None:
     wards = wards_of(seats_on([0, 0, 0, 1]))
     assert sorted(wards) == [0, 1, 2, 3]

@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,6 +107,15 @@ def test_a_rank_that_claims_a_step_far_ahead_is_left_out():
     standings = [held(0, 7), held(1, 7), held(2, 7), held(1, 10**9, "Agreed", (0,))]
     assert source_of(*standings).step == 7
     assert {holder.rank for holder in source_of(*standings).holders} == {0, 1, 2}
+
+
+def test_a_worker_that_says_two_things_of_one_generation_breaks_nothing():
+    twice = [(0, held(0, 7)), (0, held(0, 8)), (1, held(1, 7)), (2, held(2, 7))]
+    assert live_source(twice, GENERATION, LAYOUT).holders == (Holder(0, 0), Holder(1, 1), Holder(2, 2))
+
+
+def test_a_holder_is_sent_and_stored_as_a_row():
+    assert msgspec.json.encode(Holder(2, 0, copy=True)) == b"[2,0,true]"
 
 
 def test_one_rank_of_three_may_be_lost_in_any_moment_of_a_step_where_ranks_hold_copies():

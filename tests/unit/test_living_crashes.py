@@ -37,7 +37,7 @@ CHANGES: dict[str, Order] = {
     "a new coordinator": (WHEN, lambda job: job.kill("coordinator")),
     "no change": (WHEN, lambda job: None),
     "a smaller size": (WHEN, lambda job: job.state.resize(2)),
-    "another layout": (WHEN, lambda job: job.state.request_layout(pipeline(), "a test asks", None)),
+    "another layout": (WHEN, lambda job: job.state.request_layout(pipeline(), "a test asks")),
 }
 VICTIMS: Sequence[Victims] = (
     ("worker-0",), ("worker-2",), ("trainer-0",), ("trainer-1",), ("coordinator",), ("coordinator", "worker-0"),

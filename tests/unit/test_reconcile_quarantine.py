@@ -14,7 +14,7 @@ from coxswain_operator.cluster import Denied
 from coxswain_operator.controller import Controller
 from coxswain_operator.node_decoding import quarantine_view
 from coxswain_operator.reconcile import node_request
-from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.reconcile.times import seconds, stamp
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, live, member_of, report, training_job
@@ -269,6 +269,152 @@ async def test_two_jobs_do_not_take_two_nodes_at_a_time() -> None:
     world.put({"kind": "NodeQuarantine", "metadata": other, "spec": {"node": "elsewhere", "reason": "Slow"}})
     await passes(world, 3, replace(SETTINGS, quarantine_limit=9))
     assert quarantined(world) == ["elsewhere"] and "another node was quarantined" in said(world, "NodeKept")[0]
+
+
+def quarantine_of(world: FakeCluster, node: str, job: str = "") -> None:
+    """As the operator makes it for the job of this uid; by hand without one. The node's name is its name."""
+    meta = {"name": node, "labels": {LABEL_JOB_UID: job} if job else {}}
+    world.put({"kind": "NodeQuarantine", "metadata": meta, "spec": {"node": node, "reason": "Slow"}})
+
+
+async def test_quarantines_by_hand_count_for_no_limit_and_no_pause() -> None:
+    world = await asking()
+    node(world, "spare")
+    quarantine_of(world, "elsewhere")
+    await passes(world, 3)
+    assert quarantined(world) == ["elsewhere", SLOW.node]
+
+
+@pytest.mark.parametrize("phase", ["Starting", "Suspending", "Completed"])
+async def test_a_node_is_left_only_while_the_job_runs(phase: str) -> None:
+    world = await asking()
+    node(world, "spare")
+    world.report_now = report(phase, 20, replace_node=SLOW)
+    await passes(world, 1)
+    assert quarantined(world) == [] and said(world, "NodeKept") == []
+
+
+async def test_a_request_that_names_no_node_does_nothing() -> None:
+    world = await asking()
+    node(world, "spare")
+    world.report_now = report("Running", 20, replace_node=NodeRequest("", "trainer-1", "slow"))
+    await passes(world, 3)
+    assert quarantined(world) == [] and said(world, "NodeKept") == []
+
+
+async def test_a_node_that_stays_keeps_no_other_node_from_being_left() -> None:
+    world = await asking()
+    await passes(world, 2)
+    assert SLOW.node in said(world, "NodeKept")[0]
+    node(world, "spare")
+    world.report_now = report("Running", 21, replace_node=NodeRequest("node-of-trainer-0", "trainer-0", "slow"))
+    await passes(world, 2)
+    assert quarantined(world) == ["node-of-trainer-0"]
+
+
+@pytest.mark.parametrize(
+    ("there", "cpu", "by_hand", "leaves"),
+    [
+        ("trainer-0", "3", False, False),
+        ("trainer-0", "8", False, True),
+        ("loader-0", "3", False, True),
+        ("", "3", True, False),
+    ],
+    ids=["a trainer is there", "there is room beside it", "another role", "in quarantine"],
+)
+async def test_another_node_must_have_room_beside_the_trainers_there_and_no_quarantine(
+    there: str, cpu: str, by_hand: bool, leaves: bool
+) -> None:
+    template = {"spec": {"containers": [{"name": "trainer", "resources": {"requests": {"cpu": "2"}}}]}}
+    world = await asking(trainers={"count": 2, "template": template})
+    node(world, "spare", cpu=cpu)
+    if there:
+        pod = world.pod(there)
+        assert pod is not None
+        pod["spec"]["nodeName"] = "spare"
+    if by_hand:
+        quarantine_of(world, "spare")
+    await passes(world, 3)
+    assert (SLOW.node in quarantined(world)) is leaves
+    assert bool(said(world, "NodeKept")) is not leaves
+
+
+async def test_only_the_trainer_on_the_node_moves_and_only_for_a_request_of_its_own_job() -> None:
+    world = await asking()
+    loader = world.pod("loader-0")
+    assert loader is not None
+    loader["spec"]["nodeName"] = SLOW.node
+    quarantine_of(world, SLOW.node, "another")
+    before = {p["metadata"]["uid"] for p in world.pods()}
+    await passes(world, 4)
+    assert {p["metadata"]["uid"] for p in world.pods()} == before  # another job asked for it
+    del world.objects["NodeQuarantine", SLOW.node]
+    world.tick(node_request.PAUSE_SECONDS)
+    node(world, "spare")
+    await passes(world, 6)
+    assert loader["metadata"]["uid"] in {p["metadata"]["uid"] for p in world.pods() if live(p)}
+    assert avoided(world, "trainer-1") == {SLOW.node}
+
+
+async def test_a_trainer_whose_deletion_takes_long_is_moved_once() -> None:
+    world = await asking()
+    node(world, "spare")
+    for _ in range(6):
+        await Controller(world, world, world.clock, SETTINGS).pass_once(NAMESPACE, "demo")
+        world.tick()
+    assert len(said(world, "PodDisrupted")) == 1
+    assert [member_of(pod) for pod in world.deleted] == ["trainer-1"]
+
+
+async def left_for_another() -> FakeCluster:
+    """Trainer 1 has left its node, and waits for one."""
+    world = await asking()
+    node(world, "spare")
+    await passes(world, 4)
+    world.unplaceable = {"trainer-1"}
+    world.run_all()
+    return world
+
+
+def waits(world: FakeCluster, member: str, reason: str = "Unschedulable") -> Manifest:
+    pod = world.pod(member)
+    assert pod is not None
+    world.unschedulable(pod, reason)
+    return pod
+
+
+@pytest.mark.parametrize("how", ["it runs", "a queue holds it", "it does not avoid the node"])
+async def test_a_node_is_used_again_only_for_a_trainer_that_waits_for_it(how: str) -> None:
+    world = await left_for_another()
+    pod = waits(world, "trainer-1", "SchedulingGated" if how == "a queue holds it" else "Unschedulable")
+    if how != "a queue holds it":
+        world.run(pod)
+        pod["spec"]["nodeName"] = "spare"
+    if how == "it does not avoid the node":
+        waits(world, "trainer-0")
+    world.tick(node_request.PATIENCE_SECONDS + 1)
+    await Controller(world, world, world.clock, SETTINGS).pass_once(NAMESPACE, "demo")
+    assert quarantined(world) == [SLOW.node] and said(world, "NodeKept") == []
+
+
+async def test_the_quarantine_of_another_job_is_not_ended_for_a_trainer_that_waits() -> None:
+    world = new_world()
+    quarantine_of(world, "elsewhere", "another")
+    world.unplaceable = {"trainer-1"}
+    await passes(world)
+    world.run_all()
+    world.tick(node_request.PATIENCE_SECONDS + 1)
+    await passes(world)
+    assert quarantined(world) == ["elsewhere"]
+
+
+async def test_a_pass_is_due_when_a_trainer_has_waited_long_enough_for_another_node() -> None:
+    world = await left_for_another()
+    pod = world.pod("trainer-1")
+    assert pod is not None
+    decision = await Controller(world, world, world.clock, SETTINGS).pass_once(NAMESPACE, "demo")
+    due = seconds(pod["metadata"]["creationTimestamp"]) + node_request.PATIENCE_SECONDS
+    assert due in {getattr(action, "time", 0.0) for action in (decision.actions if decision else ())}
 
 
 async def test_a_node_is_used_again_when_its_trainer_finds_no_other() -> None:

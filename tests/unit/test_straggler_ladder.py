@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from coxswain.config import ParallelConfig, StragglerConfig
 from coxswain.ladder.decide import decide
 from coxswain.ladder.values import Option, Options
-from coxswain.layout import Device, Layout
+from coxswain.layout import Device, Layout, Replica, Stage
 from coxswain.stragglers.values import Cause
 from coxswain.wire import NodeRequest
 from coxswain_coordinator.api.report import job_report
 from coxswain_coordinator.capacity import capacity_fault, devices_of
 from coxswain_coordinator.stragglers.ladder import MEASURED_STEPS, Ladder
-from coxswain_coordinator.stragglers.offers import is_whole, offers, runs
+from coxswain_coordinator.stragglers.offers import costs_of, is_whole, offers, runs
 from coxswain_coordinator.stragglers.words import Straggler
 from coxswain_coordinator.world.formation import at_checkpoint, next_generation, world_of
 from tests.unit.coordinator_fakes import make_job
@@ -278,6 +278,63 @@ def test_offers_are_layouts_of_the_same_devices_on_which_the_longest_sequence_fi
     ))  # fmt: skip
     assert runs(short, layout, few) and not runs(long, layout, few)
     assert not runs(short, layout, replace(few, standby=()))
+
+
+def stages_on(*stages: tuple[tuple[Device, ...], int, int], aside: tuple[Device, ...] = ()) -> Layout:
+    """One replica."""
+    return Layout((Replica(tuple(Stage(*stage) for stage in stages)),), aside)
+
+
+A, B, C = Device(0, 0), Device(1, 0), Device(2, 0)
+BOTH = stages_on(((A, B), 0, 2))
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "longest", "engine_runs"),
+    [
+        (stages_on(((A,), 0, 1), ((B,), 1, 2)), {}, 64, True),
+        (stages_on(((A,), 0, 2), aside=(B,)), {}, 64, True),
+        (stages_on(((A, B), 0, 1), ((), 1, 2)), {}, 64, False),  # nothing computes the second stage
+        (stages_on(((A,), 0, 2), ((B,), 2, 2)), {}, 64, False),  # it has no layers
+        (stages_on(((A,), 0, 2)), {}, 64, False),  # a device is missing
+        (stages_on(((A,), 0, 2), aside=(B, C)), {}, 64, False),  # one is not there
+        (stages_on(((A,), 0, 2), aside=(C,)), {}, 64, False),
+        (stages_on(((A,), 0, 2), aside=(B,)), {}, 512, False),  # a replica holds 256 tokens
+        (stages_on(((A,), 0, 1), ((B,), 1, 2)), {"custom": "models.py:Model"}, 64, False),
+        (stages_on(((A,), 0, 2), aside=(B,)), {"custom": "models.py:Model"}, 64, True),
+    ],
+)
+def test_a_layout_is_offered_only_if_the_engine_runs_it_on_just_the_present_devices(
+    tmp_path, monkeypatch, layout, changes, longest, engine_runs
+):
+    job = make_job(tmp_path, batch=replace(make_job(tmp_path).batch, max_sequence_tokens=longest))
+    job = replace(job, model=replace(job.model, **changes))
+    assert runs(job, BOTH, layout) is engine_runs
+    one = Option("Groups", layout, 8.0, 5.0)
+    monkeypatch.setattr(
+        "coxswain_coordinator.stragglers.offers.options_for", lambda *_: Options(BOTH, {}, 9.0, 6.0, (one,))
+    )
+    assert offers(job, 320, BOTH, {}).layouts == ((one,) if engine_runs else ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "widest"), [({}, 4), ({"optimizer": "Muon"}, 1), ({"custom": "models.py:Model"}, 1)]
+)
+def test_the_planner_counts_all_devices_as_well_and_no_tensor_groups_where_the_engine_has_none(
+    tmp_path, changes, widest
+):
+    job = cluster_job(tmp_path)
+    job = replace(job, optimizer=replace(job.optimizer, kind=changes.get("optimizer", "AdamW")))
+    job = replace(job, model=replace(job.model, custom=changes.get("custom", job.model.custom)))
+    costs = costs_of(job, 320, layout_of(job))
+    cluster = costs.cluster
+    assert (cluster.max_tensor, cluster.sequence, cluster.global_batch) == (widest, 256, 32)
+    assert [(node.name, len(node.devices)) for node in cluster.nodes] == [("trainer-0", 4), ("trainer-1", 4)]
+    assert all(device.slowdown == 1.0 for node in cluster.nodes for device in node.devices)
+    few = replace(job, batch=replace(job.batch, tokens_per_step=128))
+    assert (costs_of(few, 320, layout_of(job)).cluster.global_batch, costs_of(few, 320, layout_of(job)).cluster.sequence) == (
+        4 * len(layout_of(job).replicas), 128
+    )  # fmt: skip
 
 
 def test_the_planner_is_asked_only_where_no_trainer_is_missing(tmp_path):

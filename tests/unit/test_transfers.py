@@ -13,7 +13,18 @@ from coxswain.holdings import all_holdings
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.models import parameter_specs
 from coxswain.presets import PRESETS
-from coxswain.transfers import STORE, Boxes, Links, boxes_of, held_boxes, least_bytes, shared, traffic, transfers
+from coxswain.transfers import (
+    STORE,
+    Boxes,
+    Links,
+    Traffic,
+    boxes_of,
+    held_boxes,
+    least_bytes,
+    shared,
+    traffic,
+    transfers,
+)
 
 SHAPES = {"a": (12, 8), "b": (20,), "c": (6, 6)}
 DEVICES = 6
@@ -99,6 +110,30 @@ def test_a_part_that_no_device_holds_is_named_or_comes_from_the_checkpoint() -> 
         transfers(have, need, links(), 4)
     moves = transfers(have, need, links(), 4, stored=True)
     assert traffic([(moves, have, need, 4)], links()).stored_bytes == 5 * 4
+
+
+def test_of_several_parts_that_no_device_holds_the_first_is_named() -> None:
+    have = boxes_of(list(SHAPES), [(0, [Box("b", (5,), (5,))])])
+    with pytest.raises(ValueError, match="b: no device holds rows 0 to 5, columns 0 to 1"):
+        transfers(have, boxes_of(list(SHAPES), [whole(1)]), links(), 4)
+
+
+def test_a_box_that_one_device_holds_and_another_needs_moves_in_one_piece() -> None:
+    box = Box("a", (0, 0), (5, 8))
+    have, need = (boxes_of(list(SHAPES), [(device, [box])]) for device in (0, 1))
+    moves = transfers(have, need, links(), 4)
+    assert [column.tolist() for column in (moves.first, moves.last, moves.left, moves.right)] == [[0], [5], [0], [8]]
+
+
+def test_where_nothing_is_lacking_nothing_moves_and_it_takes_no_time() -> None:
+    have = boxes_of(list(SHAPES), [whole(0), whole(1)])
+    moves = transfers(have, have, links(), 4)
+    assert traffic([(moves, have, have, 4)], links()) == Traffic(0, 0, 0, 0, 0, 0.0, 0.0)
+
+
+def test_owners_that_are_more_than_rows_own_no_empty_boxes() -> None:
+    owned = shared(boxes_of(["c"], [(device, [Box("c", (0, 0), (4, 6))]) for device in range(DEVICES)]))
+    assert owned.elements.tolist() == [6] * 4
 
 
 def layout_boxes(layout: Layout) -> Boxes:

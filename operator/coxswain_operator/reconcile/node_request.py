@@ -101,7 +101,7 @@ def _refusal(ctx: Context, request: NodeRequest, plan: PodPlan) -> str:
     made = [q for q in quarantines.in_force(ctx) if q.job]
     if not ctx.settings.quarantine:
         return "this installation quarantines no nodes (the chart's quarantine.enabled)"
-    if len({q.node for q in made}) >= ctx.settings.quarantine_limit:
+    if len(made) >= ctx.settings.quarantine_limit:
         return (
             f"{len(made)} of at most {ctx.settings.quarantine_limit} nodes are in quarantine already (quarantine.limit)"
         )
@@ -119,7 +119,7 @@ def _without_place(ctx: Context, request: NodeRequest, plan: PodPlan) -> str:
     if nodes is None:
         return "the operator may not see nodes (rbac.nodes), so it does not know of another"
     spec = plan.pod(request.trainer, 0)["spec"]
-    others = [(name, node) for name, node in sorted(nodes.items()) if name not in (request.node, *plan.avoid)]
+    others = [(name, node) for name, node in sorted(nodes.items()) if name != request.node]
     reasons = [node_fit.misfit(name, node, spec, _trainers_on(ctx, name)) for name, node in others]
     if not all(reasons):
         return ""

@@ -41,6 +41,7 @@ class PlanLog:
     def __init__(self, store: Store) -> None:
         self._store, self.largest = store, _LARGEST
         self._takeovers = 0  # of the current generation; the last one is ours
+        self._created = 0  # the newest generation that is ours; no world may have it
 
     def last_generation(self) -> int:
         """Number of the newest generation; 0: none yet."""
@@ -56,8 +57,10 @@ class PlanLog:
 
     def create_generation(self, record: Generation) -> bool:
         """False when another coordinator took this number."""
-        self._takeovers = 0
-        return self._store.create(generation_key(record.generation), _pack(record))
+        self._takeovers, number = 0, record.generation
+        created = self._store.create(generation_key(number), _pack(record))
+        self._created = number if created else self._created
+        return created
 
     def take_over(self, generation: int, author: str) -> bool:
         """Takes a generation over, which fences its coordinator.
@@ -68,7 +71,8 @@ class PlanLog:
         return self._store.create(takeover_key(generation, self._takeovers), _pack(author))
 
     def check_current(self, generation: int) -> None:
-        """The fence: raises Stale if a newer generation exists or this one is taken over."""
+        """The fence: raises Stale if another coordinator has created a newer generation, or taken this one or ours over."""
+        generation = max(generation, self._created)
         if self._store.exists(generation_key(generation + 1)):
             raise Stale(f"another coordinator has created generation {generation + 1}; {_TWICE}")
         if self._store.exists(takeover_key(generation, self._takeovers + 1)):

@@ -19,13 +19,13 @@ class Changes:
     before: Layout | None = None  # the request in force before that one
     former: int = 0  # trainers of a world that failed: those that shall leave hold a part of its state
 
-    def request(self, layout: Layout, why: str, trainers: int | None) -> None:
+    def request(self, layout: Layout, why: str) -> None:
         self.before = self.before if self.why else self.layout
-        self.layout, self.why, self.size = layout, why, self.size if trainers is None else trainers
+        self.layout, self.why = layout, why
 
     def entered(self, layout: Layout) -> None:
-        """A world has this layout. A request that could not be met is not repeated."""
-        self.why, self.former = "", 0
+        """A world has this layout. Another one that was requested is dropped: the reason for it may be gone with its devices."""
+        self.layout, self.why, self.former = self.layout if self.layout == layout else None, "", 0
 
     @property
     def forming(self) -> int:
@@ -48,7 +48,7 @@ class Changes:
     def due(self, current: Layout, present: Collection[int]) -> str:
         """Why the world with this layout must change; empty: it is as it shall be. `present`: indices of registered trainers."""
         here = {device.trainer for device in devices_of(current)}
-        if self.why and self.layout is not None and self.layout != current:
+        if self.why and self.layout != current:
             return self.why
         if leavers := sorted(index for index in here if index >= self.size):
             return f"{_trainers(leavers)} shall leave: the job has {self.size} trainers now"
@@ -59,7 +59,7 @@ class Changes:
     def loses_state(self, current: Layout) -> bool:
         """Whether a device that works in this layout does not work in the next one: then its state is saved first."""
         working = {seat.device for seat in current.ranks()}
-        kept = working if self.layout is None or not self.why else {seat.device for seat in self.layout.ranks()}
+        kept = working if self.layout is None else {seat.device for seat in self.layout.ranks()}
         return any(device not in kept or device.trainer >= self.size for device in working)
 
 

@@ -454,13 +454,12 @@ class JobState:
         vocabulary = self.session.world.vocabulary if self.session else 0
         return replace(self.job, model=replace(self.job.model, vocabulary=vocabulary or self.job.model.vocabulary))
 
-    def request_layout(self, layout: Layout, why: str, trainers: int | None = None) -> None:
+    def request_layout(self, layout: Layout, why: str) -> None:
         """Plans a change to this layout: the world ends at a step boundary, and the next one takes its state from memory.
 
-        The layout holds as long as exactly its devices are there. `why`: for event LayoutChanged. `trainers`: the job's new
-        size.
+        The layout holds as long as exactly its devices are there. `why`: for event LayoutChanged.
         """
-        self.changes.request(layout, why, trainers)
+        self.changes.request(layout, why)
         self.notifier.notify(Topic.ANY)
 
     def resize(self, trainers: int) -> None:

@@ -1,0 +1,130 @@
+"""Planned changes of a world: what is due, what is dropped, and what must be saved first."""
+
+from __future__ import annotations
+
+import pytest
+
+from coxswain.layout import Device, Layout, uniform_layout
+from coxswain_coordinator.state.changes import Changes
+
+
+def on(*trainers: int, pipeline: int = 1, aside: tuple[int, ...] = ()) -> Layout:
+    """Of trainers with a device each; those `aside` are on standby."""
+    found = uniform_layout([Device(t, 0) for t in trainers], 2, pipeline=pipeline)
+    return Layout(found.replicas, (*found.standby, *(Device(t, 0) for t in aside)))
+
+
+def devices(*trainers: int) -> set[Device]:
+    return {Device(t, 0) for t in trainers}
+
+
+def requested(*layouts: Layout, size: int = 2) -> Changes:
+    changes = Changes(size)
+    for number, layout in enumerate(layouts):
+        changes.request(layout, f"reason {number}")
+    return changes
+
+
+def fail(changes: Changes) -> None:
+    """The world fails before the change that it was to make."""
+    changes.withdraw(on(0, 1))
+
+
+ASIDE, PIPELINE = on(0, aside=(1,)), on(0, 1, pipeline=2)
+
+
+def test_a_requested_layout_is_for_exactly_its_devices_with_those_on_standby() -> None:
+    changes = requested(ASIDE)
+    assert changes.layout_on(devices(1, 0)) == ASIDE
+    assert changes.layout_on(devices(0)) is changes.layout_on(devices(0, 1, 2)) is None
+    assert Changes(2).layout_on(devices(0, 1)) is None
+
+
+def test_a_layout_that_a_world_has_is_kept_for_the_next_one_of_the_same_devices() -> None:
+    changes = requested(ASIDE)
+    changes.entered(ASIDE)
+    assert changes.layout_on(devices(0, 1)) == ASIDE
+    assert changes.due(ASIDE, {0, 1}) == changes.due(on(0, 1), {0, 1}) == ""
+
+
+def test_a_layout_does_not_come_back_with_devices_that_were_not_in_the_world_since() -> None:
+    changes = requested(ASIDE)
+    changes.entered(ASIDE)
+    changes.entered(on(0))
+    assert changes.layout_on(devices(0, 1)) is None
+
+
+def test_a_request_that_no_world_could_meet_is_dropped() -> None:
+    changes = requested(ASIDE)
+    changes.entered(on(0, 1, 2))
+    assert changes.layout_on(devices(0, 1)) is None
+    assert changes.due(on(0, 1), {0, 1}) == ""
+
+
+def test_a_world_that_fails_before_its_change_keeps_the_layout_that_is_in_force() -> None:
+    changes = requested(PIPELINE, ASIDE)
+    fail(changes)
+    assert changes.layout_on(devices(0, 1)) is None  # neither was in force
+    changes = requested(PIPELINE)
+    changes.entered(PIPELINE)
+    for layout in (ASIDE, on(0, 1)):
+        changes.request(layout, "again")
+    fail(changes)
+    assert changes.layout_on(devices(0, 1)) == PIPELINE
+    assert changes.due(on(0, 1), {0, 1}) == ""
+
+
+def test_a_failure_takes_no_layout_from_a_job_that_has_asked_for_no_other() -> None:
+    changes = requested(PIPELINE)
+    changes.entered(PIPELINE)
+    fail(changes)
+    assert changes.layout_on(devices(0, 1)) == PIPELINE
+
+
+@pytest.mark.parametrize(
+    ("size", "layout", "present", "why"),
+    [
+        (2, on(0, 1), {0, 1}, ""),
+        (2, on(0, 1), {0, 1, 2}, ""),  # it waits until the job has room for it
+        (2, on(0, 1), {0}, ""),  # one that is gone ends its world by a failure
+        (3, on(0, 1), {0, 1}, ""),
+        (3, on(0, 1), {0, 1, 2}, "trainer-2 joined"),
+        (4, on(0, 2), {0, 1, 2, 3}, "trainer-1, trainer-3 joined"),
+        (2, on(0, 1, 2), {0, 1, 2}, "trainer-2 shall leave: the job has 2 trainers now"),
+        (1, on(0, 1, 2), {0, 1, 2}, "trainer-1, trainer-2 shall leave: the job has 1 trainers now"),
+        (1, on(0, aside=(1,)), {0, 1}, "trainer-1 shall leave: the job has 1 trainers now"),
+        (2, on(0, 2), {0, 1, 2}, "trainer-2 shall leave: the job has 2 trainers now"),
+    ],
+)
+def test_a_world_changes_for_trainers_that_leave_then_for_those_that_join(
+    size: int, layout: Layout, present: set[int], why: str
+) -> None:
+    assert Changes(size).due(layout, present) == why
+
+
+def test_a_requested_layout_is_due_until_a_world_has_it() -> None:
+    changes = requested(ASIDE)
+    assert changes.due(on(0, 1), {0, 1}) == "reason 0"
+    assert changes.due(ASIDE, {0, 1}) == ""
+    changes.size = 1
+    assert changes.due(ASIDE, {0, 1}) == "trainer-1 shall leave: the job has 1 trainers now"
+
+
+@pytest.mark.parametrize(
+    ("current", "layout", "size", "loses"),
+    [
+        (on(0, 1), None, 2, False),
+        (on(0, 1), None, 3, False),
+        (on(0, 1), None, 1, True),
+        (on(0, aside=(1,)), None, 1, False),  # it has no state
+        (on(0, 1), PIPELINE, 2, False),
+        (on(0, 1), ASIDE, 2, True),
+        (on(0, 1), PIPELINE, 1, True),
+        (on(0, aside=(1,)), on(0, 1), 2, False),
+    ],
+)
+def test_state_is_saved_before_a_change_in_which_a_device_with_state_stops_working(
+    current: Layout, layout: Layout | None, size: int, loses: bool
+) -> None:
+    changes = requested(*([layout] if layout else []), size=size)
+    assert changes.loses_state(current) is loses

@@ -185,7 +185,7 @@ class Driver:
         run, world = self._state, session.world
         if session.move is not None or session.ending is not None or not session.started:
             return False
-        present = [index_of(m.name) for m in run.registry.present("trainer", run.size)]
+        present = [index_of(m.name) for m in run.registry.present("trainer", run.size) if m.starting is not True]
         if why := run.changes.due(world.layout, present):
             fault = self._worlds.change_fault(world.layout)
             said = f"{why}; through a checkpoint: {fault}" if fault else why

@@ -331,6 +331,19 @@ async def test_the_agent_and_its_workers_outlast_a_restart_of_the_coordinator_an
     assert (again.instance, again.generation) == (first.instance, 1)
 
 
+async def test_an_agent_says_that_it_is_starting_until_its_fork_server_has_imported_what_workers_need(
+    tmp_path, coordinator
+):
+    gate, module = tmp_path / "imported", tmp_path / "scripted_worker.py"
+    started = Started(coordinator.url, tmp_path, FOREVER)
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists():\n    time.sleep(0.01)\n"
+    module.write_text(waits + module.read_text())
+    async with started:
+        assert (await coordinator.seen("/v1/register"))[0].starting is True
+        gate.touch()
+        assert (await coordinator.seen("/v1/register", 2))[1].starting is msgspec.UNSET
+
+
 async def test_an_agent_with_an_ended_worker_registers_as_one_whose_world_is_broken(tmp_path, coordinator):
     async with Started(coordinator.url, tmp_path, FOREVER):
         coordinator.publish(world(1))

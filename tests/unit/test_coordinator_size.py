@@ -43,6 +43,11 @@ async def test_the_operator_learns_that_trainers_are_awaited_then_that_the_world
         assert await control.resize(job, 2) == wire.SizeReply("Done", 2)
         waiting = wire.SizeReply("UnderWay", 2, "waiting for trainer-2 to register")
         assert [await control.resize(job, 3), await control.resize(job, 3)] == [waiting, waiting]
+        lead.state.register(replace(agents(3)[2], starting=True))
+        waiting = wire.SizeReply("UnderWay", 2, "waiting for trainer-2 to import what workers need")
+        assert await control.resize(job, 3) == waiting
+        await lead.close(2)
+        assert not lead.state.session.move
         lead.state.register(agents(3)[2])
         changing = wire.SizeReply("UnderWay", 2, "waiting for the world to change at a step boundary")
         assert await control.resize(job, 3) == changing

@@ -17,11 +17,17 @@ def resize(state: JobState, trainers: int) -> SizeReply:
     if why := refusal(state.sized_job, state.size, trainers):
         return SizeReply("Refused", len(present), why)
     state.resize(trainers)
-    missing = state.registry.missing("trainer", trainers)
     if present == set(range(trainers)):
         return SizeReply("Done", trainers)
-    words = f"{join(missing)} to register" if missing else "the world to change at a step boundary"
-    return SizeReply("UnderWay", len(present), f"waiting for {words}")
+    return SizeReply("UnderWay", len(present), f"waiting for {_awaited(state, trainers)}")
+
+
+def _awaited(state: JobState, trainers: int) -> str:
+    if missing := state.registry.missing("trainer", trainers):
+        return f"{join(missing)} to register"
+    if starting := [m.name for m in state.registry.present("trainer", trainers) if m.starting is True]:
+        return f"{join(starting)} to import what workers need"
+    return "the world to change at a step boundary"
 
 
 def here(state: JobState) -> set[int]:

@@ -72,6 +72,7 @@ class Agent:
 
     async def run(self) -> int:
         """Exit code of the trainer. Raises Retryable when the coordinator stays away."""
+        ready = asyncio.create_task(self._say_ready())
         try:
             await self._fork_server.warm()  # while the loaders index
             while self._oom is None:
@@ -85,8 +86,13 @@ class Agent:
         except JobEnded as ended:
             return await self._leave(ended.finished)
         finally:
+            ready.cancel()
             await asyncio.gather(*(self._stop_worker(worker) for worker in list(self._workers)))
             await self._fork_server.end()
+
+    async def _say_ready(self) -> None:
+        await self._fork_server.ready.wait()
+        self._news.set()
 
     async def _register(self) -> Registered:
         self._news.clear()
@@ -106,6 +112,7 @@ class Agent:
             held=self._held() or UNSET,
             left=self._generation if self._generation and (is_out or not all(inside)) else UNSET,
             broken=next((said.why for said in left if said.why), UNSET),
+            starting=UNSET if self._fork_server.ready.is_set() else True,
         )
         reply = await self._client.post("/v1/register", me, Registered, deadline=self._give_up)
         self.registered = True

@@ -14,6 +14,7 @@ import selectors
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 import msgspec
@@ -30,6 +31,10 @@ class ForkRequest(msgspec.Struct, frozen=True, tag=True):
     """To the fork server, with two descriptors: the worker's own fault file, and its socket for assignments."""
 
     environment: dict[str, str]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """From the fork server, once: what workers import is there, and a fork takes milliseconds."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -53,6 +58,8 @@ def main(module: str) -> int:
     work: Callable[[], NoReturn] = importlib.import_module(module).work
     gc.enable()
     gc.freeze()  # no collection in a worker touches, and so copies, the pages that all share
+    with suppress(OSError):  # the agent is gone: the loop below ends
+        agent.send(msgspec.json.encode(Ready()))
     with selectors.DefaultSelector() as ready, agent:
         ready.register(agent, selectors.EVENT_READ)
         while True:

@@ -18,7 +18,7 @@ from coxswain.errors import Retryable
 from coxswain.layout import Seat
 from coxswain.wire import Fault
 from coxswain_link.environment import end_with_parent
-from coxswain_train.agent.forkserver import MESSAGE, Exited, Forked, ForkRequest
+from coxswain_train.agent.forkserver import MESSAGE, Exited, Forked, ForkRequest, Ready
 from coxswain_train.worker.assignments import Assignment, Leave, Left
 
 log = logging.getLogger(__name__)
@@ -133,6 +133,7 @@ class ForkServer:
         self._channel: socket.socket | None = None
         self._requests: deque[asyncio.Future[tuple[int, int]]] = deque()  # (pid, pidfd) to come
         self._running: dict[int, asyncio.Future[int]] = {}
+        self.ready = asyncio.Event()  # imports are done, and files cached for a process after it
 
     async def warm(self) -> None:
         """Starts the process unless it runs."""
@@ -200,8 +201,10 @@ class ForkServer:
         if not message:
             self._lost()
             return
-        answer: Forked | Exited = msgspec.json.decode(message, type=Forked | Exited)
-        if isinstance(answer, Forked):
+        answer: Ready | Forked | Exited = msgspec.json.decode(message, type=Ready | Forked | Exited)
+        if isinstance(answer, Ready):
+            self.ready.set()
+        elif isinstance(answer, Forked):
             self._running[answer.pid] = asyncio.get_running_loop().create_future()
             request = self._requests.popleft()
             if request.cancelled():

@@ -115,6 +115,15 @@ def test_a_message_has_another_digest_where_any_byte_is_another_or_two_words_cha
     assert all(-(1 << 63) <= each < 1 << 63 for each in seen)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_two_signs_that_change_do_not_cancel(dtype: torch.dtype) -> None:
+    values = torch.randn(MATRIX.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+    changed = values.clone()
+    changed[0, :2] *= -1
+    assert content_of({"exp_avg": {MATRIX: changed}}) != content_of({"exp_avg": {MATRIX: values}})
+    assert digest_of(changed) != digest_of(values)
+
+
 @pytest.mark.parametrize("value", [0, 1, MOST, 1 << 63, (1 << 53) + 1, 0xFFFFFFFF, 1 << 32])
 def test_a_digest_travels_as_two_numbers_that_are_held_exactly(value: int) -> None:
     assert whole(*halves(value)) == value == whole(*map(float, halves(value)))

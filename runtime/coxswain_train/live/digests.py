@@ -16,7 +16,7 @@ from torch import Tensor
 from coxswain.boxes import Box
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-_MASK = (1 << 64) - 1
+_MASK, _LOW = (1 << 64) - 1, (1 << 32) - 1
 _CHUNK = 1 << 17  # elements that are multiplied at a time: what is made of them stays in the cache
 
 
@@ -25,7 +25,7 @@ def digest_of(values: Tensor) -> int:
     words, total = values.reshape(-1).view(_BITS.get(values.element_size(), torch.int64)), 0
     for number, part in enumerate(torch.split(words, _CHUNK)):
         factors = _factors(min(_CHUNK, _power(len(part))), str(part.device), "message")[: len(part)]
-        total += int((part.to(torch.int64) * factors).sum()) * (2 * number + 1)
+        total += int((_numbers(part) * factors).sum()) * (2 * number + 1)
     return _signed(total)
 
 
@@ -45,10 +45,19 @@ def _box(kind: str, box: Box, values: Tensor) -> int:
     columns = _span(left, matrix.shape[1], values.device, "columns")
     each, total = max(1, _CHUNK // matrix.shape[1]), 0
     for start in range(0, matrix.shape[0], each):
-        part = matrix[start : start + each].to(torch.int64)  # products of two types take ten times as long
+        part = _numbers(matrix[start : start + each])
         rows = _span(box.offset[0] + start, len(part), values.device, "rows")
         total += int(((part * columns).sum(1) * rows).sum())
     return total * (2 * zlib.crc32(f"{kind} {box.name}".encode()) + 1)
+
+
+def _numbers(words: Tensor) -> Tensor:
+    """Words as numbers of 64 bits: products of two types take ten times as long.
+
+    The top bit of a word of 64 bits, a sign in fp64, would count 2^63 whatever its place: two of them would cancel. So the
+    high half is put over the low one.
+    """
+    return words ^ ((words >> 32) & _LOW) if words.dtype == torch.int64 else words.to(torch.int64)
 
 
 def _span(start: int, length: int, device: torch.device, salt: str) -> Tensor:

@@ -47,7 +47,9 @@ class Register(msgspec.Struct, frozen=True):
     held: tuple[Held, ...] | UnsetType = UNSET  # an agent's: what its workers hold that have left their world
     left: int | UnsetType = UNSET  # an agent's: the world that some of its workers have left, or ended in
     broken: str | UnsetType = UNSET  # why a worker has left that world unasked
-    starting: bool | UnsetType = UNSET  # whether the agent's workers would wait for their imports: no running world changes for it
+    starting: bool | UnsetType = (
+        UNSET  # an agent's, while its workers would wait for imports: no running world changes for it
+    )
 
 
 class Registered(msgspec.Struct, frozen=True, omit_defaults=True):

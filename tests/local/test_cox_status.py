@@ -6,12 +6,15 @@ import random
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from coxswain_cli.readers.folder import FolderReader
+from coxswain_cli.status import describe
 from coxswain_operator.local import LocalCluster
 from tests.local.jobs import job_objects
 from tests.local.test_cox_commands import run_cox, stored_job, write
+from tests.local.test_cox_display import step
 
 CUTS = (b"", b"[]", b"{}", b"null", b"7", b'"x"', b"{", b"\xff\xfe", b'{"kind": "TrainingJob", "metadata": []}')
 
@@ -101,6 +104,12 @@ def test_a_path_of_any_letters_is_printed_on_a_terminal_of_any_encoding(tmp_path
     path.write_text("kind: Pod")
     done = written_to(subprocess.DEVNULL, "validate", path, PYTHONIOENCODING="ascii")
     assert (done.returncode, "\\u6587/job.yaml" in done.stderr) == (2, True)
+
+
+async def test_steps_that_the_status_does_not_have_yet_are_read_from_the_file_of_steps(workdir):
+    assert FolderReader(workdir).look().progress is None
+    (workdir / "steps.jsonl").write_bytes(msgspec.json.encode(step(2, loss=1.5)) + b"\n")
+    assert "  step        3, loss 1.5000" in list(describe(FolderReader(workdir).look()))
 
 
 async def test_a_running_cluster_is_known_by_its_lock(workdir):

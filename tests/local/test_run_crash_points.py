@@ -112,6 +112,7 @@ def test_a_job_whose_cox_was_killed_is_not_running_and_its_pods_are_gone(killed)
     assert re.findall(rf"step +(\d+)(?:/{STEPS})?,", killed.said) == [str(killed.done)] * (killed.done > 0)
     assert killed.said.count("gone, with its `cox run`") == PODS
     assert "Running" not in killed.said
+    note("\n".join(killed.said.splitlines()[:2]))
 
 
 def test_cox_killed_between_the_steps_and_the_manifest_of_a_checkpoint_goes_on_with_the_same_command(killed, calm):

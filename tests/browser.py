@@ -74,7 +74,10 @@ def browser() -> Iterator[Page]:
     (there, requests), (answers, back) = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = ["bash", "-c", _SHELL, str(there), str(back), BROWSER, *_FLAGS, f"--user-data-dir={profile}"]
-        process = subprocess.Popen(command, pass_fds=(there, back), stderr=subprocess.DEVNULL, start_new_session=True)
+        env = {**os.environ, "TMPDIR": profile}  # it is killed, and leaves its socket there
+        process = subprocess.Popen(
+            command, pass_fds=(there, back), stderr=subprocess.DEVNULL, start_new_session=True, env=env
+        )
         os.close(there)
         os.close(back)
         try:

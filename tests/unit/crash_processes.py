@@ -141,9 +141,11 @@ class ForkServer:
         self, make: Callable[[Live, Assignment], Awaitable[LivingWorker]], fault: Callable[[BaseException], None]
     ) -> None:
         self._make, self._fault, self.made = make, fault, list[Process]()
+        self.ready = asyncio.Event()
 
     async def warm(self) -> None:
         """Nothing is imported."""
+        self.ready.set()
 
     async def fork(self, device: int, environment: Mapping[str, str]) -> Process:
         process = Process(device, self._make)

@@ -169,8 +169,9 @@ def stage_peak(
 
 
 def widths_of(model: ModelConfig, specs: Sequence[ParameterSpec], tensor: int, degree: int) -> Widths:
-    """From the boxes of a rank's matrices."""
-    boxes = {spec.name.split(".")[-2]: spec.box(tensor, degree) for spec in specs}
+    """From the boxes of a rank's matrices, which are alike in all layers."""
+    kinds = {spec.name.split(".")[-2]: spec for spec in specs}
+    boxes = {kind: spec.box(tensor, degree) for kind, spec in kinds.items()}
     return Widths(
         hidden=model.hidden,
         query=boxes["q_proj"].shape[0],

@@ -55,6 +55,16 @@ async def begun(lead: Lead, generation: int) -> None:
     assert not lead.work.done(), lead.work.exception()
 
 
+async def saved_and_moved(lead: Lead, step: int, generation: int) -> None:
+    """Two workers save at the boundary of a change, leave with what they hold, and the next world begins."""
+    session = lead.state.session
+    lead.save(step, 0, 1, end="Moved")
+    await lead.until(lambda: session.lost)
+    assert lead.state.manifest.step == step
+    register(lead, *holds(lead, step))
+    await begun(lead, generation)
+
+
 def lose(lead: Lead, rank: int) -> None:
     lead.leave(-9, rank)
 
@@ -562,10 +572,7 @@ async def test_a_layout_whose_state_does_not_fit_beside_the_present_one_comes_th
         await lead.until(lambda: session.move)
         step = session.move.step
         assert session.directive(step).checkpoint
-        lead.save(step, 0, 1, end="Moved")
-        await lead.until(lambda: session.lost)
-        register(lead, *holds(lead, step))
-        await begun(lead, 2)
+        await saved_and_moved(lead, step, 2)
         record = lead.state.session.record
         assert (record.layout, record.first_step, record.live) == (one_replica(), step, UNSET)
         (changed,) = [e.message for e in lead.state.events.latest() if e.reason == "LayoutChanged"]
@@ -580,11 +587,7 @@ async def test_a_smaller_size_saves_what_leaves_and_goes_on_with_the_rest(tmp_pa
         session, step = lead.state.session, lead.state.session.move.step
         directive = session.directive(step)
         assert (directive.end, directive.checkpoint) == ("Moved", True)
-        lead.save(step, 0, 1, end="Moved")
-        await lead.until(lambda: session.lost)
-        assert lead.state.manifest.step == step
-        register(lead, *holds(lead, step))
-        await begun(lead, 2)
+        await saved_and_moved(lead, step, 2)
         assert (len(lead.state.session.world.seats), lead.state.session.book.open) == (1, step)
         assert lead.state.session.record.size == 1
 
@@ -602,10 +605,7 @@ async def test_a_trainer_that_shall_leave_gives_its_state_to_the_next_world_wher
         await lead.until(lambda: session.move)
         step = session.move.step
         assert session.directive(step).checkpoint
-        lead.save(step, 0, 1, end="Moved")
-        await lead.until(lambda: session.lost)
-        register(lead, *holds(lead, step))
-        await begun(lead, 3)
+        await saved_and_moved(lead, step, 3)
         assert (len(lead.state.session.world.seats), lead.state.session.book.open) == (1, step)
 
 

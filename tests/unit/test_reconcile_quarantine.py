@@ -418,11 +418,7 @@ async def test_a_pass_is_due_when_a_trainer_has_waited_long_enough_for_another_n
 
 
 async def test_a_node_is_used_again_when_its_trainer_finds_no_other() -> None:
-    world = await asking()
-    node(world, "spare")
-    await passes(world, 4)
-    world.unplaceable = {"trainer-1"}
-    world.run_all()
+    world = await left_for_another()
     await passes(world, 3)
     assert quarantined(world) == [SLOW.node]
     world.tick(node_request.PATIENCE_SECONDS)

@@ -110,8 +110,7 @@ def _reap(agent: socket.socket, ready: selectors.BaseSelector, handle: int, pid:
     agent.send(msgspec.json.encode(Exited(pid, os.waitstatus_to_exitcode(status))))
 
 
+prepare(__name__)
+
 if __name__ == "__main__":
     leave(main(sys.argv[1]))
-
-
-prepare(__name__)

@@ -133,7 +133,9 @@ class ForkServer:
         self._channel: socket.socket | None = None
         self._requests: deque[asyncio.Future[tuple[int, int]]] = deque()  # (pid, pidfd) to come
         self._running: dict[int, asyncio.Future[int]] = {}
-        self.ready = asyncio.Event()  # imports are done, and files cached for a process after it
+        self.ready = (
+            asyncio.Event()
+        )  # a fork server has imported what workers need; one that replaces it takes less long
 
     async def warm(self) -> None:
         """Starts the process unless it runs."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any
 
 import aiohttp
 import msgspec
+import tenacity
 from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
 from coxswain.errors import CoxswainError, Refused, Retryable
@@ -22,7 +22,6 @@ from coxswain_operator.views import Manifest
 JSON, APPLY, MERGE = "application/json", "application/apply-patch+yaml", "application/merge-patch+json"
 AT_ONCE = 64  # requests
 _LONGEST_PAUSE = 10.0  # seconds
-_LONGEST_JITTER = 2.0  # seconds, where the server asks for no pause
 _DECODER = msgspec.json.Decoder()
 # Of an admission that the cluster's administrator may change. A webhook that names no code answers 400, a policy 422.
 _ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
@@ -87,17 +86,11 @@ class Connection:
     ) -> bytes:
         """The answer's body. Repeated until the deadline, so a create may find what its own first attempt created."""
         limit = deadline or self._deadline
-        clock = asyncio.get_running_loop().time
-        end, attempts = clock() + limit, 0
-        while True:  # a loop of one's own: a library's costs as much CPU as a request
-            try:
-                return await self._attempt(method, path, body, content_type, params, limit)
-            except _Again as error:
-                pause = max(random.uniform(0, min(_LONGEST_JITTER, 0.2 * 2.0**attempts)), error.after)
-                attempts += 1
-                if clock() + pause >= end:
-                    raise Retryable(f"{method} {path} did not succeed within {limit:g} s: {error}") from error
-            await asyncio.sleep(pause)
+        again = tenacity.AsyncRetrying(**_policy(limit))
+        try:
+            return await again(self._attempt, method, path, body, content_type, params, limit)
+        except _Again as error:
+            raise Retryable(f"{method} {path} did not succeed within {limit:g} s: {error}") from error
 
     async def _attempt(
         self, method: str, path: str, body: Any, content_type: str, params: dict[str, Any], limit: float
@@ -189,3 +182,19 @@ def _status(body: bytes) -> tuple[str, str]:
 def _pause(response: aiohttp.ClientResponse) -> float:
     asked = response.headers.get("Retry-After", "")
     return min(float(asked), _LONGEST_PAUSE) if asked.isdigit() else 0.0
+
+
+def _policy(limit: float) -> dict[str, Any]:
+    jitter = tenacity.wait_random_exponential(multiplier=0.2, max=2.0)
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        return max(jitter(state), error.after if isinstance(error, _Again) else 0.0)
+
+    return {
+        "retry": tenacity.retry_if_exception_type(_Again),
+        "stop": tenacity.stop_before_delay(limit),
+        "wait": wait,
+        "sleep": asyncio.sleep,
+        "reraise": True,
+    }

@@ -63,6 +63,7 @@ async def test_a_limit_range_that_the_default_resources_break_is_waited_for(api:
     apply_all(api, namespace)
     async with connected(api) as cluster:
         controller = Controller(cluster, FakeCoordinator())
+        await look(cluster, controller, namespace)
         await until_said(api, controller, namespace, "LimitRangeExceeded: Pod demo-coordinator-0 is refused for now")
         assert "minimum memory usage per Container is 1Gi" in summary(api, namespace)
         assert api.http.delete(f"{place}/least").is_success

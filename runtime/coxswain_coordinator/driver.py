@@ -107,6 +107,7 @@ class Driver:
             if self._state.session is not None:
                 await self._store_call(self._log.check_current, self._state.generation)
             await self._store_call(self._checkpoints.collect_garbage)
+            await self._store_call(self._collect_placements)
 
     def problem(self, now: float) -> str:
         """Why this coordinator hangs: an action that does not end. Empty: it does not hang, or has finished."""
@@ -290,8 +291,13 @@ class Driver:
         try:
             await self._store_call(self._log.check_current, session.record.generation)
             await self._store_call(self._checkpoints.collect, session.pending.pending_keys)
+            await self._store_call(self._collect_placements)
         finally:
             self._state.notifier.notify(Topic.ANY)
+
+    def _collect_placements(self) -> None:
+        """Deletes plans of steps that no world begins with again. Blocking."""
+        self._checkpoints.delete(self._log.placements_before(self._checkpoints.resumable // SEGMENT_STEPS))
 
     async def _end_garbage(self, wait: bool) -> None:
         """Takes a collection that has ended, or waits for it. Raises its error."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from coxswain.errors import Refused, Retryable
+from coxswain.names import LABEL_JOB_UID
 from coxswain.wire import Fault
 from coxswain_operator.cluster import AlreadyExists, Conflict, Denied
 from coxswain_operator.executor import ActionExecutor
@@ -19,6 +20,7 @@ from coxswain_operator.reconcile.actions import (
     Decision,
     Delete,
     LeaveQueue,
+    Quarantine,
     RequeueAt,
     WriteStatus,
 )
@@ -54,6 +56,7 @@ class Server:
         self.seconds, self.under_way, self.most = seconds, 0, 0
         self.refuses: Callable[[str], Exception | None] = lambda name: None
         self.stops = True
+        self.quarantines: list[Manifest] = []
 
     async def _ask(self, *what: object) -> None:
         self.asked.append(what)
@@ -75,6 +78,12 @@ class Server:
         await self._ask("create", name)
         if error := self.refuses(name):
             raise error
+        if manifest["kind"] == "NodeQuarantine":
+            self.quarantines.append(manifest)
+
+    async def list(self, kind: str, namespace: str) -> list[Manifest]:
+        assert (kind, namespace) == ("NodeQuarantine", "")
+        return [*self.quarantines]
 
     async def leave_queue(self, *what: object) -> None:
         await self._ask("leave", *what)
@@ -118,6 +127,27 @@ async def test_after_a_status_write_that_fails_nothing_is_done() -> None:
     with pytest.raises(Conflict):
         await execute(executing(server), WRITE, CONFIG, pod(1), EVENT)
     assert [what[0] for what in server.asked] == ["patch"]
+
+
+@pytest.mark.parametrize(("limit", "made"), [(1, 1), (2, 2), (3, 3), (4, 3)])
+async def test_jobs_that_ask_at_once_quarantine_no_more_nodes_than_the_limit_and_only_those_are_events(
+    limit: int, made: int
+) -> None:
+    """A person's quarantine does not count."""
+    server = Server(seconds=0.1)
+    server.quarantines = [{"kind": "NodeQuarantine", "metadata": {"name": "fan", "labels": None}}]
+    executor = executing(server)
+
+    async def ask(node: str) -> None:
+        head = {"name": node, "labels": {LABEL_JOB_UID: f"of-{node}"}}
+        wanted = {"kind": "NodeQuarantine", "metadata": head}
+        await execute(executor, Quarantine(wanted, Event("NodeQuarantined", node), limit), job=JOB)
+
+    await asyncio.gather(*(ask(node) for node in ("a", "b", "c")))
+    found = [what[1] for what in server.asked if what[0] == "publish" and isinstance(what[1], Event)]
+    assert (
+        [e.message for e in found] == [q["metadata"]["name"] for q in server.quarantines[1:]] == ["a", "b", "c"][:made]
+    )
 
 
 @pytest.mark.parametrize("stops", [True, False])

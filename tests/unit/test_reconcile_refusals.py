@@ -19,6 +19,7 @@ from tests.unit.test_reconcile_lifecycle import running
 
 DENIALS = {
     "QuotaExceeded": 'pods "p" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8',
+    "LimitRangeExceeded": 'pods "p" is forbidden: minimum memory usage per Container is 1Gi, but request is 128Mi',
     "ServiceAccountMissing": 'pods "p" is forbidden: error looking up service account lab/default: not found',
     "AdmissionDenied": 'admission webhook "policy.example" denied the request: no team label',
     "PriorityClassMissing": 'pods "p" is forbidden: no PriorityClass with name high was found',
@@ -45,8 +46,13 @@ def refusing(
     return stop
 
 
-@pytest.mark.parametrize(("verb", "resource"), [("patch", "pods"), ("delete", "workloads")])
-def test_an_operator_that_may_not_end_a_group_of_kueues_names_the_charts_value(verb: str, resource: str) -> None:
+@pytest.mark.parametrize(
+    ("verb", "resource"),
+    [("patch", "pods"), ("delete", "workloads"), ("create", "workloads"), ("get", "workloadpriorityclasses")],
+)
+def test_an_operator_that_may_not_make_or_end_a_group_of_kueues_names_the_charts_value(
+    verb: str, resource: str
+) -> None:
     text = f'{resource} "x" is forbidden: User "u" cannot {verb} resource "{resource}" in API group ""'
     fault = fault_of("group demo-0", Denied("Forbidden", text))
     assert (fault.reason, fault.retryable) == ("OperatorNotPermitted", True)

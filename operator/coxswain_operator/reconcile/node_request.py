@@ -60,7 +60,7 @@ def _answer(ctx: Context, plan: PodPlan) -> Answer:
         return replaced_by(ctx, request.node, f"{request.node} stays, though {request.evidence}: {why}", PAUSE_SECONDS)
     manifest = quarantine(ctx.observed.job, request, stamp(ctx.now + QUARANTINE_SECONDS))
     event = Event("NodeQuarantined", f"{request.node}: {request.evidence}; {request.trainer} moves", warning=True)
-    return Answer((Quarantine(manifest),), (event,))
+    return Answer((Quarantine(manifest, event, ctx.settings.quarantine_limit),))
 
 
 def replaced_by(ctx: Context, node: str, text: str, pause: int, actions: tuple[EndQuarantine, ...] = ()) -> Answer:

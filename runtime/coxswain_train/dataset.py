@@ -116,11 +116,11 @@ class StreamDataset(IterableDataset[StepBatch]):
     def __iter__(self) -> Iterator[StepBatch]:
         """Yields the steps from the dataset's cursor on."""
         data, stream = self._opened()
-        first, worker = self._cursor.step, get_worker_info()
+        worker = get_worker_info()
         nth, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        for membership, after in self._memberships(stream):
+        for place, (membership, after) in enumerate(self._memberships(stream)):  # some steps are left out
             self._cursor = after
-            if (membership.step - first) % workers == nth:
+            if place % workers == nth:
                 yield self._step(data, membership)
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -11,13 +12,15 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer, models
 
 from coxswain.config import MixConfig, SourceConfig, TokenizerConfig
 from coxswain.errors import Refused
-from coxswain.index import decode, object_key
+from coxswain.index import BlockEntry, decode, object_key
 from coxswain.membership.values import Sequence
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Indexed
+from coxswain_coordinator.index.merge import merge
 from coxswain_data import indexer
 from coxswain_data.formats.object_reader import Sizes
 from coxswain_data.local import LocalData, materialise
@@ -204,3 +207,39 @@ def test_a_file_may_have_any_name(tmp_path, store, name):
     (tmp_path / "c" / name).write_text('{"text": "one"}\n')
     data = local(tmp_path / "c", store)
     assert data.tokens(Sequence("mine", 0, 0, 0, 4, 4)).tolist() == [*b"one", 256]
+
+
+@pytest.mark.parametrize(
+    ("model", "reason", "says"),
+    [
+        (models.BPE(vocab={"</s>": 0, "x": 1}, merges=[]), "SourceEmpty", "gives none of its documents a token before"),
+        (
+            models.WordLevel({"</s>": 0, "two": 1}),
+            "TokenizerUnusable",
+            r"t\.json' cannot encode a document \(.*\); correct",
+        ),
+    ],
+    ids=["no token", "no word for what it does not know"],
+)
+def test_a_tokenizer_that_is_none_for_the_text_is_refused(tmp_path, store, model, reason, says):
+    """Else each document would be an end of text alone, and no step would have anything to predict."""
+    made = Tokenizer(model)
+    made.add_special_tokens(["</s>"])
+    made.save(str(tmp_path / "t.json"))
+    folder = write_lines(tmp_path / "c", b'{"text": "one"}', b'{"text": "four"}')
+    tokenizer = TokenizerConfig(kind="file", uri=(tmp_path / "t.json").as_uri())
+    source = msgspec.structs.replace(config(folder), tokenizer=tokenizer)
+    with pytest.raises(Refused, match=says) as caught:
+        LocalData(MixConfig(name="m", seed=1, sources=(source,)), store).blocks("mine")
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(("tokens", "refused"), [((1, 1), True), ((1, 2), False)])
+def test_a_mix_is_refused_if_no_share_of_a_source_has_a_document_of_two_tokens(tmp_path, tokens, refused):
+    blocks = [BlockEntry("a", i, 0, 1, 2, "", samples=1, tokens=count) for i, count in enumerate(tokens)]
+    parts = [
+        Indexed(LoaderShare(f"loader-{i}", "mine", i, 2), (block,), "bytes", 257) for i, block in enumerate(blocks)
+    ]
+    says = pytest.raises(Refused, match="source 'mine': its tokenizer gives none") if refused else nullcontext()
+    with says:
+        assert merge(MixConfig(name="m", seed=1, sources=(config(tmp_path),)), parts).vocabulary == 257

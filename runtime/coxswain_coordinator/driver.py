@@ -33,6 +33,7 @@ from coxswain_coordinator.state.registry import index_of
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.tracking.sinks import check_packages
 from coxswain_coordinator.world.manager import WorldManager
+from coxswain_coordinator.world.presence import LEAVING_SECONDS
 from coxswain_coordinator.world.stalls import StallDetector
 from coxswain_link.store import Store
 
@@ -41,6 +42,7 @@ Edits = Callable[[], MixConfig | None]
 
 _STALL_CHECK_SECONDS = 1.0  # seconds between two checks for a stall
 _LEAVE_SECONDS = 30.0  # for workers to exit after the end
+STOP_SECONDS = 15.0  # for a world in which a stop can save the steps that no checkpoint holds
 _DRAIN_SECONDS = 5.0  # for services to receive the end of the job
 LONGEST_ACTION = 3600.0  # seconds for one action of the driver: the store's calls within it end by themselves before
 
@@ -66,6 +68,7 @@ class Driver:
         state.store_executor.watch(lambda: store.last_error)
         self._stall_detector = StallDetector(state.job.first_step_timeout_seconds)
         self._end_acks = 0  # services that have received the end
+        self._follows = False  # workers of an earlier coordinator's world may still run
         self._garbage: asyncio.Task[None] | None = None  # a collection that runs beside the driver
         self._planning: asyncio.Task[None] | None = None  # of a balance that may take long
         self._late_plans = LatePlans(state.clock)
@@ -137,6 +140,7 @@ class Driver:
         if self._claim is not None and await self._claim.acquire(self._store_call, run.wait_for_claim):
             run.manifest = await self._store_call(self._checkpoints.open, run.recorded_step)
         await self._store_call(self._mixes.read)
+        self._follows = await self._store_call(self._log.last_generation) > 0
 
     async def _advance(self) -> bool:
         """Does the next thing that can be done; False when there is nothing to do but wait."""
@@ -200,7 +204,18 @@ class Driver:
             return termination.failed(run.fault)
         mix = self._mixes.mix_at(run.job.mix, run.manifest.cursor.mix if run.manifest else 0)
         done = termination.already_over(run.job, run.manifest, mix) if run.session is None else None
-        return done or termination.stopped_idle(run.stop, run.session, run.manifest)
+        idle = termination.stopped_idle(run.stop, run.session, run.manifest)
+        return done or (None if idle and self._may_save() else idle)
+
+    def _may_save(self) -> bool:
+        """Whether a world may soon go on that has done more steps than are in a checkpoint: a stop then waits for it."""
+        run, session = self._state, self._state.session
+        if not (self._follows if session is None else session.book.open > session.saved):
+            return False
+        here = run.registry.present("trainer", run.changes.forming)
+        holds = len(here) < run.changes.forming or any(member.generation or member.held for member in here)
+        patience = LEAVING_SECONDS if run.leaving else STOP_SECONDS
+        return holds and self._worlds.waited("a world to stop", of=frozenset(run.leaving)) < patience
 
     # --- index ------------------------------------------------------------------------------------
 

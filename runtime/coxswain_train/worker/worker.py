@@ -38,6 +38,7 @@ from coxswain_train.checkpoint.snapshots import snapshots_of
 from coxswain_train.engine.engine import Engine, StepResult
 from coxswain_train.engine.memory import memory_policy
 from coxswain_train.engine.schedule import learning_rate
+from coxswain_train.live.claims import NotHeld
 from coxswain_train.live.state import LiveState
 from coxswain_train.parallel.process_groups import WorldAborter, leave_world
 from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, AssignmentChannel
@@ -66,7 +67,7 @@ def main(env: Environment) -> int:
     socket, config = names.constructor_socket(env.pod_uid), env.job.checkpoint
     with (
         Client(env.coordinator_url, env.token) as client,
-        closing(Handover(socket, env.token)) as handover,
+        closing(Handover(socket, env.token, aborter.is_aborted)) as handover,
         closing(AssignmentChannel.detect(ENV_CHANNEL, aborter.abort_world, lambda: live.all_held(0))) as assignments,
         ExitStack() as outboxes,
     ):
@@ -147,7 +148,7 @@ def warn_untested(device: str) -> None:
 
 
 class StateNotTaken(Retryable):
-    """The ranks of a world do not hold what its source of living state says. They hold nothing now: a checkpoint is next."""
+    """The ranks of a world cannot go on from its source of living state."""
 
 
 class Worker:
@@ -250,7 +251,8 @@ class Worker:
         try:
             self._engine.take_over(source, self._world.nodes or ())
         except Retryable as error:
-            self._live.forget()
+            if not isinstance(error, NotHeld):
+                self._live.forget()  # it would be no better in the next world: that begins at a checkpoint
             raise StateNotTaken(f"generation {source.generation}, step {source.step}: {error}") from error
         log.info("rank %d goes on at step %d from living state", self._assignment.rank, source.step)
 

@@ -171,6 +171,16 @@ async def test_a_name_that_is_taken_is_an_unexpected_result_and_stops_only_pods_
     assert len(executor.taken(JOB)) == 1
 
 
+async def test_a_workload_that_is_there_already_holds_no_name_that_is_looked_at() -> None:
+    """Its name is made of the job's uid: the next look at Workloads finds it."""
+    server = Server()
+    server.refuses = AlreadyExists
+    executor = executing(server)
+    workload = Create({"kind": "Workload", "metadata": {"name": "demo-u-0", "namespace": "lab"}})
+    assert not await execute(executor, workload)
+    assert executor.taken(JOB) == [] and executor.rejection(JOB) is None
+
+
 async def test_an_error_of_the_server_is_raised_and_ends_the_pass() -> None:
     server = Server()
     server.refuses = lambda name: Retryable("503")

@@ -66,6 +66,12 @@ def test_jobs_whose_coordinators_were_created_in_the_same_second_do_not_write_in
     assert writes == [2, *[0] * 9]
 
 
+def test_a_coordinator_that_finds_more_writes_over_what_it_has_written() -> None:
+    source = data_source()
+    assert [look(source, "a", FOUND, 1000.0), look(source, "a", GROWN, 1000.0)] == [1, 1]
+    assert source["status"]["documents"] == 2000
+
+
 def test_a_coordinator_that_finds_the_same_writes_nothing() -> None:
     source = data_source()
     assert [look(source, "a", FOUND, 1000.0), look(source, "b", FOUND, 2000.0, 9000.0)] == [1, 0]

@@ -58,7 +58,8 @@ def turn(ctx: Context, status: JobStatus, plan: PodPlan) -> Turn:
         return Turn(status)
     if found is None:
         return _waiting(ctx, status, "", creates=(Create(wanted),))
-    if found.trainers is None and found.content != wanted["metadata"]["annotations"][CONTENT]:
+    too_many = found.trainers is not None and found.trainers > ctx.spec.trainers.count
+    if (found.trainers is None or too_many) and found.content != wanted["metadata"]["annotations"][CONTENT]:
         return _waiting(ctx, status, "", calls=(LeaveQueue(found.name),))
     if found.trainers is None:
         return _waiting(ctx, _sized(status, ctx.spec.trainers.count), found.message)
@@ -87,7 +88,7 @@ def _sized(status: JobStatus, trainers: int) -> JobStatus:
 def _events(ctx: Context, found: AdmissionView) -> tuple[Event, ...]:
     """Once, in the pass that settles the size."""
     asked, admitted = ctx.spec.trainers.count, found.trainers or 0
-    if admitted >= asked or ctx.status.trainers.desired == admitted:
+    if ctx.status.trainers.desired == admitted:
         return ()
     text = f"the queue admits {admitted} of {asked} trainers; the next start asks for all of them again"
     return (Event("Scaled", text),)

@@ -111,8 +111,10 @@ def texts(s3, tmp_path, bucket: str) -> list[bytes]:
     return [bytes(data.tokens(Sequence("mine", 0, i, 0, n - 1, n)).tolist()) for i, n in enumerate(lengths)]
 
 
-def test_a_key_may_have_any_letters(s3, tmp_path):
-    bucket = put(s3, "letters", **{key: key.encode() for key in KEYS})
+@pytest.mark.parametrize("page", [1, 3, 1000])
+def test_a_key_may_have_any_letters(s3, tmp_path, monkeypatch, page):
+    monkeypatch.setattr("coxswain_link.store_attempt.PAGE", page)
+    bucket = put(s3, f"letters-{page}", **{key: key.encode() for key in KEYS})
     assert sorted(texts(s3, tmp_path, bucket)) == sorted(key.encode() for key in KEYS)
 
 

@@ -94,8 +94,8 @@ class Scene:
     def start(self, world: World = WORLD) -> None:
         coordinator: Any = self.coordinator
         fetcher: Any = self.fetcher
-        builder = Builder(world, "trainer-0", coordinator, fetcher, self.cache, build("constructor"))
-        self.thread = threading.Thread(target=builder.run, daemon=True)
+        self.builder = Builder(world, "trainer-0", coordinator, fetcher, self.cache, build("constructor"))
+        self.thread = threading.Thread(target=self.builder.run, daemon=True)
         self.thread.start()
 
     def assert_ended(self) -> None:
@@ -157,6 +157,16 @@ def test_plans_are_asked_for_from_the_first_step_of_the_world_on(scene: Scene) -
     scene.start(replace(WORLD, first_step=9))
     assert [digests.step for digests in scene.coordinator.await_served(2)] == [9, 10]
     assert scene.coordinator.asked[0] == 9
+
+
+def test_plans_of_steps_that_every_rank_has_passed_are_forgotten(scene: Scene) -> None:
+    scene.coordinator.plans = {step: plan(step) for step in range(30)}
+    scene.start()
+    for step in range(20):
+        assert scene.cache.provide(3, step, 0, 20) is not None
+    scene.coordinator.await_served(22)
+    held = [step for step in range(30) if scene.builder._feed.peek(step) is not None]
+    assert 9 < held[0] <= 20 and held == list(range(held[0], 30))
 
 
 @pytest.mark.parametrize(

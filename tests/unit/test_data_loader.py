@@ -175,6 +175,7 @@ def test_a_request_of_a_generation_that_is_over_is_refused(
     """A caller or the coordinator names the newer one."""
     first = document(corpus, 0)
     assert len(served(serving, request(5, first))) == len(served(serving, request(5, first))) == 1
+    assert b'coxswain_loader_samples_total{source="docs"} 1.0' in serving._metrics.exposition()  # made once
     with pytest.raises(Stale, match="generation 4 is over; the current one is 5"):
         served(serving, request(4, first))
     coordinator.goes_through(lambda: setattr(coordinator, "generation", 6))

@@ -13,6 +13,7 @@ from contextlib import suppress
 from coxswain.config import MixConfig
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
+from coxswain.ladder.lead import waits_for_reports
 from coxswain.membership.held_out import hold_out
 from coxswain.membership.stream import Stream
 from coxswain.wire import CheckpointManifest, Fault, Finished
@@ -171,7 +172,7 @@ class Driver:
             return await self._create_manifest(session, step)
         if run.history.piles_up:
             return await self._record(session)
-        if session.needs_plans(self._ahead) and self._planning is None:
+        if session.needs_plans(self._ahead, self._waits) and self._planning is None:
             return await self._plan(session)
         if session.saved_end:
             return await self._await_workers(session)
@@ -244,6 +245,12 @@ class Driver:
     def _ahead(self) -> int:
         return steps_ahead(self._state.history.step_seconds, self._state.stragglers.plans_around)
 
+    @property
+    def _waits(self) -> bool:
+        """Whether a plan waits for the speeds that the last reports show. Balances that may take long get that time instead."""
+        plans_around, solves = self._state.stragglers.plans_around, self._worlds.solvers is not None
+        return plans_around and not solves and waits_for_reports(self._state.history.step_seconds)
+
     async def _plan(self, session: Session) -> bool:
         """Commits the next segment, beside the driver where planners may take long: steps close meanwhile."""
         if self._worlds.solvers is None:
@@ -268,7 +275,8 @@ class Driver:
         until = time.monotonic() + patience(in_hand, run.history.step_seconds, session.started)
         committed = await self._store_call(
             committer.commit, cursor, run.job.total_steps, lambda: time.monotonic() >= until or bool(session.lost),
-            session.wanted_plans(self._ahead) if run.stragglers.plans_around else SEGMENT_STEPS, run.stragglers.speeds,
+            session.wanted_plans(self._ahead, self._waits) if run.stragglers.plans_around else SEGMENT_STEPS,
+            run.stragglers.speeds,
         )  # fmt: skip
         if session.lost:
             return

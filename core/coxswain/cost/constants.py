@@ -11,6 +11,7 @@ from coxswain.config import ModelConfig
 from coxswain.cost.hardware import Constants, Hardware, Point, Rates, faults, scaled
 from coxswain.errors import Refused
 from coxswain.presets import PRESETS
+from coxswain.structs import UNDECODABLE
 
 __all__ = ["Constants", "Hardware", "Rates", "scaled"]
 
@@ -86,7 +87,7 @@ def _decoded(raw: bytes, name_or_path: str) -> Hardware | Constants:
     kind: type[Hardware | Constants] = Hardware if b'"rates"' in raw else Constants
     try:
         loaded = msgspec.json.decode(raw, type=kind)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise Refused(
             "BadHardware", f"hardware {name_or_path!r}: {error}; see the shipped files for the format"
         ) from None

@@ -59,7 +59,7 @@ def test_a_job_keeps_its_containers_when_its_operator_is_killed_or_deleted(
     training(job, model=SLOW)
     before, leader, transitions = containers(job), operators.leader(), operators.lease()["leaseTransitions"]
     operators.kill(leader)
-    eventually(lambda: operators.leader() == leader, f"{leader} leads again", 30)
+    eventually(lambda: operators.leader() == leader, f"{leader} leads again", 120)
     assert operators.lease()["leaseTransitions"] == transitions, "another led meanwhile, or it waited for its own Lease"
     operators.delete(leader)
     assert operators.lease()["leaseTransitions"] == transitions + 1

@@ -13,6 +13,7 @@ from contextlib import suppress
 from coxswain.config import MixConfig
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
+from coxswain.ladder.lead import waits_for_reports
 from coxswain.membership.held_out import hold_out
 from coxswain.membership.stream import Stream
 from coxswain.wire import CheckpointManifest, Fault, Finished
@@ -110,6 +111,7 @@ class Driver:
             if self._state.session is not None:
                 await self._store_call(self._log.check_current, self._state.generation)
             await self._store_call(self._checkpoints.collect_garbage)
+            await self._store_call(self._collect_placements)
 
     def problem(self, now: float) -> str:
         """Why this coordinator hangs: an action that does not end. Empty: it does not hang, or has finished."""
@@ -170,7 +172,7 @@ class Driver:
             return await self._create_manifest(session, step)
         if run.history.piles_up:
             return await self._record(session)
-        if session.needs_plans(self._ahead) and self._planning is None:
+        if session.needs_plans(self._ahead, self._waits) and self._planning is None:
             return await self._plan(session)
         if session.saved_end:
             return await self._await_workers(session)
@@ -243,6 +245,12 @@ class Driver:
     def _ahead(self) -> int:
         return steps_ahead(self._state.history.step_seconds, self._state.stragglers.plans_around)
 
+    @property
+    def _waits(self) -> bool:
+        """Whether a plan waits for the speeds that the last reports show. Balances that may take long get that time instead."""
+        plans_around, solves = self._state.stragglers.plans_around, self._worlds.solvers is not None
+        return plans_around and not solves and waits_for_reports(self._state.history.step_seconds)
+
     async def _plan(self, session: Session) -> bool:
         """Commits the next segment, beside the driver where planners may take long: steps close meanwhile."""
         if self._worlds.solvers is None:
@@ -267,7 +275,8 @@ class Driver:
         until = time.monotonic() + patience(in_hand, run.history.step_seconds, session.started)
         committed = await self._store_call(
             committer.commit, cursor, run.job.total_steps, lambda: time.monotonic() >= until or bool(session.lost),
-            session.wanted_plans(self._ahead) if run.stragglers.plans_around else SEGMENT_STEPS, run.stragglers.speeds,
+            session.wanted_plans(self._ahead, self._waits) if run.stragglers.plans_around else SEGMENT_STEPS,
+            run.stragglers.speeds,
         )  # fmt: skip
         if session.lost:
             return
@@ -305,8 +314,13 @@ class Driver:
         try:
             await self._store_call(self._log.check_current, session.record.generation)
             await self._store_call(self._checkpoints.collect, session.pending.pending_keys)
+            await self._store_call(self._collect_placements)
         finally:
             self._state.notifier.notify(Topic.ANY)
+
+    def _collect_placements(self) -> None:
+        """Deletes plans of steps that no world begins with again. Blocking."""
+        self._checkpoints.delete(self._log.placements_before(self._checkpoints.resumable // SEGMENT_STEPS))
 
     async def _end_garbage(self, wait: bool) -> None:
         """Takes a collection that has ended, or waits for it. Raises its error."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig
-from coxswain.cost.constants import load_hardware
+from coxswain.cost.constants import device_memory, load_hardware
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain.layout import Layout
@@ -93,8 +93,9 @@ class JobState:
         self.history = History(run_dir, metrics, job.parallelism.hardware)
         self.hardware = load_hardware(job.parallelism.hardware)  # or the job's profile
         self.stragglers = StragglerWatch(
-            job.stragglers, clock, self.record_event, metrics["coxswain_straggler_slowdown"]
-        )
+            job.stragglers, clock, self.record_event, metrics["coxswain_straggler_slowdown"],
+            accelerators=device_memory(job.parallelism.hardware) > 0,
+        )  # fmt: skip
         self.ladder = Ladder(job, self.request_layout, self.record_event)
         self.guarded = Guard()  # calls of these two
         self._step_seconds = 0.0  # of a step in this world besides its tasks, by the cost model

@@ -23,6 +23,7 @@ from coxswain.copies import wards_of
 from coxswain.errors import CoxswainError, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain.live import LiveSource
+from coxswain.stragglers.surprise import StepLengths
 from coxswain_link import garbage
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.handover import Handover
@@ -168,6 +169,7 @@ class Worker:
         self._feed = PlanFeed(client, assignment.generation, world.first_step, rank=assignment.rank)
         seat = world.seats[assignment.rank]
         columns = columns_of(world.layout, seat)
+        self._lengths = StepLengths()
         self._prefetcher = BatchPrefetcher(handover, seat, world.vocabulary, self._device, columns)
         self._directive_client = Client(env.coordinator_url, env.token, REACH_DEADLINE, retry=False)
         self._directives = DirectiveClient(
@@ -273,7 +275,9 @@ class Worker:
         self._computing = plan, fetched.delivered
         result = self._engine.step(fetched.work, began)
         seconds = time.perf_counter() - began - result.evaluation_seconds
-        probed += [self._engine.probe() for _ in probed]  # what slows down one of the two for a moment is no device's
+        surprising = self._lengths.surprises(seconds - waited, plan.makespan_seconds) and self._device.type != "cpu"
+        if probes or surprising:  # what slows down one of two probes for a moment is no device's
+            probed.append(self._engine.probe())
         report = _report(
             plan, self._assignment.rank, result, fetched.delivered, seconds, waited, min(probed, default=UNSET)
         )

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace as changed
 
 from coxswain.api.datasource import DataSourceStatus
 from coxswain.api.trainingjob import Checkpoint, FailurePolicy, OnCondition, TrainingJobSpec
-from coxswain.wire import JobReport, PredictedLayout, SourceReport, StragglerReport, StrategyReport
+from coxswain.api.trainingjob_status import TrainingJobStatus
+from coxswain.wire import Fault, JobReport, PredictedLayout, SourceReport, StragglerReport, StrategyReport
 from coxswain_operator.reconcile import attempts, incarnations, progress, sources
 from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus
 from coxswain_operator.reconcile.result import Termination
@@ -29,7 +31,7 @@ from coxswain_operator.reconcile.status import (
 from coxswain_operator.reconcile.times import seconds, stamp
 from coxswain_operator.views import Manifest, PodView
 from tests.unit.fake_cluster import report
-from tests.unit.reconcile_scenes import COORDINATOR, GANG, NOW, TRAINER, Scene, condition
+from tests.unit.reconcile_scenes import COORDINATOR, GANG, NOW, TRAINER, Scene, condition, ended
 
 NEVER, AT_ONCE = float("inf"), 0.0
 RUNNING = Condition(type="Succeeded", status="Unknown", reason="Running")
@@ -320,3 +322,44 @@ def test_measured_times_of_steps_alone_are_no_reason_to_write_the_status_at_once
         progress.apply_report(WRITTEN, report("Running", 1, strategy=CHOSEN, step_seconds=s)) for s in (0.5, 0.6)
     )
     assert AT_ONCE < due_at(first, second, NOW) < NEVER
+
+
+LONG, HUGE = "x" * 5000, 1e300
+DEEP = f"s3://{'b' * 1019}/manifests/step-0000000010.json"  # below the longest checkpoint.uri
+ENDLESSLY_SLOW = StragglerReport("trainer-1", 0, "n", HUGE, 7, 1000.0, "Node", LONG)
+WEIGHED = PredictedLayout(LONG, HUGE)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"layout_summary": LONG},
+        {"checkpoint_uri": DEEP},
+        {"loss": HUGE, "evaluation_loss": -HUGE, "step_seconds": HUGE},
+        {"loss": float("nan"), "tokens_per_second": float("inf")},
+        {"tokens_per_second": HUGE, "idle_fraction": HUGE, "eta_seconds": 10**30},
+        {"strategy": StrategyReport(WEIGHED, (WEIGHED,) * 8)},
+        {"stragglers": (ENDLESSLY_SLOW,) * 9},
+        {"waiting_for": LONG, "slow": LONG},
+        {"fault": Fault(LONG, LONG)},
+        {"fault": Fault("", "")},
+    ],
+    ids=", ".join,
+)
+def test_whatever_a_report_says_the_server_takes_the_status(said: dict[str, Any]) -> None:
+    (write,) = Scene(GANG, report("Running", 10, **said)).decide().of(WriteStatus)
+    TrainingJobStatus.model_validate(write.status)
+    assert write.status["progress"]["step"] == 10
+
+
+@pytest.mark.parametrize("said", ["", LONG])
+def test_whatever_a_worker_writes_as_its_fault_the_server_takes_the_status(said: str) -> None:
+    text = msgspec.json.encode(Fault(said, said)).decode()
+    (write,) = Scene((*GANG[:3], ended(2, message=text))).decide().of(WriteStatus)
+    TrainingJobStatus.model_validate(write.status)
+    assert read_status({"status": write.status}).state == "Failed"
+
+
+def test_a_loss_that_diverges_is_a_power_of_ten_and_others_keep_their_digits() -> None:
+    shown = [progress.apply_report(WRITTEN, report(loss=loss)).progress.loss for loss in (2.5, 1e14, 3e38, -1e15)]  # type: ignore[union-attr]
+    assert shown == ["2.5000", "100000000000000.0000", "3.0000e+38", "-1.0000e+15"]

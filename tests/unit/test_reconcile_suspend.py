@@ -12,7 +12,7 @@ from coxswain_operator.reconcile import suspend
 from coxswain_operator.reconcile.actions import CheckpointAndStop, Delete, RequeueAt
 from coxswain_operator.views import PodView
 from tests.unit.fake_cluster import FakeCluster, report, report_text
-from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, condition, ended
+from tests.unit.reconcile_scenes import COORDINATOR, GANG, NOW, TRAINER, Scene, condition, ended
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 
@@ -104,6 +104,15 @@ def test_a_stop_at_a_step_suspends_once_that_step_is_saved_and_the_coordinator_h
 def test_only_a_coordinator_that_answers_is_asked_to_stop_at_a_step(answers: bool) -> None:
     scene = Scene((COORDINATOR,), report("Running", 10) if answers else None, annotations={ANNOTATION_STOP_AT: "20"})
     assert suspend.calls(scene.context()) == ((CheckpointAndStop("stop at step 20", 20),) if answers else ())
+
+
+@pytest.mark.parametrize("digits", [15, 16, 25, 5000])
+def test_a_stop_at_a_step_that_no_run_reaches_stops_nothing_and_disturbs_no_pass(digits: int) -> None:
+    """Annotations have no schema: any text may stand there."""
+    scene = Scene(GANG, report("Running", 10), annotations={ANNOTATION_STOP_AT: "9" * digits})
+    decision = scene.decide()
+    assert [call for call in decision.of(CheckpointAndStop) if call.at_step > 2**53] == []
+    assert decision.of(Delete) == ()
 
 
 async def test_a_suspended_job_has_no_pods_and_says_what_is_saved() -> None:

@@ -86,7 +86,7 @@ class LastCheckpoint(Model):
 
     step: Whole
     """The first step that is not in it."""
-    uri: Text | None = None
+    uri: Annotated[str, Field(max_length=2048)] | None = None  # checkpoint.uri, and the manifest's place below it
     """Address of its checkpoint manifest."""
     time: Time | None = None
     """When it was complete."""

@@ -14,6 +14,7 @@ from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.times import seconds
 
 DEADLINE_SECONDS = 600  # for the checkpoint; then the pods go without it
+_DIGITS = 15  # of a step that an annotation may name: no schema judges annotations, and no message takes any number
 
 
 def is_requested(ctx: Context) -> bool:
@@ -23,7 +24,7 @@ def is_requested(ctx: Context) -> bool:
 def stop_step(ctx: Context) -> int | None:
     """The step that `cox run --until-step` put on the job; it binds until the annotation is taken away."""
     value = ctx.annotations.get(ANNOTATION_STOP_AT, "")
-    return int(value) if value.isdecimal() else None
+    return int(value) if value.isdecimal() and len(value) <= _DIGITS else None
 
 
 def _stopped_at_step(ctx: Context) -> bool:

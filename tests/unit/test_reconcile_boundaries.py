@@ -155,6 +155,14 @@ async def test_the_deadline_ends_a_job_in_its_last_second(limit: int, state: str
     assert world.state == state
 
 
+async def test_a_job_that_has_completed_is_not_failed_by_a_deadline_that_has_passed_since() -> None:
+    world = await running(activeDeadlineSeconds=100)
+    world.end(world.pod("coordinator") or {}, 0, report_text("Completed", step=100))
+    world.tick(1000)
+    await passes(world, 1)
+    assert world.state == "Completed"
+
+
 @pytest.mark.parametrize(("seconds", "deleted"), [(14, 0), (15, 3)])
 async def test_pods_of_a_completed_job_get_fifteen_seconds(seconds: int, deleted: int) -> None:
     world = await running()

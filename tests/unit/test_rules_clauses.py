@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from coxswain.api.validate import check
+from coxswain.api import cel_rules
+from coxswain.api.cel_rules import check_rules
+from coxswain.api.rules import Rule
+from coxswain.api.validate import check, defaulted
 from tests.api_samples import LAYOUT, PHASE, SHAPE, Manifest, sample
 
 CODE, DOCS = ({"name": name, "sourceRef": {"name": name}, "weight": 1} for name in ("code", "docs"))
@@ -25,9 +28,10 @@ def rope(**factors: str) -> Manifest:
 
 
 def assert_faults(kind: str, new: Manifest, old: Manifest | None, path: str) -> None:
-    """The only fault is at this path; empty: there is none."""
-    found = check(sample(kind, new), None if old is None else sample(kind, old))
-    assert [fault.path for fault in found] == [path] * bool(path)
+    """The only fault is at this path, for the rules alone too, as on a server; empty: there is none."""
+    after, before = sample(kind, new), None if old is None else sample(kind, old)
+    ruled = check_rules(kind, defaulted(after), before and defaulted(before), well_shaped=True)
+    assert [fault.path for fault in check(after, before)] == [fault.path for fault in ruled] == [path] * bool(path)
 
 
 @pytest.mark.parametrize(
@@ -109,3 +113,12 @@ def test_each_clause_of_a_rule_of_jobs(new: Manifest, path: str) -> None:
 def test_each_clause_of_a_rule_of_changed_jobs(new: Manifest, old: Manifest, path: str) -> None:
     """What is exempt is the update of a job that was suspended before it, not the one that suspends it."""
     assert_faults("TrainingJob", new, old, path)
+
+
+def test_a_rule_that_cannot_be_judged_is_an_error_where_the_shape_is_right_and_left_out_where_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cel_rules, "RULES", (Rule("broken", ("DataMix:spec",), "self.none > 1", "", ""),))
+    assert check_rules("DataMix", sample("DataMix"), None, well_shaped=False) == []
+    with pytest.raises((RuntimeError, TypeError, ValueError, LookupError)):
+        check_rules("DataMix", sample("DataMix"), None, well_shaped=True)

@@ -363,3 +363,11 @@ def test_whatever_a_worker_writes_as_its_fault_the_server_takes_the_status(said:
 def test_a_loss_that_diverges_is_a_power_of_ten_and_others_keep_their_digits() -> None:
     shown = [progress.apply_report(WRITTEN, report(loss=loss)).progress.loss for loss in (2.5, 1e14, 3e38, -1e15)]  # type: ignore[union-attr]
     assert shown == ["2.5000", "100000000000000.0000", "3.0000e+38", "-1.0000e+15"]
+
+
+@pytest.mark.parametrize(("delayed", "delay"), [(False, 0), (True, 8)])
+def test_of_restarts_of_all_pods_only_one_for_a_failure_waits_for_the_back_off(delayed: bool, delay: int) -> None:
+    failing = Incarnation(name=incarnations.ALL_MEMBERS, number=3, since=stamp(NOW - 10), delay_seconds=4)
+    status = JobStatus(seen="coordinator", incarnations=(failing,))
+    (common,) = incarnations.renew_all(status, NOW, delayed).incarnations
+    assert (common.number, common.delay_seconds) == (4, delay)

@@ -27,14 +27,15 @@ class S3Server:
     def __enter__(self) -> S3Server:
         self._folder = tempfile.TemporaryDirectory(prefix="coxswain-s3-")
         root = Path(self._folder.name)
-        (root / "data").mkdir()
+        self.data = root / "data"  # a folder for each bucket
+        self.data.mkdir()
         self._write_secret(root / "secrets" / "s3")
         self.secrets_dir = root / "secrets"
         address = own_address()
         self._port = ReservedPort(address)
         listen = f"{address}:{self._port.number}"
         self.endpoint_url = f"http://{listen}"
-        self._child = Child(self._command(listen, root / "data"), root / "log")
+        self._child = Child(self._command(listen, self.data), root / "log")
         self._child.wait_until(lambda: accepts(address, self._port.number))
         return self
 

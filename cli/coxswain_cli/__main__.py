@@ -7,7 +7,17 @@ import signal
 import sys
 from typing import Annotated
 
-import typer
+
+def _end_at_once() -> None:
+    """Ctrl-C ends the process without a word, until a command has something to save."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+if __name__ == "__main__" or sys.argv[0].endswith("/cox"):
+    _end_at_once()  # before imports that take a while
+
+import typer  # noqa: E402
 
 app = typer.Typer(
     help="Coxswain: one operator for a whole language-model training run.",
@@ -88,8 +98,7 @@ app.add_typer(plan, name="plan")
 
 def main() -> None:
     """Runs a command. Every output is flushed here: Python itself would do it with a traceback."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until a command has something to save
+    _end_at_once()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a path may have any letter
     code: int | str | None = 0

@@ -79,9 +79,10 @@ def _opened(uri: str) -> int:
     try:
         file_path(uri).mkdir(parents=True, exist_ok=True)
         return os.open(file_path(uri), os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # no path has a NUL
         way_out = "give this user the right to write there, or choose another"
-        raise Refused("CheckpointUnusable", f"checkpoint.uri {uri}: {error.strerror}; {way_out}") from error
+        why = getattr(error, "strerror", error)
+        raise Refused("CheckpointUnusable", f"checkpoint.uri {uri}: {why}; {way_out}") from error
 
 
 def check_ports() -> None:

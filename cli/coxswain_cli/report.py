@@ -38,8 +38,12 @@ def _write_page(run: RecordedRun, target: Path) -> Path:
 def _write(target: Path, text: str) -> None:
     """Replaces the page atomically: a browser may be reading the old one."""
     partial = target.with_name(f".{target.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(target)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(target)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def report_command(

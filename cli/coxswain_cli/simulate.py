@@ -10,16 +10,16 @@ from typing import Annotated, Any, get_args
 import typer
 
 from coxswain.errors import Refused
-from coxswain.exits import Exit
 from coxswain.ladder.values import Action
 from coxswain.simulate.compare import NAMES, report, simulate, world_of
 from coxswain.simulate.generate import KINDS, generate
 from coxswain.simulate.run import CHECKPOINT, RESTART, Settings
 from coxswain.simulate.traces import Trace, read_trace
-from coxswain_cli.plan.files import on_terminal, write_text
+from coxswain_cli.plan.files import on_terminal, refusals, write_text
 from coxswain_cli.reporting.goodput_picture import picture
 
 ON_NODE = 8  # devices of a node of a generated trace
+_MOST_DEVICES, _MOST_HOURS = 100_000, 10_000.0  # of a generated trace: what is drawn is in memory
 
 
 def simulate_command(
@@ -43,7 +43,7 @@ def simulate_command(
     ] = None,
 ) -> None:
     """Replay a trace of slow and lost devices in virtual time; exit code 2 if it cannot be."""
-    try:
+    with refusals():
         mine = _trace(trace, kind, devices, hours, seed)
         if save:
             write_text(save, mine.encode().decode().rstrip("\n"), "save")
@@ -57,9 +57,6 @@ def simulate_command(
             write_text(file, picture(found), "picture")
         if output or not on_terminal():
             write_text(output, json.dumps(found))
-    except Refused as refused:
-        print(f"{refused.reason}: {refused.message}", file=sys.stderr)
-        raise typer.Exit(Exit.USER_FAULT) from None
     _table(found)
 
 
@@ -67,10 +64,13 @@ def _trace(file: Path | None, kind: str | None, devices: int, hours: float, seed
     if (file is None) == (kind is None):
         raise Refused("BadValue", f"give either a trace file or --generate with one of {', '.join(KINDS)}")
     if kind is not None:
-        if devices < 1 or devices % min(devices, ON_NODE):
-            raise Refused("BadValue", f"--devices is {devices}; it must be below {ON_NODE} or a multiple of it")
+        if not 1 <= devices <= _MOST_DEVICES or devices % min(devices, ON_NODE):
+            form = f"below {ON_NODE} or a multiple of it, and at most {_MOST_DEVICES}"
+            raise Refused("BadValue", f"--devices is {devices}; it must be {form}")
+        if not 0 <= seed < 1 << 63:
+            raise Refused("BadValue", f"--seed is {seed}; it must be 0 to 2^63 - 1")
         node = min(devices, ON_NODE)
-        return generate(kind, devices // node, node, 3600 * _positive("hours", hours), seed)
+        return generate(kind, devices // node, node, 3600 * _positive("hours", hours, _MOST_HOURS), seed)
     assert file
     try:
         return read_trace(file.read_bytes(), str(file))
@@ -78,9 +78,9 @@ def _trace(file: Path | None, kind: str | None, devices: int, hours: float, seed
         raise Refused("BadFile", f"{file}: {error.strerror}; give a trace that can be read") from None
 
 
-def _positive(option: str, value: float) -> float:
-    if not 0 < value < float("inf"):
-        raise Refused("BadValue", f"--{option} is {value}; it must be above 0")
+def _positive(option: str, value: float, most: float = 1e9) -> float:
+    if not 0 < value <= most:
+        raise Refused("BadValue", f"--{option} is {value}; it must be above 0 and at most {most:.0f}")
     return value
 
 

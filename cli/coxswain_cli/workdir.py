@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import fcntl
-import os
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from coxswain.errors import Refused
+from coxswain.lines import end_of_lines, lines_from_end
+from coxswain.structs import UNDECODABLE
 from coxswain.wire import StepLine
+from coxswain_cli.reporting.formatting import seconds_of
 
 Manifest = dict[str, Any]
 
@@ -21,6 +23,7 @@ T = TypeVar("T")
 
 RUNS = Path("runs")
 STEPS = "steps.jsonl"
+_DIGITS = 10  # with fewer of them a number is one of trainers
 _SCALE = "scale"  # file of a work directory: a request for another number of trainers
 
 
@@ -60,7 +63,7 @@ def condition(job: Manifest, type_: str) -> Manifest:
 
 def request_trainers(workdir: Path, trainers: int) -> None:
     """For the `cox run` that holds the work directory."""
-    draft = workdir / f".{_SCALE}"
+    draft = workdir / f".{_SCALE}.{uuid.uuid4().hex}"  # another `cox scale` may be at the same place
     draft.write_text(str(trainers))
     draft.replace(workdir / _SCALE)
 
@@ -69,11 +72,11 @@ def taken_request(workdir: Path) -> int | None:
     """The number of trainers that was asked for since the call before."""
     path = workdir / _SCALE
     try:
-        text = path.read_text()
+        text = path.read_bytes()
         path.unlink()
     except FileNotFoundError:
         return None
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdigit() and len(text) < _DIGITS else None
 
 
 class LoggedEvent(msgspec.Struct, frozen=True):
@@ -84,9 +87,7 @@ class LoggedEvent(msgspec.Struct, frozen=True):
     @property
     def seconds(self) -> float:
         """Seconds since 1970; 0 when the event has no time."""
-        with suppress(ValueError):
-            return datetime.fromisoformat(self.time).timestamp()
-        return 0.0
+        return seconds_of(self.time)
 
 
 class Tail:
@@ -94,7 +95,7 @@ class Tail:
 
     def __init__(self, path: Path, from_start: bool = False) -> None:
         self._path = path
-        self._offset = path.stat().st_size if path.exists() and not from_start else 0
+        self._offset = end_of_lines(path) if path.exists() and not from_start else 0
 
     def lines(self) -> Iterator[bytes]:
         if not self._path.exists():
@@ -132,22 +133,6 @@ def last_step(workdir: Path) -> StepLine | None:
     return next(lines, None)
 
 
-def lines_from_end(path: Path, block: int = 1 << 16) -> Iterator[bytes]:
-    """Complete lines without their ends, the last one first."""
-    with path.open("rb") as file:
-        start, begun, whole = file.seek(0, os.SEEK_END), b"", False
-        while start:
-            stop, start = start, max(0, start - block)
-            file.seek(start)
-            begun, *lines = (file.read(stop - start) + begun).split(b"\n")
-            if lines and not whole:
-                lines.pop()  # what stands behind the last line end: torn, or empty
-                whole = True
-            yield from reversed(lines)
-        if whole:
-            yield begun
-
-
 def events_of(tail: Tail) -> list[LoggedEvent]:
     return list(_decoded(tail.lines(), LoggedEvent))
 
@@ -156,5 +141,5 @@ def _decoded(lines: Iterable[bytes], type_: type[T]) -> Iterator[T]:
     """Skips what is no line of this kind, such as the rest of a full disk."""
     decoder = msgspec.json.Decoder(type_)
     for line in lines:
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        with suppress(*UNDECODABLE):
             yield decoder.decode(line)

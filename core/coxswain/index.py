@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.block import BlockEntry as BlockEntry  # a module of its own: it needs no numpy
+from coxswain.errors import Refused
 from coxswain.structs import prepare
 
 
@@ -51,6 +52,16 @@ def fingerprint(blocks: Iterable[BlockEntry]) -> str:
     """Hashes the content of a source as it was indexed."""
     content = [(b.key, b.samples, b.tokens) for b in blocks]
     return "sha256:" + hashlib.sha256(msgspec.json.encode(content)).hexdigest()
+
+
+def check_labels(source: str, blocks: Iterable[BlockEntry]) -> None:
+    """Refuses a source of which nothing can be predicted: each of its documents has one token, the end of text."""
+    if not any(b.tokens > b.samples for b in blocks):
+        raise Refused(
+            "SourceEmpty",
+            f"source {source!r}: its tokenizer gives none of its documents a token before the end of text; check textField, "
+            "and that the tokenizer is one for this text",
+        )
 
 
 def object_key(key: str) -> str:

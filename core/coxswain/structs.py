@@ -1,10 +1,13 @@
-"""Prepares structs for decoding in several threads."""
+"""Structs that are decoded in several threads, and what a damaged object raises."""
 
 from __future__ import annotations
 
 import sys
 
 import msgspec
+
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are no JSON, no text, of another shape, or nested without end."""
 
 
 def prepare(module: str) -> None:

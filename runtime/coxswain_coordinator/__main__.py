@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import signal
 import socket
 import sys
@@ -26,7 +25,7 @@ from coxswain_coordinator.coordinator import Coordinator
 from coxswain_coordinator.planning.mix_edits import MixEdits
 from coxswain_coordinator.planning.placers import place_step
 from coxswain_link import garbage
-from coxswain_link.environment import Environment, leave, run_service
+from coxswain_link.environment import Environment, allow_open_files, leave, run_service
 from coxswain_link.hardware import hardware_of
 from coxswain_link.store import Store, open_store
 
@@ -45,8 +44,7 @@ def prepare() -> None:
     sys.setswitchinterval(_SWITCH)
     garbage.leave_out_what_exists()
     garbage.collect_between_steps_alone()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allow_open_files()
 
 
 async def _serve(environment: Environment) -> int:

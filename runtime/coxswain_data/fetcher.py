@@ -6,6 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 import tenacity
@@ -25,6 +26,7 @@ _POLL = 10.0
 _LOADERS_AT_ONCE = 4
 
 Tokens = NDArray[np.int32]
+T = TypeVar("T")
 
 
 class Fetcher:
@@ -38,6 +40,7 @@ class Fetcher:
         self._coordinator, self._token, self._metrics = coordinator, token, metrics
         self._clients: dict[str, tuple[LoaderAddress, SliceClient]] = {}
         self._block_maps: dict[str, BlockMap] = {}
+        self._closed = False
         self._pool = ThreadPoolExecutor(_LOADERS_AT_ONCE, thread_name_prefix="fetch")
 
     def fetch(
@@ -45,11 +48,11 @@ class Fetcher:
     ) -> tuple[list[Tokens], Mapping[int, str]]:
         """Tokens of each wanted slice, and digests by position in `wanted`.
 
-        Raises Stale once not `active`.
+        Waits for loaders, and for a coordinator that gets the index from them again. Raises Stale once not `active`.
         """
         tokens: list[Tokens] = [np.empty(0, np.int32)] * len(wanted)
         digests: dict[int, str] = {}
-        by_loader = self._by_loader(wanted)
+        by_loader = self._by_loader(wanted, active)
         futures = [
             self._pool.submit(self._from_loader, loader, [wanted[i] for i in places], active)
             for loader, places in by_loader.items()
@@ -61,34 +64,39 @@ class Fetcher:
                 tokens[place] = part
         return tokens, digests
 
-    def _by_loader(self, wanted: Sequence[SliceRequest]) -> dict[str, list[int]]:
+    def _by_loader(self, wanted: Sequence[SliceRequest], active: Callable[[], bool]) -> dict[str, list[int]]:
         places: dict[str, list[int]] = defaultdict(list)
         for place, part in enumerate(wanted):
             source = part.sequence.source
-            block, _ = self._block_map(source).locate(part.sequence.index)
+            block, _ = self._block_map(source, active).locate(part.sequence.index)
             places[owner(self._world.loaders, source, block)].append(place)
         return places
 
-    def _block_map(self, source: str) -> BlockMap:
+    def _block_map(self, source: str, active: Callable[[], bool]) -> BlockMap:
         if source not in self._block_maps:
-            self._block_maps[source] = self._blocks.get(source, _POLL)
+            self._block_maps[source] = self._repeat(active, lambda: self._blocks.get(source, _POLL), log.warning)
         return self._block_maps[source]
 
     def _from_loader(
         self, loader: str, wanted: list[SliceRequest], active: Callable[[], bool]
     ) -> tuple[list[Tokens], dict[int, str]]:
-        policy = tenacity.Retrying(
+        return self._repeat(active, lambda: self._attempt(loader, wanted), lambda error: self._lost(loader, error))
+
+    def _repeat(self, active: Callable[[], bool], attempt: Callable[[], T], on_error: Callable[[Any], None]) -> T:
+        """What `attempt` returns once it raises no Retryable."""
+
+        def once() -> T:
+            if self._closed or not active():
+                raise Stale(f"generation {self._world.generation} is over")
+            return attempt()
+
+        return tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(Retryable),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=0.5),  # training waits
-            before_sleep=lambda state: self._lost(loader, state),
-        )
-        return policy(self._attempt, loader, wanted, active)
+            before_sleep=lambda state: on_error(state.outcome and state.outcome.exception()),
+        )(once)
 
-    def _attempt(
-        self, loader: str, wanted: list[SliceRequest], active: Callable[[], bool]
-    ) -> tuple[list[Tokens], dict[int, str]]:
-        if not active():
-            raise Stale(f"generation {self._world.generation} is over")
+    def _attempt(self, loader: str, wanted: list[SliceRequest]) -> tuple[list[Tokens], dict[int, str]]:
         parts: list[list[Tokens]] = [[] for _ in wanted]
         digests: dict[int, str] = {}
         for part in self._client(loader).fetch(Request(self._world.generation, tuple(wanted)), _CALL):
@@ -107,20 +115,17 @@ class Fetcher:
             self._clients[loader] = (address, SliceClient(address.host, address.port, self._token))
         return self._clients[loader][1]
 
-    def _lost(self, loader: str, state: tenacity.RetryCallState) -> None:
-        log.warning(
-            "no data from %s (attempt %d): %s",
-            loader,
-            state.attempt_number,
-            state.outcome and state.outcome.exception(),
-        )
+    def _lost(self, loader: str, error: BaseException) -> None:
+        log.warning("no data from %s: %s", loader, error)
         _, client = self._clients.pop(loader, (None, None))
         if client is not None:
             client.close()
 
     def close(self) -> None:
+        """Ends what is under way: a loader that stays away is not waited for."""
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for _, client in self._clients.values():
+        for _, client in tuple(self._clients.values()):
             client.close()
 
 

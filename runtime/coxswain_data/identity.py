@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import msgspec
 
-from coxswain.structs import prepare
+from coxswain.structs import UNDECODABLE, prepare
 from coxswain_data.formats.object_reader import ObjectReader
-from coxswain_link.store import NotFound, Store
+from coxswain_link.store import CorruptObject, NotFound, Store
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True):
@@ -45,7 +45,7 @@ class FileIdentities:
         if self._known is None:
             self._known = {}
             if self.index is not None:
-                with suppress(NotFound, msgspec.DecodeError):  # a torn one is made again
+                with suppress(NotFound, CorruptObject, *UNDECODABLE):  # a torn one is made again
                     self._known = msgspec.json.decode(self.index.get(self._key), type=dict[str, Known])
         return self._known
 

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from coxswain.errors import Refused
-from coxswain.index import TORN, BlockEntry, BlockIndex, block_key, decode, encode, object_key
+from coxswain.index import TORN, BlockEntry, BlockIndex, block_key, check_labels, decode, encode, object_key
 from coxswain.planlog import LoaderShare
 from coxswain.wire import BLOCKS_IN_MESSAGE, Indexed
 from coxswain_data.formats.base import Block
@@ -38,6 +38,8 @@ def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: Loade
             f"source {source.config.name!r} at {source.config.uri} has no readable sample that is not empty; "
             "check uri, include and textField",
         )
+    if share.shares == 1:
+        check_labels(source.config.name, indexed)
     return Indexed(share=share, blocks=tuple(indexed), tokenizer=tokenizer.hash, vocabulary=tokenizer.vocabulary)
 
 
@@ -112,14 +114,14 @@ class _Rejects:
 
     def add(self, entry: BlockEntry, index: BlockIndex) -> None:
         self._count += len(index.rejected)
-        self._places += self._named(entry, index.rejected[:_NAMED_PLACES].tolist())
+        self._places += self._named(entry, index.rejected[: _NAMED_PLACES - len(self._places)].tolist())
         limit = self._source.config.max_rejected
         if self._count > limit:
             raise Refused(
                 "TooManyRejected",
                 f"source {self._source.config.name!r}: {self._count} samples do not decode (bad UTF-8, bad JSON, or "
                 f"{self._source.config.text_field!r} missing or null) and {limit} are allowed; the first: "
-                f"{'; '.join(self._places[:_NAMED_PLACES])}. Repair them, or raise maxRejected of the source",
+                f"{'; '.join(self._places)}. Repair them, or raise maxRejected of the source",
             )
 
     def _named(self, entry: BlockEntry, rejected: Iterable[int]) -> list[str]:

@@ -25,7 +25,7 @@ from coxswain_data.block_map import all_blocks
 from coxswain_data.indexer import index_share, messages
 from coxswain_data.open_sources import OpenSources
 from coxswain_data.samples import Samples
-from coxswain_link.environment import Environment, end_as, leave, run_service
+from coxswain_link.environment import Environment, allow_open_files, end_as, leave, run_service
 from coxswain_link.flight import Request, SlicePart, SliceRequest, SliceServer
 from coxswain_link.http_client import Client, JobEnded
 from coxswain_link.metrics import MetricsRegistry, build
@@ -136,6 +136,7 @@ class Loader:
 def main(env: Environment) -> int:
     """Serves until the job ends; returns the exit code that the coordinator names."""
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")  # before the first tokenizer is used
+    allow_open_files()  # each block in use is one
     metrics = build("loader")
     with Client(env.coordinator_url, env.token, _COORDINATOR_AWAY) as coordinator:
         loader = Loader(env, coordinator, metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from collections.abc import Callable
 
@@ -21,7 +22,12 @@ Tokens = NDArray[np.int32]
 
 TOKEN_BYTES = 64 << 20  # samples whose pieces are in flight
 INDEX_BYTES = 64 << 20
-_BLOCKS = 8192  # at most: small ones are in memory, and each larger one is a mapping
+_BLOCKS = 8192  # at most: small ones are in memory, and each larger one is a mapping, which keeps a file open
+
+
+def open_files() -> int:
+    """How many files this process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 class Samples:
@@ -38,7 +44,7 @@ class Samples:
         self._lock = threading.Lock()
         self._tokens: LRUCache[tuple[str, int], Tokens] = LRUCache(TOKEN_BYTES, lambda t: t.nbytes)
         self._blocks: LRUCache[tuple[str, str], Block] = LRUCache(
-            lambda: open_sources.spool.budget, lambda b: b.nbytes, _BLOCKS
+            lambda: open_sources.spool.budget, lambda b: b.nbytes, min(_BLOCKS, open_files() // 2)
         )
         self._indexes: LRUCache[str, BlockIndex] = LRUCache(INDEX_BYTES, lambda i: i.at.nbytes + i.lengths.nbytes)
 

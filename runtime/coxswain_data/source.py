@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -37,6 +38,7 @@ class Source:
         self._files = FileIdentities(store.uri) if is_file(config.uri) else None
         self._format = format_named(config.format, config.name)
         self._open: LRUCache[tuple[str, str], OpenObject] = LRUCache(OPEN_OBJECTS, lambda _: 1)
+        self._reading = threading.Lock()  # of open objects: a loader may index for a new coordinator while it serves
 
     def keep_identities(self, index: Store) -> None:
         """Keeps digests of files in this store."""
@@ -66,7 +68,7 @@ class Source:
         found = [(info, self._identity(info)) for info in self._objects()]
         if self._files is not None:
             self._files.save()
-        entries = [_entry(info, etag, extent) for info, etag in found for extent in self._object(info).extents()]
+        entries = [_entry(info, etag, extent) for info, etag in found for extent in self._extents(info)]
         if not entries:
             raise self._empty("its objects hold no data; fill them, or correct uri or include")
         return entries
@@ -77,8 +79,9 @@ class Source:
 
     def read(self, entry: BlockEntry) -> Block:
         """One block; refused by name when the object is not the one that the index describes."""
-        info = self._checked(entry)
-        return self._object(info).read(Extent(entry.ordinal, entry.offset, entry.size))
+        with self._reading:
+            info = self._checked(entry)
+            return self._object(info).read(Extent(entry.ordinal, entry.offset, entry.size))
 
     def where(self, path: str) -> str:
         return f"{self.config.uri.rstrip('/')}/{path}"
@@ -89,6 +92,10 @@ class Source:
             f"source {self.config.name!r}: {self.where(path)} {how}; bring the indexed content back, "
             "or start a new run (a run's data may not change under it)",
         )
+
+    def _extents(self, info: ObjectInfo) -> list[Extent]:
+        with self._reading:
+            return self._object(info).extents()
 
     def _checked(self, entry: BlockEntry) -> ObjectInfo:
         try:
@@ -120,7 +127,7 @@ class Source:
             found = self._store.list()
         except (NotFound, BucketNotFound) as error:
             raise _not_found(self.config) from error
-        mine = [info for info in found if wanted.fullmatch(info.path) and self._is_data(info.path)]
+        mine = [i for i in found if wanted.fullmatch(i.path) and self._is_data(i.path) and self._is_object(i)]
         if not mine:
             of = f" with {_PAIRED}" if self._is_paired else ""
             raise self._empty(
@@ -135,6 +142,10 @@ class Source:
 
     def _is_data(self, path: str) -> bool:
         return not self._is_paired or path.endswith(_PAIRED)
+
+    def _is_object(self, info: ObjectInfo) -> bool:
+        """Consoles mark a folder of a bucket by an empty object `folder/`: it is listed as `folder`, which is none."""
+        return info.size > 0 or self._store.exists(info.path)
 
     def _identified(self, info: ObjectInfo, find: Callable[[str], ObjectInfo]) -> ObjectInfo:
         """Adds the etag of its index file, if any: either file's change is a change."""

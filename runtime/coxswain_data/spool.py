@@ -34,21 +34,20 @@ class Spool:
 
     def hold(self, parts: Iterable[bytes]) -> Data:
         """The parts as one. Raises StoreUnavailable when the disk is full; errors of `parts` pass."""
-        with tempfile.SpooledTemporaryFile(_SMALL, dir=str(self.folder)) as file:
+        with self._room(), tempfile.SpooledTemporaryFile(_SMALL, dir=str(self.folder)) as file:
             size = 0
             for part in parts:
                 size += len(part)
-                with self._room():
-                    file.write(part)
+                file.write(part)
             if size <= _SMALL:
                 file.seek(0)
                 return bytes(file.read())
-            with self._room():
-                file.flush()
+            file.flush()
             return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 
     @contextmanager
     def _room(self) -> Iterator[None]:
+        """Around the file, too: its end writes what it still buffers."""
         try:
             yield
         except OSError as error:

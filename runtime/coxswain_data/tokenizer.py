@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from coxswain.config import COMMON_EOS, EndpointConfig, TokenizerConfig
 from coxswain.errors import Refused
 from coxswain.uris import folder_and_key
-from coxswain_data.formats.base import Content
+from coxswain_data.formats.base import Content, some
 from coxswain_link.store import BucketNotFound, NotFound, open_store
 
 _WAY_OUT = "correct the uri, or write the file again with `tokenizer.save()`"
@@ -52,15 +52,21 @@ class FileTokenizer:
     """
 
     def __init__(self, data: bytes, eos: str, where: str) -> None:
-        self._tokenizer = _load(data, where)
+        self._tokenizer, self._where = _load(data, where), where
         name = eos or _only_eos(self._tokenizer, where)
         self.eos = _eos_id(self._tokenizer, name, where)
         self.vocabulary = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self.hash = hashlib.sha256(b"file-1\0" + name.encode() + b"\0" + data).hexdigest()
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        # The fast batch call skips offsets, which are not needed here.
-        ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        try:
+            # The fast batch call skips offsets, which are not needed here.
+            ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except Exception as error:  # the library raises plain Exception
+            raise Refused(
+                "TokenizerUnusable",
+                f"tokenizer.file.uri {self._where!r} cannot encode a document ({error}); {_WAY_OUT}",
+            ) from error
         return np.append(np.asarray(ids, dtype=np.int32), np.int32(self.eos))
 
 
@@ -135,4 +141,4 @@ def _eos_id(tokenizer: tokenizers.Tokenizer, name: str, where: str) -> int:
 
 def _special(tokenizer: tokenizers.Tokenizer) -> str:
     names = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special]
-    return ", ".join(sorted(names)[:10]) or "(it has none: train it again with one)"
+    return some(sorted(names)) or "(it has none: train it again with one)"

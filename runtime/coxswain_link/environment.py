@@ -6,6 +6,7 @@ import ctypes
 import faulthandler
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -92,6 +93,12 @@ def end_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended in between
         os._exit(Exit.RETRYABLE)
+
+
+def allow_open_files() -> None:
+    """Raises this process's limit of open files to what it may be: many systems begin with 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def write_fault(path: Path | None, fault: Fault) -> None:

@@ -112,8 +112,13 @@ class Store:
         return self._ask(key, lambda: self._one.head(key))
 
     def list(self, prefix: str = "") -> Listing:
-        """All objects below a prefix, sorted by path."""
-        return self._ask(prefix, lambda: self._one.listed(prefix))
+        """All objects below a prefix, sorted by path. What fails is repeated by the page, not from the first key on."""
+        found: Listing = []
+        more = True
+        while more:
+            page, more = self._ask(prefix, partial(self._one.page, prefix, found[-1].path if found else ""))
+            found += page
+        return sorted(found)
 
     def delete(self, key: str) -> None:
         """An absent object is no error."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 import obstore
@@ -14,6 +15,7 @@ from coxswain_link.store_faults import ERRORS, CorruptObject, CorruptRead, Store
 
 T = TypeVar("T")
 
+PAGE = 1000  # keys of one answer of S3
 _DIGEST = "sha256"  # of the content, in the metadata of every object that we put on S3
 
 
@@ -104,12 +106,14 @@ class StoreAttempt:
         obstore.get_range(self._backend, key, start=0, end=1)  # a HEAD answer cannot name a missing bucket
         raise StoreUnavailable(f"{where(self._uri, key)}: was missing for a moment")
 
-    def listed(self, prefix: str) -> Listing:
-        """By path."""
-        return self._agreed(prefix, lambda: self._listed(prefix))
+    def page(self, prefix: str, after: str) -> tuple[Listing, bool]:
+        """The objects behind the key `after`, by path, on S3 at most a page of them; and whether there may be more."""
+        found = self._agreed(prefix, lambda: self._page(prefix, after))
+        return found, len(found) == PAGE
 
-    def _listed(self, prefix: str) -> Listing:
-        return sorted(_info(meta) for chunk in obstore.list(self._backend, prefix or None) for meta in chunk)
+    def _page(self, prefix: str, after: str) -> Listing:
+        found = obstore.list(self._backend, prefix or None, offset=after or None, chunk_size=PAGE)
+        return sorted(_info(meta) for chunk in (islice(found, 1) if self._remote else found) for meta in chunk)
 
     def delete(self, key: str) -> None:
         obstore.delete(self._backend, key)

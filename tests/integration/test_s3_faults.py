@@ -99,6 +99,19 @@ def test_every_call_succeeds_after_a_passing_fault(proxy: S3Proxy, opened: Opene
     assert proxy.befallen[type(fault).__name__] >= 4
 
 
+def test_a_listing_of_several_pages_is_whole_though_pages_are_cut(s3: S3Server, proxy: S3Proxy, opened: Opened) -> None:
+    """A page has 1,000 keys."""
+    folder = s3.data / BUCKET / "pages"
+    folder.mkdir()
+    names = [f"{number:04d}" for number in range(2100)]
+    for name in names:
+        (folder / name).write_bytes(b"x")
+    store = opened("pages")
+    proxy.plan = every(3, any_call, Cut())
+    assert [found.path for found in store.list()] == names
+    assert proxy.calls["GET"] > 2 * 3 and proxy.befallen["Cut"] > 1  # every page twice, for nothing guards it
+
+
 def test_of_many_claims_whose_answers_are_lost_exactly_one_wins(proxy: S3Proxy, opened: Opened) -> None:
     store = opened("claims")
     store.put("before", b"")

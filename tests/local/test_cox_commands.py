@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from coxswain.errors import Refused
 from coxswain_cli.__main__ import app
 from coxswain_cli.preflight import lock_checkpoints
 from coxswain_operator.local import LocalCluster
@@ -224,6 +225,14 @@ def test_a_folder_of_checkpoints_that_cannot_be_one_is_refused_by_its_uri(job_fi
     done = run_cox("run", write(job_file, objects), "--workdir", tmp_path / "work")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert f"checkpoint.uri file://{job_file}: File exists; give this user the right to write there" in done.stderr
+
+
+def test_a_folder_of_checkpoints_with_a_nul_in_its_name_is_refused_by_its_uri(tmp_path):
+    with (
+        pytest.raises(Refused, match=rf"checkpoint.uri file://{tmp_path}/a%00b: .*null"),
+        lock_checkpoints({"spec": {"checkpoint": {"uri": f"file://{tmp_path}/a%00b"}}}),
+    ):
+        pass
 
 
 def test_two_runs_on_one_machine_never_share_a_folder_of_checkpoints(job_file, tmp_path):

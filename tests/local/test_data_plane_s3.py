@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from coxswain.config import EndpointConfig, MixConfig
+from coxswain.config import EndpointConfig, MixConfig, SourceConfig, TokenizerConfig
 from coxswain.errors import Refused
 from coxswain.membership.values import Sequence
 from coxswain.names import ENV_STORE_PATIENCE
@@ -86,3 +86,38 @@ def test_a_bucket_that_does_not_exist_is_refused_by_its_uri(s3, corpus, tmp_path
     with pytest.raises(Refused, match=r"s3://nowhere/code/") as caught:
         on_s3(s3, corpus, tmp_path, "nowhere").blocks("code")
     assert caught.value.reason == "SourceNotFound"
+
+
+KEYS = ("a b.txt", "50%.txt", "a%20b.txt", "ü#1.txt", "[x]?.txt", "~a+b&c=d.txt", "日本.txt", "deep/er/x.txt")
+
+
+def put(s3, bucket: str, **contents: bytes) -> str:
+    s3.bucket(bucket)
+    for key, body in contents.items():
+        s3.client().put_object(Bucket=bucket, Key=key, Body=body)
+    return bucket
+
+
+def texts(s3, tmp_path, bucket: str) -> list[bytes]:
+    """All documents of a bucket of Text objects, in the order of the index."""
+    endpoint = EndpointConfig(url=s3.endpoint_url, region=s3.region, secret="s3")
+    source = SourceConfig(
+        name="mine", source="mine", uri=f"s3://{bucket}/", format="Text", include="**", text_field="",
+        tokenizer=TokenizerConfig(kind="bytes"), weight=1, endpoint=endpoint,
+    )  # fmt: skip
+    store = open_store((tmp_path / "runs").as_uri(), create=True)
+    data = LocalData(MixConfig(name="m", seed=1, sources=(source,)), store, s3.secrets_dir)
+    lengths = [b.tokens for b in data.blocks("mine") if b.samples]
+    return [bytes(data.tokens(Sequence("mine", 0, i, 0, n - 1, n)).tolist()) for i, n in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("page", [1, 3, 1000])
+def test_a_key_may_have_any_letters(s3, tmp_path, monkeypatch, page):
+    monkeypatch.setattr("coxswain_link.store_attempt.PAGE", page)
+    bucket = put(s3, f"letters-{page}", **{key: key.encode() for key in KEYS})
+    assert sorted(texts(s3, tmp_path, bucket)) == sorted(key.encode() for key in KEYS)
+
+
+def test_marks_of_folders_are_no_documents(s3, tmp_path):
+    bucket = put(s3, "marks", **{"empty/": b"", "full/": b"", "full/a.txt": b"one", "none.txt": b"", "z.txt": b"two"})
+    assert texts(s3, tmp_path, bucket) == [b"one", b"two"]

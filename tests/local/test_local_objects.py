@@ -130,6 +130,14 @@ async def test_published_events_are_lines_of_a_file(cluster):
     assert (line["reason"], line["message"], line["object"]) == ("Completed", "done", "TrainingJob/j")
 
 
+async def test_an_event_is_a_line_of_its_own_behind_one_that_a_full_disk_has_torn(tmp_path):
+    (tmp_path / "events.jsonl").write_text('{"reason": "Resumed"}\n{"reason": "Chec')
+    async with LocalCluster(tmp_path) as cluster:
+        await cluster.publish(job(), Event("Completed", "done"))
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["reason"] for line in lines] == ["Resumed", "Completed"]
+
+
 async def test_a_torn_file_and_one_of_another_object_are_refused_alike(tmp_path):
     async with LocalCluster(tmp_path) as cluster:
         await cluster.create(job())

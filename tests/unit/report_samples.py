@@ -92,7 +92,7 @@ def events(steps: int) -> list[dict[str, Any]]:
 
 def status(steps: int) -> dict[str, Any]:
     done = {"type": "Succeeded", "status": "True", "reason": "Completed", "message": f"StopReached at step {steps}"}
-    saved = {"step": steps, "uri": "file:///tmp/checkpoints/manifests/step-0000000060.json"}
+    saved = {"step": steps, "uri": "file:///tmp/checkpoints/manifests/step-0000000060.json", "time": ""}
     return {"conditions": [done], "lastCheckpoint": saved, "restarts": {"counted": 1, "ignored": 0}}
 
 

@@ -10,6 +10,7 @@ import yaml
 
 from coxswain.api.field_errors import FieldError
 from coxswain.api.load import MAX_BYTES, Document, load_documents
+from coxswain.api.validate import validate
 
 SOURCE = """\
 apiVersion: coxswain.dev/v1alpha1
@@ -42,6 +43,20 @@ def test_relative_uris_start_at_the_folder_of_their_file(tmp_path: Path) -> None
     spec = document.manifest["spec"]
     assert spec["uri"] == f"file://{tmp_path}/corpus/"
     assert spec["tokenizer"]["file"]["uri"] == f"file://{tmp_path.parent}/tokenizer.json"
+
+
+@pytest.mark.parametrize("uri", ["file:circle", "file:circle/in", "file:" + "x" * 5000])
+def test_a_relative_uri_of_no_folder_that_could_be_is_one_of_its_files_folder(tmp_path: Path, uri: str) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    (document,), faults = load(tmp_path, SOURCE.replace("file:./corpus/", uri))
+    assert (document.manifest["spec"]["uri"], faults) == (uri.replace("file:", f"file://{tmp_path}/"), [])
+
+
+@pytest.mark.parametrize("uri", ["file:a%00b", r"file:a\0b"])
+def test_a_relative_uri_with_a_nul_stays_and_is_refused_for_its_form(tmp_path: Path, uri: str) -> None:
+    documents, faults = load(tmp_path, SOURCE.replace("file:./corpus/", uri))
+    (fault,) = [fault for fault in validate(documents) if fault.path == "spec.uri"]
+    assert faults == [] and "file:///path" in fault.allowed
 
 
 def test_absolute_uris_stay_as_they_are(tmp_path: Path) -> None:

@@ -77,14 +77,15 @@ def test_what_cannot_be_shown_is_refused_in_one_line(workdir: Path, options: lis
 def test_a_followed_log_goes_on_until_the_work_directory_is_free(
     workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a pod that replaces another one meanwhile."""
+    """With a pod that replaces another one meanwhile, of which something was written since it was last looked at."""
     scenes: list[tuple[str, str]] = [
         ("demo-loader-0-0/loader", "a torn "),
         ("demo-loader-0-0/loader", "line\n"),
         ("demo-loader-0-1/loader", "of the next pod\n"),
+        ("demo-loader-0-0/loader", "its last words\n"),
     ]
     assert follow(workdir, monkeypatch, lambda: scenes.pop(0) if scenes else None) == [
-        "l\n", "a torn line\n", "of the next pod\n",
+        "l\n", "a torn line\n", "of the next pod\n", "its last words\n",
     ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from coxswain.api.validate import defaulted
 from coxswain_cli.__main__ import app
-from coxswain_cli.workdir import taken_request
+from coxswain_cli.workdir import request_trainers, taken_request
 from tests.api_samples import sample
 from tests.unit import report_samples as samples
 
@@ -43,6 +43,21 @@ def test_a_request_is_left_for_the_run_that_holds_the_folder_and_taken_once(work
         assert scale(workdir, 6) == (0, "demo: asked for 6 trainers\n")
         assert scale(workdir, 5)[0] == 0  # the last one counts
     assert [taken_request(workdir), taken_request(workdir)] == [5, None]
+
+
+def test_of_two_requests_at_once_one_counts_and_none_fails(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Path.write_text
+
+    def interrupted(path: Path, text: str) -> int:
+        monkeypatch.setattr(Path, "write_text", write)
+        written = write(path, text)
+        request_trainers(workdir, 7)
+        return written
+
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    request_trainers(workdir, 5)
+    assert [taken_request(workdir), taken_request(workdir)] == [5, None]
+    assert not list(workdir.glob(".scale*"))
 
 
 @pytest.mark.parametrize(

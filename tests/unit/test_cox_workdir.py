@@ -10,9 +10,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from coxswain.lines import drop_torn_line, end_of_lines, lines_from_end
 from coxswain.wire import StepLine
 from coxswain_cli.summary import summary
-from coxswain_cli.workdir import all_steps, last_step, lines_from_end
+from coxswain_cli.workdir import Tail, all_steps, last_step, taken_request
 
 LINE = StepLine(0, 1, 10, 2, 1.5, "a" * 64, "b" * 16, 2.0, 0.1, 1.05, 0.5, 1e-3, {"code": 10}, 0.2, 99.0)
 JOB = {"metadata": {"name": "demo"}, "status": {}}
@@ -27,6 +28,19 @@ def test_lines_come_from_the_end_whole_and_without_a_torn_one(
     whole = ["x" * (n % 6) + str(n) for n in range(count)]
     (tmp_path / "file").write_text("".join(f"{line}\n" for line in whole) + torn)
     assert [line.decode() for line in lines_from_end(tmp_path / "file", block)] == whole[::-1]
+    assert end_of_lines(tmp_path / "file", block) == (tmp_path / "file").stat().st_size - len(torn)
+
+
+def test_a_tail_begins_behind_the_last_whole_line_so_that_none_is_lost_when_a_torn_one_is_dropped(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(b"of an earlier run\ntorn by a kill")
+    tail = Tail(path)
+    drop_torn_line(path)
+    with path.open("ab") as file:
+        file.write(b"first\nsecond\n")
+    assert list(tail.lines()) == [b"first\n", b"second\n"]
 
 
 def test_the_last_step_is_that_of_the_last_line_that_is_one(tmp_path: Path) -> None:
@@ -57,3 +71,15 @@ def test_the_lines_of_a_long_run_are_not_in_memory_together(
         assert tracemalloc.get_traced_memory()[1] < most < (tmp_path / "steps.jsonl").stat().st_size
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("content", "trainers"),
+    [(b"7", 7), (b"", None), (b"-1", None), (b"x", None), (b"\xff", None), (b"9" * 5000, None)],
+)
+def test_a_request_for_trainers_is_a_number_and_anything_else_is_none(
+    tmp_path: Path, content: bytes, trainers: int | None
+) -> None:
+    (tmp_path / "scale").write_bytes(content)
+    assert taken_request(tmp_path) == trainers
+    assert not (tmp_path / "scale").exists()

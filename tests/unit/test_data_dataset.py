@@ -6,6 +6,7 @@ import itertools
 import json
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -140,6 +141,18 @@ def test_spawned_workers_keep_the_order_and_resume_exactly(dataset):
     assert [s.delivered_digest for s in found] == [s.delivered_digest for s in whole[3:]]
 
 
+def test_workers_keep_the_order_past_steps_that_have_no_label(dataset, monkeypatch):
+    """In steps of one token, the last one of a document. A loader takes an item of each worker in turn."""
+    short = {"batch": BatchConfig(tokens_per_step=1, max_sequence_tokens=1), "steps": 90}
+    whole, parts = said(dataset(**short)), []
+    assert 0 < len(whole) < 90
+    for nth in range(3):
+        worker = SimpleNamespace(id=nth, num_workers=3)
+        monkeypatch.setattr("coxswain_train.dataset.get_worker_info", lambda worker=worker: worker)
+        parts.append(said(dataset(**short)))
+    assert [step for turn in itertools.zip_longest(*parts) for step in turn if step] == whole
+
+
 def test_a_forked_worker_is_refused_with_the_way_out_instead_of_waiting_for_ever(dataset):
     with pytest.raises(RuntimeError, match='multiprocessing_context="spawn"'):
         list(DataLoader(dataset(), batch_size=None, num_workers=1, multiprocessing_context="fork", timeout=60))
@@ -148,6 +161,7 @@ def test_a_forked_worker_is_refused_with_the_way_out_instead_of_waiting_for_ever
 def test_a_copy_for_another_process_lists_and_indexes_nothing_again(dataset, monkeypatch):
     data, whole = pickle.dumps(dataset()), said(dataset())
     monkeypatch.setattr("coxswain_data.local.index_share", lambda *_: pytest.fail("indexed again"))
+    monkeypatch.setattr("coxswain_train.dataset.fingerprint", lambda *_: pytest.fail("hashed again"))
     assert said(pickle.loads(data)) == whole
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from coxswain.errors import Refused, Retryable, Stale
+from coxswain.errors import Refused, Stale
 from coxswain.index import BlockEntry
 from coxswain.layout import Layout
 from coxswain.membership.values import Sequence
@@ -50,6 +50,7 @@ class Job:
         self.servers = {name: self._start(name) for name in self.serve}
         self.addresses = [LoaderAddress(n, "127.0.0.1", s.port, n) for n, s in self.servers.items()]
         self.early: list[list[LoaderAddress]] = []  # answered before `addresses`, once each
+        self.without_index = 0  # so many requests for blocks are answered with nothing
 
     def _start(self, name: str) -> SliceServer:
         def answer(request: Request) -> Iterator[SlicePart]:
@@ -64,6 +65,9 @@ class Job:
         """A call of the coordinator."""
         self.asked[path] += 1
         if path == "/v1/blocks":
+            if self.without_index:
+                self.without_index -= 1
+                return None
             start = query["from"]  # two at a time
             return SourceBlocks("code", BLOCKS[start : start + 2], 3) if query["source"] == "code" else None
         return LoaderAddresses(tuple(self.early.pop(0) if self.early else self.addresses))
@@ -152,12 +156,40 @@ def test_a_refusal_of_a_loader_is_not_repeated(job: Job) -> None:
 
 def test_a_fetch_from_an_absent_loader_ends_with_its_generation(job: Job) -> None:
     job.addresses.clear()
-    active = iter([True, True, False])
+    active = iter([True, True, True, False])  # for the blocks, and twice for the loader
     with pytest.raises(Stale, match="generation 3 is over"):
         job.fetch(wanted(0), active=lambda: next(active))
     assert job.asked["/v1/loaders"] == 2
 
 
-def test_a_source_without_an_index_is_named(job: Job) -> None:
-    with pytest.raises(Retryable, match="whole index of source 'docs'"):
-        job.fetch(wanted(0, source="docs"))
+def test_an_index_that_a_new_coordinator_lacks_is_waited_for(job: Job) -> None:
+    """Loaders send it again, which may take minutes; workers train meanwhile."""
+    job.without_index = 2
+    assert job.fetch(wanted(0)) == ([[0, 1, 2, 3, 4]], {0: "digest 0"})
+    assert job.asked["/v1/blocks"] == 2 + 2
+
+
+def test_a_source_without_an_index_is_waited_for_until_the_generation_is_over(job: Job) -> None:
+    active = iter([True, True, False])
+    with pytest.raises(Stale, match="generation 3 is over"):
+        job.fetch(wanted(0, source="docs"), active=lambda: next(active))
+    assert job.asked["/v1/blocks"] == 2
+
+
+def test_a_fetcher_that_is_closed_waits_for_no_loader(job: Job) -> None:
+    """Another loader has refused, so the generation goes on without a builder."""
+
+    def refuse(request: Request) -> Iterator[SlicePart]:
+        raise Refused("SourceChanged", "a.txt is not what was indexed")
+
+    job.serve["loader-0"] = refuse
+    del job.addresses[1]
+    coordinator: Any = job
+    fetcher = Fetcher(WORLD, coordinator, "t", build("constructor"))
+    with pytest.raises(Refused, match=r"a\.txt"):
+        fetcher.fetch([wanted(0), wanted(2)], lambda: True)
+    fetcher.close()
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("fetch")]
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)

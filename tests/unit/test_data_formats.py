@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +19,8 @@ from hypothesis import strategies as st
 
 from coxswain.config import SourceConfig, TokenizerConfig
 from coxswain.errors import Refused
-from coxswain_data.formats.base import Sample
+from coxswain_data.formats import FORMATS
+from coxswain_data.formats.base import Extent, Sample
 from coxswain_data.formats.jsonl import JsonlObject
 from coxswain_data.formats.object_reader import ObjectReader, Sizes
 from coxswain_data.source import Source, include_pattern, open_source
@@ -234,6 +239,13 @@ def test_a_missing_text_column_is_refused_with_the_columns_that_are_there(tmp_pa
         source(tmp_path, "Parquet").blocks()
 
 
+def test_of_very_many_columns_only_some_are_named(tmp_path):
+    pq.write_table(pa.table({f"c{n}": [n] for n in range(5000)}), tmp_path / "a.parquet")
+    with pytest.raises(Refused, match=r"name one of c0, c1, .*, c9 and 4990 more") as caught:
+        source(tmp_path, "Parquet").blocks()
+    assert len(caught.value.message) < 1000
+
+
 def test_two_columns_of_the_text_fields_name_are_refused_by_the_file(tmp_path):
     twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
     pq.write_table(twice, tmp_path / "a.parquet")
@@ -333,3 +345,35 @@ def test_content_that_changed_after_indexing_is_refused_by_name(tmp_path, harm):
     with pytest.raises(Refused, match=r"a\.jsonl") as caught:
         mine.read(block)
     assert caught.value.reason == "SourceChanged"
+
+
+class Meeting:
+    """A format in which two threads that read at a time meet."""
+
+    def __init__(self) -> None:
+        self.barrier, self.met = threading.Barrier(1), False
+
+    def __call__(self, reader: ObjectReader, text_field: str) -> Meeting:
+        return self
+
+    def extents(self) -> list[Extent]:
+        self.read(Extent(0, 0, 1))
+        return [Extent(0, 0, 1)]
+
+    def read(self, extent: Extent) -> Any:
+        with suppress(threading.BrokenBarrierError):
+            self.barrier.wait(0.2)
+            self.met = self.barrier.parties == 2
+
+
+def test_one_thread_at_a_time_reads_the_open_objects_of_a_source(tmp_path, monkeypatch):
+    """An open Parquet file has one place, and a loader may list for a new coordinator while it serves."""
+    (tmp_path / "a").write_bytes(b"x")
+    meeting = Meeting()
+    monkeypatch.setitem(FORMATS, "Parquet", meeting)
+    mine = source(tmp_path, "Parquet")
+    (entry,) = mine.blocks()
+    meeting.barrier = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        [done.result(20) for done in (pool.submit(mine.blocks), pool.submit(mine.read, entry))]
+    assert not meeting.met

@@ -14,7 +14,7 @@ from coxswain.planlog import LoaderShare
 from coxswain_data.indexer import index_share
 from coxswain_data.source import Source, open_source
 from coxswain_data.tokenizer import BytesTokenizer
-from coxswain_link.store import Store, open_store
+from coxswain_link.store import CorruptObject, Store, open_store
 from tests.unit.test_data_index import config
 
 
@@ -92,6 +92,18 @@ def test_digests_that_cannot_be_read_are_made_again(folder, index, torn):
     before = entries(folder, index)
     (kept,) = index.list("index/files/")
     index.put(kept.path, torn)
+    assert entries(folder, index) == before
+
+
+def test_digests_that_are_damaged_where_they_are_stored_are_made_again(folder, index, monkeypatch):
+    before, whole = entries(folder, index), Store.get
+
+    def get(store, key):
+        if key.startswith("index/files/"):
+            raise CorruptObject(key)
+        return whole(store, key)
+
+    monkeypatch.setattr(Store, "get", get)
     assert entries(folder, index) == before
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -11,19 +14,21 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer, models
 
 from coxswain.config import MixConfig, SourceConfig, TokenizerConfig
 from coxswain.errors import Refused
-from coxswain.index import decode, object_key
+from coxswain.index import BlockEntry, decode, encode, object_key
 from coxswain.membership.values import Sequence
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Indexed
+from coxswain_coordinator.index.merge import merge
 from coxswain_data import indexer
 from coxswain_data.formats.object_reader import Sizes
 from coxswain_data.local import LocalData, materialise
 from coxswain_data.source import Source, open_source
-from coxswain_data.tokenizer import BytesTokenizer
-from coxswain_link.store import Store, open_store
+from coxswain_data.tokenizer import BytesTokenizer, token_ids
+from coxswain_link.store import CorruptObject, Store, open_store
 
 DOCUMENTS = [f"document {i} " + "x" * (i * 37 % 101) for i in range(60)]
 SIZES = Sizes(jsonl_block=300)
@@ -198,9 +203,94 @@ def test_an_index_of_other_content_is_refused(corpus, store):
         data.tokens(Sequence("mine", 0, 0, 0, 5, len(DOCUMENTS[0]) + 1))
 
 
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        ({"lengths": 1}, "sample 0 has .* tokens and was indexed with"),
+        ({"at": 1}, "decoded when it was indexed and does not now"),
+    ],
+    ids=["other lengths", "other places"],
+)
+def test_an_index_that_does_not_fit_its_block_is_refused_and_nothing_of_it_is_served(corpus, store, harm, says):
+    data = local(corpus, store)
+    key = object_key(data.blocks("mine")[0].key)
+    index = decode(store.get(key))
+    added = {field: getattr(index, field) + by for field, by in harm.items()}
+    store.put(key, encode(msgspec.structs.replace(index, **added)))
+    with pytest.raises(Refused, match=says) as caught:
+        data.tokens(Sequence("mine", 0, 0, 0, 5, len(DOCUMENTS[0]) + 1))
+    assert caught.value.reason == "SourceChanged"
+
+
+def test_an_index_that_is_damaged_where_it_is_stored_is_built_again(corpus, store, monkeypatch):
+    first, damaged, get = indexed(corpus, store), set(), Store.get
+
+    def broken(store: Store, key: str) -> bytes:
+        if key.endswith(".npz") and key not in damaged:
+            damaged.add(key)
+            raise CorruptObject(key)
+        return get(store, key)
+
+    monkeypatch.setattr(Store, "get", broken)
+    assert indexed(corpus, store) == first
+    assert len(damaged) == len(first.blocks)
+
+
+def test_one_thread_at_a_time_reads_and_tokenises(corpus, store, monkeypatch):
+    data, barrier, met = local(corpus, store), threading.Barrier(2), []
+
+    def meet(tokenizer, content):
+        with suppress(threading.BrokenBarrierError):
+            barrier.wait(0.2)
+            met.append(content)
+        return token_ids(tokenizer, content)
+
+    data.blocks("mine")
+    monkeypatch.setattr("coxswain_data.samples.token_ids", meet)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda i: data.tokens(Sequence("mine", 0, i, 0, 1, len(DOCUMENTS[i]) + 1)), (0, 1)))
+    assert met == []
+
+
 @pytest.mark.parametrize("name", ["a b.jsonl", "50%.jsonl", "ü#1.jsonl", "a%20b.jsonl", "[x]?.jsonl", "~a+b&c.jsonl"])
 def test_a_file_may_have_any_name(tmp_path, store, name):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / name).write_text('{"text": "one"}\n')
     data = local(tmp_path / "c", store)
     assert data.tokens(Sequence("mine", 0, 0, 0, 4, 4)).tolist() == [*b"one", 256]
+
+
+@pytest.mark.parametrize(
+    ("model", "reason", "says"),
+    [
+        (models.BPE(vocab={"</s>": 0, "x": 1}, merges=[]), "SourceEmpty", "gives none of its documents a token before"),
+        (
+            models.WordLevel({"</s>": 0, "two": 1}),
+            "TokenizerUnusable",
+            r"t\.json' cannot encode a document \(.*\); correct",
+        ),
+    ],
+    ids=["no token", "no word for what it does not know"],
+)
+def test_a_tokenizer_that_is_none_for_the_text_is_refused(tmp_path, store, model, reason, says):
+    """Else each document would be an end of text alone, and no step would have anything to predict."""
+    made = Tokenizer(model)
+    made.add_special_tokens(["</s>"])
+    made.save(str(tmp_path / "t.json"))
+    folder = write_lines(tmp_path / "c", b'{"text": "one"}', b'{"text": "four"}')
+    tokenizer = TokenizerConfig(kind="file", uri=(tmp_path / "t.json").as_uri())
+    source = msgspec.structs.replace(config(folder), tokenizer=tokenizer)
+    with pytest.raises(Refused, match=says) as caught:
+        LocalData(MixConfig(name="m", seed=1, sources=(source,)), store).blocks("mine")
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(("tokens", "refused"), [((1, 1), True), ((1, 2), False)])
+def test_a_mix_is_refused_if_no_share_of_a_source_has_a_document_of_two_tokens(tmp_path, tokens, refused):
+    blocks = [BlockEntry("a", i, 0, 1, 2, "", samples=1, tokens=count) for i, count in enumerate(tokens)]
+    parts = [
+        Indexed(LoaderShare(f"loader-{i}", "mine", i, 2), (block,), "bytes", 257) for i, block in enumerate(blocks)
+    ]
+    says = pytest.raises(Refused, match="source 'mine': its tokenizer gives none") if refused else nullcontext()
+    with says:
+        assert merge(MixConfig(name="m", seed=1, sources=(config(tmp_path),)), parts).vocabulary == 257

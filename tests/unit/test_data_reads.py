@@ -9,6 +9,7 @@ import resource
 import tarfile
 import tracemalloc
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from coxswain.membership.order import WINDOW, PassOrder
 from coxswain.membership.values import Sequence
 from coxswain_data.formats.object_reader import Sizes
 from coxswain_data.local import LocalData
-from coxswain_data.source import Source
+from coxswain_data.source import Source, open_source
 from coxswain_data.spool import Spool
 from coxswain_link.store import ObjectChanged, Store, StoreUnavailable, open_store
 from tests.unit.test_data_formats import jsonl_bytes
@@ -204,12 +205,13 @@ def test_held_content_is_what_was_given_and_leaves_no_name_on_disk(tmp_path, siz
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_named_and_may_pass(tmp_path):
+@pytest.mark.parametrize("part", [1000, MIB], ids=["buffered", "not buffered"])
+def test_a_full_disk_is_named_and_may_pass(tmp_path, part):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))
     try:
         with pytest.raises(StoreUnavailable, match=f"{tmp_path} has no room for a block of data .*make room there"):
-            Spool(tmp_path).hold([b"x" * MIB] * 3)
+            Spool(tmp_path).hold([b"x" * part] * (3 * MIB // part))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -220,3 +222,24 @@ def test_a_weak_etag_which_no_condition_can_name_is_not_asked_for(tmp_path):
     assert store.get_range("a", 1, 4, 'W/"weak"') == b"ont"
     with pytest.raises(ObjectChanged):
         store.get_range("a", 1, 4, '"another"')
+
+
+def test_blocks_in_use_keep_fewer_files_open_than_the_process_may_have(tmp_path):
+    """Each block is a mapping of a file, and there are more blocks than files may be opened."""
+    (tmp_path / "s").mkdir()
+    used = len(list(Path("/proc/self/fd").iterdir()))
+    texts = [f"{i:04d} " + "x" * 20_000 for i in range(used + 60)]
+    (tmp_path / "s/a.jsonl").write_bytes(jsonl_bytes(*texts))
+    mix = MixConfig(name="m", seed=1, sources=(source_of(tmp_path / "s").config,))
+    open_one = partial(open_source, sizes=Sizes(jsonl_block=20_000))
+    known = {
+        "mine": LocalData(mix, open_store((tmp_path / "run").as_uri(), create=True), open_one=open_one).blocks("mine")
+    }
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * used + 40, before[1]))
+    try:
+        data = LocalData(mix, open_store((tmp_path / "run").as_uri()), known=known, open_one=open_one)
+        read = [data.tokens(Sequence("mine", 0, i, 0, 2, len(text) + 1)) for i, text in enumerate(texts)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert [bytes(tokens.tolist()).decode() for tokens in read] == [text[:2] for text in texts]

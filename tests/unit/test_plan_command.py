@@ -52,6 +52,13 @@ def test_one_number_a_line_is_the_same_step(lengths: Path, tmp_path: Path) -> No
     assert plan("--lengths", lines)["digest"] == plan("--lengths", lengths)["digest"]
 
 
+def test_a_file_that_another_system_wrote_is_the_same_step(lengths: Path, tmp_path: Path) -> None:
+    """With a byte order mark, and carriage returns at the ends of lines."""
+    lines = tmp_path / "lengths.txt"
+    lines.write_bytes("\r\n".join(map(str, json.loads(lengths.read_text()))).encode("utf-8-sig"))
+    assert plan("--lengths", lines)["digest"] == plan("--lengths", lengths)["digest"]
+
+
 def test_the_output_file_has_the_json_and_standard_error_a_table(lengths: Path, tmp_path: Path) -> None:
     result = cox("--lengths", lengths, "--output", tmp_path / "plan.json")
     assert result.stdout == ""

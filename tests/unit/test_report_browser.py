@@ -36,7 +36,7 @@ def unwieldy(tmp_path_factory) -> str:
     events = [{"time": samples.BEGAN, "reason": "Failed" * 8, "message": f"s3://{LONG}/{LONG}", "object": LONG}]
     samples.write_lines(folder / "events.jsonl", events)
     condition = {"type": "Succeeded", "status": "False", "reason": "Failed", "message": f"s3://{LONG}/{LONG} is gone"}
-    status = {"conditions": [condition], "lastCheckpoint": {"step": 3, "uri": f"s3://{LONG}/{LONG}"}}
+    status = {"conditions": [condition], "lastCheckpoint": {"step": 3, "uri": f"s3://{LONG}/{LONG}", "time": ""}}
     samples.write_object(folder, "TrainingJob", LONG[:40], {"status": status})
     return write_report(FolderReader(folder)).as_uri()
 

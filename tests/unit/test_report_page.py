@@ -99,9 +99,11 @@ def test_nothing_in_a_run_can_inject_markup(tmp_path: Path) -> None:
     )
     samples.write_lines(tmp_path / "events.jsonl", [{"time": 1, "reason": evil, "message": evil, "object": evil}])
     condition = {"type": "Succeeded", "status": evil, "reason": evil, "message": evil}
-    status = {"conditions": [condition], "lastCheckpoint": {"step": evil, "uri": evil}, "restarts": {"counted": evil}}
+    status = {"conditions": [condition], "lastCheckpoint": {"step": 3, "uri": evil, "time": evil}}
     samples.write_object(tmp_path, "TrainingJob", "stdlib", {"status": status})
-    checker = check(page(read_run(tmp_path)))
+    run = read_run(tmp_path)
+    assert run.status == status
+    checker = check(page(run))
     assert (checker.scripts, checker.links, checker.handlers) == (1, [], [])
 
 
@@ -222,6 +224,13 @@ def test_a_wrong_argument_is_refused_with_exit_2(
 def test_writing_leaves_no_partial_file(tmp_path: Path) -> None:
     write_report(FolderReader(samples.write_run(tmp_path / "run", steps=1)), tmp_path / "r.html")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["r.html", "run"]
+
+
+def test_what_cannot_be_written_leaves_no_partial_file(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_report(FolderReader(samples.write_run(tmp_path / "run", steps=1)), tmp_path / "folder")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "run"]
 
 
 def test_a_strategy_is_on_the_page_with_predicted_and_measured_seconds(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ import pytest
 from coxswain.errors import Refused
 from coxswain.layout import Device, Seat
 from coxswain.wire import StepLine, TaskTiming
+from coxswain_cli.reporting.page import page
 from coxswain_cli.reporting.read import read_run
+from coxswain_cli.reporting.step_selection import chosen_steps
 from tests.unit import report_samples as samples
 
 
@@ -78,6 +80,42 @@ def test_timings_of_an_unknown_shape_do_not_end_the_report(tmp_path: Path) -> No
     run = read_run(tmp_path)
     assert [t.step for t, _ in run.chosen] == [0]
     assert run.unreadable == 1
+
+
+@pytest.mark.parametrize("number", [-1, 100_000, 2**63])
+def test_a_damaged_timing_with_a_replica_beyond_all_bounds_draws_no_rows(tmp_path: Path, number: int) -> None:
+    samples.write_run(tmp_path, steps=2)
+    line = samples.timing_line(1)
+    line["planned"][0]["replicas"] = [number]
+    samples.write_lines(tmp_path / "timings.jsonl", [samples.timing_line(0), line])
+    run = read_run(tmp_path)
+    assert ([t.step for t, _ in run.chosen], run.unreadable) == ([0], 1)
+    assert page(run)
+
+
+def test_times_beyond_all_bounds_are_none_and_nesting_without_end_is_unreadable(tmp_path: Path) -> None:
+    samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(0, time=1e30), samples.step_line(1, time=-7.0)])
+    with (tmp_path / "steps.jsonl").open("a") as file:
+        file.write('{"step": 2, "x": ' + "[" * 100_000 + "\n")
+    run = read_run(tmp_path)
+    assert run.unreadable == 1
+    assert " UTC" not in page(run)
+
+
+def test_timings_that_are_shortened_while_they_are_read_are_not_those_of_another_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples.write_run(tmp_path, steps=3)
+
+    def shortened(*arguments: Any) -> Any:
+        """The older half goes, between the two looks at the file."""
+        path = tmp_path / "timings.jsonl"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+        return chosen_steps(*arguments)
+
+    monkeypatch.setattr("coxswain_cli.reporting.read.chosen_steps", shortened)
+    (timing, _), *_ = read_run(tmp_path, (0,)).chosen
+    assert (timing.step, timing.planned) == (0, ())
 
 
 def test_event_times_are_read_as_numbers_and_as_iso_texts(tmp_path: Path) -> None:

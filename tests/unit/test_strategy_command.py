@@ -79,6 +79,7 @@ def test_longer_sequences_are_split_at_the_context(lengths: Path) -> None:
         (["--devices", "0"], "--devices is 0; it must be at least 1"),
         (["--capacity", "0"], "--capacity is 0; it must be at least 1"),
         (["--tokens", "-1"], "--tokens is -1; it must be at least 0"),
+        (["--tokens", "9" * 30], "it must be at least 0 and at most 1000000000"),
         (["--recompute", "Some"], "--recompute is 'Some'; use None, Selective, Full or Auto"),
         (["--balance", "best"], "balance 'best': not known; use one of makespan"),
         (["--model", "gpt"], "model 'gpt': not known; use one of"),

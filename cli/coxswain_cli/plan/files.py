@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from coxswain.errors import Refused
+from coxswain.exits import Exit
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Ends a command that is refused with one line on standard error."""
+    try:
+        yield
+    except Refused as refused:
+        print(f"{refused.reason}: {refused.message}", file=sys.stderr)
+        raise typer.Exit(Exit.USER_FAULT) from None
 
 
 def on_terminal() -> bool:
@@ -18,7 +33,7 @@ def on_terminal() -> bool:
 def read_numbers(path: Path, option: str, type_: type[int] | type[float]) -> list[Any]:
     """Reads a JSON array, or numbers separated by white space; names the first bad entry."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(
             "BadFile", f"--{option} {path}: {error}; give a JSON array of numbers or one number a line"
@@ -46,6 +61,6 @@ def write_text(output: Path | None, text: str, option: str = "output") -> None:
         print(text)
         return
     try:
-        output.write_text(text + "\n")
+        output.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise Refused("BadFile", f"--{option} {output}: {error.strerror}; give a path that can be written") from None

@@ -12,14 +12,13 @@ import msgspec
 import typer
 
 from coxswain.errors import Refused
-from coxswain.exits import Exit
 from coxswain.plan.layouts.cluster import read_cluster
 from coxswain.plan.layouts.costs import Costs, shape_of
 from coxswain.plan.layouts.planner import HORIZON, Plan, healthy_plan, plan_layout
 from coxswain.plan.layouts.result import layout_of, planned, read_current
 from coxswain.plan.layouts.rivals import RIVALS
 from coxswain.plan.layouts.settle import Draft
-from coxswain_cli.plan.files import on_terminal, write_text
+from coxswain_cli.plan.files import on_terminal, refusals, write_text
 
 
 def layout_command(
@@ -41,7 +40,7 @@ def layout_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print only the JSON, no table.")] = False,
 ) -> None:
     """Plan the layout of a cluster with slow devices; exit code 2 if it cannot be planned."""
-    try:
+    with refusals():
         costs = Costs(read_cluster(_bytes(cluster, "cluster"), f"--cluster {cluster}"), shape_of(model))
         running = read_current(_bytes(current, "current"), f"--current {current}", costs) if current else None
         names = _rivals(rival or [], horizon)
@@ -52,9 +51,6 @@ def layout_command(
         report = {**_report(costs, plan, healthy, took), **_compared(costs, running or healthy, plan.draft, names)}
         if output or as_json or not on_terminal():
             write_text(output, json.dumps(report))
-    except Refused as refused:
-        print(f"{refused.reason}: {refused.message}", file=sys.stderr)
-        raise typer.Exit(Exit.USER_FAULT) from None
     if not as_json:
         _table(report, plan.draft)
 

@@ -14,13 +14,12 @@ import typer
 from coxswain.cost import load_constants
 from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
-from coxswain.exits import Exit
 from coxswain.plan.assemble import assemble, digest
 from coxswain.plan.planners import BALANCES, planner
 from coxswain.plan.problem import Problem, make_problem
 from coxswain.plan.simulate import drafts_of, ring_bytes
 from coxswain.plan.values import Placement
-from coxswain_cli.plan.files import on_terminal, read_numbers, write_text
+from coxswain_cli.plan.files import on_terminal, read_numbers, refusals, write_text
 from coxswain_cli.reporting import plan_picture
 
 
@@ -44,7 +43,7 @@ def step_command(
     beside: Annotated[str, typer.Option(help="Draw the plan of another balance beside it, such as static.")] = "",
 ) -> None:
     """Plan one step and compare the plan with its lower bound; exit code 2 if it cannot be planned."""
-    try:
+    with refusals():
         problem = make_problem(
             read_numbers(lengths, "lengths", int),
             replicas=replicas,
@@ -60,9 +59,6 @@ def step_command(
         _draw(problem, placement, picture, beside)
         if output or as_json or not on_terminal():  # on a terminal it would bury the table
             write_text(output, json.dumps(_report(problem, placement, took)))
-    except Refused as refused:
-        print(f"{refused.reason}: {refused.message}", file=sys.stderr)
-        raise typer.Exit(Exit.USER_FAULT) from None
     if not as_json:
         _table(problem, placement, took)
 

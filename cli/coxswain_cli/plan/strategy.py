@@ -17,14 +17,13 @@ from coxswain.cost import load_constants
 from coxswain.cost.constants import MODELS, device_memory
 from coxswain.cost.ulysses import Attention
 from coxswain.errors import Refused
-from coxswain.exits import Exit
 from coxswain.plan.planners import BALANCES, planner
-from coxswain.plan.problem import checked_lengths
+from coxswain.plan.problem import MOST_TOKENS, checked_lengths
 from coxswain.plan.strategy.choose import choose
 from coxswain.plan.strategy.sample import sampled_steps
 from coxswain.plan.strategy.values import Alternative, Machine, Strategy
 from coxswain.presets import PRESETS
-from coxswain_cli.plan.files import on_terminal, read_numbers, write_text
+from coxswain_cli.plan.files import on_terminal, read_numbers, refusals, write_text
 from coxswain_cli.plan.policy import policy_of
 
 _GIB = 2**30
@@ -54,7 +53,7 @@ def strategy_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print only the JSON, no table.")] = False,
 ) -> None:
     """Choose a layout and compare it with others; exit code 2 if none fits."""
-    try:
+    with refusals():
         planner(balance)
         machine = _machine(devices, node_size, model, hardware, capacity, max_degree, recompute)
         machine = replace(machine, attention=_attention(attention), copies=copies)
@@ -69,9 +68,6 @@ def strategy_command(
             write_text(
                 output, json.dumps({**msgspec.to_builtins(found), "policy": manifest, "seconds_to_choose": took})
             )
-    except Refused as refused:
-        print(f"{refused.reason}: {refused.message}", file=sys.stderr)
-        raise typer.Exit(Exit.USER_FAULT) from None
     if not as_json:
         _table(found, took)
 
@@ -117,8 +113,8 @@ def _model(name: str) -> ModelConfig:
 
 
 def _whole(option: str, value: int) -> int:
-    if value < 0:
-        raise Refused("BadValue", f"--{option} is {value}; it must be at least 0")
+    if not 0 <= value <= MOST_TOKENS:
+        raise Refused("BadValue", f"--{option} is {value}; it must be at least 0 and at most {MOST_TOKENS}")
     return value
 
 

@@ -16,8 +16,9 @@ from coxswain.config import JobConfig
 from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain_cli.readers.stored_run import open_location
 from coxswain_cli.readers.values import Manifest, Seen, Write, stored
+from coxswain_cli.reporting.formatting import seconds_of
 from coxswain_cli.reporting.model import MixInForce, RecordedEvent, RecordedRun
-from coxswain_cli.reporting.read import mixes_of, mounted_job, read_steps, seconds_of
+from coxswain_cli.reporting.read import mixes_of, mounted_job, read_steps
 from coxswain_cli.reporting.step_selection import chosen_steps
 from coxswain_cli.summary import has_ended
 from coxswain_cli.workdir import condition

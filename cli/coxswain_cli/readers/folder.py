@@ -60,7 +60,7 @@ class FolderReader:
         tails: dict[Path, Tail] = {}
         while True:
             ended = not (follow and is_open(self._workdir))
-            for path in self._logs(member):
+            for path in dict.fromkeys((*tails, *self._logs(member))):  # also those of pods that were replaced meanwhile
                 tail, origin = tails.setdefault(path, Tail(path, from_start=True)), f"{path.parent.name}/{path.stem}"
                 for line in tail.lines():
                     write(origin, line)

@@ -9,6 +9,7 @@ from coxswain.errors import Refused
 from coxswain.planlog import manifest_key
 from coxswain_cli.readers.stored_run import Checkpoint, StoredRun, open_location
 from coxswain_cli.readers.values import Manifest, Progress, Seen, Write
+from coxswain_cli.reporting.formatting import seconds_of
 from coxswain_cli.reporting.model import RecordedRun
 from coxswain_cli.reporting.read import read_steps
 from coxswain_cli.reporting.step_selection import chosen_steps
@@ -77,7 +78,8 @@ class LocationReader:
         return {"kind": "TrainingJob", "metadata": {"name": name or "run", "namespace": namespace}, "status": status}
 
     def _checkpoint(self, newest: Checkpoint, kept: list[int]) -> Manifest:
-        when = datetime.fromtimestamp(newest.time, UTC).isoformat(timespec="seconds") if newest.time else ""
+        time = seconds_of(newest.time)
+        when = datetime.fromtimestamp(time, UTC).isoformat(timespec="seconds") if time else ""
         uri = f"{self._uri}/{manifest_key(newest.step)}"
         return {
             "step": newest.step, "uri": uri, "time": when, "tokens": newest.tokens, "kept": kept,

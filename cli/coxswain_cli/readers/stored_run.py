@@ -14,6 +14,7 @@ from coxswain.config import CheckpointConfig, EndpointConfig
 from coxswain.errors import CoxswainError, Refused
 from coxswain.membership.values import MixRecord
 from coxswain.planlog import mix_key
+from coxswain.structs import UNDECODABLE
 from coxswain.uris import file_path, file_uri, is_file
 from coxswain_cli.reporting.model import MixInForce
 from coxswain_link.store import NotFound, Store, open_store
@@ -118,7 +119,7 @@ class StoredRun:
 def _decoded(key: str, data: bytes, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise _damaged(key, error) from error
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import datetime
 from itertools import pairwise
 
 TINY = 1e-9  # relative: smaller differences than this are noise, and one value needs an axis too
+LATEST = 4e9  # seconds since 1970 (the year 2096): what lies beyond is no time of a run
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -41,6 +43,15 @@ def seconds(value: float) -> str:
         return f"{value:.3g} s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def seconds_of(time: float | str | None) -> float:
+    """Seconds since 1970; 0 when it is no time."""
+    try:
+        value = datetime.fromisoformat(time).timestamp() if isinstance(time, str) else float(time or 0)
+    except (ValueError, OverflowError):
+        return 0.0
+    return value if 0 <= value < LATEST else 0.0
 
 
 def smooth(values: Sequence[float | None], reach: int) -> list[float | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -11,6 +11,11 @@ from coxswain.config import JobConfig
 from coxswain.membership.values import MixRecord
 from coxswain.trainer_figures import TrainerFigures
 from coxswain.wire import TaskTiming
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=99_999)]
+"""Of a rank, a replica and so on. A row is drawn for each: a damaged line has no more of them than memory holds."""
+NumberOrNone = Annotated[int, msgspec.Meta(ge=-1, le=99_999)]
+"""-1: not recorded."""
 
 
 class RecordedStep(msgspec.Struct, frozen=True):
@@ -53,7 +58,7 @@ class PlannedTask(msgspec.Struct, frozen=True):
 
     task: int
     kind: Literal["pack", "ring"]
-    replicas: tuple[int, ...]
+    replicas: tuple[Number, ...]
     start: float
     stop: float
     sequences: tuple[int, ...] = ()  # positions in the membership
@@ -63,16 +68,16 @@ class PlannedTask(msgspec.Struct, frozen=True):
 class RankTiming(msgspec.Struct, frozen=True):
     """What one rank did in a step, in seconds since its own begin of the step."""
 
-    rank: int
+    rank: Number
     timings: tuple[TaskTiming, ...] = ()
     data_wait: float = 0.0
     reduce: float = 0.0
-    replica: int = -1
-    trainer: int = -1  # -1: not recorded
+    replica: NumberOrNone = -1
+    trainer: NumberOrNone = -1
     seconds: float = 0.0  # of the whole step
     compute: float = 0.0
-    stage: int = 0
-    tensor: int = 0
+    stage: Number = 0
+    tensor: Number = 0
     share: float = 1.0  # of a task's planned seconds: 1 on the replica's slowest stage
 
 
@@ -85,7 +90,7 @@ class StepTiming(msgspec.Struct, frozen=True):
 
 
 class GlanceTask(msgspec.Struct, frozen=True):
-    replicas: tuple[int, ...]
+    replicas: tuple[Number, ...]
 
 
 class Glance(msgspec.Struct, frozen=True):

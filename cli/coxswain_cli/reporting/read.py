@@ -6,7 +6,7 @@ Files are read line by line, and of the timings only the lines that are pictured
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,13 +15,15 @@ import msgspec
 from coxswain.config import JobConfig
 from coxswain.errors import Refused
 from coxswain.membership.mix_record import record_of
+from coxswain.structs import UNDECODABLE
 from coxswain.trainer_figures import WINDOW_STEPS
+from coxswain_cli.reporting.formatting import seconds_of
 from coxswain_cli.reporting.model import Glance, MixInForce, RecordedEvent, RecordedRun, RecordedStep, StepTiming
 from coxswain_cli.reporting.step_selection import chosen_steps
 from coxswain_cli.reporting.trainers import latest_figures
+from coxswain_operator.reconcile.status import JobStatus
 
 STEPS, EVENTS, TIMINGS = "steps.jsonl", "events.jsonl", "timings.jsonl"
-LATEST = 4e9  # seconds since 1970 (the year 2096): what lies beyond is no time of an event
 
 T = TypeVar("T")
 
@@ -43,15 +45,15 @@ def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> RecordedRun:
     chosen = chosen_steps(steps, rings, wanted)
     job = mounted_job(_objects(directory / "cluster", "ConfigMap"))
     latest_timings = (_timing(directory / TIMINGS, step, offsets[step]) for step in sorted(offsets)[-WINDOW_STEPS:])
-    training = next(_objects(directory / "cluster", "TrainingJob"), {})
+    training = next(_whole(_objects(directory / "cluster", "TrainingJob"), _Job), None)
     return RecordedRun(
-        name=job.name if job else training.get("metadata", {}).get("name", directory.resolve().name),
+        name=job.name if job else training["metadata"]["name"] if training else directory.resolve().name,
         steps=steps,
         events=tuple(RecordedEvent(seconds_of(e.time), e.reason, e.message, e.object) for e in events),
         chosen=tuple((_timing(directory / TIMINGS, step, offsets[step]), why) for step, why in chosen),
         trainers=latest_figures(latest_timings),
         job=job,
-        status=training.get("status") or {},
+        status=(training or {}).get("status") or {},
         redone=redone,
         unreadable=bad_steps + bad_events + bad_timings,
         mixes=mixes_of(job),
@@ -74,6 +76,22 @@ def _valid(found: tuple[list[RecordedStep], int]) -> tuple[tuple[RecordedStep, .
 def mixes_of(job: JobConfig | None) -> tuple[MixInForce, ...]:
     """The job's mix as it is now, for all steps."""
     return () if job is None else (MixInForce(0, record_of(job.mix, 0)),)
+
+
+class _Metadata(msgspec.Struct):
+    name: str
+    creationTimestamp: str | None = None  # the objects' own spelling
+
+
+class _Job(msgspec.Struct):
+    metadata: _Metadata
+    status: JobStatus | None = None
+
+
+class _ConfigMap(msgspec.Struct):
+    metadata: _Metadata
+    data: dict[str, str] | None = None
+    immutable: bool | None = None
 
 
 class _EventLine(msgspec.Struct, frozen=True):
@@ -99,7 +117,7 @@ def _values(path: Path, type_: type[T]) -> Iterator[tuple[int, T | None]]:
 def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
     try:
         return decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return None
 
 
@@ -124,20 +142,12 @@ def _glances(path: Path) -> tuple[dict[int, int], dict[int, int], int]:
 
 
 def _timing(path: Path, step: int, offset: int) -> StepTiming:
-    """The line at `offset`; nothing but its step where it has an unknown shape."""
+    """The line at `offset`; nothing but its step where it has an unknown shape, or the file was shortened meanwhile."""
     with path.open("rb") as file:
         file.seek(offset)
         line = file.readline()
-    return _decoded(msgspec.json.Decoder(StepTiming), line) or StepTiming(step)
-
-
-def seconds_of(time: float | str | None) -> float:
-    """Seconds since 1970; 0 when it is no time."""
-    try:
-        value = datetime.fromisoformat(time).timestamp() if isinstance(time, str) else float(time or 0)
-    except ValueError:
-        return 0.0
-    return value if 0 <= value < LATEST else 0.0
+    found = _decoded(msgspec.json.Decoder(StepTiming), line)
+    return found if found is not None and found.step == step else StepTiming(step)
 
 
 def _objects(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
@@ -149,12 +159,20 @@ def _objects(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
             yield value
 
 
+def _whole(objects: Iterable[dict[str, Any]], type_: type) -> Iterator[dict[str, Any]]:
+    """Those that have this shape: a damaged one is as one that is not there."""
+    for value in objects:
+        with suppress(msgspec.ValidationError):
+            msgspec.convert(value, type_)
+            yield value
+
+
 def mounted_job(config_maps: Iterable[dict[str, Any]]) -> JobConfig | None:
     """The resolved job from the newest ConfigMap that pods mount: with the mix as it is now."""
-    mounted = (value for value in config_maps if not value.get("immutable"))
+    mounted = (value for value in _whole(config_maps, _ConfigMap) if not value.get("immutable"))
     found = [(_created(value), text) for value in mounted if (text := (value.get("data") or {}).get("job.json"))]
     return _decoded(msgspec.json.Decoder(JobConfig), max(found)[1].encode()) if found else None
 
 
 def _created(value: dict[str, Any]) -> str:
-    return str((value.get("metadata") or {}).get("creationTimestamp", ""))
+    return str(value["metadata"].get("creationTimestamp") or "")

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from coxswain.cost.error import error_of
-from coxswain_cli.reporting.formatting import seconds, short
+from coxswain_cli.reporting.formatting import seconds, seconds_of, short
 from coxswain_cli.reporting.markup import Markup, join, tag
 from coxswain_cli.reporting.model import RecordedEvent, RecordedRun
 
@@ -37,7 +37,7 @@ def succeeded(status: dict[str, Any]) -> dict[str, str]:
 
 
 def _when(run: RecordedRun) -> str:
-    times = [t for t in (*(s.time for s in run.steps), *(e.time for e in run.events)) if t]
+    times = [t for t in (*(seconds_of(s.time) for s in run.steps), *(e.time for e in run.events)) if t]
     if not times:
         return ""
     return f"{_utc(min(times))} to {_utc(max(times))} UTC, {seconds(max(times) - min(times))} in all"

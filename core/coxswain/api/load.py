@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -182,6 +183,7 @@ def absolute(value: Any, folder: Path, key: str = "") -> Any:
     if isinstance(value, list):
         return [absolute(item, folder) for item in value]
     if key == "uri" and isinstance(value, str) and value.startswith("file:") and not value.startswith("file:/"):
-        slash = "/" if value.endswith("/") else ""
-        return f"{file_uri((folder / file_path(value)).resolve())}{slash}"
+        path, slash = folder / file_path(value), "/" if value.endswith("/") else ""
+        # Path.resolve raises for a circle of links. What holds a NUL is no path: it stays, and is refused for its form.
+        return value if "\0" in str(path) else f"{file_uri(os.path.realpath(path))}{slash}"
     return value

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar, get_args
 import msgspec
 
 from coxswain.errors import Refused
-from coxswain.structs import prepare
+from coxswain.structs import UNDECODABLE, prepare
 
 T = TypeVar("T")
 Scope = Literal["device", "node", "fleet", "coordinator"]
@@ -129,7 +129,7 @@ def overlap(first: Event, second: Event) -> bool:
 def _decoded(line: tuple[int, bytes], kind: type[T], where: str) -> T:
     try:
         return msgspec.json.decode(line[1], type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise Refused("BadTrace", f"{where}, line {line[0]}: {error}; see docs/design/simulate.md") from None
 
 

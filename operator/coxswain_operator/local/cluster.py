@@ -19,6 +19,7 @@ from types import TracebackType
 import tenacity
 
 from coxswain.errors import Refused
+from coxswain.lines import drop_torn_line
 from coxswain.names import LABEL_JOB_UID
 from coxswain_operator.children.common import controller_of
 from coxswain_operator.children.job_token import KEY_BYTES, TokenKeys
@@ -32,6 +33,7 @@ from coxswain_operator.views import Event, Manifest, NodeView, PodView
 
 log = logging.getLogger(__name__)
 
+EVENTS = "events.jsonl"
 LOCK_SECONDS = 5.0  # that the processes of a killed run may take to end
 _CLOSING_GRACE = 2.0  # seconds; before a close the job has saved what it keeps
 _WRITE_RETRY = 1.0  # seconds
@@ -70,6 +72,7 @@ class LocalCluster:
             self._objects = Objects(self.workdir / "cluster", self._clock)
             self._finish_deletions()
             self._mark_lost_pods()
+            drop_torn_line(self.workdir / EVENTS)
         except BaseException:
             os.close(self._lock)
             raise
@@ -168,7 +171,7 @@ class LocalCluster:
             "object": "/".join((involved["kind"], involved["metadata"]["name"])),
             "warning": event.warning,
         }
-        with (self.workdir / "events.jsonl").open("a") as file:
+        with (self.workdir / EVENTS).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def token_keys(self) -> TokenKeys:

@@ -109,7 +109,7 @@ def _predicted(layout: wire.PredictedLayout) -> PredictedLayout:
 
 def _decimal(value: float, digits: int) -> str:
     """With so many digits behind the point; of a loss that diverges a power of ten."""
-    return f"{value:.{digits}f}" if abs(value) < 1e15 else f"{value:.{digits}e}"
+    return f"{value:.{digits}f}" if abs(value) < 1e16 else f"{value:.{digits}e}"
 
 
 def _evaluation_loss(report: JobReport, before: Progress | None) -> str | None:

@@ -13,7 +13,7 @@ from coxswain.config import JobConfig, ModelConfig, SourceConfig
 from coxswain.errors import Refused
 from coxswain.membership.permutation import VERSION as STREAM_VERSION
 from coxswain.planlog import manifest_key
-from coxswain.structs import prepare
+from coxswain.structs import UNDECODABLE, prepare
 from coxswain.wire import CheckpointManifest, Shard
 
 MANIFEST_VERSION = 2
@@ -85,7 +85,7 @@ def check_run(job: JobConfig, found: RunRecord) -> None:
 def read_run(key: str, data: bytes) -> RunRecord:
     try:
         return msgspec.json.decode(data, type=RunRecord)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise Refused(
             "TornCheckpoint",
             f"{key} is not a run's record ({error}); restore it, or start a new run with a fresh checkpoint.uri",
@@ -96,13 +96,13 @@ def read_manifest(key: str, data: bytes) -> CheckpointManifest:
     """Decodes a manifest. Checks the version first: a newer one may have an unknown shape."""
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise _torn(key, f"is not a manifest ({error})") from error
     if version > MANIFEST_VERSION:
         raise Refused("NewerCheckpoint", _newer(key, version))
     try:
         return msgspec.json.decode(data, type=CheckpointManifest)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise _torn(key, f"is not a manifest ({error})") from error
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from coxswain.config import MixConfig, SourceConfig
 from coxswain.errors import Refused
-from coxswain.index import BlockEntry, fingerprint
+from coxswain.index import BlockEntry, check_labels, fingerprint
 from coxswain.membership.order import SourceView
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Indexed, SourceReport
@@ -113,6 +113,8 @@ def merge(mix: MixConfig, parts: Iterable[Indexed]) -> Index:
         raise Refused(
             "SourceEmpty", f"sources without a readable sample: {', '.join(empty)}; check uri, include and textField"
         )
+    for source in sources:
+        check_labels(source.name, source.blocks)
     return Index(sources, parts[0].vocabulary)
 
 

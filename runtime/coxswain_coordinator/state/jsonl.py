@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from coxswain.lines import drop_torn_line
 
 _BLOCK = 1 << 20
 
@@ -21,8 +22,8 @@ class JsonlWriter:
 
     def __init__(self, folder: Path | None, name: str, most: int = 0) -> None:
         self._path, self._most = None if folder is None else folder / name, most
-        if self._path is not None and self._path.exists():
-            _drop_torn_line(self._path)
+        if self._path is not None:
+            drop_torn_line(self._path)
 
     def append(self, value: Any) -> None:
         if self._path is not None:
@@ -40,17 +41,3 @@ def _drop_older_half(path: Path, size: int) -> None:
         old.readline()
         shutil.copyfileobj(old, new, _BLOCK)
     kept.replace(path)
-
-
-def _drop_torn_line(path: Path) -> None:
-    """A killed writer may leave half a line behind the last line end. Reads from the file's end: timings are hundreds of MB."""
-    with path.open("r+b") as file:
-        stop = file.seek(0, os.SEEK_END)
-        while stop:
-            start = max(0, stop - _BLOCK)
-            file.seek(start)
-            if (found := file.read(stop - start).rfind(b"\n")) >= 0:
-                file.truncate(start + found + 1)
-                return
-            stop = start
-        file.truncate(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -71,6 +71,12 @@ def decoded(text: Callable[[], str]) -> str | None:
         return text()
     except ValueError:  # UnicodeDecodeError and every error of msgspec are ValueErrors
         return None
+
+
+def some(names: Sequence[str]) -> str:
+    """For people: the first ten. A table may have thousands of columns, and a message goes into a job's status."""
+    more = len(names) - 10
+    return ", ".join(names[:10]) + (f" and {more} more" if more > 0 else "")
 
 
 prepare(__name__)

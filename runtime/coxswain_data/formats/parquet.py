@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from coxswain.errors import Refused
-from coxswain_data.formats.base import Extent, Sample, decoded
+from coxswain_data.formats.base import Extent, Sample, decoded, some
 from coxswain_data.formats.object_reader import ObjectReader
 from coxswain_data.formats.ranges import RangeFile
 from coxswain_data.spool import Data
@@ -88,7 +88,7 @@ class ParquetObject:
         if self._field not in schema.names:
             raise Refused(
                 "TextFieldUnusable",
-                f"textField {self._field!r}: {self._where} has no such column; name one of {', '.join(schema.names)}",
+                f"textField {self._field!r}: {self._where} has no such column; name one of {some(schema.names)}",
             )
         if (count := schema.names.count(self._field)) > 1:
             raise Refused(

@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import IO
 
 from coxswain.errors import Refused
-from coxswain_data.formats.base import Extent, Sample, decoded
+from coxswain_data.formats.base import Extent, Sample, decoded, some
 from coxswain_data.formats.compression import is_compressed, read_whole
 from coxswain_data.formats.object_reader import ObjectReader
 
@@ -106,10 +106,10 @@ class TarBlock:
         return file.read()
 
     def _no_text(self, seen: set[str]) -> Refused:
-        there = ", ".join(sorted(seen)[:10])
         return Refused(
             "TextFieldUnusable",
-            f"textField {self._extension!r}: {self._reader.where} has no member with this extension; name one of {there}",
+            f"textField {self._extension!r}: {self._reader.where} has no member with this extension; name one of "
+            f"{some(sorted(seen))}",
         )
 
     @contextmanager

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from coxswain.boxes import Box, Piece, match, window
+from coxswain.structs import UNDECODABLE
 from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import NotFound, Store
 from coxswain_train.checkpoint.listings import torn, with_boxes, with_listing
@@ -102,7 +103,7 @@ def read_manifest(store: Store, key: str) -> CheckpointManifest:
         return msgspec.json.decode(store.get(key), type=CheckpointManifest)
     except NotFound as error:
         raise torn(f"{key} is missing, or another run with this checkpoint.uri has dropped it") from error
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise torn(f"{key} is not a manifest ({error})") from error
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from coxswain.errors import Refused
-from coxswain.structs import prepare
+from coxswain.structs import UNDECODABLE, prepare
 
 
 class DeviceState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +78,7 @@ def read_cluster(raw: bytes, where: str) -> Cluster:
     """Decodes and checks a cluster file. Raises Refused, which names the field."""
     try:
         cluster = msgspec.json.decode(raw, type=Cluster)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise Refused("BadCluster", f"{where}: {error}; see docs/design/layouts.md for the format") from None
     for message in _faults(cluster):
         raise Refused("BadCluster", f"{where}: {message}")

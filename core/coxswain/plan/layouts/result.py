@@ -14,7 +14,7 @@ from coxswain.plan.layouts.chains import Chain, with_layers
 from coxswain.plan.layouts.cluster import Cluster
 from coxswain.plan.layouts.costs import Costs, Group, make_group
 from coxswain.plan.layouts.settle import Draft, Settler
-from coxswain.structs import prepare
+from coxswain.structs import UNDECODABLE, prepare
 
 
 class PlannedStage(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ def read_current(raw: bytes, where: str, costs: Costs) -> Draft:
     """The running layout, at the cluster's slowdowns. Raises Refused where it is none of this model on this cluster."""
     try:
         current = msgspec.json.decode(raw, type=CurrentLayout)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise Refused("BadLayout", f"{where}: {error}; give the output of `cox plan layout`") from None
     for message in _faults(current, costs):
         raise Refused("BadLayout", f"{where}: {message}")

@@ -12,7 +12,6 @@ import pytest
 import safetensors.torch
 import tokenizers
 import torch
-import transformers
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -29,6 +28,7 @@ from coxswain_train.checkpoint.safetensors_out import divided
 from coxswain_train.checkpoint.tokenizer_out import BYTES_EOS, write_tokenizer
 from tests.distributed import training
 from tests.distributed.test_hugging_face import MODEL, TOKENS, our_logits, ours, their_logits
+from tests.lazy import transformers
 
 pytestmark = pytest.mark.timeout(300)  # the first test imports transformers
 TEXT = "Ein Schiff, which 帆 carries <|endoftext|>\n\tno sail."

@@ -1,7 +1,8 @@
 """What watching costs a step of one rank, side by side in one run: measuring it, and Python's collector.
 
-One thread trains a small model. Two engines take turns step by step: one with its clock, and one whose clock reads nothing; what
-measuring adds is the median of the differences between neighbours, of the processor's clock. Then blocks of steps take turns:
+One thread trains a small model. One engine takes each step twice, in turns: with its clock, and with one that reads nothing. What
+measuring adds is the median of the differences within these pairs, of the processor's clock. Two engines would differ by more
+than that: each has its own places in memory. Then blocks of steps take turns:
 with the collector running at any time, and between steps alone, where a collection counts to the step before it.
 `python -m bench.garbage [--steps 1000] [--hidden 256]`.
 """
@@ -13,7 +14,7 @@ import gc
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -32,19 +33,21 @@ BLOCK = 100  # steps
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
-class NoClock(DeviceClock):
-    """Reads nothing."""
+class SwitchedClock(DeviceClock):
+    """Reads nothing while it is off."""
+
+    on = True
 
     def mark(self) -> float:
-        return 0.0
+        return super().mark() if self.on else 0.0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        yield
+        with super().waiting() if self.on else nullcontext():
+            yield
 
 
-def engine_of(world: ThreadWorld, clock: DeviceClock, hidden: int, steps: int) -> Engine:
-    world.clock = clock
+def engine_of(world: ThreadWorld, hidden: int, steps: int) -> Engine:
     model = ModelConfig(layers=4, hidden=hidden, heads=4, kv_heads=2, feed_forward=3 * hidden)
     engine = training.engine_of(world, torch.float32, model, steps=steps)  # type: ignore[arg-type]
     engine.initialise(training.SEED)
@@ -58,23 +61,23 @@ def take(engine: Engine, step: int, clock: Callable[[], float]) -> float:
 
 
 def measured(world: ThreadWorld, steps: int, hidden: int) -> list[tuple[float, float]]:
-    """Processor seconds of each step with a clock and without."""
-    other = ThreadWorld(world.mail, world.rank, world.ranks)
-    engines = [engine_of(world, DeviceClock(), hidden, steps), engine_of(other, NoClock(), hidden, steps)]
+    """Processor seconds of each step with the clock and without."""
+    clock = world.clock = SwitchedClock()
+    engine, found = engine_of(world, hidden, 2 * steps), []
     garbage.collect_between_steps_alone()
-    found = []
     for step in range(steps):
-        order = engines if step % 2 else engines[::-1]
-        pair = {engine: take(engine, step, time.thread_time) for engine in order}
-        garbage.between_steps(step)
-        found.append((pair[engines[0]], pair[engines[1]]))
+        pair = {}
+        for clock.on in (True, False) if step % 2 else (False, True):
+            pair[clock.on] = take(engine, step, time.thread_time)
+            garbage.between_steps(step)
+        found.append((pair[True], pair[False]))
     garbage.collect_at_any_time()
     return found
 
 
 def collected(world: ThreadWorld, steps: int, hidden: int) -> list[tuple[bool, float, float]]:
     """Of each step: whether garbage is collected between steps alone; its seconds, and those of the collection behind it."""
-    engine, found = engine_of(world, DeviceClock(), hidden, 2 * steps), []
+    engine, found = engine_of(world, hidden, 2 * steps), []
     for step in range(2 * steps):
         between = step // BLOCK % 2 == 1
         if step % BLOCK == 0:

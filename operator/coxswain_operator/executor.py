@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 
 from coxswain.errors import Refused
+from coxswain.names import LABEL_JOB_UID
 from coxswain.wire import Fault
 from coxswain_operator.children.workload import KIND as WORKLOAD
 from coxswain_operator.cluster import AlreadyExists, Cluster, JobControl
@@ -40,6 +42,7 @@ class ActionExecutor:
         self._rejections: dict[str, Fault] = {}  # by the job's uid, of its last pass
         self._taken: dict[str, list[tuple[str, str]]] = {}  # likewise
         self._workers: dict[str, int] = {}  # by the job's uid, during a restart
+        self._quarantining = asyncio.Lock()
 
     def rejection(self, job: Manifest) -> Fault | None:
         """The first refusal of a child, or of a child's deletion, in the last pass."""
@@ -103,13 +106,21 @@ class ActionExecutor:
                 await self._permitted(job, f"group {group}", self._cluster.leave_queue(namespace, group, pod))
             case CheckpointAndStop(reason, at_step):
                 return await self._control.checkpoint_and_stop(job, reason, at_step)
-            case Quarantine(manifest):
-                await _attempt(self._cluster.create(manifest))
+            case Quarantine():
+                await self._quarantine(job, action)
             case EndQuarantine(name, uid):
                 await _attempt(self._cluster.delete("NodeQuarantine", "", name, uid))
             case Event():
                 await self._cluster.publish(job, action)
         return True
+
+    async def _quarantine(self, job: Manifest, action: Quarantine) -> None:
+        """One at a time: another job's pass may have made one since this one looked."""
+        async with self._quarantining:
+            found = await self._cluster.list("NodeQuarantine", "")
+            made = [q for q in found if LABEL_JOB_UID in (q["metadata"].get("labels") or {})]
+            if len(made) < action.limit and await _attempt(self._cluster.create(action.manifest)):
+                await self._cluster.publish(job, action.event)
 
     def _manifest(self, job: Manifest, action: CreatePod) -> Manifest:
         """A template that passes every check and yet cannot be laid over a pod must not stop the job without a word."""
@@ -143,12 +154,14 @@ class ActionExecutor:
             raise _Rejected from error
 
 
-async def _attempt(call: Awaitable[object]) -> None:
+async def _attempt(call: Awaitable[object]) -> bool:
     """A node that cannot be quarantined, or admitted again, is no reason to stop a job."""
     try:
         await call
     except (AlreadyExists, Refused) as error:
         log.warning("quarantine: %s", error)
+        return False
+    return True
 
 
 async def _run(batch: SlowStartBatch) -> bool:

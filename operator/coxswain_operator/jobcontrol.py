@@ -73,10 +73,10 @@ class HttpJobControl:
         key, known = f"{address} {token}", self._clients.get(meta["uid"])
         if known and known[0] == key:
             return known[1]
+        client = AsyncClient(f"http://{host_port(address, self._port)}", token, DEADLINE_SECONDS, retry=False)
+        self._clients[meta["uid"]] = (key, client)  # before the wait: a call beside this one takes the same client
         if known:
             await known[1].close()
-        client = AsyncClient(f"http://{host_port(address, self._port)}", token, DEADLINE_SECONDS, retry=False)
-        self._clients[meta["uid"]] = (key, client)
         return client
 
     async def coordinator_pod(self, job: Manifest) -> PodView | None:

@@ -15,6 +15,7 @@ from typing import Any
 from coxswain.api.kinds import ALWAYS, KINDS
 from coxswain.import_guard import block_imports
 from coxswain.names import GROUP, LABEL_JOB, VERSION
+from coxswain_operator.backoff import doubled
 from coxswain_operator.cluster import WatchEvent
 from coxswain_operator.kubernetes import KubernetesCluster
 from coxswain_operator.kubernetes.access import Access
@@ -76,7 +77,7 @@ async def _kopf(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], si
         except Exception as error:
             failures = 0 if clock() - began > LONGEST_PAUSE else failures + 1
             log.warning("kopf: %s: %s; restarting its watches", type(error).__name__, error)
-            await asyncio.sleep(random.uniform(0.1, min(LONGEST_PAUSE, 0.5 * 2.0**failures)))
+            await asyncio.sleep(random.uniform(0.1, doubled(failures + 1, 0.5, LONGEST_PAUSE)))
 
 
 async def _kopf_once(

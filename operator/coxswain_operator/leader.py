@@ -143,7 +143,6 @@ class Leader:
         try:
             self._written = await self._call("PUT", self._path, lease)
         except (Conflict, NotFound):
-            self._written = None
             return False
         return True
 

@@ -53,6 +53,7 @@ class ObjectMeta(_Struct, frozen=True):
     owner_references: tuple[OwnerReference, ...] | None = None
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: int | None = None
 
     @property
     def controller(self) -> str:
@@ -182,6 +183,7 @@ def view_of(pod: Pod) -> PodView:
         image=_image(pod.spec.containers, role),
         data_image=_image(pod.spec.init_containers or (), CONSTRUCTOR.name),
         avoids=_names(meta.annotations.avoids if meta.annotations else ""),
+        forced=meta.deletion_grace_period_seconds == 0,
     )
 
 

@@ -7,9 +7,12 @@ from coxswain.wire import Fault
 from coxswain_operator.cluster import Denied
 
 _KUEUE = "set rbac.kueue=true in the operator's chart: the job is in a queue of Kueue"
+_LIMITS = "change the resources in the job's templates, or the namespace's LimitRange"
 # What the server's text contains, the reason that users see, and the way out. The first that matches decides.
 _KNOWN = (
     ("exceeded quota", "QuotaExceeded", "free some of the quota, or raise it"),
+    (" per Container is ", "LimitRangeExceeded", _LIMITS),
+    (" per Pod is ", "LimitRangeExceeded", _LIMITS),
     ("unknown for quota", "QuotaUnknown", "Kubernetes fills in a quota's status soon after the quota is made"),
     ("admission webhook", "AdmissionDenied", "change what the webhook objects to, or the webhook"),
     ("ValidatingAdmissionPolicy", "AdmissionDenied", "change what the policy objects to, or the policy"),
@@ -18,7 +21,8 @@ _KNOWN = (
     ("no PriorityClass", "PriorityClassMissing", "create it, or correct spec.scheduling.priorityClassName"),
     ("is being terminated", "NamespaceTerminating", "create the job in another namespace"),
     ('cannot patch resource "pods"', "OperatorNotPermitted", _KUEUE),
-    ('cannot delete resource "workloads"', "OperatorNotPermitted", _KUEUE),
+    ('resource "workloads"', "OperatorNotPermitted", _KUEUE),
+    ("cannot get resource", "OperatorNotPermitted", _KUEUE),  # the value of a priority class
     ("cannot create resource", "OperatorNotPermitted", "give the operator the roles of its chart"),
     ("cannot delete resource", "OperatorNotPermitted", "give the operator the roles of its chart"),
     ("cannot patch resource", "OperatorNotPermitted", "give the operator the roles of its chart"),

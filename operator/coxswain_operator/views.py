@@ -67,6 +67,7 @@ class PodView:
     image: str = ""  # of its own container
     data_image: str = ""  # of a trainer's constructor
     avoids: tuple[str, ...] = ()  # nodes that were quarantined when it was created
+    forced: bool = False  # deleted without grace: only a finalizer keeps it
 
     @property
     def member(self) -> str:
@@ -155,12 +156,13 @@ class AdmissionView:
 
 
 def retry_value(job: Manifest) -> str:
-    """The value of the annotation that requests a retry."""
-    return str((job["metadata"].get("annotations") or {}).get(ANNOTATION_RETRY, ""))
+    """The value of the annotation that requests a retry: as much of it as the status can hold."""
+    return str((job["metadata"].get("annotations") or {}).get(ANNOTATION_RETRY, ""))[:1024]
 
 
 def retry_requested(job: Manifest) -> bool:
-    """The job has ended, and its annotation has a value that no retry has answered yet."""
+    """The job has ended and stays, and its annotation has a value that no retry has answered yet."""
     status = job.get("status") or {}
     summary = next((c for c in status.get("conditions", ()) if c["type"] == "Succeeded"), {"status": "Unknown"})
-    return summary["status"] != "Unknown" and retry_value(job) not in ("", status.get("retried"))
+    ended = summary["status"] != "Unknown" and "deletionTimestamp" not in job["metadata"]
+    return ended and retry_value(job) not in ("", status.get("retried"))

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
+from coxswain_operator.backoff import doubled
 from coxswain_operator.cluster import Conflict
 
 log = logging.getLogger(__name__)
@@ -19,6 +20,7 @@ COALESCE_SECONDS = 0.05  # keys that are added together are one pass
 CROWD_SECONDS = 0.5  # that a key rests at most because others have been added
 MAX_CONCURRENT = 16  # keys in process
 MAX_BACKOFF_SECONDS = 60.0  # after failures
+ERROR_SECONDS, CONFLICT_SECONDS = 1.0, 0.05  # after the first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class RequeueDelay:
 class WorkQueue:
     """`process(key)` returns the delay until the next call, or None: the key is gone.
 
-    After an error it is called again, with a delay that doubles up to a minute; after a Conflict
-    at once. Use as `async with`; leaving it cancels all calls.
+    After an error it is called again, with a delay that doubles up to a minute; after a Conflict nearly at once, and
+    later only where one follows another. Use as `async with`; leaving it cancels all calls.
     """
 
     def __init__(self, process: Callable[[Key], Awaitable[RequeueDelay | None]]) -> None:
@@ -119,8 +121,8 @@ def _backoff(key: Key, error: Exception, failures: int) -> RequeueDelay:
     """Additions do not shorten it: a busy job must not overload a failing server."""
     if isinstance(error, Conflict):
         log.info("%s/%s: the object has changed: %s", *key, error)
-        seconds = 0.0
     else:
         log.warning("%s/%s: %s: %s", *key, type(error).__name__, error, exc_info=not str(error))
-        seconds = random.uniform(0.5, 1.0) * min(MAX_BACKOFF_SECONDS, 2.0 ** (failures - 1))
+    first = CONFLICT_SECONDS if isinstance(error, Conflict) else ERROR_SECONDS
+    seconds = random.uniform(0.5, 1.0) * doubled(failures, first, MAX_BACKOFF_SECONDS)
     return RequeueDelay(seconds, seconds)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from coxswain.config import MixConfig
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
+from coxswain.ladder.lead import waits_for_reports
 from coxswain.membership.held_out import hold_out
 from coxswain.membership.stream import Stream
 from coxswain.wire import CheckpointManifest, Fault, Finished
@@ -33,6 +34,7 @@ from coxswain_coordinator.state.registry import index_of
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.tracking.sinks import check_packages
 from coxswain_coordinator.world.manager import WorldManager
+from coxswain_coordinator.world.presence import LEAVING_SECONDS
 from coxswain_coordinator.world.stalls import StallDetector
 from coxswain_link.store import Store
 
@@ -41,6 +43,7 @@ Edits = Callable[[], MixConfig | None]
 
 _STALL_CHECK_SECONDS = 1.0  # seconds between two checks for a stall
 _LEAVE_SECONDS = 30.0  # for workers to exit after the end
+STOP_SECONDS = 15.0  # for a world in which a stop can save the steps that no checkpoint holds
 _DRAIN_SECONDS = 5.0  # for services to receive the end of the job
 LONGEST_ACTION = 3600.0  # seconds for one action of the driver: the store's calls within it end by themselves before
 
@@ -66,6 +69,7 @@ class Driver:
         state.store_executor.watch(lambda: store.last_error)
         self._stall_detector = StallDetector(state.job.first_step_timeout_seconds)
         self._end_acks = 0  # services that have received the end
+        self._follows = False  # workers of an earlier coordinator's world may still run
         self._garbage: asyncio.Task[None] | None = None  # a collection that runs beside the driver
         self._planning: asyncio.Task[None] | None = None  # of a balance that may take long
         self._late_plans = LatePlans(state.clock)
@@ -107,6 +111,7 @@ class Driver:
             if self._state.session is not None:
                 await self._store_call(self._log.check_current, self._state.generation)
             await self._store_call(self._checkpoints.collect_garbage)
+            await self._store_call(self._collect_placements)
 
     def problem(self, now: float) -> str:
         """Why this coordinator hangs: an action that does not end. Empty: it does not hang, or has finished."""
@@ -136,6 +141,7 @@ class Driver:
         if self._claim is not None and await self._claim.acquire(self._store_call, run.wait_for_claim):
             run.manifest = await self._store_call(self._checkpoints.open, run.recorded_step)
         await self._store_call(self._mixes.read)
+        self._follows = await self._store_call(self._log.last_generation) > 0
 
     async def _advance(self) -> bool:
         """Does the next thing that can be done; False when there is nothing to do but wait."""
@@ -166,7 +172,7 @@ class Driver:
             return await self._create_manifest(session, step)
         if run.history.piles_up:
             return await self._record(session)
-        if session.needs_plans(self._ahead) and self._planning is None:
+        if session.needs_plans(self._ahead, self._waits) and self._planning is None:
             return await self._plan(session)
         if session.saved_end:
             return await self._await_workers(session)
@@ -199,7 +205,18 @@ class Driver:
             return termination.failed(run.fault)
         mix = self._mixes.mix_at(run.job.mix, run.manifest.cursor.mix if run.manifest else 0)
         done = termination.already_over(run.job, run.manifest, mix) if run.session is None else None
-        return done or termination.stopped_idle(run.stop, run.session, run.manifest)
+        idle = termination.stopped_idle(run.stop, run.session, run.manifest)
+        return done or (None if idle and self._may_save() else idle)
+
+    def _may_save(self) -> bool:
+        """Whether a world may soon go on that has done more steps than are in a checkpoint: a stop then waits for it."""
+        run, session = self._state, self._state.session
+        if not (self._follows if session is None else session.book.open > session.saved):
+            return False
+        here = run.registry.present("trainer", run.changes.forming)
+        holds = len(here) < run.changes.forming or any(member.generation or member.held for member in here)
+        patience = LEAVING_SECONDS if run.leaving else STOP_SECONDS
+        return holds and self._worlds.waited("a world to stop", of=frozenset(run.leaving)) < patience
 
     # --- index ------------------------------------------------------------------------------------
 
@@ -228,6 +245,12 @@ class Driver:
     def _ahead(self) -> int:
         return steps_ahead(self._state.history.step_seconds, self._state.stragglers.plans_around)
 
+    @property
+    def _waits(self) -> bool:
+        """Whether a plan waits for the speeds that the last reports show. Balances that may take long get that time instead."""
+        plans_around, solves = self._state.stragglers.plans_around, self._worlds.solvers is not None
+        return plans_around and not solves and waits_for_reports(self._state.history.step_seconds)
+
     async def _plan(self, session: Session) -> bool:
         """Commits the next segment, beside the driver where planners may take long: steps close meanwhile."""
         if self._worlds.solvers is None:
@@ -252,7 +275,8 @@ class Driver:
         until = time.monotonic() + patience(in_hand, run.history.step_seconds, session.started)
         committed = await self._store_call(
             committer.commit, cursor, run.job.total_steps, lambda: time.monotonic() >= until or bool(session.lost),
-            session.wanted_plans(self._ahead) if run.stragglers.plans_around else SEGMENT_STEPS, run.stragglers.speeds,
+            session.wanted_plans(self._ahead, self._waits) if run.stragglers.plans_around else SEGMENT_STEPS,
+            run.stragglers.speeds,
         )  # fmt: skip
         if session.lost:
             return
@@ -290,8 +314,13 @@ class Driver:
         try:
             await self._store_call(self._log.check_current, session.record.generation)
             await self._store_call(self._checkpoints.collect, session.pending.pending_keys)
+            await self._store_call(self._collect_placements)
         finally:
             self._state.notifier.notify(Topic.ANY)
+
+    def _collect_placements(self) -> None:
+        """Deletes plans of steps that no world begins with again. Blocking."""
+        self._checkpoints.delete(self._log.placements_before(self._checkpoints.resumable // SEGMENT_STEPS))
 
     async def _end_garbage(self, wait: bool) -> None:
         """Takes a collection that has ended, or waits for it. Raises its error."""

@@ -21,7 +21,8 @@ from coxswain_link.step_buffer import Buffer, StepArrays, unpack
 log = logging.getLogger(__name__)
 
 _MESSAGE = 16 << 10  # bytes: requests and replies are small, the data travels as a descriptor
-MAX_WAIT = 10.0  # seconds that one request may stay open; the client asks again
+MAX_WAIT = 10.0  # seconds that one request may stay open
+_LOOK_SECONDS = 1.0  # seconds of one request of a client, which then looks whether its world is over
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -119,17 +120,17 @@ class _Broken(Exception):
 class Handover:
     """A worker's side: one connection, made again after the constructor restarts.
 
-    For one thread.
+    For one thread. `is_over`: whether the worker is to leave its world, which no data are worth waiting for.
     """
 
-    def __init__(self, name: str, token: str) -> None:
-        self._name, self._token = name, token
+    def __init__(self, name: str, token: str, is_over: Callable[[], bool] = lambda: False) -> None:
+        self._name, self._token, self._is_over = name, token, is_over
         self._peer: socket.socket | None = None
 
     def receive(self, generation: int, step: int, rank: int, deadline: float) -> StepArrays:
         """The arrays of `rank` in `step`, within `deadline` seconds.
 
-        Raises Stale when `generation` is over, the constructor's Refused or Retryable, and
+        Raises Stale when `generation` is over or `is_over`, the constructor's Refused or Retryable, and
         Retryable at the deadline.
         """
         end = time.monotonic() + deadline
@@ -157,7 +158,9 @@ class Handover:
 
     def _receive(self, generation: int, step: int, rank: int, end: float) -> StepArrays:
         while True:
-            wait = max(0.0, end - time.monotonic())
+            if self._is_over():
+                raise Stale(f"generation {generation} is over, and step {step} has no data yet")
+            wait = min(max(0.0, end - time.monotonic()), _LOOK_SECONDS)
             reply, fds = self._ask(_Request(self._token, generation, step, rank, wait))
             if reply.status == "ready":
                 return _checked(fds, generation, step)

@@ -103,6 +103,11 @@ class StreamDataset(IterableDataset[StepBatch]):
         data = LocalData(mix, open_store(cache, create=True), secrets_dir)
         self.vocabulary = data.vocabulary()
         self._blocks = {s.name: data.blocks(s.name) for s in mix.sources}
+        self._identity = {
+            "version": STATE_VERSION,
+            "stream": f"v{permutation.VERSION}:{stream_hash(mix, batch, held_out)}",
+            "index": {name: fingerprint(blocks) for name, blocks in self._blocks.items()},
+        }
         self._open(data)
 
     @classmethod
@@ -118,28 +123,22 @@ class StreamDataset(IterableDataset[StepBatch]):
         data, stream = self._opened()
         worker = get_worker_info()
         nth, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        for place, (membership, after) in enumerate(self._memberships(stream)):  # some steps are left out
+        for number, (membership, after) in enumerate(self._memberships(stream)):
             self._cursor = after
-            if place % workers == nth:
+            if number % workers == nth:
                 yield self._step(data, membership)
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor, and the stream's identity. The workers of a DataLoader have their own copies: use `step.state` there."""
-        return {
-            "version": STATE_VERSION,
-            "stream": f"v{permutation.VERSION}:{stream_hash(self.mix, self.batch, self._held_out)}",
-            "index": {name: fingerprint(blocks) for name, blocks in self._blocks.items()},
-            "cursor": msgspec.to_builtins(self._cursor),
-        }
+        return {**self._identity, "cursor": msgspec.to_builtins(self._cursor)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues after the step of that state, with any rank and world. Raises Refused when it is of another stream."""
-        mine = self.state_dict()
-        for part in ("version", "stream", "index"):
-            if state.get(part) != mine[part]:
+        for part, mine in self._identity.items():
+            if state.get(part) != mine:
                 raise Refused(
                     "ForeignCheckpoint",
-                    f"the state's {part} is {state.get(part)}, this dataset's {mine[part]}: sources, tokenizer, seed, batch, "
+                    f"the state's {part} is {state.get(part)}, this dataset's {mine}: sources, tokenizer, seed, batch, "
                     "evaluation.tokens and longSequences must be those that the state was taken with",
                 )
         self._cursor = msgspec.convert(state["cursor"], Cursor)

@@ -50,6 +50,7 @@ class CudaKernels:
         """Tokens, heads, size; log-sum-exp of heads, tokens."""
         self.calls.append("varlen forward")
         _dense(q, k, v)
+        assert max_q > 1, "heads and tokens of the log-sum-exp would change places"
         out, lse = torch.empty_like(q), q.new_empty((q.shape[1], q.shape[0]))
         for rows in _sequences(cu_q, cu_k, max_q, max_k):
             part, part_lse = _cpu_forward(*(_batch(x[rows]) for x in (q, k, v)), 0.0, causal)

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from coxswain.errors import Refused, Retryable
 from coxswain.live import Held
 from coxswain_train.parallel.process_groups import ProcessGroups, WorldAborter, leave_world
-from coxswain_train.worker.assignments import Assignment, AssignmentChannel, Leave, Left
+from coxswain_train.worker.assignments import Assignment, AssignmentChannel, Leave, Leaving, Left
 from coxswain_train.worker.worker import run_worlds
 from tests.distributed.ranks import run_ranks
 
@@ -124,9 +125,15 @@ class Agent:
     def leave(self, generation: int) -> None:
         self.channel.send(msgspec.json.encode(Leave(generation)))
 
-    def said(self) -> Assignment | Left:
+    def hears(self) -> Assignment | Leaving | Left:
         self.channel.settimeout(10)
-        return msgspec.json.decode(self.channel.recv(4096), type=Assignment | Left)
+        return msgspec.json.decode(self.channel.recv(4096), type=Assignment | Leaving | Left)
+
+    def said(self) -> Assignment | Leaving | Left:
+        """But for the answer of one that is to leave and still computes."""
+        while isinstance(found := self.hears(), Leaving):
+            pass
+        return found
 
     def answer(self) -> int:
         self.channel.settimeout(10)
@@ -152,6 +159,34 @@ def test_a_world_is_aborted_only_when_it_is_over_and_the_worker_acknowledges_eac
     assert agent.aborted.wait(10)
     assert agent.assignments.next(10) == Assignment(2, 0)
     assert [agent.answer(), agent.answer()] == [1, 2]
+
+
+@pytest.mark.parametrize("held", [(Held(0, 1, 0, 5),), ()])
+def test_a_worker_that_holds_state_and_is_to_leave_answers_at_once_whatever_it_computes(
+    agent: Agent, held: tuple[Held, ...]
+) -> None:
+    agent.held = held
+    agent.assign(1)
+    assert agent.assignments.next(10) == agent.hears() == Assignment(1, 0)
+    agent.leave(1)
+    assert agent.aborted.wait(10)
+    agent.assignments.step_out()
+    agent.assignments.leave()
+    assert (not held or agent.hears() == Leaving(1)) and agent.hears() == Left(1, held)
+
+
+def test_a_worker_that_is_to_leave_before_it_waits_for_its_first_world_says_so_and_joins_the_next(agent: Agent) -> None:
+    """It still opens its store when the world that it is sent into is lost."""
+    worker = agent.assignments
+    agent.assign(1)
+    agent.leave(1)
+    with worker._change:
+        assert worker._change.wait_for(lambda: worker._over == 1, 10)
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(worker.next, 10)
+        assert agent.said() == Left(0, ())
+        agent.assign(2)
+        assert following.result(10) == Assignment(2, 0) == agent.said()
 
 
 def test_a_worker_whose_world_broke_joins_the_next_and_ends_when_there_is_none(agent: Agent) -> None:
@@ -184,7 +219,7 @@ def test_a_worker_that_has_lost_its_peers_says_so_and_waits_as_long_as_its_agent
         agent.leave(1)
         agent.assign(2)
 
-    said: list[Assignment | Left] = []
+    said: list[Assignment | Leaving | Left] = []
     agent.assign(1)
     thread = threading.Thread(target=order)
     thread.start()

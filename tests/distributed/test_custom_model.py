@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+import time
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -16,11 +18,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from coxswain.boxes import full_box
-from coxswain.config import CustomModel, ModelConfig
+from coxswain.config import CustomModel, ModelConfig, ParameterGroupConfig
 from coxswain.errors import Refused
 from coxswain.planlog import manifest_key
 from coxswain_link.store import open_store
 from coxswain_train.checkpoint import save_load
+from coxswain_train.engine.memory import MemoryPolicy, Recompute
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.model.custom import decoder_of
 from coxswain_train.model.init_weights import init_box
@@ -29,6 +32,7 @@ from tests.distributed import training
 from tests.distributed.plans import random_plan
 from tests.distributed.reference import Stream
 from tests.distributed.threads import ThreadWorld, run_threads
+from tests.layouts import layout_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STREAM = Stream(lengths=(1, 3, 7, 16, 29), vocabulary=training.VOCABULARY)
@@ -117,6 +121,7 @@ WHOLE = """
     import torch
     from coxswain.holdings import ParameterSpec
     from coxswain_train.model.custom import CustomDecoder
+    from gpt2 import GPT2
 
     class Tiny(CustomDecoder):
         def __init__(self, model, vocabulary, extra=0):
@@ -132,12 +137,27 @@ WHOLE = """
         def parameter_specs(model, vocabulary, extra=0):
             return [ParameterSpec("table", (vocabulary, model.hidden), "first")]
 
+    class More(Tiny):
+        def __init__(self, model, vocabulary, shape, frozen=False):
+            super().__init__(model, vocabulary)
+            self.more = nn.Parameter(torch.empty(shape), requires_grad=not frozen)
+
+        @staticmethod
+        def parameter_specs(model, vocabulary, shape, frozen=False):
+            return [*Tiny.parameter_specs(model, vocabulary), ParameterSpec("more", tuple(shape), "first")]
+
     class Bare(nn.Module):
         def __init__(self, model, vocabulary):
             super().__init__()
 
     class Nameless(Tiny):
         parameter_specs = None
+
+    class Dropping(GPT2):
+        def __init__(self, model, vocabulary, context):
+            super().__init__(model, vocabulary, context)
+            for layer in self.h:
+                layer.register_forward_hook(lambda layer, _, out: nn.functional.dropout(out, 0.5, layer.training))
 
     function = print
 """
@@ -159,6 +179,53 @@ def test_a_class_that_keeps_the_protocol_is_the_model() -> None:
     assert decoder_of(custom, 64).weights()["table"].shape == (64, 32)
 
 
+def test_a_group_that_matches_no_weight_of_a_model_of_ones_own_is_refused_with_some_of_its_names() -> None:
+    groups = (ParameterGroupConfig(match="lm_head.*", weight_decay=0.0),)
+    says = r"optimizer\.groups\[0\]\.match 'lm_head\.\*' .*; names are such as wte\.weight, wpe\.weight, "
+    with pytest.raises(Refused, match=says) as caught:
+        run_threads(1, training.engine_of, torch.float32, GPT2, replace(training.OPTIMIZER, groups=groups))
+    assert caught.value.reason == "GroupMatchesNothing"
+
+
+DROPPING = replace(GPT2, custom=CustomModel(path="mine:Dropping", arguments={"context": 64}))
+PLAN = random_plan(STREAM.lengths, 1, 3)
+
+
+def drawn(world: ThreadWorld, recompute: Recompute) -> tuple[list[np.ndarray], list[int]]:
+    """The gradient of a step, and the state of the random numbers behind it."""
+    torch.manual_seed(7)
+    layout, memory = layout_of([(1, 2)]), MemoryPolicy(recompute)
+    _, owned = training.owned_gradient(world, DROPPING, layout, STREAM, PLAN, memory=memory)  # type: ignore[arg-type]
+    return [gradient for _, gradient in owned], torch.get_rng_state().tolist()
+
+
+@pytest.mark.usefixtures("module")
+def test_a_layer_that_is_computed_again_draws_the_same_random_numbers_and_those_after_it_stay() -> None:
+    found = [run_threads(1, drawn, recompute)[0] for recompute in ("None", "Selective", "Full")]
+    for gradients, state in found[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(gradients, found[0][0], strict=True))
+        assert state == found[0][1]
+
+
+def losses(world: ThreadWorld, model: ModelConfig) -> tuple[float, float | None, bool]:
+    """Of a step that changes nothing, of an evaluation of the same sequences, and whether the model trains afterwards."""
+    still = replace(training.OPTIMIZER, learning_rate=0.0)
+    engine = training.engine_of(world, torch.float64, model, still)  # type: ignore[arg-type]
+    engine.initialise(training.SEED)
+    work = training.work_of(STREAM, 0, PLAN, 0)
+    forwards = [operation for operation in work.operations if operation.kind == "F"]
+    result = engine.step(dataclasses.replace(work, evaluation=forwards), time.perf_counter())
+    return result.loss_sum, result.evaluation_loss_sum, engine.model.training  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("module")
+def test_an_evaluation_drops_nothing_and_the_next_step_does_again() -> None:
+    ((plain, expected, _),), ((dropped, found, training_again),) = (run_threads(1, losses, m) for m in (GPT2, DROPPING))
+    assert found == expected == pytest.approx(plain, rel=1e-12)
+    assert dropped != pytest.approx(plain, rel=1e-9)
+    assert training_again
+
+
 @pytest.mark.usefixtures("module")
 @pytest.mark.parametrize(
     ("path", "arguments", "layers", "says"),
@@ -172,6 +239,9 @@ def test_a_class_that_keeps_the_protocol_is_the_model() -> None:
         ("mine:Bare", {}, 2, "lacks stack, rotary, embed, token_losses, weights, leave_out_empty_rows, parameter_specs, which"),
         ("mine:Nameless", {}, 2, "has no parameter_specs (TypeError: 'NoneType' object is not callable)"),
         ("mine:Tiny", {"extra": 1}, 2, "other weights than its parameter_specs: table is [65, 32], the specs say [64, 32]"),
+        ("mine:More", {"shape": []}, 2, "cannot be trained: more has the shape [], without a row; give a single number [1]"),
+        ("mine:More", {"shape": [0, 4]}, 2, "cannot be trained: more has the shape [0, 4], without a row"),
+        ("mine:More", {"shape": [4], "frozen": True}, 2, "cannot be trained: more takes no gradient; make it a buffer"),
         ("mine:Tiny", {}, 3, "has 2 layers in its stack, model.custom.layers is 3"),
     ],
 )  # fmt: skip

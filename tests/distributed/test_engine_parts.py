@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 import tracemalloc
 from collections.abc import Mapping
 from contextlib import nullcontext
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 import safetensors.torch
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from coxswain.boxes import Box, full_box, zero_shard
 from coxswain.errors import Refused
@@ -23,14 +26,16 @@ from coxswain.layout import Device, uniform_layout
 from coxswain.models import parameter_specs
 from coxswain.presets import PRESETS
 from coxswain_link.store import Store, open_store
+from coxswain_train.cgroup import CoreShare
 from coxswain_train.checkpoint import foreign_files
 from coxswain_train.checkpoint.export import export
 from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD, load_pretrained
+from coxswain_train.engine.engine import Engine
 from coxswain_train.model.llama import Llama
 from tests.distributed import training
 from tests.distributed.plans import random_plan
 from tests.distributed.reference import Stream
-from tests.distributed.threads import run_threads
+from tests.distributed.threads import ThreadWorld, run_threads
 
 STREAM = Stream(lengths=(9, 30), vocabulary=training.VOCABULARY)
 SHAPE = (40, 8)
@@ -59,6 +64,43 @@ def test_a_tensor_degree_that_cannot_share_the_model_is_refused_with_the_field_t
         Refused, match=r"parallelism.tensor: .*embed_tokens.weight: 64 rows cannot be shared evenly .* of 3"
     ):
         run_threads(1, training.engine_of, torch.float32, training.MODEL, training.OPTIMIZER, 1, layout)
+
+
+def stepped(world: ThreadWorld) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Masters before a step, as it settles the snapshot under way, and after it; what the next probe takes for its share."""
+    engine = training.engine_of(world, torch.float64)  # type: ignore[arg-type]
+    engine.initialise(training.SEED)
+    masters, settled, ran, held = (
+        engine.optimizer.state["parameter"],
+        list[Tensor](),
+        iter([0.0, 1.0]),
+        iter([0.0, 3.0]),
+    )
+    before = masters.clone()
+    engine.before_update = lambda: settled.append(masters.clone())
+    engine._share = CoreShare(lambda: next(held), lambda: next(ran))
+    engine._probe = SimpleNamespace(seconds=lambda share: share)  # type: ignore[assignment]
+    engine.step(training.work_of(STREAM, 0, random_plan(STREAM.lengths, 1, 0), 0), time.perf_counter())
+    return before, *settled, masters, engine.probe()
+
+
+def test_a_step_settles_the_snapshot_before_it_changes_the_state_and_then_takes_its_share_of_the_core() -> None:
+    ((before, settled, after, share),) = run_threads(1, stepped)
+    assert torch.equal(settled, before)
+    assert not torch.equal(after, before)
+    assert share == 0.25
+
+
+@pytest.mark.parametrize(("size", "fits"), [(8, True), (256, True), (4, False), (12, False), (264, False)])
+def test_heads_without_a_kernel_on_cuda_are_refused_with_the_field_to_change(size: int, fits: bool) -> None:
+    """An engine that goes on asks its world, which there is none, for a tensor group."""
+    model, layout, world = replace(training.MODEL, head_size=size), uniform_layout([Device(0, 0)], layers=2), None
+    cuda, says = (
+        torch.device("cuda"),
+        f"model.config.headSize: heads of {size} elements; on CUDA a multiple of 8, at most 256",
+    )
+    with pytest.raises(AttributeError if fits else Refused, match="tensor_group" if fits else says):
+        Engine(model, 64, training.OPTIMIZER, 1, layout, layout.ranks()[0], world, cuda, torch.bfloat16)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

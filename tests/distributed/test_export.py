@@ -25,7 +25,7 @@ from coxswain_data.tokenizer import open_tokenizer
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
 from coxswain_train.checkpoint.export import Options, export, main
-from coxswain_train.checkpoint.tokenizer_out import BYTES_EOS
+from coxswain_train.checkpoint.tokenizer_out import BYTES_EOS, write_tokenizer
 from tests.distributed import training
 from tests.distributed.test_hugging_face import MODEL, TOKENS, our_logits, ours, their_logits
 
@@ -61,6 +61,7 @@ def checkpoint(
 def test_an_export_in_several_files_gives_the_logits_of_its_weights(tmp_path: Path, dtype: str) -> None:
     weights = drawn(MODEL)
     store = checkpoint(tmp_path / "run", weights, MODEL)
+    store.put(manifest_key(2), b"an older one is not read")
     assert export(store, tmp_path / "out", options=Options(dtype, 8_000)) == 3
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 3
@@ -115,6 +116,7 @@ def file_tokenizer(folder: Path) -> TokenizerConfig:
     folder.mkdir()
     trained.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 99}')
     return TokenizerConfig(kind="file", uri=(folder / "tokenizer.json").as_uri())
 
 
@@ -130,12 +132,29 @@ def test_the_tokenizer_of_an_export_has_the_ids_of_the_jobs(tmp_path: Path, kind
     assert ids == job.encode(text)[:-1].tolist()
     assert found.decode(ids) == text
     assert found.eos_token_id == job.eos
-    assert transformers.AutoConfig.from_pretrained(tmp_path / "out").eos_token_id == job.eos
-    assert found.model_max_length == 128
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
+    assert (config.bos_token_id, config.eos_token_id) == (None, job.eos)
+    assert found.model_max_length == (128 if kind == "bytes" else 99)
     assert (tmp_path / "out" / "chat_template.jinja").exists() == (kind == "file")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     more = loaded.generate(torch.tensor([ids]), max_new_tokens=4, do_sample=False)
     assert more.shape[1] <= len(ids) + 4
+
+
+def test_the_end_of_a_text_in_a_unigram_tokenizer_is_found_by_its_place(tmp_path: Path) -> None:
+    words = [["<unk>", 0.0], ["a", -1.0], ["</s>", 0.0]]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "Unigram", "vocab": words}}))
+    (tmp_path / "out").mkdir()
+    given = TokenizerConfig(kind="file", uri=(tmp_path / "tokenizer.json").as_uri())
+    assert write_tokenizer(tmp_path / "out", given, 128) == 2
+
+
+@pytest.mark.parametrize("content", [b"\x0a\x0e\xff", b"[]", b'{"model": {"vocab": 3}}'])
+def test_a_file_that_is_no_tokenizer_is_refused_by_its_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "sp.model").write_bytes(content)
+    given = TokenizerConfig(kind="file", uri=(tmp_path / "sp.model").as_uri())
+    with pytest.raises(Refused, match=r"sp\.model': is no tokenizer\.json \(.*; give --tokenizer PATH"):
+        write_tokenizer(tmp_path, given, 128)
 
 
 def test_a_tokenizer_may_be_given_instead_of_the_jobs_or_left_out(tmp_path: Path) -> None:
@@ -184,6 +203,8 @@ def test_an_export_never_mixes_with_what_a_folder_holds(tmp_path: Path, capsys: 
     (tmp_path / "empty").mkdir()
     assert main([uri, str(tmp_path / "empty"), "--dtype", "bf16", "--file-gb", "0.000008"]) == 0
     assert main([uri, str(tmp_path / "empty")]) == 2
+    assert main([uri, str(tmp_path / "one"), "--file-gb", "inf"]) == 0
+    assert [path.name for path in (tmp_path / "one").glob("*.safetensors*")] == ["model.safetensors"]
     assert "OutputExists" in capsys.readouterr().err
     assert json.loads((tmp_path / "empty" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     assert torch.isfinite(their_logits(tmp_path / "empty")).all()

@@ -21,6 +21,7 @@ from coxswain.errors import Refused
 from coxswain.planlog import manifest_key
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint.export import export, main
+from coxswain_train.checkpoint.huggingface import differences, to_config
 from coxswain_train.checkpoint.pretrained import load_pretrained
 from coxswain_train.model.attention import pack_attention
 from coxswain_train.model.llama import Llama
@@ -103,17 +104,19 @@ def assert_same(mine: Tensor, other: Tensor) -> None:
     assert float((mine - other).abs().max() / other.abs().max()) < ROUNDING
 
 
-LLAMA3 = RopeScaling(kind="Llama3", factor=8.0, original_context=64)
+LLAMA3 = RopeScaling(
+    kind="Llama3", factor=8.0, original_context=64, low_frequency_factor=0.5, high_frequency_factor=2.5
+)
 FAMILIES = {
     "Llama 3.1": ("Llama", {"rope_scaling": LLAMA3}, {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 2.5,
         "original_max_position_embeddings": 64,
     }),
     "Llama, longer": ("Llama", {"rope_scaling": RopeScaling(kind="Linear", factor=4.0)}, {"rope_type": "linear", "factor": 4.0}),
     "Llama, heads of their own size": ("Llama", {"head_size": 12}, {}),
     "Mistral": ("Mistral", {"head_size": 16}, {}),
     "Qwen 2.5": ("Qwen2", {"qkv_bias": True}, {}),
-    "Qwen 3": ("Qwen3", {"qk_norm": True, "head_size": 16, "norm_epsilon": 1e-6}, {}),
+    "Qwen 3": ("Qwen3", {"qk_norm": True, "head_size": 16, "norm_epsilon": 0.1}, {}),
 }  # fmt: skip
 families = pytest.mark.parametrize("family", FAMILIES)
 
@@ -149,6 +152,27 @@ def test_a_familys_own_fields_are_compared_too(tmp_path, family, changes, says):
     edit(tmp_path, **changes)
     with pytest.raises(Refused, match=says):
         ours(tmp_path.as_uri(), model)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_what_a_config_does_not_name_is_what_transformers_takes_there(family):
+    named = {"hidden_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 64, "intermediate_size": 96}
+    theirs = getattr(transformers, f"{family}Config")(**named)
+    model = ModelConfig(
+        layers=2, hidden=4096, heads=64, kv_heads=theirs.num_key_value_heads, feed_forward=96,
+        norm_epsilon=theirs.rms_norm_eps, rope_theta=theirs.rope_parameters["rope_theta"],
+        head_size=getattr(theirs, "head_dim", None) or 0, tied_head=theirs.tie_word_embeddings,
+        qkv_bias=family == "Qwen2", qk_norm=family == "Qwen3",
+    )  # fmt: skip
+    found = {"model_type": theirs.model_type, **named, **({"sliding_window": None} if family == "Mistral" else {})}
+    assert list(differences(found, model)) == []
+
+
+def test_an_exported_config_names_the_rotation_as_older_releases_of_transformers_read_it_too():
+    _, fields, rope = FAMILIES["Llama 3.1"]
+    found = [to_config(replace(MODEL, **more), 64, 128) for more in ({}, fields)]
+    assert [config["rope_theta"] for config in found] == [MODEL.rope_theta] * 2
+    assert [config["rope_scaling"] for config in found] == [None, rope]
 
 
 def test_a_config_of_mistral_that_names_no_window_has_one(tmp_path):
@@ -304,6 +328,11 @@ def edit(folder: Path, **changes: object) -> None:
             "'dynamic', allowed are default",
         ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, this engine's is 1.0"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor is 0.5, this engine's is 1.0",
+        ),
+        ({"mlp_bias": True}, "mlp_bias is True"),
         ({"attention_bias": True}, "attention_bias is True"),
     ],
 )
@@ -352,12 +381,14 @@ def test_buffers_of_older_files_are_ignored_and_the_weights_beside_them_read(tmp
     assert_same(our_logits(ours(tmp_path.as_uri(), MODEL)), logits)
 
 
-@pytest.mark.parametrize("harm", ["truncated", "empty", "garbage", "cut table"])
+@pytest.mark.parametrize("harm", ["truncated", "empty", "garbage", "cut table", "another size"])
 def test_a_damaged_file_of_weights_is_refused_by_its_name(tmp_path, harm):
     theirs(tmp_path, MODEL)
     path = tmp_path / "model.safetensors"
     data = path.read_bytes()
-    path.write_bytes({"truncated": data[:-7], "empty": b"", "garbage": b"x" * 99, "cut table": data[:50]}[harm])
+    harms = {"truncated": data[:-7], "empty": b"", "garbage": b"x" * 99, "cut table": data[:50]}
+    harms["another size"] = data.replace(b'"F32"', b'"F16"', 1)
+    path.write_bytes(harms[harm])
     with pytest.raises(Refused, match=r"model\.safetensors.* is damaged or no safetensors file"):
         ours(tmp_path.as_uri(), MODEL)
 

@@ -13,6 +13,7 @@ import torch
 from msgspec.structs import replace
 
 from coxswain.config import OptimizerConfig, ParameterGroupConfig
+from coxswain.errors import Refused
 from coxswain.models import parameter_specs
 from coxswain.parameter_groups import muon_matrices, settings_of
 from coxswain.wire import Shard
@@ -25,6 +26,7 @@ from tests.distributed import reference, training
 from tests.distributed.plans import random_plan
 from tests.distributed.reference import Stream
 from tests.distributed.threads import run_threads
+from tests.layouts import layout_of
 
 STEPS = 6
 STREAM = Stream(lengths=(1, 3, 7, 16, 29, 41), vocabulary=training.VOCABULARY)
@@ -116,6 +118,15 @@ def test_adamw_alone_gives_other_weights(tmp_path: Path) -> None:
     adamw = replace(MUON, kind="AdamW")
     ((weights, _),) = run_threads(1, train, torch.float64, 0, STEPS, f"file://{tmp_path}", adamw)
     assert difference(weights, plain(torch.float64)) > 1e-3
+
+
+def test_a_matrix_that_a_tensor_group_splits_is_refused_by_name() -> None:
+    layout = layout_of([(2, training.MODEL.layers)])
+    with pytest.raises(
+        Refused, match=r"optimizer\.kind Muon: model\.layers\.0\.mlp\.down_proj\.weight is split"
+    ) as caught:
+        run_threads(2, training.engine_of, torch.float32, training.MODEL, MUON, STEPS, layout)
+    assert caught.value.reason == "MuonUnsupported"
 
 
 def test_every_matrix_has_one_owner_and_no_rank_is_without() -> None:

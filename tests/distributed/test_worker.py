@@ -20,12 +20,16 @@ from coxswain.config import (
     OptimizerConfig,
     ParallelConfig,
 )
-from coxswain.errors import Refused, Stale
+from coxswain.errors import Refused, Retryable, Stale
 from coxswain.layout import Device, uniform_layout
+from coxswain.live import Holder, LiveSource
 from coxswain_link.environment import Environment
 from coxswain_link.handover import HandoverServer
 from coxswain_link.step_buffer import Buffer, pack
 from coxswain_link.store import open_store
+from coxswain_train.live.claims import NotHeld
+from coxswain_train.live.state import Cut, LiveState
+from coxswain_train.parallel.state import State
 from coxswain_train.worker import worker
 from coxswain_train.worker.assignments import Assignment
 from tests.distributed import training
@@ -185,3 +189,21 @@ def store_manifest(folder: Path, saved: wire.ShardsSaved) -> None:
 def test_a_worker_of_an_older_generation_is_stale(run: Any) -> None:
     with pytest.raises(Stale, match="started for generation 1, the world's is 2"):
         run(OneRankCoordinator(generation=2), agent_goes=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"), [(NotHeld("it holds nothing"), True), (Retryable("contents differ"), False)]
+)
+def test_a_worker_keeps_what_it_holds_where_another_rank_lacks_what_the_source_says_and_forgets_it_at_any_other_fault(
+    error: Retryable, kept: bool
+) -> None:
+    class Broken:
+        def take_over(self, *_: Any) -> None:
+            raise error
+
+    one, live = worker.Worker.__new__(worker.Worker), LiveState()
+    live.begin(Cut(1, 0, 5, State()))
+    one._live, one._engine, one._world = live, Broken(), OneRankCoordinator().current  # type: ignore[assignment]
+    with pytest.raises(worker.StateNotTaken, match=f"generation 1, step 5: {error}"):
+        one._take_over(LiveSource(1, LAYOUT, 5, (Holder(0, 0),)))
+    assert (live.current is not None) == kept

@@ -178,6 +178,38 @@ async def test_what_kueue_admits_is_read_in_whatever_version_it_serves(served: t
     ]  # fmt: skip
 
 
+async def test_workloads_are_asked_for_again_once_one_is_made_or_deleted() -> None:
+    asked: list[str] = []
+    made = {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "Workload",
+        "metadata": {"name": "w", "namespace": "n"},
+        "spec": {},
+    }
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append(request.method)
+        return web.json_response({"items": [], "metadata": {"name": "w"}})
+
+    async with answering(answer) as connection, KubernetesCluster(connection) as cluster:
+        for change in (None, cluster.create(made), cluster.leave_queue("n", "w", "")):
+            if change is not None:
+                await change
+            for _ in range(2):
+                await cluster.admissions("n", "j")
+    assert asked == ["GET", "POST", "GET", "DELETE", "GET"]
+
+
+async def test_an_operator_that_may_not_list_workloads_takes_a_job_for_one_without() -> None:
+    """Its attempt to make one then names the right that it lacks."""
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"kind": "Status", "reason": "Forbidden", "message": "no"}, status=403)
+
+    async with answering(answer) as connection, KubernetesCluster(connection) as cluster:
+        assert await cluster.admissions("n", "j") == ()
+
+
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
 async def test_a_workload_is_made_with_the_value_of_its_class_which_must_exist(version: str) -> None:
     made: list[Manifest] = []

@@ -55,6 +55,24 @@ async def test_a_priority_class_that_comes_later_is_waited_for(api: ApiServer) -
     assert sorted(pod["metadata"]["name"] for pod in pods(api, namespace)) == MEMBERS
 
 
+async def test_a_limit_range_that_the_default_resources_break_is_waited_for(api: ApiServer) -> None:
+    namespace = new_namespace(api)
+    place = f"/api/v1/namespaces/{namespace}/limitranges"
+    least = {"limits": [{"type": "Container", "min": {"memory": "1Gi"}}]}
+    assert api.http.post(place, json={"metadata": {"name": "least"}, "spec": least}).is_success
+    apply_all(api, namespace)
+    async with connected(api) as cluster:
+        controller = Controller(cluster, FakeCoordinator())
+        await look(cluster, controller, namespace)
+        await until_said(api, controller, namespace, "LimitRangeExceeded: Pod demo-coordinator-0 is refused for now")
+        assert "minimum memory usage per Container is 1Gi" in summary(api, namespace)
+        assert api.http.delete(f"{place}/least").is_success
+        async with asyncio.timeout(20):
+            while len(pods(api, namespace)) < len(MEMBERS):
+                await controller.pass_once(namespace, "demo")
+                await asyncio.sleep(0.1)
+
+
 async def test_a_pod_that_no_server_takes_ends_the_job_with_the_servers_words(api: ApiServer) -> None:
     namespace = new_namespace(api)
     volumes = [{"name": "fast", "emptyDir": {}, "configMap": {"name": "c"}}]

@@ -165,11 +165,7 @@ class LivingWorker(Worker):
     async def _take_over(self, source: LiveSource) -> None:
         live, cut = self._live, self._live.choose(source.generation)
         claims = await self._gather("claims", cut)
-        try:
-            self._check(source, claims)
-        except StateNotTaken:
-            live.current = live.prepared = None
-            raise
+        self._check(source, claims)
         live.current, live.prepared = cut, None
         if cut is not None:
             if cut.step < source.step and cut.pending is not None:

@@ -48,7 +48,7 @@ class Process:
     async def wait_joined(self, deadline: float) -> bool:
         return await self._wait(lambda: self.joined == self.assignment, deadline)
 
-    async def wait_left(self, deadline: float) -> bool:
+    async def wait_left(self, deadline: float, patience: float = 0.0) -> bool:
         return await self._wait(lambda: self.left is not None, deadline)
 
     async def listen(self, notify: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ class Process:
     async def end(self) -> None:
         self.kill()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Holds no descriptors."""
 
     def kill(self) -> None:

@@ -158,11 +158,14 @@ class FakeCluster:
         found = self.objects.get((kind, name))
         if found is None or (uid and found["metadata"]["uid"] != uid):
             return
-        if kind != "Pod" or force:
+        meta = found["metadata"]
+        if (kind != "Pod" or force) and not meta.get("finalizers"):
             del self.objects[kind, name]
-        elif "deletionTimestamp" not in found["metadata"]:
+        elif "deletionTimestamp" not in meta:
             self.deleted.append(copied(found))
-            found["metadata"]["deletionTimestamp"] = stamp(self.now)
+            meta["deletionTimestamp"] = stamp(self.now)
+        if force:
+            meta["deletionGracePeriodSeconds"] = 0
 
     async def patch_status(
         self, kind: str, namespace: str, name: str, status: Manifest, resource_version: str
@@ -290,7 +293,8 @@ class FakeCluster:
     def reap(self) -> None:
         """What is being deleted is gone."""
         for pod in self.pods():
-            if "deletionTimestamp" in pod["metadata"] and not self.lost(pod):
+            meta = pod["metadata"]
+            if "deletionTimestamp" in meta and not meta.get("finalizers") and not self.lost(pod):
                 self.vanish(pod)
 
     def tick(self, seconds: float = 1.0) -> None:

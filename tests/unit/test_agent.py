@@ -19,7 +19,7 @@ from coxswain.live import Held
 from coxswain.wire import Fault
 from coxswain_train.agent.devices import fork_server_environment, visible_devices, worker_environment
 from coxswain_train.agent.processes import ForkServer, WorkerHandle
-from coxswain_train.worker.assignments import Assignment, Left
+from coxswain_train.worker.assignments import Assignment, Leaving, Left
 from tests.fake_coordinator import FakeCoordinator
 from tests.unit.agent_fakes import TOKEN, Started, environment, world
 
@@ -139,6 +139,38 @@ async def test_a_worker_that_does_not_leave_a_lost_world_is_killed_and_holds_not
         assert [is_alive(w["pid"]) for w in old] == [False, True]
 
 
+ANSWERS = """
+channel = socket.socket(fileno=os.dup(int(os.environ["COXSWAIN_ORDERS"])))
+generation = json.loads(channel.recv(4096))["generation"]
+channel.send(json.dumps({"type": "Leaving", "generation": generation}).encode())
+"""
+
+
+async def test_a_worker_that_answers_while_it_computes_has_longer_to_leave_and_keeps_what_it_holds(
+    tmp_path, coordinator
+):
+    say = '{"type": "Left", "generation": 1, "held": [{"device": 0, "generation": 1, "rank": 0, "step": 7}]}'
+    program = f"{ANSWERS}\nimport time\ntime.sleep(2.0)\nchannel.send({say!r}.encode())\nwhile True: take()"
+    async with Started(coordinator.url, tmp_path, program, join_timeout=0.5):
+        coordinator.publish(world(1))
+        old = await workers(tmp_path, 1, 2)
+        coordinator.lose(1)
+        assert [held.step for held in (await workers_out(coordinator, 1)).held] == [7, 7]
+        assert all(is_alive(w["pid"]) for w in old)
+
+
+async def test_a_worker_that_answers_and_stays_in_a_world_that_hung_is_killed_as_one_that_does_not_answer(
+    tmp_path, coordinator
+):
+    program = f"signal.signal(signal.SIGUSR1, lambda *_: None)\n{ANSWERS}\nwhile True: signal.pause()"
+    async with Started(coordinator.url, tmp_path, program, join_timeout=0.5):
+        coordinator.publish(world(1))
+        old = await workers(tmp_path, 1, 2)
+        coordinator.lose(1, stacks=True)
+        await workers_out(coordinator, 1)
+        assert not any(is_alive(w["pid"]) for w in old)
+
+
 async def test_a_worker_that_has_lost_its_peers_is_reported_at_once(tmp_path, coordinator):
     say = '{"type": "Left", "generation": 1, "held": [], "why": "Connection closed by peer"}'
     program = (
@@ -165,7 +197,7 @@ async def handled() -> AsyncIterator[tuple[WorkerHandle, list[bool], socket.sock
         await asyncio.wait([listener])
 
 
-def say(theirs: socket.socket, *messages: Assignment | Left) -> None:
+def say(theirs: socket.socket, *messages: Assignment | Leaving | Left) -> None:
     for message in messages:
         theirs.send(msgspec.json.encode(message))
 
@@ -185,11 +217,41 @@ async def test_what_a_worker_says_of_a_former_world_does_not_take_it_out_of_the_
         assert worker.left == Left(2, ()) and news
 
 
+@pytest.mark.parametrize(("answers", "leaves"), [((Leaving(2),), True), ((Leaving(1),), False), ((), False)])
+async def test_only_a_worker_that_answers_from_the_world_that_it_is_to_leave_has_longer_for_it(answers, leaves):
+    seat = world(1).seats[0]
+    async with handled() as (worker, _, theirs):
+        worker.assign(1, seat)
+        worker.assign(2, seat)
+        say(theirs, *answers, Assignment(2, 0))
+        assert await worker.wait_joined(30)
+        waiting = asyncio.create_task(worker.wait_left(0.0, 3600))
+        if leaves:
+            assert not (await asyncio.wait([waiting], timeout=0.05))[0]
+            say(theirs, Left(2, ()))
+        async with asyncio.timeout(30):
+            assert await waiting == leaves
+
+
 async def test_a_worker_that_has_begun_in_no_world_yet_can_leave_the_one_that_it_is_sent_into():
     async with handled() as (worker, news, theirs):
         worker.assign(3, world(3).seats[0])
         say(theirs, Left(0, ()))
         assert await worker.wait_left(30) and news
+
+
+async def test_an_agent_that_is_ended_while_it_stops_a_worker_closes_what_it_has_of_it(tmp_path, coordinator):
+    program = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()"
+    async with Started(coordinator.url, tmp_path, program, index=1) as started:
+        coordinator.publish(world(1))
+        await workers(tmp_path, 1, 2)
+        handles = list(started.agent._workers)
+        coordinator.publish(world(2, ("trainer-0",)))
+        async with asyncio.timeout(30):
+            while started.agent._workers:  # noqa: ASYNC110  until both are being stopped
+                await asyncio.sleep(0.01)
+    assert [worker.channel.fileno() for worker in handles] == [-1, -1]
+    assert all(worker.listener.done() for worker in handles)
 
 
 async def test_workers_without_a_seat_in_the_new_world_end(tmp_path, coordinator):

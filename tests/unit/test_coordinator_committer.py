@@ -151,6 +151,15 @@ def test_a_cursor_that_differs_from_the_recorded_one_of_its_step_is_refused(tmp_
         committer(job, 2).commit(other, 100)
 
 
+def test_placements_before_a_segment_are_those_of_all_generations_with_all_their_parts(tmp_path):
+    store = open_store(f"file://{tmp_path}", create=True)
+    keys = [placement_key(g, segment, part) for g in (1, 12) for segment in (4, 5, 6) for part in (0, 1)]
+    for key in (*keys, "log/placements/00000001/notes.txt", membership_key(4)):
+        store.put(key, b"x")
+    assert sorted(PlanLog(store).placements_before(5)) == sorted(key for key in keys if "/00000004" in key)
+    assert PlanLog(store).placements_before(0) == []
+
+
 def test_a_coordinator_that_adopts_a_generation_in_a_segment_reads_its_placements_by_step(tmp_path):
     c = committer(make_job(tmp_path))
     [first] = commit(c)

@@ -164,6 +164,20 @@ async def test_a_superseded_coordinator_records_no_step_lines(tmp_path, rival):
 
 
 @RIVALS
+async def test_a_superseded_coordinator_creates_no_world_that_begins_at_a_checkpoint(tmp_path, rival):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        rival(lead.store, lead.state.session.record)
+        before = lead.keys("log/")
+        lead.state.mark_world_lost("the network broke")
+        lead.arrive()
+        await lead.until(lambda: lead.work.done() or lead.state.generation > 1)
+        assert (lead.keys("log/"), lead.state.generation) == (before, 1)
+        with pytest.raises(Stale, match="another coordinator has"):
+            await lead.work
+
+
+@RIVALS
 async def test_a_coordinator_superseded_after_its_last_manifest_deletes_nothing(tmp_path, rival):
     async with training(small(tmp_path, stop_steps=3)) as lead:
         await lead.close(0, 1, 2)

@@ -31,8 +31,28 @@ def test_a_replaced_trainer_counts_as_registered_and_the_others_must_register_ag
     assert run.registry.missing("trainer", 2) == ["trainer-0"]
 
 
-def trainer(index: int, instance: str, config: str = "") -> wire.Register:
-    return wire.Register("trainer", f"trainer-{index}", "pod", instance, "127.0.0.1", 0, 1, config=config)
+def trainer(index: int, instance: str, config: str = "", pod: str = "pod") -> wire.Register:
+    return wire.Register("trainer", f"trainer-{index}", pod, instance, "127.0.0.1", 0, 1, config=config)
+
+
+def test_a_replaced_pod_whose_node_the_cluster_has_lost_is_refused_and_does_not_end_the_world_of_its_successor(
+    tmp_path,
+):
+    """Its agent still registers before each poll: the two would end each other's worlds in turn."""
+    run = JobState(make_job(tmp_path), build("coordinator"), None, lambda: 0.0)
+    run.register(trainer(1, "two", pod="demo-trainer-1-10"))
+    run.session = AnySession()
+    with pytest.raises(Stale, match="pod demo-trainer-1-9 was replaced by demo-trainer-1-10, which has registered"):
+        run.register(trainer(1, "one", pod="demo-trainer-1-9"))
+    assert (run.session.lost, run.registry.knows("two")) == ("", True)
+
+
+@pytest.mark.parametrize("pod", ["demo-trainer-1-9", "demo-trainer-1-10", "demo-trainer-1-x", "another-trainer-1-8"])
+def test_a_pod_that_is_not_known_to_be_an_earlier_one_replaces_the_member(tmp_path, pod):
+    run = JobState(make_job(tmp_path), build("coordinator"), None, lambda: 0.0)
+    run.register(trainer(1, "one", pod="demo-trainer-1-9"))
+    run.register(trainer(1, "two", pod=pod))
+    assert (run.registry.knows("one"), run.registry.knows("two")) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,16 @@ def test_a_share_that_is_split_in_another_way_begins_again(tmp_path):
     assert merge(mix, progress.parts()) == merge(mix, [code, docs])
 
 
+def test_a_share_that_an_earlier_coordinator_has_assigned_counts_for_nothing(tmp_path):
+    mix = make_job(tmp_path).mix
+    progress, parts = IndexProgress(mix), parts_of(mix, 1)
+    progress.add(Indexed(LoaderShare("loader-1", "code", 1, 2), blocks_of("code")[1::2], "another hash", 300))
+    progress.assign(["loader-0"])
+    for part in parts:
+        progress.add(part)
+    assert progress.complete and merge(mix, progress.parts()) == merge(mix, parts)
+
+
 def test_blocks_beyond_one_message_come_with_the_next(tmp_path):
     mix = make_job(tmp_path).mix
     progress = IndexProgress(mix)
@@ -194,6 +204,7 @@ async def test_an_index_beyond_one_message_travels_to_the_coordinator_and_back(t
     block = replace(block_of("code", 0), key="k" * 64, etag="e" * 34, path="shards/part-00000.jsonl")
     many = tuple(replace(block, ordinal=n, offset=n << 21) for n in range(300_000))
     whole = Indexed(LoaderShare("loader-0", "code", 0, 1), many, "hash", 257)
+    state.index_progress.shares = (whole.share,)
 
     def exchange() -> tuple[object, ...]:
         with Client(f"http://127.0.0.1:{port}", TOKEN, 60.0) as client:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from coxswain.planlog import membership_key, placement_key
+from coxswain_link.store import open_store
 from tests.unit.coordinator_fakes import cluster, make_job
 
 
@@ -40,3 +43,22 @@ async def test_a_killed_worker_costs_a_generation_and_not_the_stream(tmp_path):
         report = await c.play()
         assert (report.phase, report.generation) == ("Completed", 2)
         assert [(s.stream_digest, s.delivered_digest) for _, s in sorted(c.steps().items())] == baseline
+
+
+@pytest.mark.parametrize(("last", "first"), [(1, 2), (2, 2), (3, 1), (4, 0)])
+async def test_placements_are_kept_from_the_oldest_of_the_last_checkpoints_on_and_memberships_for_good(
+    tmp_path, last, first
+):
+    """Checkpoints at 6, 12, 18 and 20; segments of eight steps. Another run goes on from there with the same stream."""
+    job = make_job(tmp_path)
+    job = replace(job, checkpoint=replace(job.checkpoint, keep_last=last, keep_every=6))
+    async with cluster(job, tmp_path) as c:
+        await c.play()
+    store = open_store(job.checkpoint.uri)
+    assert [o.path for o in store.list("log/placements/")] == [placement_key(1, n) for n in range(first, 3)]
+    assert [o.path for o in store.list("log/membership/")] == [membership_key(n) for n in range(3)]
+    whole = await digests_of(make_job(tmp_path / "whole", stop_steps=30), tmp_path / "whole")
+    async with cluster(replace(job, stop_steps=30), tmp_path) as c:
+        await c.play()
+        found = [(line.stream_digest, line.delivered_digest) for _, line in sorted(c.steps().items())]
+    assert found[-10:] == whole[-10:]

@@ -382,6 +382,95 @@ async def test_a_worker_that_has_left_because_it_was_to_is_no_failure(tmp_path, 
         assert (lead.state.session.lost, lead.state.failures) == ("", 0)
 
 
+async def test_a_worker_that_leaves_before_any_rank_is_to_leave_for_a_change_is_a_failure(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        resize(lead)
+        register(lead, replace(agents(2)[0], left=1))
+        assert (lead.state.session.lost, lead.state.failures) == ("a worker of trainer-0 has ended", 1)
+
+
+async def test_a_worker_that_ends_behind_its_agents_registration_gives_the_next_world_nothing(tmp_path):
+    """A world that counted on it would find its source incomplete, and all of its ranks would forget what they hold."""
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        lose(lead, 1)
+        one, two = holds(lead, 2, copies=True)
+        one = replace(one, instance="a")
+        register(lead, one)
+        lose(lead, 0)
+        register(lead, replace(two, held=()))
+        assert lead.state.registry.missing("trainer", 2) == ["trainer-0"]
+        assert not lead.state.registry.knows("a"), "so its poll for a world ends"
+        await asyncio.sleep(1)
+        assert lead.state.generation == 1
+        register(lead, replace(one, held=()))
+        await begun(lead, 2)
+        assert (lead.state.session.world.live, lead.state.session.book.open) == (UNSET, 0)
+
+
+# --- a stop without a world -----------------------------------------------------------------------------------------------
+
+
+async def test_a_stop_that_comes_before_a_new_coordinator_has_the_running_world_saves_its_steps(tmp_path):
+    async with led_again(tmp_path) as lead:
+        suspend(lead)
+        await asyncio.sleep(5)
+        register(lead, *(replace(a, generation=1) for a in agents(2)))
+        await begun(lead, 1)
+        await lead.close(0)
+        await saved_and_suspended(lead, 1)
+
+
+@pytest.mark.parametrize("seconds", [1, 30])
+async def test_a_stop_that_comes_while_a_world_is_lost_saves_the_steps_that_workers_hold(tmp_path, seconds):
+    """Also where one of them computes for long in that world."""
+    async with training(make_job(tmp_path, min_trainers=2)) as lead:
+        await lead.close(0, 1)
+        lead.state.mark_world_lost("the network broke")
+        suspend(lead)
+        one, two = holds(lead, 2)
+        register(lead, one, replace(agents(2)[1], generation=1))
+        await asyncio.sleep(seconds)
+        register(lead, two)
+        await begun(lead, 2)
+        await saved_and_suspended(lead, 2)
+
+
+async def saved_and_suspended(lead: Lead, step: int) -> None:
+    directive = lead.state.session.directive(step)
+    assert (directive.end, directive.checkpoint) == ("Suspended", True)
+    lead.save(step, 0, 1, end="Suspended")
+    lead.leave(3)
+    finished = await lead.work
+    assert (finished.exit_code, finished.message) == (3, f"suspended before step {step}")
+    assert lead.state.manifest.step == step
+
+
+@pytest.mark.parametrize(("back", "seconds"), [((), 15), ((0,), 15), ((0, 1), 0)])
+async def test_a_stop_waits_no_longer_than_a_quarter_of_a_minute_and_not_at_all_where_nothing_is_held(
+    tmp_path, looptime, back, seconds
+):
+    async with training(make_job(tmp_path, min_trainers=2)) as lead:
+        await lead.close(0, 1)
+        lead.state.mark_world_lost("the network broke")
+        suspend(lead)
+        register(lead, *(replace(agents(2)[index], left=1) for index in back))
+        finished = await lead.work
+        assert (finished.message, float(looptime)) == ("suspended before step 0", seconds)
+
+
+async def test_a_stop_of_a_lost_world_whose_steps_are_all_saved_waits_for_nothing(tmp_path, looptime):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2)
+        lead.save(3, 0, 1)
+        await lead.until(lambda: lead.state.manifest)
+        began = float(looptime)
+        lead.state.mark_world_lost("the network broke")
+        suspend(lead)
+        assert ((await lead.work).message, float(looptime) - began) == ("suspended before step 3", 0)
+
+
 async def test_a_checkpoint_that_is_newer_than_what_workers_hold_is_used_at_once(tmp_path, looptime):
     async with training(small(tmp_path)) as lead:
         await lead.close(0, 1, 2)
@@ -508,6 +597,29 @@ async def test_a_trainer_that_comes_back_within_three_seconds_is_in_the_next_wor
         register(lead, replace(two, held=()))
         await begun(lead, 2)
         assert lead.state.session.world.trainers == ("trainer-0", "trainer-1")
+
+
+@pytest.mark.parametrize(
+    ("says", "late", "seconds", "seats"), [(True, 60, 60, 2), (True, 80, 70, 1), (False, 60, 3, 1)]
+)
+async def test_a_trainer_whose_workers_still_compute_in_the_lost_world_is_waited_for_a_minute(
+    tmp_path, looptime, says, late, seconds, seats
+):
+    """A third one does not come back."""
+    async with training(make_job(tmp_path, trainers=3, min_trainers=1)) as lead:
+        await lead.close(0, 1)
+        lead.state.mark_world_lost("the network broke")
+        one, two, _ = agents(3)
+        register(lead, replace(one, left=1))
+        if says:
+            register(lead, replace(two, generation=1))
+        asyncio.get_running_loop().call_later(late, lead.state.register, replace(two, left=1))
+        assert await lead.state.notifier.wait_until(lambda: lead.state.generation == 2, 200)
+        assert (len(lead.state.session.world.seats), round(float(looptime))) == (seats, seconds)
+        lead.state.mark_world_lost("the network broke again")
+        register(lead, replace(one, left=2))
+        await begun(lead, 3)
+        assert round(float(looptime)) == seconds + 3
 
 
 async def test_without_a_least_number_of_trainers_all_of_them_are_waited_for(tmp_path, looptime):

@@ -415,10 +415,12 @@ def test_a_limited_file_keeps_the_newest_lines_whole_and_stays_within_its_limit(
 
 
 def test_event_numbers_go_on_growing_after_a_restart():
-    before, after = EventLog(lambda: 1000.0), EventLog(lambda: 1010.0)
+    """Also where there were several a second."""
+    before, after = EventLog(lambda: 1000.0), EventLog(lambda: 1001.0)
     for book in (before, after):
-        book.add("Resumed", "x")
-    assert before.latest()[0].sequence < after.latest()[0].sequence
+        for _ in range(64):
+            book.add("Resumed", "x")
+    assert before.latest()[-1].sequence < after.latest()[0].sequence
 
 
 def test_a_retryable_fault_exits_with_one_and_another_with_two():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
@@ -11,11 +12,13 @@ from msgspec.structs import replace
 from coxswain import wire
 from coxswain.config import EvaluationConfig, StragglerConfig
 from coxswain.digests import tokens_digest
+from coxswain.ladder.lead import LONG, PLANNED
 from coxswain.membership.stream import initial_cursor
-from coxswain_coordinator.planning.committer import SHORT_LEAD
+from coxswain_coordinator.state.notifier import Topic
 from tests.unit.coordinator_fakes import make_job, report_of, tokens_of
 from tests.unit.test_coordinator_committer import committer, evaluated_job
 from tests.unit.test_coordinator_driver import Lead, training
+from tests.unit.test_coordinator_parts import committed, session
 
 pytestmark = pytest.mark.looptime
 
@@ -27,7 +30,7 @@ def job_of(folder, action: str = "Rebalance"):
     return make_job(folder, stop_steps=64, stragglers=StragglerConfig(action=action))
 
 
-async def run(lead: Lead, steps: int, factor: float = 1.0) -> None:
+async def run(lead: Lead, steps: int, factor: float = 1.0, seconds: float = 0.5) -> None:
     """Closes steps in which rank 1 computes so many times as long for its work as rank 0; ranks that are asked to probe do."""
     session = lead.state.session
     for step in range(session.book.open, session.book.open + steps):
@@ -41,7 +44,8 @@ async def run(lead: Lead, steps: int, factor: float = 1.0) -> None:
                 if seat.replica in t.replicas
             )
             asked = session.part_of(directive, session.cut_of_rank(seat.rank), seat.rank).probe
-            found = replace(report_of(directive.plan, seat.rank, seat.replica), compute_seconds=work * mine)
+            found = report_of(directive.plan, seat.rank, seat.replica)
+            found = replace(found, compute_seconds=work * mine, seconds=seconds)
             lead.state.add_report(found if asked is UNSET else replace(found, probe_seconds=0.001 * mine))
         served = tuple((i, tokens_digest(tokens_of(s))) for i, s in enumerate(directive.plan.sequences))
         lead.state.add_delivered(wire.DeliveredDigests(directive.plan.generation, step, served))
@@ -58,12 +62,12 @@ async def test_a_confirmed_speed_is_in_the_plan_and_record_of_a_step_at_most_thr
         while not lead.state.stragglers.speeds and session.book.open < ONSET + 10:
             await run(lead, 1, 2.0)
         running, ahead = session.begun, session.committed
-        assert lead.state.stragglers.speeds and ahead <= running + 1 + SHORT_LEAD
+        assert lead.state.stragglers.speeds and ahead <= running + 1 + PLANNED
         await run(lead, 4, 2.0)
         parts = [lead.driver._log.placement(1, segment, part) for segment in range(4) for part in range(8)]
         by_step = {r.first_step + i: r.speeds for r in parts if r for i in range(len(r.placements))}
         first = min(step for step, speeds in by_step.items() if speeds)
-        assert running < first <= running + 1 + SHORT_LEAD
+        assert running < first <= running + 1 + PLANNED
         assert by_step[first] == (1.0, pytest.approx(0.5, rel=0.03))
         assert session._plans[session.book.open].speeds == by_step[session.book.open]
         assert "from step" in lead.state.stragglers.reports[0].action
@@ -73,9 +77,38 @@ async def test_where_speeds_matter_two_steps_have_plans_ahead_and_a_segment_has_
     async with training(job_of(tmp_path)) as lead:
         session = lead.state.session
         for _ in range(10):
-            await lead.until(lambda: session.committed == session.begun + 1 + SHORT_LEAD)
+            await lead.until(lambda: session.committed == session.begun + 1 + PLANNED)
             assert session.decided == -(-session.committed // 8) * 8
             await run(lead, 1)
+
+
+async def test_in_long_steps_the_last_plan_ahead_waits_for_the_reports_of_the_step_before_the_one_that_runs(tmp_path):
+    async with training(job_of(tmp_path)) as lead:
+        session = lead.state.session
+        await run(lead, 4, seconds=LONG)
+        assert session.directive(4) and session.begun == 4 and session.book.open == 4
+        await lead.until(lambda: session.committed == 4 + 1 + PLANNED)
+        assert session.directive(5) and session.begun == 5
+        lead.state.stragglers.speeds = (1.0, 0.25)
+        lead.state.notifier.notify(Topic.ANY)
+        await asyncio.sleep(60)
+        assert session.committed == 4 + 1 + PLANNED  # step 4 is not closed: its reports may show other speeds
+        lead.state.guarded = lambda *_: None
+        await lead.close(4)
+        await lead.until(lambda: session.committed == 5 + 1 + PLANNED)
+        assert session._plans[5 + PLANNED].speeds == (1.0, 0.25)
+
+
+def test_a_plan_waits_for_the_step_before_the_one_that_has_begun_and_for_no_other(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(4)))
+    assert [s.wanted_plans(2, waits) for waits in (False, True)] == [-2, -2]
+    s.begin(0)
+    assert [s.wanted_plans(2, waits) for waits in (False, True)] == [-1, -1]  # no step is before it
+    s.begin(1)
+    assert [s.wanted_plans(2, waits) for waits in (False, True)] == [0, -1]
+    s.begin(2)
+    assert [s.wanted_plans(2, waits) for waits in (False, True)] == [1, 1]  # reports are late: no plan may be
 
 
 @pytest.mark.parametrize("action", ["None", "Warn"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,10 @@ from msgspec.structs import replace
 from coxswain.config import ModelConfig
 from coxswain.cost import constants_for, load_constants, peak_tflops
 from coxswain.cost.constants import SHIPPED, Rates
+from coxswain.cost.hardware import Tables
+from coxswain.cost.memory import Recompute
 from coxswain.cost.model import CostModel
+from coxswain.cost.recompute import repeated
 from coxswain.errors import Refused
 from coxswain.flops import loss_layers, step_flops, utilisation
 from coxswain.presets import PRESETS
@@ -78,12 +82,34 @@ def test_utilisation_is_a_share_of_all_devices_peak_and_unknown_without_one() ->
     assert utilisation(4e15, seconds=0.0, devices=4, peak_tflops=1000.0) is None
 
 
-def test_a_negative_peak_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", ["peak_tflops", "memory_gib", "host_gbps"])
+def test_a_negative_figure_of_a_device_is_refused_and_zero_is_not(tmp_path: Path, field: str) -> None:
     path = tmp_path / "mine.json"
-    content = {"rates": dict.fromkeys(Rates.__struct_fields__[:6], 4), "peak_tflops": -1}
-    path.write_text(json.dumps(content))
-    with pytest.raises(Refused, match="peak_tflops is -1"):
-        peak_tflops(str(path))
+    for value in (0, -1):
+        content = {"rates": dict.fromkeys(Rates.__struct_fields__[:6], 4), field: value}
+        path.write_text(json.dumps(content))
+        with pytest.raises(Refused, match=f"{field} is -1") if value else nullcontext():
+            peak_tflops(str(path))
+
+
+@pytest.mark.parametrize(
+    ("recompute", "linear", "attention", "sent"),
+    [("None", 1.0, 1.0, 1.0), ("Selective", 4 / 3, 1.0, 1.0), ("Full", 4 / 3, 4.5 / 3.5, 4 / 3)],
+)
+def test_recompute_repeats_linear_work_and_full_recompute_attention_and_hops_too(
+    recompute: Recompute, linear: float, attention: float, sent: float
+) -> None:
+    plain = replace(H100.constants, tables=Tables(attention=((8, 2.0),), ring=((4, 1.0),)))
+    found = repeated(plain, recompute)
+    for name, factor in (
+        ("linear_us_per_token", linear),
+        ("attention_ns_per_token2", attention),
+        ("kv_bytes_per_token", sent),
+    ):
+        assert getattr(found, name) == pytest.approx(factor * getattr(plain, name)), name
+    assert found.tables.attention == ((8, pytest.approx(2 * attention)),)
+    assert found.tables.ring == ((4, pytest.approx(attention)),)
+    assert found.task_ms == plain.task_ms
 
 
 def test_a_pack_costs_its_sequences_and_one_task() -> None:

@@ -19,7 +19,6 @@ from coxswain.config import BatchConfig, MixConfig, PhaseConfig, SourceConfig, T
 from coxswain.errors import Refused
 from coxswain_train.dataset import StepBatch, StreamDataset, share, stream_digest
 from tests.local.data_plane import write_corpus
-from tests.unit.test_data_tokenbin import write as write_pair
 
 BATCH = BatchConfig(tokens_per_step=700, max_sequence_tokens=300)
 STEPS = 12
@@ -142,20 +141,16 @@ def test_spawned_workers_keep_the_order_and_resume_exactly(dataset):
     assert [s.delivered_digest for s in found] == [s.delivered_digest for s in whole[3:]]
 
 
-def test_workers_keep_the_order_where_steps_without_labels_are_left_out(tmp_path, cache, monkeypatch):
-    """A document of one token has no label: most steps of a token are of such."""
-    config = write_pair(tmp_path / "c", [[256] if n % 3 else [97, 256] for n in range(40)]).config
-    mix = MixConfig(name="m", seed=1, sources=(msgspec.structs.replace(config, max_passes=1),))
-    batch = BatchConfig(tokens_per_step=1, max_sequence_tokens=300)
-    whole = said(StreamDataset(mix, batch, cache))
-    assert len(whole) == 14 and [step for step, *_ in whole] != list(range(14))
-    parts = []
-    for nth in range(2):
-        monkeypatch.setattr(
-            "coxswain_train.dataset.get_worker_info", lambda nth=nth: SimpleNamespace(id=nth, num_workers=2)
-        )
-        parts.append(said(StreamDataset(mix, batch, cache)))
-    assert [step for pair in itertools.zip_longest(*parts) for step in pair if step] == whole
+def test_workers_keep_the_order_past_steps_that_have_no_label(dataset, monkeypatch):
+    """In steps of one token, the last one of a document. A loader takes an item of each worker in turn."""
+    short = {"batch": BatchConfig(tokens_per_step=1, max_sequence_tokens=1), "steps": 90}
+    whole, parts = said(dataset(**short)), []
+    assert 0 < len(whole) < 90
+    for nth in range(3):
+        worker = SimpleNamespace(id=nth, num_workers=3)
+        monkeypatch.setattr("coxswain_train.dataset.get_worker_info", lambda worker=worker: worker)
+        parts.append(said(dataset(**short)))
+    assert [step for turn in itertools.zip_longest(*parts) for step in turn if step] == whole
 
 
 def test_a_forked_worker_is_refused_with_the_way_out_instead_of_waiting_for_ever(dataset):
@@ -166,6 +161,7 @@ def test_a_forked_worker_is_refused_with_the_way_out_instead_of_waiting_for_ever
 def test_a_copy_for_another_process_lists_and_indexes_nothing_again(dataset, monkeypatch):
     data, whole = pickle.dumps(dataset()), said(dataset())
     monkeypatch.setattr("coxswain_data.local.index_share", lambda *_: pytest.fail("indexed again"))
+    monkeypatch.setattr("coxswain_train.dataset.fingerprint", lambda *_: pytest.fail("hashed again"))
     assert said(pickle.loads(data)) == whole
 
 

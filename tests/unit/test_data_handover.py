@@ -153,6 +153,24 @@ def test_a_step_that_never_comes_ends_at_the_deadline():
         connect("t").receive(1, 4, 0, 0.05)
 
 
+def test_a_worker_whose_world_is_over_waits_for_no_data_whether_the_constructor_is_there_or_not():
+    over, asked = threading.Event(), list[float]()
+
+    def never(generation: int, step: int, rank: int, wait: float) -> None:
+        asked.append(wait)
+        over.set()
+
+    name = f"\0coxswain-test-{uuid.uuid4()}"
+    server, worker = HandoverServer(name, "t", never), Handover(name, "t", over.is_set)
+    with pytest.raises(Stale, match="generation 1 is over, and step 4 has no data yet"):
+        worker.receive(1, 4, 0, 30.0)
+    assert asked == [1.0]
+    server.close()
+    worker.close()
+    with pytest.raises(Stale):
+        Handover(f"\0coxswain-test-{uuid.uuid4()}", "t", over.is_set).receive(1, 0, 0, 30.0)
+
+
 def test_without_a_constructor_the_deadline_names_it():
     with pytest.raises(Retryable, match="constructor is unreachable"):
         Handover(f"\0coxswain-test-{uuid.uuid4()}", "t").receive(1, 0, 0, 0.05)

@@ -12,7 +12,8 @@ import pytest
 
 from coxswain.ladder import options as ladder_options
 from coxswain.ladder.decide import DWELL, decide
-from coxswain.ladder.options import FORM, at_speeds, options_for
+from coxswain.ladder.lead import LONG, PLANNED, heeds_suspects, steps_until_placed, waits_for_reports
+from coxswain.ladder.options import FORM, at_speeds, options_for, without_lost
 from coxswain.ladder.standby import EVERY, MOST_DWELL, Waiting, due
 from coxswain.ladder.values import (
     LEAST_GAIN,
@@ -22,7 +23,6 @@ from coxswain.ladder.values import (
     Option,
     Options,
     Plan,
-    Rebalance,
     Relayout,
     ReplaceNode,
     Rung,
@@ -38,7 +38,7 @@ DEVICES = [Device(n, d) for n in range(2) for d in range(4)]
 HERE, THERE = (uniform_layout(DEVICES, 8, pipeline=p) for p in (1, 2))
 SLOW = Device(0, 1)
 NODES = {device: f"n{device.trainer}" for device in DEVICES}
-HEIGHT = {Keep: 0, Plan: 2, Rebalance: 1, Relayout: 2, ReplaceNode: 3}
+HEIGHT = {Keep: 0, Plan: 2, Relayout: 2, ReplaceNode: 3}
 ALLOWED = {"None": 0, "Warn": 0, "Rebalance": 1, "Migrate": 2, "ReplaceNode": 3}
 
 
@@ -50,7 +50,7 @@ def view(slowdown: float = 2.0, steps: int = 10, **changed: Any) -> View:
     """`steps` after SLOW became slow; placements know it already."""
     speeds = {SLOW: 1 / slowdown}
     base = View(
-        action="Migrate", step=100, layout=HERE, seconds=12.0, speeds=speeds, placed=speeds, planned={},
+        action="Migrate", step=100, layout=HERE, seconds=12.0, speeds=speeds, planned={},
         since={SLOW: 100 - steps}, nodes=NODES, options=options(speeds),
     )  # fmt: skip
     return replace(base, **changed)
@@ -60,10 +60,9 @@ def height(rung: Rung) -> int:
     return HEIGHT[type(rung)]
 
 
-def test_speeds_go_into_placements_at_once_whatever_else_is_allowed() -> None:
-    for action in ("Rebalance", "Migrate", "ReplaceNode"):
-        assert decide(view(action=action, placed={})) == Rebalance({SLOW: 0.5})
-    assert decide(view(action="Warn", placed={})) == Keep()
+@pytest.mark.parametrize("action", ["None", "Warn", "Rebalance"])
+def test_nothing_is_planned_where_no_other_layout_is_allowed(action: Action) -> None:
+    assert decide(view(action=action)) == decide(view(action=action, options=None)) == Keep()
 
 
 def test_a_layout_is_asked_for_before_one_is_chosen_and_again_for_other_speeds_or_another_layout() -> None:
@@ -88,7 +87,7 @@ def test_the_gain_is_the_planners_ratio_of_the_step_as_it_is_measured() -> None:
 
 def test_a_layout_with_a_dead_device_is_left_at_once() -> None:
     speeds = {SLOW: 0.0}
-    rung = decide(view(speeds=speeds, placed=speeds, steps=0, options=options(speeds, stay=math.inf)))
+    rung = decide(view(speeds=speeds, steps=0, options=options(speeds, stay=math.inf)))
     assert isinstance(rung, Relayout) and math.isinf(rung.gain)
 
 
@@ -102,10 +101,26 @@ def test_a_cheap_change_comes_first_and_the_better_one_when_the_loss_has_grown_t
     assert kinds == ["Layers", "Layers", "Layers", "Groups"]
 
 
+def test_any_gain_is_a_reason_to_leave_a_layout_that_was_taken_at_once_but_no_gain_is_none() -> None:
+    little = options({SLOW: 0.5}, seconds=12 * (1 - LEAST_GAIN / 2), change=1.0)
+    assert decide(view(options=little, steps=40)) == Keep()
+    assert isinstance(decide(view(options=little, steps=40, least_gain=0.0)), Relayout)
+    assert decide(view(options=little, steps=30, least_gain=0.0)) == Keep(), "its cost counts as ever"
+    assert decide(view(options=options({SLOW: 0.5}, seconds=12.0, change=0.0), least_gain=0.0)) == Keep()
+
+
 def test_a_device_that_has_recovered_is_a_reason_to_change_back() -> None:
-    back = view(speeds={}, placed={}, planned={SLOW: 0.5}, options=options({}))
+    back = view(speeds={}, planned={SLOW: 0.5}, options=options({}))
     assert isinstance(decide(back), Relayout)
     assert decide(replace(back, planned={})) == Keep()
+
+
+def test_a_lost_device_that_is_there_again_is_taken_in_at_once_and_a_slow_one_that_is_well_waits_for_its_cost() -> None:
+    back = view(speeds={}, planned={SLOW: 0.0}, steps=0, options=options({}))
+    earlier = tuple(Change(step, "Groups", frozenset({SLOW})) for step in (97, 99))
+    assert isinstance(decide(back), Relayout) and isinstance(decide(replace(back, changes=earlier)), Relayout)
+    assert decide(replace(back, planned={SLOW: 0.5})) == Keep()
+    assert decide(replace(back, options=options({}, seconds=12 * (1 - LEAST_GAIN / 2)))) == Keep()
 
 
 def random_view(random: Random) -> View:
@@ -116,7 +131,7 @@ def random_view(random: Random) -> View:
     changes = [Change(random.randint(0, 99), "Groups", frozenset(random.sample(DEVICES, 2))) for _ in range(2)]
     return View(
         action=random.choice(get_args(Action)), step=100, layout=HERE, seconds=random.uniform(1, 20), speeds=speeds,
-        placed=random.choice([speeds, {}]), planned=random.choice([speeds, {}, {SLOW: 0.5}]), nodes=NODES,
+        planned=random.choice([speeds, {}, {SLOW: 0.5}]), nodes=NODES,
         since={d: random.randint(0, 100) for d in DEVICES}, changes=tuple(changes[: random.randint(0, 2)]),
         options=random.choice([None, Options(HERE, speeds, stay, 9.0, found)]), replace=random.choice([None, 10.0, 300.0]),
     )  # fmt: skip
@@ -160,7 +175,7 @@ def test_the_changes_for_a_flapping_device_grow_as_the_logarithm_of_the_steps(pe
         gains = Options(here, speeds, 12.0, 9.0, (Option("Groups", there, 9.0 if speeds != planned else 12.0, 0.1),))
         rung = decide(
             view(
-                step=step, layout=here, speeds=speeds, placed=speeds, planned=planned, options=gains,
+                step=step, layout=here, speeds=speeds, planned=planned, options=gains,
                 since={SLOW: step - step % period}, changes=tuple(changes),
             )
         )  # fmt: skip
@@ -174,7 +189,7 @@ def test_a_second_device_does_not_wait_for_the_first_ones_back_off() -> None:
     other = Device(1, 0)
     flapped = tuple(Change(step, "Groups", frozenset({SLOW})) for step in range(10, 60, 10))
     speeds = {other: 0.5}
-    one = view(speeds=speeds, placed=speeds, since={other: 90}, options=options(speeds), changes=flapped)
+    one = view(speeds=speeds, since={other: 90}, options=options(speeds), changes=flapped)
     assert isinstance(decide(one), Relayout)
     assert decide(view(changes=flapped)) == Keep()
 
@@ -196,6 +211,13 @@ def test_the_second_replacement_for_one_device_must_save_twice_as_much() -> None
     one = view(action="ReplaceNode", steps=90, planned={SLOW: 0.5}, replace=150.0, options=nothing, changes=before)
     assert isinstance(decide(replace(one, replace=135.0)), ReplaceNode)
     assert decide(one) == Keep()
+
+
+@pytest.mark.parametrize(("seconds", "waits"), [(0.0, False), (LONG - 0.001, False), (LONG, True), (60.0, True)])
+def test_a_speed_is_in_placements_a_step_earlier_where_steps_are_long(seconds: float, waits: bool) -> None:
+    assert waits_for_reports(seconds) == waits
+    assert steps_until_placed(seconds) == PLANNED + (not waits)
+    assert heeds_suspects(seconds, accelerators=True) == waits and not heeds_suspects(seconds, accelerators=False)
 
 
 @cache
@@ -239,6 +261,33 @@ def test_a_dead_device_leaves_only_layouts_without_it() -> None:
     for option in found.layouts:
         used = {seat.device for seat in option.layout.ranks()}
         assert dead not in used and dead not in option.layout.standby
+
+
+def test_the_replicas_that_lost_no_device_are_a_plan_at_once() -> None:
+    costs, layout = healthy()
+    assert len(layout.replicas) > 1
+    for lost in (0, len(layout.replicas) - 1):
+        dead = layout.replicas[lost].stages[0].devices[0]
+        slow_one = layout.replicas[1 - lost and 1].stages[0].devices[0]
+        found = without_lost(costs, layout, {dead: 0.0, slow_one: 0.5})
+        assert found and found.layout.replicas == tuple(r for i, r in enumerate(layout.replicas) if i != lost)
+        assert found.change > FORM and found.seconds > healthy_plan(costs).seconds
+        assert dead not in found.layout.standby and slow_one not in found.layout.standby
+
+
+def test_there_is_no_plan_at_once_where_each_replica_lost_a_device_or_the_others_lack_the_memory() -> None:
+    costs, layout = healthy()
+    dead = {r.stages[0].devices[0]: 0.0 for r in layout.replicas}
+    assert without_lost(costs, layout, dead) is None
+    tight, rows = costs_of([[1.0] * 8] * 2, batch=16), range(len(layout.replicas))
+    stages = [
+        (len(s.devices), s.stop - s.start, i == 0, len(r.stages) - i)
+        for r in layout.replicas
+        for i, s in enumerate(r.stages)
+    ]
+    tight.limit = max(tight.peak(d, n, first, depth, len(rows)).total for d, n, first, depth in stages)
+    one = dict(list(dead.items())[:1])
+    assert without_lost(costs, layout, one) and without_lost(tight, layout, one) is None
 
 
 def test_speeds_without_a_living_device_are_refused() -> None:

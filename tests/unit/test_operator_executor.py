@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from coxswain.errors import Refused, Retryable
+from coxswain.names import LABEL_JOB_UID
 from coxswain.wire import Fault
 from coxswain_operator.cluster import AlreadyExists, Conflict, Denied
 from coxswain_operator.executor import ActionExecutor
@@ -19,6 +20,7 @@ from coxswain_operator.reconcile.actions import (
     Decision,
     Delete,
     LeaveQueue,
+    Quarantine,
     RequeueAt,
     WriteStatus,
 )
@@ -54,6 +56,7 @@ class Server:
         self.seconds, self.under_way, self.most = seconds, 0, 0
         self.refuses: Callable[[str], Exception | None] = lambda name: None
         self.stops = True
+        self.quarantines: list[Manifest] = []
 
     async def _ask(self, *what: object) -> None:
         self.asked.append(what)
@@ -75,6 +78,12 @@ class Server:
         await self._ask("create", name)
         if error := self.refuses(name):
             raise error
+        if manifest["kind"] == "NodeQuarantine":
+            self.quarantines.append(manifest)
+
+    async def list(self, kind: str, namespace: str) -> list[Manifest]:
+        assert (kind, namespace) == ("NodeQuarantine", "")
+        return [*self.quarantines]
 
     async def leave_queue(self, *what: object) -> None:
         await self._ask("leave", *what)
@@ -120,6 +129,27 @@ async def test_after_a_status_write_that_fails_nothing_is_done() -> None:
     assert [what[0] for what in server.asked] == ["patch"]
 
 
+@pytest.mark.parametrize(("limit", "made"), [(1, 1), (2, 2), (3, 3), (4, 3)])
+async def test_jobs_that_ask_at_once_quarantine_no_more_nodes_than_the_limit_and_only_those_are_events(
+    limit: int, made: int
+) -> None:
+    """A person's quarantine does not count."""
+    server = Server(seconds=0.1)
+    server.quarantines = [{"kind": "NodeQuarantine", "metadata": {"name": "fan", "labels": None}}]
+    executor = executing(server)
+
+    async def ask(node: str) -> None:
+        head = {"name": node, "labels": {LABEL_JOB_UID: f"of-{node}"}}
+        wanted = {"kind": "NodeQuarantine", "metadata": head}
+        await execute(executor, Quarantine(wanted, Event("NodeQuarantined", node), limit), job=JOB)
+
+    await asyncio.gather(*(ask(node) for node in ("a", "b", "c")))
+    found = [what[1] for what in server.asked if what[0] == "publish" and isinstance(what[1], Event)]
+    assert (
+        [e.message for e in found] == [q["metadata"]["name"] for q in server.quarantines[1:]] == ["a", "b", "c"][:made]
+    )
+
+
 @pytest.mark.parametrize("stops", [True, False])
 async def test_a_coordinator_that_cannot_be_asked_to_stop_is_an_unexpected_result(stops: bool) -> None:
     server = Server()
@@ -139,6 +169,16 @@ async def test_a_name_that_is_taken_is_an_unexpected_result_and_stops_only_pods_
     assert len(server.asked) == asked
     assert executor.rejection(JOB) is None
     assert len(executor.taken(JOB)) == 1
+
+
+async def test_a_workload_that_is_there_already_holds_no_name_that_is_looked_at() -> None:
+    """Its name is made of the job's uid: the next look at Workloads finds it."""
+    server = Server()
+    server.refuses = AlreadyExists
+    executor = executing(server)
+    workload = Create({"kind": "Workload", "metadata": {"name": "demo-u-0", "namespace": "lab"}})
+    assert not await execute(executor, workload)
+    assert executor.taken(JOB) == [] and executor.rejection(JOB) is None
 
 
 async def test_an_error_of_the_server_is_raised_and_ends_the_pass() -> None:

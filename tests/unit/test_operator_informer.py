@@ -101,9 +101,17 @@ async def test_a_list_comes_in_pages_and_the_watch_begins_at_its_version() -> No
 async def test_a_watch_that_ends_in_order_goes_on_at_the_version_that_it_reached() -> None:
     server = Server([page(7)], [event("ADDED", "a", 9)], [bookmark(20)], [event("DELETED", "a", 25)], [bookmark(3)], [])
     async with informing(server) as informer:
+        await asyncio.sleep(10)
         assert held(informer) == {}
     assert [params["resourceVersion"] for params in server.watched] == ["7", "9", "20", "25", "25", "25"]
     assert len(server.listed) == 1
+
+
+async def test_watches_that_the_server_ends_at_once_begin_a_second_apart() -> None:
+    server = Server([page(7)], *[[]] * 100)
+    async with informing(server):
+        await asyncio.sleep(20)
+    assert len(server.watched) == 21
 
 
 async def test_changes_of_the_watch_reach_the_cache() -> None:
@@ -117,34 +125,31 @@ async def test_a_stale_deletion_in_a_watch_leaves_the_newer_object() -> None:
         assert held(informer) == {"a": 6}
 
 
-async def test_a_version_that_the_server_forgot_is_listed_again_at_once() -> None:
-    for expired in (error(410), Expired("too old")):
-        server = Server([page(7, config_map("a", 3)), page(30, config_map("b", 20))], [expired])
-        async with informing(server) as informer:
-            assert held(informer) == {"b": 20}
-        assert [params["resourceVersion"] for params in server.watched] == ["7", "30"]
+@pytest.mark.parametrize("broken", [error(410), Expired("too old"), error(500), Retryable("reset"), b"{half a line"])
+async def test_a_watch_that_breaks_off_is_followed_by_a_list_within_a_second_and_goes_on_there(broken: Any) -> None:
+    server = Server([page(7, config_map("a", 3)), page(30, config_map("b", 20))], [broken])
+    async with informing(server) as informer:
+        assert len(server.listed) == 1
+        await asyncio.sleep(2.0)
+        assert held(informer) == {"b": 20}
+    assert 0.1 <= server.listed[1][0] - server.listed[0][0] <= 1.0
+    assert [params["resourceVersion"] for params in server.watched] == ["7", "30"]
 
 
-async def test_a_watch_that_breaks_off_is_followed_by_a_list_after_a_pause() -> None:
-    for broken in (error(500), Retryable("reset"), b"{half a line"):
-        server = Server([page(7)], [broken])
-        async with informing(server):
-            assert len(server.listed) == 1
-            await asyncio.sleep(2.0)
-            assert len(server.listed) == 2
-            assert server.listed[1][0] - server.listed[0][0] >= 0.1
-
-
-async def test_pauses_grow_to_half_a_minute_and_a_good_list_ends_them() -> None:
-    server = Server([Retryable("503")])
+@pytest.mark.parametrize("lists", [Retryable("503"), page(7)])
+async def test_pauses_grow_to_half_a_minute_for_hours_until_a_watch_has_a_message(lists: Any) -> None:
+    """A server that takes the LIST and refuses the watch is not asked for everything each second."""
+    refuses = [Refused("Forbidden", "no right to watch")]
+    server = Server([lists], *[refuses] * 3000)
     async with informing(server):
-        await asyncio.sleep(3600)
+        await asyncio.sleep(6 * 3600)
         times = [at for at, _ in server.listed]
         pauses = [b - a for a, b in pairwise(times)]
         assert min(pauses) >= 0.1 and 15 < max(pauses) <= 30.0 and pauses[0] <= 1.0
-        server.lists[:] = [page(7), Retryable("503")]
-        server.watches.append([error(500)])
-        await asyncio.sleep(31)
+        assert len(times) > 1200 and times[-1] > 1000 + 6 * 3600 - 30
+        server.lists[:] = [page(7)]
+        server.watches[:] = [[bookmark(8), error(500)]]
+        await asyncio.sleep(60)
         last = [at for at, _ in server.listed][len(times) :]
         assert last[1] - last[0] <= 1.0
 

@@ -111,7 +111,8 @@ async def test_a_key_that_is_gone_is_forgotten_unless_it_is_added_during_its_las
         ([OSError("a"), OSError("b"), OSError("c"), REST], [1.0, 2.0, 4.0]),
         ([OSError("a")] * 8 + [REST], [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]),
         ([OSError("a"), OSError("b"), RequeueDelay(3.0, 3.0), OSError("c"), REST], [1.0, 2.0, 3.0, 1.0]),
-        ([Conflict("moved on"), OSError("a"), REST], [0.0, 2.0]),
+        ([Conflict("moved on"), OSError("a"), REST], [0.05, 2.0]),
+        ([Conflict("moved on")] * 12 + [REST], [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60.0]),
     ],
 )
 async def test_the_pause_after_an_error_doubles_up_to_a_minute_and_additions_do_not_shorten_it(
@@ -125,6 +126,17 @@ async def test_the_pause_after_an_error_doubles_up_to_a_minute_and_additions_do_
         await asyncio.sleep(1000.0)
     found = [b - a for a, b in zip(passes.begun, passes.begun[1:], strict=False)]
     assert found == pytest.approx([pause + COALESCE_SECONDS for pause in pauses], abs=1e-3)
+
+
+async def test_a_key_that_fails_for_a_day_is_still_called() -> None:
+    """A float has no power of two beyond 1,023."""
+    passes = Passes(OSError("the server is away"))
+    async with WorkQueue(passes) as queue:
+        queue.add(KEY)
+        await asyncio.sleep(20 * 3600.0)
+        called = len(passes.begun)
+        await asyncio.sleep(120.0)
+        assert called > 1200 and len(passes.begun) >= called + 1
 
 
 async def test_pauses_of_many_jobs_differ_by_half(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,13 @@ def test_all_that_a_pod_says_is_read() -> None:
         assert not pod_view(pod).given_up
 
 
+@pytest.mark.parametrize(("grace", "forced"), [(None, False), (30, False), (0, True)])
+def test_a_pod_whose_deletion_has_no_grace_is_kept_by_a_finalizer_alone(grace: int | None, forced: bool) -> None:
+    pod = trainer()
+    pod["metadata"] |= {"deletionTimestamp": "1970-01-01T00:03:00Z", "deletionGracePeriodSeconds": grace}
+    assert pod_view(pod).forced is forced
+
+
 HELD = replace(PLAIN, group="g", deleting=True, node="")
 
 

@@ -12,7 +12,16 @@ from coxswain_operator.reconcile import force_delete, reconcile
 from coxswain_operator.reconcile.actions import Observed, WriteStatus
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import PodView
-from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, live, member_of, report, training_job
+from tests.unit.fake_cluster import (
+    FakeCluster,
+    data_mix,
+    data_source,
+    live,
+    member_of,
+    report,
+    report_text,
+    training_job,
+)
 from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene
 from tests.unit.test_reconcile_lifecycle import passes, running
 
@@ -80,6 +89,16 @@ async def test_a_suspended_job_does_not_wait_for_pods_of_lost_nodes() -> None:
     world.end(world.pod("coordinator"), 3)
     await passes(world, 8)
     assert (world.state, world.pods()) == ("Suspended", [])
+
+
+async def test_the_pods_of_a_job_that_has_ended_do_not_stay_on_lost_nodes() -> None:
+    world = await running()
+    world.set_node("node-of-trainer-1", "Unknown")
+    world.end(world.pod("coordinator"), 0, report_text("Completed", step=100))
+    await passes(world)
+    world.tick(15)
+    await passes(world)
+    assert world.state == "Completed" and world.pod("trainer-1") is None
 
 
 async def test_a_pod_whose_image_cannot_be_pulled_is_reported_and_replaced_after_the_time_out() -> None:

@@ -8,12 +8,15 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coxswain.errors import Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_ROLE
 from coxswain.wire import StopRequest
+from coxswain_link.http_client import AsyncClient
+from coxswain_operator import jobcontrol
 from coxswain_operator.children.common import owner_of
 from coxswain_operator.jobcontrol import DEADLINE_SECONDS, HttpJobControl
 from coxswain_operator.report_poller import ReportPoller
@@ -127,6 +130,28 @@ async def test_a_connection_is_kept_until_the_token_changes_or_the_job_is_forgot
         assert await control.report(world.job) is not None
         ((_, last),) = control._clients.values()
     assert last._http.is_closed
+
+
+async def test_calls_side_by_side_make_one_connection_after_the_token_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[AsyncClient] = []
+
+    class Slow(AsyncClient):
+        def __init__(self, *given: Any, **more: Any) -> None:
+            super().__init__(*given, **more)
+            made.append(self)
+
+        async def close(self) -> None:
+            await asyncio.sleep(0)
+            await super().close()
+
+    monkeypatch.setattr(jobcontrol, "AsyncClient", Slow)
+    async with talking(token="wrong") as (control, _, world):
+        await control.report(world.job)
+        world.objects["Secret", "demo-token"]["data"] = {"token": base64.b64encode(b"right").decode()}
+        assert all(await asyncio.gather(*(control.report(world.job) for _ in range(3))))
+    assert [client._http.is_closed for client in made] == [True, True]
 
 
 async def test_the_newest_of_two_ready_coordinators_is_asked() -> None:

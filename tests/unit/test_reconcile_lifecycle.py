@@ -180,6 +180,26 @@ async def test_each_of_the_coordinators_events_is_published_once_and_those_of_it
     assert [h.message for h in world.events if h.reason == "CheckpointSaved"] == ["step 0", "step 1", "step 2"] * 2
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_coordinator_that_is_replaced_and_still_answers_takes_no_event_from_its_successor(whole: bool) -> None:
+    world = await running(failurePolicy={"rules": [RESTART_JOB]})
+    first = world.pod("coordinator") or {}
+    world.report_now = report("Running", 11, events=(JobEvent(0, 1.0, "CheckpointSaved", "of the first"),))
+    await passes(world)
+    first["metadata"]["finalizers"] = ["example.com/slow"]
+    if whole:
+        world.end(world.pod("trainer-0"), 7)
+    else:
+        await world.delete("Pod", NAMESPACE, first["metadata"]["name"])
+    await passes(world)
+    world.vanish(first)
+    await passes(world)
+    world.run_all()
+    world.report_now = report("Running", 12, events=(JobEvent(0, 2.0, "CheckpointSaved", "of the second"),))
+    await passes(world)
+    assert [e.message for e in world.events if e.reason == "CheckpointSaved"] == ["of the first", "of the second"]
+
+
 async def test_a_pod_that_the_cluster_refuses_ends_the_job_with_the_clusters_message() -> None:
     world = FakeCluster(data_source(), data_mix(), training_job())
     controller = Controller(world, world, world.clock)

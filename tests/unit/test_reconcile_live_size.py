@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from coxswain.wire import SizeReply
 from coxswain_operator.reconcile import live_size
-from coxswain_operator.views import Manifest
+from coxswain_operator.reconcile.actions import RequeueAt, Sizing, WriteStatus
+from coxswain_operator.views import Event, Manifest
 from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, live, member_of, report, training_job
-from tests.unit.test_reconcile_lifecycle import passes, running
+from tests.unit.reconcile_scenes import GANG, NOW, Scene, ended
+from tests.unit.test_reconcile_lifecycle import RESTART_JOB, passes, running
 from tests.unit.test_reconcile_properties import Watched
 from tests.unit.test_reconcile_resize import leave, scale, trainers
 
@@ -299,3 +301,20 @@ def test_a_coordinator_is_asked_while_it_trains_and_has_another_number(
     job["status"] = {"trainers": {"desired": 2, "asked": asked}}
     assert live_size.wanted(job, report(phase), 1000.0) == wanted
     assert live_size.wanted(job, None, 1000.0) == 0
+
+
+@pytest.mark.parametrize(("reply", "seconds"), [(SizeReply("UnderWay", 2), 2), (SizeReply("Refused", 0), 600)])
+def test_a_pass_is_due_while_the_coordinator_moves_and_when_its_time_to_save_is_over(
+    reply: SizeReply, seconds: int
+) -> None:
+    scene = Scene(GANG, report("Running", 10), spec={"trainers": trainers(3)}, sizing=Sizing(3, reply))
+    assert RequeueAt(NOW + seconds) in scene.decide().of(RequeueAt)
+
+
+def test_a_restart_of_the_whole_job_takes_no_size_from_the_coordinator_that_goes() -> None:
+    lost = (*GANG[:-1], ended(7))
+    spec = {"trainers": trainers(3), "failurePolicy": {"rules": [RESTART_JOB]}}
+    decision = Scene(lost, report("Running", 10), spec=spec, sizing=Sizing(3, SizeReply("Done", 3))).decide()
+    (write,) = decision.of(WriteStatus)
+    assert write.status["trainers"]["desired"] == 0 and write.status["attempt"] == 1
+    assert "Scaled" not in [e.reason for e in decision.of(Event)]

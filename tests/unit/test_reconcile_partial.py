@@ -117,6 +117,8 @@ async def test_an_evicted_job_asks_for_all_its_trainers_again_in_another_group_u
     await passes(world)
     assert world.state == "Queued" and world.pods() == [] and world.workload["metadata"]["name"] != former
     assert world.workload["spec"]["podSets"][-1]["count"] == 3
+    cause = "Preempted: the queue has taken its place back: an urgent job needs the room"
+    assert world.job["status"]["attempts"][0]["cause"] == cause
     await trains(world, 3)
     assert len(world.pods()) == 5 and world.job["status"]["restarts"]["counted"] == 0
 
@@ -127,7 +129,7 @@ async def test_a_workload_that_is_evicted_before_its_pods_exist_waits_for_its_ne
     await passes(world, 1)
     world.evict()
     await passes(world)
-    assert world.pods() == [] and world.state == "Queued"
+    assert world.pods() == [] and world.state == "Queued" and world.job["status"]["trainers"]["desired"] == 3
     await trains(world, 2)
     assert world.members() == ["coordinator", "loader-0", "trainer-0", "trainer-1"]
 
@@ -137,6 +139,35 @@ async def test_a_job_that_is_scaled_while_it_waits_asks_for_the_new_number() -> 
     world.edit("TrainingJob", "demo", trainers={**BOUNDS, "count": 4})
     await passes(world, 6)
     assert world.workload["spec"]["podSets"][-1]["count"] == 4 and world.pods() == []
+
+
+@pytest.mark.parametrize(("count", "trainers"), [(4, 3), (2, 0)])
+async def test_a_job_that_is_scaled_after_its_admission_begins_with_what_was_admitted_unless_that_is_too_many(
+    count: int, trainers: int
+) -> None:
+    world = await waiting()
+    world.admit(3)
+    world.edit("TrainingJob", "demo", trainers={**BOUNDS, "count": count})
+    await passes(world, 6)
+    assert len([m for m in world.members() if m.startswith("trainer")]) == trainers
+    assert world.workload["spec"]["podSets"][-1]["count"] == (3 if trainers else count)
+
+
+async def test_a_job_whose_workload_is_deleted_while_it_trains_gets_no_other_one_and_its_lost_pods_back() -> None:
+    world = await waiting()
+    await trains(world, 3)
+    world.objects.pop(("Workload", world.workload["metadata"]["name"]))
+    world.vanish(world.pod("trainer-1") or {})
+    await passes(world)
+    assert world.workloads() == [] and len(world.members()) == 5
+
+
+async def test_a_job_in_its_queue_says_in_kueues_words_why_it_waits() -> None:
+    world = await waiting()
+    waits = {"type": "QuotaReserved", "status": "False", "message": "insufficient quota for cpu"}
+    world.workload["status"] = {"conditions": [waits]}
+    await passes(world, 10)
+    assert world.condition("Succeeded")["message"].startswith("waits in its queue: insufficient quota for cpu")
 
 
 async def test_a_job_that_is_suspended_while_it_waits_leaves_no_workload_that_would_take_a_share() -> None:

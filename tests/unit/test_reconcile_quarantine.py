@@ -477,4 +477,4 @@ async def test_a_server_that_refuses_a_quarantine_does_not_stop_the_job() -> Non
 
     world.create = refusing  # type: ignore[method-assign]
     await passes(world)
-    assert world.state == "Running" and quarantined(world) == []
+    assert world.state == "Running" and quarantined(world) == said(world, "NodeQuarantined") == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coxswain.errors import Refused
-from coxswain_operator.cluster import Denied
+from coxswain_operator.cluster import AlreadyExists, Denied
 from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile.force_delete import MARGIN_SECONDS
 from coxswain_operator.reconcile.times import stamp
@@ -19,6 +19,7 @@ from tests.unit.test_reconcile_lifecycle import running
 
 DENIALS = {
     "QuotaExceeded": 'pods "p" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8',
+    "LimitRangeExceeded": 'pods "p" is forbidden: minimum memory usage per Container is 1Gi, but request is 128Mi',
     "ServiceAccountMissing": 'pods "p" is forbidden: error looking up service account lab/default: not found',
     "AdmissionDenied": 'admission webhook "policy.example" denied the request: no team label',
     "PriorityClassMissing": 'pods "p" is forbidden: no PriorityClass with name high was found',
@@ -45,8 +46,13 @@ def refusing(
     return stop
 
 
-@pytest.mark.parametrize(("verb", "resource"), [("patch", "pods"), ("delete", "workloads")])
-def test_an_operator_that_may_not_end_a_group_of_kueues_names_the_charts_value(verb: str, resource: str) -> None:
+@pytest.mark.parametrize(
+    ("verb", "resource"),
+    [("patch", "pods"), ("delete", "workloads"), ("create", "workloads"), ("get", "workloadpriorityclasses")],
+)
+def test_an_operator_that_may_not_make_or_end_a_group_of_kueues_names_the_charts_value(
+    verb: str, resource: str
+) -> None:
     text = f'{resource} "x" is forbidden: User "u" cannot {verb} resource "{resource}" in API group ""'
     fault = fault_of("group demo-0", Denied("Forbidden", text))
     assert (fault.reason, fault.retryable) == ("OperatorNotPermitted", True)
@@ -185,6 +191,34 @@ async def test_an_object_of_others_that_holds_a_name_stays_and_the_job_says_what
     world.objects.pop(("Service", left["metadata"]["name"]))
     await passes(world, controller=operator)
     assert len(world.created) == 4 and "NameTaken" not in message(world)
+
+
+async def test_a_child_whose_creation_had_no_answer_is_the_jobs_own_and_no_name_that_is_taken() -> None:
+    """A request that is sent again finds what its first attempt has created."""
+    world, lost = FakeCluster(data_source(), data_mix(), training_job()), ["demo"]
+    create = world.create
+
+    async def create_unheard(manifest: Manifest) -> Manifest:
+        stored = await create(manifest)
+        if manifest["kind"] == "Service" and lost:
+            raise AlreadyExists(lost.pop())
+        return stored
+
+    world.create = create_unheard  # type: ignore[method-assign]
+    operator = await passes(world, 1)
+    job, uid = await operator.observe(NAMESPACE, "demo"), world.objects["Service", "demo"]["metadata"]["uid"]
+    assert job is not None and job.holders == ()
+    await passes(world, 6, operator)
+    assert len(world.created) == 4 and world.objects["Service", "demo"]["metadata"]["uid"] == uid
+
+
+async def test_an_object_with_the_jobs_label_and_another_owner_is_none_of_its_children() -> None:
+    world = await running()
+    theirs = held("ConfigMap", "notes", OTHER)
+    theirs["metadata"]["labels"] = {"coxswain.dev/job-uid": world.job["metadata"]["uid"]}
+    world.put(theirs)
+    await passes(world, 4)
+    assert ("ConfigMap", "notes") in world.objects
 
 
 async def made_again(node: str) -> tuple[FakeCluster, Controller]:

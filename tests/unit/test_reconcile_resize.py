@@ -220,7 +220,8 @@ def unplaced(index: int, created: float = NOW - 900, reason: str = "Unschedulabl
 def test_a_gang_shrinks_before_it_trains_to_the_trainers_that_found_a_node_in_time(
     pods: tuple[PodView, ...], answer: JobReport | None, least: int, size: int | None
 ) -> None:
-    context = Scene(pods, answer, asked=4, spec={"trainers": {"count": 4, "minCount": least, "maxCount": 4}}).context()
+    spec = {"trainers": {"count": 4, "minCount": least, "maxCount": 4}}
+    context = Scene((COORDINATOR, *pods), answer, asked=4, spec=spec).context()
     assert context.config is not None
     found = plan_resize(context, context.config)
     text = f"only {size} of 4 trainers found a node within startTimeoutSeconds (900)"

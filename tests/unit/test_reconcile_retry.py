@@ -8,6 +8,7 @@ from coxswain.errors import Refused
 from coxswain.names import ANNOTATION_RETRY, ENV_RECORDED_STEP
 from coxswain.wire import Fault
 from coxswain_operator.controller import Controller
+from coxswain_operator.reconcile.times import stamp
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, report, report_text, training_job
 from tests.unit.test_reconcile_lifecycle import begin, passes, running
 
@@ -61,6 +62,22 @@ async def test_one_value_of_the_annotation_retries_once_and_another_one_again() 
             world.end(world.pod("coordinator"), 2, report_text("Failed", fault=FAULT))
             await passes(world)
         assert (world.state, world.job["status"]["attempt"]) == ("Failed", attempt)
+
+
+async def test_a_long_value_of_the_annotation_retries_once() -> None:
+    """The status holds 1,024 characters of it."""
+    world = await failed()
+    ask(world, "x" * 3000)
+    await passes(world, 8)
+    assert world.job["status"]["attempt"] == 1
+
+
+async def test_an_ended_job_that_a_finalizer_keeps_is_not_retried() -> None:
+    world = await failed()
+    world.job["metadata"]["deletionTimestamp"] = stamp(world.now)
+    ask(world, "1")
+    await passes(world)
+    assert (world.state, world.job["status"]["attempt"]) == ("Failed", 0)
 
 
 async def test_a_completed_job_is_retried_too_and_its_pods_of_before_are_replaced() -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace as changed
 
 from coxswain.api.datasource import DataSourceStatus
 from coxswain.api.trainingjob import Checkpoint, FailurePolicy, OnCondition, TrainingJobSpec
+from coxswain.api.trainingjob_status import TrainingJobStatus
 from coxswain.wire import JobReport, PredictedLayout, SourceReport, StragglerReport, StrategyReport
 from coxswain_operator.reconcile import attempts, incarnations, progress, sources
 from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus
@@ -78,6 +79,16 @@ def test_progress_is_written_in_its_second_and_looked_for_then(age: float, write
 def test_times_are_whole_seconds_in_utc_and_none_is_the_year_1970() -> None:
     assert stamp(NOW + 0.9) == "1970-01-01T00:33:20Z"
     assert [seconds(text) for text in (stamp(NOW), "", None)] == [NOW, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("loss", [-1e300, 1e16, 3.4e38, 2.5])
+def test_a_loss_of_any_size_and_a_long_uri_are_a_status_that_the_api_takes(loss: float) -> None:
+    uri = f"s3://runs/{'x' * 1014}/manifests/step-0000000100.json"
+    said = report("Running", 100, loss=loss, evaluation_loss=loss, checkpoint_uri=uri)
+    (write,) = Scene(GANG, said).decide().of(WriteStatus)
+    status = TrainingJobStatus.model_validate(write.status)
+    assert status.progress is not None and float(str(status.progress.loss)) == pytest.approx(loss, rel=1e-3)
+    assert status.last_checkpoint is not None and status.last_checkpoint.uri == uri
 
 
 LOST = Termination("", "Error", "x" * 2000, "mine", 7, "gpu-7")

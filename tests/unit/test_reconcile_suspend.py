@@ -88,6 +88,7 @@ STOPPED = ended(3, COORDINATOR)
         ("20", 19, None, "True", False),
         ("", 20, STOPPED, "True", False),
         ("soon", 20, STOPPED, "True", False),
+        ("9" * 5000, 20, STOPPED, "True", False),
     ],
 )
 def test_a_stop_at_a_step_suspends_once_that_step_is_saved_and_the_coordinator_has_left(

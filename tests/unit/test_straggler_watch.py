@@ -53,6 +53,8 @@ class Cluster:
     slow: dict[int, float] = field(default_factory=dict)
     paused: set[int] = field(default_factory=set)  # trainers that take ten times as long in the next step alone
     answers: bool = True
+    accelerators: bool = False
+    seconds: float = 1.0  # of a step
     step: int = 0
     generation: int = 0
 
@@ -61,7 +63,8 @@ class Cluster:
         self.gauge, self.job = Gauge(), make_job(self.folder, trainers=self.trainers)
         self.probed: list[tuple[int, frozenset[int]]] = []
         config = StragglerConfig(action=self.action)
-        self.watch = StragglerWatch(config, lambda: 100.0 + self.step, lambda *e: self.events.append(e), self.gauge)
+        clock, record = lambda: 100.0 + self.step, lambda *e: self.events.append(e)
+        self.watch = StragglerWatch(config, clock, record, self.gauge, self.accelerators)
         self.enter(agents(self.trainers))
 
     def enter(self, members) -> None:
@@ -85,7 +88,7 @@ class Cluster:
         factor = self.slow.get(trainer, 1.0)
         work = sum(t.seconds * (plan.speeds[rank] if plan.speeds else 1) for t in plan.tasks if rank in t.replicas)
         seconds = work * factor * (10 if trainer in self.paused else 1)
-        found = StepReport(self.generation, self.step, rank, 1.0, 0, 1.0, 1e-3, 1.0, seconds, 0.0, 0.0)
+        found = StepReport(self.generation, self.step, rank, 1.0, 0, 1.0, 1e-3, self.seconds, seconds, 0.0, 0.0)
         return replace(found, probe_seconds=PROBE * factor) if self.answers and rank in asked else found
 
     @property
@@ -146,6 +149,22 @@ def test_a_pause_of_one_step_fires_nothing(tmp_path):
         c.run(10)
     assert (c.events, c.watch.speeds) == ([], ())
     assert len(c.probed) == probed + 3, "each pause is probed, and the probe finds nothing"
+
+
+def test_on_accelerators_plans_heed_a_suspect_until_its_probe_has_answered(tmp_path):
+    c = Cluster(tmp_path, accelerators=True)
+    c.run(HEALTHY)
+    c.paused.add(2)
+    c.run(1)
+    assert c.watch.speeds == (1.0, 1.0, pytest.approx(0.1, rel=0.05), 1.0) and c.events == []
+    c.run(1)
+    assert (c.watch.speeds, c.events) == ((), []), "the probe finds nothing"
+    c = slowed(tmp_path, accelerators=True, answers=False)
+    c.run(10)
+    assert c.watch.speeds == (1.0, pytest.approx(0.5, rel=0.025), 1.0, 1.0) and c.events == []
+    c.seconds = 0.9
+    c.run(1)
+    assert c.watch.speeds == (), "in short steps a pause is as long"
 
 
 def test_an_answer_that_does_not_come_is_asked_for_again_and_without_it_no_device_is_a_straggler(tmp_path):

@@ -7,6 +7,7 @@ import itertools
 import math
 import struct
 import time
+import tracemalloc
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from coxswain_train.engine.links import StageLinks
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.engine.step import Part, StepClock, StepOutcome, by_wave, parts, run_operations, run_waves
 from coxswain_train.model.init_weights import init_box
+from coxswain_train.model.llama import RMSNorm
 from coxswain_train.model.loss import IGNORED, linear_cross_entropy
 from coxswain_train.parallel.clock import DeviceClock
 
@@ -124,7 +126,8 @@ def plain_normal(seed: int, name: str, element: int) -> float:
 @pytest.mark.parametrize(
     ("name", "deviation"),
     [("model.layers.0.self_attn.q_proj.weight", 0.02), ("model.layers.1.self_attn.o_proj.weight", 0.01),
-     ("model.layers.0.mlp.down_proj.weight", 0.01), ("model.embed_tokens.weight", 0.02)],
+     ("model.layers.0.mlp.down_proj.weight", 0.01), ("model.embed_tokens.weight", 0.02),
+     ("h.0.attn_c_proj.weight", 0.01)],
 )  # fmt: skip
 def test_initial_values_are_those_of_the_specified_generator(name: str, deviation: float) -> None:
     """With two layers there are four projections into the residual stream: half the deviation."""
@@ -139,8 +142,25 @@ def test_a_tensor_of_more_elements_than_are_made_at_one_time_is_whole() -> None:
     assert np.all(np.abs(whole[1020:]).max(1) > 0)
 
 
-def test_norms_begin_at_one() -> None:
-    assert init_box(1, Box("norm", (2,), (3,)), (8,), MODEL).tolist() == [1.0, 1.0, 1.0]
+def test_the_values_of_a_large_box_take_little_memory_besides_themselves() -> None:
+    tracemalloc.start()
+    found = init_box(1, Box("w", (0, 0), (8192, 1024)), (8192, 2048), MODEL)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2.6 * found.nbytes
+
+
+def test_norms_begin_at_one_and_biases_at_zero() -> None:
+    for name, value in (("norm.weight", 1.0), ("ln_1.bias", 0.0)):
+        assert init_box(1, Box(name, (2,), (3,)), (8,), MODEL).tolist() == [value] * 3
+
+
+def test_a_norm_of_bf16_activations_has_the_error_of_one_rounding() -> None:
+    x = (3 * torch.randn(64, 100, generator=torch.Generator().manual_seed(3))).bfloat16()
+    norm = RMSNorm(100, 0.5).bfloat16()
+    torch.nn.init.ones_(norm.weight)
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 0.5).sqrt()
+    assert float(((norm(x).detach().double() - exact) / exact).abs().max()) <= 1.01 * 2**-8
 
 
 PACK = Task(0, "pack", (1,), (Slice(1, 4, 0, 5), Slice(1, 2, 0, 3)))

@@ -17,7 +17,7 @@ from coxswain.config import OptimizerConfig
 from coxswain.errors import Refused, Retryable
 from coxswain.layout import Device, uniform_layout
 from coxswain.live import Held, Holder, LiveSource
-from coxswain_train.live.claims import Claim, Content, check_claims, check_contents, check_moved
+from coxswain_train.live.claims import Claim, Content, NotHeld, check_claims, check_contents, check_moved
 from coxswain_train.live.copies import Copies
 from coxswain_train.live.digests import content_of, digest_of, halves, whole
 from coxswain_train.live.moves import Move, Mover, Rectangles, bytes_of, copy_inside, rounds
@@ -234,7 +234,7 @@ def test_a_step_of_which_ranks_know_different_statistics_is_not_finished(differs
     ],
 )
 def test_a_rank_that_does_not_hold_what_the_source_says_is_named(claim: Claim, has: str) -> None:
-    with pytest.raises(Retryable, match=rf"^rank 2 is to hold the shard of rank 2 of generation 4.*, {has}$"):
+    with pytest.raises(NotHeld, match=rf"^rank 2 is to hold the shard of rank 2 of generation 4.*, {has}$"):
         check_claims(SOURCE, claims_of(DONE, DONE, claim))
 
 

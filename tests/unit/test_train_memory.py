@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost import Constants
@@ -14,8 +16,10 @@ from coxswain.cost.constants import load_hardware
 from coxswain.cost.offload import offload_ratio
 from coxswain.plan.values import Slice, Task
 from coxswain_train.engine import memory
-from coxswain_train.engine.memory import memory_policy
+from coxswain_train.engine.memory import TaskMemory, memory_policy
 from coxswain_train.engine.offload import HostCopies, Offloader
+from coxswain_train.model.attention import pack_attention
+from coxswain_train.model.llama import AttentionFn, Rotary
 from coxswain_train.worker.worker import warn_untested
 
 MODEL = ModelConfig(layers=32, hidden=4096, heads=32, kv_heads=8, feed_forward=11008)
@@ -88,6 +92,74 @@ def test_what_goes_stays_within_the_ratio() -> None:
     assert 0.25 * offloader.seen <= offloader.moved <= 0.3 * offloader.seen
     total.backward()
     assert all(t.grad is not None and torch.equal(t.grad, t.detach().exp()) for t in tensors)
+
+
+@dataclass
+class Layers(HostCopies):
+    """Notes of which layer it is that goes and comes back."""
+
+    layer: int = 0
+    saved: dict[int, int] = field(default_factory=dict)  # layer, by address
+    loaded: list[int] = field(default_factory=list)
+
+    def save(self, x: Tensor) -> Tensor:
+        host = super().save(x)
+        self.saved[host.data_ptr()] = self.layer
+        return host
+
+    def load(self, host: Tensor) -> tuple[Tensor, None]:
+        self.loaded.append(self.saved[host.data_ptr()])
+        return host, None
+
+
+def test_what_a_layer_saved_comes_back_once_while_the_layer_behind_it_runs_backward() -> None:
+    copies, seen, product = Layers(), list[set[int]](), torch.ones(4)
+    offloader = Offloader(1.0, frozenset(), copies)
+    for layer in (1, 2, 3):
+        copies.layer, x = layer, torch.full((4,), 2.0, requires_grad=True)
+        x.register_hook(lambda _: seen.append(set(copies.loaded)))
+        with offloader.layer(layer):
+            product = product * (x * x)  # saves x twice
+    product.sum().backward()
+    assert seen == [{3, 2}, {3, 2, 1}, {3, 2, 1}]
+    assert sorted(copies.loaded) == sorted(copies.saved.values())
+
+
+def test_a_tensor_that_changes_between_two_savings_goes_twice() -> None:
+    first, second, x = (torch.full((3,), value, requires_grad=True) for value in (5.0, 7.0, 2.0))
+    with Offloader(1.0, frozenset(), HostCopies()).layer(1):
+        y = x * 1.0
+        total = (y * first).sum()
+        y.add_(1.0)
+        total = total + (y * second).sum()
+    total.backward()
+    assert first.grad is not None and second.grad is not None
+    assert (first.grad.tolist(), second.grad.tolist()) == ([2.0] * 3, [3.0] * 3)
+
+
+def test_a_layer_that_attends_twice_gets_each_result_back_in_its_place() -> None:
+    def layer(x: Tensor, _: Rotary, attend: AttentionFn) -> Tensor:
+        heads = x.unflatten(1, (2, 4)).transpose(0, 1)
+        once = attend(heads, heads, heads)
+        return attend(2 * once, heads, once).transpose(0, 1).flatten(1)
+
+    found = []
+    for recompute in ("None", "Selective"):
+        x = torch.randn(5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)
+        out = TaskMemory(recompute, None, 1).run_layer(layer, x, (x, x), pack_attention([5]))  # type: ignore[arg-type]
+        out.square().sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
+
+
+def test_what_is_drawn_again_on_a_device_comes_from_its_own_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, device = torch.Generator().manual_seed(1), torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "default_generators", (torch.Generator(), own))
+    states = [generator.get_state() for generator in memory._generators(device)]
+    first, second = torch.rand(3, generator=own), torch.rand(2, generator=torch.Generator().set_state(own.get_state()))
+    with memory._drawing_again(states, device):
+        assert torch.equal(torch.rand(3, generator=own), first)
+    assert torch.equal(torch.rand(2, generator=own), second)
 
 
 def test_a_start_on_cuda_warns_once_that_it_is_untested(caplog: pytest.LogCaptureFixture) -> None:

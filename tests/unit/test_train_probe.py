@@ -10,11 +10,13 @@ from pathlib import Path
 from subprocess import PIPE
 
 import pytest
+import torch
 
 from bench.cpu_shares import Shares
 from coxswain_train import cgroup
 from coxswain_train.cgroup import CoreShare
-from coxswain_train.engine.probe import fastest
+from coxswain_train.engine import probe
+from coxswain_train.engine.probe import Probe, fastest
 
 OF_PROCESS = "12:cpuset:/\n4:cpu,cpuacct:/kube/pod-1\n0::/kube/pod-1\n"
 
@@ -71,6 +73,11 @@ def test_a_quota_makes_a_process_slow_and_others_that_want_its_processor_do_not(
         with ThreadPoolExecutor() as threads:  # all run at the same time
             limited, *others = threads.map(lambda child: float(child.communicate("\n")[0]), children)
     assert limited < 0.2 < 0.5 < min(others)
+
+
+def test_a_process_that_could_run_half_of_the_time_is_half_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "fastest", lambda _: 3.0)
+    assert Probe(torch.device("cpu")).seconds(0.5) == 6.0
 
 
 @pytest.mark.parametrize(("each", "calls"), [(0.0005, 17), (0.004, 4), (0.1, 2)])

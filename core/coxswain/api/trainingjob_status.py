@@ -86,8 +86,8 @@ class LastCheckpoint(Model):
 
     step: Whole
     """The first step that is not in it."""
-    uri: Text | None = None
-    """Address of its checkpoint manifest."""
+    uri: Annotated[str, Field(max_length=2048)] | None = None
+    """Address of its checkpoint manifest: longer than checkpoint.uri, which may have 1,024 characters."""
     time: Time | None = None
     """When it was complete."""
 

@@ -92,13 +92,13 @@ def _decoded(raw: bytes, name_or_path: str) -> Hardware | Constants:
             "BadHardware", f"hardware {name_or_path!r}: {error}; see the shipped files for the format"
         ) from None
     _check(name_or_path, loaded.rates if isinstance(loaded, Hardware) else loaded)
-    if isinstance(loaded, Hardware) and not 0 <= loaded.peak_tflops < float("inf"):
-        raise Refused(
-            "BadHardware",
-            f"hardware {name_or_path!r}: peak_tflops is {loaded.peak_tflops}; it must be finite and not below 0",
-        )
-    for constants in loaded.models.values() if isinstance(loaded, Hardware) else ():
-        _check(name_or_path, constants)
+    if isinstance(loaded, Hardware):
+        for field in ("peak_tflops", "memory_gib", "host_gbps"):
+            if not 0 <= (value := getattr(loaded, field)) < float("inf"):
+                message = f"hardware {name_or_path!r}: {field} is {value}; it must be finite and not below 0"
+                raise Refused("BadHardware", message)
+        for constants in loaded.models.values():
+            _check(name_or_path, constants)
     return loaded
 
 

@@ -18,7 +18,6 @@ from coxswain.ladder.values import (
     Option,
     Options,
     Plan,
-    Rebalance,
     Relayout,
     ReplaceNode,
     Rung,
@@ -33,12 +32,8 @@ FORGET = 4096  # steps after which a change no longer counts against the next on
 
 
 def decide(view: View) -> Rung:
-    """The cheapest rung that is due and allowed: speeds, then layouts, then a node."""
-    if view.action in ("None", "Warn"):
-        return Keep()
-    if differing(view.speeds, view.placed, 1.0):
-        return Rebalance(view.speeds)
-    if view.action == "Rebalance" or not _unsettled(view):
+    """The cheapest rung that is due and allowed: layouts, then a node. Plans follow speeds by themselves (`lead.py`)."""
+    if view.action not in ("Migrate", "ReplaceNode") or not _unsettled(view):
         return Keep()
     if not _answers(view.options, view):
         return Plan(view.speeds)
@@ -69,18 +64,23 @@ def _relayout(view: View, options: Options) -> Relayout | None:
     """Of the changes that are due, the one that would have cost least since the onset."""
     devices = differing(view.speeds, view.planned) or slow(view.speeds)
     steps, factor = _steps_since(view, devices), _back_off(view.changes, devices, view.step)
-    if math.isfinite(options.stay) and not _rested(view, devices, factor):
+    back = any(
+        view.planned.get(d) == 0 for d in devices
+    )  # a lost device is there again: taken in as soon as that gains
+    if math.isfinite(options.stay) and not back and not _rested(view, devices, factor):
         return None
-    due = [o for o in options.layouts if _due(o, options, view.seconds, steps, factor)]
+    due = [o for o in options.layouts if _due(o, options, view, math.inf if back else steps, factor)]
     if not due:
         return None
     best = min(due, key=lambda o: _cost_so_far(o, options, view.seconds, steps))
     return Relayout(best.kind, best.layout, _gain(best, options, view.seconds), best.change, devices)
 
 
-def _due(option: Option, options: Options, seconds: float, steps: int, factor: int) -> bool:
-    gain = _gain(option, options, seconds)
-    return math.isinf(gain) or (gain >= LEAST_GAIN * seconds and steps * gain >= factor * option.change)
+def _due(option: Option, options: Options, view: View, steps: float, factor: int) -> bool:
+    gain = _gain(option, options, view.seconds)
+    if math.isinf(gain):
+        return True
+    return gain > 0 and gain >= view.least_gain * view.seconds and steps * gain >= factor * option.change
 
 
 def _gain(option: Option, options: Options, seconds: float) -> float:

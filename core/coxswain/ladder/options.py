@@ -27,23 +27,41 @@ def at_speeds(costs: Costs, speeds: Speeds) -> Costs:
     return found
 
 
-def options_for(costs: Costs, current: Layout, speeds: Speeds, form: float = FORM) -> Options:
+def options_for(
+    costs: Costs, current: Layout, speeds: Speeds, form: float = FORM, least_gain: float = LEAST_GAIN
+) -> Options:
     """`costs`: of the cluster with every device at speed 1. Only layouts that are faster; none is searched where none can be."""
     now = at_speeds(costs, speeds)
     running = draft_of(now, current)
     kept = data_only(now, running)
     stay, healthy = kept.seconds if kept else float("inf"), healthy_plan(costs).seconds
-    if not can_gain(stay, healthy):
+    if not can_gain(stay, healthy, least_gain):
         return Options(current, dict(speeds), stay, healthy)
     found: list[tuple[Kind, Draft | None]] = [("Layers", levelled(now, running)), ("Groups", _searched(now, running))]
-    better = [(kind, draft) for kind, draft in found if draft and draft.seconds < stay * (1 - LEAST_GAIN)]
+    better = [(kind, draft) for kind, draft in found if draft and draft.seconds < stay * (1 - least_gain)]
     layouts = tuple(_option(now, running, kind, draft, form) for kind, draft in better)
     return Options(current, dict(speeds), stay, healthy, layouts)
 
 
-def can_gain(stay: float, healthy: float) -> bool:
+def without_lost(costs: Costs, current: Layout, speeds: Speeds, form: float = FORM) -> Option | None:
+    """The replicas that lost no device, as they are: found at once. None: there is none, or the others lack the memory."""
+    now = at_speeds(costs, speeds)
+    left = tuple(r for r in current.replicas if all(speeds.get(d, 1.0) > 0 for s in r.stages for d in s.devices))
+    if not left or not all(_fits(now, replica, len(left)) for replica in left):
+        return None
+    draft = data_only(now, draft_of(now, Layout(left)))
+    return draft and _option(now, draft_of(now, current), "Groups", draft, form)
+
+
+def _fits(costs: Costs, replica: Replica, replicas: int) -> bool:
+    depth = len(replica.stages)
+    most = [costs.most_layers(len(s.devices), i == 0, depth - i, replicas) for i, s in enumerate(replica.stages)]
+    return all(s.stop - s.start <= n for s, n in zip(replica.stages, most, strict=True))
+
+
+def can_gain(stay: float, healthy: float, least_gain: float = LEAST_GAIN) -> bool:
     """Whether any layout can be worth a change: none is faster than the best one of a healthy cluster."""
-    return stay * (1 - LEAST_GAIN) > healthy
+    return stay * (1 - least_gain) > healthy
 
 
 def _searched(costs: Costs, running: Draft) -> Draft | None:

@@ -60,7 +60,8 @@ class Change:
 class View:
     """One moment of a job, between two steps. `step`: the next one; all before it are done. Steps count from the job's first.
 
-    `seconds`: of a step at present. `placed`: the speeds that placements use. `planned`: those that the layout was chosen for.
+    `seconds`: of a step at present. `planned`: the speeds that the layout was chosen for.
+    `least_gain`: of a step, of a change that is worth while; none where the layout was taken at once, without a search.
     `since`: by device, the first step at its present speed. `replace`: seconds that replacing a node takes until
     training goes on; None where no other node fits.
     """
@@ -70,8 +71,8 @@ class View:
     layout: Layout
     seconds: float
     speeds: Speeds
-    placed: Speeds
     planned: Speeds
+    least_gain: float = LEAST_GAIN
     since: Mapping[Device, int] = field(default_factory=dict)
     nodes: Mapping[Device, str] = field(default_factory=dict)
     options: Options | None = None
@@ -82,13 +83,6 @@ class View:
 @dataclass(frozen=True)
 class Keep:
     """Nothing is worth its cost, or allowed."""
-
-
-@dataclass(frozen=True)
-class Rebalance:
-    """Give these speeds to the next placements. It costs nothing."""
-
-    speeds: Speeds
 
 
 @dataclass(frozen=True)
@@ -123,4 +117,4 @@ class ReplaceNode:
         return frozenset(device for device, _ in self.evidence)
 
 
-Rung = Keep | Rebalance | Plan | Relayout | ReplaceNode
+Rung = Keep | Plan | Relayout | ReplaceNode

@@ -9,10 +9,11 @@ from statistics import median
 import numpy as np
 
 from coxswain.ladder.decide import decide, slow
-from coxswain.ladder.options import at_speeds, can_gain, draft_of, options_for
+from coxswain.ladder.lead import heeds_suspects, steps_until_placed
+from coxswain.ladder.options import at_speeds, can_gain, draft_of, options_for, without_lost
 from coxswain.ladder.speeds import bucket, speed_of
 from coxswain.ladder.standby import Waiting, due
-from coxswain.ladder.values import Action, Change, Option, Options, Plan, Rebalance, Relayout, ReplaceNode, Speeds, View
+from coxswain.ladder.values import LEAST_GAIN, Action, Change, Options, Plan, Relayout, ReplaceNode, Speeds, View
 from coxswain.layout import Device, Layout
 from coxswain.plan.layouts.result import layout_of
 from coxswain.plan.layouts.rivals import data_only
@@ -22,7 +23,7 @@ from coxswain.simulate.senses import Senses
 from coxswain.simulate.world import World, load_seconds, planning_seconds
 from coxswain.stragglers.values import Report, State
 
-LEAD = 3  # steps until new speeds are in the placements
+QUICK = 3  # times what leaving lost replicas out costs: planning that takes longer is not waited for after a loss
 
 
 class Ours:
@@ -43,7 +44,9 @@ class Ours:
         self._recent: list[float] = []
         self._ready: tuple[float, Options] | None = None  # what is being planned, and until when
         self._options: Options | None = None
-        self._pending: tuple[int, Draft] | None = None  # placements by new speeds, and their first step
+        self._least_gain = LEAST_GAIN  # 0 in a layout that was taken at once
+        self._suspects: dict[Device, int] = {}  # powers that placements heed before a probe has answered
+        self._pending: list[tuple[int, Draft]] = []  # placements by new speeds, and their first step
         self._replaced: dict[int, int] = {}  # how often each node was
         self._spares: list[float] = []  # when each spare node is well
 
@@ -60,8 +63,8 @@ class Ours:
         """A new layout: ranks have new places; what was planned from the old one is void."""
         self._layout = layout_of(draft, run.world.costs.cluster)
         self._senses.begin(run, draft, self._layout, self._replaced)
-        self._ready = self._options = self._pending = None
-        self._recent = []
+        self._ready, self._options, self._least_gain = None, None, LEAST_GAIN
+        self._recent, self._pending, self._suspects = [], [], {}
 
     def stepped(self, run: Run, measured: Measured) -> None:
         if self._layout is None:
@@ -82,6 +85,10 @@ class Ours:
             device = seats[rank]
             powers[device] = bucket(float(report.slowdowns[rank]), self._powers.get(device, 0))
         self._powers = powers
+        heeded = report.heeded(heeds_suspects(self._recent[-1], run.world.costs.limit is not None))
+        self._suspects = {
+            d: bucket(float(heeded[r]), 0) for r, d in enumerate(seats) if heeded[r] > 1 and d not in powers
+        }
         speeds = self._speeds
         for device in {*speeds, *before}:
             if speeds.get(device, 1.0) != before.get(device, 1.0):
@@ -103,15 +110,12 @@ class Ours:
     def _act(self, run: Run) -> None:
         if self._ready and run.now >= self._ready[0]:
             self._options, self._ready = self._ready[1], None
-        if self._pending and run.steps >= self._pending[0]:
-            run.use(self._pending[1])
-            self._pending = None
-        if not (self._speeds or self._placed or self._planned):
+        while self._pending and run.steps >= self._pending[0][0]:
+            run.use(self._pending.pop(0)[1])
+        if not (self._speeds or self._suspects or self._placed or self._planned):
             return
+        self._place(run)
         rung = decide(self._view(run))
-        if isinstance(rung, Rebalance):  # which placements make by themselves
-            self._rebalance(run, rung.speeds)
-            rung = decide(self._view(run))
         if isinstance(rung, Plan):
             self._plan(run, rung.speeds)
         elif isinstance(rung, Relayout):
@@ -124,16 +128,20 @@ class Ours:
         spare = any(t <= run.now for t in self._spares)
         return View(
             action=self._action, step=run.steps + 1, layout=self._layout, seconds=median(self._recent), speeds=self._speeds,
-            placed=self._placed, planned=self._planned, since=self._since, options=self._options,
-            nodes={d: str(d.trainer) for d in self._powers}, changes=tuple(self._changes),
+            planned=self._planned, since=self._since, options=self._options,
+            nodes={d: str(d.trainer) for d in self._powers}, changes=tuple(self._changes), least_gain=self._least_gain,
             replace=run.settings.replace if spare else None,
         )  # fmt: skip
 
-    def _rebalance(self, run: Run, speeds: Speeds) -> None:
-        self._placed = dict(speeds)
+    def _place(self, run: Run) -> None:
+        """Placements follow speeds by themselves."""
+        speeds = self._speeds | {device: speed_of(power) for device, power in self._suspects.items()}
+        if speeds == self._placed:
+            return
+        self._placed = speeds
         draft = data_only(at_speeds(run.world.costs, speeds), run.draft)
         if draft:
-            self._pending = run.steps + LEAD, draft
+            self._pending.append((run.steps + steps_until_placed(self._recent[-1]), draft))
             run.rebalances += 1
 
     def _plan(self, run: Run, speeds: Speeds) -> None:
@@ -141,9 +149,9 @@ class Ours:
         if self._ready and self._ready[1].speeds == speeds:
             return
         assert self._layout
-        options = _options(run.world, self._layout, dict(speeds))
+        options = _options(run.world, self._layout, dict(speeds), self._least_gain)
         took = planning_seconds(run.world.costs.cluster.devices) * run.truth.planning
-        took = took if can_gain(options.stay, options.healthy) else 0.0
+        took = took if can_gain(options.stay, options.healthy, self._least_gain) else 0.0
         run.plans += 1
         self._ready = run.now + took, options
         if not took:
@@ -182,7 +190,10 @@ class Ours:
         self._waiting = {d: w for d, w in self._waiting.items() if d in self._layout.standby}
 
     def lost(self, run: Run) -> bool:
-        """Survivors plan and go on from memory; without copies, or after a second loss meanwhile, from the checkpoint."""
+        """Survivors go on from memory; without copies, or after a second loss meanwhile, from the checkpoint.
+
+        At once without the replicas that lost a device, where planning takes long: a better layout follows. Else they plan first.
+        """
         if self._layout is None:
             self._first(run)
         before = run.truth.lost
@@ -194,29 +205,36 @@ class Ours:
         if len(gone) == run.world.costs.cluster.devices:
             return False
         assert self._layout
-        options = _options(run.world, self._layout, dict(self._speeds))
+        whole = self._copies and gone == before
+        took = planning_seconds(run.world.costs.cluster.devices) * run.truth.planning
+        quick = without_lost(run.world.costs, self._layout, self._speeds) if whole else None
+        if quick and took > QUICK * quick.change:
+            self._enter(run, quick.layout, quick.change + self._from_copies(run))
+            self._least_gain = 0.0
+            return True
+        options = _options(run.world, self._layout, dict(self._speeds), LEAST_GAIN)
         run.plans += 1
-        run.wait(planning_seconds(run.world.costs.cluster.devices) * run.truth.planning, "planning")
+        run.wait(took, "planning")
         if not options.layouts:
             return False
         best = min(options.layouts, key=lambda o: o.seconds)
-        if not self._copies or gone != before:
+        if not whole:
             run.redo()
             run.wait(run.settings.restart + load_seconds(run.world), "restart")
         self._changes.append(Change(run.steps + 1, best.kind, frozenset(gone)))
-        self._enter(run, best.layout, best.change + self._from_copies(run, best))
+        self._enter(run, best.layout, best.change + self._from_copies(run))
         return True
 
-    def _from_copies(self, run: Run, option: Option) -> float:
+    def _from_copies(self, run: Run) -> float:
         """Seconds in which the copies of lost shards reach their new owners: each from one holder."""
         costs = run.world.costs
         shard = 12 * costs.elements(1, costs.model.layers, True, True) / len(self._senses.seats)
         return shard / costs.between
 
 
-def _options(world: World, layout: Layout, speeds: Speeds) -> Options:
+def _options(world: World, layout: Layout, speeds: Speeds, least_gain: float) -> Options:
     """Planned once for all runs of a world; each run is charged for it."""
-    key = layout, frozenset(speeds.items())
+    key = layout, frozenset(speeds.items()), least_gain
     if key not in world.options:
-        world.options[key] = options_for(world.costs, layout, speeds)
+        world.options[key] = options_for(world.costs, layout, speeds, least_gain=least_gain)
     return world.options[key]

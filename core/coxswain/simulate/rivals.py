@@ -35,8 +35,9 @@ class Kind:
 
     `planning`: seconds until it is found, beside training, by (devices, replicas). `restarts`: its own changes are
     restarts, made when the loss since the onset reaches their cost; else they stop training for what moves. `window`:
-    slow steps until it sees one, and DETECT seconds. `in_place`: losses are survived without a checkpoint.
-    `published`: acts as its code does, whether or not that is faster than staying.
+    slow steps until it sees one, and DETECT seconds. `least`: how many times slower or faster a device must become for it
+    to notice. `in_place`: losses are survived without a checkpoint. `searches`: a loss is followed by a layout of our search,
+    which takes it what it takes us. `published`: acts as its code does, whether or not that is faster than staying.
     """
 
     name: str
@@ -44,7 +45,9 @@ class Kind:
     planning: Callable[[int, int], float] = lambda devices, replicas: 0.0
     restarts: bool = False
     window: int = 3
+    least: float = 1.0
     in_place: bool = False
+    searches: bool = False
     published: bool = False
 
 
@@ -58,10 +61,13 @@ class Choice:
 
 
 class Known:
-    """How fast a device or a network is, known once it was so for `window` steps and DETECT seconds; losses at once."""
+    """How fast a device or a network is, known once it was so for `window` steps and DETECT seconds; losses at once.
 
-    def __init__(self, shape: tuple[int, int], window: int) -> None:
-        self.truth, self._window = Truth(0.0, {}, shape), window
+    A speed that is less than `least` times another one than is known is not noticed.
+    """
+
+    def __init__(self, shape: tuple[int, int], window: int, least: float = 1.0) -> None:
+        self.truth, self._window, self._least = Truth(0.0, {}, shape), window, least
         self._seen = self.truth
         self._pending: dict[tuple[int, int], tuple[float, int]] = {}  # since when, and the number of the first step
         self._steps = 0
@@ -79,8 +85,9 @@ class Known:
         return self._know(found) if found else False
 
     def _ripe(self, place: tuple[int, int], since: float, step: int, now: float) -> bool:
+        known, new = self.truth.odd.get(place, 1.0), self._seen.odd.get(place, 1.0)
         old = self._steps - step + 1 >= self._window and now - since >= DETECT
-        return old or math.isinf(self._seen.odd.get(place, 1.0))
+        return math.isinf(new) or (old and max(known, new) >= self._least * min(known, new))
 
     def _know(self, places: Sequence[tuple[int, int]]) -> bool:
         before = self.truth
@@ -101,7 +108,7 @@ class Rival:
         self._rates: tuple[tuple[float, ...], ...] = ()  # that the layout was planned for, as published
 
     def _knows(self, run: Run) -> Known:
-        self._known = self._known or Known((run.trace.nodes, run.trace.devices), self.kind.window)
+        self._known = self._known or Known((run.trace.nodes, run.trace.devices), self.kind.window, self.kind.least)
         return self._known
 
     def stepped(self, run: Run, measured: Measured) -> None:
@@ -182,6 +189,8 @@ class Rival:
         draft = self._best(run.world, costs) if len(truth.lost) < run.world.costs.cluster.devices else None
         if draft is None:
             return False
+        if self.kind.searches:
+            run.wait(planning_seconds(run.world.costs.cluster.devices) * truth.planning, "planning")
         if self.kind.in_place:
             run.change(draft, FORM + migration(costs, run.draft, draft).seconds)
         else:
@@ -261,8 +270,15 @@ KINDS = (
         "data-only",
         lambda world, costs, current: data_only(costs, current),
         planning=lambda devices, replicas: 6.8 * (replicas / 256) ** 2.4,
+        least=1.10,
     ),
-    Kind("layers-only", lambda world, costs, current: layers_only(costs, current), in_place=True),
+    Kind(
+        "layers-only",
+        lambda world, costs, current: layers_only(costs, current),
+        least=1.25,
+        in_place=True,
+        searches=True,
+    ),
     Kind(
         "malleus",
         lambda world, costs, current: malleus(costs, current),
@@ -271,12 +287,13 @@ KINDS = (
         published=True,
     ),
     Kind("torchft", dropped, in_place=True),
-    Kind("always", best, planning=lambda devices, replicas: planning_seconds(devices), in_place=True),
+    Kind("always", best, planning=lambda devices, replicas: planning_seconds(devices), in_place=True, searches=True),
 )
 """rigid: Megatron-LM and DeepSpeed. restart: DLRover's exclusion, of devices instead of nodes, by ski rental. data-only: strategy
-S2 of GREYHOUND, whose program takes 6.8 s at 256 replicas and 35.9 s at 512. layers-only: ResiHP (arXiv 2605.06374). malleus: as
-coded (`coxswain.plan.layouts.malleus`), planned in tens of seconds at 64 devices and a minute at 1,024, from the
-checkpoint after a loss. torchft: replicas come and go. always: our layouts without the ladder, for each change of a device
-that lasts three steps.
+S2 of GREYHOUND, whose program takes 6.8 s at 256 replicas and 35.9 s at 512, and whose detection verifies a change by means
+that differ by 10 % (section 4). layers-only: ResiHP (arXiv 2605.06374), which looks for a slow device once an iteration takes
+25 % longer than predicted; a device that slows down so much slows down an iteration by no more. malleus: as coded
+(`coxswain.plan.layouts.malleus`), planned in tens of seconds at 64 devices and a minute at 1,024, from the checkpoint after a
+loss. torchft: replicas come and go. always: our layouts without the ladder, for each change of a device that lasts three steps.
 """
 NAMES = tuple(kind.name for kind in KINDS)

@@ -62,7 +62,7 @@ class Policy(Protocol):
 
 @dataclass
 class Outcome:
-    """What a run came to. `seconds_lost`: by cause, of all devices together."""
+    """What a run came to. `seconds_lost`: by cause, of all devices together. `part`: of the step that the end cuts off."""
 
     name: str
     seconds: float
@@ -72,11 +72,12 @@ class Outcome:
     plans: int
     changes: int
     rebalances: int
+    part: float
 
     @property
     def goodput(self) -> float:
         """The part of time that steps would have taken on the whole cluster, well."""
-        return len(self.ends) * self.healthy / self.seconds
+        return (len(self.ends) + self.part) * self.healthy / self.seconds
 
     def curve(self, points: int) -> list[float]:
         """Goodput of each of so many equal spans."""
@@ -101,7 +102,7 @@ class Run:
         self.ends: list[float] = []
         self.lost: dict[str, float] = defaultdict(float)
         self.plans = self.changes = self.rebalances = 0
-        self.redoing = 0
+        self.part = 0.0
         self.use(self.world.healthy)
 
     @property
@@ -137,7 +138,7 @@ class Run:
         del self.ends[bisect_right(self.ends, self.trace.seconds) :]
         lost = {cause: round(seconds, 3) for cause, seconds in self.lost.items() if abs(seconds) > 1e-6}
         healthy, counts = self.world.healthy.seconds, (self.plans, self.changes, self.rebalances)
-        return Outcome(self.policy.name, self.trace.seconds, healthy, self.ends, lost, *counts)
+        return Outcome(self.policy.name, self.trace.seconds, healthy, self.ends, lost, *counts, self.part)
 
     def _step(self) -> None:
         truth = self.truth
@@ -158,6 +159,8 @@ class Run:
             self.wait(until - self.now, "too few devices")
 
     def _count(self, measured: Measured) -> None:
+        left = self.trace.seconds - self.now
+        self.part = left / measured.seconds if left < measured.seconds else 0.0
         self.now += measured.seconds
         self.steps += 1
         self.ends.append(self.now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,12 +13,14 @@ from coxswain.plan.layouts.settle import Draft
 from coxswain.simulate.run import Measured, Run
 from coxswain.simulate.truth import Truth
 from coxswain.stragglers.detector import Detector
+from coxswain.stragglers.surprise import StepLengths
 from coxswain.stragglers.values import Floats, Place, Report, Step
 
 NOISE = 0.02  # sigma of a rank's compute in one step; of the probe a half
 SPREAD = 0.04  # healthy devices differ by up to so much for good
-PROBE = 0.1  # seconds of one round of the probe on a healthy device
-ROUNDS = 5
+PROBE = 0.001  # seconds of one product of the probe on a healthy accelerator, at most (`coxswain_train.engine.probe`)
+ROUNDS = 5  # products that count; one before them warms up
+ANSWER = 2  # steps from the one that makes a suspect to the one whose reports have the probe: the one between has begun
 SHORT, LONG = 4096.0, 32768.0  # tokens of a replica's longest sequence where its step takes 1 and 1.5 times as long
 STEADY = 16  # steps of one truth after which the detector may have settled: no longer has it figures of another
 AHEAD = 8  # steps before the truth changes that are observed again: so many make its windows
@@ -30,6 +33,8 @@ class Senses:
         self._seed, self._skips = seed, skips
         self._detector: Detector | None = None
         self._steady: tuple[float, int] = -1.0, 0  # since when the truth is as it is, and steps observed since
+        self._lengths = StepLengths()
+        self._asked: tuple[int, tuple[int, ...]] | None = None  # the step before which these ranks probe, and they
 
     def begin(self, run: Run, draft: Draft, layout: Layout, replaced: Mapping[int, int]) -> None:
         """A new layout: ranks have new places. `replaced`: how often each node was; its devices are others then."""
@@ -47,16 +52,21 @@ class Senses:
         work = {stage: _stage_work(run, draft, *stage) for stage in stages}
         self._work = np.array([work[s.replica, s.stage] for s in seats])
         self._natural = np.array([_own(run, d) for d in self.seats])
-        self._steady = -1.0, 0
+        self._steady, self._asked, self._lengths = (-1.0, 0), None, StepLengths()
 
     def observe(self, run: Run, measured: Measured) -> Report | None:
-        """What is found after a step, by probes too where they are wanted. None: nothing but noise could be."""
+        """What is found after a step, by probes too where they were asked for. None: nothing but noise could be."""
         assert self._detector
-        if self._shows_nothing(run, measured):
+        surprising = self._lengths.surprises(measured.seconds, run.draft.seconds) and run.world.costs.limit is not None
+        if not surprising and self._shows_nothing(run, measured):
             self._detector.passed(1)
             return None
-        report = self._detector.observe(self.figures(run, measured))
-        return self._probed(run, report) if report.probes else report
+        if surprising:
+            self._asked = run.steps, tuple(range(len(self.seats)))
+        report = self._detector.observe(replace(self.figures(run, measured), probes=self._answers(run)))
+        if report.probes and self._asked is None:
+            self._asked = run.steps + ANSWER, report.probes
+        return report
 
     def _shows_nothing(self, run: Run, measured: Measured) -> bool:
         """The truth has been as it is for long, and stays so for longer than the detector's windows; it has settled."""
@@ -64,6 +74,8 @@ class Senses:
         since, steps = self._steady
         self._steady = truth.since, steps + 1 if truth.since == since else 0
         if not self._skips or self._steady[1] < STEADY or truth.long > 1 or truth.pauses or len(measured.parts) > 1:
+            return False
+        if self._asked:
             return False
         assert self._detector
         left = run.timeline.next_change(run.now) - run.now
@@ -91,15 +103,15 @@ class Senses:
         found: Floats = np.exp(generator.normal(0, sigma, shape))
         return found
 
-    def _probed(self, run: Run, report: Report) -> Report:
-        """Ranks probe before the next step, which takes as long as the slowest one does; the answers count at once."""
-        assert self._detector
-        true, ranks = self._true(run.truth), list(report.probes)
-        run.wait(ROUNDS * PROBE * float(true[ranks].max()), "probes")
+    def _answers(self, run: Run) -> dict[int, float]:
+        """Those that were asked probe before the step that has ended and behind it, as long as the slowest one does; all ranks
+        behind a step that surprises them."""
+        if self._asked is None or run.steps < self._asked[0]:
+            return {}
+        true, ranks, self._asked = self._true(run.truth), list(self._asked[1]), None
+        run.wait(2 * (1 + ROUNDS) * PROBE * float(true[ranks].max()), "probes")
         rounds = self._random(run, 1, NOISE / 2, (ROUNDS, len(true))).min(axis=0)
-        none = np.full(len(true), np.nan)
-        answers = {rank: float(PROBE * true[rank] * rounds[rank]) for rank in ranks}
-        return self._detector.observe(Step(run.steps, none, none, probes=answers))
+        return {rank: float(PROBE * true[rank] * rounds[rank]) for rank in ranks}
 
     def aside(self, run: Run, device: Device) -> float:
         """What a probe of a device on standby says. Infinite: it is lost."""

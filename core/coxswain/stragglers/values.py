@@ -133,6 +133,10 @@ class Report:
         """For the planner: 1 / slowdown of confirmed ranks, 1 of all others."""
         return np.where(self.states == State.CONFIRMED, 1 / self.slowdowns, 1.0)
 
+    def heeded(self, suspects: bool) -> Floats:
+        """Slowdowns that plans go by: of confirmed ranks, and perhaps of `suspects` until they have probed; 1 of all others."""
+        return np.where(self.states >= (State.SUSPECTED if suspects else State.CONFIRMED), self.slowdowns, 1.0)
+
     def finding(self, rank: int) -> Finding:
         state, cause = State(int(self.states[rank])), Cause(int(self.causes[rank]))
         return Finding(rank, state, float(self.slowdowns[rank]), int(self.since[rank]), cause)

@@ -10,6 +10,8 @@ from coxswain_operator.views import Manifest
 
 POD_GROUP = "kueue.x-k8s.io/pod-group-name"
 RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
+# Kueue's finalizer keeps pods on unreachable nodes. Where its gate FailureRecoveryPolicy is on, it ends those that carry this.
+DELETABLE = "kueue.x-k8s.io/safe-to-forcefully-delete"
 LOST_NODE_SECONDS = 30  # Kubernetes' default is 300, and the whole gang waits meanwhile
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 TOLERATIONS = [
@@ -39,8 +41,9 @@ def queue(job: Manifest, config: JobConfig, start: int, role: str) -> tuple[dict
         POD_GROUP: pod_group(job, start),
         **({"kueue.x-k8s.io/priority-class": priority} if priority else {}),
     }
-    count = {"kueue.x-k8s.io/pod-group-total-count": str(1 + config.loaders + config.trainers)}
-    return labels, {**count, **(_of_own_workload(role) if has_minimum(job) else {})}
+    count = str(1 + config.loaders + config.trainers)
+    annotations = {"kueue.x-k8s.io/pod-group-total-count": count, DELETABLE: "true"}
+    return labels, {**annotations, **(_of_own_workload(role) if has_minimum(job) else {})}
 
 
 def has_minimum(job: Manifest) -> bool:

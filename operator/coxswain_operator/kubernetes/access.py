@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from coxswain.errors import Refused
+from coxswain_operator.kubernetes.remembered import Remembered
 
 # What the client library raises for a kubeconfig of another shape.
 _MALFORMED = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, RecursionError)
@@ -111,13 +112,12 @@ def _of_kubeconfig(path: Path | None, context: str) -> Access:
 
 def _remembered(look: Callable[[], str], clock: Callable[[], float] = time.monotonic) -> Callable[[], str]:
     """The header's value, looked up once in HEADER_SECONDS: the library sets up its whole configuration each time."""
-    known = float("-inf"), ""
+    headers = Remembered[str, str](HEADER_SECONDS, clock)
 
     def value() -> str:
-        nonlocal known
-        if clock() - known[0] >= HEADER_SECONDS:
-            known = clock(), look()
-        return known[1]
+        if "" not in headers:
+            headers[""] = look()
+        return headers[""]
 
     return value
 

@@ -18,7 +18,7 @@ from coxswain_operator.children.workload import GROUP as KUEUE
 from coxswain_operator.cluster import Conflict, Denied, WatchEvent
 from coxswain_operator.kubernetes.cache import Cache, CacheEvent, Entry, Name
 from coxswain_operator.kubernetes.connection import APPLY, MERGE, Connection, NotFound
-from coxswain_operator.kubernetes.decoding import manifest_of
+from coxswain_operator.kubernetes.decoding import kind_of, manifest_of
 from coxswain_operator.kubernetes.discovery import served
 from coxswain_operator.kubernetes.events import Events
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS, Informer
@@ -161,13 +161,13 @@ class KubernetesCluster:
         options |= {"gracePeriodSeconds": 0} if force else {}
         try:
             path = self._resources[kind].path(namespace, name)
-            answer = manifest_of(content := await self._connection.send("DELETE", path, options))
+            answer = await self._connection.send("DELETE", path, options)
         except Conflict:  # another object has that name now; the watch will report it
             return
         except NotFound:
-            answer = {"kind": "Status"}
-        if answer["kind"] == kind:
-            self._noted(kind, namespace, content)
+            answer = b'{"kind": "Status"}'
+        if kind_of(answer) == kind:
+            self._noted(kind, namespace, answer)
         else:
             self._cache(kind, namespace).apply_delete((namespace, name), uid)
 

@@ -18,9 +18,14 @@ from coxswain_operator.views import Manifest
 Bytes: TypeAlias = bytes | msgspec.Raw
 Reader: TypeAlias = Callable[[Bytes], Entry[Any]]
 
+
+class _Typed(msgspec.Struct):
+    kind: str
+
+
 _POD, _NODE = msgspec.json.Decoder(Pod), msgspec.json.Decoder(Node)
 _PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_HEAD = msgspec.json.Decoder(ObjectMeta)
+_HEAD, _TYPED = msgspec.json.Decoder(ObjectMeta), msgspec.json.Decoder(_Typed)
 
 
 def reader_of(resource: Resource) -> Reader:
@@ -62,6 +67,10 @@ def read_manifest(content: Bytes, head: dict[str, msgspec.Raw]) -> Entry[Any]:
 def manifest_of(content: bytes) -> Manifest:
     decoded: Manifest = msgspec.json.decode(content)
     return decoded
+
+
+def kind_of(content: bytes) -> str:
+    return _TYPED.decode(content).kind
 
 
 def _entry(meta: ObjectMeta, labels: dict[str, str], value: Any) -> Entry[Any]:

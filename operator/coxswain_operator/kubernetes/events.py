@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 ATTEMPT_SECONDS = 5.0  # for one Event; then it is lost
 COUNT_SECONDS = 5.0  # between two looks for Events that were counted up
-_NOTE_LENGTH = 1024  # what the API takes
+_NOTE_LENGTH = 1024  # bytes that the API takes
 
 
 class Events:
@@ -96,7 +96,7 @@ def _event(involved: Manifest, event: Event, name: str) -> Manifest:
         "reportingInstance": socket.gethostname(),
         "action": "Reconcile",
         "reason": event.reason,
-        "note": event.message[:_NOTE_LENGTH],
+        "note": event.message.encode()[:_NOTE_LENGTH].decode(errors="ignore"),
         "type": "Warning" if event.warning else "Normal",
         "regarding": {"apiVersion": involved["apiVersion"], "kind": involved["kind"], **regarding},
     }

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from coxswain.errors import CoxswainError, Refused, Retryable
+from coxswain_operator.backoff import doubled
 from coxswain_operator.kubernetes.cache import Cache, Name
 from coxswain_operator.kubernetes.connection import Connection, Expired
 from coxswain_operator.kubernetes.decoding import reader_of
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 PAGE = 500
 WATCH_SECONDS = 300  # the server then ends a watch; the next one continues it
 SILENCE_SECONDS = 70.0  # the server sends a bookmark every minute: a longer silence is a dead stream
+BETWEEN_WATCHES = 1.0  # seconds at least, should the server end each at once
+LONGEST_PAUSE = 30.0  # seconds, after failures
 
 
 class _PageHead(msgspec.Struct, rename="camel"):
@@ -61,23 +64,24 @@ class Informer:
         self._selector: dict[str, Any] = {"labelSelector": resource.selector} if resource.selector else {}
         self._synced, self._answered = asyncio.Event(), asyncio.Event()
         self._last_error, self._refused = "", False
+        self._failures = 0  # in a row
         self.cache = Cache[Any]()
         self.heard = asyncio.get_running_loop().time()  # of the last answer or message of the server
 
     async def run(self) -> None:
-        """Never returns. After an error it logs, pauses up to 30 s, and lists again."""
-        failures = 0
+        """Never returns. After an error it logs, pauses up to LONGEST_PAUSE, and lists again.
+
+        A message of the watch ends a row of failures, a LIST alone does not: a server that refuses the watch would be asked for
+        everything each second.
+        """
         while True:
             try:
                 await self._list()
-                failures = 0
                 await self._follow()
-            except Expired:
-                log.info("%s: the server has forgotten the version of the watch; listing again", self._path)
             except (CoxswainError, OSError, msgspec.DecodeError) as error:
-                failures += 1
+                self._failures += 1
                 self._fail(error)
-                await asyncio.sleep(random.uniform(0.1, min(30.0, 0.5 * 2.0**failures)))
+                await asyncio.sleep(random.uniform(0.1, doubled(self._failures, 1.0, LONGEST_PAUSE)))
 
     async def ready(self, deadline: float | None = 10.0) -> None:
         """Waits until the cache is complete (`deadline` None: without limit); raises Retryable with the reason."""
@@ -133,13 +137,16 @@ class Informer:
 
     async def _follow(self) -> None:
         """Watches until an error; after an orderly end the next watch continues at the same version."""
+        clock = asyncio.get_running_loop().time
         while True:
+            began = clock()
             lines = self._connection.lines(
                 self._path, self._silence, watch="true", allowWatchBookmarks="true", timeoutSeconds=str(WATCH_SECONDS),
                 resourceVersion=str(self.cache.version), **self._selector,
             )  # fmt: skip
             async for line in lines:
                 self._handle(line)
+            await asyncio.sleep(began + BETWEEN_WATCHES - clock())
 
     def _handle(self, line: bytes) -> None:
         self.heard = asyncio.get_running_loop().time()
@@ -156,6 +163,7 @@ class Informer:
                 else:
                     self.cache.put(entry)
                 self.cache.reach(entry.version)
+        self._failures = 0
 
     def _raise(self, error: _WatchError) -> None:
         if error.code == 410:

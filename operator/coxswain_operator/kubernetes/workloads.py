@@ -14,26 +14,26 @@ from coxswain_operator.cluster import Denied
 from coxswain_operator.kubernetes.cache import Name
 from coxswain_operator.kubernetes.connection import Connection, NotFound
 from coxswain_operator.kubernetes.decoding import manifest_of
+from coxswain_operator.kubernetes.remembered import Remembered
 from coxswain_operator.kubernetes.resources import FIELD_MANAGER, PRIORITIES, WORKLOAD_PRIORITIES, WORKLOADS, Resource
+from coxswain_operator.reconcile.partial import LOOK_SECONDS
 from coxswain_operator.views import AdmissionView, Manifest
-
-LOOK_SECONDS = 3.0  # between two looks at the Workloads of a job
 
 
 class Workloads:
     """Reads, makes and deletes Workloads. What was read is remembered for LOOK_SECONDS, unless it is written to."""
 
     def __init__(self, connection: Connection, clock: Callable[[], float] = time.monotonic) -> None:
-        self._connection, self._clock = connection, clock
-        self._known: dict[Name, tuple[float, tuple[AdmissionView, ...] | None]] = {}  # by namespace and the job's uid
+        self._connection = connection
+        # By namespace and the job's uid.
+        self._known = Remembered[Name, tuple[AdmissionView, ...] | None](LOOK_SECONDS, clock)
 
     async def admissions(self, namespace: str, job_uid: str) -> Sequence[AdmissionView] | None:
         """Those that the operator has made for the job; None: the server has no Kueue."""
-        now = self._clock()
-        self._known = {name: known for name, known in self._known.items() if now - known[0] < LOOK_SECONDS}
-        if (namespace, job_uid) not in self._known:
-            self._known[namespace, job_uid] = now, await self._read(namespace, job_uid)
-        return self._known[namespace, job_uid][1]
+        if (namespace, job_uid) in self._known:
+            return self._known[namespace, job_uid]
+        found = self._known[namespace, job_uid] = await self._read(namespace, job_uid)
+        return found
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Raises AlreadyExists, Refused, Denied, Retryable."""
@@ -57,10 +57,14 @@ class Workloads:
                 return
 
     async def _read(self, namespace: str, job_uid: str) -> tuple[AdmissionView, ...] | None:
+        """Without the right to look there is none: the attempt to make one then says what is lacking."""
         for workloads in WORKLOADS:
             with suppress(NotFound):
                 path = workloads.path(namespace)
-                found = await self._connection.call("GET", path, labelSelector=f"{LABEL_JOB_UID}={job_uid}")
+                try:
+                    found = await self._connection.call("GET", path, labelSelector=f"{LABEL_JOB_UID}={job_uid}")
+                except Denied:
+                    return ()
                 return tuple(map(admission_view, found["items"]))
         return None
 

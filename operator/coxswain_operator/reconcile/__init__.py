@@ -44,7 +44,7 @@ def reconcile(observed: Observed, now: float, settings: Settings | None = None) 
         return conclude(retry.without_pods(ctx), retry.reopen(ctx))
     if ctx.status.ended:
         return completion.reconcile_finished(ctx)
-    if "deletionTimestamp" in observed.job["metadata"]:
+    if ctx.is_deleting:
         return completion.reconcile_deleting(ctx)
     ctx = dataclasses.replace(
         ctx, status=progress.apply_report(incarnations.mark_seen(ctx.status, ctx.pods), ctx.report)

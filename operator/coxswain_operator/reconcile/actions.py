@@ -112,9 +112,14 @@ class CheckpointAndStop:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Makes this NodeQuarantine. A refusal is logged and changes nothing: the job goes on."""
+    """Makes this NodeQuarantine, unless jobs have made as many as `limit` meanwhile; then publishes the event.
+
+    A refusal is logged and changes nothing: the job goes on.
+    """
 
     manifest: Manifest
+    event: Event
+    limit: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def terminate(ctx: Context, ending: Termination) -> PolicyResult:
 
 def reconcile_finished(ctx: Context) -> Decision:
     """Passes after the end: creates nothing, writes no status, keeps ended pods for their logs."""
-    if ctx.now >= deadlines.expires(ctx):
+    if ctx.now >= deadlines.expires(ctx) and not ctx.is_deleting:
         meta = ctx.observed.job["metadata"]
         return Decision((Delete("TrainingJob", ctx.name, meta["uid"]),))
     leave = seconds(ctx.status.completion_time) + LEAVE_SECONDS * (ctx.status.state != "Failed")

@@ -50,6 +50,11 @@ class Context:
         return str(self.observed.job["metadata"]["name"])
 
     @property
+    def is_deleting(self) -> bool:
+        """The job is being deleted, and a finalizer of others keeps it."""
+        return "deletionTimestamp" in self.observed.job["metadata"]
+
+    @property
     def annotations(self) -> dict[str, str]:
         return self.observed.job["metadata"].get("annotations") or {}
 
@@ -137,9 +142,14 @@ class Context:
 
     @cached_property
     def report(self) -> JobReport | None:
-        """The coordinator's latest report; after its exit, the one in its termination message."""
+        """The coordinator's latest report; after its exit, the one in its termination message.
+
+        None without its current pod: one that is replaced and still answers reports what is over, and numbers other events.
+        """
         pod = self.coordinator
-        last = parse_report(pod.message) if pod and not pod.is_active else None
+        if pod is None:
+            return None
+        last = None if pod.is_active else parse_report(pod.message)
         return last or self.observed.report
 
 

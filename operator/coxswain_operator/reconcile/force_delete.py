@@ -19,7 +19,7 @@ _DOWN = frozenset({("Ready", "False"), ("Ready", "Gone")})
 
 def force_deletes(ctx: Context) -> Iterator[Delete]:
     for pod in (*ctx.observed.pods, *ctx.observed.leftovers):
-        if pod.deleting and pod.node and _lost(pod, ctx.now):
+        if pod.deleting and pod.node and not pod.forced and _lost(pod, ctx.now):
             yield Delete("Pod", pod.name, pod.uid, force=True)
 
 
@@ -27,6 +27,18 @@ def requeue_times(ctx: Context) -> tuple[float, ...]:
     """While a deletion takes longer than it may."""
     late = any(pod.deleting and pod.occupies and pod.node for pod in ctx.observed.pods)
     return (ctx.now + LOOK_SECONDS,) if late else ()
+
+
+def describe(ctx: Context) -> str:
+    """Which pod of a lost node stays all the same; empty: none. Its member gets no other one, since two might run."""
+    kept = [p for p in ctx.observed.pods if p.forced and p.occupies and p.node]
+    if not kept:
+        return ""
+    more = f" (and {len(kept) - 1} more)" if len(kept) > 1 else ""
+    return (
+        f"FinalizerKept: Pod {kept[0].name} on {kept[0].node} is deleted, and a finalizer keeps it{more}: once its node has "
+        "surely ended, remove the finalizer; of Kueue's pods its feature gate FailureRecoveryPolicy does so"
+    )
 
 
 def _lost(pod: PodView, now: float) -> bool:

@@ -54,6 +54,7 @@ def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
     held = half_placed.is_held(status, ctx.now)
     others = child_diff.diff_children(ctx, start, status)
     starting = status.attempt == ctx.status.attempt and not others.stale and not held and not turn.waits
+    missing = tuple(_missing_pods(ctx, status, start)) if starting else ()
     return PolicyResult(
         state=QUEUED if held or turn.waits else ctx.state_of_gang,
         status=status,
@@ -66,10 +67,10 @@ def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
             *leftovers.deletes(ctx),
         ),
         creates=(
-            *job_token.creates(ctx, status),
+            *(job_token.creates(ctx, status) if missing else ()),
             *others.creates,
             *turn.creates,
-            *(_missing_pods(ctx, status, start) if starting else ()),
+            *missing,
         ),
         calls=(*(resize.calls(ctx) or suspend.calls(ctx)), *turn.calls, *asked.actions),
         events=(
@@ -89,6 +90,7 @@ def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
             *live_size.requeue_times(ctx),
             *quarantine.requeue_times(ctx),
             *node_request.requeue_times(ctx),
+            *partial.requeue_times(ctx, turn),
         ),
     )
 
@@ -144,6 +146,7 @@ def _message(ctx: Context) -> str:
         refused,
         job_token.describe(ctx),
         leftovers.describe(ctx),
+        force_delete.describe(ctx),
     )
     return "; ".join(filter(None, (*ours, waits, pending.describe(ctx.pods.values()), invalid, slow)))
 

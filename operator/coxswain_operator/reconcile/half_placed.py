@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from coxswain_operator.backoff import doubled
 from coxswain_operator.reconcile import attempts, deadlines, incarnations, pending, resize
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.status import GangStatus, JobStatus
@@ -99,7 +100,7 @@ def _placed(ctx: Context) -> int:
 
 def _delay(ctx: Context) -> float:
     """Doubles with each release in a row; random between half of that and all of it."""
-    longest = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(_releases(ctx), 10))
+    longest = doubled(_releases(ctx) + 1, FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS)
     return float(round(longest * (1 + _fraction(ctx, "delay")) / 2))
 
 

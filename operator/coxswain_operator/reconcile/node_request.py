@@ -60,7 +60,7 @@ def _answer(ctx: Context, plan: PodPlan) -> Answer:
         return replaced_by(ctx, request.node, f"{request.node} stays, though {request.evidence}: {why}", PAUSE_SECONDS)
     manifest = quarantine(ctx.observed.job, request, stamp(ctx.now + QUARANTINE_SECONDS))
     event = Event("NodeQuarantined", f"{request.node}: {request.evidence}; {request.trainer} moves", warning=True)
-    return Answer((Quarantine(manifest),), (event,))
+    return Answer((Quarantine(manifest, event, ctx.settings.quarantine_limit),))
 
 
 def replaced_by(ctx: Context, node: str, text: str, pause: int, actions: tuple[EndQuarantine, ...] = ()) -> Answer:
@@ -80,11 +80,6 @@ def requeue_times(ctx: Context) -> tuple[float, ...]:
     return tuple(p.created + PATIENCE_SECONDS for p in ctx.pods.values() if mine and pending.is_unschedulable(p))
 
 
-def asks(ctx: Context) -> bool:
-    """Whether it matters which nodes there are."""
-    return _request(ctx) is not None
-
-
 def _request(ctx: Context) -> NodeRequest | None:
     """One that is neither met nor refused for now."""
     report = ctx.report
@@ -93,7 +88,7 @@ def _request(ctx: Context) -> NodeRequest | None:
     request, kept = report.replace_node, ctx.status.kept_node
     if request is None or not request.node or request.node in quarantines.avoided(ctx):
         return None
-    return None if kept and kept.node == request.node and ctx.now < seconds(kept.until) else request
+    return None if kept and kept.node == request.node else request
 
 
 def _refusal(ctx: Context, request: NodeRequest, plan: PodPlan) -> str:
@@ -140,7 +135,7 @@ def _without_another(ctx: Context) -> QuarantineView | None:
     """A quarantine of this job's that leaves a trainer without a node."""
     stuck = [
         p for p in ctx.pods.values()
-        if pending.is_unschedulable(p) and p.unscheduled_reason != pending.GATED and not p.deleting
+        if pending.is_unschedulable(p) and p.unscheduled_reason != pending.GATED
         and ctx.now >= p.created + PATIENCE_SECONDS
     ]  # fmt: skip
     return next((q for q in _mine(ctx) if any(q.node in p.avoids for p in stuck)), None)

@@ -20,7 +20,12 @@ from coxswain_operator.reconcile.actions import Create, LeaveQueue
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.resize import Resize
 from coxswain_operator.reconcile.status import JobStatus
+from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import AdmissionView, Event
+
+LOOK_SECONDS = 3.0  # between two looks at the Workloads of a job: no watch says that one is admitted
+LONGEST_LOOK_SECONDS = 30.0  # of a job that waits for long
+LOOK_SHARE = 0.05  # of the time that it has waited, within these
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +58,21 @@ def turn(ctx: Context, status: JobStatus, plan: PodPlan) -> Turn:
         return Turn(status)
     if found is None:
         return _waiting(ctx, status, "", creates=(Create(wanted),))
-    if found.trainers is None and found.content != wanted["metadata"]["annotations"][CONTENT]:
+    too_many = found.trainers is not None and found.trainers > ctx.spec.trainers.count
+    if (found.trainers is None or too_many) and found.content != wanted["metadata"]["annotations"][CONTENT]:
         return _waiting(ctx, status, "", calls=(LeaveQueue(found.name),))
     if found.trainers is None:
         return _waiting(ctx, _sized(status, ctx.spec.trainers.count), found.message)
     return Turn(_sized(status, found.trainers), status.trainers.desired != found.trainers, events=_events(ctx, found))
+
+
+def requeue_times(ctx: Context, turn: Turn) -> tuple[float, ...]:
+    """When to look again for its admission."""
+    if not turn.waits:
+        return ()
+    condition = ctx.status.condition("PodsReady")
+    waited = ctx.now - seconds(condition.last_transition_time) if condition else 0.0
+    return (ctx.now + min(LONGEST_LOOK_SECONDS, max(LOOK_SECONDS, LOOK_SHARE * waited)),)
 
 
 def _waiting(
@@ -73,7 +88,7 @@ def _sized(status: JobStatus, trainers: int) -> JobStatus:
 def _events(ctx: Context, found: AdmissionView) -> tuple[Event, ...]:
     """Once, in the pass that settles the size."""
     asked, admitted = ctx.spec.trainers.count, found.trainers or 0
-    if admitted >= asked or ctx.status.trainers.desired == admitted:
+    if ctx.status.trainers.desired == admitted:
         return ()
     text = f"the queue admits {admitted} of {asked} trainers; the next start asks for all of them again"
     return (Event("Scaled", text),)

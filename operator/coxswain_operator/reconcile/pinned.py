@@ -168,11 +168,12 @@ def specs_of(observed: Observed, config: JobConfig) -> Specs:
         "DataSource": (observed.sources, {s.source for s in config.mix.sources}),
     }
     return {
-        kind: {name: _part(kind, o) for o in objects if (name := o["metadata"]["name"]) in wanted}
+        kind: {name: part(kind, o) for o in objects if (name := o["metadata"]["name"]) in wanted}
         for kind, (objects, wanted) in named.items()
     }
 
 
-def _part(kind: str, manifest: Manifest) -> Manifest:
-    part: Manifest = pinned_part(BY_NAME[kind].spec, manifest["spec"], BY_NAME[kind].effect)
-    return part
+def part(kind: str, manifest: Manifest) -> Manifest:
+    """What an attempt keeps of the object's spec."""
+    kept: Manifest = pinned_part(BY_NAME[kind].spec, manifest["spec"], BY_NAME[kind].effect)
+    return kept

@@ -68,7 +68,7 @@ def _progress(report: JobReport, before: Progress | None) -> Progress:
         steps=report.steps,
         percent=f"{100 * share:.1f}",
         tokens=str(report.tokens),
-        loss=None if report.loss is None else f"{report.loss:.4f}",
+        loss=None if report.loss is None else _decimal(report.loss),
         evaluation_loss=_evaluation_loss(report, before),
         tokens_per_second=f"{report.tokens_per_second:.0f}" if known or before is None else before.tokens_per_second,
         idle_percent=f"{100 * report.idle_fraction:.1f}",
@@ -104,7 +104,12 @@ def _evaluation_loss(report: JobReport, before: Progress | None) -> str | None:
     """Stays as it was while a new coordinator has seen no evaluation."""
     if report.evaluation_loss is None:
         return before.evaluation_loss if before else None
-    return f"{report.evaluation_loss:.4f}"
+    return _decimal(report.evaluation_loss)
+
+
+def _decimal(value: float) -> str:
+    """Of at most 32 characters, as the API takes them: a loss that grows without end must not stop the operator."""
+    return f"{value:.4f}" if abs(value) < 1e16 else f"{value:.4e}"
 
 
 def count_pods(status: JobStatus, ctx: Context) -> JobStatus:

@@ -32,9 +32,7 @@ def left(ctx: Context) -> set[str]:
     """Trainers that leave their node now: it is in quarantine because this job asked for another one."""
     uid = ctx.observed.job["metadata"]["uid"]
     nodes = {q.node for q in in_force(ctx) if q.job == uid}
-    return {
-        m for m, p in ctx.pods.items() if p.role == "trainer" and p.is_active and not p.deleting and p.node in nodes
-    }
+    return {m for m, p in ctx.pods.items() if p.role == "trainer" and p.is_active and p.node in nodes}
 
 
 def events(left: set[str], ctx: Context) -> tuple[Event, ...]:
@@ -48,4 +46,4 @@ def requeue_times(ctx: Context) -> tuple[float, ...]:
 
 
 def _waits(pod: PodView) -> bool:
-    return pending.is_unschedulable(pod) and pod.unscheduled_reason != pending.GATED and not pod.deleting
+    return pending.is_unschedulable(pod) and pod.unscheduled_reason != pending.GATED

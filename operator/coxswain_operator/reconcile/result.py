@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coxswain_operator.reconcile.actions import CheckpointAndStop, Create, Delete, EndQuarantine, LeaveQueue, Quarantine
+from coxswain_operator.reconcile.actions import (
+    CheckpointAndStop,
+    Create,
+    CreatePod,
+    Delete,
+    EndQuarantine,
+    LeaveQueue,
+    Quarantine,
+)
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.views import Event
 
@@ -18,7 +26,7 @@ class PolicyResult:
     reason: str = ""
     message: str = ""
     deletes: tuple[Delete, ...] = ()
-    creates: tuple[Create, ...] = ()
+    creates: tuple[Create | CreatePod, ...] = ()
     calls: tuple[CheckpointAndStop | LeaveQueue | Quarantine | EndQuarantine, ...] = ()
     events: tuple[Event, ...] = ()
     requeue_times: tuple[float, ...] = ()

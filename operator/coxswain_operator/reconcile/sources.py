@@ -7,6 +7,7 @@ from typing import NamedTuple
 from coxswain.wire import SourceReport
 from coxswain_operator.reconcile.actions import WriteStatus
 from coxswain_operator.reconcile.context import Context, generation
+from coxswain_operator.reconcile.pinned import Start, part
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import Manifest
 
@@ -17,11 +18,11 @@ def statuses(ctx: Context) -> tuple[WriteStatus, ...]:
     Jobs may have indexed a source at different times, and found different contents. The coordinator that was created
     last decides; otherwise they would write in turn for ever.
     """
-    if ctx.report is None or ctx.coordinator is None:
+    if ctx.report is None or ctx.coordinator is None or ctx.start is None:
         return ()
     reports, mine = {r.source: r for r in ctx.report.sources}, _Origin(stamp(ctx.coordinator.created), ctx.name)
     found = ((source, reports.get(source["metadata"]["name"])) for source in ctx.observed.sources)
-    writes = (_write(source, report, mine, ctx.now) for source, report in found if report is not None)
+    writes = (_write(source, report, mine, ctx.start, ctx.now) for source, report in found if report is not None)
     return tuple(write for write in writes if write is not None)
 
 
@@ -32,11 +33,14 @@ class _Origin(NamedTuple):
     job: str
 
 
-def _write(source: Manifest, report: SourceReport, mine: _Origin, now: float) -> WriteStatus | None:
+def _write(source: Manifest, report: SourceReport, mine: _Origin, start: Start, now: float) -> WriteStatus | None:
+    """None: there is nothing new to say, or the source was edited since: that waits for the next attempt."""
     meta, old = source["metadata"], source.get("status") or {}
     status = _status(source, report, now)
     known = {name: value for name, value in old.items() if name not in ("indexedAt", "indexedBy")}
     if status == known or mine < _Origin(old.get("indexedAt", ""), old.get("indexedBy", "")):
+        return None
+    if start.specs["DataSource"].get(meta["name"]) != part("DataSource", source):
         return None
     status |= {"indexedAt": mine.time, "indexedBy": mine.job}
     return WriteStatus("DataSource", meta["name"], status, str(meta.get("resourceVersion", "")))

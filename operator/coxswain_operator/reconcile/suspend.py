@@ -14,6 +14,7 @@ from coxswain_operator.reconcile.result import PolicyResult
 from coxswain_operator.reconcile.times import seconds
 
 DEADLINE_SECONDS = 600  # for the checkpoint; then the pods go without it
+_LONGEST_STEP = 15  # digits: Python refuses to read thousands, and no job has so many steps
 
 
 def is_requested(ctx: Context) -> bool:
@@ -23,7 +24,7 @@ def is_requested(ctx: Context) -> bool:
 def stop_step(ctx: Context) -> int | None:
     """The step that `cox run --until-step` put on the job; it binds until the annotation is taken away."""
     value = ctx.annotations.get(ANNOTATION_STOP_AT, "")
-    return int(value) if value.isdecimal() else None
+    return int(value) if value.isdecimal() and len(value) <= _LONGEST_STEP else None
 
 
 def _stopped_at_step(ctx: Context) -> bool:
@@ -58,7 +59,7 @@ def reconcile_suspend(ctx: Context) -> PolicyResult:
         *(Delete("Pod", p.name, p.uid) for p in ctx.observed.pods if not p.deleting),
         *force_delete.force_deletes(ctx),
     )
-    text = "waits for the pods to leave"
+    text = "; ".join(filter(None, ("waits for the pods to leave", force_delete.describe(ctx))))
     return PolicyResult(
         "Suspending", renewed, "Suspending", text, deletes=gone, requeue_times=force_delete.requeue_times(ctx)
     )

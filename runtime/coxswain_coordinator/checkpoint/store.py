@@ -99,10 +99,10 @@ class CheckpointStore:
         keep = kept_steps(self._job.checkpoint, known)
         kept, dropped = ([m for s, m in known.items() if (s in keep) == wanted] for wanted in (True, False))
         manifests, shards = garbage(kept, dropped, pending())
-        self._delete(manifests)
+        self.delete(manifests)
         for first in range(0, len(shards), self.deletes_at_once):
             saved = pending()
-            self._delete([key for key in shards[first : first + self.deletes_at_once] if key not in saved])
+            self.delete([key for key in shards[first : first + self.deletes_at_once] if key not in saved])
         for manifest in dropped:
             self._manifests.pop(manifest.step, None)
 
@@ -115,7 +115,7 @@ class CheckpointStore:
         self._manifests = self._read_all()
         live = objects_of(s for m in self._manifests.values() for s in m.shards)
         orphans = [key for key in self._shard_sizes() if key not in live]
-        self._delete(orphans)
+        self.delete(orphans)
         return len(orphans)
 
     def collect_garbage(self) -> None:
@@ -124,7 +124,12 @@ class CheckpointStore:
         self.collect(set)
         self.collect_orphans()
 
-    def _delete(self, keys: Sequence[str]) -> None:
+    @property
+    def resumable(self) -> int:
+        """The first step that a world may still begin with: that of the oldest of the last checkpoints that are kept."""
+        return min(sorted(self._manifests)[-self._job.checkpoint.keep_last :], default=0)
+
+    def delete(self, keys: Sequence[str]) -> None:
         """Deletes `deletes_at_once` objects at a time: a request takes tens of milliseconds, a checkpoint has thousands."""
         if self.deletes_at_once == 1:
             for key in keys:

@@ -45,8 +45,8 @@ class IndexProgress:
         return bool(self.shares) and not self.missing
 
     def parts(self) -> tuple[Indexed, ...]:
-        """Of each share, its parts joined."""
-        return tuple(_joined(parts) for parts in self._indexed.values())
+        """Of each share, its parts joined. What loaders still send of shares that an earlier coordinator assigned is left out."""
+        return tuple(_joined(self._indexed[share]) for share in self.shares)
 
     def blocks(self, source: str, start: int = 0, known: str = "") -> SourceBlocks | None:
         """Blocks of a source from the `start`-th on, as many as a message carries; None until there is an index.

@@ -16,6 +16,7 @@ from msgspec import UNSET
 
 from coxswain.config import JobConfig, PhaseConfig
 from coxswain.errors import Refused
+from coxswain.ladder.lead import PLANNED
 from coxswain.membership.stream import Stream
 from coxswain.membership.values import Cursor, Membership, MixRecord
 from coxswain.plan.values import Placement
@@ -30,9 +31,6 @@ SEGMENT_STEPS = 8
 """Steps of a membership segment: segment s holds the steps [8 s, 8 s + 8)."""
 
 LOOK_AHEAD_SECONDS = 30.0
-SHORT_LEAD = 2
-"""Steps behind the one that runs that have plans where speeds matter: a confirmed speed is in the third."""
-
 _MOST_STEPS_AHEAD = 256
 
 _EVALUATION = -1  # among the steps to be placed: the held-out sequences
@@ -43,7 +41,7 @@ _LEAST_PATIENCE = 1.0
 def steps_ahead(step_seconds: float, plans_around: bool = False) -> int:
     """How far plans are committed ahead of the step that runs: max(8 steps, 30 s), or the short lead."""
     if plans_around:
-        return SHORT_LEAD
+        return PLANNED
     if step_seconds <= 0:
         return SEGMENT_STEPS
     return min(max(SEGMENT_STEPS, math.ceil(LOOK_AHEAD_SECONDS / step_seconds)), _MOST_STEPS_AHEAD)

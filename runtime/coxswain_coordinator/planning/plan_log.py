@@ -109,6 +109,11 @@ class PlanLog:
     def placement(self, generation: int, segment: int, part: int) -> PlacementSegment | None:
         return self._read(placement_key(generation, segment, part), PlacementSegment)
 
+    def placements_before(self, segment: int) -> list[str]:
+        """Keys of the placements of earlier segments, of all generations."""
+        first = f"{segment:08d}"
+        return [o.path for o in self._store.list("log/placements/") if o.path.rpartition("/")[2] < first]
+
     def claim_placement(self, record: PlacementSegment, part: int = 0) -> PlacementSegment:
         """The committed part of a segment: an earlier one, or as many steps of this one as an object may hold."""
         fits, packed = fitting(record, self.largest)

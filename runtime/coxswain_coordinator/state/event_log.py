@@ -13,11 +13,11 @@ _REMEMBERED = 64
 class EventLog:
     """Numbers events and keeps the latest.
 
-    Numbers begin at the start time in seconds, so they keep growing across coordinator restarts.
+    Numbers begin at the start time in milliseconds, so they keep growing across coordinator restarts.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._next = clock, int(clock())
+        self._clock, self._next = clock, int(1000 * clock())
         self._events: deque[JobEvent] = deque(maxlen=_REMEMBERED)
 
     def add(self, reason: str, message: str, warning: bool = False) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig
-from coxswain.cost.constants import load_hardware
+from coxswain.cost.constants import device_memory, load_hardware
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain.layout import Layout
@@ -93,8 +93,9 @@ class JobState:
         self.history = History(run_dir, metrics, job.parallelism.hardware)
         self.hardware = load_hardware(job.parallelism.hardware)  # or the job's profile
         self.stragglers = StragglerWatch(
-            job.stragglers, clock, self.record_event, metrics["coxswain_straggler_slowdown"]
-        )
+            job.stragglers, clock, self.record_event, metrics["coxswain_straggler_slowdown"],
+            accelerators=device_memory(job.parallelism.hardware) > 0,
+        )  # fmt: skip
         self.ladder = Ladder(job, self.request_layout, self.record_event)
         self.guarded = Guard()  # calls of these two
         self._step_seconds = 0.0  # of a step in this world besides its tasks, by the cost model
@@ -103,6 +104,7 @@ class JobState:
         self.recorded_step = 0  # of the newest checkpoint that the job's status names
         self._announced, self._unannounced = 0.0, 0  # the last event of a checkpoint, and checkpoints since then
         self.session: Session | None = None
+        self.leaving = set[str]()  # agents that make their workers leave a world that is over
         self.best = 0  # the highest step ever closed in this process, plus one
         self.worlds_lost = 0  # worlds lost so far
         self.failures = 0  # of successive worlds, without progress
@@ -133,9 +135,11 @@ class JobState:
     # --- joining ----------------------------------------------------------------------------------
 
     def register(self, member: Register) -> Registered:
-        """Raises Stale for a pod of another attempt, which has read another configuration."""
+        """Raises Stale for a pod of another attempt, which has read another configuration, and for one that was replaced."""
         if member.config and self.config and member.config != self.config:
             raise Stale(f"pod {member.pod} has read ConfigMap {member.config}, and this attempt has {self.config}")
+        if successor := self.registry.successor(member):
+            raise Stale(f"pod {member.pod} was replaced by {successor}, which has registered")
         arrival = self.registry.register(member)
         if (
             member.role == "loader"
@@ -163,7 +167,9 @@ class JobState:
             self.registry.register(member)
         over = session is not None and member.generation > 0 and (session.lost or member.generation != self.generation)
         if not over or session is None:
+            self.leaving.discard(member.name)
             return Registered(self.generation)
+        self.leaving.add(member.name)
         self.registry.expect("trainer", member.name)
         return Registered(self.generation, lost=member.generation, stacks=session.hung)
 
@@ -171,7 +177,9 @@ class JobState:
         """Whether no worker has a reason to leave the current world. The report of an exit may have gone to a coordinator that is
         gone, or have come before its agent was known."""
         session = self.session
-        return session is not None and not session.lost and session.ending is None and session.move is None
+        if session is None or session.lost or session.ending is not None:
+            return False
+        return session.move is None or not session.move.decided
 
     def add_indexed(self, part: Indexed) -> None:
         if part.fault is not None:
@@ -337,6 +345,7 @@ class JobState:
         else:
             self.record_event("Resumed" if self.manifest else "GangStarted", summary)
         self.session, self.capacity_shortage = session, ""
+        self.leaving.clear()
         self.history.begin_at(session.book.open)
         nodes = [self.trainers.node(index) for index in range(len(session.world.trainers))]
         self.guarded(self.stragglers.enter, record, session.world, nodes, session.book.shares)
@@ -371,6 +380,7 @@ class JobState:
     def _worker_failed(self, exit_: WorkerExit) -> None:
         why = exit_.fault.message if exit_.fault else f"exit code {exit_.exit_code}"
         self.fail_world(f"rank {exit_.rank} on {exit_.trainer} ended: {why}")
+        self.registry.expect("trainer", exit_.trainer)  # it may have registered with what this worker held
 
     def mark_world_hung(self, why: str) -> None:
         """Marks the current world lost although no worker has ended. It counts as a failure, like an exit."""

@@ -35,6 +35,11 @@ class MemberRegistry:
             return "new"
         return "same" if before.instance == member.instance else "replaced"
 
+    def successor(self, member: Register) -> str:
+        """The registered pod that has replaced this one, which runs on a node that the cluster has lost; else empty."""
+        known = self.member(member.role, member.name)
+        return known.pod if known is not None and is_earlier(member.pod, known.pod) else ""
+
     def expect(self, role: Role, name: str) -> None:
         """From now on this member is missing until it registers (again)."""
         index = index_of(name)
@@ -86,6 +91,12 @@ def index_of(name: str) -> int:
     if not number.isdecimal():
         raise Refused("BadName", f"register.name {name!r}: expected ROLE-NUMBER, e.g. trainer-2")
     return int(number)
+
+
+def is_earlier(pod: str, other: str) -> bool:
+    """Whether of two pods of one member this one was first: their names end in the incarnation."""
+    (head, _, mine), (same, _, others) = pod.rpartition("-"), other.rpartition("-")
+    return head == same and mine.isdecimal() and others.isdecimal() and int(mine) < int(others)
 
 
 def join(names: Iterable[str], limit: int = 4) -> str:

@@ -137,12 +137,16 @@ class Session:
         if committed.end is not None:
             self._data_end = committed.end
 
-    def needs_plans(self, ahead: int) -> bool:
-        return not self.lost and self.wanted_plans(ahead) > 0
+    def needs_plans(self, ahead: int, waits: bool = False) -> bool:
+        return not self.lost and self.wanted_plans(ahead, waits) > 0
 
-    def wanted_plans(self, ahead: int) -> int:
-        """How many steps lack a plan among so many behind the one that has begun last."""
-        return min(self.begun + 1 + ahead, self.end_step) - self.committed
+    def wanted_plans(self, ahead: int, waits: bool = False) -> int:
+        """How many steps lack a plan among so many behind the one that has begun last.
+
+        `waits`: the last of them is wanted only once the step before that one is closed, since its speeds count.
+        """
+        last = self.begun - (waits and self.book.open == self.begun - 1)
+        return min(last + 1 + ahead, self.end_step) - self.committed
 
     def plans_from(self, step: int) -> StepPlans | None:
         """The next whole plans."""

@@ -179,11 +179,10 @@ class Ladder:
             self._ask(home, rung)
 
     def _view(self, home: Home) -> View:
-        """Placements follow speeds by themselves: the watch gives them."""
         speeds, action = self.speeds, self._job.stragglers.action
         return View(
             action=action, step=self._step + 1, layout=home.record.layout, seconds=median(self._recent[-_RECENT:]),
-            speeds=speeds, placed=speeds, planned=self._planned, since=self._since, nodes=home.nodes,
+            speeds=speeds, planned=self._planned, since=self._since, nodes=home.nodes,
             options=self._options, changes=tuple(self._changes),
             replace=REPLACE_SECONDS if action == "ReplaceNode" and self.request is None else None,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from coxswain.config import StragglerConfig
+from coxswain.ladder.lead import heeds_suspects
 from coxswain.planlog import Generation
 from coxswain.stragglers.detector import Detector
 from coxswain.stragglers.values import Finding, Report, State, Thresholds
@@ -62,8 +63,10 @@ class StragglerWatch:
     """`speeds` of the replicas are for the next placements; `probes` are the ranks that the next directive asks."""
 
     def __init__(
-        self, config: StragglerConfig, clock: Callable[[], float], record_event: RecordEvent, gauge: Gauge
-    ) -> None:
+        self, config: StragglerConfig, clock: Callable[[], float], record_event: RecordEvent, gauge: Gauge,
+        accelerators: bool = False,
+    ) -> None:  # fmt: skip
+        self._accelerators = accelerators
         self._config, self._clock, self._record_event, self._gauge = config, clock, record_event, gauge
         self._pods = Numbers()
         self._ranks: Ranks | None = None
@@ -114,7 +117,7 @@ class StragglerWatch:
         step = step_of(plan, reports, ranks.world.seats, ranks.shares)
         report = ranks.detector.observe(step)
         self._ask(report, bool(step.probes))
-        self._take(np.where(report.states == State.CONFIRMED, report.slowdowns, 1.0))
+        self._take(report.heeded(heeds_suspects(max(r.seconds for r in reports.values()), self._accelerators)))
         self._announce(ranks, report)
 
     def planned(self, plans: Sequence[StepPlan]) -> None:

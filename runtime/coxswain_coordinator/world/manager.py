@@ -40,7 +40,7 @@ from coxswain_coordinator.world.formation import (
     world_of,
 )
 from coxswain_coordinator.world.living import GRACE_SECONDS, generations_held, source_for
-from coxswain_coordinator.world.presence import LOST_SECONDS, NEW_SECONDS, are_gathered
+from coxswain_coordinator.world.presence import LEAVING_SECONDS, LOST_SECONDS, NEW_SECONDS, are_gathered
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +76,10 @@ class WorldManager:
         if not present:
             return False
         newest = await self._read_newest()
-        patience = LOST_SECONDS if run.session else NEW_SECONDS if newest else float("inf")
-        gathered = are_gathered(run.job, size, len(present), self._waited("trainers"), patience)
+        patience = NEW_SECONDS if newest else float("inf")
+        if run.session:
+            patience = LEAVING_SECONDS if run.leaving else LOST_SECONDS
+        gathered = are_gathered(run.job, size, len(present), self.waited("trainers"), patience)
         if run.session is None and newest and await self._take_over(newest, gathered):
             self._newest = None
             return True
@@ -97,6 +99,8 @@ class WorldManager:
         if short := capacity_fault(job, layout):
             run.wait_for_capacity(short)
             return False
+        if run.session is not None:  # one that is superseded must neither record steps nor win over its rival
+            await self._store_call(self._log.check_current, run.generation)
         run.manifest = await self._store_call(self._checkpoints.newest)
         start = await self._start(layout, agents)
         if start is None:
@@ -117,7 +121,7 @@ class WorldManager:
         there = self._state.registry.present("trainer", self._state.changes.forming)
         return all(agent in there for agent in agents)
 
-    def _waited(self, what: str, of: object = None) -> float:
+    def waited(self, what: str, of: object = None) -> float:
         """Seconds since this was first awaited, `of` just these, since the last world was entered."""
         now = asyncio.get_running_loop().time()
         if self._waits.get(what, (None, 0.0))[0] != of or what not in self._waits:
@@ -151,7 +155,7 @@ class WorldManager:
         if source is not None and (run.manifest is None or source.step >= run.manifest.step):
             if (start := await self._continued(source)) is not None:
                 return start
-            if self._waited("reports", of=agents) < GRACE_SECONDS:  # others may yet send theirs
+            if self.waited("reports", of=agents) < GRACE_SECONDS:  # others may yet send theirs
                 return None
             log.warning("step %d is in memory, but not all before it is reported: a checkpoint is used", source.step)
         return at_checkpoint(run.job, run.manifest)
@@ -186,7 +190,6 @@ class WorldManager:
         step, key = source.step, manifest_key_of(run.manifest) if run.manifest else ""
         if session.book.open != step or step not in session.cursors:
             return None
-        await self._store_call(self._log.check_current, session.record.generation)
         await self._store_call(self._checkpoints.record, step, run.history.before(step))
         run.history.recorded(step)
         return Start(session.cursors[step], session.book.stream_digests[step], key, source)

@@ -7,6 +7,9 @@ from coxswain.config import JobConfig
 LOST_SECONDS = 3.0
 """Seconds from a world's loss until it is formed without trainers that have not registered again."""
 
+LEAVING_SECONDS = 70.0
+"""The same as long as agents make their workers leave: what those compute is not cut short, and then they hold state."""
+
 NEW_SECONDS = 10.0
 """The same for a new coordinator: agents notice it by their next call."""
 

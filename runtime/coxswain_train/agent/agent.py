@@ -41,6 +41,7 @@ POLL_DEADLINE = 0.5  # seconds until a broken poll is noticed
 _GIVE_UP = 60.0  # seconds without a coordinator
 _LAST_WORK = 20.0  # seconds for workers to leave once the job has ended well: the checkpoint is saved by then
 JOIN_TIMEOUT = 5.0  # seconds for a worker to join the next world; then it is killed and replaced
+LEAVE_SECONDS = 60.0  # more for one to leave a world that did not hang: nothing cuts short what a device computes
 
 
 class Agent:
@@ -144,14 +145,15 @@ class Agent:
         """Makes running workers leave a world that is over: the next one may take its state from what they hold."""
         if reply.stacks:
             self._dump_stacks()
-        await asyncio.gather(*(self._part(worker) for worker in list(self._workers) if worker.is_running))
+        patience = 0.0 if reply.stacks else LEAVE_SECONDS
+        await asyncio.gather(*(self._part(worker, patience) for worker in list(self._workers) if worker.is_running))
         self._left = self._generation
 
-    async def _part(self, worker: WorkerHandle) -> None:
+    async def _part(self, worker: WorkerHandle, patience: float) -> None:
         """Waits until a worker has left its world; one that does not (it hangs, or is stopped) is killed and holds nothing."""
         if worker.left is None:
             worker.leave(self._generation)
-        if not await worker.wait_left(self._join_timeout):
+        if not await worker.wait_left(self._join_timeout, patience):
             log.warning("rank %d did not leave its world: killing it", worker.assignment.rank)
             await self._stop_worker(worker)
 
@@ -233,9 +235,12 @@ class Agent:
 
     async def _stop_worker(self, worker: WorkerHandle) -> None:
         """Ends a worker without a report of its exit."""
-        self._workers.pop(worker).cancel()
-        await worker.end()
-        worker.close()
+        watch = self._workers.pop(worker)
+        watch.cancel()
+        try:
+            await worker.end()
+        finally:  # also where the agent itself is ended meanwhile
+            await worker.close()
         self._count()
 
     def _count(self) -> None:

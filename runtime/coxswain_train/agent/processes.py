@@ -19,7 +19,7 @@ from coxswain.layout import Seat
 from coxswain.wire import Fault
 from coxswain_link.environment import end_with_parent
 from coxswain_train.agent.forkserver import MESSAGE, Exited, Forked, ForkRequest, Ready
-from coxswain_train.worker.assignments import Assignment, Leave, Left
+from coxswain_train.worker.assignments import Assignment, Leave, Leaving, Left
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class WorkerHandle:
     assignment: Assignment = field(default_factory=lambda: Assignment(0, 0))  # the newest one sent to it
     seat: Seat | None = None
     joined: Assignment | None = None  # the newest world that it has begun in
+    leaving: bool = False  # it has the order to leave, and still computes
     left: Left | None = None  # it is in no world: what it said as it left the last one
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     listener: asyncio.Task[None] | None = None
@@ -55,7 +56,7 @@ class WorkerHandle:
 
     def assign(self, generation: int, seat: Seat) -> None:
         """Sends it into a world. A worker that has ended misses it; its exit is reported."""
-        self.assignment, self.seat, self.left = Assignment(generation, seat.rank), seat, None
+        self.assignment, self.seat, self.left, self.leaving = Assignment(generation, seat.rank), seat, None, False
         self._send(self.assignment)
 
     def leave(self, generation: int) -> None:
@@ -70,9 +71,13 @@ class WorkerHandle:
         """Whether it has begun in the world of its assignment. True also when it ended: its exit is reported."""
         return await self._wait(lambda: self.joined == self.assignment, deadline)
 
-    async def wait_left(self, deadline: float) -> bool:
-        """Whether it is in no world any more. True also when it ended."""
-        return await self._wait(lambda: self.left is not None, deadline)
+    async def wait_left(self, deadline: float, patience: float = 0.0) -> bool:
+        """Whether it is in no world any more. True also when it ended. `patience`: seconds more for one that answers."""
+
+        def has_left() -> bool:
+            return self.left is not None
+
+        return await self._wait(has_left, deadline) or (self.leaving and await self._wait(has_left, patience))
 
     async def _wait(self, holds: Callable[[], bool], deadline: float) -> bool:
         try:
@@ -89,9 +94,11 @@ class WorkerHandle:
         self.ended.add_done_callback(lambda _: self.changed.set())
         with contextlib.suppress(OSError):  # it ended with an order unread
             while answer := await asyncio.get_running_loop().sock_recv(self.channel, MESSAGE):
-                said: Assignment | Left = msgspec.json.decode(answer, type=Assignment | Left)
+                said: Assignment | Leaving | Left = msgspec.json.decode(answer, type=Assignment | Leaving | Left)
                 if isinstance(said, Assignment):
                     self.joined = said
+                elif isinstance(said, Leaving):
+                    self.leaving = said.generation == self.assignment.generation
                 elif said.generation == self.assignment.generation or self.joined is None:
                     self.left = said
                     notify()
@@ -115,9 +122,10 @@ class WorkerHandle:
         except msgspec.DecodeError:
             return None
 
-    def close(self) -> None:
-        if self.listener is not None:
+    async def close(self) -> None:
+        if self.listener is not None:  # it reads from the channel until it has ended
             self.listener.cancel()
+            await asyncio.wait({self.listener})
         os.close(self.handle)
         os.close(self.fault_file)
         self.channel.close()

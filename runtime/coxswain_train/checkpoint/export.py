@@ -40,7 +40,7 @@ class Options:
     """`dtype`: fp32 or bf16. `file_bytes`: of one file of weights, at most. `tokenizer`: a path instead of the job's, or none."""
 
     dtype: str = "fp32"
-    file_bytes: int = 5_000_000_000
+    file_bytes: float = 5e9
     tokenizer: str = ""
 
 
@@ -211,7 +211,7 @@ def _step(word: str) -> int | None:
 
 def main(words: list[str]) -> int:
     given = _arguments(words)
-    options = Options(given.dtype, int(given.file_gb * 1e9), given.tokenizer)
+    options = Options(given.dtype, given.file_gb * 1e9, given.tokenizer)
     try:
         step = export(open_store(given.checkpoint), given.output.absolute(), _step(given.step), options)
     except (CoxswainError, OSError) as error:

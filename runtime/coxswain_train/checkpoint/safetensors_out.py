@@ -28,7 +28,7 @@ class OutputFile:
     shapes: Mapping[str, tuple[int, ...]]
 
 
-def divided(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, file_bytes: int) -> list[OutputFile]:
+def divided(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, file_bytes: float) -> list[OutputFile]:
     """Cuts the tensors into files of at most `file_bytes` each (a larger tensor has one of its own), named as Hugging Face's."""
     groups: list[dict[str, tuple[int, ...]]] = [{}]
     size = 0

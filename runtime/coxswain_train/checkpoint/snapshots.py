@@ -2,7 +2,7 @@
 
 On CUDA the copy runs beside the next step's forward and backward, on a stream of its own, into pinned buffers that every
 save uses again: one copy of the owned state, 12 bytes an owned element, as long as the worker is in its world. The update of
-the next step waits for it on the device. On a CPU a save makes a copy, and frees it as it is written.
+the next step waits for it on the device. On a CPU a save makes a copy, and frees it once all is written.
 """
 
 from __future__ import annotations

@@ -21,7 +21,10 @@ def write_tokenizer(folder: Path, tokenizer: TokenizerConfig, longest: int) -> i
     `longest` is the job's maxSequenceTokens. Raises Refused "NoTokenizer" where the tokenizer's file cannot be read.
     """
     files = _files_of(tokenizer)
-    vocabulary = _vocabulary(json.loads(files["tokenizer.json"]))
+    try:
+        vocabulary = _vocabulary(json.loads(files["tokenizer.json"]))
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise _none(tokenizer.uri, f"is no tokenizer.json ({error})") from error
     eos = tokenizer.eos or next((name for name in COMMON_EOS if name in vocabulary), "")
     given = json.loads(files.get("tokenizer_config.json", b"{}"))
     known = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest, "eos_token": eos or None}
@@ -65,16 +68,18 @@ def _files_of(tokenizer: TokenizerConfig) -> dict[str, bytes]:
         store = open_store(f"{folder}/")
         found = {"tokenizer.json": store.get(name)}
     except CoxswainError as error:
-        raise Refused(
-            "NoTokenizer",
-            f"tokenizer {uri!r}: {error}; give --tokenizer PATH, or --tokenizer none for the weights without one",
-        ) from error
+        raise _none(uri, str(error)) from error
     for other in ("tokenizer_config.json", *_BESIDE):
         try:
             found[other] = store.get(other)
         except NotFound:
             continue
     return found
+
+
+def _none(uri: str, why: str) -> Refused:
+    way_out = "give --tokenizer PATH, or --tokenizer none for the weights without one"
+    return Refused("NoTokenizer", f"tokenizer {uri!r}: {why}; {way_out}")
 
 
 def _vocabulary(tokenizer: dict[str, Any]) -> dict[str, int]:

@@ -39,6 +39,8 @@ from coxswain_train.parallel.shards import Shards, shards
 from coxswain_train.parallel.state import State
 from coxswain_train.parallel.zero1 import GlobalStats, RankStats, Zero1Optimizer
 
+LARGEST_HEAD = 256  # elements, of CUDA's flash attention
+
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
@@ -88,6 +90,7 @@ class Engine:
         """`live`: what this process holds; kept until the state is filled or taken over. `wards`: by rank (`copies.wards_of`)."""
         self._specs = specs = specs_of(model, vocabulary)
         _check_degrees(specs, layout)
+        _check_heads(model, device)
         self._memory = memory or MemoryPolicy()
         self.before_update: Callable[[], None] = lambda: None  # runs in every step before its state changes
         self._config, self._optimizer_config, self._total_steps, self._world = model, optimizer, total_steps, world
@@ -238,21 +241,21 @@ class Engine:
 
     def compute(self, work: StepInput) -> StepOutcome:
         """Runs the operations of this rank's stage. Gradients are in the parameters then."""
-        return self._run(work, by_wave(work.parts, work.operations, work.waves), 1 / work.labels, self._memory)
+        return self._run(work, by_wave(work.parts, work.operations, work.waves), 1 / work.labels)
 
     @torch.no_grad()
     def _evaluate(self, work: StepInput) -> float | None:
         """Sum of the token losses of this rank's held-out tokens, by the forward operations of the evaluation."""
         if work.evaluation is None:
             return None
-        outcome = self._run(work, [work.evaluation], 0.0, MemoryPolicy())  # no graph is kept, so nothing is saved
+        self.model.train(False)
+        outcome = self._run(work, [work.evaluation], 0.0)
+        self.model.train(True)
         return outcome.loss_sum if self.counts else 0.0
 
-    def _run(
-        self, work: StepInput, waves: Sequence[Sequence[Operation]], scale: float, memory: MemoryPolicy
-    ) -> StepOutcome:
+    def _run(self, work: StepInput, waves: Sequence[Sequence[Operation]], scale: float) -> StepOutcome:
         links = StageLinks(self._neighbours, self._everyone, self._config.hidden, self._dtype, self._device)
-        runner = TaskRunner(self.model, work.batch, scale, self.seat.replica, self._ring, links.last, memory)
+        runner = TaskRunner(self.model, work.batch, scale, self.seat.replica, self._ring, links.last, self._memory)
         world = self._world
         return run_waves(runner, links, work.parts, waves, self.optimizer, world.clock, world.barrier)
 
@@ -281,3 +284,14 @@ def _check_whole(matrices: Collection[str], owned: Shards, shapes: Mapping[str, 
 def _check_degrees(specs: Sequence[ParameterSpec], layout: Layout) -> None:
     if faults := tensor_faults(specs, (len(s.devices) for r in layout.replicas for s in r.stages)):
         raise Refused("LayoutUnsupported", f"layout {layout.summary()}: parallelism.tensor: {faults[0]}")
+
+
+def _check_heads(model: ModelConfig, device: torch.device) -> None:
+    """Refuses heads for which CUDA's flash attention has no kernel. Those of a user's own model are not known."""
+    size = model.size_of_head
+    if device.type == "cuda" and model.custom is None and (size % 8 or size > LARGEST_HEAD):
+        raise Refused(
+            "HeadSizeUnsupported",
+            f"model.config.headSize: heads of {size} elements; on CUDA a multiple of 8, at most {LARGEST_HEAD}; change "
+            "headSize, or hidden and heads",
+        )

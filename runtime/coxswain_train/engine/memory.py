@@ -8,8 +8,8 @@ and log-sum-exp as well, so no hop and no attention is repeated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -93,11 +93,15 @@ class TaskMemory:
 
 
 class _Recomputed(torch.autograd.Function):
-    """A layer that is computed again in backward. Parameters' gradients accumulate within, as without recompute."""
+    """A layer that is computed again in backward, from the same random numbers.
+
+    Parameters' gradients accumulate within, as without recompute.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, rotary: Rotary, layer: Layer, attend: TaskAttention, keep: bool) -> Tensor:
         kept: list[tuple[Tensor, Tensor]] = []
+        ctx.random = [generator.get_state() for generator in _generators(hidden.device)]
         out = layer(hidden, rotary, replace(attend, kernel=Kept(attend.kernel, kept)) if keep else attend)
         ctx.save_for_backward(hidden, *(tensor for pair in kept for tensor in pair))
         ctx.layer, ctx.rotary, ctx.attend, ctx.keep = layer, rotary, attend, keep
@@ -109,8 +113,28 @@ class _Recomputed(torch.autograd.Function):
         attend: TaskAttention = ctx.attend
         if ctx.keep:
             attend = replace(attend, kernel=Repeated(attend.kernel, list(zip(flat[::2], flat[1::2], strict=True))))
-        with torch.enable_grad():
+        with torch.enable_grad(), _drawing_again(ctx.random, hidden.device):
             again = hidden.detach().requires_grad_()
             out = ctx.layer(again, ctx.rotary, attend)
             torch.autograd.backward(out, grads[0])
         return again.grad, None, None, None, None
+
+
+@contextmanager
+def _drawing_again(states: Sequence[Tensor], device: torch.device) -> Iterator[None]:
+    """Layers draw once more what they drew from these states on; then all goes on as before."""
+    generators = _generators(device)
+    now = [generator.get_state() for generator in generators]
+    _set_states(generators, states)
+    yield
+    _set_states(generators, now)
+
+
+def _generators(device: torch.device) -> list[torch.Generator]:
+    """Those that a layer may draw from."""
+    return [torch.default_generator, *([torch.cuda.default_generators[device.index]] if device.type == "cuda" else [])]
+
+
+def _set_states(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)

@@ -15,6 +15,10 @@ from coxswain_train.parallel.zero1 import GlobalStats
 _NOTHING = -1.0
 
 
+class NotHeld(Retryable):
+    """A rank does not hold what the source says of it. Nothing has changed: what ranks say next gives a better source."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """One rank's. Numbers that fp64 holds exactly, as they travel; -1: nothing."""
@@ -46,7 +50,8 @@ class Claim:
 
 
 def check_claims(source: LiveSource, claims: Sequence[Claim]) -> GlobalStats | None:
-    """The statistics of the step before `source.step`, where a rank is to finish that step. Raises Retryable at a fault."""
+    """The statistics of the step before `source.step`, where a rank is to finish that step. Raises NotHeld, or Retryable at
+    another fault."""
     missing = set(range(len(source.layout.ranks()))) - {holder.former for holder in source.holders}
     if missing:
         raise Retryable(f"no rank holds the shard of rank {min(missing)} of generation {source.generation}")
@@ -67,12 +72,12 @@ def _is_behind(source: LiveSource, rank: int, former: int, copy: bool, claim: Cl
     shard = f"the {'copy' if copy else 'shard'} of rank {former} of generation {source.generation}"
     if (claim.generation, claim.ward if copy else claim.rank) != (source.generation, former):
         held = "nothing" if claim.rank == _NOTHING else f"rank {claim.rank:.0f} of generation {claim.generation:.0f}"
-        raise Retryable(f"rank {rank} is to hold {shard}, it holds {held}")
+        raise NotHeld(f"rank {rank} is to hold {shard}, it holds {held}")
     if claim.step == source.step:
         return False
     if claim.step == source.step - 1 and claim.reduced:
         return True
-    raise Retryable(f"rank {rank} is to hold {shard} as before step {source.step}, it has step {claim.step:.0f}")
+    raise NotHeld(f"rank {rank} is to hold {shard} as before step {source.step}, it has step {claim.step:.0f}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ def decoder_of(model: ModelConfig, vocabulary: int, part: ModelPart | None = Non
     if wrong := list(_differences(specs, found)):
         more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise _bad(model.custom, f"has other weights than its parameter_specs: {'; '.join(wrong[:_SHOWN])}{more}")
+    if unfit := list(_unfit(made.weights())):
+        raise _bad(model.custom, f"has weights that cannot be trained: {'; '.join(unfit[:_SHOWN])}")
     if len(made.stack) != model.layers:
         raise _bad(model.custom, f"has {len(made.stack)} layers in its stack, model.custom.layers is {model.layers}")
     return made
@@ -107,6 +109,15 @@ def _differences(specs: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple
         mine, said = found.get(name), specs.get(name)
         if mine != said:
             yield f"{name} is {_shape(mine)}, the specs say {_shape(said)}"
+
+
+def _unfit(weights: Mapping[str, nn.Parameter]) -> Iterator[str]:
+    """Ranks share the rows of every weight, and each has a gradient."""
+    for name, weight in weights.items():
+        if not weight.dim() or not weight.numel():
+            yield f"{name} has the shape {_shape(tuple(weight.shape))}, without a row; give a single number [1]"
+        elif not weight.requires_grad:
+            yield f"{name} takes no gradient; make it a buffer"
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

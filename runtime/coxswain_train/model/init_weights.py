@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from coxswain.boxes import Box
 from coxswain.config import ModelConfig
 
-_ROWS = 1 << 20  # elements at one time
+_ELEMENTS = 1 << 20  # about so many at one time, in whole rows
 _STD = 0.02
 
 
@@ -23,11 +24,14 @@ def init_box(seed: int, box: Box, shape: tuple[int, ...], model: ModelConfig) ->
     """Values of a box of the parameter `box.name`, whose whole shape is `shape`. Norms begin at one, biases at zero."""
     if len(shape) == 1:
         return np.full(box.shape, not box.name.endswith("bias"), dtype=np.float32)
-    flat = _offsets(box, shape).ravel()
-    out = np.empty(flat.size, dtype=np.float32)
-    for start in range(0, flat.size, _ROWS):
-        out[start : start + _ROWS] = _normal(_key(seed, box.name), flat[start : start + _ROWS])
-    return (out * np.float32(_deviation(box.name, model))).reshape(box.shape)
+    key, out = _key(seed, box.name), np.empty(box.shape, dtype=np.float32)
+    rows = max(1, _ELEMENTS // prod(box.shape[1:]))
+    for start in range(0, len(out), rows):
+        part = out[start : start + rows]
+        place = Box(box.name, (box.offset[0] + start, *box.offset[1:]), part.shape)
+        part[...] = _normal(key, _offsets(place, shape))
+    out *= np.float32(_deviation(box.name, model))
+    return out
 
 
 def _deviation(name: str, model: ModelConfig) -> float:

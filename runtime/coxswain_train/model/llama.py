@@ -56,6 +56,10 @@ class Decoder(Protocol):
         """As of every module of torch."""
         ...
 
+    def train(self, mode: bool) -> Self:
+        """As of every module of torch. False while an evaluation runs."""
+        ...
+
 
 class Linear(nn.Module):
     """A weight [outputs, inputs] without values yet. (torch's layers draw values, or on `meta` import for 4 s.)"""

@@ -31,6 +31,12 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     generation: int
 
 
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """From a worker that holds state, at once: it has the order to leave, and does so once what it computes has ended."""
+
+    generation: int
+
+
 class Left(msgspec.Struct, frozen=True, tag=True):
     """From a worker that is in no world any more. The agent knows its device."""
 
@@ -42,7 +48,8 @@ class Left(msgspec.Struct, frozen=True, tag=True):
 class AssignmentChannel:
     """A worker's end. While the worker is in a world that is over, `abort` is called repeatedly.
 
-    `abort` runs in a thread. Whatever the main thread waits for in that world then raises. `held` is called between worlds.
+    `abort` runs in a thread. Whatever the main thread waits for in that world then raises. `held` is called between worlds,
+    and in the thread to see whether anything is held.
     """
 
     def __init__(
@@ -76,10 +83,10 @@ class AssignmentChannel:
         """
         with self._change:
             self._waits = True
-            if self._over >= self._taken > 0:  # the order came as it was on its way out
+            if self._is_over:  # the order came as it was on its way out, or before it waited for its first world
                 self._send_left("")
-            self._change.wait_for(lambda: self._pending or self._alone or self._over >= self._taken > 0, patience)
-            if self._over >= self._taken > 0:
+            self._change.wait_for(lambda: self._pending or self._alone or self._is_over, patience)
+            if self._is_over:
                 self._change.wait_for(lambda: self._pending or self._alone)
             if not self._pending:
                 return None
@@ -111,6 +118,11 @@ class AssignmentChannel:
         return self._newest is not None and self._newest.generation > max(self._taken, self._over)
 
     @property
+    def _is_over(self) -> bool:
+        """Whether the world that was begun last is over; before the first one, that into which the worker was sent."""
+        return 0 < self._over >= self._taken
+
+    @property
     def _must_leave(self) -> bool:
         return self._inside and (self._pending or self._over >= self._taken)
 
@@ -133,13 +145,18 @@ class AssignmentChannel:
         self._over = order.generation
         if self._waits:  # it has left by itself, or not begun
             self._send_left("")
+        elif self._inside and self._held():  # else nothing is lost with it: its agent need not wait
+            self._send(Leaving(self._taken))
 
     def _send_left(self, why: str) -> None:
         if self._said == self._taken:
             return
         self._said = self._taken
-        with suppress(OSError):
-            self._channel.send(msgspec.json.encode(Left(self._taken, self._held(), why)))
+        self._send(Left(self._taken, self._held(), why))
+
+    def _send(self, answer: Leaving | Left) -> None:
+        with suppress(OSError):  # the agent is gone
+            self._channel.send(msgspec.json.encode(answer))
 
     def _receive(self) -> bytes:
         with suppress(OSError):  # the agent ended with answers unread; the kernel ends this process too

@@ -23,6 +23,7 @@ from coxswain.copies import wards_of
 from coxswain.errors import CoxswainError, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain.live import LiveSource
+from coxswain.stragglers.surprise import StepLengths
 from coxswain_link import garbage
 from coxswain_link.environment import Environment, leave, run_service
 from coxswain_link.handover import Handover
@@ -38,6 +39,7 @@ from coxswain_train.checkpoint.snapshots import snapshots_of
 from coxswain_train.engine.engine import Engine, StepResult
 from coxswain_train.engine.memory import memory_policy
 from coxswain_train.engine.schedule import learning_rate
+from coxswain_train.live.claims import NotHeld
 from coxswain_train.live.state import LiveState
 from coxswain_train.parallel.process_groups import WorldAborter, leave_world
 from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, AssignmentChannel
@@ -66,7 +68,7 @@ def main(env: Environment) -> int:
     socket, config = names.constructor_socket(env.pod_uid), env.job.checkpoint
     with (
         Client(env.coordinator_url, env.token) as client,
-        closing(Handover(socket, env.token)) as handover,
+        closing(Handover(socket, env.token, aborter.is_aborted)) as handover,
         closing(AssignmentChannel.detect(ENV_CHANNEL, aborter.abort_world, lambda: live.all_held(0))) as assignments,
         ExitStack() as outboxes,
     ):
@@ -147,7 +149,7 @@ def warn_untested(device: str) -> None:
 
 
 class StateNotTaken(Retryable):
-    """The ranks of a world do not hold what its source of living state says. They hold nothing now: a checkpoint is next."""
+    """The ranks of a world cannot go on from its source of living state."""
 
 
 class Worker:
@@ -167,6 +169,7 @@ class Worker:
         self._feed = PlanFeed(client, assignment.generation, world.first_step, rank=assignment.rank)
         seat = world.seats[assignment.rank]
         columns = columns_of(world.layout, seat)
+        self._lengths = StepLengths()
         self._prefetcher = BatchPrefetcher(handover, seat, world.vocabulary, self._device, columns)
         self._directive_client = Client(env.coordinator_url, env.token, REACH_DEADLINE, retry=False)
         self._directives = DirectiveClient(
@@ -250,7 +253,8 @@ class Worker:
         try:
             self._engine.take_over(source, self._world.nodes or ())
         except Retryable as error:
-            self._live.forget()
+            if not isinstance(error, NotHeld):
+                self._live.forget()  # it would be no better in the next world: that begins at a checkpoint
             raise StateNotTaken(f"generation {source.generation}, step {source.step}: {error}") from error
         log.info("rank %d goes on at step %d from living state", self._assignment.rank, source.step)
 
@@ -271,7 +275,9 @@ class Worker:
         self._computing = plan, fetched.delivered
         result = self._engine.step(fetched.work, began)
         seconds = time.perf_counter() - began - result.evaluation_seconds
-        probed += [self._engine.probe() for _ in probed]  # what slows down one of the two for a moment is no device's
+        surprising = self._lengths.surprises(seconds - waited, plan.makespan_seconds) and self._device.type != "cpu"
+        if probes or surprising:  # what slows down one of two probes for a moment is no device's
+            probed.append(self._engine.probe())
         report = _report(
             plan, self._assignment.rank, result, fetched.delivered, seconds, waited, min(probed, default=UNSET)
         )

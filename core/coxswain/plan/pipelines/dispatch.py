@@ -112,8 +112,10 @@ def _durations(problem: Problem, long: Ints, shortest: float) -> list[float]:
 def fitted(rings: Rings, short: Short, rival: float) -> Trial | None:
     """Finds the least common end by bisection: by it, rings and long packs fit in runs, and the rest levels below it.
 
-    None if that is not before the rival.
+    None if that is not before the rival: what does not end before it where it may last as long does not where it may last less.
     """
+    if rival < np.inf and not ((last := _trial(rings, short, rival)) and last.dealt.level < rival):
+        return None
     low, high, best = rings.problem.lower_bound(), rival, None
     while high == np.inf and not (best and best.dealt.level <= low):
         low *= 2

@@ -1,0 +1,116 @@
+"""A job that asks for another node beside everything else that happens to it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace as changed
+
+from coxswain.names import LABEL_INCARNATION
+from coxswain.wire import NodeRequest
+from coxswain_operator.reconcile import node_request
+from coxswain_operator.reconcile.status import KeptNode, read_status
+from coxswain_operator.reconcile.times import seconds, stamp
+from tests.unit.fake_cluster import FakeCluster, copied, report
+from tests.unit.reconcile_scenes import NOW, Scene
+from tests.unit.test_reconcile_lifecycle import RESTART_JOB
+from tests.unit.test_reconcile_quarantine import (
+    SLOW,
+    asking,
+    avoided,
+    left_for_another,
+    new_world,
+    node,
+    passes,
+    put,
+    quarantine_of,
+    quarantined,
+    running,
+    said,
+)
+
+
+async def test_moving_a_trainer_and_keeping_it_are_warnings() -> None:
+    for spare, reason in ((True, "NodeQuarantined"), (False, "NodeKept")):
+        world = await asking()
+        if spare:
+            node(world, "spare")
+        await passes(world, 3)
+        assert [e.warning for e in world.events if e.reason == reason] == [True]
+
+
+async def test_a_pod_that_has_ended_takes_no_room_on_the_other_node() -> None:
+    template = {"spec": {"containers": [{"name": "trainer", "resources": {"requests": {"cpu": "2"}}}]}}
+    world = await asking(trainers={"count": 2, "template": template})
+    node(world, "spare", cpu="3")
+    former = copied(world.pod("trainer-0") or {})
+    former["metadata"] |= {"name": "former", "uid": "f", "deletionTimestamp": stamp(world.now), "finalizers": ["a/b"]}
+    former["metadata"]["labels"][LABEL_INCARNATION] = "7"
+    former["spec"]["nodeName"], former["status"]["phase"] = "spare", "Failed"
+    world.objects["Pod", "former"] = former
+    await passes(world, 3)
+    assert quarantined(world) == [SLOW.node]
+
+
+async def test_a_long_reason_is_cut_to_what_the_status_can_hold() -> None:
+    world = await asking()
+    world.report_now = report("Running", 20, replace_node=NodeRequest(SLOW.node, "trainer-1", "slow " * 1000))
+    await passes(world, 3)
+    assert len(world.job["status"]["keptNode"]["message"]) == 1024
+
+
+@pytest.mark.parametrize(("left", "kept"), [(1, True), (0, False)])
+def test_a_node_that_stayed_is_forgotten_in_its_second(left: int, kept: bool) -> None:
+    node_ = KeptNode(node="n", message="", until=stamp(NOW + left))
+    status = changed(read_status(Scene().observed.job), kept_node=node_)
+    assert (node_request.settled(Scene().context(), status).kept_node == node_) is kept
+
+
+async def restarts(world: FakeCluster) -> None:
+    world.end(world.pod("trainer-0") or {}, 7)
+
+
+async def is_scaled(world: FakeCluster) -> None:
+    world.edit("TrainingJob", "demo", trainers={"count": 3})
+
+
+async def is_released(world: FakeCluster) -> None:
+    """The other trainer has found no node in time."""
+    world.unplaceable = {"trainer-0"}
+    world.vanish(world.pod("trainer-0") or {})
+    await passes(world, 2)
+    world.run_all()
+    world.tick(3000)
+
+
+@pytest.mark.parametrize("how", [restarts, is_scaled, is_released])
+async def test_a_start_of_all_pods_gives_a_trainer_on_a_node_in_quarantine_no_number_of_its_own(how) -> None:
+    world = new_world(failurePolicy={"rules": [RESTART_JOB]})
+    await passes(world)
+    world.run_all()
+    await how(world)
+    quarantine_of(world, "node-of-trainer-1", world.job["metadata"]["uid"])
+    await passes(world, 1)
+    assert [entry["name"] for entry in world.job["status"]["incarnations"]] == ["all"]
+    assert said(world, "PodDisrupted") == [] or how is is_released
+
+
+async def test_a_trainer_leaves_a_node_in_quarantine_once_the_start_of_all_is_over() -> None:
+    world = await running()
+    quarantine_of(world, "node-of-trainer-1", world.job["metadata"]["uid"])
+    await passes(world)
+    assert [entry["name"] for entry in world.job["status"]["incarnations"]] == ["trainer-1"]
+
+
+async def test_a_quarantine_is_over_in_its_second() -> None:
+    world = new_world()
+    put(world, "over", until=stamp(world.now))
+    put(world, "bad", until=stamp(world.now + 1))
+    await passes(world, 1)
+    assert avoided(world, "trainer-0") == {"bad"}
+
+
+async def test_a_node_that_is_used_again_is_asked_about_again_an_hour_later() -> None:
+    world = await left_for_another()
+    world.tick(node_request.PATIENCE_SECONDS + 1)
+    await passes(world, 1)
+    assert seconds(world.job["status"]["keptNode"]["until"]) == world.now - 1 + 3600

@@ -1,5 +1,6 @@
 """Progress is read from what a run leaves, torn lines included, and shown as a panel or as lines."""
 
+import dataclasses
 import io
 import json
 
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
 
+from coxswain.names import ANNOTATION_RETRY
 from coxswain.wire import JobReport, StepLine
 from coxswain_cli.display import Lines, Panels, display_for
 from coxswain_cli.jsonlines import JsonOutput
@@ -108,6 +110,33 @@ def test_lines_do_not_wait_for_the_old_time_when_the_clock_is_set_back(watched):
     assert "step 1/" not in out.getvalue()
     display.show(watched(known_until=1400.0))
     assert "step 1/" in out.getvalue()
+
+
+def test_lines_leave_the_end_to_the_summary_that_follows(watched):
+    running = watched()
+    assert "Running" in printed(Lines, running)
+    assert printed(Lines, dataclasses.replace(running, state="Completed")) == ""
+
+
+def test_a_state_is_one_line_of_json_however_often_it_is_looked_at_and_it_is_out_at_once(watched):
+    class Pipe(io.StringIO):
+        def flush(self):
+            self.read_so_far = self.getvalue()
+
+    pipe = Pipe()
+    display = JsonOutput(pipe)
+    for _ in range(3):
+        display.show(watched())
+    (line,) = map(json.loads, pipe.read_so_far.splitlines())
+    assert (line["type"], line["state"], line["waiting_for"]) == ("state", "Running", "trainer-1 to register")
+
+
+def test_a_job_that_has_failed_and_is_to_be_retried_restarts(tmp_path):
+    failed = {"conditions": [{"type": "Succeeded", "reason": "Failed", "status": "False"}]}
+    job = {"metadata": {"name": "demo"}, "status": failed}
+    retried = {"metadata": {"name": "demo", "annotations": {ANNOTATION_RETRY: "2"}}, "status": failed}
+    watcher = Watcher(tmp_path)
+    assert [watcher.look(j, None).state for j in (job, retried)] == ["Failed", "Restarting"]
 
 
 def test_a_wait_is_not_shown_once_steps_are_newer_than_the_report(watched):

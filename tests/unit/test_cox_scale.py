@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from coxswain.api.validate import defaulted
 from coxswain_cli.__main__ import app
-from coxswain_cli.workdir import request_trainers, taken_request
+from coxswain_cli.workdir import is_open, request_trainers, taken_request
 from tests.api_samples import sample
 from tests.unit import report_samples as samples
 
@@ -71,6 +71,15 @@ def test_a_number_beyond_its_bounds_is_refused_and_leaves_nothing(workdir: Path,
     with held(workdir):
         code, output = scale(workdir, count)
     assert code == 2 and said in output and taken_request(workdir) is None
+
+
+def test_another_reader_does_not_hold_a_work_directory(workdir: Path) -> None:
+    """Two `cox status` at once."""
+    with (workdir / "cluster.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        assert not is_open(workdir)
+    with held(workdir):
+        assert is_open(workdir)
 
 
 def test_a_run_that_has_ended_is_scaled_by_its_command(workdir: Path) -> None:

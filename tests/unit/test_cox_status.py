@@ -51,6 +51,13 @@ def test_a_pod_says_its_phase_and_why_it_does_not_work(found: Manifest, said: st
 
 
 @pytest.mark.parametrize(
+    ("phase", "said"), [("Running", "gone, with its `cox run`"), ("Succeeded", "Succeeded"), ("Failed", "Failed")]
+)
+def test_a_pod_whose_cox_run_has_ended_is_gone_unless_it_had_ended_itself(phase: str, said: str) -> None:
+    assert list(describe(Seen(JOB, "not running", pods=[pod(phase)], running=False)))[-1].endswith(f"-0-0: {said}")
+
+
+@pytest.mark.parametrize(
     ("progress", "said"),
     [
         (Progress(3), "3"),
@@ -101,6 +108,8 @@ def test_without_a_job_every_work_directory_below_runs_is_listed_also_one_that_c
     torn, whole = CliRunner().invoke(app, ["status"]).output.splitlines()
     assert torn.startswith("torn: cannot be read: runs/torn/cluster/TrainingJob/default/torn.json")
     assert whole == "whole: not running"
+    (tmp_path / "runs/whole/steps.jsonl").mkdir()
+    assert "whole: cannot be read: [Errno 21] Is a directory" in CliRunner().invoke(app, ["status"]).output
 
 
 def test_a_strategy_is_shown_with_predicted_and_measured_seconds_and_what_else_there_was() -> None:

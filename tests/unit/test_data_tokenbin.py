@@ -176,6 +176,22 @@ def test_a_broken_index_file_is_refused_by_name(tmp_path, harm):
     assert caught.value.reason == "ObjectUnreadable"
 
 
+@pytest.mark.parametrize(
+    ("most", "says"),
+    [
+        ("document", r"x\.bin: the document at byte 6 is larger than"),
+        ("tokenbin_index", r"x\.idx is larger than .* several pairs"),
+    ],
+)
+def test_a_document_and_an_index_file_have_a_limit(tmp_path, most, says):
+    config = write(tmp_path / "c", DOCUMENTS).config
+    size = 600 if most == "document" else (tmp_path / "c" / "x.idx").stat().st_size
+    assert len([d for d in read(open_source(config, sizes=Sizes(tokenbin_block=2, **{most: size}))) if d]) == 4
+    with pytest.raises(Refused, match=says) as caught:
+        read(open_source(config, sizes=Sizes(tokenbin_block=2, **{most: size - 1})))
+    assert caught.value.reason == "ObjectTooLarge"
+
+
 def test_a_truncated_bin_is_refused_with_both_sizes(tmp_path):
     mine = write(tmp_path / "c", DOCUMENTS)
     os.truncate(tmp_path / "c" / "x.bin", 100)

@@ -99,7 +99,7 @@ def test_a_context_that_the_kubeconfig_lacks_is_refused_with_those_that_it_has(k
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "7", "{", "contexts: 7", "contexts: [{}]", "current-context: x", "\0", "a: b"]
+    "content", ["", "[]", "7", "{", "contexts: 7", "contexts: [{}]", "current-context: x", "\0", "a: b", "[" * 3000]
 )
 def test_a_kubeconfig_of_another_shape_is_refused_in_one_line(tmp_path, content):
     path = tmp_path / "config"

@@ -16,7 +16,7 @@ from coxswain.errors import Refused
 from coxswain_operator.kubernetes.remembered import Remembered
 
 # What the client library raises for a kubeconfig of another shape.
-_MALFORMED = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError)
+_MALFORMED = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, RecursionError)
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 HEADER_SECONDS = 1.0  # for which the value of the Authorization header is remembered
 HOST, PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"

@@ -79,7 +79,7 @@ class TokenBinObject:
         if extent.size > (most := self._reader.sizes.document):
             raise Refused(
                 "ObjectTooLarge",
-                f"{self._where}: the document at byte {extent.offset} is larger than {most >> 20} MiB; split it",
+                f"{self._reader.where}: the document at byte {extent.offset} is larger than {most >> 20} MiB; split it",
             )
         data = self._reader.spool.hold([self._reader.range(extent.offset, stop)])
         return TokenBinBlock(data, mine - extent.offset, self._table.dtype)

@@ -209,7 +209,7 @@ def test_what_a_change_would_have_saved_counts_from_the_last_change_on_and_reach
 
 
 def test_a_change_counts_for_4096_steps() -> None:
-    gains = replace(options({SLOW: 0.5}), layouts=(Option("Groups", THERE, 10.0, 2.0 * FORGET),))
+    gains = replace(options({SLOW: 0.5}), layouts=(Option("Groups", THERE, 6.0, 6.0 * FORGET),))
     for ago, taken in ((FORGET, False), (FORGET + 1, True)):
         one = view(step=5000, since={SLOW: 0}, options=gains, changes=changed_at(5000 - ago))
         assert isinstance(decide(one), Relayout) == taken

@@ -59,7 +59,7 @@ def test_a_job_keeps_its_containers_when_its_operator_is_killed_or_deleted(
     training(job, model=SLOW)
     before, leader, transitions = containers(job), operators.leader(), operators.lease()["leaseTransitions"]
     operators.kill(leader)
-    eventually(lambda: operators.leader() == leader, f"{leader} leads again", 30)
+    eventually(lambda: operators.leader() == leader, f"{leader} leads again", 120)
     assert operators.lease()["leaseTransitions"] == transitions, "another led meanwhile, or it waited for its own Lease"
     operators.delete(leader)
     assert operators.lease()["leaseTransitions"] == transitions + 1
@@ -73,10 +73,10 @@ def test_a_job_keeps_its_containers_during_an_upgrade_or_restart_of_the_operator
     training(job, model=SLOW)
     before, image = containers(job), operators.image()
     following(job.site)
-    type_in(job.site, f"{command(PAGE, 'helm upgrade')} --set image.operator.tag=next,image.data.tag=next --wait")
+    type_in(job.site, f"{command(PAGE, 'helm upgrade coxswain')} --set image.operator.tag=next,image.data.tag=next --wait")
     assert operators.image() == f"{job.site.operator.repository}:next"
     assert (job.state(), containers(job)) == ("Running", before)
-    type_in(job.site, command(PAGE, "helm rollback") + " --wait")
+    type_in(job.site, command(PAGE, "helm rollback coxswain") + " --wait")
     assert operators.image() == image
     type_in(job.site, f"kubectl --namespace {SYSTEM} rollout restart deployment/coxswain")
     type_in(job.site, command(PAGE, "kubectl --namespace coxswain-system rollout status"))

@@ -73,7 +73,9 @@ def test_a_job_keeps_its_containers_during_an_upgrade_or_restart_of_the_operator
     training(job, model=SLOW)
     before, image = containers(job), operators.image()
     following(job.site)
-    type_in(job.site, f"{command(PAGE, 'helm upgrade coxswain')} --set image.operator.tag=next,image.data.tag=next --wait")
+    type_in(
+        job.site, f"{command(PAGE, 'helm upgrade coxswain')} --set image.operator.tag=next,image.data.tag=next --wait"
+    )
     assert operators.image() == f"{job.site.operator.repository}:next"
     assert (job.state(), containers(job)) == ("Running", before)
     type_in(job.site, command(PAGE, "helm rollback coxswain") + " --wait")

@@ -11,9 +11,10 @@ from typing import Any, get_args
 import pytest
 
 from coxswain.ladder import options as ladder_options
-from coxswain.ladder.decide import DWELL, decide
+from coxswain.ladder.decide import DWELL, FORGET, decide
 from coxswain.ladder.lead import LONG, PLANNED, heeds_suspects, steps_until_placed, waits_for_reports
-from coxswain.ladder.options import FORM, at_speeds, options_for, without_lost
+from coxswain.ladder.options import FORM, at_speeds, draft_of, options_for, without_lost
+from coxswain.ladder.speeds import STEP, bucket
 from coxswain.ladder.standby import EVERY, MOST_DWELL, Waiting, due
 from coxswain.ladder.values import (
     LEAST_GAIN,
@@ -185,6 +186,57 @@ def test_the_changes_for_a_flapping_device_grow_as_the_logarithm_of_the_steps(pe
     assert 1 <= len(changes) <= 2 + math.log2(steps / DWELL)
 
 
+def changed_at(*steps: int) -> tuple[Change, ...]:
+    return tuple(Change(step, "Groups", frozenset({SLOW})) for step in steps)
+
+
+@pytest.mark.parametrize(("changes", "rest"), [(1, 8), (2, 16), (3, 32)])
+def test_the_next_change_for_a_device_rests_eight_steps_and_twice_as_many_each_time(changes: int, rest: int) -> None:
+    gains = replace(options({SLOW: 0.5}), layouts=(Option("Groups", THERE, 6.0, 0.1),))
+    for since, taken in ((rest - 1, False), (rest, True)):
+        last = 100 - since
+        one = view(options=gains, steps=60, changes=changed_at(*range(last - changes + 1, last + 1)))
+        assert isinstance(decide(one), Relayout) == taken, since
+
+
+def test_what_a_change_would_have_saved_counts_from_the_last_change_on_and_reaches_its_cost_at_the_cost() -> None:
+    gains = replace(options({SLOW: 0.5}), layouts=(Option("Groups", THERE, 6.0, 30.0),))  # six a step
+    other = (Change(90, "Groups", frozenset({Device(1, 0)})),)
+    assert isinstance(decide(view(options=gains, steps=5)), Relayout) and decide(view(options=gains, steps=4)) == Keep()
+    cost = replace(gains, layouts=(Option("Groups", THERE, 6.0, 60.0),))
+    assert isinstance(decide(view(options=cost, steps=40, changes=other)), Relayout)
+    assert decide(view(options=cost, steps=40, changes=(replace(other[0], step=91),))) == Keep()
+
+
+def test_a_change_counts_for_4096_steps() -> None:
+    gains = replace(options({SLOW: 0.5}), layouts=(Option("Groups", THERE, 6.0, 6.0 * FORGET),))
+    for ago, taken in ((FORGET, False), (FORGET + 1, True)):
+        one = view(step=5000, since={SLOW: 0}, options=gains, changes=changed_at(5000 - ago))
+        assert isinstance(decide(one), Relayout) == taken
+
+
+def test_of_changes_from_a_layout_that_cannot_run_the_one_counts_that_ends_the_next_step_first() -> None:
+    dead, speeds = (Option("Layers", THERE, 10.0, 1.0), Option("Groups", HERE, 8.0, 2.5)), {SLOW: 0.0}
+    rung = decide(view(speeds=speeds, steps=0, options=replace(options(speeds, stay=math.inf), layouts=dead)))
+    assert isinstance(rung, Relayout) and rung.kind == "Groups"
+
+
+def test_the_node_that_costs_most_is_replaced_for_its_part_of_the_loss() -> None:
+    speeds = {Device(0, 0): 0.8, Device(1, 0): 0.5, Device(1, 1): 0.5}
+    nothing = replace(options(speeds), layouts=())
+    one = view(
+        action="ReplaceNode",
+        speeds=speeds,
+        planned=speeds,
+        since=dict.fromkeys(speeds, 0),
+        options=nothing,
+        replace=1.0,
+    )
+    rung = decide(one)
+    assert isinstance(rung, ReplaceNode) and rung.node == "n1"
+    assert rung.gain == pytest.approx(12.0 * (1 - 9 / 12) * (1.0 / 1.2))
+
+
 def test_a_second_device_does_not_wait_for_the_first_ones_back_off() -> None:
     other = Device(1, 0)
     flapped = tuple(Change(step, "Groups", frozenset({SLOW})) for step in range(10, 60, 10))
@@ -288,6 +340,26 @@ def test_there_is_no_plan_at_once_where_each_replica_lost_a_device_or_the_others
     tight.limit = max(tight.peak(d, n, first, depth, len(rows)).total for d, n, first, depth in stages)
     one = dict(list(dead.items())[:1])
     assert without_lost(costs, layout, one) and without_lost(tight, layout, one) is None
+
+
+def test_a_draft_of_a_layout_has_all_micro_batches_and_groups_as_slow_as_their_slowest_device() -> None:
+    _, layout = healthy()
+    slow_one = layout.replicas[0].stages[0].devices[-1]
+    for batch in (16, 17):
+        now = at_speeds(costs_of([[1.0] * 8] * 2, batch=batch), {slow_one: 0.5})
+        draft = draft_of(now, layout)
+        assert sum(draft.counts) == batch and max(draft.counts) - min(draft.counts) <= 1
+        assert draft.chains[0].groups[0].slowdown == 2.0 and draft.chains[1].groups[0].slowdown == 1.0
+
+
+@pytest.mark.parametrize(
+    ("steps", "before", "power"),
+    [(0, 5, 0), (0.01, 0, 1), (0.6, 0, 1), (3.7, 3, 3), (2.3, 3, 3), (3.8, 3, 4), (2.2, 3, 2), (7.6, 3, 8)],
+)
+def test_a_power_of_speed_stays_while_the_slowdown_is_within_three_quarters_of_a_power(
+    steps: float, before: int, power: int
+) -> None:
+    assert bucket(STEP**steps, before) == power
 
 
 def test_speeds_without_a_living_device_are_refused() -> None:

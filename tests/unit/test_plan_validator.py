@@ -384,3 +384,34 @@ def test_a_ring_of_several_sequences_has_the_chunks_of_each(
     task = replace(good.tasks[0], slices=change(good.tasks[0].slices))
     found = faults(with_task(good, task), lengths, layout_of(2))
     assert any(says in fault for fault in found) if says else found == []
+
+
+LENGTHS = [64, 20]
+FIRST = Task(0, "pack", (0,), (Slice(0, 0, 0, 64),))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (replace(FIRST, replicas=(0, 1)), "a pack has one replica, not 2"),
+        (replace(FIRST, ulysses=2), "head groups of 2 do not divide its 1 replicas"),
+        (replace(FIRST, slices=(Slice(0, 0, 1, 64),)), "tokens [1, 64) of 64; a pack holds whole sequences"),
+        (replace(FIRST, slices=(Slice(0, -2, 0, 64),)), "sequence -2 does not exist; the step has 2"),
+        (replace(FIRST, slices=(Slice(1, 0, 0, 64),)), "given to replica 1, which is not the pack's"),
+        (replace(FIRST, wave=1), "waves begin at 0"),
+    ],
+)
+def test_a_pack_with_one_fault_is_refused_beside_packs_without(changed: Task, says: str) -> None:
+    layout, second = layout_of(2), Task(1, "pack", (1,), (Slice(1, 1, 0, 20),), wave=changed.wave)
+    for first in (FIRST, changed):
+        tasks = (first, second if first is changed else replace(second, wave=FIRST.wave))
+        lists = operations(layout, (FIRST, second))
+        found = faults(Placement("x", 2, CAPACITY, tasks, lists, 1.0, 1.0, 1.0, 0.0), LENGTHS, layout)
+        assert not found if first is FIRST else any(says in fault for fault in found), found
+
+
+@pytest.mark.parametrize(("room", "fits"), [(64, True), (63, False)])
+def test_a_pack_may_fill_its_replica_and_no_more(room: int, fits: bool) -> None:
+    layout, tasks = layout_of(2), (FIRST, Task(1, "pack", (1,), (Slice(1, 1, 0, 20),)))
+    placement = Placement("x", 2, CAPACITY, tasks, operations(layout, tasks), 1.0, 1.0, 1.0, 0.0)
+    assert (not validate(placement, LENGTHS, layout, [room, 20], MAX_DEGREE)) == fits

@@ -305,6 +305,11 @@ def test_a_rival_does_not_notice_a_speed_that_differs_by_less_than_its_publicati
         for step in range(4):
             known.learn(truth, since + 11.0 + step)
         assert known.truth.of(Device(0, 1)) == (1.25 if since in (40, 80) else 1.0), slowdown
+    network = Truth(160.0, {(1, -1): 0.5}, (NODES, DEVICES))
+    for felt, noticed in ((1.2, False), (1.25, True)):
+        learned = [known.learn(network, 180.0 + step, felt) for step in range(4)]
+        assert any(learned) == noticed
+        assert (known.truth.bandwidths[1] == 0.5) == noticed
     least = {kind.name: kind.least for kind in KINDS_OF_RIVALS}
     assert (least["data-only"], least["layers-only"], least["always"]) == (1.10, 1.25, 1.0)
 

@@ -41,10 +41,10 @@ def decide(view: View) -> Rung:
     return _relayout(view, view.options) or _replacement(view, view.options) or Keep()
 
 
-def differing(a: Speeds, b: Speeds, alike: float = ALIKE) -> frozenset[Device]:
+def differing(a: Speeds, b: Speeds) -> frozenset[Device]:
     """Devices whose speed in `a` is not that in `b`."""
     pairs = ((device, a.get(device, 1.0), b.get(device, 1.0)) for device in {**a, **b})
-    return frozenset(device for device, x, y in pairs if max(x, y) > alike * min(x, y))
+    return frozenset(device for device, x, y in pairs if max(x, y) > ALIKE * min(x, y))
 
 
 def slow(speeds: Speeds) -> frozenset[Device]:

@@ -61,7 +61,7 @@ def _waves(placement: Placement) -> Iterator[str]:
     """Demands waves 0, 1, ... that rise along the global order; `replay` demands it of the lists."""
     waves = [task.wave or 0 for task in placement.tasks]
     for at, (before, wave) in enumerate(pairwise([0, *waves])):
-        if not before <= wave <= before + 1:
+        if not before <= wave <= before + (at > 0):
             yield f"task {at} is of wave {wave} after one of wave {before}; waves begin at 0 and rise by 1 along the order"
             return
 

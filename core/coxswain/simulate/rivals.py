@@ -63,7 +63,7 @@ class Choice:
 class Known:
     """How fast a device or a network is, known once it was so for `window` steps and DETECT seconds; losses at once.
 
-    A speed that is less than `least` times another one than is known is not noticed.
+    What is less than `least` times another one than is known is not noticed: speeds of devices, and steps because of networks.
     """
 
     def __init__(self, shape: tuple[int, int], window: int, least: float = 1.0) -> None:
@@ -72,14 +72,16 @@ class Known:
         self._pending: dict[tuple[int, int], tuple[float, int]] = {}  # since when, and the number of the first step
         self._steps = 0
 
-    def learn(self, truth: Truth, now: float) -> bool:
-        """After a step. Whether something is known now that was not."""
+    def learn(self, truth: Truth, now: float, felt: float = math.inf) -> bool:
+        """After a step. Whether something is known now that was not. `felt`: how many times longer or shorter a step is than by
+        what is known."""
         self._steps += 1
         if truth is not self._seen:
             changed = {place for place, _ in set(truth.key) ^ set(self._seen.key)}
             self._pending |= dict.fromkeys(changed, (truth.since, self._steps))
             self._seen = truth
-        found = [p for p, (since, step) in self._pending.items() if self._ripe(p, since, step, now)]
+        ripe = [p for p, (since, step) in self._pending.items() if self._ripe(p, since, step, now)]
+        found = [p for p in ripe if p[1] >= 0 or felt >= self._least]
         for place in found:
             del self._pending[place]
         return self._know(found) if found else False
@@ -113,10 +115,16 @@ class Rival:
 
     def stepped(self, run: Run, measured: Measured) -> None:
         known = self._knows(run)
-        if known.learn(run.truth, run.now):
+        if known.learn(run.truth, run.now, self._felt(run, known.truth)):
             self._plan, self._done = None, False
         if not self._done:
             self._consider(run, known.truth)
+
+    def _felt(self, run: Run, known: Truth) -> float:
+        if self.kind.least == 1:
+            return math.inf
+        now, before = _seconds(run, run.draft, run.truth), _seconds(run, run.draft, known)
+        return max(now, before) / min(now, before)
 
     def _consider(self, run: Run, truth: Truth) -> None:
         stays = _seconds(run, run.draft, truth)
@@ -290,10 +298,11 @@ KINDS = (
     Kind("always", best, planning=lambda devices, replicas: planning_seconds(devices), in_place=True, searches=True),
 )
 """rigid: Megatron-LM and DeepSpeed. restart: DLRover's exclusion, of devices instead of nodes, by ski rental. data-only: strategy
-S2 of GREYHOUND, whose program takes 6.8 s at 256 replicas and 35.9 s at 512, and whose detection verifies a change by means
-that differ by 10 % (section 4). layers-only: ResiHP (arXiv 2605.06374), which looks for a slow device once an iteration takes
-25 % longer than predicted; a device that slows down so much slows down an iteration by no more. malleus: as coded
-(`coxswain.plan.layouts.malleus`), planned in tens of seconds at 64 devices and a minute at 1,024, from the checkpoint after a
-loss. torchft: replicas come and go. always: our layouts without the ladder, for each change of a device that lasts three steps.
+S2 of GREYHOUND, whose program takes 6.8 s at 256 replicas and 35.9 s at 512, and whose detection verifies a change by mean
+iterations that differ by 10 % (section 4). layers-only: ResiHP (arXiv 2605.06374), which looks for a slow device once an
+iteration takes 25 % longer than predicted; a device that slows down so much slows down an iteration by no more. malleus: as
+coded (`coxswain.plan.layouts.malleus`), planned in tens of seconds at 64 devices and a minute at 1,024, from the checkpoint
+after a loss. torchft: replicas come and go. always: our layouts without the ladder, for each change of a device that lasts
+three steps.
 """
 NAMES = tuple(kind.name for kind in KINDS)
